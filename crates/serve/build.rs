@@ -1,11 +1,12 @@
-//! Compiles `services/*.c` twice: natively, for the user-space engine, and with clang for BPF. Without clang the crate
-//! is built without the second half, and says so when it is asked for a service in the kernel.
+//! Compiles `services/*.c` twice: natively for the user-space engine, and with clang for BPF.
+//! Without clang the crate has no BPF halves, and loading a builtin service into the kernel fails
+//! with an error that says so.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Each is a file of that name, and a builtin service. src/service/builtin.rs lists them too.
+/// The builtin services, each a C file of that name. src/service/builtin.rs has the same list.
 const SERVICES: [&str; 7] = [
     "echo",
     "length-echo",
@@ -33,7 +34,7 @@ fn main() {
     }
 }
 
-/// For `shunt serve build`, which brings them along.
+/// Lists the headers, which `shunt serve build` embeds.
 fn list_headers(out: &Path) {
     let folder = std::path::absolute("include/shunt").expect("the directory of this crate");
     let mut headers: Vec<PathBuf> = std::fs::read_dir(&folder)
@@ -49,7 +50,7 @@ fn list_headers(out: &Path) {
         .expect("OUT_DIR can be written");
 }
 
-/// All of them end in one executable, so the one symbol of each has a name of its own.
+/// Compiles a service natively. All are linked into one executable, so each has its own symbol.
 fn compile_natively(service: &str, source: &Path) {
     let symbol = format!("shunt_builtin_{}", service.replace('-', "_"));
     cc::Build::new()
@@ -69,7 +70,8 @@ fn compile_for_bpf(source: &Path, object: &Path) -> Result<(), String> {
     let mut command = Command::new(&clang);
     // -g for the type information (BTF), and for the lines that the verifier's complaints name.
     command.args(["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Werror", "-Iinclude"]);
-    // Debian keeps <asm/types.h> per architecture, and that of another one with its cross compiler.
+    // Debian has a separate <asm/types.h> for each architecture. A cross compiler's package has the
+    // one of another architecture.
     let architecture = env::var("CARGO_CFG_TARGET_ARCH").expect("set by cargo");
     command.arg(format!("-I/usr/include/{architecture}-linux-gnu"));
     command.args(["-idirafter", &format!("/usr/{architecture}-linux-gnu/include")]);

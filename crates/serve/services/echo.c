@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Sends back whatever arrives, as it arrives: it has no messages.
+// Sends back all bytes as they arrive. The protocol has no message boundaries.
 
 #include <shunt/service.h>
 

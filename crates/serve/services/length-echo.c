@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Sends back messages that have their length in front, in four bytes, big-endian.
+// Sends back messages that begin with their length: four bytes, big-endian.
 
 #include <shunt/length.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Messages with their length in four bytes in front, the most significant first, and then a key of four bytes, by which
-// each goes to its backend. Replies have their length in front too, and a message whose backend is gone is sent to
-// another. A message of no more than a length is answered with one.
+// Routes messages that begin with their length and a key, each four bytes, big-endian. The key
+// selects the backend. Replies begin with their length too. A message whose backend failed is sent
+// to another one. A message that consists of its length alone is answered with an empty message.
 
 #include <shunt/length.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Sends back lines.
+// Sends back each line.
 
 #include <shunt/line.h>
 

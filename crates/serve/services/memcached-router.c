@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Forwards memcached's requests, binary or text, to the backend of their key. A get of several keys is split into one for
-// each, whose answers are put together. A quiet command of the binary protocol goes to its backend as the one that is
-// always answered, and the client gets of the answer what it would have got. What concerns no key is answered here; what
-// concerns every server is refused.
+// Forwards memcached requests, binary or text, to the backend of their key.
+//
+// A get of several keys is split into one get for each, and the answers are joined. A quiet binary
+// command is forwarded as its counterpart that always answers. The answer is then reduced to the
+// one that the quiet command has. Commands without a key are answered here. Commands that concern
+// every server, such as flush_all, are refused.
 
 #include <shunt/memcached.h>
 
@@ -13,14 +15,15 @@ enum opcode { GET = 0x00, QUIT = 0x07, NOOP = 0x0a, VERSION = 0x0b, GETK = 0x0c,
 
 enum status { FOUND = 0, NOT_FOUND = 1 };
 
-// GET, SET, ADD, REPLACE, DELETE, INCREMENT, DECREMENT; GETK, APPEND, PREPEND; TOUCH, GAT; GATK: a bit each.
+// A bit for each opcode with a key that always answers: GET, SET, ADD, REPLACE, DELETE, INCREMENT,
+// DECREMENT; GETK, APPEND, PREPEND; TOUCH, GAT; GATK.
 #define WITH_A_KEY (0x0000007full | 1ull << 0x0c | 1ull << 0x0e | 1ull << 0x0f | 1ull << 0x1c | 1ull << 0x1d | 1ull << 0x23)
 
-// Those of them that say nothing if there is nothing to say.
+// A bit for each quiet opcode, which answers only a hit (gets) or an error (changes).
 #define QUIET (1ull << 0x09 | 1ull << 0x0d | 0x007e0000ull | 1ull << 0x19 | 1ull << 0x1a | 1ull << 0x1e | 1ull << 0x24)
 #define IS(opcodes, opcode) ((opcode) < 64 && (opcodes) >> ((opcode) & 63) & 1)
 
-// The command that does the same as a quiet one, and answers always.
+// Returns the always-answering counterpart of a quiet opcode.
 static __u8 loud(__u8 opcode)
 {
 	if (opcode == 0x09)
@@ -57,7 +60,7 @@ static int parse_reply(struct shunt_socket *socket)
 	return memcached_reply(socket);
 }
 
-// A response of the binary protocol to the request that is there.
+// Turns the header of a binary request into a response with this status and text.
 SHUNT_INLINE void answer(struct shunt_verdict *verdict, struct memcached_header *header, __u8 status, const char *text,
 			 __u32 length)
 {
@@ -175,7 +178,7 @@ static void refuse(struct shunt_socket *socket, enum shunt_refusal why, struct s
 	}
 }
 
-// "get " and the like, which the key follows, one of the keys, and the line's end.
+// Builds a request for the next key: the command up to the first key, that key, and the line's end.
 static int part_of_text(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece)
 {
 	__u8 command[SHUNT_MAX_HEAD], byte;
@@ -235,7 +238,7 @@ static int join(struct shunt_socket *socket, struct shunt_share *share, struct s
 	}
 	if (shunt_peek(socket, 0, &header, sizeof(header)))
 		return 0;
-	// Of a get the client wants to know what was found, and of a change what went wrong.
+	// A quiet get answers hits only, and a quiet change errors only.
 	if (header.opcode == GET || header.opcode == GETK || header.opcode == GAT || header.opcode == GATK) {
 		if (!header.status[0] && header.status[1] == NOT_FOUND) {
 			shunt_take(piece, 0, 0);

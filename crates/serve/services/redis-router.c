@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Forwards Redis' commands to the backend of their key, which is their first argument. Of a key with braces only what is
-// in the first braces counts, as in a Redis cluster. DEL, EXISTS, UNLINK, TOUCH, MGET and MSET with several keys are
-// split into one command for each, and their answers are put together: so they are not atomic. What concerns no key is
-// answered here; what else concerns several keys, or the connection itself, is refused.
+// Forwards Redis commands to the backend of their key, the first argument.
+//
+// If the key has braces, only the text in the first pair counts, as in a Redis cluster. DEL,
+// EXISTS, UNLINK, TOUCH, MGET and MSET with several keys are split into one command for each key,
+// and the answers are joined, so these commands are not atomic. PING and QUIT are answered here.
+// All other commands are refused.
 
 #include <shunt/resp.h>
 
@@ -22,7 +24,7 @@ static int parse_reply(struct shunt_socket *socket)
 	return resp_reply(socket);
 }
 
-// Commands with one key, which is their first argument, and one reply.
+// Returns true for commands with one key, their first argument, and one reply.
 SHUNT_FUNCTION int has_one_key(struct resp_name *name)
 {
 #define IS(text) resp_is(name, text)
@@ -44,14 +46,14 @@ SHUNT_FUNCTION int has_one_key(struct resp_name *name)
 	       IS("GEOADD") || IS("GEOPOS") || IS("GEODIST");
 }
 
-// Commands with keys only, whose answers for several are made of those for each.
+// Returns true for commands that have only keys as arguments and that can be split by key.
 SHUNT_FUNCTION int has_only_keys(struct resp_name *name)
 {
 	return IS("DEL") || IS("EXISTS") || IS("UNLINK") || IS("TOUCH") || IS("MGET");
 #undef IS
 }
 
-// What is in the first braces, if there is something.
+// Forwards by the text in the key's first braces, or by the whole key if there is none.
 SHUNT_INLINE void forward(struct shunt_socket *socket, __u32 offset, __u32 length, struct shunt_verdict *verdict)
 {
 	int open = shunt_find(socket, offset, offset + length, '{');
@@ -72,7 +74,7 @@ SHUNT_INLINE int is_there(struct shunt_socket *socket, const struct resp_argumen
 	return argument->offset + (__u64)argument->length <= shunt_available(socket);
 }
 
-// A command that was typed, or is a watchdog's. An empty line is nothing.
+// Decides about a bare line, which people and monitoring programs send. Empty lines are dropped.
 SHUNT_INLINE void decide_line(struct shunt_socket *socket, struct shunt_verdict *verdict)
 {
 	struct resp_argument argument = { .length = shunt_available(socket) };
@@ -152,7 +154,7 @@ static void refuse(struct shunt_socket *socket, enum shunt_refusal why, struct s
 	}
 }
 
-// The command with the next key, and with its value if it is MSET.
+// Builds the command for the next key, with the value if it is MSET.
 static int part(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece)
 {
 	struct resp_argument argument = {};
@@ -182,7 +184,7 @@ static int part(struct shunt_socket *socket, struct shunt_share *share, struct s
 	return 1;
 }
 
-// A list of one value each becomes a list, a number each their sum, an OK each one OK.
+// Joins the replies: arrays of one value become one array, integers their sum, and OKs one OK.
 static int join(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece)
 {
 	__u32 length = shunt_available(socket);

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Forwards the messages of Apache Thrift's binary protocol, framed or not, to the backend of their first argument: of
-// an integer by number, of a string by its bytes.
+// Forwards messages of Apache Thrift's binary protocol, framed or not, by their first argument: an
+// integer selects the backend by its value, a string by its bytes.
 //
-//	service Forwarder { oneway void msg(1: i32 key, 2: string payload) }
+// 	service Forwarder { oneway void msg(1: i32 key, 2: string payload) }
 //
-// Built with -D KEY_FIELD=2 it goes by the argument of that id, and with -D BY_METHOD=1 by the method's name.
+// With -D KEY_FIELD=2 the argument with that id is the key, and with -D BY_METHOD=1 the method's
+// name.
 
 #include <shunt/thrift.h>
 
-// Which argument is the key.
+// The id of the argument that is the key.
 #ifndef KEY_FIELD
 #define KEY_FIELD 1
 #endif

@@ -1,36 +1,37 @@
-//! Which backend a key belongs to, as the clients of memcached choose it: shunt between them and their servers finds
-//! every value where they have put it.
+//! Maps keys to backends in the same way as clients of memcached, so that shunt between such
+//! clients and their servers finds every value where a client has stored it.
 
 use md5::{Digest, Md5};
 
 use crate::service::Key;
 
-/// How keys are spread over backends.
+/// The scheme that distributes keys over backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// A number modulo the number of backends; of bytes, their one-at-a-time hash. What libmemcached does unless told
-    /// otherwise. When backends come or go, nearly every key moves.
+    /// A numeric key, or the one-at-a-time hash of a key of bytes, modulo the number of backends.
+    /// This is libmemcached's default. When backends are added or removed, nearly every key moves.
     Modulo,
-    /// The continuum of libketama and of libmemcached's MEMCACHED_BEHAVIOR_KETAMA_WEIGHTED. When backends come or go,
-    /// only their keys move. A number stands for its decimal digits.
+    /// The continuum of libketama and of libmemcached's MEMCACHED_BEHAVIOR_KETAMA_WEIGHTED. When
+    /// backends are added or removed, only their keys move. A numeric key is hashed as its decimal
+    /// digits.
     Ketama,
 }
 
-/// Points of a backend of average weight. Four are made of each digest.
+/// Points of a backend of average weight. Each digest gives four.
 const POINTS: u32 = 160;
-/// A server at this port is known by its host alone.
+/// The port that is left out of a server's name.
 const DEFAULT_PORT: &str = ":11211";
 
-/// A point of the continuum, and whose the keys are from the point before up to it.
+/// A point of the continuum. Its backend owns the keys after the previous point up to this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point {
-    /// Compared with [`ketama`] of the key.
+    /// The position, which is compared with the [`ketama`] hash of a key.
     pub value: u32,
-    /// Counted from 0.
+    /// The backend's index, counted from 0.
     pub backend: u32,
 }
 
-/// The backends, and whose each key is.
+/// The mapping of keys to a list of backends.
 #[derive(Clone, Debug)]
 pub struct Placement {
     scheme: Scheme,
@@ -39,7 +40,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Of backends with their weights, by HOST:PORT. A weight matters for the continuum only; 0 gets no keys there.
+    /// Builds the mapping for backends, each HOST:PORT and a weight. Only the continuum uses
+    /// weights. A backend of weight 0 has no keys there.
     pub fn new<'a>(scheme: Scheme, backends: impl IntoIterator<Item = (&'a str, u32)>) -> Placement {
         let backends: Vec<(&str, u32)> = backends.into_iter().collect();
         let mut points = Vec::new();
@@ -59,7 +61,8 @@ impl Placement {
         Placement { scheme, backends: backends.len(), points }
     }
 
-    /// Counted from 0. None if there is none, or if a service has chosen one that does not exist.
+    /// Returns the index of the key's backend, counted from 0, or `None` if there are no backends
+    /// or the service has chosen one that does not exist.
     pub fn backend(&self, message: &[u8], key: &Key) -> Option<usize> {
         let among = |number: u64| number.checked_rem(self.backends as u64).map(|backend| backend as usize);
         match (self.scheme, key) {
@@ -75,12 +78,13 @@ impl Placement {
         }
     }
 
-    /// The continuum, in order; empty for [`Scheme::Modulo`].
+    /// Returns the sorted continuum, which is empty for [`Scheme::Modulo`].
     pub fn points(&self) -> &[Point] {
         &self.points
     }
 
-    /// The first point at or after the value; after the last comes the first.
+    /// Returns the backend of the first point at or after `value`, or of the first point of all if
+    /// there is none.
     fn nearest(&self, value: u32) -> Option<usize> {
         let after = self.points.partition_point(|point| point.value < value);
         let point = self.points.get(after).or(self.points.first())?;
@@ -88,7 +92,8 @@ impl Placement {
     }
 }
 
-/// In single precision, as everybody's is: the last digest of a weight depends on it.
+/// Returns the number of digests of a backend. Like libketama it computes in single precision, on
+/// which the rounding of the last digest depends.
 fn digests(weight: u32, total: u64, backends: usize) -> u32 {
     if total == 0 {
         return 0;
@@ -98,13 +103,14 @@ fn digests(weight: u32, total: u64, backends: usize) -> u32 {
     (f64::from(digests) + 0.000_000_000_1).floor() as u32
 }
 
-/// The first four bytes of MD5. shunt_hash_bytes in hash.h has it too.
+/// Returns the first four bytes of the key's MD5. `shunt_hash_bytes` in hash.h computes the same.
 pub fn ketama(key: &[u8]) -> u32 {
     let digest = Md5::digest(key);
     u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3]])
 }
 
-/// Jenkins' hash as libmemcached computes it, where bytes are signed. shunt_hash_bytes in hash.h has it too.
+/// Returns Jenkins' one-at-a-time hash as libmemcached computes it, with signed bytes.
+/// `shunt_hash_bytes` in hash.h computes the same.
 pub fn one_at_a_time(key: &[u8]) -> u32 {
     let mut value = 0_u32;
     for byte in key {

@@ -1,6 +1,8 @@
-//! Services: one C file each, compiled twice. Its native half runs in the user-space engine, its BPF half in the kernel.
+//! Services, each a C file that is compiled twice: its native half runs in the user-space engine,
+//! its BPF half in the kernel.
 //!
-//! `include/shunt/service.h` is what a service is written against, [`service::Service`] what an engine sees of it.
+//! `include/shunt/service.h` is the interface for services, [`service::Service`] the interface
+//! between a service and an engine.
 
 #![deny(unsafe_code)]
 

@@ -1,29 +1,30 @@
-// NAME: forwards lines to the backend of their first word, and answers "hello" by itself.
+// NAME: forwards lines to the backend of their first word, and answers "hello" itself.
 //
-//	shunt serve build NAME.c         makes NAME.bpf.o
-//	shunt serve check NAME.bpf.o     has the kernel verify it, and runs NAME.tests
+// 	shunt serve build NAME.c         makes NAME.bpf.o
+// 	shunt serve check NAME.bpf.o     has the kernel verify it, and runs NAME.tests
 //
-// A service keeps no state: the same bytes always get the same verdict. It runs in the kernel and in user space, and
-// cannot tell which. It sees bytes only through shunt_peek and its like, which never read beyond what is there.
+// A service keeps no state: equal bytes always get an equal verdict. It runs in the kernel and in
+// user space, without a difference that it can see. It reads bytes only with shunt_peek and similar
+// functions, which never read beyond the available bytes.
 
 #include <shunt/line.h>
 
 #define HELLO "hello yourself\n"
 
-// How long is the message that begins here? Its length, if that can be told; 0 if more bytes are needed first; or why it
-// cannot be served, as in -SHUNT_MALFORMED: then the connection is closed.
+// Returns the length of the message at the beginning of the socket's bytes; 0 if more bytes are
+// needed to find it; or a negative refusal such as -SHUNT_MALFORMED, which closes the connection.
 static int parse(struct shunt_socket *socket)
 {
 	return line_message(socket);
 }
 
-// How long is the reply that begins here, from a backend? One for each message that was forwarded.
+// Returns the length of a backend's reply in the same form. Each forwarded message has one reply.
 static int parse_reply(struct shunt_socket *socket)
 {
 	return line_message(socket);
 }
 
-// What to do with a message? `socket` has its bytes, and no others.
+// Decides about a message. `socket` has exactly the message's bytes.
 static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict)
 {
 	__u32 end = shunt_available(socket) - 1; // without the line feed
@@ -31,17 +32,18 @@ static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict)
 
 	line_word(socket, 0, end, &word);
 	if (word.length == 0) {
-		// It gets what refuse says, below; the connection goes on.
+		// `refuse`, below, makes the answer. The connection stays open.
 		shunt_refuse(verdict, SHUNT_MISSING_FIELD);
 	} else if (shunt_is(socket, word.offset, word.length, "hello")) {
 		shunt_write_all(verdict, HELLO, sizeof(HELLO) - 1);
 	} else {
-		// Or shunt_echo, shunt_drop, shunt_close, shunt_forward_by_number, shunt_forward_to.
+		// Alternatives: shunt_echo, shunt_drop, shunt_close, shunt_forward_by_number, shunt_forward_to.
 		shunt_forward_by_bytes(verdict, word.offset, word.length);
 	}
 }
 
-// What to answer to a message that cannot be served? `socket` has its first bytes. Without an answer it is closed.
+// Answers a message that cannot be served. `socket` has its first bytes. Without an answer the
+// connection is closed.
 static void refuse(struct shunt_socket *socket, enum shunt_refusal why, struct shunt_verdict *verdict)
 {
 	if (why == SHUNT_MISSING_FIELD)

@@ -1,4 +1,4 @@
-//! The builtin services, as an engine sees them.
+//! Tests the builtin services through the interface that engines use.
 
 use shunt_serve::service::{Answer, Key, Parse, Refusal, Service, Share, Verdict, builtin};
 
@@ -23,7 +23,7 @@ fn every_builtin_says_its_own_name() {
     }
 }
 
-/// The text of the answer to a message that is refused, and the connection goes on.
+/// Returns the answer to a refused message, and checks that the connection stays open.
 fn answer(name: &str, message: &[u8]) -> String {
     let service = builtin::named(name).expect("a builtin").native;
     assert_eq!(service.parse(message), Parse::Message(message.len()));
@@ -32,7 +32,7 @@ fn answer(name: &str, message: &[u8]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The key by which a message is forwarded.
+/// Returns the key by which a message is forwarded.
 fn key(name: &str, message: &[u8]) -> String {
     let service = builtin::named(name).expect("a builtin").native;
     assert_eq!(service.parse(message), Parse::Message(message.len()));
@@ -70,7 +70,7 @@ fn memcached_requests_go_by_their_key() {
     assert_eq!(memcached(b"\x80\0\0\x06\0\0\0\0\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0\0user:1"), "user:1");
     assert!(answer("memcached-router", b"mg a v\r\n").starts_with("SERVER_ERROR "));
     let flush = b"\x80\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\0";
-    // An unknown command, with the opaque of the request.
+    // An error for an unknown command, with the request's opaque field.
     assert!(answer("memcached-router", flush).starts_with("\u{fffd}\x08\0\0\0\0\0\u{fffd}\0\0\0!\0\0\0\x07"));
     let service = builtin::named("memcached-router").expect("a builtin").native;
     let silent = service.decide(b"set a 0 0 1 noreply\r\nb\r\n");
@@ -78,7 +78,7 @@ fn memcached_requests_go_by_their_key() {
     assert_eq!(service.parse(b"set a 0 0 9999999\r\n"), Parse::Refused(Refusal::TooLong));
 }
 
-/// The messages that one is split into.
+/// Returns the parts of a split message.
 fn parts(name: &str, message: &[u8]) -> Vec<String> {
     let service = builtin::named(name).expect("a builtin").native;
     assert_eq!(service.parse(message), Parse::Message(message.len()));
@@ -92,7 +92,7 @@ fn parts(name: &str, message: &[u8]) -> Vec<String> {
     parts.map(|part| part.escape_ascii().to_string()).collect()
 }
 
-/// What a client gets of these answers, and whether the last of them stands for all.
+/// Returns the client's answer for these answers to parts, and whether the last stands for all.
 fn joined(name: &str, answers: &[&[u8]]) -> (String, bool) {
     let service = builtin::named(name).expect("a builtin").native;
     let mut share = Share { count: answers.len() as u32, ..Share::default() };

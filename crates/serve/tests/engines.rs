@@ -1,4 +1,5 @@
-//! Both engines, and the moves between them: every message is answered once, whole and in order, however it is cut.
+//! Tests both engines and the moves between them: each message gets one answer, whole and in order,
+//! however the bytes are segmented.
 
 mod common;
 
@@ -59,7 +60,7 @@ fn one_at_a_time_through_the_router() {
         let is_right = match engine {
             Engine::User => of("kernel") == 0,
             Engine::Kernel => of("kernel") > 0,
-            // The first message after a move may each time be one that is too long for the kernel.
+            // The first message after each move may be too long for the kernel.
             Engine::Auto => status["moves"].as_array().is_some_and(|moves| !moves.is_empty()),
         };
         assert!(is_right, "{status:#}");
@@ -77,7 +78,7 @@ fn one_at_a_time_through_the_router() {
     }
 }
 
-/// The router with so many backends, which answer each message with itself.
+/// Starts the router with `count` backends, which answer each message with itself.
 fn router(engine: Engine, count: u16) -> (Serving, Vec<Backend>) {
     let net = Net::new();
     let backends: Vec<Backend> = (0..count).map(|at| Backend::start(&net, 5000 + at)).collect();
@@ -107,7 +108,7 @@ fn messages_cut_at_every_byte() {
         let mut number = 0;
         let pair = |number| [message(number, number, 5), message(number + 1, number + 1, 9)];
         for cut in 1..pair(0).concat().len() {
-            // So that the kernel has it, where it can, when the next is cut.
+            // The kernel should own the conversation, if it can, when the next message is cut.
             one_by_one(&mut client, &serving, number..number + 2);
             number += 2;
             let (two, bytes) = (pair(number), pair(number).concat());
@@ -140,7 +141,7 @@ fn back_and_forth_under_load() {
                         let calm = number + 40 + round % 7;
                         one_by_one(&mut client, serving, number..calm);
                         number = calm;
-                        // Many at once, in pieces that have nothing to do with messages.
+                        // Send many messages in pieces that ignore message boundaries.
                         let last = number + 100 + round;
                         let sent: Vec<Vec<u8>> = (number..last)
                             .map(|number| message(number * 7, number, (number as usize * 37) % 2500))
@@ -235,7 +236,7 @@ fn a_backend_that_does_not_read_makes_its_clients_wait() {
         let mut client = serving.connect();
         one_by_one(&mut client, &serving, 0..100);
         backends[1].paused.store(true, SeqCst);
-        // As much as is taken, for two seconds.
+        // Send as much as the service accepts in two seconds.
         client.set_nonblocking(true).unwrap();
         let (mut bytes, mut sent) = (Vec::new(), 0u32);
         let (began, mut taken) = (Instant::now(), 0);
@@ -252,10 +253,11 @@ fn a_backend_that_does_not_read_makes_its_clients_wait() {
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
         }
-        // Everything that was taken is somewhere: the two sockets of this client's, the service, the backend's two.
+        // The accepted bytes are in the client's two sockets, the service, and the backend's two
+        // sockets.
         assert!(taken < 8 << 20, "{engine:?}: {taken} bytes were taken");
         client.set_nonblocking(false).unwrap();
-        // Another client is served meanwhile.
+        // Another client must be served meanwhile.
         let mut other = serving.connect();
         for number in 0..50 {
             let sent = message(2, number, 100);
@@ -294,7 +296,8 @@ fn what_is_left_of_a_read_is_not_served_twice() {
     let serving = Serving::start(Net::new(), "echo", Engine::Auto, &[]);
     for connection in 0..30 {
         let mut client = serving.connect();
-        // So many that it goes to the kernel with the next, of which one read takes a part.
+        // After these, the next message moves the conversation to the kernel, and one read takes
+        // only a part of that message.
         for number in 0..31 {
             client.write_all(&[number]).unwrap();
             client.read_exact(&mut [0]).unwrap();
@@ -310,7 +313,7 @@ fn what_is_left_of_a_read_is_not_served_twice() {
     }
 }
 
-/// The messages of one client, which are numbered. Their answers come in that order.
+/// A client with numbered messages, whose answers must come in order.
 struct Numbered<'a> {
     serving: &'a Serving,
     client: TcpStream,
@@ -336,7 +339,7 @@ impl Numbered<'_> {
         self.got += 1;
     }
 
-    /// So many messages, and so many of them are under way at a time.
+    /// Sends `count` messages, with `outstanding` of them pending at a time.
     fn exchange(&mut self, outstanding: u32, count: u32) {
         let until = self.sent + count;
         while self.got < until {
@@ -346,7 +349,7 @@ impl Numbered<'_> {
     }
 }
 
-/// Clients have one message and then many under way, in turn, and end at any moment.
+/// Runs clients that alternate between one pending message and many, and end at any moment.
 fn to_and_fro(service: &str, clients: u32, rounds: u32) -> u64 {
     let net = Net::new();
     let backends: Vec<Backend> = match service {
@@ -398,7 +401,7 @@ fn out_of_the_map_and_in_again() {
     }
 }
 
-/// A backend that answers commands of Redis, while it is not told to be silent.
+/// Starts a Redis backend that stops answering while the returned flag is set.
 fn silent_when_told(net: &Net) -> (SocketAddr, Arc<AtomicBool>) {
     let address: SocketAddr = ([127, 0, 0, 1], 5000).into();
     let listener = net.inside(|| TcpListener::bind(address)).unwrap();
@@ -433,7 +436,8 @@ fn a_backend_that_says_nothing_is_given_up_in_time() {
             let count = client.read(&mut answer).unwrap();
             String::from_utf8_lossy(&answer[..count]).into_owned()
         };
-        // It moves into the kernel once the messages have been calm for long enough, which is later on a busy machine.
+        // The conversation moves to the kernel after enough calm messages, which takes longer on a
+        // busy machine.
         let in_kernel = i64::from(engine != Engine::User);
         for number in 0.. {
             assert_eq!(ask(), "+OK\r\n", "{engine:?}, {number}");
@@ -449,7 +453,7 @@ fn a_backend_that_says_nothing_is_given_up_in_time() {
         let silent = |it: &Value| it["reason"] == "silent" && it["count"] == 1;
         let is_moved = status["moves"].as_array().unwrap().iter().any(silent);
         assert_eq!(is_moved, engine != Engine::User, "{status:#}");
-        // The next goes over a new connection, as soon as the backend is tried again.
+        // The next command opens a new connection, as soon as the backend may be tried again.
         is_silent.store(false, SeqCst);
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(ask(), "+OK\r\n", "{engine:?}");

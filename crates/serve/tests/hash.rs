@@ -1,4 +1,5 @@
-//! Keys go where libmemcached puts them, and the kernel's hashes are the same. Needs root and libmemcached-dev.
+//! Tests that keys map to the servers that libmemcached chooses, in user space and in the kernel.
+//! Needs root and libmemcached-dev.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -7,14 +8,14 @@ use std::process::{Command, Stdio};
 use shunt_serve::hash::{Placement, Scheme, ketama, one_at_a_time};
 use shunt_serve::service::{Key, builtin, trial::Trial};
 
-/// Some of words, some of every byte and every length.
+/// Returns keys of words, and keys of all byte values and lengths.
 fn keys() -> Vec<Vec<u8>> {
     let words = (0..400).map(|number| format!("user:{number}:name").into_bytes());
     let bytes = (1..250_usize).map(|length| (0..length).map(|at| (at * 7 + length * 13) as u8).collect());
     words.chain(bytes).collect()
 }
 
-/// What libmemcached says.
+/// Returns the servers that libmemcached chooses for the keys.
 fn libmemcached(how: &str, servers: &[(&str, u32)]) -> Vec<usize> {
     let directory = tempfile::tempdir().expect("a directory");
     let program = directory.path().join("libmemcached");

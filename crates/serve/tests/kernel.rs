@@ -1,4 +1,5 @@
-//! The kernel takes every builtin service, and what it does with bytes there is what it does in user space. Needs root.
+//! Tests that the kernel accepts every builtin service and gives the results of user space. Needs
+//! root.
 
 use shunt_serve::engine::try_kernel;
 use shunt_serve::service::{Parse, Service, Verdict, builtin, trial::Trial};
@@ -6,7 +7,8 @@ use shunt_serve::service::{Parse, Service, Verdict, builtin, trial::Trial};
 #[test]
 fn the_verifier_takes_every_builtin() {
     for builtin in builtin::all() {
-        // Its functions each by itself, and all of it with the engine, which is more than their sum to the verifier.
+        // Verify each function separately, and then the whole engine, which is harder for the
+        // verifier.
         if let Err(error) = Trial::load(builtin.object).map(drop).and_then(|()| try_kernel(builtin.object)) {
             panic!("{}: {error}", builtin.name);
         }

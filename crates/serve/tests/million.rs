@@ -1,5 +1,6 @@
-//! Many messages at once: numbered, compared byte for byte, cut anywhere and put together, with backends that die and are
-//! slow, and clients that vanish in the middle of one. `SHUNT_SERVE_MESSAGES` says how many each client sends.
+//! A stress test with many numbered messages, compared byte for byte, and cut or joined anywhere.
+//! Backends fail and are slow, and clients vanish in the middle of a message.
+//! `SHUNT_SERVE_MESSAGES` is the number of messages for each client.
 
 mod common;
 
@@ -12,16 +13,18 @@ use shunt_netns::Net;
 use shunt_serve::engine::Engine;
 
 const CLIENTS: u32 = 4;
-/// Of each client, unless the environment says something else.
+/// Messages of each client, unless the environment overrides it.
 const MESSAGES: u32 = 100_000;
 
-/// What a client sends as its message of this number: lengths of every remainder, and some of several segments.
+/// Returns a client's message of this number. The lengths have all remainders modulo a word, and
+/// some span several segments.
 fn nth(seed: u32, number: u32) -> Vec<u8> {
     let length = if number % 1000 == 999 { 60_000 } else { number % 61 };
     message(number.wrapping_mul(7).wrapping_add(seed), seed << 24 | number, length as usize)
 }
 
-/// One after another, in pieces of every length, and many in one piece; a part of the time each waits for its answer.
+/// Sends messages in pieces of various lengths, and many in one piece. For a part of the time each
+/// message waits for its answer.
 fn talk(serving: &Serving, seed: u32, count: u32) {
     let client = serving.connect();
     let (mut writer, mut reader) = (client.try_clone().unwrap(), std::io::BufReader::new(client));
@@ -45,7 +48,7 @@ fn talk(serving: &Serving, seed: u32, count: u32) {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let bytes: Vec<u8> = (number..last).flat_map(|number| nth(seed, number)).collect();
-                    // Only the first are cut so small: each piece is a call.
+                    // Cut only the first messages so small, because each piece is a system call.
                     let (small, rest) = bytes.split_at(if piece < 200 { 8000.min(bytes.len()) } else { 0 });
                     small.chunks(piece).for_each(|piece| writer.write_all(piece).unwrap());
                     rest.chunks(piece.max(10_000)).for_each(|piece| writer.write_all(piece).unwrap());

@@ -1,40 +1,43 @@
-//! The moves of a conversation as docs/serve-protocol.md has them, step by step, in every order in which the program in the
-//! kernel, the kernel's worker that writes what was redirected, the iterator that takes sockets out of the map, and user
-//! space can take their steps. The bytes of a client are numbers; they must reach the backend in order, each once.
+//! A model of a conversation's moves as docs/serve-protocol.md describes them.
+//!
+//! It explores every interleaving of the steps of four actors: the kernel's program, the kernel
+//! worker that writes redirected data, the iterator that takes sockets out of the map, and user
+//! space. The client's bytes are numbers. Each must reach the backend once and in order.
 
 use std::collections::HashSet;
 
-/// Bytes that arrive at the client's socket, one by one.
+/// Bytes that arrive at the client's socket, one at a time.
 const ARRIVALS: u8 = 3;
-/// How often the conversation goes to the kernel at most, and how often its sockets are offered to the iterator.
+/// The most moves to the kernel, and the most offers of the sockets to the iterator.
 const MOST: u8 = 2;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct State {
-    // What both sides see.
+    // State that both sides see.
     is_kernels: bool,
     passed: u8,
     redirected: u8,
-    /// User space stands still while the iterator runs. What it had read when it started it.
+    /// While the iterator runs: the bytes that user space had read when it started. User space
+    /// takes no steps meanwhile.
     offered: Option<u8>,
-    /// Which sockets are in the map.
+    /// The sockets that are in the map.
     client_is_in: bool,
     backend_is_in: bool,
-    // The kernel.
+    // State of the kernel.
     arrived: u8,
-    /// With TCP, and the program was not asked.
+    /// Bytes in TCP that the program has not handled.
     tcp: Vec<u8>,
     step: Step,
-    /// What the program is asked about.
+    /// The byte that the program handles.
     byte: u8,
-    /// Passed to user space and not read.
+    /// Bytes passed to user space and not read.
     queue: Vec<u8>,
-    /// Redirected and not written.
+    /// Bytes redirected and not written.
     backlog: Vec<u8>,
-    /// What TCP has for the backend, and how much of it came from the backlog.
+    /// Bytes written to the backend, and how many of them came from the backlog.
     backend: Vec<u8>,
     drained: u8,
-    // User space.
+    // State of user space.
     owns: bool,
     leaving: bool,
     read: u8,
@@ -42,27 +45,27 @@ struct State {
     offers: u8,
 }
 
-/// Of the program, with the byte that has arrived.
+/// The program's step with the current byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 enum Step {
     #[default]
     Idle,
-    /// The mode was looked at.
+    /// The mode has been loaded.
     Saw { is_kernels: bool },
-    /// It was counted as redirected.
+    /// The byte has been counted as redirected.
     Counted,
-    /// It is counted as passed; the mode is not cleared yet.
+    /// The byte has been counted as passed, but the mode is not cleared yet.
     Leaving,
-    /// It is counted as passed, and not in the queue yet.
+    /// The byte has been counted as passed, but is not in the queue yet.
     Passing,
 }
 
-/// What the iterator looks at before it removes a socket.
+/// The conditions that the iterator checks before it removes a socket.
 #[derive(Clone, Copy, Debug)]
 struct Care {
-    /// It holds the socket's lock: the program is not running.
+    /// The socket's lock is held, so the program is not running.
     locks: bool,
-    /// All that was passed was read.
+    /// All passed bytes were read.
     counts: bool,
 }
 
@@ -76,7 +79,8 @@ impl State {
         (next.arrived <= ARRIVALS).then_some(next)
     }
 
-    /// What the program can do next. `gives_up`: it meets something unusual, and gives the conversation back.
+    /// Returns the program's next step. With `gives_up` it meets an unusual message and gives the
+    /// conversation back.
     fn program(&self, gives_up: bool) -> Option<State> {
         let mut next = self.clone();
         match self.step {
@@ -86,7 +90,7 @@ impl State {
             }
             Step::Idle => return None,
             Step::Saw { is_kernels: false } => {
-                // One exchange: counted, and the mode as it was then.
+                // One atomic operation counts the byte and loads the mode.
                 match self.is_kernels {
                     false => {
                         next.passed += 1;
@@ -104,7 +108,7 @@ impl State {
                 next.step = Step::Counted;
             }
             Step::Counted if self.is_kernels => {
-                // The kernel drops what is redirected to a socket that is not in the map.
+                // The kernel drops bytes that are redirected to a socket outside the map.
                 if self.backend_is_in {
                     next.backlog.push(self.byte);
                 }
@@ -120,7 +124,7 @@ impl State {
                 next.step = Step::Passing;
             }
             Step::Passing => {
-                // It drops what is passed at such a socket, too.
+                // The kernel also drops bytes that are passed at a socket outside the map.
                 if self.client_is_in {
                     next.queue.push(self.byte);
                 }
@@ -140,7 +144,7 @@ impl State {
         Some(next)
     }
 
-    /// It comes to the one socket or to the other.
+    /// Returns the iterator's next steps, one for each socket.
     fn iterator(&self, care: Care) -> Vec<State> {
         let Some(read) = self.offered else { return Vec::new() };
         let mut all = Vec::new();
@@ -149,7 +153,7 @@ impl State {
         if self.client_is_in && is_still && is_read {
             all.push(State { client_is_in: false, queue: Vec::new(), ..self.clone() });
         }
-        // Nothing arrives there.
+        // No data arrives at the backend's socket in this model.
         if self.backend_is_in {
             all.push(State { backend_is_in: false, backlog: Vec::new(), ..self.clone() });
         }
@@ -206,8 +210,8 @@ impl State {
     }
 }
 
-/// Goes through all orders. Gives the first state in which a byte is lost or overtaken, or how many states there are, and in
-/// how many of them sockets are out of the map that have been in the kernel.
+/// Explores all interleavings. Returns the number of states and how many of them have sockets out
+/// of the map after a stay in the kernel, or the first state in which a byte is lost or overtaken.
 fn explore(care: Care) -> Result<(usize, usize), State> {
     let mut open = vec![State { owns: true, ..State::default() }];
     let (mut seen, mut out) = (HashSet::new(), 0);

@@ -1,4 +1,5 @@
-//! The thrift forwarder, on messages as Apache Thrift writes them, in user space and in the kernel. Needs root.
+//! Tests the Thrift forwarder on messages in Apache Thrift's format, in user space and in the
+//! kernel. Needs root.
 
 use std::path::Path;
 
@@ -6,7 +7,7 @@ use shunt_serve::service::file::Program;
 use shunt_serve::service::trial::Trial;
 use shunt_serve::service::{Answer, Key, Parse, Refusal, Service, Verdict};
 
-/// A call of `msg` with these fields, and a STOP.
+/// Returns a call of `msg` with these fields and a STOP.
 fn message(framed: bool, strict: bool, kind: u8, fields: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     if strict {
@@ -32,7 +33,7 @@ const FORMS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), 
 const CALL: u8 = 1;
 const ONEWAY: u8 = 4;
 
-/// Both halves of the service, which must say the same.
+/// Both halves of the service, which must agree.
 struct Both {
     program: Program,
     trial: Trial,
@@ -43,7 +44,7 @@ impl Both {
         Both::open("builtin:thrift-forwarder")
     }
 
-    /// As a user builds it, from the same source.
+    /// Builds the service from its source, as a user does.
     fn built(define: &str) -> Both {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("services/thrift-forwarder.c");
         let directory = tempfile::tempdir().unwrap();
@@ -93,7 +94,7 @@ fn a_message_is_known_at_its_end_and_no_earlier() {
         let whole = message(framed, strict, CALL, &fields);
         for length in 0..whole.len() {
             let parsed = both.parse(&whole[..length]);
-            // A frame says its length in advance.
+            // A frame's header has its length.
             let expected = if framed && length >= 5 { Parse::Message(whole.len()) } else { Parse::More };
             assert_eq!(parsed, expected, "{framed} {strict} {length}");
         }
@@ -141,7 +142,7 @@ fn the_key_may_be_another_argument_or_the_method() {
         let whole = message(framed, strict, CALL, &fields);
         assert_eq!(key(by_second, &whole), b"user");
         assert_eq!(key(by_method, &whole), b"msg");
-        // No argument is needed where none is the key.
+        // A service that decides by the method's name needs no argument.
         let bare = message(framed, strict, CALL, &[]);
         assert_eq!(by_second.decide(&bare), Verdict::Refuse(Refusal::MissingField));
         assert_eq!(key(by_method, &bare), b"msg");
@@ -160,7 +161,7 @@ fn what_cannot_be_forwarded_is_answered_as_thrift_does() {
         fields.extend(text);
         fields.extend([8, 0, 2, 0, 0, 0, 7]);
         assert_eq!(answer, message(framed, strict, 3, &fields));
-        // An answer is itself a message.
+        // An answer has the format of a message.
         assert_eq!(both.parse(&answer), Parse::Message(answer.len()));
 
         let whole = message(framed, strict, ONEWAY, &[8, 0, 2, 0, 0, 0, 1]);

@@ -1,5 +1,5 @@
-//! Messages that Apache Thrift's own library writes are understood, and it understands what is answered, in user space and
-//! in the kernel. Needs root and python3-thrift.
+//! Tests interoperability with Apache Thrift's library in both directions, in user space and in the
+//! kernel. Needs root and python3-thrift.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -8,10 +8,10 @@ use std::process::{Command, Stdio};
 use shunt_serve::service::trial::Trial;
 use shunt_serve::service::{Answer, Key, Parse, Refusal, Service, Verdict, builtin};
 
-/// What the library prints, given these lines.
+/// Returns the library's output for these lines.
 fn library(what: &str, lines: &str) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/thrift_peer.py");
-    // Debian's own: its library is what it has.
+    // Debian's interpreter, which finds python3-thrift.
     let mut child = Command::new("/usr/bin/python3")
         .args([script, what])
         .stdin(Stdio::piped())

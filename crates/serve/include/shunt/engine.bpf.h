@@ -1,25 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// The kernel engine: one program, which is asked about everything that arrives at the sockets of conversations that are
-// in the kernel. What is one whole message, or one whole reply, goes to the socket that it is for; everything else is
-// passed to user space, and the conversation with it. docs/serve-protocol.md has the reasons for each step; the order of
-// the atomic operations is what it leans on. src/engine/kernel.rs is the other side. Included by service.h.
+// The kernel engine: an sk_skb program that runs for all data that arrives at the sockets of
+// conversations in the map. A single whole message, or a single whole reply, is redirected to its
+// destination socket. Anything else is passed to user space, together with the conversation.
+//
+// For example, a client's message "get a\r\n" that arrives alone goes to its backend's socket. Two
+// messages in one segment are passed, with the reason SHUNT_LEAVE_COALESCED.
+//
+// docs/serve-protocol.md explains each step and relies on the order of the atomic operations here.
+// src/engine/kernel.rs is the user-space side. service.h includes this file.
 
 #ifndef SHUNT_ENGINE_BPF_H
 #define SHUNT_ENGINE_BPF_H
 
 #include <asm/socket.h>
 
-// As much of a message is kept as is needed to answer it, or to send it again.
+// Bytes of a pending message that are kept, in order to refuse it or send it again.
 #define SHUNT_KEPT 512
-// Bytes on the way to a socket and not acknowledged by its peer.
+// The most bytes sent to a socket that its peer has not acknowledged.
 #define SHUNT_UNDER_WAY (256 * 1024)
-// Messages that nobody answers, in a millisecond; and messages in a row that came before the answer to the last.
+// The most unanswered messages in a millisecond, and below, the most consecutive messages that
+// arrive before the client has the answer to the previous one.
 #define SHUNT_BUSY 16
 #define SHUNT_SEVERAL 8
 #define SHUNT_POINTS 65536
 
-// Why a conversation leaves the kernel. The first of `Move` in src/engine/counts.rs, in that order.
+// Why a conversation leaves the kernel. `Move` in src/engine/counts.rs has the same order, after
+// its first variant.
 enum shunt_leave {
 	SHUNT_LEAVE_PARTIAL = 1,
 	SHUNT_LEAVE_COALESCED,
@@ -36,39 +43,42 @@ enum shunt_leave {
 	SHUNT_LEAVE_KEY_HASH,
 };
 
-// What the program does with what arrived; the reasons above mean that the conversation leaves.
+// Results of handling arrived data, next to the reasons above, which make the conversation leave.
 #define SHUNT_SEND 0
 #define SHUNT_LEFT_ALREADY (-2)
 
-// A conversation. Eight bytes each but for what is kept, so that src/engine/kernel.rs can count words.
+// A conversation. All members before `kept` have eight bytes, because src/engine/kernel.rs indexes
+// them as words.
 struct shunt_conversation {
-	__u64 word; // bit 0: it is the kernel's. Above: bytes that were passed to user space
-	__u64 why; // it left
-	__u64 outstanding; // 1: a message has gone to `backend`, and its reply has not come
-	__u64 backend; // position of its socket
+	__u64 word; // bit 0: the kernel owns it. Above: bytes passed to user space
+	__u64 why; // the reason why it left
+	__u64 outstanding; // 1: the reply of `backend` to a message is pending
+	__u64 backend; // the position of the backend's socket
 	__u64 kept_length;
 	__u64 messages;
 	__u64 bytes;
 	__u64 replies;
-	__u64 several; // messages in a row that came before the answer to the last
-	__u64 window; // begin of a millisecond
+	__u64 several; // consecutive messages that arrived before the client had the last answer
+	__u64 window; // the beginning of the current millisecond
 	__u64 in_window; // messages in it
 	__u64 unused;
 	__u8 kept[SHUNT_KEPT];
-	// Of the message at hand. Only what arrives at the client's socket is decided about, and under that socket's lock, so
-	// that it is never two at once. A processor's own would not do: one socket's arrival can interrupt another's.
+	// The verdict about the current message. Only messages from the client have one, and they are
+	// handled under the client socket's lock, so one buffer is enough. A per-CPU buffer would not be
+	// safe: the data of one socket can interrupt the handling of another's.
 	struct shunt_verdict verdict;
 };
 
-// A socket.
+// A socket of a conversation.
 struct shunt_end {
 	__u64 is_there;
-	__u64 redirected; // bytes that the program has sent on to it
-	__u64 written; // bytes that user space had written to it, when the conversation was last given to the kernel
-	__u64 acknowledged; // of both, when that was last asked
+	__u64 redirected; // bytes that the program has redirected to it
+	__u64 written; // bytes that user space had written when the kernel last got the conversation
+	__u64 acknowledged; // acknowledged bytes, of both, at the last check
 	__u64 passed; // bytes that arrived at it and were passed to user space
-	__u64 messages; // sent on to it
-	__u64 leaves; // 0: it stays in the map. Else one more than what user space has read of `passed`
+	__u64 messages; // messages redirected to it
+	// 0: it stays in the map. Otherwise the bytes of `passed` that user space has read, plus 1
+	__u64 leaves;
 	__u64 unused;
 };
 
@@ -79,7 +89,8 @@ struct {
 	__type(value, __u32);
 } shunt_sockets SEC(".maps");
 
-// By the socket's cookie: its place in the map above, which is its conversation's and its position there.
+// Maps a socket's cookie to its place in shunt_sockets, which encodes the conversation's number and
+// the position in it.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -103,7 +114,7 @@ struct {
 	__type(value, struct shunt_end);
 } shunt_ends SEC(".maps");
 
-// How a key becomes a backend: src/hash.rs has it too.
+// The mapping of keys to backends. src/hash.rs implements the same.
 struct shunt_placement {
 	__u64 backends;
 	__u64 is_ketama;
@@ -118,7 +129,8 @@ struct {
 	__type(value, struct shunt_placement);
 } shunt_placed SEC(".maps");
 
-// The continuum, in order: the value of a point above, and below whose the keys up to it are.
+// The sorted continuum. The upper half of an element is the point, the lower half the backend that
+// owns the keys after the previous point up to this one.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -127,18 +139,18 @@ struct {
 	__type(value, __u64);
 } shunt_points SEC(".maps");
 
-// Conversations that left.
+// The numbers of conversations that left.
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 64 * 1024);
 } shunt_left SEC(".maps");
 
-// Of a conversation's sockets, as a power of two. The first is the client's.
+// The base-2 logarithm of the places of a conversation. The first place is the client's.
 volatile const __u32 shunt_stride_bits = 1;
-// Conversations leave when user space would be faster.
+// If 1, conversations leave as soon as user space would be faster.
 volatile const __u32 shunt_is_auto = 1;
 
-// Read by the names that the running kernel has for them.
+// CO-RE relocates these members to the running kernel's layout.
 struct tcp_sock {
 	__u64 bytes_acked;
 } __attribute__((preserve_access_index));
@@ -154,7 +166,7 @@ struct shunt_arrival {
 	struct shunt_conversation *conversation;
 	struct shunt_end *end;
 	__u32 place;
-	__u32 destination; // place of the socket that it is sent to
+	__u32 destination; // the place of the destination socket
 };
 
 SHUNT_INLINE int shunt_is_kernels(struct shunt_conversation *conversation)
@@ -177,8 +189,9 @@ SHUNT_INLINE __u64 shunt_acknowledged(__u32 place)
 	return acknowledged;
 }
 
-// Counted first, and only then is it asked whether the conversation is still the kernel's: user space says that it is not,
-// and only then reads the count.
+// Prepares a redirection. The order matters: count the bytes first, then check that the kernel
+// still owns the conversation. User space does the opposite: it takes the ownership first, and then
+// reads the count.
 SHUNT_INLINE int shunt_send(struct shunt_arrival *arrival, __u32 destination, int full)
 {
 	struct shunt_end *to = bpf_map_lookup_elem(&shunt_ends, &destination);
@@ -203,7 +216,8 @@ SHUNT_INLINE int shunt_send(struct shunt_arrival *arrival, __u32 destination, in
 	return SHUNT_SEND;
 }
 
-// Whether the client has sent again before it had seen the answer to what it sent before, several times in a row.
+// Returns true if the client has sent several messages in a row without waiting for the previous
+// answer.
 SHUNT_INLINE int shunt_is_several(struct shunt_arrival *arrival)
 {
 	struct tcp_sock *tcp;
@@ -235,7 +249,7 @@ SHUNT_INLINE int shunt_is_busy(struct shunt_conversation *conversation)
 	return ++conversation->in_window > SHUNT_BUSY;
 }
 
-// The first point at or after the value; after the last comes the first.
+// Returns the backend of the first point at or after the value, or of the first point of all.
 SHUNT_INLINE __s64 shunt_nearest(const struct shunt_placement *placement, __u32 value)
 {
 	__u32 first = 0, count = placement->points;
@@ -260,7 +274,7 @@ SHUNT_INLINE __s64 shunt_nearest(const struct shunt_placement *placement, __u32 
 	return point ? (__s64)(*point & 0xffffffff) : -1;
 }
 
-// Which backend the key belongs to, counted from 0, or -1 if only user space can tell.
+// Returns the index of the key's backend, or -1 if only user space can map the key.
 SHUNT_INLINE __s64 shunt_choose(struct shunt_socket *socket, const struct shunt_verdict *verdict)
 {
 	__u32 only = 0, hash;
@@ -299,7 +313,7 @@ SHUNT_INLINE int shunt_forward(struct shunt_arrival *arrival, struct shunt_socke
 		return SHUNT_LEAVE_BUSY;
 	position = (arrival->place >> shunt_stride_bits << shunt_stride_bits) + backend + 1;
 	if (answered) {
-		// The bound again, in words of the verifier's.
+		// Repeat the bound in a form that the verifier understands.
 		kept &= 2 * SHUNT_KEPT - 1;
 		if (!kept || kept > SHUNT_KEPT || bpf_skb_load_bytes(arrival->skb, 0, conversation->kept, kept))
 			return SHUNT_LEAVE_UNUSUAL;
@@ -361,7 +375,8 @@ SHUNT_INLINE int shunt_reply(struct shunt_arrival *arrival, __u32 position)
 	return sent;
 }
 
-// True: user space gets it. False: the conversation was given to the kernel meanwhile.
+// Counts data as passed to user space. Returns false, and undoes that, if the kernel got the
+// conversation meanwhile.
 SHUNT_INLINE int shunt_passes(struct shunt_arrival *arrival)
 {
 	__u64 length = arrival->skb->len;
@@ -374,7 +389,8 @@ SHUNT_INLINE int shunt_passes(struct shunt_arrival *arrival)
 	return 0;
 }
 
-// Counted before the conversation is user space's: it cannot be given back before these bytes were read.
+// Passes data and the conversation to user space. The bytes are counted first, so user space cannot
+// return the conversation before it has read them.
 SHUNT_INLINE void shunt_leave(struct shunt_arrival *arrival, int why)
 {
 	__u64 length = arrival->skb->len;
@@ -396,7 +412,7 @@ int shunt_arrived(struct __sk_buff *skb)
 	struct shunt_arrival arrival = { .skb = skb };
 	int done;
 
-	// The end of the stream. Whoever sent it on would send nothing, and user space is told by the socket itself.
+	// The end of the stream: there is nothing to redirect, and user space gets its own event for it.
 	if (!skb->len)
 		return SK_DROP;
 	if (!place)
@@ -422,9 +438,11 @@ int shunt_arrived(struct __sk_buff *skb)
 	return bpf_sk_redirect_map(skb, &shunt_sockets, arrival.destination, 0);
 }
 
-// Takes those sockets out of the map that user space wants to have for itself, each under its lock: no arrival is with the
-// program above then, and if user space has read all that was passed, none is on its way to it either. A kernel that does
-// not take the lock here refuses this program, for it sets a socket option.
+// Removes sockets from the map that user space wants to serve without this program.
+//
+// The iterator holds each socket's lock, so the program above is not running for it. If user space
+// has read all passed bytes, none are in flight either. Kernels that do not take the lock here
+// reject this program, because it sets a socket option.
 SEC("iter/tcp")
 int shunt_leaving(struct bpf_iter__tcp *context)
 {
@@ -449,12 +467,12 @@ int shunt_leaving(struct bpf_iter__tcp *context)
 		return 0;
 	bpf_map_delete_elem(&shunt_cookies, &cookie);
 	end->is_there = 0;
-	// TCP tells epoll of what it has now.
+	// Setting SO_RCVLOWAT makes TCP notify epoll of data that is already there.
 	bpf_setsockopt(tcp, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof(bytes));
 	return 0;
 }
 
-// For the helpers that look into a socket.
+// The helpers that read a socket's members require the GPL.
 char shunt_license[] SEC("license") = "GPL";
 
 #endif

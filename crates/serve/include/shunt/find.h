@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Looking for a byte, and reading numbers in digits: what the framings of text protocols are made of.
+// Searches for a byte and reads decimal numbers, for the framings of text protocols.
 
 #ifndef SHUNT_FIND_H
 #define SHUNT_FIND_H
@@ -12,24 +12,24 @@
 
 struct shunt_search {
 	struct shunt_socket socket;
-	__u32 offset; // where to look next, from the position
-	__u32 end; // where to stop
+	__u32 offset; // the next offset to search, relative to the position
+	__u32 end; // the end of the search
 	__u32 byte;
 	int found;
 	__u64 window[SHUNT_WINDOW / 8];
 };
 
-// One bit for each byte of a word: whether it is 0. Without a branch, as all of the search: the verifier follows each way
-// of each branch.
+// Returns one bit for each byte of a word: 1 if the byte is 0. This code and the whole search have
+// no branches, because the verifier follows both ways of each branch.
 SHUNT_INLINE __u64 shunt_zeroes(__u64 word)
 {
 	__u64 zeroes = ~(((word & ~(SHUNT_ONES << 7)) + ~(SHUNT_ONES << 7)) | word | ~(SHUNT_ONES << 7));
 
-	// The highest bits of the bytes, next to each other.
+	// Gather the highest bit of each byte into one byte.
 	return (zeroes >> 7) * 0x0102040810204080ull >> 56;
 }
 
-// The number of the lowest bit that is set. As a builtin it is more than clang 14 can compile for BPF.
+// Returns the index of the lowest set bit. clang 14 cannot compile the builtin for BPF.
 SHUNT_INLINE __u32 shunt_lowest(__u64 bits)
 {
 	__u64 below = (bits & -bits) - 1;
@@ -62,8 +62,8 @@ static long shunt_search_window(__u64 index, void *context)
 	return 1;
 }
 
-// Where this byte is first, from `offset` on and before `end`, both counted from the socket's position; -1 if it is not
-// there. `end` is at most 64 KiB after `offset`.
+// Returns the first offset of `byte` in [`offset`, `end`), or -1 if there is none. Offsets are
+// relative to the socket's position. `end` is at most 64 KiB after `offset`.
 SHUNT_FUNCTION int shunt_find(struct shunt_socket *socket, __u32 offset, __u32 end, __u32 byte)
 {
 	struct shunt_search search = {
@@ -74,18 +74,18 @@ SHUNT_FUNCTION int shunt_find(struct shunt_socket *socket, __u32 offset, __u32 e
 	return search.found;
 }
 
-// Digits, and what follows them.
+// Digits, and the two bytes after them.
 struct shunt_digits {
 	__u64 value;
-	__u32 count; // how many digits; SHUNT_MAX_DIGITS + 1 if there are more than that
-	__u32 there; // how many bytes, digits or not, as far as they were looked at
+	__u32 count; // number of digits; SHUNT_MAX_DIGITS + 1 if there are more
+	__u32 there; // number of bytes that were available, digits or not, up to 16
 	__u8 next; // the byte after the digits
-	__u8 after; // and the one after that
+	__u8 after; // the byte after `next`
 };
 
 #define SHUNT_MAX_DIGITS 12
 
-// Reads a decimal number, `offset` bytes further on.
+// Reads a decimal number at `offset`.
 SHUNT_FUNCTION void shunt_digits(struct shunt_socket *socket, __u32 offset, struct shunt_digits *digits)
 {
 	__u8 bytes[16];
@@ -106,7 +106,8 @@ SHUNT_FUNCTION void shunt_digits(struct shunt_socket *socket, __u32 offset, stru
 	digits->after = bytes[(at + 1) & 15];
 }
 
-// The number of a line: digits, CR, LF. Gives the bytes of the line, 0 if it is not all there, -1 if it is something else.
+// Reads a line of digits, CR and LF. Returns the line's length, 0 if it is incomplete, or -1 if it
+// has another form.
 SHUNT_INLINE int shunt_number_line(struct shunt_socket *socket, __u32 offset, __u64 *value)
 {
 	struct shunt_digits digits;

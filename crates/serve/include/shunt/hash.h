@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Hashes of keys, as the clients of memcached know them. src/hash.rs says which backend is whose. Used by the engine in
-// the kernel; a service has no need of it.
+// Hashes of keys, computed in the same way as clients of memcached do. src/hash.rs maps a hash to a
+// backend. The kernel engine uses this file; services do not need it.
 
 #ifndef SHUNT_HASH_H
 #define SHUNT_HASH_H
 
-// Included by service.h, at its end.
+// service.h includes this file at its end.
 
 enum shunt_hash {
-	SHUNT_MODULO, // libmemcached's default: Jenkins' one-at-a-time, modulo the number of backends
+	SHUNT_MODULO, // libmemcached's default: Jenkins' one-at-a-time, modulo the backends
 	SHUNT_KETAMA, // the first four bytes of MD5, little-endian: a point on the continuum
 };
 
@@ -18,9 +18,9 @@ enum shunt_hash {
 struct shunt_hashing {
 	struct shunt_socket socket;
 	__u32 offset;
-	__u32 left; // bytes of the key
+	__u32 left; // bytes of the key that are not hashed yet
 	__u32 total;
-	__u32 ended; // the key's last byte, and what follows it, have been put into a block
+	__u32 ended; // the key's last byte and MD5's end mark are in a block
 	__u32 state[4];
 	union {
 		__u8 bytes[SHUNT_BLOCK];
@@ -46,7 +46,7 @@ static long shunt_one_at_a_time(__u64 index, void *context)
 	for (__u32 at = 0; at < SHUNT_BLOCK; at++) {
 		if (at >= length)
 			break;
-		// As libmemcached has it: a char of its is signed.
+		// Signed, because libmemcached uses char.
 		value += (__u32)(__s32)(signed char)hashing->block.bytes[at];
 		value += value << 10;
 		value ^= value >> 6;
@@ -135,7 +135,7 @@ static long shunt_md5_block(__u64 index, void *context)
 	return last;
 }
 
-// Of `length` bytes, `offset` bytes further on. Bytes that are not there count as zeros.
+// Hashes `length` bytes at `offset`. Missing bytes count as zeros.
 SHUNT_FUNCTION __u32 shunt_hash_bytes(struct shunt_socket *socket, __u32 offset, __u32 length, enum shunt_hash how)
 {
 	struct shunt_hashing hashing = {

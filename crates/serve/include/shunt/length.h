@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Messages with their length in front: so many bytes of it, big-endian, not counting themselves.
+// Messages that begin with their length, big-endian, which does not count itself.
 
 #ifndef SHUNT_LENGTH_H
 #define SHUNT_LENGTH_H
 
 #include "service.h"
 
-// For parse. `size` is 1, 2 or 4, a constant.
+// Returns the result of `parse` for a length of `size` bytes. `size` is a constant 1, 2 or 4.
 SHUNT_INLINE int length_message(struct shunt_socket *socket, __u32 size)
 {
 	__u8 bytes[4] = {};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// memcached's two protocols, which a request's first byte tells apart: binary, and text without the meta commands.
+// memcached's two protocols: binary, and text without the meta commands. A request's first byte
+// distinguishes them.
 
 #ifndef SHUNT_MEMCACHED_H
 #define SHUNT_MEMCACHED_H
@@ -11,10 +12,10 @@
 #define MEMCACHED_RESPONSE 0x81
 #define MEMCACHED_HEADER 24
 
-// Bytes of a line of the text protocol: clients ask for hundreds of keys in one.
+// The most bytes of a line in the text protocol. Clients ask for hundreds of keys in one line.
 #define MEMCACHED_LINE SHUNT_MAX_MESSAGE
 
-// Values of one reply.
+// The most values of one reply.
 #define MEMCACHED_VALUES 64
 
 // A word of a line.
@@ -61,7 +62,7 @@ SHUNT_INLINE int memcached_binary(struct shunt_socket *socket, __u8 magic, struc
 
 // ---- text
 
-// Where the line ends: behind LF. 0: not yet, or a refusal.
+// Returns the offset after the line's LF, 0 if the line is incomplete, or a refusal.
 SHUNT_INLINE int memcached_line(struct shunt_socket *socket, __u32 offset)
 {
 	int end = shunt_find(socket, offset, offset + MEMCACHED_LINE, '\n');
@@ -71,8 +72,8 @@ SHUNT_INLINE int memcached_line(struct shunt_socket *socket, __u32 offset)
 	return end + 1;
 }
 
-// The next word of a line that ends at `end`, after the one that `word` has; the first, if it has none: words are parted
-// by one space.
+// Advances `word` to the next word of a line that ends at `end`, or to the first if `word` is
+// empty. One space separates two words. Returns 0 if there is no other word.
 SHUNT_INLINE int memcached_word(struct shunt_socket *socket, __u32 end, struct memcached_word *word)
 {
 	__u32 begin = word->length ? word->offset + word->length + 1 : word->offset;
@@ -88,7 +89,7 @@ SHUNT_INLINE int memcached_word(struct shunt_socket *socket, __u32 end, struct m
 	return word->length != 0;
 }
 
-// Up to 8 letters as a number that can be compared.
+// Returns up to 8 letters as a number, for comparisons.
 SHUNT_INLINE __u64 memcached_letters(struct shunt_socket *socket, __u32 offset, __u32 length)
 {
 	union {
@@ -108,10 +109,10 @@ SHUNT_INLINE __u64 memcached_letters(struct shunt_socket *socket, __u32 offset, 
 
 enum memcached_kind {
 	MEMCACHED_OTHER,
-	MEMCACHED_STORE, // set key flags exptime bytes, and then so many bytes
+	MEMCACHED_STORE, // set key flags exptime bytes, followed by the value
 	MEMCACHED_GET, // get key...
 	MEMCACHED_GET_AND_TOUCH, // gat exptime key...
-	MEMCACHED_CHANGE, // delete, incr, decr, touch: a key, and a line as the answer
+	MEMCACHED_CHANGE, // delete, incr, decr, touch: a key; the answer is a line
 };
 
 SHUNT_INLINE enum memcached_kind memcached_kind(__u64 command)
@@ -129,17 +130,17 @@ SHUNT_INLINE enum memcached_kind memcached_kind(__u64 command)
 #undef IS
 }
 
-// A request's line: what it is, its key, and what follows it.
+// A request's line: its kind, its key, and what follows.
 struct memcached_request {
 	enum memcached_kind kind;
 	__u64 command; // MEMCACHED_LETTERS
-	__u32 end; // of the line, behind LF
+	__u32 end; // offset after the line's LF
 	struct memcached_word key; // length 0: there is none
 	__u32 several; // there are more keys
 	__u32 quiet; // noreply
 };
 
-// 1, 0 if the line is not all there, or a refusal.
+// Parses a request's line. Returns 1, 0 if the line is incomplete, or a refusal.
 SHUNT_FUNCTION int memcached_request(struct shunt_socket *socket, struct memcached_request *request)
 {
 	struct memcached_word word = {};
@@ -173,8 +174,9 @@ SHUNT_FUNCTION int memcached_request(struct shunt_socket *socket, struct memcach
 	return 1;
 }
 
-// The bytes of the value that a line announces in its word after the next two, as "set key flags exptime BYTES" after the
-// key, with CR and LF; or a refusal.
+// Returns the length of the value that a line announces, with its CR and LF, or a refusal. The
+// length is the word after `before` and `skipped` other words, as BYTES in "set key flags exptime
+// BYTES".
 SHUNT_INLINE int memcached_value(struct shunt_socket *socket, __u32 end, const struct memcached_word *before,
 				 __u32 skipped)
 {
@@ -194,7 +196,7 @@ SHUNT_INLINE int memcached_value(struct shunt_socket *socket, __u32 end, const s
 	return digits.value + 2;
 }
 
-// For parse: a request of either protocol.
+// Returns the result of `parse` for a request of either protocol.
 SHUNT_FUNCTION int memcached_message(struct shunt_socket *socket)
 {
 	struct memcached_request request;
@@ -224,7 +226,7 @@ static long memcached_stop(struct memcached_walk *walk, int result)
 	return 1;
 }
 
-// A line of a reply: "VALUE key flags bytes" with the value behind, or the last.
+// Walks over one line of a reply: "VALUE key flags bytes" and its value, or the last line.
 static long memcached_reply_line(__u64 index, void *context)
 {
 	struct memcached_walk *walk = context;
@@ -245,7 +247,7 @@ static long memcached_reply_line(__u64 index, void *context)
 	return 0;
 }
 
-// For parse_reply: a reply of either protocol.
+// Returns the result of `parse_reply` for a reply of either protocol.
 SHUNT_FUNCTION int memcached_reply(struct shunt_socket *socket)
 {
 	struct memcached_walk walk = { .socket = *socket, .result = -SHUNT_TOO_COMPLEX };

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// The native half of a service: one table, which the user-space engine finds by its name. Included by service.h.
+// The native half of a service: a table that the user-space engine finds by its symbol. service.h
+// includes this file.
 
 #ifndef SHUNT_NATIVE_H
 #define SHUNT_NATIVE_H
 
-// Changes when the table, struct shunt_service or a struct that is passed does.
+// Incremented when the table, struct shunt_service or a struct in a call changes.
 #define SHUNT_NATIVE_VERSION 2
 
-// Services that are part of shunt have each a name of their own.
+// Builtin services override the symbol, because all are linked into one program.
 #ifndef SHUNT_NATIVE
 #define SHUNT_NATIVE shunt_native
 #endif
 
-// As src/service/native.rs has it.
+// src/service/native.rs has the same layout.
 struct shunt_native {
 	__u32 version;
 	__u32 verdict_size;

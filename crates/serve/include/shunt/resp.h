@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Redis' protocol: commands as arrays of strings or bare lines, and replies of every type of RESP 2 and 3 but what is pushed.
+// Redis' protocol: commands as arrays of strings or as bare lines, and replies of every type of
+// RESP 2 and 3 except push messages.
 
 #ifndef SHUNT_RESP_H
 #define SHUNT_RESP_H
 
 #include "find.h"
 
-// Parts of a command or a reply, nested ones counted each.
+// The most parts of a command or a reply. Each nested part counts.
 #define RESP_PARTS 16384
 
 struct resp_walk {
 	struct shunt_socket socket;
 	__u32 offset;
-	__u32 left; // values still to come
-	__u32 in_line; // what comes is the rest of a line
+	__u32 left; // values that are still expected
+	__u32 in_line; // the rest of a line follows
 	int result;
 };
 
-// The number of a line that begins with a type: "$5\r\n".
+// Reads the number of a line that begins with a type, such as "$5\r\n". Returns the line's length,
+// 0 if it is incomplete, or -1.
 SHUNT_INLINE int resp_number(struct shunt_socket *socket, __u32 offset, __u64 *value)
 {
 	int line = shunt_number_line(socket, offset + 1, value);
@@ -32,7 +34,7 @@ SHUNT_INLINE long resp_stop(struct resp_walk *walk, int result)
 	return 1;
 }
 
-// After a value: the message's length, if it was the last.
+// Continues after a value, or stops with the message's length if it was the last.
 SHUNT_INLINE long resp_go_on(struct resp_walk *walk, __u64 offset, __u64 left)
 {
 	if (offset > SHUNT_MAX_LENGTH || left > SHUNT_MAX_LENGTH)
@@ -61,10 +63,10 @@ static long resp_argument(__u64 index, void *context)
 	return resp_go_on(walk, walk->offset + line + length + 2, walk->left - 1);
 }
 
-// Bytes of a command that is a bare line, as people and watchdogs send it.
+// The most bytes of a command that is a bare line. People and monitoring programs send these.
 #define RESP_LINE 1024
 
-// Its length, 0 if its end has not come, or a refusal.
+// Returns the length of a bare line, 0 if it is incomplete, or a refusal.
 SHUNT_INLINE int resp_line(struct shunt_socket *socket)
 {
 	int end = shunt_find(socket, 0, RESP_LINE, '\n');
@@ -74,7 +76,7 @@ SHUNT_INLINE int resp_line(struct shunt_socket *socket)
 	return end + 1;
 }
 
-// For parse: a command.
+// Returns the result of `parse` for a command.
 SHUNT_FUNCTION int resp_command(struct shunt_socket *socket)
 {
 	struct resp_walk walk = { .socket = *socket, .result = -SHUNT_TOO_COMPLEX };
@@ -157,13 +159,13 @@ static long resp_value(__u64 index, void *context)
 	case '%':
 		return resp_go_on(walk, walk->offset + line, walk->left - 1 + 2 * number);
 	case '|':
-		// Attributes come before the value that they are of.
+		// Attributes precede the value that they describe.
 		return resp_go_on(walk, walk->offset + line, walk->left + 2 * number);
 	}
 	return resp_go_on(walk, walk->offset + line + number + 2, walk->left - 1);
 }
 
-// For parse_reply: a value of any type, whole.
+// Returns the result of `parse_reply` for a value of any type.
 SHUNT_FUNCTION int resp_reply(struct shunt_socket *socket)
 {
 	struct resp_walk walk = { .socket = *socket, .result = -SHUNT_TOO_COMPLEX };
@@ -175,14 +177,15 @@ SHUNT_FUNCTION int resp_reply(struct shunt_socket *socket)
 
 // ---- what a service calls
 
-// Where an argument of a command is, counted from the socket's position.
+// An argument of a command. Offsets are relative to the socket's position.
 struct resp_argument {
 	__u32 offset;
 	__u32 length;
-	__u32 next; // where the next one begins
+	__u32 next; // the offset of the next argument
 };
 
-// The first argument, the command's name, if `argument->next` is 0; then the one after. 1, or 0 if it is not there.
+// Advances to the next argument, or to the first, the command's name, if `argument->next` is 0.
+// Returns 0 if its line is not available.
 SHUNT_FUNCTION int resp_next(struct shunt_socket *socket, struct resp_argument *argument)
 {
 	__u64 length = 0;
@@ -203,7 +206,7 @@ SHUNT_FUNCTION int resp_next(struct shunt_socket *socket, struct resp_argument *
 	return 1;
 }
 
-// How many arguments there are, the command's name included; 0 of a bare line.
+// Returns the number of arguments including the command's name, or 0 for a bare line.
 SHUNT_INLINE __u32 resp_count(struct shunt_socket *socket)
 {
 	__u64 count = 0;
@@ -213,7 +216,7 @@ SHUNT_INLINE __u32 resp_count(struct shunt_socket *socket)
 	return type == '*' && resp_number(socket, 0, &count) > 0 ? count : 0;
 }
 
-// Up to 16 letters, in capitals, as two numbers that can be compared.
+// Up to 16 letters in upper case as two numbers, for comparisons.
 struct resp_name {
 	__u64 first;
 	__u64 second;
@@ -228,7 +231,7 @@ SHUNT_INLINE void resp_name(struct shunt_socket *socket, const struct resp_argum
 
 	shunt_peek_most(socket, argument->offset, letters.bytes, sizeof(letters.bytes),
 			argument->length <= 16 ? argument->length : 0);
-	// In capitals. What is no letter becomes something else that is none.
+	// Convert to upper case. Other characters become characters that are not letters either.
 	letters.name.first &= ~0x2020202020202020ull;
 	letters.name.second &= ~0x2020202020202020ull;
 	*name = letters.name;
@@ -240,7 +243,7 @@ SHUNT_INLINE void resp_name(struct shunt_socket *socket, const struct resp_argum
 	 RESP_LETTER(text, from + 3) | RESP_LETTER(text, from + 4) | RESP_LETTER(text, from + 5) |          \
 	 RESP_LETTER(text, from + 6) | RESP_LETTER(text, from + 7))
 
-// Whether a name is this one, a literal in capitals.
+// Compares a name with a literal in upper case.
 #define resp_is(name, text)                                                                                 \
 	((name)->first == RESP_LETTERS(text, 0) && (name)->second == RESP_LETTERS(text, 8))
 

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What a service is written against. A service is one C file that includes this header and says SHUNT_SERVICE once. It
-// is compiled twice: for BPF, where a socket is what arrived at it in the kernel, and natively, where it is a buffer of
-// the user-space engine. The service cannot tell which: it sees bytes only through the functions here, which never read
-// beyond what is there.
+// The interface for services. A service is one C file that includes this header and uses
+// SHUNT_SERVICE once. It is compiled twice: for BPF, where a socket is data that arrived in the
+// kernel, and natively, where it is a buffer of the user-space engine. The service cannot
+// distinguish them: it reads bytes only with the functions here, which never read beyond the
+// available bytes.
 //
-//	static int parse(struct shunt_socket *socket) { return length_message(socket, 4); }
+// 	static int parse(struct shunt_socket *socket) { return length_message(socket, 4); }
 //
-//	static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict) { shunt_echo(verdict); }
+// 	static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict) { shunt_echo(verdict); }
 //
-//	SHUNT_SERVICE(.name = "length-echo", .parse = parse, .decide = decide);
+// 	SHUNT_SERVICE(.name = "length-echo", .parse = parse, .decide = decide);
 
 #ifndef SHUNT_SERVICE_H
 #define SHUNT_SERVICE_H
@@ -19,42 +20,44 @@
 #define SHUNT_INLINE static inline __attribute__((always_inline))
 #define SHUNT_FUNCTION static __attribute__((noinline, unused))
 
-// Bytes of an answer that a service gives by itself.
+// The most bytes of an answer that a service makes itself.
 #define SHUNT_MAX_REPLY 256
 
-// Bytes of a message, unless the service says otherwise. More is refused as too long.
+// The most bytes of a message, unless the service overrides it. Longer ones are refused.
 #define SHUNT_MAX_MESSAGE (64 * 1024)
 
-// Bytes of a service's own in front of and behind those of a message or an answer, when it is split or joined.
+// The most bytes that a service adds before and after those of a message or an answer, when it is
+// split or joined.
 #define SHUNT_MAX_HEAD 64
 #define SHUNT_MAX_TAIL 8
 
-// No length is more than this, so that lengths can be added without care.
+// The largest length. Sums of a few lengths do not overflow 32 bits.
 #define SHUNT_MAX_LENGTH 0x3fffffff
 
-// Why a message cannot be served. What parse gives is one of these negated.
+// Why a message cannot be served. `parse` returns one of these negated.
 enum shunt_refusal {
 	SHUNT_MALFORMED = 1, // not of this protocol
 	SHUNT_TOO_LONG, // longer than the service takes
-	SHUNT_UNKNOWN_VERSION, // of a version of the protocol that is not known
+	SHUNT_UNKNOWN_VERSION, // an unknown version of the protocol
 	SHUNT_MISSING_FIELD, // without the field that the service decides by
 	SHUNT_UNKNOWN_COMMAND, // a command that the service does not serve
 	SHUNT_TOO_COMPLEX, // nested too deeply, or of too many parts
-	SHUNT_NO_BACKEND, // there is none for it (said by the engine)
-	SHUNT_BACKEND_GONE, // it was under way to one that is gone (said by the engine)
-	SHUNT_NO_REPLY, // its backend has not answered within `reply-timeout` (said by the engine)
+	SHUNT_NO_BACKEND, // there is no backend for it (set by the engine)
+	SHUNT_BACKEND_GONE, // its backend's connection broke (set by the engine)
+	SHUNT_NO_REPLY, // no reply within `reply-timeout` (set by the engine)
 };
 
-// The bytes that arrived and were not yet taken, from `position` on. Only the functions below look inside.
+// The received bytes that were not taken yet, from `position` on. Use the functions below, not the
+// members.
 struct shunt_socket {
 #ifdef __bpf__
 	struct __sk_buff *skb;
 #else
 	const __u8 *bytes;
 #endif
-	__u32 begin; // of the message, in what is above
+	__u32 begin; // offset of the message in the bytes above
 	__u32 length; // bytes from there on
-	__u32 position; // of the next byte to read, counted from `begin`
+	__u32 position; // offset of the next byte to read, relative to `begin`
 };
 
 enum shunt_action {
@@ -64,22 +67,22 @@ enum shunt_action {
 	SHUNT_REPLY, // answer with `reply`
 	SHUNT_CLOSE, // answer with `reply` if it is not empty, and close
 	SHUNT_REFUSE, // ask the service's `refuse` what to do, for the reason `why`
-	SHUNT_MORE, // the bytes by which to decide are not all there: ask again with the whole message
-	SHUNT_SPLIT, // several backends have a share in it: ask `part` for the messages that they get
+	SHUNT_MORE, // more bytes are needed: ask again with the whole message
+	SHUNT_SPLIT, // split it among several backends: `part` makes a message for each
 };
 
 enum shunt_key {
 	SHUNT_NUMBER, // `number`
 	SHUNT_BYTES, // `key_length` bytes of the message from `key_offset` on
-	SHUNT_BACKEND, // `number` is which backend, counted from 0: the service has chosen
+	SHUNT_BACKEND, // `number` is the backend's index: the service has chosen
 };
 
-// What to do with a message. src/service/native.rs has it too.
+// A decision about a message. src/service/native.rs has the same layout.
 struct shunt_verdict {
 	__u32 action; // enum shunt_action
-	__u32 why; // enum shunt_refusal, of SHUNT_REFUSE
+	__u32 why; // enum shunt_refusal, for SHUNT_REFUSE
 	__u32 one_way; // the backend does not answer this message
-	__u32 key; // enum shunt_key, of SHUNT_FORWARD
+	__u32 key; // enum shunt_key, for SHUNT_FORWARD
 	__u64 number;
 	__u32 key_offset;
 	__u32 key_length;
@@ -88,15 +91,15 @@ struct shunt_verdict {
 	__u32 padding;
 };
 
-// Which part of a message it is that several backends have a share in. src/service/mod.rs has it too.
+// The position in a split message. src/service/mod.rs has the same layout.
 struct shunt_share {
 	__u32 index; // counted from 0
-	__u32 count; // of all parts; known when they are answered
-	__u64 state; // the service's own, from one part to the next: 0 at first
+	__u32 count; // number of parts; known only when they are joined
+	__u64 state; // state of the service from one part to the next, initially 0
 };
 
-// Bytes put together: the service's own, then some of a message or of an answer, then the service's own again.
-// src/service/native.rs has it too.
+// Composed bytes: `head`, then a range of a message or of an answer, then `tail`.
+// src/service/native.rs has the same layout.
 struct shunt_piece {
 	__u32 offset;
 	__u32 length;
@@ -106,29 +109,32 @@ struct shunt_piece {
 	__u8 tail[SHUNT_MAX_TAIL];
 };
 
-// What a service is. src/service/native.rs has it too.
+// A service. src/service/native.rs has the same layout.
 struct shunt_service {
 	const char *name;
-	// How long is the message that begins here? Its length as soon as that can be told, even if not all of it has
-	// arrived; 0 if that needs more bytes; -enum shunt_refusal if there is no telling.
+	// Returns the message's length as soon as it can be computed, even if the message is incomplete; 0
+	// if that needs more bytes; or a negated enum shunt_refusal.
 	int (*parse)(struct shunt_socket *socket);
-	// The same of a backend's reply. None: the backends do not answer.
+	// Returns the length of a backend's reply in the same form. Null: backends do not reply.
 	int (*parse_reply)(struct shunt_socket *socket);
-	// What to do with the message? `socket` has its bytes and no others. The verdict comes as SHUNT_DROP.
+	// Decides about a message. `socket` has exactly its bytes. The verdict is initially SHUNT_DROP.
 	void (*decide)(struct shunt_socket *socket, struct shunt_verdict *verdict);
-	// What to do with a message that cannot be served? `socket` has its first bytes, 128 or more if there were so many.
-	// If parse refused it, the connection is closed afterwards: nobody knows where the next message begins. It is also
-	// closed if this function decides nothing, or is not there.
+	// Answers a message that cannot be served. `socket` has its first 128 bytes, or fewer if the
+	// message is shorter. If `parse` refused it, the connection is closed afterwards, because the
+	// beginning of the next message is unknown. It is also closed if this function sets no action or
+	// is null.
 	void (*refuse)(struct shunt_socket *socket, enum shunt_refusal why, struct shunt_verdict *verdict);
-	// A client has connected: SHUNT_REPLY greets it, SHUNT_CLOSE turns it away. The verdict comes as SHUNT_DROP: nothing.
+	// Greets a new client with SHUNT_REPLY, or rejects it with SHUNT_CLOSE. The verdict is initially
+	// SHUNT_DROP, which sends nothing.
 	void (*accepted)(struct shunt_verdict *verdict);
 	__u32 max_message; // SHUNT_MAX_MESSAGE if 0
-	__u32 retry; // a message may be sent again, to another backend, when its own died before it answered
-	// Of a message that decide has split (SHUNT_SPLIT), in user space: the next part, as a message that decide forwards.
-	// 0: there are no more.
+	__u32 retry; // a message may be sent to another backend if its own fails before it replies
+	// Makes the next part of a message that `decide` has split (SHUNT_SPLIT), in user space. The part
+	// is a message that `decide` forwards. Returns 0 if there are no more.
 	int (*part)(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece);
-	// All parts are answered; `socket` has the answer to this one, in their order: what of it does the client get? 0: that
-	// alone, as the answer to the whole message, for it is none that can be joined with the others.
+	// Selects the client's share of the answer to a part, which is in `socket`. The engine calls this
+	// for each part in order, once all are answered. Returns 0 if this answer cannot be joined with
+	// the others: it alone then answers the whole message.
 	int (*join)(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece);
 };
 
@@ -138,7 +144,7 @@ static const struct shunt_service shunt_service;
 
 // ---- reading
 
-// Bytes that are there and not yet taken.
+// Returns the number of bytes that were not taken yet.
 SHUNT_INLINE __u32 shunt_available(const struct shunt_socket *socket)
 {
 	return socket->position < socket->length ? socket->length - socket->position : 0;
@@ -153,12 +159,12 @@ SHUNT_INLINE int shunt_copy(const struct shunt_socket *socket, __u32 from, void 
 	return bpf_skb_load_bytes(socket->skb, from, to, length) ? -1 : 0;
 }
 
-// The compiler forgets what it knows of a value, and so leaves in the comparisons that the verifier needs to see.
+// Hides a value's range from the compiler, which then keeps comparisons that the verifier needs.
 #define SHUNT_OPAQUE(value) asm volatile("" : "+r"(value))
 
-// A 32-bit value, of which the verifier forgets what it knows: the sign of a length is never set. What a loop's step
-// leaves for the next is wrapped in this, so that the verifier sees the same step again, and not another one for each
-// value.
+// Hides a 32-bit value from the verifier: the sign of a length is never set, so the value is not
+// changed. Wrap in this all state that a step of a loop leaves for the next. Then the verifier sees
+// the same state again, instead of a new one for each value.
 #define SHUNT_ANY(socket, value) ((__u32)(value) ^ (__u32)((__s32)(socket)->skb->len >> 31))
 
 SHUNT_INLINE long shunt_loop(__u32 times, long (*step)(__u64 index, void *state), void *state)
@@ -169,8 +175,8 @@ SHUNT_INLINE long shunt_loop(__u32 times, long (*step)(__u64 index, void *state)
 #define SHUNT_OPAQUE(value)
 #define SHUNT_ANY(socket, value) ((__u32)(value))
 
-// Calls `step` until it gives something else than 0, but at most so many times. The verifier looks at `step` once,
-// however many times it is called. `state` is on the stack.
+// Calls `step` until it returns a value other than 0, at most `times` times. The verifier checks
+// `step` only once, however often it is called. `state` is on the stack.
 SHUNT_INLINE long shunt_loop(__u32 times, long (*step)(__u64 index, void *state), void *state)
 {
 	__u32 index = 0;
@@ -187,7 +193,7 @@ SHUNT_INLINE int shunt_copy(const struct shunt_socket *socket, __u32 from, void 
 }
 #endif
 
-// Copies `length` bytes, `offset` bytes further on, without taking them. -1 if they are not all there.
+// Copies `length` bytes at `offset` without taking them. Returns -1 if some are missing.
 SHUNT_INLINE int shunt_peek(const struct shunt_socket *socket, __u32 offset, void *to, __u32 length)
 {
 	__u64 end = (__u64)socket->position + offset + length;
@@ -197,8 +203,8 @@ SHUNT_INLINE int shunt_peek(const struct shunt_socket *socket, __u32 offset, voi
 	return shunt_copy(socket, socket->begin + socket->position + offset, to, length);
 }
 
-// Copies `length` bytes, or as many as are there, `offset` bytes further on, without taking them, and gives how many.
-// The rest of `to` becomes 0. `room`, a constant, is the size of `to`: `length` is no more.
+// Copies up to `length` bytes at `offset` without taking them, and returns their number. The rest
+// of `to` becomes 0. `room`, a constant, is the size of `to`, and `length` is at most that.
 SHUNT_INLINE __u32 shunt_peek_most(const struct shunt_socket *socket, __u32 offset, void *to, __u32 room,
 				   __u64 length)
 {
@@ -215,13 +221,13 @@ SHUNT_INLINE __u32 shunt_peek_most(const struct shunt_socket *socket, __u32 offs
 	return shunt_copy(socket, socket->begin + from, to, length) ? 0 : length;
 }
 
-// The same with as many bytes as `to` has.
+// Copies up to `room` bytes at `offset` without taking them, and returns their number.
 SHUNT_INLINE __u32 shunt_peek_some(const struct shunt_socket *socket, __u32 offset, void *to, __u32 room)
 {
 	return shunt_peek_most(socket, offset, to, room, room);
 }
 
-// Whether `length` bytes, `offset` bytes further on, are those of a literal of up to 64 bytes.
+// Compares `length` bytes at `offset` with a literal of up to 64 bytes.
 #define shunt_is(socket, offset, length, text) \
 	((length) == sizeof(text) - 1 && shunt_same(socket, offset, text, sizeof(text) - 1))
 
@@ -237,7 +243,7 @@ SHUNT_INLINE int shunt_same(const struct shunt_socket *socket, __u32 offset, con
 	return !different;
 }
 
-// Takes `length` bytes without looking at them. -1, and none is taken, if they are not all there.
+// Takes `length` bytes. Returns -1, and takes none, if some are missing.
 SHUNT_INLINE int shunt_discard(struct shunt_socket *socket, __u32 length)
 {
 	if (length > shunt_available(socket))
@@ -246,7 +252,7 @@ SHUNT_INLINE int shunt_discard(struct shunt_socket *socket, __u32 length)
 	return 0;
 }
 
-// Peeks and discards.
+// Copies and takes `length` bytes. Returns -1, and takes none, if some are missing.
 SHUNT_INLINE int shunt_read(struct shunt_socket *socket, void *to, __u32 length)
 {
 	if (shunt_peek(socket, 0, to, length))
@@ -278,7 +284,7 @@ SHUNT_INLINE void shunt_refuse(struct shunt_verdict *verdict, enum shunt_refusal
 	verdict->why = why;
 }
 
-// To the backend that the key is for: by number modulo, or by hash, as `--hash` says.
+// Forwards to the backend of a numeric key, which `--hash` maps to one.
 SHUNT_INLINE void shunt_forward_by_number(struct shunt_verdict *verdict, __u64 number)
 {
 	verdict->action = SHUNT_FORWARD;
@@ -286,7 +292,8 @@ SHUNT_INLINE void shunt_forward_by_number(struct shunt_verdict *verdict, __u64 n
 	verdict->number = number;
 }
 
-// The key is `length` bytes of the message from `offset` on, counted from the message's first byte.
+// Forwards to the backend of a key of bytes: `length` bytes of the message at `offset`, relative to
+// the message's first byte.
 SHUNT_INLINE void shunt_forward_by_bytes(struct shunt_verdict *verdict, __u32 offset, __u32 length)
 {
 	verdict->action = SHUNT_FORWARD;
@@ -295,7 +302,7 @@ SHUNT_INLINE void shunt_forward_by_bytes(struct shunt_verdict *verdict, __u32 of
 	verdict->key_length = length;
 }
 
-// To this backend, counted from 0 in the order of the file of backends.
+// Forwards to the backend with this index in the file of backends, counted from 0.
 SHUNT_INLINE void shunt_forward_to(struct shunt_verdict *verdict, __u64 backend)
 {
 	verdict->action = SHUNT_FORWARD;
@@ -303,7 +310,7 @@ SHUNT_INLINE void shunt_forward_to(struct shunt_verdict *verdict, __u64 backend)
 	verdict->number = backend;
 }
 
-// The message is to be sent in parts, each to a backend of its own: see `part`.
+// Splits the message into parts, each for its own backend. See `part`.
 SHUNT_INLINE void shunt_split(struct shunt_verdict *verdict)
 {
 	verdict->action = SHUNT_SPLIT;
@@ -311,8 +318,8 @@ SHUNT_INLINE void shunt_split(struct shunt_verdict *verdict)
 
 // ---- answering
 
-// Appends to the answer as many of the bytes as fit, and gives how many. The action becomes SHUNT_REPLY unless it is
-// SHUNT_CLOSE. `length` must be a constant.
+// Appends to the answer as many of the bytes as fit, and returns their number. The action becomes
+// SHUNT_REPLY unless it is SHUNT_CLOSE. `length` must be a constant.
 SHUNT_INLINE __u32 shunt_write(struct shunt_verdict *verdict, const void *bytes, __u32 length)
 {
 	const __u8 *from = bytes;
@@ -326,7 +333,8 @@ SHUNT_INLINE __u32 shunt_write(struct shunt_verdict *verdict, const void *bytes,
 	return done;
 }
 
-// Appends all of the bytes, or none and gives -1. `length` must be a constant.
+// Appends all of the bytes to the answer, or appends none and returns -1. `length` must be a
+// constant.
 SHUNT_INLINE int shunt_write_all(struct shunt_verdict *verdict, const void *bytes, __u32 length)
 {
 	__u32 at = verdict->reply_length;
@@ -340,7 +348,8 @@ SHUNT_INLINE int shunt_write_all(struct shunt_verdict *verdict, const void *byte
 	return 0;
 }
 
-// Appends `length` bytes of the message, `most` (a constant) at most, or none and gives -1.
+// Appends `length` bytes of the message to the answer, or appends none and returns -1. `most`, a
+// constant, bounds `length`.
 SHUNT_INLINE int shunt_write_from(struct shunt_verdict *verdict, const struct shunt_socket *socket, __u32 offset,
 				  __u64 length, __u32 most)
 {
@@ -364,7 +373,7 @@ SHUNT_INLINE int shunt_write_from(struct shunt_verdict *verdict, const struct sh
 
 // ---- splitting and joining
 
-// Appends bytes to those in front. Those that do not fit, as a service never has them, are left out, all of them.
+// Appends bytes to the head. If they do not fit, which a correct service avoids, none are appended.
 SHUNT_INLINE void shunt_put(struct shunt_piece *piece, const void *bytes, __u32 length)
 {
 	if (length > SHUNT_MAX_HEAD || piece->head_length > SHUNT_MAX_HEAD - length)
@@ -373,7 +382,7 @@ SHUNT_INLINE void shunt_put(struct shunt_piece *piece, const void *bytes, __u32 
 	piece->head_length += length;
 }
 
-// Appends a number in digits to the bytes in front.
+// Appends a number in decimal digits to the head.
 SHUNT_INLINE void shunt_put_number(struct shunt_piece *piece, __u64 number)
 {
 	__u8 digits[20], at = sizeof(digits);
@@ -385,14 +394,14 @@ SHUNT_INLINE void shunt_put_number(struct shunt_piece *piece, __u64 number)
 	shunt_put(piece, digits + at, sizeof(digits) - at);
 }
 
-// The bytes of the message, or of the answer, counted from its first.
+// Sets the range of the message or the answer, relative to its first byte.
 SHUNT_INLINE void shunt_take(struct shunt_piece *piece, __u32 offset, __u32 length)
 {
 	piece->offset = offset;
 	piece->length = length;
 }
 
-// Appends bytes to those behind. `length` is 8 at most.
+// Appends bytes to the tail. `length` is at most 8.
 SHUNT_INLINE void shunt_put_behind(struct shunt_piece *piece, const void *bytes, __u32 length)
 {
 	if (length > SHUNT_MAX_TAIL || piece->tail_length > SHUNT_MAX_TAIL - length)
@@ -401,7 +410,7 @@ SHUNT_INLINE void shunt_put_behind(struct shunt_piece *piece, const void *bytes,
 	piece->tail_length += length;
 }
 
-// ---- what the engines call
+// ---- functions that the engines call
 
 SHUNT_INLINE int shunt_bounded(int length, const struct shunt_socket *socket)
 {
@@ -443,7 +452,7 @@ SHUNT_INLINE void shunt_answer_refusal(struct shunt_socket *socket, enum shunt_r
 		verdict->action = SHUNT_CLOSE;
 }
 
-// ---- the halves
+// ---- the two halves
 
 #include "hash.h"
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// A program for each function of a service, never attached to anything: BPF_PROG_RUN gives it bytes, and it does with
-// them what it would do with a message. That is how a service is tested without sockets. Included by service.h.
+// Test programs, one for each function of a service. They are never attached: BPF_PROG_RUN gives
+// them bytes, which they treat as a message. This tests a service without sockets. service.h
+// includes this file.
 
 #ifndef SHUNT_TEST_BPF_H
 #define SHUNT_TEST_BPF_H
 
-// What the caller says, and is told. src/service/run.rs has both.
+// The caller's input, and below, its result. src/service/trial.rs has the same layouts.
 struct shunt_test_call {
-	__u32 begin; // where the message begins in what is given
+	__u32 begin; // offset of the message in the given bytes
 	__u32 why; // for refuse and hash
 };
 
@@ -75,7 +76,7 @@ SHUNT_TEST(refuse)
 	return 0;
 }
 
-// The bytes are a key, and `why` is how it is hashed.
+// Hashes the bytes as a key. `why` is the enum shunt_hash.
 SHUNT_TEST(hash)
 {
 	result->parsed = shunt_hash_bytes(socket, 0, socket->length, call->why == SHUNT_KETAMA ? SHUNT_KETAMA : SHUNT_MODULO);

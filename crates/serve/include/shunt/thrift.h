@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Apache Thrift's binary protocol: messages framed and unframed, with strict and with old headers; fields found by
-// their id, past values of every type. Nested to THRIFT_DEPTH, of THRIFT_STEPS parts at most: more is too complex.
+// Apache Thrift's binary protocol: framed and unframed messages with strict and old headers. Fields
+// are found by their id, past values of every type. Values are nested up to THRIFT_DEPTH and have
+// at most THRIFT_STEPS parts; others are refused as too complex.
 //
-//	struct thrift_message message;
-//	int length = thrift_next(socket, &message); // as parse gives it
-//	struct thrift_field field;
-//	if (thrift_find(socket, &message, 1, &field) > 0 && field.type == THRIFT_I32)
-//		... (int)field.number
+// 	struct thrift_message message;
+// 	int length = thrift_next(socket, &message); // the result for parse
+// 	struct thrift_field field;
+// 	if (thrift_find(socket, &message, 1, &field) > 0 && field.type == THRIFT_I32)
+// 		... (int)field.number
 
 #ifndef SHUNT_THRIFT_H
 #define SHUNT_THRIFT_H
@@ -17,7 +18,7 @@
 #define THRIFT_DEPTH 16
 #define THRIFT_STEPS 16384
 
-// Bytes of a method's name that an answer repeats.
+// The most bytes of a method's name that an answer repeats.
 #define THRIFT_NAME 96
 
 enum thrift_type {
@@ -47,24 +48,25 @@ enum thrift_exception {
 	THRIFT_PROTOCOL_ERROR = 7,
 };
 
-// A message's header. Offsets are from the socket's position.
+// A message's header. Offsets are relative to the socket's position.
 struct thrift_message {
 	__u32 framed;
 	__u32 strict;
 	__u32 kind; // enum thrift_kind
 	__u32 sequence;
-	__u32 name; // where the method's name is
+	__u32 name; // offset of the method's name
 	__u32 name_length;
-	__u32 body; // where the arguments are
-	__u32 end; // where the frame ends; 0 if there is none
+	__u32 body; // offset of the arguments
+	__u32 end; // end of the frame; 0 if there is none
 };
 
-// A field. `offset` is that of its value, from the socket's position; of a string, that of its first byte.
+// A field. `offset` is that of its value, or of a string's first byte, relative to the socket's
+// position.
 struct thrift_field {
 	__u32 type; // enum thrift_type
 	__u32 offset;
 	__u32 length; // of a string
-	__u64 number; // of a bool, a byte, an i16, an i32 or an i64, with its sign; of a double, its bits
+	__u64 number; // value of a bool or a signed integer; bits of a double
 };
 
 SHUNT_INLINE __u32 thrift_u32(const __u8 *bytes)
@@ -74,8 +76,8 @@ SHUNT_INLINE __u32 thrift_u32(const __u8 *bytes)
 
 // ---- headers
 
-// Reads the header: 1; 0 if more bytes are needed; or a refusal. A frame says how long it is before the header is there:
-// then `end` is set, and the length is known.
+// Reads the header. Returns 1, 0 if more bytes are needed, or a refusal. A frame's length precedes
+// the header, so `end` can be set although the result is 0.
 SHUNT_FUNCTION int thrift_header(struct shunt_socket *socket, struct thrift_message *message)
 {
 	__u8 bytes[12];
@@ -88,8 +90,9 @@ SHUNT_FUNCTION int thrift_header(struct shunt_socket *socket, struct thrift_mess
 	if (there < 4)
 		return 0;
 	if (!(first >> 31)) {
-		// The length of a frame, or of the name that an old header without a frame begins with. A frame goes on with
-		// the sign bit of a strict header or with the high byte, 0, of a name's length; a name with a character.
+		// This is the length of a frame, or of the name in an old header without a frame. In a frame the
+		// next byte has the sign bit of a strict header, or is the high byte, 0, of a name's length. In a
+		// name it is a character.
 		if (first > SHUNT_MAX_LENGTH - 4)
 			return -SHUNT_TOO_LONG;
 		if (there < 5)
@@ -113,7 +116,7 @@ SHUNT_FUNCTION int thrift_header(struct shunt_socket *socket, struct thrift_mess
 			return message->framed && message->end < at + 4 ? -SHUNT_MALFORMED : 0;
 		first = thrift_u32(bytes);
 	}
-	// Now at the name's length, which is `first`.
+	// `first` is the name's length now.
 	if (first == 0 || first > SHUNT_MAX_MESSAGE)
 		return -SHUNT_MALFORMED;
 	message->name = at + 4;
@@ -141,8 +144,9 @@ SHUNT_FUNCTION int thrift_header(struct shunt_socket *socket, struct thrift_mess
 
 // ---- values
 
-// Where a walk over values is. Each level is a struct, or a container with what is left of it:
-// bits 0-31 how many values, 32-39 the type of the next, 40-47 the type of the one after, 48 a struct.
+// The state of a walk over values. Each level is a struct, or a container with its remaining
+// values: bits 0-31 count them, 32-39 are the next type, 40-47 the type after that, 48 is set for a
+// struct.
 #define THRIFT_IS_STRUCT (1ull << 48)
 
 struct thrift_walk {
@@ -150,19 +154,19 @@ struct thrift_walk {
 	__u32 offset;
 	__u32 end;
 	__u32 depth;
-	__s32 wanted; // the id of a field of the outermost struct, or less than any
-	__s32 result; // 1: the field was found; 2: the end was
+	__s32 wanted; // the id of a field of the outermost struct, or THRIFT_NOTHING_WANTED
+	__s32 result; // 1: at the wanted field; 2: at the end of the struct
 	struct thrift_field field;
 	__u64 levels[THRIFT_DEPTH];
 };
 
 #define THRIFT_NOTHING_WANTED (-0x10000)
 
-// Bytes of a value of each type below 16, four bits each; 0 if they vary; 15 if there is no such type.
+// The size of each type below 16, in four bits each: 0 if it varies, 15 if there is no such type.
 #define THRIFT_SIZES 0x000008f4f2f811ffull
 #define THRIFT_NO_TYPE 15
 
-// By a look-up and not by a switch, so that the verifier sees one way through.
+// Returns the size of a type. A table instead of a switch gives the verifier only one path.
 SHUNT_INLINE __u32 thrift_size(__u32 type)
 {
 	if (type == THRIFT_UUID)
@@ -176,13 +180,13 @@ SHUNT_INLINE long thrift_stop(struct thrift_walk *walk, int result)
 	return 1;
 }
 
-// There are fewer bytes than that: they may still come, unless the frame ends before.
+// Stops for lack of bytes: more may arrive, unless the frame ends before.
 SHUNT_INLINE long thrift_short(struct thrift_walk *walk, __u32 needed)
 {
 	return thrift_stop(walk, walk->end && walk->offset + (__u64)needed > walk->end ? -SHUNT_MALFORMED : 0);
 }
 
-// Skips so many bytes.
+// Skips `length` bytes.
 SHUNT_INLINE long thrift_skip(struct thrift_walk *walk, __u64 length)
 {
 	__u64 offset = walk->offset + length;
@@ -195,7 +199,7 @@ SHUNT_INLINE long thrift_skip(struct thrift_walk *walk, __u64 length)
 	return 0;
 }
 
-// Into a struct or a container.
+// Enters a struct or a container.
 SHUNT_INLINE long thrift_enter(struct thrift_walk *walk, __u64 level)
 {
 	__u32 depth = walk->depth + 1;
@@ -207,7 +211,7 @@ SHUNT_INLINE long thrift_enter(struct thrift_walk *walk, __u64 level)
 	return 0;
 }
 
-// Past a value, or into it.
+// Skips a value, or enters it if its size is unknown.
 SHUNT_INLINE long thrift_value(struct thrift_walk *walk, __u32 type)
 {
 	__u8 bytes[6];
@@ -265,7 +269,7 @@ SHUNT_INLINE long thrift_value(struct thrift_walk *walk, __u32 type)
 	return thrift_enter(walk, (__u64)bytes[0] << 40 | (__u64)bytes[0] << 32 | count);
 }
 
-// Reads the value of the field that was looked for.
+// Reads the value of the wanted field.
 SHUNT_INLINE long thrift_take(struct thrift_walk *walk, __u32 type)
 {
 	__u8 bytes[8];
@@ -284,7 +288,7 @@ SHUNT_INLINE long thrift_take(struct thrift_walk *walk, __u32 type)
 		return thrift_short(walk, size);
 	for (int at = 0; at < 8; at++)
 		number = number << 8 | bytes[at];
-	// A value without a size of its own, as a struct, has no number.
+	// A value of variable size, such as a struct, has no number.
 	walk->field.number = size ? (__s64)number >> ((64 - 8 * size) & 63) : 0;
 	if (type == THRIFT_STRING) {
 		__u32 length = number >> 32;
@@ -342,8 +346,9 @@ static long thrift_step(__u64 index, void *context)
 	return thrift_value(walk, type);
 }
 
-// Walks over the struct that begins at `offset`, to the field `wanted` or to its end. 1: the field was found; 2: the end
-// was, and `offset` is behind it; 0: more bytes are needed; or a refusal. `end` is where the frame ends, or 0.
+// Walks over the struct at `offset`, to the field `wanted` or to its end. Returns 1 at the field; 2
+// at the end, with `offset` after it; 0 if more bytes are needed; or a refusal. `end` is the
+// frame's end, or 0.
 SHUNT_FUNCTION int thrift_walk(struct shunt_socket *socket, __u32 *offset, __u32 end, int wanted,
 			       struct thrift_field *field)
 {
@@ -360,7 +365,8 @@ SHUNT_FUNCTION int thrift_walk(struct shunt_socket *socket, __u32 *offset, __u32
 
 // ---- what a service calls
 
-// For parse: the length of the message, framed or not, and its header if that is there (`message->body` is not 0).
+// Returns the result of `parse` for a message, framed or not. The header is valid if
+// `message->body` is not 0.
 SHUNT_INLINE int thrift_next(struct shunt_socket *socket, struct thrift_message *message)
 {
 	struct thrift_field field;
@@ -380,8 +386,9 @@ SHUNT_INLINE int thrift_next(struct shunt_socket *socket, struct thrift_message 
 	return result == 2 ? (int)end : result;
 }
 
-// Finds an argument by its id: 1, and `field` is it; 0 if more bytes are needed; -SHUNT_MISSING_FIELD if it is not there;
-// or another refusal. `message` is what thrift_next or thrift_header gave.
+// Finds an argument by its id. Returns 1 and sets `field`; 0 if more bytes are needed;
+// -SHUNT_MISSING_FIELD if it is absent; or another refusal. `message` comes from thrift_next or
+// thrift_header.
 SHUNT_INLINE int thrift_find(struct shunt_socket *socket, const struct thrift_message *message, int id,
 			     struct thrift_field *field)
 {
@@ -391,13 +398,13 @@ SHUNT_INLINE int thrift_find(struct shunt_socket *socket, const struct thrift_me
 	return result == 2 ? -SHUNT_MISSING_FIELD : result;
 }
 
-// Takes the message that thrift_next gave, so that the next call gives the next.
+// Takes the message whose length thrift_next returned, so that its next call returns the next one.
 SHUNT_INLINE int thrift_discard(struct shunt_socket *socket, int length)
 {
 	return length > 0 ? shunt_discard(socket, length) : -1;
 }
 
-// Forwards the message to the backend that a field tells: an integer by number, a string by its bytes.
+// Forwards the message to the backend of a field: an integer by its value, a string by its bytes.
 SHUNT_INLINE void thrift_forward(const struct thrift_message *message, const struct thrift_field *field,
 				 struct shunt_verdict *verdict)
 {
@@ -428,8 +435,8 @@ SHUNT_INLINE int thrift_write_u32(struct shunt_verdict *verdict, __u32 value)
 	return shunt_write_all(verdict, bytes, sizeof(bytes));
 }
 
-// Answers with a TApplicationException: { 1: string message, 2: i32 code }. A message that nobody awaits an answer to is
-// dropped; one whose header cannot be read closes the connection. `text` is a string literal.
+// Answers with a TApplicationException: { 1: string message, 2: i32 code }. One-way messages are
+// dropped. If the header cannot be parsed, the connection is closed. `text` is a string literal.
 #define thrift_refuse(socket, verdict, code, text) thrift_answer(socket, verdict, code, text, sizeof(text) - 1)
 
 SHUNT_INLINE void thrift_answer(struct shunt_socket *socket, struct shunt_verdict *verdict, __u32 code,

@@ -1,7 +1,7 @@
-//! The backends of a service: what the file says, who of them is well, and which is a key's.
+//! The list of a service's backends: parsing its file, backend health, and the choice by key.
 //!
-//! A list never changes. Another file makes another list, which takes over those backends that it has in common with
-//! the one before, with what is known of them.
+//! A `Backends` list is immutable. When the file changes, `Backends::read` makes a new list that
+//! shares the `Backend` entries found in both, so that their counters and health survive.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,33 +16,33 @@ use super::choose::{Chooser, Hashing};
 use super::counts::Count;
 use crate::service::Key;
 
-/// A file of backends that cannot be used.
+/// An error in the file of backends.
 #[derive(Debug, Error)]
 pub enum BackendsError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{path} cannot be read: {source}")]
     Unreadable {
-        /// Which.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The error of the read.
         source: std::io::Error,
     },
-    /// It is not what docs/serve.md describes.
+    /// The file does not have the format that docs/serve.md describes.
     #[error("{path}: {why}")]
     Wrong {
-        /// Which.
+        /// The file's path.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The fault and its position.
         why: String,
     },
 }
 
-/// The file.
+/// The file of backends, as TOML describes it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
     hash: Option<Hashing>,
-    /// Seconds.
+    /// In seconds.
     reply_timeout: Option<f64>,
     #[serde(default)]
     health: Health,
@@ -50,13 +50,13 @@ struct File {
     backends: Vec<Entry>,
 }
 
-/// How backends are looked after.
+/// The parameters of the health check.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Health {
-    /// Seconds between two attempts to connect to each.
+    /// Seconds between two connection attempts to each backend.
     interval: f64,
-    /// Seconds that such an attempt may take.
+    /// Time-out of one attempt, in seconds.
     timeout: f64,
 }
 
@@ -88,7 +88,7 @@ fn one() -> u32 {
     1
 }
 
-/// One backend, as long as any list or connection knows it.
+/// A backend, shared by every list and connection that refers to it.
 #[derive(Debug)]
 pub(crate) struct Backend {
     pub(crate) address: SocketAddr,
@@ -97,14 +97,14 @@ pub(crate) struct Backend {
     pub(crate) bytes: Count,
     pub(crate) connected: Count,
     pub(crate) failed: Count,
-    /// Failures since it last worked.
+    /// Consecutive failures.
     failures: AtomicU32,
-    /// Not tried again before so many microseconds of `epoch`.
+    /// The time of the next permitted attempt after a failure, in microseconds since `epoch`.
     retry_at: AtomicU64,
     epoch: Instant,
 }
 
-/// After the first failure, and at most.
+/// The pause after the first failure, and the longest pause. It doubles with each failure.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 impl Backend {
@@ -122,12 +122,12 @@ impl Backend {
         }
     }
 
-    /// Whether it may be connected to now.
+    /// Returns true if the backend works or its pause after a failure is over.
     pub(crate) fn may_be_tried(&self) -> bool {
         self.failures.load(Relaxed) == 0 || self.micros() >= self.retry_at.load(Relaxed)
     }
 
-    /// Whether it worked when it was last tried.
+    /// Returns true if the last attempt succeeded.
     pub(crate) fn is_well(&self) -> bool {
         self.failures.load(Relaxed) == 0
     }
@@ -136,7 +136,7 @@ impl Backend {
         self.failures.store(0, Relaxed);
     }
 
-    /// It is left alone for a while, longer each time.
+    /// Counts a failure and forbids attempts for a pause that doubles each time.
     pub(crate) fn fails(&self) {
         self.failed.add(1);
         let failures = self.failures.fetch_add(1, Relaxed).min(16);
@@ -149,18 +149,18 @@ impl Backend {
     }
 }
 
-/// See the module.
+/// An immutable list of backends, with the rule that maps a key to one of them.
 #[derive(Debug)]
 pub(crate) struct Backends {
     pub(crate) list: Vec<Arc<Backend>>,
     pub(crate) chooser: Chooser,
     pub(crate) health: Health,
-    /// So long a backend may say nothing while it is to answer.
+    /// How long a backend with a pending reply may stay silent.
     pub(crate) reply_timeout: Option<Duration>,
 }
 
 impl Backends {
-    /// None at all, for services that answer by themselves.
+    /// Returns an empty list, for services that answer without backends.
     pub(crate) fn none(hashing: Hashing) -> Backends {
         Backends {
             list: Vec::new(),
@@ -170,8 +170,8 @@ impl Backends {
         }
     }
 
-    /// From a file, with what is known of the backends of the list before. A hashing that was asked for on the command
-    /// line goes before the file's.
+    /// Reads the list from a file and shares the entries that `before` has too. `asked`, the
+    /// hashing given on the command line, overrides the file's.
     pub(crate) fn read(
         path: &Path,
         asked: Option<Hashing>,
@@ -213,7 +213,7 @@ impl Backends {
         Ok(Backends { list, chooser, health: file.health, reply_timeout })
     }
 
-    /// The place in the list of the backend of this key of this message.
+    /// Returns the index in `list` of the backend to which the message's key belongs.
     pub(crate) fn choose(&self, key: &Key, message: &[u8]) -> Option<usize> {
         self.chooser.choose(key, message)
     }

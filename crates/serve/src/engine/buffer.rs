@@ -1,13 +1,13 @@
-//! Bytes that wait: appended at the end, taken from the beginning.
+//! A FIFO byte buffer: bytes are appended at the end and taken from the beginning.
 
-/// What a buffer keeps for the next bytes when it is empty.
+/// Capacity that an empty buffer retains.
 const KEPT: usize = 64 * 1024;
 
-/// See the module.
+/// A FIFO of bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     bytes: Vec<u8>,
-    /// Of `bytes`, those before were taken.
+    /// Index in `bytes` of the first byte that has not been taken.
     start: usize,
 }
 
@@ -25,7 +25,7 @@ impl Buffer {
     }
 
     pub(crate) fn push(&mut self, bytes: &[u8]) {
-        // What was taken is given back before the rest would move to another place anyway.
+        // Compact only when the vector would reallocate, and so move the rest, anyway.
         if self.start > 0 && self.bytes.len() + bytes.len() > self.bytes.capacity() {
             self.bytes.drain(..self.start);
             self.start = 0;

@@ -1,6 +1,10 @@
-//! When a conversation belongs in the kernel: while one message at a time is under way, for then a batch has nothing to put
-//! together, and each step between the kernel and user space is lost time. A conversation that proved restless has to be
-//! calm for longer the next time, so that it does not go back and forth.
+//! Decides when a conversation should move to the kernel.
+//!
+//! The kernel is faster while one message at a time is under way: a batch has nothing to combine
+//! then, and each transition between kernel and user space only adds latency. `Calm` counts reads
+//! in a row that carried exactly one message with nothing else pending (a *run*). A run of `needed`
+//! reads makes the conversation a candidate. `needed` doubles each time the kernel returns a
+//! conversation as busy, so that it does not oscillate between the engines.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -9,29 +13,31 @@ use shunt_sys::tcp;
 
 use super::counts::Move;
 
-/// See the module.
+/// The run-length detector of one conversation.
 #[derive(Debug)]
 pub(crate) struct Calm {
-    /// Reads in a row that gave one message, with nothing else under way.
+    /// Length of the current run: reads in a row of one message each, with nothing else pending.
     run: u32,
-    /// When it began.
+    /// When the run began.
     since: Instant,
-    /// How long a run has to be.
+    /// The run length at which the conversation may move to the kernel.
     needed: u32,
-    /// Reads that were none of a run, since it came back from the kernel.
+    /// Reads that did not continue a run, since the conversation last came back from the kernel.
     busy: u32,
-    /// Segments that had arrived when the end of the run began, and as many as its reads can have had at least.
+    /// TCP segments received when the last `WATCHED` reads of the run began, and the least number
+    /// of segments that those reads can have needed.
     segments: u32,
     least: u32,
 }
 
-/// Reads before a conversation is moved for the first time, and at most.
+/// The initial value of `Calm::needed`, and its maximum.
 const NEEDED: (u32, u32) = (32, 1 << 16);
-/// The last reads of a run, of which is asked how many segments they were.
+/// How many reads at the end of a run have their TCP segments counted.
 const WATCHED: u32 = 16;
-/// Reads that were none of a run, before the sockets leave the kernel's map.
+/// Reads outside of runs after which the sockets leave the kernel's map.
 const BUSY: u32 = 32;
-/// Messages that nobody answers may follow each other so closely: engine.bpf.h has the same, as SHUNT_BUSY.
+/// Least average distance between unanswered messages in the kernel. `SHUNT_BUSY` in engine.bpf.h
+/// is the same limit.
 const APART: Duration = Duration::from_micros(60);
 
 impl Calm {
@@ -39,9 +45,10 @@ impl Calm {
         Calm { run: 0, since: now, needed: NEEDED.0, busy: 0, segments: 0, least: 0 }
     }
 
-    /// One read of the client, of so many bytes. `quiet`: it gave one message, and nothing else was under way.
+    /// Records one read of `bytes` bytes from the client. `quiet` is true if it carried one message
+    /// and nothing else was pending.
     pub(crate) fn saw(&mut self, quiet: bool, bytes: usize, client: &OwnedFd, now: Instant) {
-        // What the client has not acknowledged when it sends again, it has not waited for.
+        // Unacknowledged output means that the client sent again without waiting for the answer.
         let quiet = quiet && tcp::outq(client.as_fd()).unwrap_or(0) == 0;
         match quiet {
             true => {
@@ -64,17 +71,18 @@ impl Calm {
         }
     }
 
-    /// Whether it has been busy for so long that it will hardly be calm soon.
+    /// Returns true if a run has become unlikely, because so many reads were outside of one.
     pub(crate) fn is_busy(&self) -> bool {
         self.busy >= BUSY
     }
 
-    /// Whether it has been calm for long enough. `paced`: nothing but time keeps the messages apart.
+    /// Returns true if the run is long enough to move. `paced` means that the messages have no
+    /// answers, so only the client's timing separates them.
     pub(crate) fn is_enough(&mut self, paced: bool, client: &OwnedFd, now: Instant) -> bool {
         if self.run < self.needed {
             return false;
         }
-        // What came in several segments and was read at once, the kernel would serve one by one.
+        // Segments that user space read together would reach the kernel engine one by one.
         let arrived = tcp::segments(client).map_or(0, |(segments, _)| segments.wrapping_sub(self.segments));
         if arrived > self.least.saturating_add(WATCHED / 4) {
             (self.run, self.since) = (0, now);
@@ -88,7 +96,8 @@ impl Calm {
         is_slow
     }
 
-    /// It has come back from the kernel, where it had so many messages.
+    /// Records that the conversation came back from the kernel, which had served `messages`
+    /// messages.
     pub(crate) fn left(&mut self, why: Move, messages: u64, now: Instant) {
         (self.run, self.since, self.busy) = (0, now, 0);
         let restless = !matches!(why, Move::NoConnection | Move::Ended | Move::Reload | Move::Stop);

@@ -1,4 +1,4 @@
-//! Which backend a key belongs to, by what the file of backends or the command line asks for.
+//! Maps a key to a backend, as the file of backends or the command line configures it.
 
 use std::net::SocketAddr;
 
@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 use crate::hash::{Placement, Scheme};
 use crate::service::Key;
 
-/// How a key becomes a backend.
+/// The rule that maps a key to a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hashing {
-    /// A number, or the hash of bytes, modulo the number of backends.
+    /// A numeric key, or the hash of a key of bytes, modulo the number of backends.
     #[default]
     Modulo,
-    /// The continuum of libketama: when backends come or go, only their keys move.
+    /// The continuum of libketama: when backends are added or removed, only their keys move.
     Ketama,
-    /// The service says which; a key of its is no backend's.
+    /// The service names the backend. Keys of numbers or bytes have no backend.
     Service,
 }
 
-/// See the module.
+/// A hashing rule together with the backends that it distributes keys over.
 #[derive(Debug)]
 pub(crate) struct Chooser {
     pub(crate) hashing: Hashing,
@@ -35,7 +35,7 @@ impl Chooser {
         Chooser { hashing, placement }
     }
 
-    /// Counted from 0.
+    /// Returns the index of the message's backend, counted from 0.
     pub(crate) fn choose(&self, key: &Key, message: &[u8]) -> Option<usize> {
         if self.hashing == Hashing::Service && !matches!(key, Key::Backend(_)) {
             return None;

@@ -1,6 +1,20 @@
-//! A client and the connections to backends that were opened for it, in user space. Messages are taken as they come, put
-//! together for each backend, and written once in a round; answers go back in the order of the messages. Nothing grows
-//! without bound: who does not read is not read for.
+//! A conversation in user space: a client's connection and the connections to backends that were
+//! opened for it.
+//!
+//! In each round the worker reads its sockets, takes whole messages, appends each to the buffer of
+//! its backend, and writes each buffer once. That write is the batch. Answers go to the client in
+//! the order of its messages. All buffers are bounded (see `limits`): the engine stops reading from
+//! a client, or from a backend, whose output does not drain.
+//!
+//! Example with two backends A and B:
+//!
+//! ```text
+//!  client sends  m1(A) m2(B) m3(A)      one read
+//!  A gets        m1 m3                  one write
+//!  B gets        m2                     one write
+//!  B answers r2                         held: m1 has no answer yet
+//!  A answers r1 r3                      the client gets r1 r2 r3
+//! ```
 
 use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,54 +38,55 @@ use super::place::Place;
 use super::waiting::{self, Turn, Waiting};
 use crate::service::{Answer, Key, Parse, Properties, Refusal, Service, Share, Verdict};
 
-/// See the module.
+/// A client's connection and its connections to backends.
 #[derive(Debug)]
 pub(crate) struct Conversation {
     pub(super) id: u32,
     pub(super) client: OwnedFd,
-    /// What was read of the client and is no whole message, or waits for room.
+    /// Bytes read from the client that are an incomplete message, or wait for room.
     pub(super) input: Vec<u8>,
     pub(super) output: Buffer,
     pub(super) links: Vec<Option<Link>>,
-    /// For each backend of the list, where in `links` its connection may be.
+    /// For each backend of the list, the index in `links` of its connection, if it has one.
     places: Vec<Option<usize>>,
     pub(super) waiting: Waiting,
-    /// There are messages in `input` for which there was no room.
+    /// `input` has whole messages for which there was no room.
     pub(super) blocked: bool,
-    /// No message is taken any more: the service closes the connection.
+    /// No more messages are taken, because the service closes the connection.
     pub(super) stopped: bool,
     /// The client has sent its last byte.
     pub(super) ended: bool,
-    /// The client is gone.
+    /// The client's connection has failed.
     pub(super) broken: bool,
     interest: EventFlags,
     generation: u16,
     accounted: i64,
     pub(super) calm: Calm,
-    /// The last message was one that nobody answers: nothing but time keeps such messages apart.
+    /// The last message has no answer, so only the client's timing separates such messages.
     paced: bool,
     pub(super) place: Place,
-    /// In the kernel a message waits for its answer: so many replies had come, and since when.
+    /// For a message that waits in the kernel: the count of replies so far, and since when it
+    /// waits.
     pub(super) waits: Option<(u64, Instant)>,
 }
 
-/// What a conversation needs of its worker while something is done for it.
+/// The parts of the worker that a conversation uses during one call.
 pub(crate) struct Round<'a> {
     pub(crate) service: &'a dyn Service,
     pub(crate) properties: Properties,
     pub(crate) backends: &'a Arc<Backends>,
     pub(crate) counts: &'a Counts,
     pub(crate) epoll: &'a OwnedFd,
-    /// A read, behind the longest beginning of a message.
+    /// A read buffer, with room for the longest incomplete message in front of one read.
     pub(crate) scratch: &'a mut Vec<u8>,
     pub(crate) lingering: &'a mut Vec<Lingering>,
     pub(crate) kernel: &'a mut Option<Kernel>,
     pub(crate) now: Instant,
 }
 
-/// What is kept of a message for the case that it has to be refused.
+/// Bytes of a message that are kept in order to refuse it later.
 pub(crate) const HEAD: usize = 128;
-/// How often a message is sent at most.
+/// The most attempts to send one message.
 const ATTEMPTS: u8 = 3;
 
 impl Conversation {
@@ -109,12 +124,12 @@ impl Conversation {
         Ok(new)
     }
 
-    /// Whether it has been calm for so long that it belongs in the kernel.
+    /// Returns true if the conversation should move to the kernel.
     pub(crate) fn is_calm(&mut self, now: Instant) -> bool {
         self.calm.is_enough(self.paced, &self.client, now)
     }
 
-    /// Whether it has been busy in user space for so long that its sockets had better leave the kernel's map.
+    /// Returns true if the sockets should leave the kernel's map, because user space serves them.
     pub(crate) fn wants_out(&self) -> bool {
         self.calm.is_busy() && self.place.could_leave()
     }
@@ -123,9 +138,9 @@ impl Conversation {
         self.id
     }
 
-    // ---- what epoll says
+    // ---- epoll events
 
-    /// The client has sent something, or is gone.
+    /// Handles an event of the client's socket.
     pub(crate) fn client_ready(&mut self, flags: EventFlags, round: &mut Round<'_>) {
         if self.reads(round) {
             self.read_client(round);
@@ -134,7 +149,7 @@ impl Conversation {
         }
     }
 
-    /// Reads once.
+    /// Reads from the client once, and takes the messages.
     pub(super) fn read_client(&mut self, round: &mut Round<'_>) {
         let mut scratch = mem::take(round.scratch);
         let left = self.input.len();
@@ -158,7 +173,7 @@ impl Conversation {
         *round.scratch = scratch;
     }
 
-    /// A connection to a backend is connected, has something to read or is gone.
+    /// Handles an event of the connection at index `at`: connected, readable or failed.
     pub(crate) fn link_ready(&mut self, at: usize, generation: u16, round: &mut Round<'_>) {
         let Some(Some(link)) = self.links.get_mut(at) else { return };
         if link.generation != generation {
@@ -174,7 +189,7 @@ impl Conversation {
         }
     }
 
-    /// Reads once.
+    /// Reads from the backend once, and takes the replies.
     pub(super) fn read_link(&mut self, at: usize, round: &mut Round<'_>) {
         let Some(Some(link)) = self.links.get_mut(at) else { return };
         let mut scratch = mem::take(round.scratch);
@@ -205,7 +220,7 @@ impl Conversation {
 
     // ---- messages
 
-    /// Takes the whole messages that there is room for. Gives how many bytes they have, and how many they are.
+    /// Takes the whole messages for which there is room. Returns their bytes and their count.
     fn take_messages(&mut self, bytes: &[u8], round: &mut Round<'_>) -> (usize, u64) {
         let (mut at, mut messages) = (0, 0);
         while at < bytes.len() {
@@ -235,7 +250,7 @@ impl Conversation {
         (at, messages)
     }
 
-    /// False: there is no room at its backend.
+    /// Takes one message. Returns false if its backend's buffer has no room.
     fn take_message(&mut self, message: &[u8], round: &mut Round<'_>) -> bool {
         match round.service.decide(message) {
             Verdict::Drop => round.counts.lost(Loss::Service),
@@ -245,7 +260,7 @@ impl Conversation {
             Verdict::Forward { key, one_way } => return self.forward(message, &key, one_way, round),
             Verdict::Split => return self.split(message, round),
             Verdict::Refuse(why) => self.refuse(message, None, why, false, round),
-            // The whole message was there.
+            // The service had the whole message, so asking for more of it is an error.
             Verdict::More => self.refuse(message, None, Refusal::TooComplex, false, round),
         }
         true
@@ -273,8 +288,8 @@ impl Conversation {
         true
     }
 
-    /// Where in `links` there is a connection for a message of this backend, or of another one if the service lets a
-    /// message go elsewhere. It is opened if there is none yet.
+    /// Returns the index in `links` of a connection to the backend `first`, which is opened if
+    /// there is none. If the service allows retries, any other backend may take its place.
     fn link_for(&mut self, first: usize, round: &mut Round<'_>) -> Option<usize> {
         let count = round.backends.list.len();
         let candidates = if round.properties.retry { count } else { 1 };
@@ -317,14 +332,15 @@ impl Conversation {
         }
     }
 
-    /// Sends a message in parts, each as a message of its own, if there is room for all of them.
+    /// Sends a message in parts, each to its own backend. Returns false, and sends nothing, if one
+    /// of the backends has no room.
     fn split(&mut self, message: &[u8], round: &mut Round<'_>) -> bool {
         let mut share = Share::default();
         let mut parts = Vec::new();
         while let Some(part) = round.service.part(message, &mut share) {
             share.index += 1;
             let Verdict::Forward { key, one_way: false } = round.service.decide(&part) else {
-                // No message that can be sent: the service is wrong.
+                // A part must be forwarded and answered: anything else is a fault of the service.
                 self.refuse(message, None, Refusal::Malformed, false, round);
                 return true;
             };
@@ -356,7 +372,8 @@ impl Conversation {
         true
     }
 
-    /// Puts an answer to the message of a turn, or one that nobody else is asked for, into its place in the order.
+    /// Puts an answer into its place in the order: that of `turn`, or the last for a message that
+    /// no backend has.
     fn answer(&mut self, turn: Option<Turn>, bytes: &[u8], closes: bool, round: &Round<'_>) {
         let join = |kept: &[u8], answers: Option<_>| joined(kept, answers, round);
         let done = match turn {
@@ -385,7 +402,8 @@ impl Conversation {
 
     // ---- replies
 
-    /// Takes the whole replies. None: what it sent is none.
+    /// Takes the whole replies from `bytes` and returns their length, or `None` if the bytes are
+    /// not a reply.
     fn take_replies(&mut self, at: usize, bytes: &[u8], round: &mut Round<'_>) -> Option<usize> {
         if !round.properties.replies {
             round.counts.lost(Loss::Surplus);
@@ -409,8 +427,8 @@ impl Conversation {
         Some(used)
     }
 
-    /// A connection to a backend is over: its messages are sent again where that is safe or the service wants it, and else
-    /// answered.
+    /// Removes a connection to a backend. Its unanswered messages are sent again if no backend has
+    /// seen them or the service allows it, and refused otherwise.
     pub(super) fn lose(&mut self, at: usize, fails: bool, why: Refusal, round: &mut Round<'_>) {
         let Some(mut link) = self.links[at].take() else { return };
         self.place.link_gone(at, &link.socket, round.kernel);
@@ -434,7 +452,7 @@ impl Conversation {
                     self.refuse(&[], None, why, false, round);
                 }
                 (None, false) => {
-                    // Nobody has seen it.
+                    // The backend has no byte of this message, so it is safe to send it elsewhere.
                     let verdict = round.service.decide(&message);
                     let Verdict::Forward { key, .. } = verdict else { continue };
                     let to = round.backends.choose(&key, &message).and_then(|to| self.link_for(to, round));
@@ -449,7 +467,8 @@ impl Conversation {
         }
     }
 
-    /// Sends a message that was under way once more, or answers it. `unseen`: as a whole, and no backend has any of it.
+    /// Sends a pending message again, or refuses it. `unseen` is the whole message if no backend
+    /// has any byte of it.
     fn again(&mut self, unseen: Option<&[u8]>, turn: Turn, why: Refusal, round: &mut Round<'_>) {
         let Some(kept) = self.waiting.kept(turn).map(<[u8]>::to_vec) else { return };
         let message = unseen.or(round.properties.retry.then_some(&kept[..]));
@@ -466,8 +485,10 @@ impl Conversation {
         self.refuse(&kept[..kept.len().min(HEAD)], Some(turn), why, false, round);
     }
 
-    /// Gives up the connections to backends that should have answered by now. In the kernel's hands nobody sees that a
-    /// backend is silent but by what is counted there: true if the conversation has to be taken back for that.
+    /// Closes connections to backends that have not replied within `limit`.
+    ///
+    /// In the kernel no event reports a silent backend, so its counters are compared with the last
+    /// call's. Returns true if the conversation must come back from the kernel for that reason.
     pub(crate) fn look_for_silence(&mut self, limit: Duration, round: &mut Round<'_>) -> bool {
         if self.place.is_kernels() {
             let waits = round.kernel.as_ref().and_then(|kernel| self.place.waits(kernel));
@@ -479,7 +500,7 @@ impl Conversation {
         for at in 0..self.links.len() {
             let Some(link) = &self.links[at] else { continue };
             let is_silent = !link.unanswered.is_empty() && round.now - link.silent_since >= limit;
-            // One that is not read for want of room is not silent.
+            // A backend that is not read from, for lack of room, is not silent.
             if is_silent && link.connecting.is_none() && self.reads_replies(at) {
                 self.lose(at, true, Refusal::NoReply, round);
             }
@@ -489,7 +510,8 @@ impl Conversation {
 
     // ---- the end of a round
 
-    /// Writes what there is, takes what there is room for now, and says whether the conversation is over.
+    /// Ends a round: writes the buffers, takes messages for which there is room now, and updates
+    /// the epoll interest. Returns true if the conversation is over.
     pub(crate) fn settle(&mut self, round: &mut Round<'_>) -> bool {
         if self.place.is_kernels() {
             return false;
@@ -546,7 +568,8 @@ impl Conversation {
         }
     }
 
-    /// Nobody is there to be answered. What was taken is still delivered.
+    /// Discards the answers after the client's connection failed. Messages already taken are still
+    /// delivered.
     fn forget_client(&mut self, round: &mut Round<'_>) {
         if self.ended && self.stopped {
             return;
@@ -575,7 +598,8 @@ impl Conversation {
         self.links.iter().flatten().all(|link| link.output.is_empty())
     }
 
-    /// What was written arrives, and then its end.
+    /// Shuts the sockets down for writing and hands them to `Lingering`, so that written bytes
+    /// arrive.
     fn leave(&mut self, round: &mut Round<'_>) {
         round.counts.queued.fetch_sub(mem::take(&mut self.accounted), std::sync::atomic::Ordering::Relaxed);
         self.leave_seats(round.kernel);
@@ -593,7 +617,7 @@ impl Conversation {
         }
     }
 
-    /// Asks epoll for what can be used.
+    /// Sets the epoll interest of each socket to the events that can be handled now.
     pub(super) fn watch(&mut self, round: &mut Round<'_>) {
         if !self.broken {
             let mut wanted = EventFlags::empty();
@@ -618,7 +642,8 @@ impl Conversation {
         }
     }
 
-    /// What epoll is asked for stays the same; it looks whether there is any of it. 0 is the client.
+    /// Renews the same epoll interest, so that epoll checks the socket's readiness again. `at` is 0
+    /// for the client, and otherwise one more than the index in `links`.
     pub(super) fn watch_again(&mut self, at: usize, round: &mut Round<'_>) {
         if at == 0 && !self.broken {
             let _ = epoll::modify(round.epoll, &self.client, event_data(self.id, 0, 0), self.interest);
@@ -629,7 +654,8 @@ impl Conversation {
         }
     }
 
-    /// Of the client and the connections to backends, only their ends are of interest, and once.
+    /// Restricts the epoll interest to the end of each connection, edge-triggered, while the kernel
+    /// serves the conversation.
     pub(super) fn watch_ends(&mut self, round: &mut Round<'_>) {
         self.interest = EventFlags::RDHUP | EventFlags::ET;
         let _ = epoll::modify(round.epoll, &self.client, event_data(self.id, 0, 0), self.interest);
@@ -652,7 +678,7 @@ impl Conversation {
 
     // ---- room
 
-    /// For one more message, whomever it is for.
+    /// Returns true if one more message may be taken, for any backend.
     fn has_room(&self) -> bool {
         self.output.len() < limits::BUFFER
             && self.waiting.len() < limits::WAITING
@@ -666,14 +692,15 @@ impl Conversation {
             && (queued < limits::QUEUED || self.accounted == 0)
     }
 
-    /// Answers that come early are held, but not without bound.
+    /// Returns true if replies of this connection may be read. Early replies are held up to a
+    /// bound.
     pub(super) fn reads_replies(&self, at: usize) -> bool {
         let Some(Some(link)) = self.links.get(at) else { return false };
         let is_next = link.unanswered.front().is_some_and(|turn| self.waiting.is_next(*turn));
         self.output.len() < limits::BUFFER && (is_next || self.waiting.held() < limits::KEPT)
     }
 
-    /// The list of backends is another one.
+    /// Adapts to a new list of backends: connections to removed ones are retired.
     pub(crate) fn backends_changed(&mut self, backends: &Backends) {
         self.places.clear();
         self.places.resize(backends.list.len(), None);
@@ -687,13 +714,14 @@ impl Conversation {
         }
     }
 
-    /// The service ends: what was received is still served, and nothing after that.
+    /// Stops reading from the client. Messages already received are still served.
     pub(crate) fn drain(&mut self) {
         self.ended = true;
     }
 }
 
-/// One answer of those to the parts of a message, of whose first part this was kept. One that is too long is refused.
+/// Joins the answers to the parts of a message into one. `kept` is the kept beginning of the first
+/// part. A joined answer that is too long (`None`) becomes a refusal.
 fn joined(kept: &[u8], answers: Option<Vec<waiting::Answer>>, round: &Round<'_>) -> waiting::Answer {
     let Some(answers) = answers else {
         round.counts.refused(Refusal::TooLong);
@@ -717,7 +745,8 @@ fn joined(kept: &[u8], answers: Option<Vec<waiting::Answer>>, round: &Round<'_>)
     waiting::Answer { bytes: all, closes: false }
 }
 
-/// What epoll gives back: which conversation, which of its connections (0: the client), and of which generation.
+/// Packs an event's origin: the conversation, its connection (0 is the client, otherwise one more
+/// than the index in `links`), and the connection's generation.
 pub(crate) fn event_data(id: u32, generation: u16, part: usize) -> EventData {
     EventData::new_u64(u64::from(id) << 32 | u64::from(generation) << 16 | part as u64)
 }

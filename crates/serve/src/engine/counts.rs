@@ -1,10 +1,11 @@
-//! What a service has counted since it started: the same names in `shunt serve status`, its JSON and the metrics.
+//! Counters of a service since its start, with the same names in `shunt serve status`, its JSON and
+//! the metrics.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use crate::service::Refusal;
 
-/// One number that only grows.
+/// A monotonic counter.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
@@ -18,13 +19,13 @@ impl Count {
     }
 }
 
-/// Declares reasons: each with its label and what it means.
+/// Declares an enum of reasons, each with its label and its meaning.
 macro_rules! reasons {
     ($(#[$outer:meta])* $name:ident says $text:ident { $($variant:ident, $label:literal, $meaning:literal;)+ }) => {
         reasons! { $(#[$outer])* $name { $($variant, $label, $meaning;)+ } }
 
         impl $name {
-            /// For a person.
+            /// Returns the meaning, in words for a person.
             pub(crate) fn $text(self) -> &'static str {
                 match self { $($name::$variant => $meaning),+ }
             }
@@ -46,8 +47,8 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Why a conversation went from one engine to the other. From the second on they are the kernel's own, in the order
-    /// of `enum shunt_leave` in engine.bpf.h.
+    /// Why a conversation moved from one engine to the other. The reasons from the second on, up to
+    /// `KeyHash`, are the kernel's, in the order of `enum shunt_leave` in engine.bpf.h.
     Move says text {
         Calm, "calm", "one message at a time: the kernel is faster";
         Partial, "partial", "a message did not arrive in one piece";
@@ -72,7 +73,7 @@ reasons! {
 }
 
 reasons! {
-    /// Why a message did not reach anybody, beside the refusals of the service.
+    /// Why a message or a reply was not delivered, besides the service's refusals.
     Loss {
         Service, "service", "the service dropped it";
         CutShort, "cut-short", "the client went away in the middle of it";
@@ -82,29 +83,30 @@ reasons! {
     }
 }
 
-/// Of a service.
+/// The counters of one service.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) clients: Count,
     pub(crate) open: AtomicI64,
     pub(crate) in_kernel: AtomicI64,
-    /// Messages and bytes of clients that were served, by engine: user space, kernel.
+    /// Messages and bytes of clients, by the engine that served them: user space, kernel.
     pub(crate) messages: [Count; 2],
     pub(crate) bytes: [Count; 2],
     pub(crate) replies: Count,
     pub(crate) retried: Count,
-    /// Bytes that a backend had not acknowledged when its connection broke, of messages without an answer.
+    /// Bytes of messages without replies that a backend had not acknowledged when its connection
+    /// broke.
     pub(crate) unacknowledged: Count,
-    /// Bytes that wait in user space, in all.
+    /// Bytes buffered in user space by all conversations.
     pub(crate) queued: AtomicI64,
     refusals: [Count; Refusal::ALL.len()],
     losses: [Count; Loss::ALL.len()],
     moves: [Count; Move::ALL.len()],
 }
 
-/// Which element of the pairs in [`Counts`].
+/// The index of the user-space engine in the pairs of [`Counts`].
 pub(crate) const USER: usize = 0;
-/// As [`USER`].
+/// The index of the kernel engine in those pairs.
 pub(crate) const KERNEL: usize = 1;
 
 impl Counts {
@@ -120,14 +122,14 @@ impl Counts {
         self.moves[why as usize].add(1);
     }
 
-    /// Label and number of each refusal and loss.
+    /// Returns the label and the count of each refusal and loss.
     pub(crate) fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let refusals = Refusal::ALL.iter().map(|why| why.label()).zip(&self.refusals);
         let losses = Loss::ALL.iter().map(|why| why.label()).zip(&self.losses);
         refusals.chain(losses).map(|(label, count)| (label, count.value()))
     }
 
-    /// Label and number of each reason to change engines.
+    /// Returns the count of each reason for a move.
     pub(crate) fn moves(&self) -> impl Iterator<Item = (Move, u64)> {
         Move::ALL.iter().zip(&self.moves).map(|(why, count)| (*why, count.value()))
     }

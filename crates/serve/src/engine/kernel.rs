@@ -1,5 +1,9 @@
-//! The kernel engine as user space has it: the program of engine.bpf.h, loaded with a service, and its maps. One for each
-//! worker. Nothing is pinned: all of it is gone when the process is.
+//! The kernel engine's user-space side: loads the program of engine.bpf.h with a service, and
+//! accesses its maps. Each worker has its own. Nothing is pinned, so everything is freed when the
+//! process ends.
+//!
+//! Sockets have places in one sockmap. Conversation `number` owns `1 << stride_bits` consecutive
+//! places: position 0 is its client, position `i + 1` is its connection to backend `i`.
 
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +20,7 @@ use super::backends::Backends;
 use super::choose::Hashing;
 use crate::service::verifier::{Complaint, LoadError, check_loadable};
 
-/// See the module.
+/// A loaded kernel engine.
 pub(crate) struct Kernel {
     sockets: SockMap<MapData>,
     cookies: HashMap<MapData, u64, u32>,
@@ -26,27 +30,27 @@ pub(crate) struct Kernel {
     placed: Mapping,
     points: Mapping,
     stride_bits: u32,
-    /// Numbers of conversations that nobody has.
+    /// Unused conversation numbers.
     free: Vec<u32>,
-    /// Why sockets stay in the map until their connection ends, if they do.
+    /// Why sockets cannot leave the map before their connection ends, if the kernel lacks support.
     stays: Option<LoadError>,
-    // Last: the program is detached after the map is empty.
+    // Dropped last: the program is detached after the map is empty.
     loaded: Ebpf,
 }
 
-/// Sockets of all conversations of a worker together.
+/// Places in the sockmap, for all conversations of a worker.
 const PLACES: u32 = 1 << 15;
-/// A conversation has so many at most, as a power of two.
+/// The base-2 logarithm of the most places that a conversation can have.
 const MOST_BITS: u32 = 8;
-/// Bytes of struct shunt_conversation and of struct shunt_end.
+/// Sizes of `struct shunt_conversation` and, below, of `struct shunt_end`, in bytes.
 const CONVERSATION: usize = KEPT_AT + KEPT + 296;
 const KEPT_AT: usize = 12 * 8;
 const END: usize = 8 * 8;
-/// SHUNT_KEPT and SHUNT_POINTS in engine.bpf.h.
+/// `SHUNT_KEPT` and `SHUNT_POINTS` in engine.bpf.h.
 pub(crate) const KEPT: usize = 512;
 const POINTS: usize = 65536;
 
-/// The words of struct shunt_conversation, in order.
+/// The 64-bit words of `struct shunt_conversation`, in order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Of {
     Word,
@@ -60,7 +64,7 @@ pub(crate) enum Of {
     Several,
 }
 
-/// The words of struct shunt_end, in order.
+/// The 64-bit words of `struct shunt_end`, in order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Has {
     IsThere,
@@ -79,7 +83,8 @@ impl std::fmt::Debug for Kernel {
 }
 
 impl Kernel {
-    /// Loads a service. `is_auto`: a conversation comes back as soon as user space would be faster.
+    /// Loads a service. With `is_auto` the program returns a conversation as soon as user space
+    /// would be faster.
     pub(crate) fn load(object: &[u8], backends: usize, is_auto: bool) -> Result<Kernel, LoadError> {
         check_loadable(object)?;
         let stride_bits = (backends as u32 + 1).next_power_of_two().ilog2().clamp(1, MOST_BITS);
@@ -94,7 +99,7 @@ impl Kernel {
             .map_max_entries("shunt_conversations", count)
             .load(object)
             .map_err(|error| refused(&error))?;
-        // Before the maps are taken out: it is loaded with their descriptors.
+        // This must come before the maps are taken out, because loading uses their descriptors.
         let stays = load_leaving(&mut loaded).err();
         let program = loaded.program_mut(PROGRAM).ok_or(LoadError::NotAService)?;
         let program: &mut SkSkb = program.try_into().map_err(|_| LoadError::NotAService)?;
@@ -145,7 +150,7 @@ impl Kernel {
         })
     }
 
-    /// How keys become backends from now on. No conversation may be the kernel's meanwhile.
+    /// Publishes the mapping of keys to backends. The kernel must own no conversation meanwhile.
     pub(crate) fn set_backends(&self, backends: &Backends) {
         let (hashing, points) = (backends.chooser.hashing, backends.chooser.placement.points());
         let is_known = hashing != Hashing::Service && points.len() <= POINTS;
@@ -160,12 +165,12 @@ impl Kernel {
         }
     }
 
-    /// Backends of a conversation that can have a place.
+    /// Returns how many backends of a conversation can have a place in the map.
     pub(crate) fn reach(&self) -> usize {
         (1 << self.stride_bits) - 1
     }
 
-    /// A number for a conversation, if there is one left.
+    /// Allocates a conversation number and zeroes its words, if a number is left.
     pub(crate) fn take_number(&mut self) -> Option<u32> {
         let number = self.free.pop()?;
         let begin = number as usize * CONVERSATION;
@@ -176,18 +181,19 @@ impl Kernel {
         Some(number)
     }
 
-    /// Of a conversation none of whose sockets is in the map any more.
+    /// Frees the number of a conversation that has no socket in the map.
     pub(crate) fn give_number(&mut self, number: u32) {
         self.free.push(number);
     }
 
-    /// Another socket will be at this position.
+    /// Zeroes the words of a position before another socket takes it.
     pub(crate) fn clear(&mut self, number: u32, position: usize) {
         let zeroed = self.ends.zero(self.place(number, position) as usize * END, END);
         debug_assert!(zeroed, "inside");
     }
 
-    /// From now on the program is asked about what arrives at this socket, and about what has arrived and was not read.
+    /// Puts a socket into the map: the program then handles its unread data and all data that
+    /// arrives.
     pub(crate) fn insert(&mut self, number: u32, position: usize, socket: &OwnedFd) -> std::io::Result<()> {
         let place = self.place(number, position);
         let cookie = socket_cookie(socket)?;
@@ -196,13 +202,14 @@ impl Kernel {
             let _ = self.cookies.remove(&cookie);
             return Err(std::io::Error::other(error));
         }
-        // What arrived before would else wait for the next segment.
+        // Setting SO_RCVLOWAT makes the kernel process data that arrived before, without waiting
+        // for the next segment.
         let _ = set_receive_low_water(socket, 1);
         self.has(number, position, Has::IsThere).store(1, SeqCst);
         Ok(())
     }
 
-    /// Of a socket that is over; what it had not sent on is lost.
+    /// Removes a socket whose connection is over. Redirected bytes that it has not sent are lost.
     pub(crate) fn remove(&mut self, number: u32, position: usize, socket: &OwnedFd) {
         self.has(number, position, Has::IsThere).store(0, SeqCst);
         let _ = self.sockets.clear_index(&self.place(number, position));
@@ -211,13 +218,13 @@ impl Kernel {
         }
     }
 
-    /// Why sockets stay in the map until their connection ends, if they do.
+    /// Returns why sockets cannot leave the map before their connection ends, if they cannot.
     pub(crate) fn stays(&self) -> Option<&LoadError> {
         self.stays.as_ref()
     }
 
-    /// Takes out of the map those sockets that can leave it, of those whose [`Has::Leaves`] is set. Looks at every TCP socket
-    /// of the network namespace.
+    /// Removes from the map those sockets that can leave it and whose [`Has::Leaves`] is set. The
+    /// iterator visits every TCP socket of the network namespace.
     pub(crate) fn let_leave(&mut self) -> std::io::Result<()> {
         let program =
             self.loaded.program_mut(LEAVING).and_then(|program| <&mut Iter>::try_from(program).ok());
@@ -225,7 +232,8 @@ impl Kernel {
         let link = program.attach().map_err(std::io::Error::other)?;
         let link = program.take_link(link).map_err(std::io::Error::other)?;
         let mut run = link.into_file().map_err(std::io::Error::other)?;
-        // It says nothing: the end of the file is the end of the sockets. Among very many it wants to be asked again.
+        // The iterator prints nothing. End of file means that it has visited all sockets; EAGAIN
+        // among very many sockets means that the read must be repeated.
         loop {
             match run.read(&mut [0; 8]) {
                 Ok(0) => return Ok(()),
@@ -236,22 +244,22 @@ impl Kernel {
         }
     }
 
-    /// A word of a conversation.
+    /// Returns a word of a conversation.
     pub(crate) fn of(&self, number: u32, word: Of) -> &AtomicU64 {
         self.conversations.word(number as usize * CONVERSATION + word as usize * 8).expect("inside")
     }
 
-    /// A word of one of its sockets.
+    /// Returns a word of one of a conversation's sockets.
     pub(crate) fn has(&self, number: u32, position: usize, word: Has) -> &AtomicU64 {
         self.ends.word(self.place(number, position) as usize * END + word as usize * 8).expect("inside")
     }
 
-    /// Whether the program has passed it to user space.
+    /// Returns true if the program has passed the conversation to user space.
     pub(crate) fn gave_back(&self, number: u32) -> bool {
         self.of(number, Of::Word).load(SeqCst) & 1 == 0
     }
 
-    /// The beginning of the message that is under way, as much as was kept.
+    /// Returns the kept beginning of the pending message.
     pub(crate) fn kept(&self, number: u32) -> Vec<u8> {
         let length = (self.of(number, Of::KeptLength).load(SeqCst) as usize).min(KEPT);
         let begin = number as usize * CONVERSATION + KEPT_AT;
@@ -262,13 +270,13 @@ impl Kernel {
         kept
     }
 
-    /// A conversation that the program has given back, if there is another one.
+    /// Returns the number of the next conversation that the program has passed to user space.
     pub(crate) fn next_left(&mut self) -> Option<u32> {
         let item = self.left.next()?;
         Some(u32::from_ne_bytes(item.get(..4)?.try_into().expect("four bytes")))
     }
 
-    /// Readable when there is one.
+    /// Returns a descriptor that is readable while `next_left` has one to return.
     pub(crate) fn events(&self) -> BorrowedFd<'_> {
         self.left.as_fd()
     }
@@ -278,7 +286,7 @@ impl Kernel {
     }
 }
 
-/// The program that takes sockets out of the map. Not every kernel has it.
+/// Loads the iterator that takes sockets out of the map. Not every kernel accepts it.
 fn load_leaving(loaded: &mut Ebpf) -> Result<(), LoadError> {
     let refused = |error: &(dyn std::error::Error + 'static)| LoadError::of(error);
     let types = Btf::from_sys_fs().map_err(|error| refused(&error))?;

@@ -1,10 +1,15 @@
-//! How much a conversation may take, so that a backend that does not read makes its clients wait and nothing else.
+//! Bounds on a conversation's memory, so that a backend that does not read makes only its own
+//! clients wait.
 //!
-//! In user space: a read of [`READ`] bytes and the message before it of the client; [`BUFFER`] bytes and one message more
-//! to each backend, and to the client; as many of answers that came early, or [`JOINED`] bytes of those to the parts of a
-//! message; [`WAITING`] messages. In the kernel: what
-//! [`bound`] allows each socket. All conversations together: [`QUEUED`] bytes in user space, beyond which no client is read
-//! from.
+//! In user space, a conversation holds at most:
+//!
+//! - from the client: one read of [`READ`] bytes and one incomplete message,
+//! - to the client and to each backend: [`BUFFER`] bytes and one message,
+//! - early answers: [`KEPT`] bytes, or [`JOINED`] bytes of answers to the parts of one message,
+//! - pending messages: [`WAITING`].
+//!
+//! In the kernel, [`bound`] limits each socket. All conversations together may hold [`QUEUED`]
+//! bytes in user space; beyond that, no client is read from.
 
 use std::os::fd::AsFd;
 
@@ -14,22 +19,22 @@ use shunt_sys::tuning;
 
 /// Bytes of one read.
 pub(crate) const READ: usize = 64 * 1024;
-/// Bytes that wait to be written, before more are taken.
+/// Bytes in an output buffer at which no more input is taken for it.
 pub(crate) const BUFFER: usize = 64 * 1024;
-/// Messages that wait for an answer.
+/// The most messages without an answer.
 pub(crate) const WAITING: usize = 1024;
-/// Messages that one is split into.
+/// The most parts of a split message.
 pub(crate) const PARTS: usize = 1024;
-/// Bytes of the answers to all of them.
+/// The most bytes of the answers to all parts of a message.
 pub(crate) const JOINED: usize = 2 << 20;
-/// Bytes of messages that are kept until they are answered.
+/// The most bytes of messages that are kept until they are answered.
 pub(crate) const KEPT: usize = 256 * 1024;
-/// Bytes in user space, of all conversations.
+/// The most bytes in user space for all conversations of a service.
 pub(crate) const QUEUED: i64 = 32 << 20;
-/// Bytes of each direction of a socket; the kernel allows itself twice as much.
+/// Socket buffer size of each direction. The kernel doubles it for its own overhead.
 const SOCKET: u32 = 256 * 1024;
 
-/// For a socket, before it is connected or listens.
+/// Sets the buffer sizes and TCP_NODELAY of a socket. Call it before connect or listen.
 pub(crate) fn bound(socket: impl AsFd) -> Result<()> {
     tuning::set_receive_buffer(&socket, SOCKET)?;
     tuning::set_send_buffer(&socket, SOCKET)?;

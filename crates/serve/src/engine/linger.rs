@@ -1,5 +1,7 @@
-//! Connections that are over but for their last bytes. Closed before those are acknowledged, or with something unread, they
-//! could be reset, and what was written last be lost.
+//! Sockets that are kept open until the peer has acknowledged their last bytes.
+//!
+//! Closing a socket with unread input sends RST, which can discard output that the peer has not
+//! read yet. So a finished connection is shut down for writing, drained, and closed later.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -8,23 +10,23 @@ use shunt_sys::tcp;
 
 use super::link::receive;
 
-/// See the module.
+/// A socket that was shut down for writing and waits for the last acknowledgement.
 #[derive(Debug)]
 pub(crate) struct Lingering {
     socket: OwnedFd,
     until: Instant,
 }
 
-/// After that nobody listens any more.
+/// The longest time that a socket lingers.
 const LONGEST: Duration = Duration::from_secs(10);
 
 impl Lingering {
-    /// Of a socket that was shut down for writing.
+    /// Wraps a socket that was shut down for writing.
     pub(crate) fn new(socket: OwnedFd, now: Instant) -> Lingering {
         Lingering { socket, until: now + LONGEST }
     }
 
-    /// Throws away what still comes. True: it can be closed.
+    /// Discards pending input. Returns true if the socket can be closed.
     pub(crate) fn is_done(&self, now: Instant) -> bool {
         let mut rest = [0; 16 * 1024];
         loop {

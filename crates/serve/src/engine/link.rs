@@ -1,4 +1,4 @@
-//! A connection to a backend, for one conversation: what is to be written to it, and which messages it has not answered.
+//! A conversation's connection to a backend: its output, and the messages without a reply.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,43 +17,44 @@ use super::buffer::Buffer;
 use super::limits;
 use super::waiting::Turn;
 
-/// See the module.
+/// A connection to a backend.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) backend: Arc<Backend>,
     pub(crate) socket: OwnedFd,
-    /// Until then it may be connecting. None: it is connected.
+    /// The deadline of the pending connect, or `None` if the socket is connected.
     pub(crate) connecting: Option<Instant>,
     pub(crate) output: Buffer,
     unsent: VecDeque<Unsent>,
-    /// Bytes of the first of `unsent` that are written.
+    /// How many bytes of the first of `unsent` are written.
     written: usize,
-    /// Written or not, in the order in which the backend will answer.
+    /// The turns of messages without a reply, written or not, in the order of the replies.
     pub(crate) unanswered: VecDeque<Turn>,
-    /// Since when it has said nothing of what it is to answer.
+    /// Since when the backend has sent nothing although a reply is pending.
     pub(crate) silent_since: Instant,
-    /// Part of a reply.
+    /// An incomplete reply.
     pub(crate) input: Vec<u8>,
-    /// What epoll is asked for.
+    /// The current epoll interest.
     pub(crate) interest: EventFlags,
-    /// Tells events of this connection from those of one before it at the same place.
+    /// Distinguishes this connection's events from stale ones of an earlier connection at its
+    /// index.
     pub(crate) generation: u16,
-    /// The backend is not in the list any more: it gets no more messages.
+    /// The backend is no longer in the list, so it gets no more messages.
     pub(crate) retired: bool,
 }
 
-/// A message that has not been written as a whole.
+/// A message that is not completely written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unsent {
     length: usize,
-    /// None: the backend will not answer it.
+    /// `None` if the backend will not answer it.
     turn: Option<Turn>,
 }
 
 const CONNECT: Duration = Duration::from_secs(5);
 
 impl Link {
-    /// Begins to connect.
+    /// Starts a non-blocking connect.
     pub(crate) fn open(backend: Arc<Backend>, generation: u16, now: Instant) -> io::Result<Link> {
         let family = if backend.address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -79,7 +80,7 @@ impl Link {
         })
     }
 
-    /// Nothing waits to be written, and nothing to be answered.
+    /// Returns true if no output, reply or incomplete input is pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.output.is_empty() && self.unanswered.is_empty() && self.input.is_empty()
     }
@@ -98,7 +99,7 @@ impl Link {
         self.backend.bytes.add(message.len() as u64);
     }
 
-    /// The backend is to answer, and has been silent at most since then.
+    /// Adds a turn whose reply is pending. The silence begins at `since` if no other reply is.
     pub(crate) fn await_reply(&mut self, turn: Turn, since: Instant) {
         if self.unanswered.is_empty() {
             self.silent_since = since;
@@ -106,7 +107,7 @@ impl Link {
         self.unanswered.push_back(turn);
     }
 
-    /// Whether it is connected by now.
+    /// Returns true if the socket is connected, and an error if the connect failed.
     pub(crate) fn connected(&mut self) -> io::Result<bool> {
         if self.connecting.is_none() {
             return Ok(true);
@@ -145,7 +146,8 @@ impl Link {
         }
     }
 
-    /// What it has not written, now that it is over: the message, its turn, and whether a part of it was written.
+    /// Takes the unwritten messages of a failed connection: the rest of each message, its turn, and
+    /// whether a part of it was written.
     pub(crate) fn unsent(&mut self) -> Vec<(Vec<u8>, Option<Turn>, bool)> {
         let mut left = Vec::new();
         let mut bytes = self.output.as_slice();
@@ -159,13 +161,13 @@ impl Link {
         left
     }
 
-    /// Reads behind what `bytes` holds.
+    /// Reads into `bytes`.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<usize, Errno> {
         receive(self.socket.as_fd(), bytes)
     }
 }
 
-/// recv(2), without a signal in the way.
+/// Calls recv(2), and repeats it after EINTR.
 pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, Errno> {
     loop {
         match recv(socket, &mut *bytes, RecvFlags::empty()) {

@@ -1,4 +1,4 @@
-//! What a service says of itself: for Prometheus, and as JSON for `shunt serve status`.
+//! Formats a service's counters for Prometheus, and as JSON for `shunt serve status`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,7 +37,7 @@ struct ByBackend {
     backend: String,
 }
 
-/// In the text format of Prometheus.
+/// Returns the counters in the text format of Prometheus.
 pub(crate) fn text(shared: &Shared) -> String {
     let (counts, service) = (&shared.counts, shared.service.name().to_owned());
     let mut registry = Registry::with_prefix("shunt_serve");
@@ -107,7 +107,7 @@ fn backends(shared: &Shared, service: &str, registry: &mut Registry) {
     registry.register("backend_up", "Whether a backend worked when it was last tried", well);
 }
 
-/// For `shunt serve status`.
+/// Returns the JSON for `shunt serve status`.
 pub(crate) fn status(shared: &Shared) -> Value {
     let (counts, (_, backends)) = (&shared.counts, shared.backends());
     let engine =
@@ -152,6 +152,6 @@ pub(crate) fn status(shared: &Shared) -> Value {
 }
 
 fn set(counter: &Counter, value: u64) {
-    // Made for this one page: it was 0.
+    // The counter was created for this page, so it starts at 0.
     counter.inner().inc_by(value);
 }

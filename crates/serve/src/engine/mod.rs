@@ -1,9 +1,11 @@
-//! The engines: a service is run by [`run`], each client's conversation either in user space (`conversation`, `link`,
-//! `waiting`) or in the kernel (`kernel`, include/shunt/engine.bpf.h), and `place` and `calm` move it. docs/serve-protocol.md
-//! has the moves and why nothing is lost in them.
+//! The two engines that run a service. [`run`] serves each client's conversation either in user
+//! space (`conversation`, `link`, `waiting`) or in the kernel (`kernel`,
+//! include/shunt/engine.bpf.h). `calm` decides when a conversation moves and `place` moves it.
+//! docs/serve-protocol.md describes the moves, and why no byte is lost in them.
 //!
-//! Inner shape: `backends` and `choose` know where messages go; a `worker` is a thread with conversations; `shared` is
-//! what all threads know; `counts` and `metrics` tell; `server` is the life of it all.
+//! `backends` and `choose` map keys to backends. A `worker` is a thread with its conversations.
+//! `shared` is the state that all threads use. `counts` and `metrics` report. `server` starts and
+//! stops the service.
 
 mod backends;
 mod buffer;

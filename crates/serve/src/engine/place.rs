@@ -1,6 +1,21 @@
-//! Where a conversation is, and its moves between user space and the kernel. One of the two owns it as a whole: the other
-//! neither reads nor writes any of its sockets. docs/serve-protocol.md says why no byte is lost or overtaken; tests/moves.rs
-//! goes through all orders in which the steps of both sides can happen.
+//! A conversation's owner, user space or the kernel, and the moves between them.
+//!
+//! One of the two owns all sockets of a conversation; the other neither reads nor writes any of
+//! them. docs/serve-protocol.md explains why no byte is lost or overtaken. tests/moves.rs explores
+//! every interleaving of both sides' steps.
+//!
+//! ```text
+//!        promote: word (n, user) -> (n, kernel), only if n = bytes read here
+//!    ┌──────┐ ───────────────────────────────────────────────► ┌────────┐
+//!    │ User │                                                  │ Kernel │
+//!    └──────┘ ◄─────────────── ┌────────┐ ◄─────────────────── └────────┘
+//!         take_back: TCP has   │ Nobody │   demote: user space or the
+//!         all redirected bytes └────────┘   program clears the mode bit
+//! ```
+//!
+//! `n` is the count of bytes that the program has passed to user space. For example, a client's
+//! message of 10 bytes that arrives during `promote` is passed and makes `n` larger than the bytes
+//! read, so the exchange of the word fails and user space serves the message.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,24 +29,24 @@ use super::counts::{KERNEL, Move};
 use super::kernel::{Has, Kernel, Of};
 use super::link::Link;
 
-/// See the module.
+/// The owner of a conversation, and its sockets in the kernel's map.
 #[derive(Debug, Default)]
 pub(crate) struct Place {
     owner: Owner,
-    /// As long as a socket of it may be in the map.
+    /// The conversation's number in the kernel, while a socket of it may be in the map.
     number: Option<u32>,
     client: Option<Seat>,
-    /// By the place of the connection in `links`.
+    /// Indexed like the conversation's `links`.
     links: Vec<Option<Seat>>,
-    /// Bytes that were passed at sockets that are not in the map any more. Nobody will read more of them.
+    /// Bytes passed at sockets that have left the map. They count as read.
     forgiven: u64,
-    /// The kernel does not take it: never tried again.
+    /// The kernel rejected a socket of the conversation: it is never tried again.
     refused: bool,
-    /// Why it is on its way back.
+    /// The reason of the move back that is in progress.
     why: Option<Move>,
-    /// Messages, bytes and replies of the kernel that were counted already.
+    /// Messages, bytes and replies of the kernel that are already in the counters.
     harvested: [u64; 3],
-    /// Messages when it was given to the kernel.
+    /// The count of messages when the kernel got the conversation.
     before: u64,
 }
 
@@ -40,21 +55,21 @@ enum Owner {
     #[default]
     User,
     Kernel,
-    /// The kernel takes nothing more, but not all that it has sent on is with TCP yet.
+    /// The kernel takes no more data, but some redirected bytes have not reached TCP yet.
     Nobody,
 }
 
-/// A socket in the map.
+/// A socket's place in the map.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seat {
     position: usize,
-    /// Bytes that were read since it was put there.
+    /// Bytes read since the socket was put into the map.
     read: u64,
-    /// Messages and bytes that were counted already.
+    /// Messages and bytes that are already in the counters.
     harvested: [u64; 2],
 }
 
-/// Bytes that may wait with TCP while sockets leave the map.
+/// SO_RCVLOWAT of sockets while they leave the map, in bytes.
 const HELD: u32 = 128 * 1024;
 
 impl Place {
@@ -62,12 +77,12 @@ impl Place {
         self.owner != Owner::User
     }
 
-    /// Its number in the kernel, if it has one.
+    /// Returns the conversation's number in the kernel, if it has one.
     pub(crate) fn number(&self) -> Option<u32> {
         self.number
     }
 
-    /// How many replies had come through the kernel, if a message waits there for another one.
+    /// Returns the kernel's count of replies if a message is pending there.
     pub(super) fn waits(&self, kernel: &Kernel) -> Option<u64> {
         let number = self.number?;
         let is_waiting = kernel.of(number, Of::Outstanding).load(SeqCst) == 1;
@@ -86,7 +101,7 @@ impl Place {
         }
     }
 
-    /// A connection is over.
+    /// Removes the socket of a connection that is over from the map.
     pub(super) fn link_gone(&mut self, at: usize, socket: &OwnedFd, kernel: &mut Option<Kernel>) {
         let seat = self.links.get_mut(at).and_then(Option::take);
         if let (Some(seat), Some(number), Some(kernel)) = (seat, self.number, kernel) {
@@ -103,12 +118,13 @@ impl Place {
         self.forgiven + self.seats().map(|seat| seat.read).sum::<u64>()
     }
 
-    /// Whether it is user space's, and the program is asked about it all the same.
+    /// Returns true if user space owns the conversation although its sockets are in the map.
     pub(crate) fn could_leave(&self) -> bool {
         self.owner == Owner::User && self.number.is_some()
     }
 
-    /// Those that have left are forgotten. Gives where they were: 0 is the client.
+    /// Forgets the sockets that have left the map. Returns their indices: 0 is the client, others
+    /// are one more than the index in `links`.
     fn forget_left(&mut self, kernel: &mut Kernel) -> Vec<usize> {
         let Some(number) = self.number else { return Vec::new() };
         let mut gone = Vec::new();
@@ -130,7 +146,8 @@ impl Place {
 }
 
 impl Conversation {
-    /// Gives it to the kernel, if that is possible now. It may have been put into the map and still be user space's.
+    /// Moves the conversation to the kernel if that is possible now. On failure its sockets may be
+    /// in the map while user space still owns it.
     pub(crate) fn promote(&mut self, round: &mut Round<'_>) {
         if !self.is_still() || self.place.refused || self.place.is_kernels() {
             return;
@@ -139,12 +156,13 @@ impl Conversation {
             Ok(true) => {}
             Ok(false) => return,
             Err(_) => {
-                // As of a socket whose peer has closed already.
+                // For example, the peer of a socket has already closed.
                 self.place.refused = true;
                 return;
             }
         }
-        // What arrived before the sockets were in the map is passed now, and has to be served here.
+        // The program passed data that had arrived before the sockets were in the map. Serve it
+        // here.
         self.read_client(round);
         for at in 0..self.links.len() {
             self.read_link(at, round);
@@ -162,7 +180,8 @@ impl Conversation {
         for word in [Of::Outstanding, Of::Several, Of::Why] {
             kernel.of(number, word).store(0, SeqCst);
         }
-        // Only if all that was ever passed here was read: what is passed from now on makes this fail.
+        // The exchange succeeds only if every passed byte was read: bytes passed from now on change
+        // the word.
         let passed = self.place.read() << 1;
         if kernel.of(number, Of::Word).compare_exchange(passed, passed | 1, SeqCst, SeqCst).is_ok() {
             self.place.owner = Owner::Kernel;
@@ -173,8 +192,9 @@ impl Conversation {
         }
     }
 
-    /// Takes it back, unless the kernel has given it back already. It is user space's as soon as [`Self::take_back`] says so.
-    /// True: that is to be asked from now on.
+    /// Starts the move back to user space, unless the program has started it. User space owns the
+    /// conversation once [`Self::take_back`] returns true. Returns true if the caller must call
+    /// that from now on.
     pub(crate) fn demote(&mut self, why: Move, kernel: &Kernel) -> bool {
         let (Some(number), Owner::Kernel) = (self.place.number, self.place.owner) else { return false };
         let was = kernel.of(number, Of::Word).fetch_and(!1, SeqCst);
@@ -185,7 +205,8 @@ impl Conversation {
         true
     }
 
-    /// Whether what the kernel has sent on is with TCP, so that it is user space's again.
+    /// Completes the move back if TCP has all bytes that the program redirected. Returns true if
+    /// user space owns the conversation.
     pub(crate) fn take_back(&mut self, round: &mut Round<'_>) -> bool {
         let (Some(number), Owner::Nobody, Some(kernel)) =
             (self.place.number, self.place.owner, round.kernel.as_ref())
@@ -195,7 +216,7 @@ impl Conversation {
         let is_sent = |(seat, socket, opener): (Seat, &OwnedFd, Opener)| {
             let has = |word| kernel.has(number, seat.position, word).load(SeqCst);
             let wanted = has(Has::Written).wrapping_add(has(Has::Redirected));
-            // One that is over takes nothing any more.
+            // A connection that is over sends nothing more.
             written(socket, opener).is_none_or(|sent| sent >= wanted)
         };
         if !self.seats().all(is_sent) {
@@ -213,7 +234,7 @@ impl Conversation {
         true
     }
 
-    /// Counts what the kernel has done since this was asked last.
+    /// Adds the kernel's messages, bytes and replies since the last call to the counters.
     pub(crate) fn harvest(&mut self, round: &mut Round<'_>) {
         let (Some(number), Some(kernel)) = (self.place.number, round.kernel.as_ref()) else { return };
         let counts = [&round.counts.messages[KERNEL], &round.counts.bytes[KERNEL], &round.counts.replies];
@@ -234,7 +255,7 @@ impl Conversation {
         }
     }
 
-    /// It is over: its sockets leave the map.
+    /// Removes the sockets of a conversation that is over from the map.
     pub(super) fn leave_seats(&mut self, kernel: &mut Option<Kernel>) {
         let (Some(number), Some(kernel)) = (self.place.number.take(), kernel) else { return };
         if self.place.client.is_some() {
@@ -248,7 +269,8 @@ impl Conversation {
         kernel.give_number(number);
     }
 
-    /// Its sockets may leave the map, each if nothing more is passed there than what was read until now. False: not now.
+    /// Allows the sockets to leave the map: each leaves if all passed bytes were read. Returns
+    /// false if the conversation cannot leave now.
     pub(crate) fn offer(&mut self, round: &mut Round<'_>) -> bool {
         if !self.place.could_leave() {
             return false;
@@ -263,14 +285,15 @@ impl Conversation {
         }
         let (Some(number), Some(kernel)) = (self.place.number, round.kernel.as_ref()) else { return false };
         for (seat, socket, _) in self.seats() {
-            // What arrives from now on mostly waits with TCP. That makes it likely to succeed, and nothing else.
+            // A high SO_RCVLOWAT keeps most new data in TCP, unseen by the program. It only makes
+            // success likelier.
             let _ = set_receive_low_water(socket, HELD);
             kernel.has(number, seat.position, Has::Leaves).store(seat.read + 1, SeqCst);
         }
         true
     }
 
-    /// After those that could leave the map have left; the others stay. True: one has left.
+    /// Records which sockets have left the map; the others stay. Returns true if one has left.
     pub(crate) fn see_left(&mut self, round: &mut Round<'_>) -> bool {
         self.harvest(round);
         let (Some(number), Some(kernel)) = (self.place.number, round.kernel.as_mut()) else { return false };
@@ -279,14 +302,14 @@ impl Conversation {
             let _ = set_receive_low_water(socket, 1);
         }
         let gone = self.place.forget_left(kernel);
-        // What has arrived since the program is not asked any more was told to nobody.
+        // No event was raised for data that arrived after a socket left the map.
         for at in &gone {
             self.watch_again(*at, round);
         }
         !gone.is_empty()
     }
 
-    /// Nothing is under way, on no side.
+    /// Returns true if nothing is buffered or pending in any direction.
     fn is_still(&self) -> bool {
         let is_still = |link: &Link| link.connecting.is_none() && link.is_idle() && !link.retired;
         !(self.ended || self.stopped || self.broken || self.blocked)
@@ -296,8 +319,10 @@ impl Conversation {
             && self.links.iter().flatten().all(is_still)
     }
 
-    /// Puts those of its sockets into the map that are not there yet. A connection beyond the kernel's reach stays outside.
-    /// False: not now. Of what TCP has and was read in part, the program would get all.
+    /// Puts the missing sockets into the map. Connections to backends without a place stay outside.
+    ///
+    /// Returns false if that is impossible now: the program would see the whole of a segment that
+    /// was read in part, so no socket with unread data may enter.
     fn take_seats(&mut self, round: &mut Round<'_>) -> std::io::Result<bool> {
         let Some(kernel) = round.kernel.as_mut() else { return Ok(false) };
         let number = match self.place.number {
@@ -333,7 +358,7 @@ impl Conversation {
         Ok(true)
     }
 
-    /// Those in the map.
+    /// Returns the sockets that are in the map.
     fn seats(&self) -> impl Iterator<Item = (Seat, &OwnedFd, Opener)> {
         let links = self.place.links.iter().zip(&self.links);
         let links = links.filter_map(|(seat, link)| Some(((*seat)?, &link.as_ref()?.socket, Opener::Us)));
@@ -341,13 +366,13 @@ impl Conversation {
         client.into_iter().chain(links)
     }
 
-    /// A message is under way in the kernel's hands: it is waited for here from now on.
+    /// Takes over a message whose reply was pending in the kernel.
     fn take_outstanding(&mut self, number: u32, kernel: &Kernel, round: &Round<'_>) {
         let backend = kernel.of(number, Of::Backend).load(SeqCst) as usize;
         let kept = kernel.kept(number);
         let length = if round.properties.retry { kept.len() } else { kept.len().min(HEAD) };
         let at = self.place.links.iter().position(|seat| seat.is_some_and(|seat| seat.position == backend));
-        // A connection in the map goes only in user space's hands.
+        // The connection still exists: only user space removes a connection from the map.
         if let Some(link) = at.and_then(|at| self.links[at].as_mut()) {
             let since = self.waits.take().map_or(round.now, |(_, since)| since);
             link.await_reply(self.waiting.push(&kept[..length]), since);
@@ -355,7 +380,8 @@ impl Conversation {
     }
 }
 
-/// Bytes that were written to a socket, as the kernel counts them: with the opener's SYN. None: it is over.
+/// Returns the bytes written to a socket as the kernel counts them, including an opener's SYN, or
+/// `None` if the connection is over.
 fn written(socket: &OwnedFd, opener: Opener) -> Option<u64> {
     let sent = tcp::sent(socket, opener).ok()??;
     Some(sent + u64::from(opener == Opener::Us))

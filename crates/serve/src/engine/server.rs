@@ -1,4 +1,4 @@
-//! A service's life: its threads, what it listens to, its backends' health, and what it is told while it runs.
+//! Starts and stops a service: its threads, listeners, health checks and control requests.
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,81 +28,82 @@ use super::{limits, metrics};
 use crate::service::Service;
 use crate::service::verifier::LoadError;
 
-/// What is served, and how.
+/// The options of a service.
 pub struct Options {
     /// The native half.
     pub service: Arc<dyn Service>,
     /// The BPF half.
     pub object: Vec<u8>,
-    /// Where clients connect to.
+    /// The address that clients connect to.
     pub listen: SocketAddr,
     /// The file of backends, if the service has any.
     pub backends: Option<PathBuf>,
-    /// Where conversations are served.
+    /// The engine that serves conversations.
     pub engine: Engine,
-    /// Goes before what the file says.
+    /// Overrides the hashing in the file of backends.
     pub hashing: Option<Hashing>,
-    /// Threads that serve conversations.
+    /// The number of threads that serve conversations.
     pub threads: usize,
-    /// The control socket.
+    /// The path of the control socket.
     pub control: PathBuf,
-    /// A page for Prometheus.
+    /// The address of the page for Prometheus.
     pub metrics: Option<SocketAddr>,
-    /// How long conversations may take to end when the service does.
+    /// How long open conversations may take to end after a shutdown request.
     pub drain: Duration,
 }
 
-/// Where a service is talked to, if nothing else was said.
+/// The default path of the control socket.
 pub const DEFAULT_CONTROL: &str = "/run/shunt/serve.sock";
 
-/// What a service can be asked while it runs.
+/// A request on the control socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
-    /// How it is.
+    /// Reports the status.
     Status,
-    /// The file of backends is read again.
+    /// Reads the file of backends again.
     Reload,
 }
 
-/// Asks the service whose control socket this is.
+/// Sends a request to the service with this control socket and returns its answer.
 pub fn ask(path: &Path, request: Request) -> Result<Value, AskError> {
     shunt_control::ask(SERVICE, path, &request)
 }
 
-/// What runs, in messages.
+/// The word for the process in error messages.
 const SERVICE: &str = "service";
 
-/// Why a service does not run.
+/// An error that prevents a service from running.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The file of backends is wrong.
     #[error(transparent)]
     Backends(#[from] BackendsError),
-    /// It was to run in the kernel.
+    /// The kernel was required and rejected the service.
     #[error("the service cannot run in the kernel, as --engine kernel asks: {0}")]
     Kernel(#[from] LoadError),
-    /// An address, or the control socket, cannot be had.
+    /// An address or the control socket cannot be bound.
     #[error("cannot listen at {place}: {source}")]
     Listen {
-        /// Where.
+        /// The address or path.
         place: String,
-        /// Why.
+        /// The error of the bind.
         source: io::Error,
     },
-    /// Threads cannot be made.
+    /// A thread or its eventfd cannot be created.
     #[error("no threads: {0}")]
     Threads(io::Error),
 }
 
-/// Whether a service could run in the kernel: tries it, and takes it out again.
+/// Checks that a service can run in the kernel: loads it and unloads it again.
 pub fn try_kernel(object: &[u8]) -> Result<(), LoadError> {
     Kernel::load(object, 1, true).map(drop)
 }
 
-/// Runs a service until `shutdown` completes and its conversations have ended. `ready` is called when it serves, with the
-/// reason if it does without the kernel; with each `hangup` it reads its backends again. Needs a tokio runtime with I/O and
-/// time.
+/// Runs a service until `shutdown` completes and its conversations have ended.
+///
+/// `ready` is called once it serves, with the reason if it runs without the kernel. Each `hangup`
+/// reads the backends again. Needs a tokio runtime with I/O and time.
 pub async fn run(
     options: Options,
     ready: impl FnOnce(Option<&LoadError>),
@@ -178,7 +179,7 @@ pub async fn run(
     Ok(())
 }
 
-/// One for each thread, or why there is none.
+/// Loads a kernel engine for each thread, or returns the reason why there is none.
 fn kernels(options: &Options, backends: usize) -> Result<(Vec<Kernel>, Option<LoadError>), LoadError> {
     if options.engine == Engine::User {
         return Ok((Vec::new(), None));
@@ -204,7 +205,7 @@ fn crew(options: &Options, shared: &Arc<Shared>, kernels: Vec<Kernel>) -> Result
     Ok(threads)
 }
 
-/// Each thread has a listener of its own, and the kernel shares the clients out.
+/// Opens a listener. Each thread has one on the same port, and the kernel distributes the clients.
 fn listen(address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -215,7 +216,8 @@ fn listen(address: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket.into())
 }
 
-/// Connects to each backend now and then, so that those that are down or up again are known before a message needs them.
+/// Connects to each backend periodically, so that failures and recoveries are known before a
+/// message needs the backend.
 async fn look_after(shared: &Shared) {
     loop {
         let (_, backends) = shared.backends();

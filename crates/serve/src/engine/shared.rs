@@ -1,4 +1,5 @@
-//! What the threads of a service share: what it is, its backends of now, what was counted, and whether it ends.
+//! State that the threads of a service share: the service, its current backends, its counters, and
+//! whether it is stopping.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -11,29 +12,29 @@ use super::backends::Backends;
 use super::counts::Counts;
 use crate::service::Service;
 
-/// Where conversations are served.
+/// The engine that serves conversations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// Each where it is served faster, by what is under way in it.
+    /// The faster engine for each conversation, chosen by its traffic.
     Auto,
-    /// In the kernel, as far as it can serve them.
+    /// The kernel, for whatever it can serve.
     Kernel,
-    /// In user space.
+    /// User space.
     User,
 }
 
-/// See the module.
+/// State that all threads of a service use.
 pub(crate) struct Shared {
     pub(crate) service: Arc<dyn Service>,
     pub(crate) engine: Engine,
     pub(crate) counts: Counts,
-    /// With how many there were before.
+    /// The list, with the number of lists before it.
     backends: RwLock<(u64, Arc<Backends>)>,
     stopping: AtomicBool,
-    /// When it ends even if there are conversations.
+    /// The deadline for open conversations while the service stops.
     until: Mutex<Option<Instant>>,
-    /// Of each thread.
+    /// An eventfd for each thread.
     pub(crate) wakes: Vec<Arc<OwnedFd>>,
 }
 
@@ -73,7 +74,8 @@ impl Shared {
         self.wake();
     }
 
-    /// No client is taken any more, and conversations end as soon as nothing is under way in them.
+    /// Stops accepting clients. Each conversation ends as soon as nothing is pending in it, and at
+    /// last after `within`.
     pub(crate) fn stop(&self, within: Duration) {
         *self.until.lock().expect("no thread panics with it") = Some(Instant::now() + within);
         self.stopping.store(true, Relaxed);

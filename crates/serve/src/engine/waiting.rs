@@ -1,23 +1,25 @@
-//! The messages of a conversation that are not answered yet, in the order in which the client sent them, which is the
-//! order in which it gets its answers: one that comes early waits for its turn.
+//! The queue of a conversation's unanswered messages, which restores the order of their answers.
+//!
+//! Clients get answers in the order of their messages, and an early answer waits for its turn. A
+//! message that was split has one entry per part. Its answer is joined once all parts have theirs.
 
 use std::collections::VecDeque;
 
 use super::buffer::Buffer;
 use super::limits;
 
-/// Names a message of the conversation.
+/// The sequence number of a message within its conversation.
 pub(crate) type Turn = u64;
 
-/// See the module.
+/// The queue of unanswered messages.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     queue: VecDeque<Message>,
-    /// Of the first in the queue.
+    /// The turn of the first message in the queue.
     first: Turn,
-    /// What is kept of the messages, one after another.
+    /// The kept bytes of all messages, one after another.
     kept: Buffer,
-    /// Bytes of answers that wait for their turn.
+    /// Bytes of early answers.
     held: usize,
 }
 
@@ -26,7 +28,7 @@ struct Message {
     kept: usize,
     attempts: u8,
     answer: Option<Answer>,
-    /// It is one of the messages that another one was split into.
+    /// Set if the message is a part of a split message.
     part: Option<Part>,
 }
 
@@ -34,21 +36,21 @@ struct Message {
 struct Part {
     index: usize,
     count: usize,
-    /// Of the first: how many have no answer yet.
+    /// In the first part: how many parts have no answer yet.
     open: usize,
-    /// Of the first: bytes of all answers.
+    /// In the first part: bytes of all answers.
     size: usize,
 }
 
-/// What a client gets, or a part of it.
+/// An answer to a client, or a part of one.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) bytes: Vec<u8>,
     pub(crate) closes: bool,
 }
 
-/// Makes one answer of those to the parts of a message, or of none if they are more than [`limits::JOINED`] bytes. It is
-/// given what was kept of the first part.
+/// Joins the answers to the parts of a message. The answers are `None` if they exceed
+/// [`limits::JOINED`] bytes. The first argument is the kept beginning of the first part.
 pub(crate) type Join<'a> = &'a dyn Fn(&[u8], Option<Vec<Answer>>) -> Answer;
 
 impl Waiting {
@@ -60,30 +62,30 @@ impl Waiting {
         self.queue.len()
     }
 
-    /// Bytes of memory, about.
+    /// Returns the approximate memory use, in bytes.
     pub(crate) fn size(&self) -> usize {
         self.kept.len() + self.held + self.queue.len() * size_of::<Message>()
     }
 
-    /// Bytes of answers that wait for their turn.
+    /// Returns the bytes of early answers.
     pub(crate) fn held(&self) -> usize {
         self.held
     }
 
-    /// Whether the next answer to be sent is this one's, or waits for it.
+    /// Returns true if the next answer to the client is this turn's or needs it.
     pub(crate) fn is_next(&self, turn: Turn) -> bool {
         let parts = self.queue.front().and_then(|message| message.part).map_or(1, |part| part.count);
         turn < self.first + parts as u64
     }
 
-    /// A message that a backend will answer; `kept` is what is wanted of it if the backend does not.
+    /// Appends a message that a backend will answer. `kept` are the bytes needed if it does not.
     pub(crate) fn push(&mut self, kept: &[u8]) -> Turn {
         self.kept.push(kept);
         self.queue.push_back(Message { kept: kept.len(), attempts: 1, answer: None, part: None });
         self.first + self.queue.len() as u64 - 1
     }
 
-    /// The same of each of the messages that one was split into. Gives the first's turn.
+    /// Appends the parts of a split message. Returns the turn of the first.
     pub(crate) fn push_parts<'a>(&mut self, kept: impl ExactSizeIterator<Item = &'a [u8]>) -> Turn {
         let (first, count) = (self.first + self.queue.len() as u64, kept.len());
         for (index, kept) in kept.enumerate() {
@@ -94,14 +96,14 @@ impl Waiting {
         first
     }
 
-    /// What was kept of a message.
+    /// Returns the kept bytes of a message.
     pub(crate) fn kept(&self, turn: Turn) -> Option<&[u8]> {
         let at = self.place(turn)?;
         let before: usize = self.queue.iter().take(at).map(|message| message.kept).sum();
         Some(&self.kept.as_slice()[before..before + self.queue[at].kept])
     }
 
-    /// One more attempt is made, and this is the how manieth.
+    /// Counts one more attempt to send a message, and returns the number of attempts.
     pub(crate) fn attempt(&mut self, turn: Turn) -> u8 {
         let Some(at) = self.place(turn) else { return u8::MAX };
         let message = &mut self.queue[at];
@@ -109,7 +111,8 @@ impl Waiting {
         message.attempts
     }
 
-    /// An answer that no backend is asked for, after all that are under way. True if the client is to be closed now.
+    /// Adds an answer without a backend, after all pending ones. Returns true if the client must be
+    /// closed now.
     pub(crate) fn push_answer(
         &mut self,
         bytes: &[u8],
@@ -121,7 +124,8 @@ impl Waiting {
         self.answer(turn, bytes, closes, join, output)
     }
 
-    /// The answer to a message: to the output, if it is its turn. True if the client is to be closed after that.
+    /// Adds the answer to a message, and moves every answer that is next in order to `output`.
+    /// Returns true if the client must be closed after them.
     pub(crate) fn answer(
         &mut self,
         turn: Turn,
@@ -133,7 +137,7 @@ impl Waiting {
         let Some(at) = self.place(turn) else { return false };
         let part = self.queue[at].part;
         if at == 0 && part.is_none() {
-            // Most are this, and are copied once.
+            // The common case: the answer is copied once, straight to the output.
             output.push(bytes);
             self.queue[0].answer = Some(Answer { bytes: Vec::new(), closes });
         } else {
@@ -156,7 +160,7 @@ impl Waiting {
         false
     }
 
-    /// Takes the first message out, if it is answered: as a whole, if it was split.
+    /// Removes the first message if it is answered, or all parts of a split one.
     fn next(&mut self, join: Join<'_>) -> Option<Answer> {
         let Some(Part { count, open, size, .. }) = self.queue.front()?.part else { return self.pop() };
         if open > 0 {
@@ -167,14 +171,14 @@ impl Waiting {
         Some(join(&kept, (size <= limits::JOINED).then_some(answers)))
     }
 
-    /// Nobody wants the answers any more. Gives how many were still to come.
+    /// Discards all messages. Returns how many had no answer.
     pub(crate) fn forget(&mut self) -> usize {
         let open = self.queue.iter().filter(|message| message.answer.is_none()).count();
         *self = Waiting { first: self.first + self.queue.len() as u64, ..Waiting::default() };
         open
     }
 
-    /// The first, if it is answered.
+    /// Removes the first entry if it is answered.
     fn pop(&mut self) -> Option<Answer> {
         let answer = self.queue.front_mut()?.answer.take()?;
         let message = self.queue.pop_front()?;
@@ -184,7 +188,7 @@ impl Waiting {
         Some(answer)
     }
 
-    /// In the queue. None if it was answered already.
+    /// Returns the index of a turn in the queue, or `None` if it was answered.
     fn place(&self, turn: Turn) -> Option<usize> {
         let at = usize::try_from(turn.checked_sub(self.first)?).ok()?;
         self.queue.get(at).filter(|message| message.answer.is_none()).map(|_| at)
@@ -195,7 +199,7 @@ impl Waiting {
 mod tests {
     use super::*;
 
-    /// One after the other, in parentheses.
+    /// Concatenates the answers in parentheses.
     fn join(kept: &[u8], answers: Option<Vec<Answer>>) -> Answer {
         let parts = answers.map_or(vec![b"too long".to_vec()], |answers| {
             answers.into_iter().map(|answer| answer.bytes).collect()
@@ -207,7 +211,7 @@ mod tests {
     fn answers_leave_in_the_order_of_the_messages() {
         let (mut waiting, mut output) = (Waiting::default(), Buffer::default());
         let turns: Vec<Turn> = (0u8..50).map(|at| waiting.push(&[at; 3])).collect();
-        // In any order: 7 has no divisor in common with 50.
+        // Answer in a shuffled order: 7 and 50 are coprime.
         for step in 0..50usize {
             let at = (step * 7 + 3) % 50;
             assert_eq!(waiting.kept(turns[at]), Some(&[at as u8; 3][..]));
@@ -242,7 +246,7 @@ mod tests {
             let second = waiting.push_parts([&b"m"[..], b"n"].into_iter());
             waiting.push_parts([&b"o"[..]].into_iter());
             assert_eq!(second, 6);
-            // In any order: 13 is a prime, and those that are not there are nobody's.
+            // Answer in a shuffled order: 13 is prime. Turns that do not exist are ignored.
             for at in (0..13).map(|at| at * step % 13) {
                 assert_eq!(waiting.kept(at as Turn).is_some(), at < 9, "{at}");
                 waiting.answer(at as Turn, &[b'0' + at as u8], false, &join, &mut output);

@@ -1,5 +1,5 @@
-//! One thread: its listener, its conversations, its kernel engine. Each round takes what there is of all of them, and then
-//! writes what there is for each.
+//! A worker thread: its listener, its conversations and its kernel engine. Each round handles all
+//! pending events, and then writes each conversation's output.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,51 +19,52 @@ use super::limits;
 use super::linger::Lingering;
 use super::shared::{Engine, Shared};
 
-/// See the module.
+/// The state of a worker thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     epoll: OwnedFd,
-    /// None: no client is taken any more.
+    /// `None` once no more clients are accepted.
     listener: Option<OwnedFd>,
-    /// Written to when `shared` has changed.
+    /// An eventfd that is written to when `shared` has changed.
     wake: Arc<OwnedFd>,
     kernel: Option<Kernel>,
     backends: Arc<Backends>,
     generation: u64,
     conversations: Vec<Option<Box<Conversation>>>,
     free: Vec<u32>,
-    /// Something was done for them in this round.
+    /// Conversations that had an event in this round.
     touched: Vec<u32>,
-    /// On their way back from the kernel.
+    /// Conversations that are moving back from the kernel.
     leaving: Vec<u32>,
-    /// Back from the kernel, and better out of its map.
+    /// Conversations in user space whose sockets should leave the kernel's map.
     outward: Outward,
-    /// By their numbers in the kernel.
+    /// Conversation ids, indexed by their number in the kernel.
     by_number: Vec<u32>,
     lingering: Vec<Lingering>,
     scratch: Vec<u8>,
     ticked: Instant,
 }
 
-/// See [`Worker::let_leave`].
+/// The conversations for the next [`Worker::let_leave`].
 #[derive(Debug)]
 struct Outward {
     conversations: Vec<u32>,
-    /// Not before.
+    /// The earliest time of the next call.
     next: Instant,
 }
 
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 const LEFT: u64 = u64::MAX - 2;
-/// How often is looked at what no event tells.
+/// The period of checks that no event triggers.
 const TICK: Duration = Duration::from_millis(500);
 const SOON: Duration = Duration::from_millis(20);
-/// The kernel's queue of what it sends on is looked at so often while a conversation comes back.
+/// The period at which the kernel's send queue is polled while a conversation moves back.
 const LEAVING: Duration = Duration::from_millis(1);
 
-/// Between two times that sockets leave the map: so many times as long as that takes, within bounds.
+/// The interval between two runs of the iterator that removes sockets from the map: `share` times
+/// the duration of a run, between `least` and `most`.
 const APART: Apart = Apart { least: Duration::from_millis(20), share: 50, most: Duration::from_secs(1) };
 
 struct Apart {
@@ -108,7 +109,8 @@ impl Worker {
         })
     }
 
-    /// Until the service ends and the last conversation with it, or there is no more time for those.
+    /// Runs until the service stops and its last conversation has ended, or its deadline has
+    /// passed.
     pub(crate) fn run(mut self) {
         let mut events: Vec<Event> = Vec::with_capacity(256);
         loop {
@@ -160,7 +162,8 @@ impl Worker {
             let client = match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(client) => client,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    // They stay in the listener's queue, and would be told of again at once.
+                    // The client stays in the listener's queue, so epoll would report it again
+                    // without a pause.
                     std::thread::sleep(LEAVING);
                     return;
                 }
@@ -183,7 +186,7 @@ impl Worker {
         }
     }
 
-    /// Another list of backends, or the end.
+    /// Handles a change of `shared`: a new list of backends, or a stop.
     fn look_around(&mut self, now: Instant) {
         let mut told = [0; 8];
         let _ = rustix::io::read(&*self.wake, &mut told);
@@ -216,7 +219,7 @@ impl Worker {
 
     fn take_left(&mut self, _now: Instant) {
         while let Some(number) = self.kernel.as_mut().and_then(Kernel::next_left) {
-            // It may have ended meanwhile, and another have its number; then nothing is done.
+            // The conversation may have ended and its number be reused. Then `left` does nothing.
             if let Some(id) = self.by_number.get(number as usize).copied() {
                 self.left(id, number);
             }
@@ -272,7 +275,7 @@ impl Worker {
         }
     }
 
-    /// Sockets of conversations that are busy in user space leave the kernel's map.
+    /// Lets sockets of conversations that are busy in user space leave the kernel's map.
     fn let_leave(&mut self, now: Instant) {
         if self.outward.conversations.is_empty() || now < self.outward.next {
             return;
@@ -331,7 +334,7 @@ impl Worker {
                     self.by_number.resize(self.by_number.len().max(number + 1), 0);
                     self.by_number[number] = id;
                 }
-                // What it read meanwhile is to be written.
+                // `promote` may have read messages, whose output must be written.
                 let (conversations, mut round) = self.parts(now);
                 let Some(Some(conversation)) = conversations.get_mut(id as usize) else { continue };
                 if conversation.settle(&mut round) {
@@ -343,7 +346,8 @@ impl Worker {
         }
     }
 
-    /// What no event tells: connections that are not made, room that others have left.
+    /// Checks conditions that no event reports: connect time-outs, silent backends, and room that
+    /// other conversations have freed.
     fn tick(&mut self, now: Instant) {
         self.ticked = now;
         let (conversations, mut round) = self.parts(now);

@@ -1,4 +1,4 @@
-//! The services that are part of shunt.
+//! The builtin services.
 
 use aya::include_bytes_aligned;
 
@@ -7,15 +7,15 @@ use super::native::{self, Native};
 /// A builtin service: its native half, and the object for the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Builtin {
-    /// As in `builtin:NAME`.
+    /// The NAME of `builtin:NAME`.
     pub name: &'static str,
-    /// What runs in user space.
+    /// The half for user space.
     pub native: Native,
-    /// What runs in the kernel; empty if there was no clang when shunt was built.
+    /// The half for the kernel. Empty if clang was missing when shunt was built.
     pub object: &'static [u8],
 }
 
-/// All of them.
+/// Returns all builtin services.
 pub fn all() -> Vec<Builtin> {
     macro_rules! builtin {
         ($name:literal, $native:expr) => {
@@ -37,7 +37,7 @@ pub fn all() -> Vec<Builtin> {
     ]
 }
 
-/// The one of this name.
+/// Returns the builtin service of this name.
 pub fn named(name: &str) -> Option<Builtin> {
     all().into_iter().find(|builtin| builtin.name == name)
 }

@@ -1,4 +1,5 @@
-//! A service as a file, as `shunt serve build` makes it: an object for the kernel that carries its native half.
+//! A service's file, made by `shunt serve build`: a BPF object with a section that contains the
+//! native half.
 
 use std::fs::File;
 use std::io::Write;
@@ -12,55 +13,56 @@ use thiserror::Error;
 use super::builtin;
 use super::native::{Native, NativeError};
 
-/// Where the native half is.
+/// The section with the native half.
 pub const SECTION: &str = ".shunt.native";
 
 /// A service, from a file or builtin.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// What runs in user space.
+    /// The half for user space.
     pub native: Native,
-    /// What runs in the kernel; empty if there is no such half.
+    /// The half for the kernel. Empty if there is none.
     pub object: Vec<u8>,
 }
 
-/// Why there is no service.
+/// An error that prevents the loading of a service.
 #[derive(Debug, Error)]
 pub enum FileError {
-    /// Not one of shunt's own.
+    /// No builtin service has this name.
     #[error("there is no builtin service {name}; there are: {known}")]
     NoBuiltin {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The names of the builtin services.
         known: String,
     },
-    /// The file.
+    /// The file cannot be read.
     #[error("{}: {error}", path.display())]
     Unreadable {
-        /// Which.
+        /// The file's path.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// Something else.
+    /// The file is not a service.
     #[error("{} is no service: `shunt serve build NAME.c` makes one", path.display())]
     NotAService {
-        /// Which.
+        /// The file's path.
         path: PathBuf,
     },
-    /// Of another version, or what the dynamic loader says.
+    /// The native half has another version, or the dynamic loader rejects it.
     #[error("{}: {error}", path.display())]
     Native {
-        /// Which.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         error: NativeError,
     },
 }
 
 impl Program {
-    /// `builtin:NAME`, or the path of a file. The native half of a file stays loaded until the process ends.
+    /// Opens a service by `builtin:NAME` or a path. A file's native half stays loaded until the
+    /// process ends.
     pub fn open(name: &str) -> Result<Program, FileError> {
         match name.strip_prefix("builtin:") {
             Some(name) => Program::builtin(name),
@@ -89,7 +91,7 @@ impl Program {
     }
 }
 
-/// The dynamic loader wants a file. This one has no name, and is gone when it is mapped and closed.
+/// Creates an anonymous file with these bytes, because dlopen needs a file.
 fn in_memory(bytes: &[u8]) -> std::io::Result<OwnedFd> {
     let memory = memfd_create("shunt-service", MemfdFlags::CLOEXEC)?;
     let mut file = File::from(memory);

@@ -1,5 +1,5 @@
-//! A service as an engine sees it: how long is the message that begins here, what is to be done with it, and what is
-//! answered when it cannot be served.
+//! The interface between an engine and a service: where a message ends, what to do with it, and how
+//! to answer it if it cannot be served.
 
 pub mod builtin;
 pub mod file;
@@ -12,80 +12,84 @@ pub use native::{Native, NativeError};
 
 use std::ops::Range;
 
-/// What parses messages and decides about them. The same bytes always get the same answer: a service keeps no state.
+/// Parses messages and decides about them. A service keeps no state, so equal bytes always get an
+/// equal result.
 pub trait Service: Send + Sync {
-    /// For people and metrics.
+    /// Returns the name, for people and metrics.
     fn name(&self) -> &str;
 
-    /// What does not depend on a message.
+    /// Returns the properties that hold for every message.
     fn properties(&self) -> Properties;
 
-    /// The message at the beginning of `bytes`.
+    /// Measures the message at the beginning of `bytes`.
     fn parse(&self, bytes: &[u8]) -> Parse;
 
-    /// The reply of a backend at the beginning of `bytes`.
+    /// Measures a backend's reply at the beginning of `bytes`.
     fn parse_reply(&self, bytes: &[u8]) -> Parse;
 
-    /// What to do with a message. It may be given the first bytes only, and then say [`Verdict::More`].
+    /// Decides about a message. If `message` is only its beginning, the result may be
+    /// [`Verdict::More`].
     fn decide(&self, message: &[u8]) -> Verdict;
 
-    /// What is answered to a message that cannot be served, of which these are the first bytes.
+    /// Returns the answer to a message that cannot be served. `head` is its beginning.
     fn refuse(&self, head: &[u8], why: Refusal) -> Answer;
 
-    /// What a client is told that has just connected.
+    /// Returns the greeting of a client that has just connected.
     fn accepted(&self) -> Answer;
 
-    /// The next part of a message that is split: a message that [`Service::decide`] forwards. None: there are no more.
+    /// Returns the next part of a split message, which [`Service::decide`] then forwards, or `None`
+    /// after the last.
     fn part(&self, message: &[u8], share: &mut Share) -> Option<Vec<u8>>;
 
-    /// What a client gets of the answer to a part. Asked when all parts are answered, in their order.
+    /// Transforms the answer to a part into bytes for the client. The engine calls this in the
+    /// order of the parts, once all have an answer.
     fn join(&self, answer: &[u8], share: &mut Share) -> Joined;
 }
 
-/// Which part of a message. `struct shunt_share` in service.h.
+/// The position in a split message. `struct shunt_share` in service.h has the same layout.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Share {
-    /// Counted from 0.
+    /// The index of the part, counted from 0.
     pub index: u32,
-    /// Of all parts; known when they are answered.
+    /// The number of parts. Known only when they are joined.
     pub count: u32,
-    /// The service's own.
+    /// State of the service, from one part to the next.
     pub state: u64,
 }
 
-/// What is left of the answer to a part.
+/// The client's share of the answer to a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
-    /// For the client.
+    /// The bytes for the client.
     pub bytes: Vec<u8>,
-    /// It is the answer to the whole message, and the others count for nothing.
+    /// These bytes alone are the answer to the whole message; the other parts are ignored.
     pub is_alone: bool,
 }
 
-/// What holds for every message of a service.
+/// Properties that hold for every message of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Properties {
-    /// Bytes of a message or a reply: one that is longer is refused.
+    /// The most bytes of a message or a reply. Longer ones are refused.
     pub max_message: usize,
-    /// Backends answer, each message with one reply, in the order of the messages.
+    /// Backends send one reply to each message, in the order of the messages.
     pub replies: bool,
     /// A message may be sent to another backend when its own died before it answered.
     pub retry: bool,
 }
 
-/// What is at the beginning of some bytes.
+/// The result of parsing the beginning of some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parse {
-    /// A message of so many bytes, of which some may not have arrived.
+    /// A message of this many bytes, some of which may not have arrived yet.
     Message(usize),
-    /// That cannot be told from these bytes.
+    /// More bytes are needed to find the length.
     More,
-    /// Nothing that can be served. Nobody knows where the next message begins.
+    /// The bytes cannot be served. The beginning of the next message is unknown.
     Refused(Refusal),
 }
 
-/// What to do with a message.
+/// A service's decision about a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Forget it.
@@ -94,7 +98,7 @@ pub enum Verdict {
     Echo,
     /// Send it to the backend of this key.
     Forward {
-        /// Whose.
+        /// The key that selects the backend.
         key: Key,
         /// The backend does not answer this message.
         one_way: bool,
@@ -105,24 +109,24 @@ pub enum Verdict {
     Close(Vec<u8>),
     /// It cannot be served, but the next one may be: ask [`Service::refuse`] what to answer.
     Refuse(Refusal),
-    /// Only the whole message tells.
+    /// The whole message is needed for a decision.
     More,
-    /// Several backends have a share in it: [`Service::part`] has the messages that they get.
+    /// Split it among several backends: [`Service::part`] makes a message for each.
     Split,
 }
 
-/// By what a backend is found.
+/// A key that selects a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// By a number.
+    /// A number.
     Number(u64),
-    /// By these bytes of the message.
+    /// These bytes of the message.
     Bytes(Range<usize>),
-    /// The service has chosen: this one, counted from 0.
+    /// The index of the backend, which the service has chosen.
     Backend(u64),
 }
 
-/// What is sent to a client that did not get what it asked for.
+/// An answer that a service gives instead of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Nothing, and the connection goes on.
@@ -133,7 +137,7 @@ pub enum Answer {
     Close(Vec<u8>),
 }
 
-/// Why a message cannot be served. `enum shunt_refusal` in service.h.
+/// The reason why a message cannot be served. `enum shunt_refusal` in service.h has the same codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Refusal {
@@ -151,14 +155,14 @@ pub enum Refusal {
     TooComplex,
     /// There is no backend for it.
     NoBackend,
-    /// It was under way to a backend that is gone.
+    /// It was pending at a backend whose connection broke.
     BackendGone,
-    /// Its backend has not answered in the time that it has.
+    /// Its backend has not answered within `reply-timeout`.
     NoReply,
 }
 
 impl Refusal {
-    /// All, in the order of their codes.
+    /// All reasons, in the order of their codes.
     pub const ALL: [Refusal; 9] = [
         Refusal::Malformed,
         Refusal::TooLong,
@@ -171,7 +175,7 @@ impl Refusal {
         Refusal::NoReply,
     ];
 
-    /// For metrics and status.
+    /// Returns the label in metrics and status.
     pub fn label(self) -> &'static str {
         match self {
             Refusal::Malformed => "malformed",
@@ -186,7 +190,7 @@ impl Refusal {
         }
     }
 
-    /// By its code in C. A code that is not known, as of a service that gives rubbish, is malformed.
+    /// Returns the reason with this code in C. Unknown codes, from a faulty service, are malformed.
     pub fn from_code(code: u32) -> Refusal {
         *Refusal::ALL.get((code as usize).wrapping_sub(1)).unwrap_or(&Refusal::Malformed)
     }

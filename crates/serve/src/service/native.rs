@@ -1,9 +1,9 @@
-//! The native half of a service, as `include/shunt/native.h` has it: C functions behind a table. This is the one module
-//! of the crate that says `unsafe`.
+//! The native half of a service: C functions behind a table, as `include/shunt/native.h` lays it
+//! out. This is the only module of the crate with `unsafe` code.
 //!
-//! What is relied on: a table is what its version says, and its functions read the bytes that they are given and write
-//! the verdict, and nothing else. service.h sees to that as long as a service uses its functions; a service that does
-//! not is a program that its user chose to run, as any other.
+//! The invariant: a table has the layout of its version, and its functions only read the bytes that
+//! they get and write the verdict. service.h ensures this for services that use its functions. Any
+//! other service is a program that its user chose to run.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::offset_of;
@@ -13,17 +13,17 @@ use zerocopy::FromBytes;
 
 use super::{Answer, Joined, Key, Parse, Properties, Refusal, Service, Share, Verdict};
 
-/// SHUNT_MAX_MESSAGE in service.h.
+/// `SHUNT_MAX_MESSAGE` in service.h.
 const MAX_MESSAGE: u32 = 64 * 1024;
-/// SHUNT_MAX_REPLY in service.h.
+/// `SHUNT_MAX_REPLY` in service.h.
 const MAX_REPLY: usize = 256;
-/// SHUNT_MAX_HEAD and SHUNT_MAX_TAIL in service.h.
+/// `SHUNT_MAX_HEAD` and `SHUNT_MAX_TAIL` in service.h.
 const MAX_HEAD: usize = 64;
 const MAX_TAIL: usize = 8;
-/// SHUNT_NATIVE_VERSION in native.h.
+/// `SHUNT_NATIVE_VERSION` in native.h.
 const VERSION: u32 = 2;
 
-/// struct shunt_native.
+/// `struct shunt_native`.
 #[repr(C)]
 struct Table {
     version: u32,
@@ -38,10 +38,10 @@ struct Table {
     join: unsafe extern "C" fn(*const u8, u32, *mut Share, *mut RawPiece) -> c_int,
 }
 
-// SAFETY: a table is constant, and so is what it points at.
+// SAFETY: a table and everything that it points at is constant.
 unsafe impl Sync for Table {}
 
-/// struct shunt_service. Its functions are called through the table.
+/// `struct shunt_service`. Its functions are called through the table.
 #[repr(C)]
 struct Declaration {
     name: *const c_char,
@@ -56,7 +56,7 @@ struct Declaration {
     join: *const (),
 }
 
-/// struct shunt_piece.
+/// `struct shunt_piece`.
 #[repr(C)]
 struct RawPiece {
     offset: u32,
@@ -67,7 +67,7 @@ struct RawPiece {
     tail: [u8; MAX_TAIL],
 }
 
-/// struct shunt_verdict.
+/// `struct shunt_verdict`.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes)]
 pub(crate) struct RawVerdict {
@@ -85,7 +85,7 @@ pub(crate) struct RawVerdict {
 
 const _: () = assert!(size_of::<RawVerdict>() == 296 && offset_of!(RawVerdict, reply) == 36);
 
-/// A native half.
+/// The native half of a service.
 #[derive(Clone, Copy)]
 pub struct Native {
     table: &'static Table,
@@ -98,14 +98,14 @@ impl std::fmt::Debug for Native {
     }
 }
 
-/// Each is a symbol of build.rs, and becomes a function that gives the service.
+/// Declares a function for each symbol of build.rs, which returns that builtin service.
 macro_rules! builtins {
     ($($symbol:ident $name:ident),*) => {
         unsafe extern "C" {
             $(static $symbol: Table;)*
         }
         $(pub(super) fn $name() -> Native {
-            // SAFETY: native.h of this very build made it.
+            // SAFETY: this build compiled the table with its own native.h.
             Native::new(unsafe { &$symbol }).expect("of this version")
         })*
     };
@@ -121,25 +121,25 @@ builtins!(
     shunt_builtin_thrift_forwarder thrift_forwarder
 );
 
-/// Why a native half cannot be used.
+/// An error that makes a native half unusable.
 #[derive(Debug, Error)]
 pub enum NativeError {
-    /// What the dynamic loader says.
+    /// The dynamic loader's error.
     #[error("its native half cannot be loaded: {0}")]
     Loader(libloading::Error),
-    /// Made by another shunt.
+    /// Another version of shunt built it.
     #[error("it was built by another version of shunt: build it again with `shunt serve build`")]
     Version,
 }
 
 impl Native {
-    /// From a shared library, which stays loaded.
+    /// Loads the native half from a shared library, which stays loaded.
     pub(super) fn load(path: &str) -> Result<Native, NativeError> {
-        // SAFETY: a library may do anything when it is loaded, as any program that its user starts; one that
-        // `shunt serve build` has made does nothing.
+        // SAFETY: loading a library can run any code, like a program that its user starts. The
+        // loading of one from `shunt serve build` runs none.
         let library = unsafe { libloading::Library::new(path) }.map_err(NativeError::Loader)?;
         let library: &'static libloading::Library = Box::leak(Box::new(library));
-        // SAFETY: this symbol is a table in every version of native.h, and begins with its version.
+        // SAFETY: in every version of native.h this symbol is a table that begins with its version.
         let table: *const Table = unsafe { library.get::<*const Table>(b"shunt_native\0") }
             .map(|symbol| *symbol)
             .map_err(NativeError::Loader)?;
@@ -147,12 +147,12 @@ impl Native {
         Native::new(unsafe { &*table }).ok_or(NativeError::Version)
     }
 
-    /// None if the table is of another version.
+    /// Returns `None` if the table has another version.
     fn new(table: &'static Table) -> Option<Native> {
         if table.version != VERSION || table.verdict_size as usize != size_of::<RawVerdict>() {
             return None;
         }
-        // SAFETY: the version says that there is a declaration, and that its name is a string or nothing.
+        // SAFETY: a table of this version has a declaration, whose name is a C string or null.
         let name = unsafe {
             let name = (*table.service).name;
             if name.is_null() { "unnamed" } else { CStr::from_ptr(name).to_str().unwrap_or("unnamed") }
@@ -230,12 +230,12 @@ impl Service for Native {
     }
 }
 
-/// What does not fit is not looked at: a message is never so long.
+/// Returns the length for C. Messages are far shorter than the saturated value.
 fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX)
 }
 
-/// What a parser says.
+/// Converts a parser's result.
 pub(crate) fn parsed(result: c_int) -> Parse {
     match result {
         0 => Parse::More,
@@ -258,7 +258,8 @@ impl Default for RawPiece {
 }
 
 impl RawPiece {
-    /// Put together. What is beyond the bytes that there are is left out.
+    /// Builds the bytes of the piece: head, a range of `of`, tail. Ranges are clipped to the bytes
+    /// that exist.
     fn bytes(&self, of: &[u8]) -> Vec<u8> {
         let begin = of.len().min(self.offset as usize);
         let end = of.len().min(begin.saturating_add(self.length as usize));
@@ -286,7 +287,8 @@ impl Default for RawVerdict {
 }
 
 impl RawVerdict {
-    /// Of a message of so many bytes. What makes no sense is refused as malformed.
+    /// Converts the verdict about a message of this many bytes. An invalid one is a refusal as
+    /// malformed.
     pub(crate) fn verdict(&self, message: usize) -> Verdict {
         match self.action {
             0 => Verdict::Drop,
@@ -304,7 +306,8 @@ impl RawVerdict {
         }
     }
 
-    /// Of a refusal or a greeting, which cannot do what needs a message.
+    /// Converts the verdict of `refuse` or `accepted`, where actions that need a message are
+    /// invalid.
     pub(crate) fn answer(&self) -> Answer {
         match self.action {
             0 => Answer::Nothing,

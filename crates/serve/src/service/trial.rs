@@ -1,4 +1,5 @@
-//! The BPF half of a service, run on bytes without a socket (BPF_PROG_RUN). `include/shunt/test.bpf.h` has the programs.
+//! Runs the BPF half of a service on given bytes, without a socket (BPF_PROG_RUN).
+//! `include/shunt/test.bpf.h` has the programs.
 
 use aya::Ebpf;
 use aya::maps::{Array, MapData};
@@ -21,32 +22,32 @@ pub const PROGRAMS: [&str; 5] = [
     "shunt_test_hash",
 ];
 
-/// What the kernel puts in front of the bytes takes the place of an Ethernet header; any more of it shows that a service
-/// finds its message wherever it begins.
+/// Bytes in front of the message: an Ethernet header, which BPF_PROG_RUN needs, and 7 more, which
+/// show that a service does not assume its message at a fixed offset.
 const BEGIN: usize = 14 + 7;
 
-/// The kernel takes no more than a page with what it adds.
+/// The most bytes of a trial. The kernel allows a page, including its own overhead.
 pub const MAX_BYTES: usize = 3072;
 
-/// A service in the kernel, attached to nothing.
+/// A service that is loaded into the kernel, but attached to nothing.
 #[derive(Debug)]
 pub struct Trial {
     loaded: Ebpf,
 }
 
-/// Why a program was not run.
+/// An error that prevents a run.
 #[derive(Debug, Error)]
 pub enum RunError {
-    /// The kernel did not run it.
+    /// The kernel rejected the run.
     #[error("the kernel did not run the program: {0}")]
     Kernel(String),
-    /// More than the kernel takes.
+    /// The input is longer than the kernel allows.
     #[error("a trial is of {MAX_BYTES} bytes at most")]
     TooLong,
 }
 
 impl Trial {
-    /// Has the kernel verify the functions of a service.
+    /// Loads the functions of a service, which the kernel verifies.
     pub fn load(object: &[u8]) -> Result<Trial, LoadError> {
         super::verifier::check_loadable(object)?;
         let mut loaded = Ebpf::load(object).map_err(|error| LoadError::of(&error))?;
@@ -66,32 +67,32 @@ impl Trial {
         Ok(Trial { loaded })
     }
 
-    /// As [`super::Service::parse`].
+    /// Runs the kernel's version of [`super::Service::parse`].
     pub fn parse(&mut self, bytes: &[u8]) -> Result<Parse, RunError> {
         Ok(parsed(self.run("shunt_test_parse", bytes, 0)?.0))
     }
 
-    /// As [`super::Service::parse_reply`].
+    /// Runs the kernel's version of [`super::Service::parse_reply`].
     pub fn parse_reply(&mut self, bytes: &[u8]) -> Result<Parse, RunError> {
         Ok(parsed(self.run("shunt_test_parse_reply", bytes, 0)?.0))
     }
 
-    /// As [`super::Service::decide`].
+    /// Runs the kernel's version of [`super::Service::decide`].
     pub fn decide(&mut self, message: &[u8]) -> Result<Verdict, RunError> {
         Ok(self.run("shunt_test_decide", message, 0)?.1.verdict(message.len()))
     }
 
-    /// As [`super::Service::refuse`].
+    /// Runs the kernel's version of [`super::Service::refuse`].
     pub fn refuse(&mut self, head: &[u8], why: Refusal) -> Result<Answer, RunError> {
         Ok(self.run("shunt_test_refuse", head, why as u32)?.1.answer())
     }
 
-    /// As [`crate::hash::one_at_a_time`] or [`crate::hash::ketama`].
+    /// Runs the kernel's version of [`crate::hash::one_at_a_time`] or [`crate::hash::ketama`].
     pub fn hash(&mut self, key: &[u8], scheme: Scheme) -> Result<u32, RunError> {
         Ok(self.run("shunt_test_hash", key, (scheme == Scheme::Ketama).into())?.0 as u32)
     }
 
-    /// What struct shunt_test_result has afterwards.
+    /// Runs a program and returns the contents of `struct shunt_test_result`.
     fn run(&mut self, program: &str, bytes: &[u8], why: u32) -> Result<(i32, RawVerdict), RunError> {
         let kernel = |error: &dyn std::fmt::Display| RunError::Kernel(error.to_string());
         if bytes.len() > MAX_BYTES {
@@ -120,5 +121,5 @@ impl Trial {
     }
 }
 
-/// Bytes of struct shunt_test_result.
+/// The size of `struct shunt_test_result`, in bytes.
 const RESULT: usize = 8 + size_of::<RawVerdict>();

@@ -1,4 +1,4 @@
-//! What the kernel's verifier says of a service that it refuses, in the words of who wrote the service.
+//! Translates the kernel verifier's log about a rejected service for the service's author.
 
 use std::fmt;
 
@@ -6,33 +6,34 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 use thiserror::Error;
 
-/// Why a service is not in the kernel.
+/// An error that prevents a service from running in the kernel.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// There was no clang when this was built.
+    /// clang was missing when shunt was built.
     #[error("shunt was built without its kernel services: install clang and libbpf-dev, and build it again")]
     NotBuilt,
-    /// The object is something else.
+    /// The object is not a service.
     #[error("this is no service: it was not made by `shunt serve build`")]
     NotAService,
-    /// The object's maps are laid out otherwise.
+    /// The object's maps have the layout of another version.
     #[error("the service was built by another version of shunt: build it again")]
     OtherVersion,
-    /// The kernel does not let this process load programs.
+    /// The process lacks the capabilities to load programs.
     #[error(
         "this process may not load programs into the kernel: it needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
     )]
     NotPermitted,
-    /// The verifier has found something.
+    /// The verifier rejected the program.
     #[error("{0}")]
     Unsafe(Complaint),
-    /// The kernel lacks something.
+    /// The kernel rejected the service for another reason.
     #[error("the kernel does not take the service: {0}")]
     Refused(String),
 }
 
 impl LoadError {
-    /// Of what the loader says: EPERM, wherever in the chain it is, has one meaning; everything else is told as it is.
+    /// Converts a loader's error. EPERM anywhere in its chain becomes `NotPermitted`; other errors
+    /// keep their text.
     pub fn of(error: &(dyn std::error::Error + 'static)) -> LoadError {
         let mut text = String::new();
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
@@ -48,8 +49,10 @@ impl LoadError {
     }
 }
 
-/// Whether an object can be tried at all. Asked first: without the capabilities the library learns wrong things of the
-/// kernel, for the rest of the process's life.
+/// Checks that an object can be loaded at all.
+///
+/// This must come first: without the capabilities, the BPF library caches wrong results of its
+/// feature probes for the life of the process.
 pub fn check_loadable(object: &[u8]) -> Result<(), LoadError> {
     if object.is_empty() {
         return Err(LoadError::NotBuilt);
@@ -60,18 +63,18 @@ pub fn check_loadable(object: &[u8]) -> Result<(), LoadError> {
     if held { Ok(()) } else { Err(LoadError::NotPermitted) }
 }
 
-/// One thing that the verifier does not accept.
+/// A verifier's complaint about a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Complaint {
-    /// Which function of the service: `parse`, `decide`, ...
+    /// The function of the service: `parse`, `decide`, ...
     pub function: String,
-    /// FILE:LINE, if the verifier knows it.
+    /// FILE:LINE, if the log has it.
     pub place: Option<String>,
-    /// The line itself.
+    /// The source line.
     pub line: Option<String>,
-    /// What the verifier says.
+    /// The verifier's message.
     pub said: String,
-    /// What that means, and what to do about it.
+    /// The meaning of the message, and a remedy.
     pub advice: &'static str,
 }
 
@@ -88,7 +91,7 @@ impl fmt::Display for Complaint {
     }
 }
 
-/// Words of the verifier, and what they mean to who wrote a service. The first that fits counts.
+/// Phrases of the verifier, with advice for the author of a service. The first match counts.
 const ADVICE: [(&[&str], &str); 9] = [
     (
         &["back-edge", "infinite loop"],
@@ -140,7 +143,7 @@ const ADVICE: [(&[&str], &str); 9] = [
 ];
 
 impl Complaint {
-    /// Of the log of a program of test.bpf.h. None if there is no log to read.
+    /// Parses the log about a program of test.bpf.h. Returns `None` if the log has no message.
     pub fn read(program: &str, log: &str) -> Option<Complaint> {
         let is_prose = |line: &&str| {
             let line = line.trim();
@@ -153,7 +156,7 @@ impl Complaint {
         };
         let said = log.lines().rev().find(is_prose)?.trim().to_owned();
         let source = log.lines().rev().find(|line| line.starts_with("; "));
-        // "; a += b; @ file.c:12", since Linux 6.10; before that without the place.
+        // "; a += b; @ file.c:12" since Linux 6.10, and without the position before.
         let (line, place) = match source.map(|line| line.trim_start_matches("; ")) {
             Some(text) => match text.rsplit_once(" @ ") {
                 Some((line, place)) => (Some(line.trim().to_owned()), Some(place.trim().to_owned())),

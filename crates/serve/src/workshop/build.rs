@@ -1,4 +1,4 @@
-//! Builds a service: one C file, compiled twice with clang, in one object.
+//! Builds a service: compiles one C file twice with clang, into one object.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,48 +9,49 @@ use thiserror::Error;
 
 use crate::service::file::SECTION;
 
-/// What services are written against is part of shunt, so that there is nothing to install.
+/// The headers for services, embedded so that nothing needs to be installed.
 const HEADERS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/headers.rs"));
 
-/// Why there is no object.
+/// An error that prevents the build of an object.
 #[derive(Debug, Error)]
 pub enum BuildError {
-    /// Not NAME.c.
+    /// The source is not called NAME.c.
     #[error("{}: a service is one C file, as in NAME.c", .0.display())]
     NotC(PathBuf),
-    /// A file.
+    /// A file cannot be read or written.
     #[error("{}: {error}", path.display())]
     File {
-        /// Which.
+        /// The file's path.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// No clang.
+    /// The compiler cannot be run.
     #[error("{compiler} cannot be run ({error}): install clang, or name another in CLANG")]
     NoCompiler {
-        /// What was tried.
+        /// The command that was tried.
         compiler: String,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// Nothing links the object with a library.
+    /// The source calls a function of a library, which the object is never linked with.
     #[error(
         "there is no {0} in the kernel; bytes are compared by shunt_is, looked for by shunt_find, and copied by \
          __builtin_memcpy with a constant length"
     )]
     Undefined(String),
-    /// What the compiler says, which has the lines.
+    /// The compiler's errors, with their lines.
     #[error("the service does not compile {half}:\n{complaint}")]
     Complaint {
-        /// For which half.
+        /// The half that failed to compile.
         half: &'static str,
-        /// All that it says.
+        /// The compiler's output.
         complaint: String,
     },
 }
 
-/// Writes NAME.bpf.o beside NAME.c, or to `output`, and gives its path. `defines` are as in clang's -D.
+/// Builds NAME.bpf.o next to NAME.c, or at `output`, and returns its path. `defines` has the form
+/// of clang's -D.
 pub fn build(source: &Path, output: Option<&Path>, defines: &[String]) -> Result<PathBuf, BuildError> {
     if source.extension() != Some(OsStr::new("c")) {
         return Err(BuildError::NotC(source.to_owned()));
@@ -72,7 +73,7 @@ pub fn build(source: &Path, output: Option<&Path>, defines: &[String]) -> Result
     let compile = |half, arguments: &[&OsStr]| {
         let mut command = clang();
         command.args(["-O2", "-g", "-Wall", "-I"]).arg(scratch.path());
-        // Debian keeps <asm/types.h> per architecture.
+        // Debian has a separate <asm/types.h> for each architecture.
         command.arg(format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH));
         command.args(defines.iter().map(|define| format!("-D{define}")));
         run(command.args(arguments).arg(source), half)
@@ -96,12 +97,13 @@ pub fn build(source: &Path, output: Option<&Path>, defines: &[String]) -> Result
     if !missing.is_empty() {
         return Err(BuildError::Undefined(missing.join(", ")));
     }
-    // Only what is whole takes the place of what was there.
+    // Replace an existing file only with a complete one.
     std::fs::copy(&object, &output).map_err(file(&output))?;
     Ok(output)
 }
 
-/// Functions that the C library has and the kernel has not, often called without a word in the source.
+/// Returns the undefined functions of an object. The compiler can insert calls of library functions
+/// that the source does not name, such as memcmp.
 fn undefined(object: &[u8]) -> Vec<String> {
     let parsed = object::File::parse(object);
     let symbols = parsed.iter().flat_map(|parsed| parsed.symbols());

@@ -1,4 +1,4 @@
-//! Where services are made: a template to begin with, a file built of a source, and its tests.
+//! Tools for the authors of services: a template, the build, and the test vectors.
 
 mod build;
 mod template;

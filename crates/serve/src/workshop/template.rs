@@ -1,4 +1,4 @@
-//! What a new service begins with.
+//! The template of a new service.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,23 +9,23 @@ use thiserror::Error;
 const SOURCE: &str = include_str!("../../template/service.c");
 const TESTS: &str = include_str!("../../template/service.tests");
 
-/// Why nothing was written.
+/// An error that prevents the files from being written.
 #[derive(Debug, Error)]
 pub enum NewError {
-    /// As a file or a program may not be called.
+    /// The name is not usable as a file's or a program's name.
     #[error("{0:?} is no name for a service: letters, digits and hyphens, a letter first")]
     Name(String),
-    /// It exists, for example.
+    /// A file cannot be created, for example because it exists.
     #[error("{}: {error}", path.display())]
     File {
-        /// Which.
+        /// The file's path.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
 }
 
-/// Writes NAME.c and NAME.tests to a directory, and gives their paths. Nothing that exists is changed.
+/// Writes NAME.c and NAME.tests to a directory and returns their paths. Fails if one exists.
 pub fn new(name: &str, directory: &Path) -> Result<[PathBuf; 2], NewError> {
     let letter = name.starts_with(|first: char| first.is_ascii_alphabetic());
     if !letter || !name.chars().all(|other| other.is_ascii_alphanumeric() || other == '-') {

@@ -1,4 +1,5 @@
-//! The tests of a service: lines that say what it does with which bytes. See docs/serve.md.
+//! Test vectors of a service: lines of input bytes and the expected result. docs/serve.md describes
+//! the format.
 
 use std::fmt;
 
@@ -7,10 +8,10 @@ use thiserror::Error;
 use crate::service::trial::{MAX_BYTES, RunError, Trial};
 use crate::service::{Answer, Key, Parse, Refusal, Service, Verdict};
 
-/// A line of a file of tests.
+/// A test vector, from one line of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vector {
-    /// Counted from 1.
+    /// The line's number, counted from 1.
     pub line: usize,
     function: Function,
     bytes: Vec<u8>,
@@ -25,7 +26,7 @@ enum Function {
     Refuse(Refusal),
 }
 
-/// A line that says nothing that can be tested.
+/// A line that is not a valid test vector.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("line {line}: {why}")]
 pub struct VectorError {
@@ -36,13 +37,13 @@ pub struct VectorError {
 /// A test that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Of the file, counted from 1.
+    /// The line in the file, counted from 1.
     pub line: usize,
     /// `user` or `kernel`.
     pub half: &'static str,
-    /// What the file says.
+    /// The expected result.
     pub expected: String,
-    /// What the service did.
+    /// The actual result.
     pub happened: String,
 }
 
@@ -94,7 +95,7 @@ fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
     if !fits {
         return Err("this is nothing that the function can do");
     }
-    // Bytes may be written in several ways: in one from here on.
+    // Bytes can be written in several ways, so convert them to one form.
     let expected = match argument.starts_with('"') {
         true => format!("{word} {}", quoted(&literal(argument)?.0)),
         false => what.to_owned(),
@@ -110,7 +111,8 @@ fn is_refusal(word: &str) -> bool {
     Refusal::ALL.iter().any(|why| why.label() == word)
 }
 
-/// "..." with \r \n \t \0 \\ \" and \xHH, and what follows it.
+/// Parses a literal in quotation marks with the escapes \r \n \t \0 \\ \" and \xHH. Returns its
+/// bytes and the rest of the text.
 fn literal(text: &str) -> Result<(Vec<u8>, &str), &'static str> {
     let mut rest = text.strip_prefix('"').ok_or("expected bytes in quotation marks")?;
     let mut bytes = Vec::new();
@@ -146,7 +148,7 @@ fn quoted(bytes: &[u8]) -> String {
 }
 
 impl Vector {
-    /// What is wrong in user space.
+    /// Runs the vector in user space, and returns the failure if there is one.
     pub fn in_user_space(&self, service: &dyn Service) -> Option<Failure> {
         let happened = match self.function {
             Function::Parse => parsed(service.parse(&self.bytes)),
@@ -157,7 +159,7 @@ impl Vector {
         self.compare("user", happened)
     }
 
-    /// What is wrong in the kernel.
+    /// Runs the vector in the kernel, and returns the failure if there is one.
     pub fn in_kernel(&self, trial: &mut Trial) -> Result<Option<Failure>, RunError> {
         let happened = match self.function {
             Function::Parse => parsed(trial.parse(&self.bytes)?),

@@ -1,4 +1,5 @@
-//! A service in a network namespace of its own, with backends, and clients that check every byte.
+//! Runs a service in a separate network namespace, with backends, and clients that check every
+//! byte.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,7 +17,7 @@ use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-/// A running service. It ends with this value.
+/// A running service, which ends when this value is dropped.
 pub(crate) struct Serving {
     pub(crate) net: Net,
     pub(crate) address: SocketAddr,
@@ -28,7 +29,7 @@ pub(crate) struct Serving {
 pub(crate) const ENGINES: [Engine; 3] = [Engine::User, Engine::Kernel, Engine::Auto];
 
 impl Serving {
-    /// A builtin service, with a file of backends if it has any.
+    /// Starts a builtin service, with a file of backends if `backends` is not empty.
     pub(crate) fn start(net: Net, name: &str, engine: Engine, backends: &[SocketAddr]) -> Serving {
         let directory = tempfile::tempdir().unwrap();
         let address = "127.0.0.1:4000".parse().unwrap();
@@ -42,7 +43,7 @@ impl Serving {
             backends: (!backends.is_empty()).then_some(file),
             engine,
             hashing: None,
-            // Each with a kernel engine of its own.
+            // Each thread has its own kernel engine.
             threads: 2,
             control: directory.path().join("control"),
             metrics: None,
@@ -79,13 +80,13 @@ impl Serving {
         engine::ask(&self.control(), Request::Status).unwrap()
     }
 
-    /// Other backends from now on.
+    /// Replaces the backends.
     #[allow(dead_code, reason = "not every test does")]
     pub(crate) fn reload(&self, backends: &[SocketAddr]) {
         self.reload_with("", backends);
     }
 
-    /// Another file of backends from now on.
+    /// Replaces the file of backends. `more` precedes the backends.
     #[allow(dead_code, reason = "not every test does")]
     pub(crate) fn reload_with(&self, more: &str, backends: &[SocketAddr]) {
         let text = format!("{more}\n{}", toml(backends));
@@ -93,7 +94,7 @@ impl Serving {
         engine::ask(&self.control(), Request::Reload).unwrap();
     }
 
-    /// Waits until the status says so.
+    /// Waits until the status satisfies `is_so`.
     pub(crate) fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
         let began = Instant::now();
         loop {
@@ -121,14 +122,15 @@ impl Drop for Serving {
     }
 }
 
-/// Longer than anything takes.
+/// A time-out that no correct run reaches.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 fn toml(backends: &[SocketAddr]) -> String {
     backends.iter().map(|address| format!("[[backend]]\naddress = '{address}'\n")).collect()
 }
 
-/// A message of length-router and length-echo: its length, a key, a number, and bytes that follow from it.
+/// Returns a message for length-router and length-echo: its length, a key, a number, and bytes that
+/// are derived from the number.
 pub(crate) fn message(key: u32, number: u32, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; 12 + length];
     bytes[..4].copy_from_slice(&(8 + length as u32).to_be_bytes());
@@ -150,13 +152,13 @@ pub(crate) fn read_message(stream: &mut impl Read) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Answers each message with itself.
+/// A backend that answers each message with itself.
 pub(crate) struct Backend {
     pub(crate) address: SocketAddr,
     pub(crate) messages: Arc<AtomicU64>,
-    /// It neither reads nor answers while this is set.
+    /// While set, the backend neither reads nor answers.
     pub(crate) paused: Arc<AtomicBool>,
-    /// Every connection is reset after so many messages; 0: never.
+    /// Each connection is reset after this many messages; 0 means never.
     pub(crate) resets_after: Arc<AtomicU64>,
 }
 

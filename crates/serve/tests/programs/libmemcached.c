@@ -1,5 +1,5 @@
-// Which server libmemcached chooses for each key: the lines of standard input, as hexadecimal digits. Arguments: ketama
-// or modulo, and HOST:PORT:WEIGHT of each server.
+// Prints the server that libmemcached chooses for each key. Standard input has one key a line, in
+// hexadecimal digits. Arguments: ketama or modulo, and HOST:PORT:WEIGHT of each server.
 
 #include <stdio.h>
 #include <string.h>

@@ -77,7 +77,7 @@ def read():
         form, digits = line.split()
         answer = protocol(form, TMemoryBuffer(bytes.fromhex(digits)))
         name, kind, sequence = answer.readMessageBegin()
-        # Of an old header the library gives bytes.
+        # With an old header the library returns bytes instead of a string.
         assert name in ("forward_something", b"forward_something"), name
         exception = TApplicationException()
         exception.read(answer)
