@@ -1,5 +1,6 @@
-//! Whose host connections are: their sockets are made in the control group of the container, so that what the host counts and limits by
-//! group is the container's, as with its own sockets. A host where that cannot be done makes them in the router's, and counts how many.
+//! Sockets for host connections, made in the control group of the container. So the host counts and
+//! limits them as the container's own sockets. Where that is impossible, the socket is made in the
+//! router's group and counted as unaccounted.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,14 +17,16 @@ use crate::channel::{BELIEVED, Channel};
 use crate::lock::lock;
 use crate::shared::Shared;
 
-/// So many are made at a time where many are needed: a process for each would take longer than the connection.
+/// The largest number of sockets made together. A process is started to make them, which takes
+/// longer than the rest of a set-up.
 const BATCH: usize = 16;
 
-/// Sockets that have been made ahead, by the inodes of their control groups: where one is needed others are, soon after it.
+/// Sockets that were made in advance, by the inode of their control group and their family. A
+/// program that needs one is likely to need others soon.
 #[derive(Debug, Default)]
 pub(crate) struct Spares(Mutex<HashMap<(u64, AddressFamily), Batch>>);
 
-/// Those that were made at the same time.
+/// Sockets that were made together.
 #[derive(Debug)]
 struct Batch {
     made: Instant,
@@ -32,7 +35,7 @@ struct Batch {
 }
 
 impl Spares {
-    /// One of a group; or how many are to be made.
+    /// Returns a spare socket of that group and family, or else the number of sockets to make.
     fn take(&self, of: (u64, AddressFamily)) -> Result<OwnedFd, usize> {
         let mut batches = lock(&self.0);
         match batches.get_mut(&of).filter(|batch| batch.made.elapsed() < BELIEVED) {
@@ -47,13 +50,14 @@ impl Spares {
         drop(former);
     }
 
-    /// Lets go of what nobody has needed.
+    /// Closes spare sockets that were not used in time.
     pub(crate) fn sweep(&self) {
         lock(&self.0).retain(|_, batch| batch.made.elapsed() < BELIEVED);
     }
 }
 
-/// A TCP socket for a program whose supervisor is at the other end of `channel`; it does not block.
+/// Returns a non-blocking TCP socket for the program whose supervisor is at the other end of
+/// `channel`.
 pub(crate) async fn socket(
     shared: &Arc<Shared>,
     channel: &Channel,
@@ -69,7 +73,7 @@ pub(crate) async fn socket(
     }
 }
 
-/// The supervisor's group, which is its program's.
+/// Returns the supervisor's control group, which is its program's too.
 fn group(shared: &Shared, channel: &Channel) -> Result<Option<File>, ()> {
     let supervisor = channel.process().ok_or(())?;
     let group = shared.names.lock().expect("nobody panics while it is locked").group_of(supervisor);
@@ -79,14 +83,14 @@ fn group(shared: &Shared, channel: &Channel) -> Result<Option<File>, ()> {
         }
         Ok(group)
     });
-    // If it has ended, another process may have its number.
+    // If the process has ended, another process may have its id by now.
     match channel.process_lives() {
         true => group.map_err(|error| tracing::debug!(%error, "a control group cannot be used")),
         false => Err(()),
     }
 }
 
-/// Waits for the group if it is frozen.
+/// Makes a socket in that group. This blocks while the group is frozen.
 async fn inside(shared: &Arc<Shared>, namespace: u64, group: Arc<File>, domain: Domain) -> Option<Socket> {
     let family = if domain == Domain::IPV4 { AddressFamily::INET } else { AddressFamily::INET6 };
     let of = (fstat(&*group).ok()?.st_ino, family);

@@ -1,11 +1,23 @@
-//! Programs of containers that are not trusted, and who supervises them. A supervisor holds sockets of the host before they are guarded by
-//! anything but their tags, and decides which calls are made; so it is no process of the container's, but one of the host's, which the
-//! router starts. What the container has to show is that its program is under the filter, and that the listener is that of the filter.
+//! Supervisors for programs of containers that are not trusted. A supervisor holds sockets of the
+//! host before anything but their tags guards them, and it decides which calls are made. So it is a
+//! process of the host, which the router starts. The container has to show two things: that its
+//! program is under the filter, and that the listener which it passes belongs to that filter.
 //!
-//! The program installs the filter and passes on its listener. The router stops the program for a moment, and looks whether that filter is
-//! among its filters. After that the program makes a call which the filter shows. If the supervisor sees it then, by that listener and of
-//! that thread, whoever is seen by the listener is under the filter: the kernel shows a call to the newest filter that asks for it. So the
-//! listener belongs to the filter, or to one that only programs under it can have.
+//!     program                          router                            supervisor
+//!     installs the filter
+//!     Guard, with the listener ──────► stops the program, checks that
+//!                                      the filter is among its filters
+//!                                      starts the supervisor ──────────► READY
+//!                                      ◄─────────────────────────────────
+//!     ◄──────────────────────── Probe
+//!     listen() ────────────────────────────────────────────────────────► gets it by that listener
+//!                                      ◄──────────────────────────── SEEN
+//!     ◄────────────────────── Guarded
+//!
+//! The kernel reports a call to the newest filter that asks for it. So if the supervisor receives
+//! the call of that thread by that listener, each process that the listener reports is under the
+//! filter. The listener belongs to the filter, or to another one that only programs under the
+//! filter can have.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -34,13 +46,14 @@ use crate::reason::Reason;
 use crate::shared::Shared;
 use crate::supervisor::{self, CALLS, NO_ROUTER, Supervisor};
 
-/// Everybody answers at once, or not at all.
+/// The time for each answer.
 const LIMIT: Duration = Duration::from_secs(5);
-/// What the supervisor says: it is there; it has seen the program.
+/// The messages of the supervisor: it runs; it has received the program's call.
 const READY: u8 = b'r';
 const SEEN: u8 = b's';
 
-/// Serves a program that wants a supervisor: it goes without one, on the overlay, if it does not show what it has to.
+/// Serves a program that wants a supervisor. If it does not show that it is under the filter, it
+/// stays on the overlay.
 pub(crate) async fn program(shared: &Arc<Shared>, channel: &Channel) -> Result<(), MessageError> {
     channel.send(&Answer::Secure, None)?;
     let Ok(shown) = timeout(LIMIT, channel.receive::<Request>()).await else { return Ok(()) };
@@ -50,7 +63,8 @@ pub(crate) async fn program(shared: &Arc<Shared>, channel: &Channel) -> Result<(
         return Ok(channel.send(&Answer::Guarded, None)?);
     };
     tracing::warn!(%error, "a program stays on the overlay: it could not be seen to be under the filter");
-    // It may be, and somebody has to answer its calls: by one that asks no router.
+    // The program may be under the filter, so its calls need a supervisor. Start one that asks no
+    // router.
     let Ok(begun) = begin(shared, channel, &listener, None).await else { return Ok(()) };
     match expect_soon(shared, channel, begun).await {
         Ok(()) => Ok(channel.send(&Answer::Stay, None)?),
@@ -75,7 +89,7 @@ fn busy(_: Reason) -> std::io::Error {
     Errno::BUSY.into()
 }
 
-/// Starts a supervisor for the program, which asks that router, or none.
+/// Starts a supervisor for the program. With `None` the supervisor asks no router.
 async fn begin(
     shared: &Arc<Shared>,
     channel: &Channel,
@@ -86,7 +100,7 @@ async fn begin(
     let namespace = channel.namespace();
     let network = File::open(format!("/proc/{process}/ns/net"))?;
     let group = lock(&shared.names).group_of(process);
-    // All of that was its own, and no other's that has got its number since.
+    // All of the above was read of that process, not of another one that got its id since.
     if !channel.process_lives() {
         return Err(Errno::SRCH.into());
     }
@@ -96,15 +110,17 @@ async fn begin(
     shared.errands.ask(namespace, start).await.map_err(busy)?
 }
 
-/// Whether a process is under the filter, and everybody who is in its container: whoever is not could be given a socket by one who is. In the
-/// host's own PID namespace it is the process alone: there is no container, and everybody sees the host's addresses in /proc.
+/// Checks that a process and all others of its container are under the filter. A process that is
+/// not could be given a socket by one that is. In the host's own PID namespace only the process
+/// itself is checked: there is no container, and every process sees the host's addresses in /proc.
 ///
-/// What a process of the container's does meanwhile to be overlooked is not seen: how the container begins is the host's affair.
+/// A process of the container that evades the check meanwhile is not found. How the container
+/// starts is the host's responsibility.
 fn is_guarded(process: u32) -> std::io::Result<()> {
     let check =
         |thread: u32| match guarded::is_under(Pid::from_raw(thread as i32).ok_or(Errno::SRCH)?, &CALLS) {
             Ok(true) => Ok(()),
-            // It has ended.
+            // That thread has ended.
             Err(Errno::SRCH) if thread != process => Ok(()),
             Ok(false) => Err(std::io::Error::other(format!(
                 "process {thread} of its container is not under the filter"
@@ -127,7 +143,8 @@ fn is_guarded(process: u32) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The supervisor is a process of its own, with which there is a stream until it serves.
+/// Starts the supervisor as a separate process. Returns a stream to it, which is used until it
+/// serves.
 fn start(
     router: Option<&Path>,
     process: u32,
@@ -142,7 +159,7 @@ fn start(
         command.arg("--router").arg(router);
     }
     command.stdin(Stdio::from(far)).stdout(Stdio::null()).env_clear();
-    // It ends when the supervisor is there.
+    // The started process ends as soon as the supervisor, its child, is running.
     if !command.status()?.success() {
         return Err(std::io::Error::other("its supervisor did not start"));
     }
@@ -161,8 +178,9 @@ fn expect(mut supervisor: &UnixStream, word: u8) -> std::io::Result<()> {
     if said == [word] { Ok(()) } else { Err(std::io::Error::other("the supervisor says nonsense")) }
 }
 
-/// Whether the process at the other end of a conversation is the host's, and root's, and so may be a supervisor. A container has process numbers
-/// and users of its own, or it is none.
+/// Checks that the process at the other end of a conversation belongs to the host and runs as this
+/// router's user, so that it may be a supervisor. A container has PID and user namespaces of its
+/// own, or its programs are taken for the host's.
 pub(crate) fn is_of_host(socket: &OwnedFd) -> bool {
     let Some(process) = channel::process(socket) else { return false };
     let namespace = |process: &str, kind| {
@@ -176,12 +194,12 @@ pub(crate) fn is_of_host(socket: &OwnedFd) -> bool {
     is_own_user && is_same("pid") && is_same("user") && channel::process_lives(socket)
 }
 
-/// The life of a supervisor that a router has started, whose other end of a stream is `stream`. Returns when it is there, and has become a
-/// process of its own.
+/// Runs a supervisor that a router has started. `stream` is the supervisor's end of the stream to
+/// it. Returns once the supervisor is running as a separate process.
 pub fn supervise_apart(stream: OwnedFd, router: Option<&Path>, process: u32) -> std::io::Result<()> {
     let router = router.map(Path::to_owned);
     apart::beside(stream, move |stream| {
-        // The program stays on the overlay then.
+        // If this fails, the program stays on the overlay.
         let _ = live(UnixStream::from(stream), router.as_deref(), process);
     })?;
     Ok(())
@@ -194,7 +212,8 @@ fn live(mut stream: UnixStream, router: Option<&Path>, process: u32) -> std::io:
     let (listener, network, group) = receive(&stream)?;
     if let Some(group) = group {
         let entrance = openat(&group, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-        // What it takes is the container's. A group that may have no more processes goes without.
+        // Its memory and processor time count as the container's. If the group may have no more
+        // processes, the supervisor stays in the router's.
         let _ = File::from(entrance).write_all(b"0");
     }
     move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
@@ -214,7 +233,7 @@ fn live(mut stream: UnixStream, router: Option<&Path>, process: u32) -> std::io:
     Ok(())
 }
 
-/// The listener of the program's filter, its network namespace, and its control group.
+/// Receives the listener of the program's filter, its network namespace and its control group.
 fn receive(stream: &UnixStream) -> std::io::Result<(Listener, OwnedFd, Option<OwnedFd>)> {
     let mut polled = [rustix::event::PollFd::new(stream, rustix::event::PollFlags::IN)];
     let limit = rustix::event::Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };

@@ -1,4 +1,5 @@
-//! The router's end of a conversation with a supervisor.
+//! The router's end of a conversation with a supervisor. A conversation consists of turns: each is
+//! about one connection.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,24 +19,26 @@ use crate::errand::{Errands, Theirs};
 use crate::lock::lock;
 use crate::message::{self, Answer, MessageError};
 
-/// A process may be moved to another group at any time; that is noticed after this.
+/// The time for which a process's control group is remembered. A process may be moved at any time.
 pub(crate) const BELIEVED: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The router's end of a conversation.
 #[derive(Debug)]
 pub(crate) struct Channel {
     socket: AsyncFd<Arc<OwnedFd>>,
-    /// What is being talked about.
+    /// The current turn.
     turn: Mutex<Option<Arc<Turn>>>,
-    /// The supervisor is the host's, and keeps what it shows and is given until it is told the end of a turn.
+    /// The supervisor belongs to the host. It keeps the descriptors that it passes and gets until
+    /// the end of the turn.
     is_hosts: bool,
     namespace: u64,
     errands: Arc<Errands>,
-    /// Where the supervisor's control group was seen last, and when.
+    /// The supervisor's control group, and when it was read.
     group: Mutex<Option<(Instant, Option<Arc<File>>)>>,
 }
 
-/// One connection that a conversation is about. The other side is told its end when everything is closed that came or went meanwhile.
+/// One connection that a conversation is about. When all descriptors that were passed for it are
+/// closed, the last reference is dropped, which sends Done to the supervisor.
 #[derive(Debug)]
 pub(crate) struct Turn(Arc<OwnedFd>);
 
@@ -44,7 +47,7 @@ impl Turn {
         Turn(conversation)
     }
 
-    /// Whether the other side is there, and so waits for the end.
+    /// Returns `true` if the supervisor is connected, and so waits for the end of the turn.
     pub(crate) fn is_awaited(&self) -> bool {
         !matches!(
             recv(&*self.0, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT),
@@ -55,13 +58,14 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // Nobody is left to be told if that fails.
+        // If this fails, the supervisor has ended.
         let _ = message::send(&self.0, &Answer::Done, None);
     }
 }
 
 impl Channel {
-    /// With a supervisor in that network namespace, which is the host's or a container's.
+    /// Creates the channel to a supervisor in that network namespace, which is the host's or a
+    /// container's.
     pub(crate) fn new(
         socket: OwnedFd,
         is_hosts: bool,
@@ -76,14 +80,14 @@ impl Channel {
         self.is_hosts
     }
 
-    /// What is to be given to the supervisor, or has come from it.
+    /// Wraps a descriptor that was received from the supervisor or will be sent to it.
     pub(crate) fn theirs(&self, fd: OwnedFd) -> Theirs {
         let mut turn = lock(&self.turn);
         let turn = turn.get_or_insert_with(|| Arc::new(Turn::new(self.socket.get_ref().clone())));
         Theirs::new(fd, turn.clone(), self.is_hosts, self.namespace, self.errands.clone())
     }
 
-    /// Nothing more is said about this connection.
+    /// Ends the turn: the conversation is done with this connection.
     pub(crate) fn end_turn(&self) {
         lock(&self.turn).take();
     }
@@ -92,12 +96,13 @@ impl Channel {
         self.namespace
     }
 
-    /// The supervisor's, as this process numbers it. None: it cannot be seen from here.
+    /// Returns the supervisor's process id as this process sees it. `None`: it is not visible from
+    /// here.
     pub(crate) fn process(&self) -> Option<u32> {
         process(self.socket.get_ref())
     }
 
-    /// The supervisor's control group, which `find` finds if it has not been looked for just now.
+    /// Returns the supervisor's control group. Calls `find` if the remembered one is too old.
     pub(crate) fn group<E>(
         &self,
         find: impl FnOnce() -> Result<Option<File>, E>,
@@ -113,12 +118,12 @@ impl Channel {
         Ok(group)
     }
 
-    /// Whether that process is still the same.
+    /// Returns `true` if that process still runs, so that its id was not reused.
     pub(crate) fn process_lives(&self) -> bool {
         process_lives(self.socket.get_ref())
     }
 
-    /// The next message, with its first descriptor.
+    /// Receives the next message, with its first descriptor.
     pub(crate) async fn receive<T: DeserializeOwned>(&self) -> Result<(T, Option<Theirs>), MessageError> {
         loop {
             let mut ready = self.socket.readable().await.map_err(|_| MessageError::Closed)?;
@@ -134,11 +139,11 @@ impl Channel {
         }
     }
 
-    /// Until there is a message, which is left there.
+    /// Waits until there is a message, and leaves it in the socket.
     pub(crate) async fn await_message(&self) -> Result<(), MessageError> {
         loop {
             let mut ready = self.socket.readable().await.map_err(|_| MessageError::Closed)?;
-            // tokio believes that there is one until somebody has looked in vain.
+            // tokio considers the socket readable until a call has returned EAGAIN.
             match recv(self.socket.get_ref(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN) => ready.clear_ready(),
                 _ => return Ok(()),
@@ -146,26 +151,28 @@ impl Channel {
         }
     }
 
-    /// Whether it got there: a supervisor that does not read is one that has gone.
+    /// Sends a message without blocking. Fails for a supervisor that does not read, which counts as
+    /// ended.
     pub(crate) fn send(&self, message: &impl Serialize, fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         message::send(self.socket.get_ref(), message, fd)
     }
 }
 
-/// Who has connected `socket`, as this process numbers it. None: it cannot be seen from here.
+/// Returns the id of the process that connected `socket`, as this process sees it. `None`: it is
+/// not visible from here.
 pub(crate) fn process(socket: impl AsFd) -> Option<u32> {
     let peer = socket_peercred(socket).ok()?;
     u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
 }
 
-/// Whether that process is still the same.
+/// Returns `true` if the process that connected `socket` still runs.
 pub(crate) fn process_lives(socket: impl AsFd) -> bool {
     const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
     let process = process(&socket).and_then(|process| pidfd::of_peer(&socket, process));
     process.is_some_and(|process| poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&AT_ONCE)) == Ok(0))
 }
 
-/// Has tokio wait for a descriptor.
+/// Registers a descriptor with tokio.
 #[allow(deprecated, reason = "`register` is unsafe for types that may close early; this one cannot")]
 pub(crate) fn watch<T: AsRawFd>(fd: T, interest: Interest) -> std::io::Result<AsyncFd<T>> {
     AsyncFd::with_interest(fd, interest)

@@ -1,4 +1,5 @@
-//! The client's side: a program connects to a container of another host.
+//! The client's side of the protocol: a program connects to a container on another host
+//! (docs/overlay-protocol.md, "Set-up").
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,20 +31,20 @@ use crate::reason::Reason;
 use crate::shared::Shared;
 use crate::wire::{Ask, Offer, Talk, WireError};
 
-/// What both routers have agreed on. The supervisor says the last word.
+/// A connection to which both routers have agreed. The supervisor sends the Commit.
 pub(crate) struct Agreed {
     connection: OwnedFd,
-    /// What it says.
+    /// The sealed Commit.
     commit: Vec<u8>,
-    /// The connection's own.
+    /// The SO_COOKIE of the host connection.
     cookie: u64,
-    /// The overlay's.
+    /// The SO_COOKIE of the overlay connection.
     overlay: u64,
     stayed: Stayed,
 }
 
-/// Gives an agreed connection to the supervisor, which says what has come of it: whether it could say the last word on it. If the
-/// supervisor has gone, so has the program.
+/// Gives an agreed connection to the supervisor, and waits until it reports if it could send the
+/// Commit. A supervisor that has ended reports nothing, but then its program has ended as well.
 pub(crate) async fn give(
     shared: &Shared,
     channel: &Channel,
@@ -55,7 +56,7 @@ pub(crate) async fn give(
     let given = channel.send(&Answer::Commit(commit), Some(connection.as_fd()));
     drop(connection);
     channel.end_turn();
-    // A supervisor that has been stopped goes on at any time.
+    // No timeout here: a supervisor that was stopped may continue at any time.
     let said = match given {
         Ok(()) => channel.receive::<Request>().await,
         Err(error) => Err(error.into()),
@@ -74,7 +75,8 @@ pub(crate) async fn give(
     said.map(drop)
 }
 
-/// From the first message to the promise; with an error the connection is the overlay's, or none, and the host connection is closed.
+/// Runs the exchange from Connect to the Promise. On an error the connection stays on the overlay,
+/// or there is none, and the host connection is closed.
 pub(crate) async fn connect(
     shared: &Arc<Shared>,
     channel: &Channel,
@@ -85,7 +87,8 @@ pub(crate) async fn connect(
     let socket = Arc::new(socket);
     let checked = check(shared, &socket, namespace);
     let known = shared.namespace(namespace).ok_or(Reason::Socket)?;
-    // A socket that is none of ours is under the policy as well. The address is the program's word until it is connected.
+    // The policy applies to sockets that cannot be moved as well. Until the socket is connected,
+    // its source address is only the program's claim.
     let source = bound.or_else(|| known.source(destination)).unwrap_or_else(|| any(destination));
     let flow = Flow { source, destination };
     let mut has_begun = false;
@@ -97,7 +100,8 @@ pub(crate) async fn connect(
         (Err(reason), Ok(shown)) => {
             let last = shared.connections.stay(shown.cookie, Stayed { namespace, flow }, reason);
             if has_begun && last.denial().is_some() {
-                // It should not have: the policy is another since, or its source is another than that which was probable.
+                // The overlay connection exists, and the policy denies it. Either the policy has
+                // changed since, or the actual source address is not the expected one.
                 enforce::end_overlay(shared, namespace, shown.cookie).await;
             }
             Err(last)
@@ -106,7 +110,7 @@ pub(crate) async fn connect(
     }
 }
 
-/// `has_begun`: the overlay connection may be there.
+/// Sets `has_begun` once the overlay connection may exist.
 async fn make(
     shared: &Arc<Shared>,
     channel: &Channel,
@@ -146,12 +150,12 @@ async fn make(
         let dialled = timeout(loaded.config.ask(), dial(host, domain, own, router)).await;
         dialled.ok().and_then(Result::ok).ok_or(Reason::RouterSilent)
     };
-    // The two are made at the same time.
+    // The host connection and the overlay connection are made concurrently.
     let (stream, (local, waits)) = tokio::try_join!(open, connected(channel, &socket))?;
     if is_remembered {
         asked.answer().await?;
     }
-    // Before it has other names.
+    // Read now, since the socket gets the overlay's addresses as its names later.
     let names = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
     let names = names.map_err(|_| Reason::Failed)?;
     let ends = local::ends(shared, socket.as_fd(), namespace, (local, destination))?;
@@ -163,18 +167,19 @@ async fn make(
     take(shared, channel, asked, Talk::new(stream, &keys), &made).await
 }
 
-/// An overlay connection that has been made, and the host connection that may take its place.
+/// An established overlay connection, and the addresses of the host connection that may replace it.
 struct Made {
     namespace: u64,
     overlay: Arc<Theirs>,
     ends: Ends,
     host: (SocketAddr, SocketAddr),
-    /// Its program waits for what comes of it.
+    /// The program is blocked in a call until this set-up has ended.
     waits: bool,
 }
 
 impl Made {
-    /// With what its program has set: on the host connection it is the same, if all is copied.
+    /// Describes the host connection for the table of connections. `told` are the options that the
+    /// program has set; they are in effect on the host connection only if all options are copied.
     fn connection(&self, socket: &OwnedFd, told: Options, which: Copied) -> Result<Connection, Reason> {
         let (local, remote) = self.host;
         let cookie = sockopt::socket_cookie(socket).map_err(|_| Reason::Failed)?;
@@ -192,7 +197,7 @@ impl Made {
     }
 }
 
-/// Offers it to the other router, and has it ready to be taken.
+/// Offers the connection to the other router, and prepares the host connection for the program.
 async fn take(
     shared: &Arc<Shared>,
     channel: &Channel,
@@ -206,7 +211,7 @@ async fn take(
     let seen = shared.reader.lock().expect(NEVER).look(&*made.overlay, ends.cookie);
     let seen = seen.map_err(|_| Reason::Failed)?;
     let offer = Offer { source: ends.local, origin: seen.origin };
-    // A program that waits sets nothing meanwhile, as one that does not wait may.
+    // A program that is blocked in a call sets no options meanwhile, so they can be copied now.
     let early = made.waits.then(|| host_socket(&talk)).transpose()?;
     let early = async {
         match early {
@@ -222,7 +227,7 @@ async fn take(
     }
     offered.map_err(refusal)?;
 
-    // From here on the server's program may be waiting for this one.
+    // From here on, the server's program may be waiting for the client's.
     let moment = timeout(config.patience(), expect(channel, Request::Moment)).await;
     moment.map_err(|_| Reason::Impatient)??;
     let (connection, told) = match likened? {
@@ -245,14 +250,14 @@ async fn take(
     Ok(Agreed { connection, commit, cookie, overlay: ends.cookie, stayed })
 }
 
-/// A TCP socket of that namespace.
+/// Checks that the socket is a TCP socket of that namespace, bound to no device.
 fn check(shared: &Shared, socket: &Theirs, namespace: u64) -> Result<(), Reason> {
     let shown = identity::shown(socket).map_err(|_| Reason::Socket)?;
     let is_ours = !shown.bound_device && shared.lives_in(socket.as_fd(), namespace);
     is_ours.then_some(()).ok_or(Reason::Socket)
 }
 
-/// No address, of that family.
+/// Returns the unspecified address of that family.
 fn any(family: SocketAddr) -> IpAddr {
     match family {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -260,7 +265,7 @@ fn any(family: SocketAddr) -> IpAddr {
     }
 }
 
-/// Connects a socket to another router. It is of the family that the program's socket has.
+/// Connects a socket of the program's family to another router.
 async fn dial(socket: Socket, domain: Domain, own: IpAddr, router: SocketAddr) -> std::io::Result<TcpStream> {
     socket.set_tcp_nodelay(true)?;
     options::choose_port_late(&socket)?;
@@ -277,7 +282,8 @@ async fn dial(socket: Socket, domain: Domain, own: IpAddr, router: SocketAddr) -
     }
 }
 
-/// Until the overlay connection has been made, or has ended. Its own address, and whether its program waits in a call already.
+/// Waits until the overlay connection is established or has failed. Returns its local address, and
+/// `true` if its program is blocked in a call already.
 async fn connected(channel: &Channel, socket: &Theirs) -> Result<(SocketAddr, bool), Reason> {
     let local = match channel.receive::<Request>().await {
         Ok((Request::Begun { local, waits: true }, _)) => return Ok((local, true)),
@@ -285,23 +291,25 @@ async fn connected(channel: &Channel, socket: &Theirs) -> Result<(SocketAddr, bo
         Ok((Request::Stay(reason), _)) => return Err(reason),
         _ => return Err(Reason::NotConnected),
     };
-    // tokio waits for a copy that it owns; the last one is closed elsewhere.
+    // `AsyncFd` needs a descriptor that it owns. Closing this copy does not block: it is not the
+    // last one.
     let copy = socket.as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)?;
     let watched = watch(copy, Interest::WRITABLE).map_err(|_| Reason::Failed)?;
     tokio::select! {
         ready = watched.writable() => ready.map(drop).map_err(|_| Reason::Failed)?,
-        // The program has looked already: whatever it sees is true now.
+        // The program has asked for the result already, so its view of the connection is final.
         early = channel.await_message() => early.map_err(|_| Reason::NotConnected)?,
     }
     Ok((local, false))
 }
 
-/// Another descriptor of the host connection.
+/// Returns another descriptor of the host connection.
 fn host_socket(talk: &Talk<'_, TcpStream>) -> Result<OwnedFd, Reason> {
     talk.stream().as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)
 }
 
-/// Gives the host connection what the program has set, which is returned as well. O2: neither end has sent a byte on the overlay.
+/// Copies the program's socket options to the host connection, and returns them. Fails if a byte
+/// has been sent or received on the overlay (O2).
 async fn liken(shared: &Arc<Shared>, made: &Made, connection: OwnedFd) -> Result<(OwnedFd, Options), Reason> {
     let shown = made.overlay.clone();
     let which = shared.copied();
@@ -316,12 +324,13 @@ async fn liken(shared: &Arc<Shared>, made: &Made, connection: OwnedFd) -> Result
     shared.errands.ask(made.namespace, copied).await?
 }
 
-/// The same of a connection that this end has made, without its lock.
+/// Checks from the sequence numbers that neither end has sent a byte (O2). Unlike the check in
+/// [`liken`], it does not take the lock of the socket.
 fn is_unused(origin: Origin, position: Position) -> bool {
     position.sent == origin.sent.wrapping_add(1) && position.received == origin.received
 }
 
-/// The supervisor's next message.
+/// Receives the supervisor's next message, which must be `expected`.
 async fn expect(channel: &Channel, expected: Request) -> Result<(), Reason> {
     match channel.receive::<Request>().await {
         Ok((request, _)) if request == expected => Ok(()),

@@ -1,5 +1,5 @@
-//! The connections that supervised programs have, as far as the router of their host has been asked about them, and the policy that they
-//! are under. Both are behind one lock, so that no connection is entered under a policy that has been replaced.
+//! The table of connections that a router was asked about, and the policy that applies to them. One
+//! lock guards both, so that no connection is entered under a policy that has been replaced.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -17,13 +17,13 @@ use crate::policy::{Flow, Policy, Shape, Verdict};
 use crate::reason::Reason;
 use crate::worth::Way;
 
-/// So many: for most the overlay's socket is kept, which is a descriptor.
+/// The largest number of entries. Most entries keep the overlay's socket, which is a descriptor.
 const MOST: usize = 65_536;
 
-/// See the module.
+/// The table of connections, with their policy.
 #[derive(Debug)]
 pub(crate) struct Connections {
-    /// Asks the kernel about sockets of the host.
+    /// A netlink socket for questions about the host's sockets.
     asker: OwnedFd,
     state: Mutex<State>,
 }
@@ -31,37 +31,37 @@ pub(crate) struct Connections {
 #[derive(Debug)]
 struct State {
     policy: Arc<Policy>,
-    /// On the host network, by the cookies of their sockets.
+    /// Connections on the host network, by the cookies of their sockets.
     connections: HashMap<u64, Connection>,
-    /// On the overlay, by the cookies of their sockets, and why.
+    /// Connections on the overlay, by the cookies of their sockets, each with its reason.
     stayed: HashMap<u64, (Stayed, Reason)>,
 }
 
-/// One end of a host connection: the program's, on this host.
+/// One end of a host connection, which a program of this host has.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) end: End,
-    /// The network namespace of its program.
+    /// The cookie of the program's network namespace.
     pub(crate) namespace: u64,
-    /// As the hosts have it.
+    /// The addresses on the host network.
     pub(crate) place: Place,
-    /// As the programs have it.
+    /// The addresses that the programs see.
     pub(crate) flow: Flow,
-    /// As its program has set them.
+    /// The options that the program has set.
     pub(crate) own: Options,
-    /// The client's end of the overlay connection: as long as it is there no other gets its port.
+    /// The client's end of the overlay connection. While it is open, no other socket gets its port.
     pub(crate) _overlay: Option<Theirs>,
 }
 
 /// One end of an overlay connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stayed {
-    /// The network namespace of its program.
+    /// The cookie of the program's network namespace.
     pub(crate) namespace: u64,
     pub(crate) flow: Flow,
 }
 
-/// Where the kernel finds the socket of a connection.
+/// The addresses and the cookie by which the kernel finds a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) cookie: u64,
@@ -69,14 +69,15 @@ pub(crate) struct Place {
     pub(crate) remote: SocketAddr,
 }
 
-/// What another policy makes of the connections that there are.
+/// The consequences of a policy change for the current connections.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// On the host network, and to end; by the network namespaces of their programs.
+    /// Connections on the host network that must end, by the network namespaces of their programs.
     pub(crate) forbidden: HashMap<u64, Vec<Place>>,
-    /// The same on the overlay.
+    /// The cookies of overlay connections that must end, by the network namespaces of their
+    /// programs.
     pub(crate) stayed: HashMap<u64, HashSet<u64>>,
-    /// They go on otherwise; by the cookies of their sockets.
+    /// New socket options for connections that continue, by the cookies of their sockets.
     pub(crate) shapes: HashMap<u64, kernel::Shape>,
 }
 
@@ -87,7 +88,7 @@ impl Place {
 }
 
 impl Connections {
-    /// With a policy that permits everything.
+    /// Creates an empty table with a policy that permits everything.
     pub(crate) fn new() -> Result<Connections, Errno> {
         let policy = Arc::new(Policy::open());
         let state = State { policy, connections: HashMap::new(), stayed: HashMap::new() };
@@ -98,7 +99,7 @@ impl Connections {
         self.state().policy.clone()
     }
 
-    /// Whether a connection may be, and on the host network.
+    /// Returns the shape of a connection if the policy permits it on the host network.
     pub(crate) fn permit(&self, flow: Flow) -> Result<Shape, Reason> {
         permit(&self.policy(), flow)
     }
@@ -107,13 +108,15 @@ impl Connections {
         self.state().connections.len() >= MOST
     }
 
-    /// These are there, whatever the policy says; the next one is for them as well.
+    /// Adds connections that exist already, regardless of the policy. The next policy applies to
+    /// them too.
     pub(crate) fn adopt(&self, connections: impl Iterator<Item = Connection>) {
         let mut state = self.state();
         state.connections.extend(connections.map(|connection| (connection.place.cookie, connection)));
     }
 
-    /// From now on it is under the policy, if that permits it. Nobody but the router has its socket yet.
+    /// Adds a connection if the policy permits it, and sets its options accordingly. The router
+    /// must be the only process that has the socket.
     pub(crate) fn enter(&self, connection: Connection, socket: &OwnedFd) -> Result<(), Reason> {
         let Connection { flow, own, .. } = connection;
         let mut shape = {
@@ -129,7 +132,7 @@ impl Connections {
                 wanted.set(socket).map_err(|_| Reason::Failed)?;
                 set = wanted;
             }
-            // Another policy may have set it before that.
+            // A new policy may have changed the socket's options before this thread set them.
             match self.permit(flow)? {
                 same if same == shape => return Ok(()),
                 other => shape = other,
@@ -137,21 +140,22 @@ impl Connections {
         }
     }
 
-    /// From which network namespace a client's connection is, and to where. None: it is none.
+    /// Returns the network namespace and the destination of a client's connection.
     pub(crate) fn way(&self, cookie: u64) -> Option<Way> {
         let state = self.state();
         let connection = state.connections.get(&cookie).filter(|it| it.end == End::Client)?;
         Some((connection.namespace, connection.flow.destination))
     }
 
-    /// It has not come to be.
+    /// Removes a connection that was not established after all.
     pub(crate) fn forget(&self, cookie: u64) {
         let forgotten = self.state().connections.remove(&cookie);
-        // What is kept of the overlay is closed without the lock.
+        // The kept overlay socket is closed after the lock is released.
         drop(forgotten);
     }
 
-    /// A socket stays on the overlay for a reason, or, if the policy forbids that by now, for another: there is to be no connection.
+    /// Records that a socket stays on the overlay, and returns the reason. If the policy denies the
+    /// connection by now, returns that reason instead and records nothing.
     pub(crate) fn stay(&self, cookie: u64, stayed: Stayed, reason: Reason) -> Reason {
         let mut state = self.state();
         if let Verdict::Deny(denial) = state.policy.verdict(stayed.flow) {
@@ -163,17 +167,19 @@ impl Connections {
         reason
     }
 
-    /// Whether it is time to look which of those on the overlay have ended.
+    /// Returns `true` if the overlay table is half full, so that ended connections should be
+    /// removed.
     pub(crate) fn has_many_stayed(&self) -> bool {
         self.state().stayed.len() > MOST / 2
     }
 
-    /// Forgets those on the overlay that are none of these.
+    /// Forgets connections on the overlay that are not in `open`.
     pub(crate) fn retain_stayed(&self, open: &HashSet<u64>) {
         self.state().stayed.retain(|cookie, _| open.contains(cookie));
     }
 
-    /// Has another policy hold. What it forbids is forgotten here, and whoever asks has to end it; none such is entered afterwards.
+    /// Replaces the policy. Removes the connections that it forbids; the caller has to end them. No
+    /// forbidden connection is entered afterwards.
     pub(crate) fn replace(&self, policy: Policy) -> Changes {
         let mut state = self.state();
         let State { policy: holds, connections, stayed } = &mut *state;
@@ -201,11 +207,12 @@ impl Connections {
         changes
     }
 
-    /// Forgets those that have ended.
+    /// Forgets connections that have ended.
     pub(crate) fn sweep(&self) {
         let places: Vec<Place> = self.state().connections.values().map(|it| it.place).collect();
         for place in places {
-            // In doubt it is kept: the kernel may have had no room for the answer.
+            // If the kernel gives no answer, the connection is kept: it may have lacked memory for
+            // one.
             let found = peer::find(&self.asker, place.local, place.remote);
             let lives =
                 |found: Option<peer::Found>| found.is_some_and(|it| it.held && it.cookie == place.cookie);
@@ -216,7 +223,7 @@ impl Connections {
         self.state().shrink();
     }
 
-    /// How many a rule has permitted; None is the default.
+    /// Returns the number of connections that each rule permits. `None` is the default.
     pub(crate) fn by_rule(&self) -> HashMap<Option<usize>, usize> {
         let state = self.state();
         let mut counts = HashMap::new();
@@ -226,12 +233,13 @@ impl Connections {
         counts
     }
 
-    /// Those on the host network: whose end, where the kernel has it, and as the programs have it.
+    /// Returns the connections on the host network: end, host addresses and program addresses.
     pub(crate) fn on_host(&self) -> Vec<(End, Place, Flow)> {
         self.state().connections.values().map(|it| (it.end, it.place, it.flow)).collect()
     }
 
-    /// Those that stayed on the overlay, by network namespaces and cookies. Some of them have ended.
+    /// Returns the connections on the overlay, by network namespace and cookie. Some may have
+    /// ended.
     pub(crate) fn on_overlay(&self) -> HashMap<u64, HashMap<u64, (Flow, Reason)>> {
         let mut by_namespace: HashMap<u64, HashMap<u64, (Flow, Reason)>> = HashMap::new();
         for (cookie, (Stayed { namespace, flow }, reason)) in &self.state().stayed {
@@ -250,7 +258,8 @@ impl Connections {
 }
 
 impl State {
-    /// Gives back room that was needed when there were far more: what has been removed from a map fills it for good, and has it grow.
+    /// Shrinks the maps after a peak. A map's removed entries leave tombstones that fill it, so
+    /// that it would grow again.
     fn shrink(&mut self) {
         let State { connections, stayed, .. } = self;
         if connections.len() < connections.capacity() / 4 {
@@ -287,7 +296,7 @@ mod tests {
             connections.adopt(std::iter::once(one));
             connections.stay(cookie, Stayed { namespace: 1, flow }, Reason::Options);
         }
-        // None of them is there.
+        // No such socket exists.
         connections.sweep();
         connections.retain_stayed(&HashSet::new());
         connections.sweep();

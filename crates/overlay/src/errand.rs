@@ -1,7 +1,24 @@
-//! Whatever may wait for a stranger, on other threads. A program can hold the lock of a socket, or of an epoll set that its file is in, for
-//! as long as it likes; whoever asks about the socket, or closes the last descriptor of it, waits as long. So the router does neither
-//! itself, and each network namespace has some threads to hold up, and no more. What nobody holds up is over soon, so a few threads do all
-//! of that, however many ask at once: each has a stack, and an allocator's memory, that would stay.
+//! A blocking pool for system calls whose duration a program of a container controls.
+//!
+//! A program can hold the lock of a socket, or of an epoll instance that a file is registered in,
+//! for as long as it likes. A thread that asks about such a socket, or closes its last descriptor,
+//! waits for that long. So the router's own tasks do neither. They hand both to other threads:
+//!
+//!     task ── ask(namespace, question) ──► turn ──► place of the namespace ──► place ──► thread
+//!                                          16             2                     64
+//!
+//! - A namespace has at most `QUESTIONS` turns. A question that gets no turn within `LIMIT` fails
+//!   with
+//! `Busy`, so a container that blocks its threads harms only itself.
+//! - Places bound the number of threads at work. Work that no program delays ends soon, so few
+//!   threads
+//! suffice; each has a stack and an allocator's memory that would stay.
+//! - A thread that has not finished within `HELD_UP` gives up its place to another one, and keeps
+//!   its
+//! turn.
+//!
+//! Example: a program blocks 16 calls. After 20 ms each, their places are free again for other
+//! namespaces. The 17th question of that namespace waits for a turn, and fails after two seconds.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,29 +33,32 @@ use tokio::time::{sleep, timeout};
 use crate::channel::Turn;
 use crate::reason::Reason;
 
-/// In the place of a namespace: what may wait for any of them.
+/// The key for work that concerns no single namespace, used instead of a namespace's cookie.
 pub(crate) const ALL: u64 = 0;
 
-/// In its place: what its programs' questions cannot keep from being done.
+/// Returns the key for work that the questions of the namespace's programs must not delay. It is
+/// used instead of the namespace's cookie.
 pub(crate) fn reserved(namespace: u64) -> u64 {
     namespace | 1 << 63
 }
 
-/// So many questions of a namespace may be under way.
+/// The number of questions of one namespace that may be under way.
 const QUESTIONS: usize = 16;
-/// So many threads close what its programs have shown.
+/// The number of threads that close descriptors of one namespace.
 const CLOSERS: usize = 4;
-/// So many threads are at work that nobody holds up, and so many of them for one namespace.
+/// The number of places for all namespaces, and for one.
 const PLACES: usize = 64;
 const PLACES_OF_ONE: usize = 2;
-/// A thread that has not done its errand by then is held up, and leaves its place to another.
+/// The time after which a thread counts as held up and leaves its place to another one.
 const HELD_UP: Duration = Duration::from_millis(20);
-/// With so much to close it is not listened to.
+/// The number of descriptors to be closed at which nothing more is read from the namespace's
+/// programs.
 const CLOGGED: usize = 1024;
-/// The kernel answers at once, or somebody keeps it from answering.
+/// The time that a question may wait for its turn, and then for its answer once it is held up. The
+/// kernel answers immediately unless a program prevents it.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// The blocking pool of a router.
 #[derive(Debug)]
 pub(crate) struct Errands {
     runtime: Handle,
@@ -52,12 +72,12 @@ struct Load {
     turns: Arc<Semaphore>,
     places: Arc<Semaphore>,
     closers: usize,
-    /// One of them has not looked yet what there is to close.
+    /// A closer has been started and has not begun yet.
     is_coming: bool,
     to_close: Vec<Closing>,
 }
 
-/// A descriptor, and what a conversation is about until it is closed.
+/// A descriptor, and the turn of the conversation that ends once it is closed.
 type Closing = (OwnedFd, Option<Arc<Turn>>);
 
 impl Default for Load {
@@ -69,12 +89,12 @@ impl Default for Load {
 }
 
 impl Errands {
-    /// On the threads of this runtime.
+    /// Creates a pool that runs on the blocking threads of this runtime.
     pub(crate) fn new(runtime: Handle) -> Errands {
         Errands { runtime, places: Semaphore::new(PLACES), namespaces: Mutex::default() }
     }
 
-    /// What `question` finds out about sockets of a namespace, when its turn comes.
+    /// Runs `question` about sockets of a namespace on another thread, and returns its result.
     pub(crate) async fn ask<T: Send + 'static>(
         self: &Arc<Errands>,
         namespace: u64,
@@ -92,7 +112,8 @@ impl Errands {
         asked.await.ok_or(Reason::Failed)
     }
 
-    /// Has another thread do something, when there is a place, and one of those of the namespace. None: it takes too long.
+    /// Runs `errand` on another thread once the namespace and the pool each have a free place.
+    /// Returns `None` if it takes too long.
     async fn elsewhere<T: Send + 'static>(
         &self,
         of_one: &Semaphore,
@@ -108,7 +129,8 @@ impl Errands {
         loop {
             match timeout(HELD_UP, &mut done).await {
                 Ok(done) => return done.ok(),
-                // It is the processor that is late.
+                // The thread has not started yet, so the processor is late and no program holds it
+                // up.
                 Err(_) if !begun.load(Relaxed) => {}
                 Err(_) => break,
             }
@@ -117,7 +139,7 @@ impl Errands {
         timeout(LIMIT, done).await.ok()?.ok()
     }
 
-    /// Until there is not too much of a namespace to be closed.
+    /// Waits until the namespace has fewer than `CLOGGED` descriptors to be closed.
     pub(crate) async fn unclogged(&self, namespace: u64) {
         while self.namespaces().get(&namespace).is_some_and(|load| load.to_close.len() >= CLOGGED) {
             sleep(Duration::from_millis(20)).await;
@@ -129,7 +151,8 @@ impl Errands {
         self.send_closer(namespace);
     }
 
-    /// One closes all that a conversation has let go of at once: another thread for each would be woken for nothing.
+    /// Starts a closer if none is about to run. One closer takes all descriptors that a
+    /// conversation drops together; a thread for each would be woken for nothing.
     fn send_closer(self: &Arc<Errands>, namespace: u64) {
         let mut namespaces = self.namespaces();
         let Some(load) = namespaces.get_mut(&namespace) else { return };
@@ -144,7 +167,7 @@ impl Errands {
             let closed = errands.elsewhere(&places, move || closer.close_all(namespace));
             tokio::pin!(closed);
             while timeout(HELD_UP, &mut closed).await.is_err() {
-                // Nothing else waits for what holds it up.
+                // A descriptor that blocks its closer must not delay the others.
                 errands.send_closer(namespace);
             }
         }));
@@ -157,7 +180,7 @@ impl Errands {
         while self.close_next(namespace) {}
     }
 
-    /// Whether there was one more.
+    /// Closes the next descriptor. Returns `false` if there was none.
     fn close_next(&self, namespace: u64) -> bool {
         let mut namespaces = self.namespaces();
         let Some(load) = namespaces.get_mut(&namespace) else { return false };
@@ -168,7 +191,7 @@ impl Errands {
         }
         drop(namespaces);
         let Some((fd, turn)) = next else { return false };
-        // It may take as long as somebody likes.
+        // This may block for as long as a program likes.
         drop(fd);
         drop(turn);
         true
@@ -186,7 +209,7 @@ fn forget_if_idle(namespaces: &mut HashMap<u64, Load>, namespace: u64) {
     }
 }
 
-/// A question, until it is answered or given up.
+/// A question, until it is answered or dropped.
 struct Asking {
     errands: Arc<Errands>,
     namespace: u64,
@@ -215,19 +238,21 @@ impl Drop for Asking {
     }
 }
 
-/// A descriptor that a stranger has shown, or has as well.
+/// A descriptor that a program has passed to the router, or that a program has a copy of.
 #[derive(Debug)]
 pub(crate) struct Theirs {
-    /// Until it is dropped.
+    /// `None` only during drop.
     closing: Option<Closing>,
-    /// The other side has another descriptor of it until it is told the end of the turn: so its close here is not its last one.
+    /// The supervisor keeps another descriptor of the file until it gets the end of the turn, so
+    /// the close here is not the last one.
     is_kept: bool,
     namespace: u64,
     errands: Arc<Errands>,
 }
 
 impl Theirs {
-    /// The other side is told the end of `turn` when this is closed, and not before. `is_kept`: it keeps it until then.
+    /// Wraps a descriptor. The supervisor gets the end of `turn` only after this descriptor is
+    /// closed. With `is_kept` it keeps its own descriptor until then.
     pub(crate) fn new(
         fd: OwnedFd,
         turn: Arc<Turn>,
@@ -238,7 +263,7 @@ impl Theirs {
         Theirs { closing: Some((fd, Some(turn))), is_kept, namespace, errands }
     }
 
-    /// Another descriptor of it, to be kept: the turn ends without it.
+    /// Duplicates the descriptor for use beyond the turn.
     pub(crate) fn apart(&self) -> std::io::Result<Theirs> {
         let copy = self.as_fd().try_clone_to_owned()?;
         let (namespace, errands) = (self.namespace, self.errands.clone());
@@ -317,7 +342,8 @@ mod tests {
         for one in asked {
             one.await.unwrap().unwrap();
         }
-        // One that gets no processor for so long has left its place as well.
+        // A thread that waited for a processor for that long has left its place as well, so allow
+        // for more.
         let count = threads.lock().unwrap().len();
         assert!(count <= 4 * PLACES, "{count} threads");
     }
@@ -342,7 +368,7 @@ mod tests {
         assert!(matches!(closed.await.unwrap(), Ok(0)), "what was shown is closed");
     }
 
-    /// A conversation, and a socket whose close waits for a peer that reads nothing.
+    /// Returns a conversation, and a socket whose close blocks because its peer reads nothing.
     fn lingering() -> ((OwnedFd, Arc<Turn>), OwnedFd, std::net::TcpStream) {
         use std::io::Write;
         use std::net::{TcpListener, TcpStream};

@@ -1,4 +1,5 @@
-//! Other routers, each on the line that it keeps to this one: what they ask, and what they have been answered.
+//! The lines that other routers keep to this one: their Asks, and the answers to them. `peers` has
+//! the lines in the other direction.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,7 +16,7 @@ use crate::reason::Reason;
 use crate::shared::{Expected, Shared, Takers};
 use crate::wire::{Ask, Ear, Line, Token, When, WireError, Word};
 
-/// See the module.
+/// All incoming lines.
 #[derive(Debug, Default)]
 pub(crate) struct Guests(Mutex<State>);
 
@@ -23,7 +24,7 @@ pub(crate) struct Guests(Mutex<State>);
 struct State {
     next: u64,
     guests: HashMap<u64, Arc<Guest>>,
-    /// What was answered with yes, and has not been offered.
+    /// The Asks that were answered with yes and not yet offered.
     coming: HashMap<Token, Coming>,
 }
 
@@ -32,33 +33,34 @@ struct Guest {
     host: IpAddr,
     line: Line,
     ear: Mutex<Ear>,
-    /// What it has asked for that is coming, by the numbers of the questions.
+    /// The tokens of this line's pending Asks, by number.
     asked: Mutex<HashMap<u32, Token>>,
-    /// What it was told last to forget, and what it has forgotten.
+    /// The number of the last Forget that was sent, and of the last one that was confirmed.
     forgotten: Mutex<(u32, u32)>,
     changed: Notify,
 }
 
-/// A connection that a router has asked for.
+/// A connection that another router has asked for, and may offer.
 #[derive(Debug)]
 pub(crate) struct Coming {
     pub(crate) host: IpAddr,
     pub(crate) ask: Ask,
     pub(crate) takers: Takers,
-    /// Until it is offered, or never will be.
+    /// Held until the connection is offered, or will not be.
     pub(crate) expected: Expected,
     guest: u64,
     number: u32,
     since: Instant,
 }
 
-/// So many may be asked for and not offered.
+/// The largest number of Asks that may be pending.
 const COMING: usize = 16_384;
-/// The kernel gives up a connection that is not answered after a little more than two minutes.
+/// The time after which no offer can follow an Ask. The kernel gives up an unanswered SYN after a
+/// little more than two minutes.
 pub(crate) const CONNECTING: Duration = Duration::from_secs(180);
 
 impl Guests {
-    /// What is offered. It is offered once.
+    /// Takes the Ask of an offered connection. Each token is taken once.
     pub(crate) fn take(&self, token: &Token) -> Option<Coming> {
         let (coming, guest) = {
             let mut state = self.state();
@@ -72,7 +74,8 @@ impl Guests {
         Some(coming)
     }
 
-    /// Hears what the router of a host has said until now, or any, though nobody has been told yet that something has come.
+    /// Reads all messages that have arrived from that host's router, or from every one, without
+    /// waiting for the reactor to report them.
     pub(crate) fn listen(&self, shared: &Arc<Shared>, host: Option<IpAddr>) {
         let guests: Vec<_> = {
             let state = self.state();
@@ -86,12 +89,12 @@ impl Guests {
         }
     }
 
-    /// Whether that host's router may still offer something.
+    /// Returns `true` if that host's router may still offer a connection.
     pub(crate) fn awaits(&self, host: IpAddr) -> bool {
         self.state().coming.values().any(|coming| coming.host == host)
     }
 
-    /// Those that no kernel tries to connect any more.
+    /// Drops Asks whose overlay connection no kernel tries to establish any more.
     pub(crate) fn sweep(&self) {
         let is_old = |coming: &Coming| coming.since.elapsed() > CONNECTING;
         let old: Vec<Token> = {
@@ -103,19 +106,20 @@ impl Guests {
         }
     }
 
-    /// Ends lines by keys that hold no more.
+    /// Closes lines whose key is no longer valid.
     pub(crate) fn renew(&self, keys: &Keys) {
         for guest in self.state().guests.values().filter(|guest| !keys.contain(guest.line.key())) {
             guest.line.close();
         }
     }
 
-    /// How many lines there are.
+    /// Returns the number of lines.
     pub(crate) fn count(&self) -> usize {
         self.state().guests.len()
     }
 
-    /// Has every other router forget what it was answered. Those that have not within `limit` are not on a line any more: they ask anew.
+    /// Makes every other router forget the answers that it remembers. Closes the line of each one
+    /// that has not confirmed within `limit`: it has to ask anew.
     pub(crate) async fn forget(&self, limit: Duration) {
         let guests: Vec<_> = self.state().guests.values().cloned().collect();
         let told: Vec<_> = guests.into_iter().map(|guest| (guest.tell(), guest)).collect();
@@ -134,7 +138,7 @@ impl Guests {
 }
 
 impl Guest {
-    /// Answers what has come.
+    /// Handles the messages that have arrived.
     fn listen(&self, shared: &Arc<Shared>, id: u64, when: When) -> Result<(), WireError> {
         let mut ear = lock(&self.ear);
         while let Some((word, token)) = self.line.heard(&mut ear, when)? {
@@ -142,7 +146,7 @@ impl Guest {
                 Word::Ask { number, ask } => self.answer(shared, id, (number, ask), token),
                 Word::Never { number } => {
                     let token = lock(&self.asked).get(&number).copied();
-                    // Outside of the locks: whoever waits for it looks again.
+                    // Dropped outside of the locks, because it notifies tasks that take them.
                     drop(token.and_then(|token| shared.guests.take(&token)));
                 }
                 Word::Forgotten { number } => {
@@ -159,7 +163,7 @@ impl Guest {
         let coming = consider(shared, self.host, (number, ask), id);
         let refused = coming.as_ref().err().copied();
         if let Ok(coming) = coming {
-            // Before anybody can take it.
+            // Recorded before the answer is sent, so that the offer finds it.
             lock(&self.asked).insert(number, token);
             shared.guests.state().coming.insert(token, coming);
         }
@@ -181,7 +185,8 @@ impl Guest {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            // It may have been told again since.
+            // A later Forget may have been confirmed, which includes this one. The numbers wrap
+            // around.
             if number.wrapping_sub(lock(&self.forgotten).1) as i32 <= 0 {
                 return;
             }
@@ -190,7 +195,7 @@ impl Guest {
     }
 }
 
-/// Answers a router until its line ends.
+/// Serves a line until it ends.
 pub(crate) async fn attend(
     shared: &Arc<Shared>,
     host: IpAddr,
@@ -211,7 +216,8 @@ pub(crate) async fn attend(
     }
 }
 
-/// Whether anybody would take it. No other policy can come to hold before that is said.
+/// Decides about an Ask. The caller holds the line's receive lock and answers before it releases
+/// it, so a new policy's Forget follows the answer.
 fn consider(
     shared: &Arc<Shared>,
     host: IpAddr,
@@ -228,7 +234,7 @@ fn consider(
     Ok(Coming { host, ask, takers, expected, guest, number, since: Instant::now() })
 }
 
-/// A router on a line.
+/// A router's line while it is registered.
 struct Stay {
     shared: Arc<Shared>,
     id: u64,
@@ -247,7 +253,8 @@ impl Stay {
 impl Drop for Stay {
     fn drop(&mut self) {
         let mut state = self.shared.guests.state();
-        // Nobody is left who could keep from being told what is to be forgotten.
+        // The router has no line any more, so it remembers nothing, and no task needs to wait for
+        // it.
         if let Some(guest) = state.guests.remove(&self.id) {
             let mut forgotten = lock(&guest.forgotten);
             forgotten.1 = forgotten.0;

@@ -1,12 +1,27 @@
-//! The overlay: containers keep their overlay addresses, and their TCP connections between hosts cross the host network once
-//! (docs/overlay.md, docs/overlay-protocol.md).
+//! The overlay: TCP connections between containers on two hosts cross the host network once, and
+//! the containers keep their overlay addresses (docs/overlay.md, docs/overlay-protocol.md).
 //!
-//! Inner shape: `router` is the life of a router, with its `config`, what it shares between conversations in `shared`, the network
-//! `namespace`s that it knows, its `keys`, its `errand`s to what strangers could hold up, and its `metrics`; `local` talks to supervisors (`message`, `channel`), `client` and `server` are the two
-//! ends of a conversation between routers (`wire`), which have asked each other before (`peers`, `guests`), as far as that is `worth` it. `policy` says which connections may be; `connections` has those that there are under it,
-//! with their `options`, and `enforce` brings another one about. Which host has a container is in the `map`, which `discovery` keeps by way of `etcd`. `account` makes sockets for containers,
-//! `secure` has them tagged, and `adopt` finds the connections that a router before has made; `listing` is what it says of them. `supervise` puts a program under a supervisor, whose life is in `supervisor`;
-//! `admit` gives it one where programs are not trusted, `stand_by` has one wait for a container.
+//! The modules:
+//!
+//! - `router` runs a router, with its configuration in `config`. `shared` has the state that all
+//!   its
+//! conversations use. `namespace` knows the containers' network namespaces, `keys` the key file,
+//! and `metrics` the counters. `errand` runs blocking work on other threads.
+//! - `local` talks to supervisors, by way of `message` and `channel`. `client` and `server` are the
+//!   two
+//! ends of a negotiation between routers, whose messages are in `wire`. Before it the routers ask
+//! each other on lines: `peers` has the outgoing ones, `guests` the incoming ones. `worth` stops
+//! moving connections that are too short for it.
+//! - `policy` decides which connections are permitted. `connections` has the current ones, with
+//!   their
+//! socket `options`, and `enforce` applies another policy to them.
+//! - `map` says which host has a container. `discovery` keeps it current, by way of `etcd`.
+//! - `account` makes sockets for containers, `secure` tags them, `adopt` finds the connections that
+//!   an
+//! earlier router made, and `listing` reports them.
+//! - `supervise` puts a program under a supervisor, which is in `supervisor`. `admit` starts the
+//! supervisor on the host where programs are not trusted, and `stand_by` starts one for a
+//! container.
 
 #![forbid(unsafe_code)]
 

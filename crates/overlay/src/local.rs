@@ -1,4 +1,5 @@
-//! The supervisors of this host: each conversation with one, from its first message to its end.
+//! The router's conversations with the supervisors of this host, each from its first message to its
+//! end.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,12 +21,13 @@ use crate::reason::Reason;
 use crate::shared::{Share, Shared};
 use crate::{admit, client, server};
 
-/// Whoever connects says at once what it wants.
+/// The time that a process which has connected may take until its first message.
 const FIRST: Duration = Duration::from_secs(2);
-/// A supervisor closes a conversation that it does not need before that.
+/// The time after which an idle conversation is closed. A supervisor closes it earlier itself.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// The socket at which supervisors ask. Everybody may connect to it: what a container may do follows from what it shows.
+/// Returns the socket on which supervisors connect. Every process may connect to it: its rights
+/// follow from the sockets that it passes.
 pub(crate) fn listen(path: &std::path::Path) -> std::io::Result<OwnedFd> {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::PermissionsExt;
@@ -48,7 +50,7 @@ pub(crate) fn listen(path: &std::path::Path) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Takes supervisors in.
+/// Accepts connections of supervisors.
 pub(crate) async fn serve(shared: Arc<Shared>, listener: OwnedFd) -> std::io::Result<()> {
     let listener = watch(listener, Interest::READABLE)?;
     loop {
@@ -63,7 +65,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, listener: OwnedFd) -> std::io::Re
 }
 
 fn admit(shared: &Arc<Shared>, socket: OwnedFd) {
-    // Of whoever has connected, not of this process.
+    // The network namespace of the connecting process, not of this one.
     let Ok(namespace) = identity::namespace(socket.as_fd()) else { return };
     let Some(share) = shared.share(namespace) else {
         shared.metrics.stayed(End::Client, Reason::Busy);
@@ -71,7 +73,8 @@ fn admit(shared: &Arc<Shared>, socket: OwnedFd) {
     };
     let shared = shared.clone();
     tokio::spawn(async move {
-        // Only there are no others heard: elsewhere a container says what it likes.
+        // With a guard only the host's supervisors are served: a container's process could claim
+        // anything.
         let is_hosts = shared.guard.is_some() && admit::is_of_host(&socket);
         let Ok(channel) = Channel::new(socket, is_hosts, namespace, shared.errands.clone()) else { return };
         match converse(shared, channel, namespace, share).await {
@@ -110,7 +113,7 @@ async fn converse(
                     tracing::debug!("a program is not under the filter, though its supervisor is the host's");
                     return Ok(());
                 }
-                // One that stays is counted among the supervisors.
+                // A supervisor that stays connected is counted as a supervisor instead.
                 drop(share);
                 return attend(&shared, &channel, namespace, shown).await;
             }
@@ -120,7 +123,8 @@ async fn converse(
                     Ok(agreed) => client::give(&shared, &channel, agreed, began).await?,
                     Err(reason) => {
                         shared.metrics.stayed(End::Client, reason);
-                        // Before it asks, or when it does: it takes this for the answer.
+                        // The supervisor takes this for the answer to its next request, if it has
+                        // not sent that yet.
                         channel.send(&refusal(reason), None)?;
                     }
                 }
@@ -137,9 +141,9 @@ async fn converse(
                     }
                 }
             }
-            // It was said when the answer was on its way.
+            // The supervisor sent it while the answer was on its way.
             (Request::Done, None) => {}
-            // Another version, or nonsense.
+            // Another version, or an invalid message.
             _ => return Ok(()),
         }
         channel.end_turn();
@@ -151,7 +155,7 @@ fn refusal(reason: Reason) -> Answer {
     reason.denial().map_or(Answer::Stay, Answer::Deny)
 }
 
-/// Serves a supervisor until it goes.
+/// Serves a supervisor until it closes the connection.
 async fn attend(
     shared: &Arc<Shared>,
     channel: &Channel,
@@ -195,14 +199,14 @@ pub(crate) struct Ends {
     pub(crate) cookie: u64,
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
-    /// Nothing has come of it but that it was connected.
+    /// The connection is in the state ESTABLISHED: neither end has closed it.
     pub(crate) is_established: bool,
-    /// As the program is told them.
+    /// The addresses that the program sees, in the form of its socket's family.
     names: [SocketAddr; 2],
 }
 
-/// Of a TCP socket of that namespace, which its program says has these addresses: the kernel finds that very socket under them, without
-/// its lock, or it has not.
+/// Describes a TCP socket of that namespace. Its supervisor claims these addresses. The kernel
+/// looks the socket up by them without taking its lock, and must find that very socket.
 pub(crate) fn ends(
     shared: &Shared,
     socket: BorrowedFd<'_>,
@@ -221,7 +225,7 @@ pub(crate) fn ends(
     Ok(Ends { cookie: shown.cookie, local, remote, is_established, names })
 }
 
-/// An address as sockets of that family have it.
+/// Returns an address in the form that sockets of that family use.
 pub(crate) fn written(address: SocketAddr, domain: Domain) -> SocketAddr {
     match address {
         SocketAddr::V4(v4) if domain == Domain::IPV6 => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
@@ -229,13 +233,14 @@ pub(crate) fn written(address: SocketAddr, domain: Domain) -> SocketAddr {
     }
 }
 
-/// Has a host connection be good for nothing else from now on, where containers are not trusted. Its program is told what it has set.
+/// Tags a host connection where containers are not trusted, so that it serves for nothing else. Its
+/// program gets `told` as the values of its options.
 pub(crate) fn secure(shared: &Shared, host: &impl AsRawFd, told: Options) -> std::io::Result<()> {
     let Some(guard) = &shared.guard else { return Ok(()) };
     guard.tag(host, told.told()).map_err(std::io::Error::other)
 }
 
-/// Has a host connection say the addresses of the overlay's.
+/// Makes a host connection report the addresses of the overlay connection.
 pub(crate) fn name(shared: &Shared, host: &impl AsRawFd, ends: &Ends) -> std::io::Result<()> {
     let mut given = shared.names.lock().expect("nobody panics while it is locked");
     let [local, remote] = ends.names;

@@ -1,5 +1,6 @@
-//! What supervisors and their router say to each other: one JSON object in each message, descriptors beside it. Both sides take what they
-//! get for a stranger's.
+//! The messages between supervisors and their router: one JSON object in each, with descriptors as
+//! ancillary data. Both sides check what they receive, since the sender may be hostile. See
+//! docs/overlay-protocol.md for the order of messages.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,98 +14,103 @@ use thiserror::Error;
 use crate::policy::Denial;
 use crate::reason::Reason;
 
-/// Of this protocol.
+/// The version of this protocol.
 pub(crate) const VERSION: u32 = 7;
-/// Bytes of a message at most.
+/// The largest length of a message in bytes.
 const LENGTH: usize = 8192;
 
-/// A supervisor to its router.
+/// A message of a supervisor, or of a program that wants one, to the router.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Request {
-    /// Here is a program that is to have a supervisor, and a socket of its network namespace.
+    /// A program wants a supervisor, and passes a socket of its network namespace. The number is
+    /// the [`VERSION`].
     Enter(u32),
-    /// It is under the filter, and this is its listener.
+    /// The program is under the filter, and passes the filter's listener.
     Guard,
-    /// Here is a supervisor; its connection stays open. Its program is under the filter for programs that are not trusted, or is not.
+    /// A supervisor opens the connection that stays. `guards`: its program is under the filter for
+    /// programs that are not trusted.
     Hello { version: u32, guards: bool },
-    /// Whoever accepts from this listening socket will ask first.
+    /// The supervisor will ask about each connection that is accepted from this listening socket.
     Listen,
-    /// None of the sockets that were shown before is meant any more.
+    /// Withdraws all listening sockets that were shown before.
     Withdraw,
-    /// The program wants to connect this socket, which is bound to an address or to none.
+    /// The program wants to connect this socket, which may be bound to an address.
     Connect { to: SocketAddr, from: Option<IpAddr> },
-    /// It is being connected, and has this address. If the program waits for that, it has been connected.
+    /// The connect is under way, with this local address. With `waits` the program is blocked, and
+    /// the connection is established.
     Begun { local: SocketAddr, waits: bool },
-    /// The program looks now whether it is connected: now or never.
+    /// The program asks for the result of its connect now, so this is the last moment to replace
+    /// its socket.
     Moment,
-    /// The last message has been said on the host connection, which is the program's.
+    /// The Commit was sent, and the program has the host connection.
     Taken,
     /// The connection stays on the overlay after all.
     Stay(Reason),
-    /// This connection has been accepted.
+    /// The program has accepted this connection.
     Accepted { local: SocketAddr, remote: SocketAddr },
-    /// That is all about this connection.
+    /// The supervisor is done with this connection.
     Done,
 }
 
-/// The router's answers.
+/// An answer of the router.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Answer {
-    /// It starts its supervisor itself.
+    /// The program starts its supervisor itself.
     Open,
-    /// It has to be under the filter for programs that are not trusted.
+    /// The program has to install the filter for programs that are not trusted.
     Secure,
-    /// Its supervisor waits for a call of it.
+    /// The program's supervisor waits for a call of the program.
     Probe,
-    /// It is supervised.
+    /// The program is supervised.
     Guarded,
-    /// Here is a router.
+    /// Accepts a supervisor.
     Welcome(Welcome),
-    /// The other end would take it.
+    /// The other end would take the connection.
     Go,
-    /// Client: the host connection, and what has to be said on it. It is the program's if that can be said.
+    /// To the client: the host connection, and the Commit that the supervisor has to send on it. If
+    /// sending it succeeds, the connection is the program's.
     Commit(Vec<u8>),
-    /// Server: the host connection, which is the program's now.
+    /// To the server: the host connection, which is the program's now.
     Take,
-    /// The connection is the overlay's.
+    /// The connection stays on the overlay.
     Stay,
-    /// There is to be no connection, and so the program is told.
+    /// The policy denies the connection. The program gets the denial's error.
     Deny(Denial),
-    /// Whatever was shown or given is closed here: the next connection can be talked about.
+    /// The router has closed all descriptors of this connection. The next one can begin.
     Done,
 }
 
-/// What a supervisor has to know of the overlay.
+/// The configuration that a supervisor needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Welcome {
-    /// Its addresses.
+    /// The addresses of the overlay.
     pub(crate) prefixes: Vec<IpNet>,
-    /// How long another router may take to answer.
+    /// The time that another router may take to answer.
     pub(crate) ask_ms: u64,
-    /// How long one end waits for the other end's program.
+    /// The time that one end waits for the other end's program.
     pub(crate) patience_ms: u64,
-    /// How long connect waits for a program that does not block.
+    /// The time that connect waits for a program that does not block.
     pub(crate) hold_ms: u64,
 }
 
-/// Why there is no message.
+/// The reason for which no message was received.
 #[derive(Debug, Error)]
 pub(crate) enum MessageError {
-    /// The other side has gone.
+    /// The other side has closed the connection.
     #[error("the other side has closed the connection")]
     Closed,
     /// It is no message of this version.
     #[error("this is no message: {0}")]
     Malformed(serde_json::Error),
-    /// Not now, or not any more.
+    /// The system call failed.
     #[error("{0}")]
     Kernel(#[from] Errno),
 }
 
-/// Sends one, with a descriptor or without; never waits.
+/// Sends a message, with or without a descriptor, and never blocks.
 pub(crate) fn send(
     socket: impl AsFd,
     message: &impl Serialize,
@@ -114,14 +120,14 @@ pub(crate) fn send(
     seqpacket::send(socket, &bytes, fd.as_slice())
 }
 
-/// Receives one, with the first descriptor that came; never waits (EAGAIN).
+/// Receives a message and the first descriptor passed with it. Never blocks (EAGAIN).
 pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> Result<(T, Option<OwnedFd>), MessageError> {
     let mut first = None;
     let message = receive_each(socket, |fd| first = first.take().or(Some(fd)))?;
     Ok((message, first))
 }
 
-/// The same, with every descriptor, whatever the message is.
+/// Receives a message and passes every descriptor to `sink`, even if the message is invalid.
 pub(crate) fn receive_each<T: DeserializeOwned>(
     socket: impl AsFd,
     sink: impl FnMut(OwnedFd),

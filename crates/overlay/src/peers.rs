@@ -1,6 +1,18 @@
-//! The routers of other hosts, each on a line that is kept: what is asked there needs no connection of its own, and what has been answered
-//! is remembered until they say that it is not to be. A line that has ended is made anew, at once the first time and then less and less
-//! often.
+//! The lines that this router keeps to the routers of other hosts. Asks are sent on them, so they
+//! need no connection each. Answers are remembered until the other router sends Forget. When a line
+//! ends, it is dialled again: immediately after it has been up for a while, else after 1 to 10
+//! seconds. `guests` has the lines in the other direction.
+//!
+//! The states of a line:
+//!
+//! | state | next state |
+//! | --- | --- |
+//! | `Dialling` | `Up` when the line is established, `Down` when that fails |
+//! | `Up` | `Dialling` when the key has changed, `Down` when the line ends otherwise |
+//! | `Down` | `Up` when another attempt succeeds, `Dialling` when the other router calls |
+//!
+//! A caller of [`Peers::ask`] waits while the line is `Dialling`. While it is `Down`, the Ask fails
+//! with `RouterSilent`, and the line is dialled earlier.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,13 +32,13 @@ use crate::lock::lock;
 use crate::reason::Reason;
 use crate::wire::{Ask, Ear, Line, Token, WireError, Word};
 
-/// See the module.
+/// All outgoing lines.
 #[derive(Debug)]
 pub(crate) struct Peers {
     keys: Arc<KeyFile>,
     /// This host's own address.
     own: IpAddr,
-    /// How long another router may take to answer.
+    /// The time that another router may take to answer.
     limit: Duration,
     lines: Mutex<HashMap<SocketAddr, Peer>>,
 }
@@ -44,18 +56,18 @@ impl Drop for Peer {
     }
 }
 
-/// Why a line that is down could be made now.
+/// Events that make it worth dialling a line that is down.
 #[derive(Debug, Default)]
 struct News {
-    /// Somebody would like to ask.
+    /// A caller would like to ask.
     wanted: Notify,
-    /// That router has called itself.
+    /// That router has opened a line to this one.
     called: Notify,
 }
 
 #[derive(Clone, Debug)]
 enum State {
-    /// There is reason to believe that it is about to be up.
+    /// The line is expected to be up soon.
     Dialling,
     Up(Arc<Session>),
     Down,
@@ -67,20 +79,21 @@ struct Session {
     line: Line,
     next: AtomicU32,
     questions: Mutex<HashMap<u32, Question>>,
-    /// What has been answered with yes.
+    /// The Asks that were answered with yes.
     remembered: Mutex<HashSet<Ask>>,
 }
 
-/// What was asked, and whoever wants to know the answer.
+/// An Ask, and the channel of its caller.
 type Question = (Ask, oneshot::Sender<Option<Reason>>);
 
-/// So many answers are remembered of each router.
+/// The number of answers that are remembered of each router.
 const REMEMBERED: usize = 4096;
-/// A line is not made more often, but for the first time after its end.
+/// The shortest pause between two attempts to dial, except after a line that was up.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Nor less often.
+/// The longest pause between two attempts to dial.
 const LONG_PAUSE: Duration = Duration::from_secs(10);
-/// A host that has gone without a word is noticed after about this, if nobody asks.
+/// The idle time before the first keepalive probe. So a host that has failed is noticed a few
+/// seconds after this.
 const IDLE: Duration = Duration::from_secs(5);
 
 impl Peers {
@@ -88,7 +101,7 @@ impl Peers {
         Peers { keys, own, limit, lines: Mutex::default() }
     }
 
-    /// From now on there are these, and no others.
+    /// Keeps lines to exactly these routers from now on.
     pub(crate) fn keep(&self, routers: &HashSet<SocketAddr>) {
         let mut lines = self.lines();
         lines.retain(|router, _| routers.contains(router));
@@ -102,7 +115,7 @@ impl Peers {
         }
     }
 
-    /// Begins to ask a router. It has been asked when this returns.
+    /// Sends an Ask to a router. The answer is still pending when this returns.
     pub(crate) async fn ask(&self, router: SocketAddr, ask: Ask) -> Result<Asked, Reason> {
         let session = self.session(router).await.ok_or(Reason::RouterSilent)?;
         let number = session.next.fetch_add(1, Relaxed);
@@ -123,14 +136,14 @@ impl Peers {
         Ok(asked)
     }
 
-    /// The router of that host has called: it is there.
+    /// Notes that the router of that host has opened a line to this one, so it is running.
     pub(crate) fn has_called(&self, host: IpAddr) {
         for (_, peer) in self.lines().iter().filter(|(router, _)| router.ip() == host) {
             peer.news.called.notify_one();
         }
     }
 
-    /// Makes lines by another key than that to speak by anew.
+    /// Closes the lines whose key is not the current one, so that they are dialled again.
     pub(crate) fn renew(&self) {
         let keys = self.keys.now();
         for peer in self.lines().values() {
@@ -142,7 +155,7 @@ impl Peers {
         }
     }
 
-    /// Whether the line to a router is up, for all that are kept.
+    /// Returns the routers, each with `true` if its line is up.
     pub(crate) fn report(&self) -> Vec<(SocketAddr, bool)> {
         let is_up = |peer: &Peer| matches!(*peer.state.borrow(), State::Up(_));
         let mut report: Vec<_> = self.lines().iter().map(|(router, peer)| (*router, is_up(peer))).collect();
@@ -171,7 +184,7 @@ impl Peers {
     }
 }
 
-/// Something that a router has been asked. Dropped before anything is offered, it tells the router so.
+/// A pending Ask. Dropping it before an offer sends Never to the other router.
 #[derive(Debug)]
 pub(crate) struct Asked {
     session: Arc<Session>,
@@ -184,12 +197,13 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// The same was answered with yes before, and nothing has been heard since by which it could be another now.
+    /// Returns `true` if this Ask was answered with yes before and the router has sent no Forget
+    /// since.
     pub(crate) fn is_remembered(&self) -> bool {
         self.is_remembered
     }
 
-    /// The answer.
+    /// Waits for the answer.
     pub(crate) async fn answer(&mut self) -> Result<(), Reason> {
         match timeout(self.limit, &mut self.answer).await {
             Ok(Ok(None)) => Ok(()),
@@ -206,12 +220,12 @@ impl Asked {
         }
     }
 
-    /// What the host connection that is offered for it has to say.
+    /// Returns the token that the offer for this Ask begins with.
     pub(crate) fn token(&self) -> Token {
         self.token
     }
 
-    /// The other router has heard what is offered: it waits for nothing else.
+    /// Notes that the other router has received the offer, so no Never is necessary.
     pub(crate) fn was_offered(&mut self) {
         self.is_over = true;
     }
@@ -251,13 +265,13 @@ async fn keep(
                 tracing::debug!(%router, "there is a line to this router");
                 let ended = session.serve(ear).await;
                 tracing::debug!(%router, error = %ended, "the line to this router has ended");
-                // By another key now.
+                // The key has changed, so the line is dialled immediately.
                 let is_renewed = !session.line.key().is(keys.now().own());
                 state.send_replace(if is_renewed { State::Dialling } else { State::Down });
                 lock(&session.questions).clear();
                 if is_renewed || begun.elapsed() > PAUSE {
                     pause = PAUSE;
-                    // It has been restarted, perhaps.
+                    // The other router may have been restarted. Dial it immediately.
                     continue;
                 }
             }
@@ -285,7 +299,7 @@ async fn dial(key: &Key, own: IpAddr, router: SocketAddr) -> Result<(Line, Ear),
     Line::call(stream, key).await
 }
 
-/// Words are short, and an end without a word is noticed.
+/// Sets the options of a line: messages are sent immediately, and a failed host is noticed.
 pub(crate) fn tune(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
     let alive = socket2::TcpKeepalive::new().with_time(IDLE).with_interval(PAUSE).with_retries(3);
@@ -306,14 +320,14 @@ impl Session {
         remembered.insert(ask);
     }
 
-    /// Until the line ends.
+    /// Handles answers until the line ends.
     async fn serve(&self, mut ear: Ear) -> WireError {
         loop {
             match self.line.hear(&mut ear).await {
                 Ok((Word::Answer { number, refused }, _)) => {
                     if let Some((ask, question)) = lock(&self.questions).remove(&number) {
                         self.remember(ask, refused.is_none());
-                        // Nobody may want to know any more.
+                        // The caller may have stopped waiting.
                         let _ = question.send(refused);
                     }
                 }

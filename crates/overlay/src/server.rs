@@ -1,5 +1,6 @@
-//! The server's side of a conversation between routers: who would accept a connection, which socket it is, and what was promised. And
-//! what becomes of a socket that was accepted.
+//! The server's side of a negotiation between routers: finds the socket that a connection belongs
+//! to, promises it, and waits for the Commit. It also decides about sockets that programs have
+//! accepted.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,16 +34,18 @@ use crate::reason::Reason;
 use crate::shared::{Claim, Client, Promised, Shared, Visit};
 use crate::wire::{Line, Opening, Talk, WireError, opening};
 
-/// A router that has connected says at once what it wants.
+/// The time that a router which has connected may take until its first message.
 const FIRST: Duration = Duration::from_secs(2);
-/// Beyond the client's patience, for its last message to arrive. Whoever says it counts on that (`FRESH` of `supervisor::connect`).
+/// The time beyond the client's patience in which its Commit may arrive. The supervisor that sends
+/// the Commit relies on it (`FRESH` of `supervisor::connect`).
 const GRACE: Duration = Duration::from_secs(1);
-/// A supervisor waits longer for what it has accepted.
+/// The time that preparing an accepted connection may take. The supervisor waits longer.
 const FURNISHED: Duration = Duration::from_secs(5);
-/// The last segment of the overlay's handshake may arrive after the offer, and so may the question of who has accepted it.
+/// The time that [`find`] gives the last segment of the overlay's handshake, and the question of
+/// the accepting supervisor. Both may arrive after the offer.
 const HANDSHAKE: Duration = Duration::from_millis(50);
 
-/// Takes other routers in.
+/// Accepts connections of other routers.
 pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
     loop {
         match listener.accept().await {
@@ -58,12 +61,13 @@ async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
         shared.metrics.stranger();
         return;
     }
-    // A container's connections can have its host's address.
+    // A container's connection can have its host's address as source, so the address proves
+    // nothing.
     let (pass, _) = shared.unproven.enter(host, false);
     let evicted = pass.evicted();
     let conversed = tokio::select! {
         conversed = converse(&shared, stream, host, pass) => conversed,
-        // Never after it has shown that it has the key.
+        // Connections that have proved the key are never evicted.
         () = evicted => Err(WireError::Stranger),
     };
     match conversed {
@@ -83,7 +87,8 @@ async fn converse(
     host: IpAddr,
     pass: Pass,
 ) -> Result<(), WireError> {
-    // A host connection is there before it is known what for.
+    // A host connection is made before its Offer is known, so it may be silent while an Ask is
+    // pending.
     while timeout(FIRST, stream.readable()).await.is_err() {
         if !shared.guests.awaits(host) {
             return Err(WireError::Io(std::io::ErrorKind::TimedOut.into()));
@@ -105,7 +110,7 @@ async fn converse(
     }
 }
 
-/// Room for a conversation with one that has the key.
+/// Reserves room for a conversation with a router that has proved the key.
 fn proven(shared: &Arc<Shared>, pass: Pass) -> Result<Visit, WireError> {
     let visit = if pass.prove() { shared.visit() } else { None };
     visit.ok_or_else(|| WireError::Io(std::io::ErrorKind::ConnectionAborted.into()))
@@ -116,12 +121,12 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr, pass: Pass
     let mut talk = Talk::new(stream, &keys);
     let (token, offer) = within(FIRST, talk.offered()).await?;
     let _visit = proven(shared, pass)?;
-    // The line on which it was asked for may have ended.
+    // The line of the Ask may have ended meanwhile.
     let Some(coming) = shared.guests.take(&token).filter(|coming| coming.host == host) else {
         return talk.promise(Some(Reason::NotFound)).await;
     };
     let Coming { ask, takers, expected, .. } = coming;
-    // One that nobody has told of yet may be anybody's.
+    // An address that the map does not know yet may belong to any host.
     let is_its_own = shared.map().host_of(offer.source.ip()).is_none_or(|it| it.router.ip() == host);
     let found = match is_its_own {
         true => find(shared, &takers.namespace, ask.destination, offer.source).await,
@@ -130,14 +135,15 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr, pass: Pass
     let flow = Flow { source: offer.source.ip(), destination: ask.destination };
     let promised = found.ok_or(Reason::NotFound).and_then(|found| {
         shared.connections.permit(flow)?;
-        // As long as nobody can have finished it: then the kernel does that no more.
+        // The kernel changes the family (IPV6_ADDRFORM) of established connections only, so this
+        // comes before the promise: until then, no process can have closed the connection.
         if found.is_ipv4 && is_ipv6(talk.stream())? {
             options::become_ipv4(talk.stream()).map_err(|_| Reason::Failed)?;
         }
         let addresses = (ask.destination, offer.source);
         shared.promise(found.cookie, takers, addresses, offer.origin)
     });
-    // Whoever waits for an offer finds a promise now.
+    // Tasks that wait for an offer find the promise from now on.
     drop(expected);
     let promised = match promised {
         Ok(promised) => promised,
@@ -149,7 +155,8 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr, pass: Pass
         return Err(error.into());
     }
     talk.committed().await?;
-    // Else the client's program, unless it has set TCP_NODELAY, waits with its first bytes for a delayed acknowledgement of this.
+    // Acknowledge the Commit immediately. Otherwise a client without TCP_NODELAY holds back its
+    // first bytes until the delayed acknowledgement.
     SockRef::from(talk.stream()).set_tcp_quickack(true)?;
     if let Some(connection) = promised.commit(talk.into_stream().into_std()?.into()) {
         reset(connection);
@@ -158,8 +165,9 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr, pass: Pass
     Ok(())
 }
 
-/// Until the client has said its last word, which is left there. An error: it has not, and cannot any more. The promise binds this end
-/// until then: whoever takes it back first sees to it that nothing more is heard, and what has been heard by then holds.
+/// Waits until the Commit has arrived, and leaves it in the socket. An error means that it has not
+/// arrived and cannot any more. Until then the promise binds this end. To withdraw it, this end
+/// first lets nothing more in; a Commit that has arrived by then still holds.
 async fn last_word(
     shared: &Arc<Shared>,
     talk: &Talk<'_, TcpStream>,
@@ -172,29 +180,33 @@ async fn last_word(
             Err(late) => {
                 let errands = &shared.errands;
                 let _ = tcp::set_deaf(talk.stream(), true);
-                // It may take its time. A kernel that has no such call is done with a packet sooner than this comes back.
+                // This may take long. It fails on a kernel without that call, but there a packet
+                // that is being processed is finished sooner than this returns.
                 let _ = errands.ask(promised.namespace(), tcp::await_arrivals).await;
                 Err(late.into())
             }
         },
-        // The client has sent on the overlay, and says nothing here any more; or the policy forbids it, whatever it says.
+        // The client has sent bytes on the overlay, so it will not commit. Or the policy forbids
+        // the connection, regardless of the client.
         () = promised.is_unwanted() => Err(std::io::ErrorKind::TimedOut.into()),
     };
     if ended.is_err() && talk.has_committed() {
-        // It may not have been deaf.
+        // The filter that drops arriving packets may be set. Remove it.
         let _ = tcp::set_deaf(talk.stream(), false);
         return Ok(());
     }
     ended
 }
 
-/// The other end has it, or could: it is reset, and not only closed.
+/// Makes the close of `connection` a reset. The other end has the connection, or could have it, and
+/// a mere close would leave it able to write.
 fn reset(connection: impl AsFd) {
     let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
 }
 
-/// The server's end of the connection: it waits to be accepted, or somebody who has accepted it waits for an answer or has had one. Who has
-/// accepted it and does not ask will not take what is promised.
+/// Finds the server's socket of the connection. It waits in the backlog, or was accepted under a
+/// supervisor that waits for an answer or has had one. A socket that was accepted without a
+/// question is left out: its program would not take the promise.
 async fn find(
     shared: &Shared,
     namespace: &Namespace,
@@ -202,7 +214,8 @@ async fn find(
     remote: SocketAddr,
 ) -> Option<Found> {
     let deadline = Instant::now() + HANDSHAKE.max(shared.loaded().config.patience());
-    // Who accepts says so; that the last segment has arrived nobody says.
+    // An accept notifies `changed`. The arrival of the last segment notifies nothing, so this polls
+    // too.
     let mut pause = Duration::from_micros(200);
     loop {
         let changed = shared.changed.notified();
@@ -225,7 +238,7 @@ async fn within<T>(
     timeout(limit, talk).await.unwrap_or_else(|late| Err(WireError::Io(late.into())))
 }
 
-/// The host connection that takes the place of a socket that was accepted, with its names and options.
+/// Returns the host connection that replaces an accepted socket, with its names and options.
 pub(crate) async fn accepted(
     shared: &Arc<Shared>,
     socket: Theirs,
@@ -238,7 +251,7 @@ pub(crate) async fn accepted(
     let _waiting = shared.wait_for(ends.cookie);
     let taken = match shared.connections.permit(flow) {
         Ok(_) => await_claim(shared, &socket, &ends).await,
-        // Whatever was promised under another policy.
+        // Withdraw a promise that was made under another policy.
         Err(reason) => match give_up(shared, ends.cookie).await {
             Some((connection, _)) => {
                 reset(connection);
@@ -255,7 +268,7 @@ pub(crate) async fn accepted(
             shared.metrics.took(End::Server);
             Ok(connection)
         }
-        // The client has it already.
+        // The client has the host connection already.
         Err(reason) => {
             shared.metrics.reset();
             reset(connection);
@@ -264,7 +277,7 @@ pub(crate) async fn accepted(
     }
 }
 
-/// Makes the host connection what the program expects.
+/// Prepares the host connection: names, options and tags.
 async fn furnish(
     shared: &Arc<Shared>,
     socket: Arc<Theirs>,
@@ -280,12 +293,13 @@ async fn furnish(
     local::name(shared, connection, ends).map_err(|_| Reason::Failed)?;
     let own = Options::of(connection).map_err(|_| Reason::Failed)?;
     let entered = Connection { end: End::Server, namespace, place, flow, own, _overlay: None };
-    // The policy may be another since the promise.
+    // The policy may have changed since the promise.
     shared.connections.enter(entered, connection)?;
     local::secure(shared, connection, told).map_err(|_| Reason::Failed)
 }
 
-/// Gives it what the program has set; not only if there is a thread for that at once.
+/// Copies the program's socket options, and tries again while all threads of the namespace are
+/// busy.
 async fn be_like(
     shared: &Arc<Shared>,
     socket: &Arc<Theirs>,
@@ -304,7 +318,7 @@ async fn be_like(
     }
 }
 
-/// Before it has other names. None: it has ended.
+/// Returns the addresses of the host connection, before it gets other names. `None`: it has ended.
 fn place(connection: &OwnedFd) -> Option<Place> {
     let address = |address: SocketAddrAny| SocketAddr::try_from(address).ok();
     let local = getsockname(connection).ok().and_then(address)?;
@@ -319,12 +333,13 @@ async fn await_claim(
 ) -> Result<(OwnedFd, Origin), Reason> {
     let patience = shared.loaded().config.patience();
     let host = shared.map().host_of(ends.remote.ip()).map(|host| host.router.ip());
-    // It has been asked for before it was made, so it is known by now, or should be.
+    // The Ask was sent before the overlay's SYN, so it has arrived by now or is lost. Read it.
     shared.guests.listen(shared, host);
     let client = host.map_or(Client::Container(ends.remote.ip()), Client::Host);
     let begun = Instant::now();
     let mut reason = Reason::NotOffered;
-    // tokio waits for a copy that it owns; the last one is closed elsewhere.
+    // `AsyncFd` needs a descriptor that it owns. Closing this copy does not block: it is not the
+    // last one.
     let watched = socket.as_fd().try_clone_to_owned().and_then(|copy| watch(copy, Interest::READABLE)).ok();
     loop {
         let changed = shared.changed.notified();
@@ -332,7 +347,7 @@ async fn await_claim(
         changed.as_mut().enable();
         let until_late = match shared.claim(ends.cookie, Some((ends.local, client))) {
             Claim::Taken(connection, origin) => return Ok((connection, origin)),
-            // Whoever has made the promise keeps the time.
+            // The task that keeps the promise has the timeout.
             Claim::Promised => {
                 reason = Reason::NotCommitted;
                 None
@@ -344,13 +359,13 @@ async fn await_claim(
         tokio::select! {
             () = changed => {}
             () = until(until_late) => if shared.stay(ends.cookie) { return Err(reason) },
-            // O2: the client has sent on the overlay, and commits nothing any more.
+            // O2: the client has sent bytes on the overlay, so it commits nothing any more.
             () = bytes(watched.as_ref()) => return give_up(shared, ends.cookie).await.ok_or(Reason::Used),
         }
     }
 }
 
-/// For ever, if there is no such moment.
+/// Sleeps until that moment, or for ever without one.
 async fn until(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment.into()).await,
@@ -358,7 +373,8 @@ async fn until(moment: Option<Instant>) {
     }
 }
 
-/// Has a socket stay on the overlay, if it still can: not if it is promised, and the client has said its last word.
+/// Keeps a socket on the overlay if that is still possible. Returns the host connection if the
+/// socket was promised and the client has committed.
 async fn give_up(shared: &Arc<Shared>, cookie: u64) -> Option<(OwnedFd, Origin)> {
     loop {
         let changed = shared.changed.notified();
@@ -370,13 +386,14 @@ async fn give_up(shared: &Arc<Shared>, cookie: u64) -> Option<(OwnedFd, Origin)>
         if let Claim::Taken(connection, origin) = shared.claim(cookie, None) {
             return Some((connection, origin));
         }
-        // Whoever keeps the promise decides at once.
+        // The task that keeps the promise decides without waiting.
         shared.give_up(cookie);
         changed.await;
     }
 }
 
-/// Until bytes have come. An end without bytes may be that of an overlay connection whose place another has taken.
+/// Waits until bytes have arrived. An end of the stream without bytes is ignored: it may be that of
+/// an overlay connection which the client has replaced.
 async fn bytes(socket: Option<&AsyncFd<OwnedFd>>) {
     if let Some(socket) = socket
         && let Ok(ready) = socket.readable().await
@@ -387,7 +404,7 @@ async fn bytes(socket: Option<&AsyncFd<OwnedFd>>) {
     std::future::pending().await
 }
 
-/// Whether the client's end is that of this very connection (O3).
+/// Checks by the first sequence numbers that the client's end belongs to this very connection (O3).
 fn mirrors(shared: &Shared, socket: &Theirs, cookie: u64, client: Origin) -> bool {
     let seen = shared.reader.lock().expect(NEVER).look(socket, cookie);
     seen.is_ok_and(|seen| client.mirrored().contains(&seen.origin))
@@ -398,13 +415,13 @@ fn is_ipv6(socket: &impl AsFd) -> Result<bool, Reason> {
     Ok(domain == Domain::IPV6)
 }
 
-/// Gives the host connection what the program has set on its listening socket.
+/// Copies to the host connection the options that the program has set on its listening socket.
 fn likeness(socket: &Theirs, connection: &OwnedFd, which: Copied) -> Result<Options, Reason> {
-    // It was made so with the promise.
+    // Both have been of one family since the promise.
     if is_ipv6(socket)? != is_ipv6(connection)? {
         return Err(Reason::Failed);
     }
-    // The client has it already: an option that cannot be copied is left as it is.
+    // The client has the connection already, so an option that cannot be copied is left as it is.
     let _ = options::copy(socket, connection, which);
     Options::of(socket).map_err(|_| Reason::Failed)
 }

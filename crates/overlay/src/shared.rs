@@ -1,4 +1,5 @@
-//! What all conversations of a router share: who listens, what is promised to whom, and how much of the router each namespace uses.
+//! The state that all conversations of a router share: the supervisors and their listening sockets,
+//! the promises to other routers, and the number of conversations that each network namespace has.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -32,34 +33,34 @@ use crate::secure::Guard;
 use crate::wire::Ask;
 use crate::worth::Worth;
 
-/// See the module.
+/// The shared state of a router.
 #[derive(Debug)]
 pub(crate) struct Shared {
     loaded: Mutex<Arc<Loaded>>,
     map: Mutex<Mapped>,
     pub(crate) discovery: Discovery,
-    /// A supervisor has come.
+    /// Notified when a supervisor connects.
     pub(crate) supervised: Notify,
     pub(crate) metrics: Metrics,
     pub(crate) errands: Arc<Errands>,
     pub(crate) names: Mutex<Names>,
-    /// None: containers are trusted.
+    /// `None` if containers are trusted.
     pub(crate) guard: Option<Guard>,
     pub(crate) reader: Mutex<Reader>,
     pub(crate) connections: Connections,
     pub(crate) worth: Worth,
     pub(crate) spares: Spares,
-    /// The lines to other routers, and theirs to this one.
+    /// The lines that this router keeps to others. `guests` has those that others keep to it.
     pub(crate) peers: Peers,
     pub(crate) guests: Guests,
-    /// Who has connected from the address of another router's host, and has not shown yet that it has the key.
+    /// Bounds the connections from other hosts that have not proved yet that they have the key.
     pub(crate) unproven: Arc<Gate>,
     state: Mutex<State>,
-    /// A promise, a commitment or an end: whoever waits for one looks again.
+    /// Notified at a promise, a commitment or the end of one. Tasks that wait for one check again.
     pub(crate) changed: Notify,
 }
 
-/// How much there is of what programs bring.
+/// The numbers of objects that programs have caused.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Levels {
     pub(crate) supervisors: usize,
@@ -78,24 +79,26 @@ struct Mapped {
 struct State {
     supervisors: HashMap<u64, Supervisor>,
     next: u64,
-    /// By their cookies.
+    /// Namespaces with supervisors, by cookie, each with the number of its supervisors.
     namespaces: HashMap<u64, (Arc<Namespace>, usize)>,
-    /// By their cookies.
+    /// Supervised listening sockets, by cookie.
     listeners: HashMap<u64, Listener>,
-    /// What was asked for and not offered yet: where, and for whom, by either name.
+    /// The number of Asks that were answered with yes and not yet offered, by destination and
+    /// client. Each Ask is counted under both names of its client.
     asked: HashMap<(SocketAddr, Client), usize>,
-    /// By the cookie of the socket that the server's program accepts.
+    /// Promises, by the cookie of the socket that the server's program accepts.
     promises: HashMap<u64, Promise>,
-    /// Sockets that have been accepted by somebody who waits for an answer.
+    /// Accepted sockets whose supervisor waits for an answer, by cookie.
     waiting: BTreeSet<u64>,
-    /// Sockets that have stayed on the overlay, by their cookies.
+    /// Sockets that have stayed on the overlay, by cookie.
     stayed: BTreeSet<u64>,
     stayed_order: VecDeque<u64>,
-    /// Conversations of each namespace.
+    /// The number of conversations of each namespace.
     shares: HashMap<u64, usize>,
-    /// Conversations that other routers have begun.
+    /// The number of conversations that other routers have begun.
     visitors: usize,
-    /// Whether a namespace is one that only root can have made, by their cookies. That never changes.
+    /// Records for each namespace cookie if only root can have made the namespace. That never
+    /// changes.
     roots: HashMap<u64, bool>,
 }
 
@@ -108,23 +111,24 @@ struct Supervisor {
 struct Listener {
     supervisor: u64,
     namespace: u64,
-    /// Others may listen there as well (SO_REUSEPORT), and the kernel chooses for each connection.
+    /// Other sockets may listen on that port as well (SO_REUSEPORT). The kernel chooses one for
+    /// each connection.
     shares: bool,
-    /// What it accepts are sockets of IPv4.
+    /// The accepted sockets are of the family AF_INET.
     is_ipv4: bool,
 }
 
-/// The listening sockets of which one gets a connection: all are supervised.
+/// The listening sockets that may get a connection. All of them are supervised.
 #[derive(Clone, Debug)]
 pub(crate) struct Takers {
     pub(crate) namespace: Arc<Namespace>,
-    /// Their cookies.
+    /// The cookies of the sockets.
     sockets: Vec<u64>,
-    /// There may be others by the time that the connection is there.
+    /// Other sockets may have joined the port by the time that the connection is established.
     shares: bool,
 }
 
-/// What the server's router has said to the client's.
+/// A promise of this router, the server's, to the client's router.
 #[derive(Debug)]
 struct Promise {
     takers: Takers,
@@ -133,57 +137,61 @@ struct Promise {
     origin: Origin,
     /// The host connection, once it is committed.
     committed: Option<OwnedFd>,
-    /// Whoever has accepted the socket cannot wait any longer.
+    /// Shared with [`Promised`]: set when the supervisor that has accepted the socket stops
+    /// waiting.
     unwanted: Arc<Unwanted>,
-    /// Since when nobody will take it, as it seems.
+    /// The time since which no process seems to be there that could take the connection.
     lost: Option<Instant>,
 }
 
-/// Whether a promise is to be taken back, if it still can be.
+/// A request to withdraw a promise, if that is still possible.
 #[derive(Debug, Default)]
 struct Unwanted {
     is_so: AtomicBool,
     changed: Notify,
 }
 
-/// By what the server's router knows whose connection is coming: its container may have another address than that which was probable, and
-/// nobody may have told yet on which host it is.
+/// A name under which the server's router expects a client's connection. The container may turn out
+/// to have another address than the expected one, and the map may not know its host yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Client {
     Host(IpAddr),
     Container(IpAddr),
 }
 
-/// What the server's router knows of a socket that was accepted.
+/// The state of a socket that was accepted.
 #[derive(Debug)]
 pub(crate) enum Claim {
-    /// It is this host connection's, of a client whose streams begin there.
+    /// Committed: this host connection replaces the socket. The client's first sequence numbers are
+    /// given.
     Taken(OwnedFd, Origin),
-    /// That will be known soon.
+    /// Promised, and not committed yet.
     Promised,
-    /// An offer may be on its way.
+    /// Neither, but an offer may be on its way.
     Expected,
-    /// No.
+    /// There is no host connection for it.
     Unknown,
 }
 
-/// A namespace may have so many conversations under way.
+/// The largest number of conversations that one namespace may have.
 const SHARE: usize = 1024;
-/// So many conversations other routers may have under way.
+/// The largest number of conversations that other routers may have begun.
 const VISITORS: usize = 4096;
-/// So many may have shown nothing yet. Hosts of one overlay are of one network more often than not.
+/// Bounds for connections that have not proved the key. The hosts of one overlay are usually on one
+/// network, so the bound for a network is that for all.
 const UNPROVEN: Shares = Shares { host: 2048, network: 4096, all: 4096, reserved: 0 };
-/// So many listening sockets a supervisor may show.
+/// The largest number of listening sockets that one supervisor may show.
 const LISTENERS: usize = 4096;
-/// So many supervisors a namespace may have.
+/// The largest number of supervisors that one namespace may have.
 const SUPERVISORS: usize = 1024;
-/// So many sockets are remembered to have stayed.
+/// The number of sockets that are remembered as having stayed on the overlay.
 const STAYED: usize = 65_536;
-/// Of so many namespaces it is remembered who made them.
+/// The number of namespaces for which [`Shared::lives_in`] remembers its result.
 const NAMESPACES: usize = 4096;
-/// Whoever has accepted a socket asks for what is committed within this, however busy the machine is; or there is nobody who could.
+/// The time within which a supervisor asks about a socket that its program has accepted, even on a
+/// busy machine. After it, no process is assumed to be there that could ask.
 const ASKS: Duration = Duration::from_secs(15);
-/// A socket that is not found for so long is not there.
+/// The time after which a socket that the kernel does not find is taken to be closed.
 const GONE: Duration = Duration::from_secs(2);
 
 impl Shared {
@@ -219,29 +227,29 @@ impl Shared {
         })
     }
 
-    /// Which options of a container's socket its host connection gets.
+    /// Returns the socket options that are copied from a container's socket to its host connection.
     pub(crate) fn copied(&self) -> Copied {
         if self.guard.is_some() { Copied::Harmless } else { Copied::All }
     }
 
-    /// The configuration as it is now.
+    /// Returns the current configuration.
     pub(crate) fn loaded(&self) -> Arc<Loaded> {
         self.loaded.lock().expect(NEVER).clone()
     }
 
-    /// Which host has which container, as far as is known now.
+    /// Returns the current map of containers to hosts.
     pub(crate) fn map(&self) -> Arc<Map> {
         self.map.lock().expect(NEVER).map.clone()
     }
 
-    /// Another configuration.
+    /// Replaces the configuration.
     pub(crate) fn reload(&self, loaded: Loaded) {
         *self.loaded.lock().expect(NEVER) = Arc::new(loaded);
         let published = self.map.lock().expect(NEVER).published.clone();
         self.publish(published);
     }
 
-    /// What hosts have published. Has a line to each other router from now on.
+    /// Replaces the published part of the map. From now on a line to each other router is kept.
     pub(crate) fn publish(&self, published: Published) {
         let loaded = self.loaded();
         let map = Arc::new(Map::new(&loaded.config, &published));
@@ -249,12 +257,12 @@ impl Shared {
         *self.map.lock().expect(NEVER) = Mapped { map, published };
     }
 
-    /// Those with supervisors.
+    /// Returns the namespaces that have supervisors.
     pub(crate) fn namespaces(&self) -> Vec<Arc<Namespace>> {
         self.state().namespaces.values().map(|(known, _)| known.clone()).collect()
     }
 
-    /// Room for one more conversation of a namespace.
+    /// Reserves room for one more conversation of a namespace.
     pub(crate) fn share(self: &Arc<Shared>, namespace: u64) -> Option<Share> {
         let mut state = self.state();
         let count = state.shares.entry(namespace).or_default();
@@ -265,7 +273,7 @@ impl Shared {
         Some(Share { shared: self.clone(), namespace })
     }
 
-    /// Room for one more conversation of another router.
+    /// Reserves room for one more conversation of another router.
     pub(crate) fn visit(self: &Arc<Shared>) -> Option<Visit> {
         let mut state = self.state();
         if state.visitors >= VISITORS {
@@ -275,7 +283,7 @@ impl Shared {
         Some(Visit(self.clone()))
     }
 
-    /// A supervisor in the namespace of a socket that it has shown.
+    /// Adds a supervisor to the namespace of the socket that it has shown.
     pub(crate) fn supervise(
         self: &Arc<Shared>,
         namespace: u64,
@@ -297,12 +305,13 @@ impl Shared {
         Ok(Supervision { shared: self.clone(), id })
     }
 
-    /// The one with that cookie, while a supervisor is in it.
+    /// Returns the namespace with that cookie while it has a supervisor.
     pub(crate) fn namespace(&self, cookie: u64) -> Option<Arc<Namespace>> {
         self.state().namespaces.get(&cookie).map(|(known, _)| known.clone())
     }
 
-    /// Whether a socket is of that namespace, and the namespace one that only root can have made.
+    /// Checks that the socket belongs to that namespace, and that only root can have made the
+    /// namespace.
     pub(crate) fn lives_in(&self, socket: BorrowedFd<'_>, namespace: u64) -> bool {
         if identity::namespace(socket) != Ok(namespace) {
             return false;
@@ -319,7 +328,7 @@ impl Shared {
         is_roots
     }
 
-    /// Which listening sockets a connection to `destination` may get to.
+    /// Returns the listening sockets that may get a connection to `destination`.
     pub(crate) fn takers(&self, destination: SocketAddr) -> Result<Takers, Reason> {
         let namespaces: Vec<(u64, Arc<Namespace>)> =
             self.state().namespaces.iter().map(|(cookie, (known, _))| (*cookie, known.clone())).collect();
@@ -336,7 +345,7 @@ impl Shared {
             false => vec![found.cookie],
         };
         let state = self.state();
-        // Whoever accepts must be able to ask.
+        // Half of the share is kept free, so that the accepting program can still ask.
         if state.shares.get(&cookie).is_some_and(|count| *count > SHARE / 2) {
             return Err(Reason::Busy);
         }
@@ -351,7 +360,7 @@ impl Shared {
         Ok(Takers { namespace, sockets, shares })
     }
 
-    /// An offer is to be expected until what is returned is dropped.
+    /// Expects an offer until the returned value is dropped.
     pub(crate) fn expect(self: &Arc<Shared>, ask: Ask, host: IpAddr) -> Expected {
         let keys =
             [Client::Host(host), Client::Container(ask.source)].map(|client| (ask.destination, client));
@@ -362,8 +371,9 @@ impl Shared {
         Expected { shared: self.clone(), keys }
     }
 
-    /// Whoever accepts the socket `cookie` gets what is committed, until what is returned is dropped. One of the takers has it, or has
-    /// accepted it.
+    /// Promises the host connection to the process that accepts the socket `cookie`, until the
+    /// returned value is dropped. One of `takers` has that socket in its backlog, or has accepted
+    /// it.
     pub(crate) fn promise(
         self: &Arc<Shared>,
         cookie: u64,
@@ -374,7 +384,7 @@ impl Shared {
         if self.connections.is_full() {
             return Err(Reason::Busy);
         }
-        // It is there, so whoever has it is among those that there are now.
+        // The connection exists by now, so its listener is among the current ones.
         let takers = if takers.shares { self.takers(local)? } else { takers };
         let mut state = self.state();
         if state.stayed.contains(&cookie) {
@@ -403,7 +413,8 @@ impl Shared {
         Ok(Promised { shared: self.clone(), cookie, namespace, unwanted })
     }
 
-    /// What there is for a socket that was accepted, of a connection to that address by that client.
+    /// Returns the state of an accepted socket. `expected` names its connection: destination and
+    /// client.
     pub(crate) fn claim(&self, cookie: u64, expected: Option<(SocketAddr, Client)>) -> Claim {
         let mut state = self.state();
         if let Some(promise) = state.promises.get_mut(&cookie) {
@@ -416,20 +427,23 @@ impl Shared {
         if is_expected { Claim::Expected } else { Claim::Unknown }
     }
 
-    /// A program has accepted the socket, and waits for an answer until what is returned is dropped.
+    /// Notes that a supervisor waits for the answer about an accepted socket, until the returned
+    /// value is dropped.
     pub(crate) fn wait_for(self: &Arc<Shared>, cookie: u64) -> Waiting {
         self.state().waiting.insert(cookie);
         self.changed.notify_waiters();
         Waiting { shared: self.clone(), cookie }
     }
 
-    /// Whether one does, or has been told that the socket stays on the overlay.
+    /// Returns `true` if a supervisor waits for an answer about that socket, or was answered that
+    /// it stays on the overlay.
     pub(crate) fn has_asked(&self, cookie: u64) -> bool {
         let state = self.state();
         state.waiting.contains(&cookie) || state.stayed.contains(&cookie)
     }
 
-    /// The promise is taken back, if it still can be: whoever waits for it is told what has come of that.
+    /// Asks the task that keeps the promise to withdraw it, if that is still possible. `changed` is
+    /// notified when it has decided.
     pub(crate) fn give_up(&self, cookie: u64) {
         if let Some(promise) = self.state().promises.get(&cookie) {
             promise.unwanted.is_so.store(true, Relaxed);
@@ -437,7 +451,7 @@ impl Shared {
         }
     }
 
-    /// The socket stays on the overlay, whatever comes. False: it has been promised meanwhile.
+    /// Keeps the socket on the overlay for good. Returns `false` if it has been promised.
     pub(crate) fn stay(&self, cookie: u64) -> bool {
         let mut state = self.state();
         if state.promises.contains_key(&cookie) {
@@ -454,7 +468,7 @@ impl Shared {
         true
     }
 
-    /// Forgets connections that have ended on the overlay, when there are many.
+    /// Forgets connections that have ended on the overlay, when the table is half full.
     fn forget_stayed(&self) {
         if !self.connections.has_many_stayed() {
             return;
@@ -462,13 +476,14 @@ impl Shared {
         let known: Vec<Arc<Namespace>> =
             self.state().namespaces.values().map(|(known, _)| known.clone()).collect();
         let open: Result<Vec<_>, _> = known.iter().map(|known| known.connections()).collect();
-        // In doubt they are kept.
+        // If the kernel cannot be asked, all are kept.
         if let Ok(open) = open {
             self.connections.retain_stayed(&open.into_iter().flatten().map(|it| it.cookie).collect());
         }
     }
 
-    /// Drops what is committed and cannot be accepted any more, or was by somebody who did not ask; and lets go of what has ended.
+    /// Runs the periodic work: ends promises that no process can accept any more or asks about, and
+    /// forgets connections that have ended.
     pub(crate) fn sweep(&self) {
         let keys = &self.loaded().keys;
         if keys.look_again() {
@@ -556,9 +571,9 @@ pub(crate) struct Supervision {
 }
 
 impl Supervision {
-    /// This listening socket, whose cookie is that, is supervised.
+    /// Adds a supervised listening socket with that cookie.
     pub(crate) fn listen(&self, socket: impl AsFd, cookie: u64, namespace: u64) -> Result<(), Errno> {
-        // In doubt it shares its port.
+        // If the option cannot be read, assume that the port is shared.
         let shares = sockopt::socket_reuseport(&socket).unwrap_or(true);
         let is_ipv4 = sockopt::socket_domain(&socket)? == AddressFamily::INET;
         let mut state = self.shared.state();
@@ -570,7 +585,7 @@ impl Supervision {
         Ok(())
     }
 
-    /// None is any more.
+    /// Removes all listening sockets of this supervisor.
     pub(crate) fn withdraw(&self) {
         self.shared.state().listeners.retain(|_, listener| listener.supervisor != self.id);
     }
@@ -601,7 +616,8 @@ impl Drop for Supervision {
 }
 
 impl Promise {
-    /// Nobody will take it: who has it at the other end is told at once, and not only that it has been closed.
+    /// Resets the connection: no process will take it. A reset is reported to the other end
+    /// immediately; a mere close would leave it able to write.
     fn reset(self) {
         if let Some(connection) = self.committed {
             let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
@@ -609,7 +625,7 @@ impl Promise {
     }
 }
 
-/// See [`Shared::share`].
+/// Room for a conversation, from [`Shared::share`].
 #[derive(Debug)]
 pub(crate) struct Share {
     shared: Arc<Shared>,
@@ -628,7 +644,7 @@ impl Drop for Share {
     }
 }
 
-/// See [`Shared::visit`].
+/// Room for a conversation, from [`Shared::visit`].
 #[derive(Debug)]
 pub(crate) struct Visit(Arc<Shared>);
 
@@ -638,7 +654,7 @@ impl Drop for Visit {
     }
 }
 
-/// See [`Shared::expect`].
+/// An expected offer, from [`Shared::expect`].
 #[derive(Debug)]
 pub(crate) struct Expected {
     shared: Arc<Shared>,
@@ -661,7 +677,7 @@ impl Drop for Expected {
     }
 }
 
-/// See [`Shared::wait_for`].
+/// A waiting supervisor, from [`Shared::wait_for`].
 #[derive(Debug)]
 pub(crate) struct Waiting {
     shared: Arc<Shared>,
@@ -674,12 +690,12 @@ impl Drop for Waiting {
     }
 }
 
-/// See [`Shared::promise`].
+/// A promise that is not committed yet, from [`Shared::promise`].
 #[derive(Debug)]
 pub(crate) struct Promised {
     shared: Arc<Shared>,
     cookie: u64,
-    /// The network namespace of whoever will accept it.
+    /// The network namespace of the accepting program.
     namespace: u64,
     unwanted: Arc<Unwanted>,
 }
@@ -689,14 +705,15 @@ impl Promised {
         self.namespace
     }
 
-    /// Until it is to be taken back.
+    /// Waits until the promise is to be withdrawn.
     pub(crate) async fn is_unwanted(&self) {
         while !self.unwanted.is_so.load(Relaxed) {
             self.unwanted.changed.notified().await;
         }
     }
 
-    /// This is the host connection. None: nobody is left who could accept it, and it is given back.
+    /// Commits the host connection to the promise. Returns it if no process is left that could
+    /// accept it.
     pub(crate) fn commit(self, connection: OwnedFd) -> Option<OwnedFd> {
         let mut state = self.shared.state();
         let Some(promise) = state.promises.get_mut(&self.cookie) else { return Some(connection) };

@@ -1,10 +1,27 @@
-//! What two routers say to each other. Every message has a fixed length and is sealed by a key that is made from all that was said before
-//! it, so that nobody else can read it, and none belongs elsewhere (O4). There are two sorts of conversations at a router's port:
+//! The messages that two routers exchange.
 //!
-//! - A [`Line`] stays. Both ends show at its beginning that they have the key, each with random bytes of its own; so what was recorded is
-//!   worth nothing on another. What stands for all that was said until an Ask is its [`Token`].
-//! - A [`Talk`] is about one connection, on the host connection before it is the programs'. It begins with the token of an Ask, which the
-//!   server's router takes once.
+//! Each message has a fixed length and is sealed with AES-256-GCM. The key of a message is derived
+//! from the cluster's key, the side that sends it and all messages before it (`Chain`). So only
+//! holders of the cluster's key can read a message, and none is valid on another connection, in the
+//! other direction or a second time (invariant O4 of docs/overlay-protocol.md). A router's port
+//! accepts two kinds of connections:
+//!
+//! - A [`Line`] stays open. Both ends begin with random bytes and prove that they have the key, so
+//!   a
+//! recording of one line is useless on another. The chain value after an Ask is that Ask's
+//! [`Token`].
+//! - A [`Talk`] negotiates one host connection, on that connection itself, before the programs get
+//!   it.
+//! It begins with the token of an Ask. The server's router accepts each token once.
+//!
+//! Example: the client's router asks for a connection, and both ends commit to it.
+//!
+//!     client's router                                server's router
+//!     Line: Ask { number: 7, 10.50.2.3:80 } ───────► remembers the token of Ask 7
+//!     Line: ◄─────────────── Answer { number: 7, refused: None }
+//!     Talk: magic, token of Ask 7, sealed Offer ───► takes the token, finds the socket
+//!     Talk: ◄──────────────── nonce, sealed Promise
+//!     Talk: sealed Commit, sent by the supervisor ─► the connection is the programs' from here on
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,93 +40,97 @@ use tokio::time::sleep;
 use crate::lock::lock;
 use crate::reason::Reason;
 
-/// What the first message begins with.
+/// The number of bytes in the magic value with which a connection begins.
 const MAGIC: usize = 8;
 const LINE: [u8; MAGIC] = *b"shuntol\x05";
 const TALK: [u8; MAGIC] = *b"shuntot\x05";
 const NONCE: usize = 32;
 const SIGNATURE: usize = 32;
-/// What stands for all that has been said.
+/// The length of a chain value, which stands for all messages so far.
 const CHAIN: usize = 32;
 
 const HELLO: usize = MAGIC + NONCE;
 const WELCOME: usize = NONCE;
-/// Those of IPv4 are mapped.
+/// The length of an IPv6 address. IPv4 addresses are sent as IPv4-mapped ones.
 const ADDRESS: usize = 16;
-/// An address and a port.
+/// The length of an address and a port.
 const PLACE: usize = ADDRESS + 2;
 const WORD: usize = 2 + 4 + PLACE + ADDRESS;
 const OFFER: usize = PLACE + 4 + 4;
 const PROMISE: usize = 1;
 const COMMIT: usize = 1;
 
-/// The answer that is no reason.
+/// The code of a positive answer. All other codes are those of a [`Reason`].
 const YES: u8 = 0;
 
-/// Who speaks, in keys: nothing that was said can be said back, or elsewhere.
+/// The side that sends a message. It goes into the key, so that no message can be sent back to its
+/// sender or replayed in another role.
 const CLIENT: u8 = 1;
 const SERVER: u8 = 2;
 const CALLER: u8 = 3;
 const CALLED: u8 = 4;
 
-/// So much may wait to be sent: whoever does not read has gone.
+/// The number of unsent bytes at which a line is closed: a peer that lets this much pile up has
+/// stopped reading.
 const BACKLOG: usize = 1 << 20;
 
-/// Why the conversation has ended.
+/// The reason for which an exchange with another router ended.
 #[derive(Debug, Error)]
 pub(crate) enum WireError {
-    /// It is no router, or has another key, or says what has been said elsewhere.
+    /// The peer is no router, has another key, or replays a message of another connection.
     #[error("what it says cannot be read: is it the same key on both hosts?")]
     Stranger,
-    /// It says no.
+    /// The other router refused.
     #[error("the other router says: {}", .0.label())]
     Refused(Reason),
-    /// The connection ended, or is broken.
+    /// The connection ended or failed.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
-/// Which Ask a host connection is for. Nobody without the key can make one, and none is made twice.
+/// Identifies the Ask that a host connection belongs to. Only holders of the key can make one, and
+/// no two Asks have the same token.
 pub(crate) type Token = [u8; CHAIN];
 
-/// What the client's router asks for.
+/// The request of the client's router for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Ask {
     pub(crate) destination: SocketAddr,
-    /// Which address the client will probably have: for the policy to forbid it before anything has been connected. The offer tells.
+    /// The address that the client will probably have. With it the policy can deny the connection
+    /// before anything is connected. The offer carries the actual address.
     pub(crate) source: IpAddr,
 }
 
-/// The client's end of an overlay connection.
+/// The client's end of an overlay connection: its address and its first sequence numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     pub(crate) source: SocketAddr,
     pub(crate) origin: Origin,
 }
 
-/// What is said on a line.
+/// A message on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
-    /// Caller: whether anybody would take a connection.
+    /// Sent by the caller: asks if a supervised listening socket would accept a connection.
     Ask { number: u32, ask: Ask },
-    /// Caller: nothing is offered for that Ask.
+    /// Sent by the caller: no offer will follow that Ask.
     Never { number: u32 },
-    /// Called: the answer. None is yes.
+    /// Sent by the called router: its answer. `None` means yes.
     Answer { number: u32, refused: Option<Reason> },
-    /// Called: the answers until now are not to be counted on any more.
+    /// Sent by the called router: no earlier answer is valid any more.
     Forget { number: u32 },
-    /// Caller: that has been heard.
+    /// Sent by the caller: confirms a Forget.
     Forgotten { number: u32 },
 }
 
-/// What somebody who has connected begins with.
+/// The kind of an accepted connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
     Line,
     Talk,
 }
 
-/// The first bytes of a conversation, as the one who was connected to hears them.
+/// Reads the magic value of an accepted connection.
 pub(crate) async fn opening(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<Opening, WireError> {
     let mut magic = [0; MAGIC];
     stream.read_exact(&mut magic).await?;
@@ -120,17 +141,18 @@ pub(crate) async fn opening(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<
     }
 }
 
-/// What is said by one side, or by both in turns: each message is sealed by a key that is made from those before it.
+/// Stands for all messages so far, of one side or of both in turns. The key of each message is
+/// derived from it.
 #[derive(Clone, Copy, Debug)]
 struct Chain([u8; CHAIN]);
 
 impl Chain {
-    /// Something random is said in the open.
+    /// Adds random bytes that are sent unencrypted.
     fn greet(&mut self, key: &Key, speaker: u8, nonce: &[u8]) {
         self.0 = key.sign(&[&self.0, &[speaker], nonce]);
     }
 
-    /// The message as it is sent.
+    /// Returns the sealed message, and adds it to the chain.
     fn seal(&mut self, key: &Key, speaker: u8, bytes: &[u8]) -> Vec<u8> {
         let mut sealed = bytes.to_vec();
         let seal = key.seal(&[&self.0, &[speaker]], &mut sealed);
@@ -139,7 +161,8 @@ impl Chain {
         sealed
     }
 
-    /// None: by somebody else, or said elsewhere. Then the chain is as before.
+    /// Opens a sealed message and adds it to the chain. Returns `None`, and leaves the chain
+    /// unchanged, if the message has another key or belongs to another place.
     fn open<const LENGTH: usize>(&mut self, key: &Key, speaker: u8, sealed: &[u8]) -> Option<[u8; LENGTH]> {
         let mut bytes = sealed.to_vec();
         let opened = key.open(&[&self.0, &[speaker]], &mut bytes)?;
@@ -149,26 +172,26 @@ impl Chain {
     }
 }
 
-/// A conversation that stays.
+/// A connection between two routers that stays open.
 #[derive(Debug)]
 pub(crate) struct Line {
     stream: TcpStream,
     key: Key,
     own: u8,
     said: Mutex<Said>,
-    /// There is something to be sent, or it is closed.
+    /// Notified when unsent bytes remain, and when the line is closed.
     changed: Notify,
 }
 
 #[derive(Debug)]
 struct Said {
     chain: Chain,
-    /// What the kernel had no room for.
+    /// Sealed bytes for which the socket had no room.
     rest: Vec<u8>,
     is_closed: bool,
 }
 
-/// What was heard on a line.
+/// The receive state of a line.
 #[derive(Debug)]
 pub(crate) struct Ear {
     other: u8,
@@ -176,16 +199,17 @@ pub(crate) struct Ear {
     bytes: Vec<u8>,
 }
 
-/// Whether the kernel is asked what has come.
+/// Selects how [`Line::heard`] reads from the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
-    /// After it has said that something has.
+    /// Reads by way of tokio, which only tries after the reactor has reported the socket readable.
     Told,
-    /// Before.
+    /// Calls `recv` directly, for bytes that the reactor has not reported yet.
     Looking,
 }
 
-/// What has come, though tokio may not know of it yet.
+/// Receives the available bytes without blocking, even if tokio has not seen the socket readable
+/// yet.
 fn look(stream: &TcpStream, bytes: &mut Vec<u8>) -> io::Result<usize> {
     let mut buffer = [0; 4096];
     let (count, _) = rustix::net::recv(stream, &mut buffer, RecvFlags::DONTWAIT)?;
@@ -194,7 +218,7 @@ fn look(stream: &TcpStream, bytes: &mut Vec<u8>) -> io::Result<usize> {
 }
 
 impl Line {
-    /// The one who has connected begins. The key is its choice.
+    /// Opens a line on a connection that this router made, with a key of its choice.
     pub(crate) async fn call(mut stream: TcpStream, key: &Key) -> Result<(Line, Ear), WireError> {
         let hello = [&LINE[..], &nonce()].concat();
         let first = key.sign(&[&[0; SIGNATURE], &[CALLER], &hello]);
@@ -208,7 +232,7 @@ impl Line {
         Ok(Line::new(stream, key, CALLER, CALLED, second))
     }
 
-    /// The other one, after the opening.
+    /// Answers a line that another router opens. [`opening`] has read its magic value.
     pub(crate) async fn answer(mut stream: TcpStream, keys: &Keys) -> Result<(Line, Ear), WireError> {
         let mut rest = [0; HELLO - MAGIC + SIGNATURE];
         stream.read_exact(&mut rest).await?;
@@ -228,12 +252,13 @@ impl Line {
         (line, Ear { other, chain, bytes: Vec::new() })
     }
 
-    /// By which it is sealed.
+    /// Returns the key that seals the messages of this line.
     pub(crate) fn key(&self) -> &Key {
         &self.key
     }
 
-    /// Never waits. Returns its token. None: the line is closed.
+    /// Sends a message without blocking, and returns its token. Returns `None` if the line is
+    /// closed.
     pub(crate) fn say(&self, word: Word) -> Option<Token> {
         let mut said = self.said();
         let bytes = word.bytes();
@@ -257,13 +282,13 @@ impl Line {
         Some(token)
     }
 
-    /// Nothing more is said or heard.
+    /// Closes the line: nothing more is sent or received.
     pub(crate) fn close(&self) {
         self.said().is_closed = true;
         self.changed.notify_one();
     }
 
-    /// The next word, with its token. One at a time hears.
+    /// Waits for the next message, and returns it with its token. One task at a time calls this.
     pub(crate) async fn hear(&self, ear: &mut Ear) -> Result<(Word, Token), WireError> {
         loop {
             if let Some(heard) = self.heard(ear, When::Told)? {
@@ -273,7 +298,7 @@ impl Line {
         }
     }
 
-    /// The next word, if it has come.
+    /// Returns the next message if it has arrived completely.
     pub(crate) fn heard(&self, ear: &mut Ear, when: When) -> Result<Option<(Word, Token)>, WireError> {
         while ear.bytes.len() < WORD + SEAL {
             let received = match when {
@@ -290,7 +315,8 @@ impl Line {
         ear.next(&self.key).map(Some)
     }
 
-    /// Until something may have come. Sends meanwhile what is left over of what others have said.
+    /// Waits until the socket is readable. Meanwhile it sends the bytes that [`Line::say`] had to
+    /// leave.
     pub(crate) async fn ready(&self) -> Result<(), WireError> {
         loop {
             let (has_rest, is_closed) = {
@@ -358,7 +384,7 @@ impl Word {
         bytes
     }
 
-    /// None: another version's.
+    /// Parses a message. Returns `None` for one of another version.
     fn parse(bytes: [u8; WORD]) -> Option<Word> {
         let [kind, code, n1, n2, n3, n4, ..] = bytes;
         let number = u32::from_be_bytes([n1, n2, n3, n4]);
@@ -377,12 +403,12 @@ impl Word {
     }
 }
 
-/// One side of a conversation about one connection, with what stands for all that has been said.
+/// One side of the negotiation of one host connection, with its chain.
 #[derive(Debug)]
 pub(crate) struct Talk<'a, S> {
     stream: S,
     keys: &'a Keys,
-    /// The one of this conversation: the client's choice.
+    /// The key of this negotiation. The client chooses it.
     key: &'a Key,
     chain: Chain,
 }
@@ -392,7 +418,7 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         Talk { stream, keys, key: keys.own(), chain: Chain([0; CHAIN]) }
     }
 
-    /// Not to be read from before what was agreed.
+    /// Returns the stream. The next bytes on it are the programs', once the Commit has been read.
     pub(crate) fn into_stream(self) -> S {
         self.stream
     }
@@ -401,8 +427,8 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         &self.stream
     }
 
-    /// Client: the connection that was asked for is established; whether it is promised. A token is said once, so the key of this is used
-    /// once.
+    /// Client: offers the established overlay connection, and waits for the promise. A token is
+    /// sent once, so the key derived from it seals one message only.
     pub(crate) async fn offer(&mut self, token: Token, offer: Offer) -> Result<(), WireError> {
         let mut bytes = [0; OFFER];
         put_place(&mut bytes, offer.source);
@@ -410,7 +436,7 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         bytes[PLACE + 4..].copy_from_slice(&offer.origin.received.to_be_bytes());
         self.chain = Chain(token);
         let sealed = self.chain.seal(self.key, CLIENT, &bytes);
-        // At once: it is one segment.
+        // One write, so that all of it goes out in one segment.
         self.stream.write_all(&[&TALK[..], &token, &sealed].concat()).await?;
         let mut nonce = [0; NONCE];
         self.stream.read_exact(&mut nonce).await?;
@@ -418,7 +444,8 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         verdict(self.hear::<PROMISE>(SERVER).await?[0])
     }
 
-    /// Server: what is offered, after the opening. It is by one of the keys, and so is everything after it.
+    /// Server: reads the offer that follows the opening, and finds the key that fits. All further
+    /// messages use that key.
     pub(crate) async fn offered(&mut self) -> Result<(Token, Offer), WireError> {
         let (mut token, mut sealed) = ([0; CHAIN], [0; OFFER + SEAL]);
         self.stream.read_exact(&mut token).await?;
@@ -436,8 +463,8 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         Err(WireError::Stranger)
     }
 
-    /// Server: a promise, or none. It has something random before it: an offer that was recorded can be said again, and must not be
-    /// answered by a key that has been used.
+    /// Server: sends a promise or a refusal. A nonce precedes it: a recorded offer can be replayed,
+    /// and its answer must not be sealed by a key that has been used before.
     pub(crate) async fn promise(&mut self, refused: Option<Reason>) -> Result<(), WireError> {
         let nonce = nonce();
         self.chain.greet(self.key, SERVER, &nonce);
@@ -446,13 +473,14 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         Ok(())
     }
 
-    /// Client: the host connection, and the last message, which the supervisor says on it. What follows is the program's.
+    /// Client: returns the host connection and the sealed Commit, which the supervisor sends on it.
+    /// The bytes after the Commit are the program's.
     pub(crate) fn commit(mut self) -> (S, Vec<u8>) {
         let sealed = self.chain.seal(self.key, CLIENT, &[YES]);
         (self.stream, sealed)
     }
 
-    /// Server: waits for that.
+    /// Server: reads the Commit.
     pub(crate) async fn committed(&mut self) -> Result<(), WireError> {
         verdict(self.hear::<COMMIT>(CLIENT).await?[0])
     }
@@ -465,19 +493,21 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
 }
 
 impl Talk<'_, TcpStream> {
-    /// Server: until the last message is there, which is left there. An error: it will not come.
+    /// Server: waits until the Commit has arrived, and leaves it in the socket. Returns an error if
+    /// it will not come.
     pub(crate) async fn commits(&self) -> io::Result<()> {
         loop {
             match self.stream.peek(&mut [0; COMMIT + SEAL]).await? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 count if count == COMMIT + SEAL => return Ok(()),
-                // It is one segment, but for networks that cut it.
+                // Commit is one segment, unless a network splits it. A peek that has some of the
+                // bytes would return immediately again, so this waits a millisecond.
                 _ => sleep(Duration::from_millis(1)).await,
             }
         }
     }
 
-    /// Server: whether it is there, though tokio may not know of it yet.
+    /// Server: returns `true` if the Commit has arrived, even if tokio has not seen it yet.
     pub(crate) fn has_committed(&self) -> bool {
         let looked =
             rustix::net::recv(&self.stream, &mut [0; COMMIT + SEAL], RecvFlags::PEEK | RecvFlags::DONTWAIT);
@@ -543,7 +573,7 @@ mod tests {
         (near, listener.accept().await.unwrap().0)
     }
 
-    /// Both ends of a line.
+    /// Returns both ends of a line.
     async fn line(
         caller: &Keys,
         called: &Keys,
@@ -617,7 +647,7 @@ mod tests {
             Word::Forget { number: 5 },
             Word::Forgotten { number: 6 },
         ];
-        // More than the kernel takes at once.
+        // In total this is more than the socket buffers take.
         for round in 0..2_000 {
             let said = words.map(|word| near.say(word).unwrap());
             if round % 100 == 0 {
@@ -637,7 +667,8 @@ mod tests {
         assert_eq!(near.say(words[0]), None);
     }
 
-    /// What has been said on one line is nothing on another, nor said back or again on the same; and nobody reads it.
+    /// A message of one line is invalid on another line, in the other direction and a second time.
+    /// Its contents are not readable on the wire.
     #[tokio::test]
     async fn what_was_recorded_is_worth_nothing_elsewhere() {
         let keys = key(1);
@@ -676,7 +707,7 @@ mod tests {
         assert!(matches!(line.hear(&mut ear).await, Err(WireError::Stranger)));
     }
 
-    /// An offer that is said again is answered by another key, and what was said after the answer is nothing after that one.
+    /// The answer to a replayed offer has another key, so the recorded Commit does not fit it.
     #[tokio::test]
     async fn an_offer_that_is_said_again_gets_no_further() {
         let keys = key(1);
@@ -714,7 +745,7 @@ mod tests {
         assert_ne!(answers[0][NONCE..], answers[1][NONCE..]);
     }
 
-    /// While the key is changed, routers that speak by either understand each other, whoever has gone how far.
+    /// During a change of keys, routers at neighbouring stages understand each other.
     #[tokio::test]
     async fn two_keys_are_understood_while_one_takes_the_place_of_the_other() {
         let directory = tempfile::tempdir().unwrap();
