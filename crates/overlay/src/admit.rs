@@ -179,8 +179,8 @@ fn expect(mut supervisor: &UnixStream, word: u8) -> std::io::Result<()> {
 }
 
 /// Checks that the process at the other end of a conversation belongs to the host and runs as this
-/// router's user, so that it may be a supervisor. A container has PID and user namespaces of its
-/// own, or its programs are taken for the host's.
+/// router's user, so that it may be a supervisor. A container has a PID or a user namespace of its
+/// own. A process in neither is taken to belong to the host.
 pub(crate) fn is_of_host(socket: &OwnedFd) -> bool {
     let Some(process) = channel::process(socket) else { return false };
     let namespace = |process: &str, kind| {

@@ -1,5 +1,6 @@
-//! Host connections that a router of this host made which has ended since: they go on, and are under the policy of this one. What they are
-//! is known by the names that they were given, which belong to their sockets.
+//! Adopts the host connections of an earlier router on this host. They continue, and this router
+//! applies its policy to them. They are found by the overlay addresses that are stored with their
+//! sockets in the kernel.
 
 use shunt_kernel::names::{self, Named};
 
@@ -10,7 +11,7 @@ use crate::options::Options;
 use crate::policy::Flow;
 use crate::shared::Shared;
 
-/// Enters those that there are.
+/// Adds the existing connections to the table.
 pub(crate) fn connections(shared: &Shared) {
     match names::all() {
         Ok(named) => shared.connections.adopt(named.into_iter().filter_map(|named| of(shared, named))),
@@ -20,7 +21,7 @@ pub(crate) fn connections(shared: &Shared) {
     }
 }
 
-/// None: it is another's, of whatever else gives names.
+/// Describes a named socket as a connection. Returns `None` if it is not this overlay's.
 fn of(shared: &Shared, Named { socket, local, remote }: Named) -> Option<Connection> {
     let loaded = shared.loaded();
     let router = loaded.host().address;

@@ -1,4 +1,4 @@
-//! overlay.toml: the overlay's addresses, and which hosts have which of them. Read whole and checked whole.
+//! Reads and checks overlay.toml: the overlay's addresses, and the hosts that have them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -14,69 +14,73 @@ use thiserror::Error;
 use crate::keys::KeyFile;
 use crate::policy::{Policy, PolicyError};
 
-/// Where `shunt overlay status` asks unless it is told otherwise.
+/// The default path of the control socket, at which `shunt overlay status` asks.
 pub const DEFAULT_CONTROL: &str = "/run/shunt/overlay.sock";
-/// Where `shunt overlay run` finds the router unless it is told otherwise: containers have the directory, and nothing else of the host.
+/// The default path of the router's socket, at which `shunt overlay run` finds it. Its directory is
+/// mounted into containers, and nothing else of the host.
 pub const DEFAULT_SOCKET: &str = "/run/shunt-overlay/router.sock";
 
-/// Everything that can be said. The names in the file are those of the fields, with hyphens.
+/// The configuration. The names in the file are those of the fields, with hyphens.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Config {
-    /// Which of the hosts this is.
+    /// The name of this host.
     pub(crate) name: String,
-    /// The file with the key that all routers of the overlay share, and perhaps the one before or after it.
+    /// The path of the routers' key file. During a change of keys it also holds the next or the
+    /// former one.
     pub(crate) key: PathBuf,
-    /// The addresses of the overlay, of either family: connections to others are nobody's business.
+    /// The addresses of the overlay, of either family. Connections to other addresses are left
+    /// alone.
     #[serde(deserialize_with = "prefixes")]
     pub(crate) prefixes: Vec<IpNet>,
-    /// All hosts, this one among them.
+    /// All hosts, including this one.
     #[serde(rename = "host")]
     pub(crate) hosts: Vec<Host>,
-    /// Where hosts publish which containers they have.
+    /// The etcd in which hosts publish their containers.
     pub(crate) etcd: Option<Etcd>,
-    /// Where supervisors ask.
+    /// The path of the socket for supervisors.
     #[serde(default = "default_socket")]
     pub(crate) socket: PathBuf,
-    /// Containers are not trusted: what they get of the host's network is good for their connections only.
+    /// Containers are not trusted: the host's sockets that they get serve for their connections
+    /// only.
     #[serde(default = "default_secure")]
     pub(crate) secure: bool,
-    /// The policy from the start on.
+    /// The policy file.
     pub(crate) policy: Option<PathBuf>,
-    /// Where `shunt overlay status` asks.
+    /// The path of the control socket, at which `shunt overlay status` asks.
     #[serde(default = "default_control")]
     pub(crate) control: PathBuf,
-    /// Where Prometheus asks, if it does.
+    /// The address of the page for Prometheus.
     pub(crate) metrics: Option<SocketAddr>,
-    /// How long the router of another host may take to answer.
+    /// The time that the router of another host may take to answer.
     #[serde(default = "default_ask")]
     pub(crate) ask_ms: u64,
-    /// Connections that are over before moving them has paid are moved as well.
+    /// Connections are moved even if the previous ones were too short to repay it.
     #[serde(default)]
     pub(crate) move_brief: bool,
-    /// How long one end waits for the other end's program.
+    /// The time that one end waits for the other end's program.
     #[serde(default = "default_patience")]
     pub(crate) patience_ms: u64,
-    /// How long connect waits for a program that does not block.
+    /// The time that connect waits for a non-blocking program.
     #[serde(default = "default_hold")]
     pub(crate) hold_ms: u64,
 }
 
-/// Where it is, and what of it is the routers'.
+/// The etcd cluster, and the routers' part of it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Etcd {
-    /// The members of the cluster, as many as are to be tried.
+    /// The members of the cluster that are tried.
     pub(crate) endpoints: Vec<Endpoint>,
-    /// What every key begins with.
+    /// The prefix of all keys.
     #[serde(default = "default_prefix")]
     pub(crate) prefix: String,
-    /// For how long a host that says nothing any more is believed to be there.
+    /// The time after which the entries of a silent host expire.
     #[serde(default = "default_lease")]
     pub(crate) lease_s: u64,
 }
 
-/// Host and port, in the file as http://HOST:PORT.
+/// Host and port. The file has them as http://HOST:PORT.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Endpoint(pub(crate) String);
@@ -107,48 +111,48 @@ impl From<Endpoint> for String {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Host {
-    /// What `name` refers to.
+    /// The name of the host.
     pub(crate) name: String,
-    /// Its own address and the port at which its router listens.
+    /// The host's own address, and the port of its router.
     pub(crate) address: SocketAddr,
     /// The overlay addresses of its containers.
     #[serde(deserialize_with = "prefixes")]
     pub(crate) containers: Vec<IpNet>,
 }
 
-/// What is wrong with a configuration.
+/// An error in a configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{path}: {source}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: std::io::Error,
     },
-    /// It does not say what it should, and where.
+    /// The file has a syntax error or an unknown field.
     #[error("{0}")]
     Parse(#[from] Box<toml::de::Error>),
-    /// The key cannot be used.
+    /// The key file cannot be used.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The policy cannot be used.
+    /// The policy file cannot be used.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// Its parts contradict each other.
+    /// Parts of the configuration contradict each other.
     #[error("{0}")]
     Contradiction(String),
 }
 
-/// A configuration that is whole, with its keys and its policy.
+/// A complete configuration, with its keys and its policy.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) config: Config,
     pub(crate) keys: Arc<KeyFile>,
-    /// The one to start with.
+    /// The initial policy.
     pub(crate) policy: Policy,
-    /// The place of this host among the hosts.
+    /// The index of this host in the hosts.
     pub(crate) own: usize,
 }
 
@@ -166,7 +170,8 @@ impl Loaded {
         &self.config.hosts[self.own]
     }
 
-    /// With what another reading of the file says, as far as that can change while a router runs. The names of what cannot.
+    /// Combines this configuration with a newly read one, as far as it can change while a router
+    /// runs. Also returns the names of the settings that keep their values.
     pub(crate) fn renewed(&self, read: Loaded) -> (Loaded, Vec<&'static str>) {
         let (old, new) = (&self.config, &read.config);
         let differs = [
@@ -186,7 +191,7 @@ impl Loaded {
         let kept: Vec<_> =
             differs.into_iter().filter_map(|(name, differs)| differs.then_some(name)).collect();
         if kept.iter().any(|name| ["name", "this host's address"].contains(name)) {
-            // Which host this is, is what the rest of it is about.
+            // All other settings belong to the host of that name, so none of them is taken over.
             let same =
                 Loaded { config: old.clone(), keys: self.keys.clone(), policy: read.policy, own: self.own };
             return (same, kept);
@@ -206,7 +211,7 @@ impl Config {
         Duration::from_millis(self.patience_ms)
     }
 
-    /// The place of this host.
+    /// Checks the configuration, and returns the index of this host.
     fn check(&self) -> Result<usize, String> {
         if self.prefixes.is_empty() {
             return Err(
@@ -309,7 +314,7 @@ impl Host {
     }
 }
 
-/// Prefixes as 10.50.0.0/16, or single addresses.
+/// Parses prefixes such as 10.50.0.0/16, and single addresses.
 fn prefixes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;
     let parse = |text: &String| {

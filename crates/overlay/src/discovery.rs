@@ -1,6 +1,12 @@
-//! Where containers are, by way of etcd: each router publishes its host, and the addresses of the containers in which it has supervisors,
-//! under a lease; and sees what the others have published. What was seen last is kept while etcd cannot be reached. Everything is signed
-//! with the key of the routers (O4): whoever else may write to etcd can take something away, and no more.
+//! Finds containers by way of etcd. Each router publishes its host, and the addresses of the
+//! containers in which it has supervisors, under a lease; and it watches the entries of the others.
+//! While etcd is unreachable, the last known entries stay valid.
+//!
+//! All values are signed with the routers' key (O4). Another writer to etcd can remove entries, but
+//! not add or change any.
+//!
+//!     PREFIX/host/NAME            HMAC of key and value, router address
+//!     PREFIX/container/ADDRESS    HMAC of key and value, NAME of its host
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -17,29 +23,30 @@ use crate::lock::lock;
 use crate::map::Published;
 use crate::shared::Shared;
 
-/// See the module.
+/// The state of publishing and watching, for the report.
 #[derive(Debug, Default)]
 pub(crate) struct Discovery(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// What the others are told about this host ends with it.
+    /// The lease of this host's entries. They are removed when it ends.
     lease: Option<(Etcd, i64)>,
     is_watching: bool,
     is_published: bool,
     entries: usize,
-    /// Without a right signature, since the router began.
+    /// The number of values without a valid signature since the router started.
     strange: u64,
 }
 
-/// How often it is looked which containers there are.
+/// The interval at which the list of containers is refreshed.
 const LOOK: Duration = Duration::from_millis(500);
-/// A container without a supervisor is published for so long: the next program may have one again.
+/// The time for which a container stays published without a supervisor. Its next program may have
+/// one again.
 const LINGER: Duration = Duration::from_secs(30);
-/// etcd is not asked again sooner than this after it has failed, nor later than that.
+/// The shortest and the longest pause after a failure of etcd.
 const PAUSE: Duration = Duration::from_millis(200);
 const LONG_PAUSE: Duration = Duration::from_secs(5);
-/// A router that ends does not wait longer for etcd.
+/// The time that a router which ends waits for etcd.
 const PARTING: Duration = Duration::from_secs(1);
 
 impl Discovery {
@@ -53,7 +60,7 @@ impl Discovery {
         })
     }
 
-    /// Nothing is published of this host any more.
+    /// Removes all entries of this host.
     pub(crate) async fn withdraw(&self) {
         let lease = self.state().lease.take();
         if let Some((etcd, lease)) = lease {
@@ -66,12 +73,12 @@ impl Discovery {
     }
 }
 
-/// Publishes and sees, for ever.
+/// Publishes and watches, for ever.
 pub(crate) async fn run(shared: &Arc<Shared>, etcd: &config::Etcd) {
     tokio::join!(keep_publishing(shared, etcd), keep_watching(shared, etcd));
 }
 
-/// Tries each etcd in turn, and again.
+/// Cycles through the etcd endpoints, with pauses after failures.
 struct Turns<'a> {
     endpoints: std::iter::Cycle<std::slice::Iter<'a, config::Endpoint>>,
     pause: Duration,
@@ -104,7 +111,7 @@ async fn keep_watching(shared: &Arc<Shared>, etcd: &config::Etcd) {
     }
 }
 
-/// Until etcd fails.
+/// Watches all entries until etcd fails.
 async fn watch(shared: &Arc<Shared>, etcd: &Etcd, prefix: &str, turns: &mut Turns<'_>) -> EtcdError {
     let begun = async {
         let snapshot = etcd.range(prefix).await?;
@@ -135,7 +142,7 @@ async fn watch(shared: &Arc<Shared>, etcd: &Etcd, prefix: &str, turns: &mut Turn
     }
 }
 
-/// What has been seen of others and of this host itself.
+/// The valid entries that have been seen, including those of this host.
 struct Seen<'a> {
     prefix: &'a str,
     keys: Arc<Keys>,
@@ -149,13 +156,13 @@ enum Entry {
 }
 
 impl Seen<'_> {
-    /// Whether it is what a router publishes, or nothing any more.
+    /// Applies a change. Returns `false` if its value is not one that a router publishes.
     fn take(&mut self, stored: &Stored) -> bool {
         let entry = self.read(stored);
         let is_known = entry.is_some() || stored.value.is_empty();
         match entry {
             Some(entry) => drop(self.entries.insert(stored.key.clone(), entry)),
-            // It has taken the place of what was there.
+            // The invalid value has replaced the valid one.
             None => drop(self.entries.remove(&stored.key)),
         }
         is_known
@@ -193,14 +200,15 @@ async fn keep_publishing(shared: &Arc<Shared>, etcd: &config::Etcd) {
         let ended = publish(shared, &client, etcd, &mut turns).await;
         shared.discovery.state().is_published = false;
         match ended {
-            // The lease has ended, as after a pause of this machine, or all is to be signed anew.
+            // The lease has expired, for example while the machine was suspended; or the key has
+            // changed.
             Ok(()) => {}
             Err(error) => tracing::debug!(%error, "etcd cannot be told about this host"),
         }
     }
 }
 
-/// Until the lease ends, or there is another key to sign by, or etcd fails.
+/// Publishes this host until the lease ends, the key changes or etcd fails.
 async fn publish(
     shared: &Arc<Shared>,
     client: &Etcd,
@@ -230,7 +238,8 @@ async fn publish(
         let gone: Vec<IpAddr> =
             published.iter().filter(|(_, seen)| seen.elapsed() > LINGER).map(|(gone, _)| *gone).collect();
         for container in gone {
-            // It may be another host's by now.
+            // Deleted only if the value is still this host's: another host may have published the
+            // container since.
             let at = format!("{}{CONTAINER}/{container}", etcd.prefix);
             client.delete(&at, &sealed(key, &at, name)).await?;
             published.remove(&container);
@@ -248,7 +257,7 @@ async fn publish(
     }
 }
 
-/// The overlay's addresses in the namespaces that have supervisors.
+/// Returns the overlay addresses in all namespaces that have supervisors.
 async fn containers(shared: &Arc<Shared>) -> BTreeSet<IpAddr> {
     let (namespaces, prefixes) = (shared.namespaces(), shared.loaded().config.prefixes.clone());
     let listed = tokio::task::spawn_blocking(move || {
@@ -258,7 +267,7 @@ async fn containers(shared: &Arc<Shared>) -> BTreeSet<IpAddr> {
     listed.await.unwrap_or_default()
 }
 
-/// What is stored under a key.
+/// Returns the stored form of a value: its signature and the value.
 fn sealed(key: &Key, at: &str, body: &str) -> String {
     format!("{} {body}", to_hex(&signature(key, at, body)))
 }
@@ -269,7 +278,8 @@ fn unsealed<'a>(key: &Key, stored: &'a Stored) -> Option<&'a str> {
 }
 
 fn signature(key: &Key, at: &str, body: &str) -> [u8; 32] {
-    // What it is, so that nothing of it could be said on a line; and where one part ends.
+    // The first part separates these signatures from all others that use this key. The length marks
+    // the end of the etcd key.
     key.sign(&[b"shunt overlay etcd", &(at.len() as u64).to_be_bytes(), at.as_bytes(), body.as_bytes()])
 }
 
@@ -298,7 +308,7 @@ mod tests {
         let published = seen.published();
         assert_eq!(published.hosts, [("a".to_owned(), "192.168.0.1:7450".parse().unwrap())].into());
         assert_eq!(published.containers, [("10.50.1.2".parse().unwrap(), "a".to_owned())].into());
-        // Somebody else writes there, and it is deleted.
+        // Another writer replaces one value, and another entry is deleted.
         assert!(!seen.take(&stored(container, "rubbish".to_owned())));
         assert!(seen.take(&stored(host, String::new())));
         assert_eq!(seen.published(), Published::default());

@@ -1,4 +1,4 @@
-//! A new policy, and what becomes of the connections that it does not permit.
+//! Applies a new policy, and ends the connections that it forbids.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -16,16 +16,19 @@ use crate::policy::Policy;
 use crate::published;
 use crate::shared::Shared;
 
-/// So many threads end the connections of a network namespace: a program can hold up one for each socket whose lock it holds.
+/// The number of threads that end connections of one network namespace. A program can block one of
+/// them for each socket whose lock it holds.
 const WORKERS: usize = 4;
 
-/// Has the policy hold from now on, and ends what it forbids. Returns when that has been done.
+/// Replaces the policy and ends the connections that the new one forbids. Returns a report when all
+/// of that is done.
 pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
     let began = Instant::now();
     let rules = policy.rules();
     published::publish(&shared.loaded().config, &policy);
     let Changes { forbidden, stayed, shapes } = shared.connections.replace(policy);
-    // None begins what this policy forbids because the one before did not.
+    // Wait until all routers have forgotten their answers. Until then a connection could begin that
+    // only the former policy permits.
     shared.guests.forget(shared.loaded().config.ask()).await;
     let mut doomed = on_host(forbidden);
     doomed.extend(on_overlay(shared, stayed));
@@ -52,7 +55,7 @@ pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
     })
 }
 
-/// What holds, and how many connections by which rule.
+/// Returns the policy, and the number of connections that each rule permits.
 pub(crate) fn report(shared: &Shared) -> Value {
     let policy = shared.connections.policy();
     let counts = shared.connections.by_rule();
@@ -65,17 +68,17 @@ pub(crate) fn report(shared: &Shared) -> Value {
     })
 }
 
-/// Ends a connection that has been made on the overlay and should not have been.
+/// Ends a connection that was established on the overlay although the policy forbids it.
 pub(crate) async fn end_overlay(shared: &Arc<Shared>, namespace: u64, cookie: u64) {
     let doomed = on_overlay(shared, HashMap::from([(namespace, HashSet::from([cookie]))]));
     end(shared, doomed).await;
 }
 
-/// Connections that are to end, of the programs in one network namespace.
+/// Connections to be ended, of the programs in one network namespace.
 struct Doomed {
     namespace: u64,
     places: Vec<Place>,
-    /// They are in that namespace, and not in the host's.
+    /// The namespace, if the sockets are in it. `None` if they are in the host's.
     inside: Option<Arc<Namespace>>,
 }
 
@@ -83,11 +86,11 @@ fn on_host(forbidden: HashMap<u64, Vec<Place>>) -> Vec<Doomed> {
     forbidden.into_iter().map(|(namespace, places)| Doomed { namespace, places, inside: None }).collect()
 }
 
-/// Finds sockets that stayed on the overlay, as far as they are connected.
+/// Finds the sockets that stayed on the overlay and are still connected.
 fn on_overlay(shared: &Shared, stayed: HashMap<u64, HashSet<u64>>) -> Vec<Doomed> {
     let mut doomed = Vec::new();
     for (namespace, cookies) in stayed {
-        // Without a supervisor in it there is no program of ours.
+        // Without a supervisor in the namespace, no supervised program is left there.
         let Some(known) = shared.namespace(namespace) else { continue };
         match known.connections() {
             Ok(open) => {
@@ -101,11 +104,11 @@ fn on_overlay(shared: &Shared, stayed: HashMap<u64, HashSet<u64>>) -> Vec<Doomed
     doomed
 }
 
-/// What has come of ending connections.
+/// The results of ending connections.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ended {
     ended: usize,
-    /// They had ended already.
+    /// The number of connections that had ended already.
     gone: usize,
 }
 
@@ -127,7 +130,8 @@ async fn end(shared: &Arc<Shared>, doomed: Vec<Doomed>) -> Ended {
     *ended.lock().expect(NEVER)
 }
 
-/// Gives connections in use what the policy says of them now. Returns how many have it.
+/// Sets the options of open connections to those of the new policy. Returns the number of
+/// connections that have them.
 async fn change(shared: &Shared, shapes: HashMap<u64, Shape>) -> usize {
     if shapes.is_empty() {
         return 0;

@@ -1,4 +1,5 @@
-//! A client of etcd's, as far as routers need one: its JSON gateway over HTTP, one connection for each call.
+//! A small etcd client for routers. It uses etcd's JSON gateway over HTTP, with one connection per
+//! call.
 
 use std::time::Duration;
 
@@ -15,69 +16,70 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// etcd answers within this, or is taken for dead.
+/// The time after which an etcd that has not answered is taken to be down.
 const LIMIT: Duration = Duration::from_secs(3);
-/// A watch says at least so often that it is there.
+/// The time after which a silent watch is taken to be dead. etcd sends progress notifications more
+/// often.
 const QUIET: Duration = Duration::from_secs(30);
-/// No message of a watch is longer.
+/// The largest message of a watch, in bytes.
 const LONGEST: usize = 16 << 20;
-/// No answer is longer: that many bytes are some 200,000 containers.
+/// The largest answer, in bytes. It has room for some 200,000 containers.
 const ANSWER: usize = 64 << 20;
-/// What is read of why etcd refuses something.
+/// The number of bytes that are read of an error message.
 const REFUSAL: usize = 16 << 10;
 
-/// Where one is, as host and port.
+/// An etcd endpoint: host and port.
 #[derive(Clone, Debug)]
 pub(crate) struct Etcd {
     endpoint: String,
 }
 
-/// Why there is no answer.
+/// The reason for which there is no answer.
 #[derive(Debug, Error)]
 pub(crate) enum EtcdError {
-    /// It cannot be reached, or ends the connection.
+    /// etcd cannot be reached, or has closed the connection.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// It does not speak HTTP.
+    /// The other side does not speak HTTP.
     #[error("{0}")]
     Http(#[from] hyper::Error),
-    /// It takes too long.
+    /// etcd did not answer in time.
     #[error("it does not answer")]
     Late,
-    /// It says no.
+    /// etcd refused the request.
     #[error("{0}")]
     Refused(String),
-    /// It says more than all routers together have to say.
+    /// The answer is longer than the entries of all routers together could be.
     #[error(
         "it answers with more than {0} bytes: only routers should write below the prefix of the configuration; see what is there with `etcdctl get --prefix --keys-only`, and delete it or choose another prefix"
     )]
     Long(usize),
-    /// It says what etcd does not say.
+    /// The answer is not one of etcd's.
     #[error("this is no answer of etcd's: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// What was to be seen is not kept any more.
+    /// etcd has ended the watch, because it no longer has the revisions.
     #[error("it has ended the watch: {0}")]
     Ended(String),
 }
 
-/// What is stored under a key.
+/// A key and its value.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct Stored {
     #[serde(deserialize_with = "text")]
     pub(crate) key: String,
-    /// Nothing: it has been deleted.
+    /// Empty if the key was deleted.
     #[serde(default, deserialize_with = "text")]
     pub(crate) value: String,
 }
 
-/// Everything under a prefix, at a revision.
+/// All keys with a prefix, at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     pub(crate) revision: i64,
     pub(crate) stored: Vec<Stored>,
 }
 
-/// What becomes of keys.
+/// A stream of changes.
 #[derive(Debug)]
 pub(crate) struct Watch {
     body: Incoming,
@@ -89,7 +91,7 @@ impl Etcd {
         Etcd { endpoint: endpoint.to_owned() }
     }
 
-    /// A lease of so many seconds; its number.
+    /// Grants a lease of so many seconds, and returns its id.
     pub(crate) async fn grant(&self, seconds: u64) -> Result<i64, EtcdError> {
         #[derive(Deserialize)]
         struct Granted {
@@ -99,7 +101,7 @@ impl Etcd {
         self.ask::<Granted>("/v3/lease/grant", json!({ "TTL": seconds })).await.map(|granted| granted.id)
     }
 
-    /// Whether the lease goes on. False: it has ended, and what was under it is gone.
+    /// Renews a lease. Returns `false` if it has ended, and its keys with it.
     pub(crate) async fn keep_alive(&self, lease: i64) -> Result<bool, EtcdError> {
         #[derive(Deserialize)]
         struct Kept {
@@ -114,7 +116,7 @@ impl Etcd {
         Ok(kept.result.seconds > 0)
     }
 
-    /// Gives a lease back, with all that is under it.
+    /// Revokes a lease, and so deletes its keys.
     pub(crate) async fn revoke(&self, lease: i64) -> Result<(), EtcdError> {
         self.ask::<Value>("/v3/lease/revoke", json!({ "ID": lease })).await.map(drop)
     }
@@ -124,7 +126,7 @@ impl Etcd {
         self.ask::<Value>("/v3/kv/put", put).await.map(drop)
     }
 
-    /// If it has that value.
+    /// Deletes a key if it has that value.
     pub(crate) async fn delete(&self, key: &str, value: &str) -> Result<(), EtcdError> {
         let key = encoded(key);
         let compare = json!([{ "key": key, "target": "VALUE", "value": encoded(value) }]);
@@ -132,7 +134,7 @@ impl Etcd {
         self.ask::<Value>("/v3/kv/txn", json!({ "compare": compare, "success": success })).await.map(drop)
     }
 
-    /// All keys that begin with `prefix`.
+    /// Returns all keys that begin with `prefix`.
     pub(crate) async fn range(&self, prefix: &str) -> Result<Snapshot, EtcdError> {
         #[derive(Deserialize)]
         struct Ranged {
@@ -145,7 +147,7 @@ impl Etcd {
         Ok(Snapshot { revision: header.revision, stored: kvs })
     }
 
-    /// What becomes of them after a revision.
+    /// Watches these keys for changes after a revision.
     pub(crate) async fn watch(&self, prefix: &str, after: i64) -> Result<Watch, EtcdError> {
         let create = json!({
             "key": encoded(prefix),
@@ -170,7 +172,7 @@ impl Etcd {
             let stream = TcpStream::connect(&self.endpoint).await?;
             let (mut sender, connection) =
                 hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-            // It ends with the body of its one answer.
+            // The task ends with the body of the one answer on this connection.
             tokio::spawn(connection);
             let request = Request::post(path)
                 .header(HOST, &self.endpoint)
@@ -193,7 +195,8 @@ impl Etcd {
     }
 }
 
-/// Collects what etcd answers, as long as that is no more than `limit` bytes: whoever has taken its place must not take this host's memory.
+/// Collects an answer of at most `limit` bytes. A process that answers in place of etcd must not be
+/// able to exhaust this host's memory.
 async fn collect(answer: Response<Incoming>, limit: usize) -> Result<Bytes, EtcdError> {
     match Limited::new(answer.into_body(), limit).collect().await {
         Ok(body) => Ok(body.to_bytes()),
@@ -206,7 +209,7 @@ async fn collect(answer: Response<Incoming>, limit: usize) -> Result<Bytes, Etcd
 }
 
 impl Watch {
-    /// What has changed, one after the other; nothing, if it only says that it is there.
+    /// Waits for the next changes, in order. Returns none for a progress notification.
     pub(crate) async fn next(&mut self) -> Result<Vec<Stored>, EtcdError> {
         #[derive(Deserialize)]
         struct Line {
@@ -268,24 +271,24 @@ fn encoded(text: &str) -> String {
     BASE64_STANDARD.encode(text)
 }
 
-/// The first key that does not begin with `prefix`.
+/// Returns the end of the range: the first key that is larger than all that begin with `prefix`.
 fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
-    // No byte of a text is the largest one.
+    // No byte of UTF-8 text is 255, so this cannot overflow.
     if let Some(last) = end.last_mut() {
         *last += 1;
     }
     end
 }
 
-/// The gateway writes bytes in base 64.
+/// Decodes a text. The gateway writes bytes in base 64.
 fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     use serde::de::Error;
     let bytes = BASE64_STANDARD.decode(String::deserialize(deserializer)?).map_err(D::Error::custom)?;
     String::from_utf8(bytes).map_err(D::Error::custom)
 }
 
-/// And numbers of 64 bits as text.
+/// Parses a number. The gateway writes 64-bit numbers as text.
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
     use serde::de::Error;
     String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
@@ -298,7 +301,7 @@ mod tests {
 
     use super::*;
 
-    /// What answers every question with that status, and goes on for ever with what is no line.
+    /// Starts a server that answers with that status and an endless body without a newline.
     async fn endless(status: &'static str) -> Etcd {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let etcd = Etcd::new(&listener.local_addr().unwrap().to_string());

@@ -1,4 +1,4 @@
-//! The keys of this host's router, which somebody may change while it runs: the file is looked at each second.
+//! The router's keys. Their file may change while the router runs, and is checked every second.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +9,7 @@ use shunt_key::{KeyError, Keys};
 
 use crate::lock::lock;
 
-/// See the module.
+/// The key file, with the keys read from it.
 #[derive(Debug)]
 pub(crate) struct KeyFile {
     path: PathBuf,
@@ -22,7 +22,7 @@ struct State {
     version: Version,
 }
 
-/// Another one, if any of these is.
+/// Identifies a version of the file. The file has changed if any of these fields differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Version {
     inode: u64,
@@ -32,19 +32,21 @@ struct Version {
 
 impl KeyFile {
     pub(crate) fn read(path: &Path) -> Result<KeyFile, KeyError> {
-        // Before its content: what comes in between is noticed later.
+        // Read before the content, so that a later change is noticed.
         let version = version(path);
         let keys = Arc::new(Keys::read(path)?);
         let version = version.map_err(|source| KeyError::File { path: path.to_owned(), source })?;
         Ok(KeyFile { path: path.to_owned(), state: Mutex::new(State { keys, version }) })
     }
 
-    /// Those that hold now. A conversation about a connection goes on by those with which it began.
+    /// Returns the current keys. An exchange about a connection ends with the keys with which it
+    /// began.
     pub(crate) fn now(&self) -> Arc<Keys> {
         lock(&self.state).keys.clone()
     }
 
-    /// Takes others, if the file has changed; whether it has. What is no key, or gone, changes nothing.
+    /// Reads the keys again if the file has changed, and returns `true` if there are new ones. A
+    /// file that is missing or holds no key changes nothing.
     pub(crate) fn look_again(&self) -> bool {
         let mut state = lock(&self.state);
         let Ok(version) = version(&self.path) else { return false };

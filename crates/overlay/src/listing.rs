@@ -1,5 +1,5 @@
-//! The connections that supervised programs of this host have now: whose end, on which road, and why, for `shunt status` and
-//! `shunt explain`.
+//! Lists the current connections of supervised programs on this host, for `shunt status` and `shunt
+//! explain`: the end, the network path and the reason for it.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -10,10 +10,10 @@ use shunt_kernel::names;
 use crate::metrics::End;
 use crate::shared::Shared;
 
-/// So many are listed; the others are counted.
+/// The number of connections that are listed. The others are only counted.
 const MOST: usize = 4096;
 
-/// Those of both roads. What has ended meanwhile is left out.
+/// Lists the connections on both paths, without those that have ended meanwhile.
 pub(crate) fn report(shared: &Shared) -> Value {
     let mut listed = on_host(shared);
     listed.extend(on_overlay(shared));
@@ -23,7 +23,7 @@ pub(crate) fn report(shared: &Shared) -> Value {
 }
 
 fn on_host(shared: &Shared) -> Vec<Value> {
-    // As the programs have them.
+    // The addresses that the programs see.
     let named = names::all().unwrap_or_default();
     let named: HashMap<u64, (SocketAddr, SocketAddr)> =
         named.into_iter().map(|named| (named.socket.cookie, (named.local, named.remote))).collect();
@@ -44,7 +44,7 @@ fn on_host(shared: &Shared) -> Vec<Value> {
 fn on_overlay(shared: &Shared) -> Vec<Value> {
     let mut listed = Vec::new();
     for (namespace, stayed) in shared.connections.on_overlay() {
-        // Without a supervisor in it there is no program of ours.
+        // Without a supervisor in the namespace, no supervised program is left there.
         let Some(open) = shared.namespace(namespace).and_then(|known| known.connections().ok()) else {
             continue;
         };

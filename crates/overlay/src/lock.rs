@@ -1,8 +1,8 @@
-//! The locks of this crate.
+//! The locking of mutexes in this crate.
 
 use std::sync::{Mutex, MutexGuard};
 
-/// Waits for one.
+/// Locks a mutex.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("nobody panics while it is locked")
 }

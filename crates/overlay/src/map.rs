@@ -1,4 +1,4 @@
-//! Which host has which container: what the hosts have published last, and what the file says where they have published nothing.
+//! The map of containers to hosts: from published entries, or else from the configuration.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -7,27 +7,27 @@ use ipnet::IpNet;
 
 use crate::config::Config;
 
-/// See the module.
+/// The map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Map {
     hosts: BTreeMap<String, Place>,
-    /// What was published, by containers.
+    /// The published host names, by container address.
     containers: HashMap<IpAddr, String>,
 }
 
-/// Of a host.
+/// The router of a host, and the configured addresses of its containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     router: SocketAddr,
     containers: Vec<IpNet>,
 }
 
-/// What hosts have published.
+/// The entries that hosts have published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Published {
-    /// Their routers.
+    /// The addresses of their routers, by host name.
     pub(crate) hosts: BTreeMap<String, SocketAddr>,
-    /// Which of them has a container.
+    /// The host name of each container.
     pub(crate) containers: HashMap<IpAddr, String>,
 }
 
@@ -49,7 +49,7 @@ impl Map {
             let is_taken =
                 hosts.iter().any(|(other, place)| other != name && place.router.ip() == router.ip());
             let is_other_family = hosts.values().any(|place| place.router.is_ipv4() != router.is_ipv4());
-            // What this host is, its file says; and one address is one host's.
+            // The configuration decides about this host, and an address belongs to one host only.
             if *name == config.name || is_taken || is_other_family {
                 continue;
             }
@@ -61,7 +61,7 @@ impl Map {
         Map { hosts, containers: published.containers.clone() }
     }
 
-    /// The host that has a container.
+    /// Returns the host that has a container.
     pub(crate) fn host_of(&self, container: IpAddr) -> Option<Known> {
         let has = |place: &Place| place.containers.iter().any(|prefix| prefix.contains(&container));
         let published = self.containers.get(&container).and_then(|name| self.hosts.get_key_value(name));
@@ -69,12 +69,12 @@ impl Map {
         found.map(|(name, place)| Known { name: name.clone(), router: place.router })
     }
 
-    /// Whether a router has that address.
+    /// Returns `true` if a router has that address.
     pub(crate) fn has_host(&self, address: IpAddr) -> bool {
         self.hosts.values().any(|place| place.router.ip() == address)
     }
 
-    /// The routers of all hosts but that one.
+    /// Returns the routers of all hosts except that one.
     pub(crate) fn routers_but(&self, own: &str) -> HashSet<SocketAddr> {
         let others = self.hosts.iter().filter(|(name, _)| *name != own);
         others.map(|(_, place)| place.router).collect()

@@ -1,4 +1,4 @@
-//! What a router has counted since it started: connections by the road that they took, at either end, and why.
+//! The counters of a router since its start: connections by end, network path and reason.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -17,12 +17,12 @@ use shunt_control::SET_UP_BUCKETS;
 use crate::reason::Reason;
 use crate::shared::Shared;
 
-/// Which end of the connection is on this host.
+/// The end of a connection that is on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The one that connected.
+    /// The end that connected.
     Client,
-    /// The one that accepted.
+    /// The end that accepted.
     Server,
 }
 
@@ -35,7 +35,7 @@ impl End {
     }
 }
 
-/// See the module.
+/// The counters.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     counts: Mutex<Counts>,
@@ -65,17 +65,17 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// So long after its program's call a connection was on the host network.
+    /// Records the time from the program's call until its connection was on the host network.
     pub(crate) fn set_up(&self, time: Duration) {
         self.set_up.observe(time.as_secs_f64());
     }
 
-    /// A connection takes the host network.
+    /// Counts a connection on the host network.
     pub(crate) fn took(&self, end: End) {
         self.with(|counts| counts.of(end).host += 1);
     }
 
-    /// A connection stays on the overlay, or is not even there.
+    /// Counts a connection that stays on the overlay, or that the policy denies.
     pub(crate) fn stayed(&self, end: End, reason: Reason) {
         self.with(|counts| {
             let roads = counts.of(end);
@@ -84,19 +84,21 @@ impl Metrics {
         });
     }
 
-    /// Somebody who is no router of this overlay came to the router's port. The first time, it is worth a word in the log.
+    /// Counts a connection to the router's port that is not by a router of this overlay. Returns
+    /// `true` the first time, which is worth a line in the log.
     pub(crate) fn stranger(&self) -> bool {
         let mut counts = self.counts.lock().expect(NEVER);
         counts.strangers += 1;
         counts.strangers == 1
     }
 
-    /// A host connection's socket is of the router's control group and not of the container's.
+    /// Counts a host connection whose socket is in the router's control group instead of the
+    /// container's.
     pub(crate) fn unaccounted(&self) {
         self.with(|counts| counts.unaccounted += 1);
     }
 
-    /// A committed connection was reset, since nobody could accept it any more.
+    /// Counts a committed connection that was reset because no process could accept it any more.
     pub(crate) fn reset(&self) {
         self.with(|counts| counts.reset += 1);
     }
@@ -122,7 +124,7 @@ impl Metrics {
         })
     }
 
-    /// In the text format of Prometheus.
+    /// Returns the metrics in the text format of Prometheus.
     pub(crate) fn text(&self, shared: &Shared) -> String {
         let mut registry = Registry::with_prefix("shunt_overlay");
         self.totals(&mut registry);
@@ -141,7 +143,8 @@ impl Metrics {
                 taken.get_or_create(&label).inc_by(count);
             };
             set("host", "none", roads.host);
-            // Every reason there is: what has not happened yet is 0, so that its first time is seen as a change.
+            // Exports all reasons, those that have not happened yet as 0. So a first occurrence is
+            // visible as a change.
             for reason in Reason::ALL {
                 let (road, counts) = match reason.denial() {
                     Some(_) => ("none", &roads.denied),
@@ -190,7 +193,7 @@ struct By {
     rule: String,
 }
 
-/// How much there is now.
+/// Adds the gauges.
 fn levels(registry: &mut Registry, shared: &Shared) {
     let open = Family::<Of, Gauge>::default();
     for end in [End::Client, End::Server] {

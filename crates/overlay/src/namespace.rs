@@ -1,4 +1,4 @@
-//! A container's network namespace, as its host's router knows it: by a socket that was shown.
+//! A container's network namespace, which the router knows by a socket that was passed to it.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -11,31 +11,32 @@ use shunt_sys::listed::{self, Listed};
 use shunt_sys::peer::{self, Found};
 use shunt_sys::{Errno, addresses, netns};
 
-/// As long as this lives, so does the namespace.
+/// A network namespace. It continues to exist as long as this value does.
 #[derive(Debug)]
 pub(crate) struct Namespace {
     handle: OwnedFd,
-    /// Asks the kernel about sockets in it.
+    /// A netlink socket in the namespace, for questions about its TCP sockets.
     asker: Mutex<OwnedFd>,
-    /// Ask the kernel for routes in it, of IPv4, and of IPv6 if it has that.
+    /// UDP sockets in the namespace that look up routes: for IPv4, and for IPv6 if the namespace
+    /// has it.
     routers: Mutex<(UdpSocket, Option<UdpSocket>)>,
-    /// Its own addresses, and when they were last looked up.
+    /// The namespace's own addresses, cached.
     own: Mutex<Own>,
 }
 
 #[derive(Debug)]
 struct Own {
-    /// Asks the kernel for them.
+    /// A netlink socket for questions about addresses.
     asker: OwnedFd,
     known: HashSet<IpAddr>,
     since: Option<Instant>,
 }
 
-/// For so long they are believed: each question goes through all namespaces.
+/// The time for which cached addresses are used. Each Ask checks all namespaces.
 const MEMORY: Duration = Duration::from_secs(1);
 
 impl Namespace {
-    /// The one that a socket lives in.
+    /// Opens the namespace of a socket.
     pub(crate) fn of(socket: BorrowedFd<'_>) -> Result<Namespace, Errno> {
         let handle = netns::of_socket(socket)?;
         let (asker, routers, own) = netns::inside(handle.as_fd(), || {
@@ -47,45 +48,48 @@ impl Namespace {
         Ok(Namespace { handle, asker: Mutex::new(asker), routers: Mutex::new(routers), own: Mutex::new(own) })
     }
 
-    /// Whether it has the address.
+    /// Returns `true` if the namespace has the address.
     pub(crate) fn has(&self, address: IpAddr) -> bool {
         let mut own = self.own.lock().expect(NEVER);
         if own.since.is_none_or(|since| since.elapsed() >= MEMORY) {
-            // In doubt it has none: connections stay on the overlay.
+            // On an error the namespace counts as having no address, so connections stay on the
+            // overlay.
             own.known = addresses::all(&own.asker).unwrap_or_default().into_iter().collect();
             own.since = Some(Instant::now());
         }
         own.known.contains(&address)
     }
 
-    /// All that it has.
+    /// Returns all addresses of the namespace.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         addresses::all(&self.own.lock().expect(NEVER).asker).unwrap_or_default()
     }
 
-    /// Which address a connection to `destination` has if its socket is not bound to another.
+    /// Returns the source address of a connection to `destination` from an unbound socket.
     pub(crate) fn source(&self, destination: SocketAddr) -> Option<IpAddr> {
         let routers = self.routers.lock().expect(NEVER);
         let router = if destination.is_ipv4() { &routers.0 } else { routers.1.as_ref()? };
-        // UDP's connect sends nothing. The address of a former one is kept unless that is undone.
+        // A UDP connect sends nothing. Without the disconnect, the socket would keep its earlier
+        // address.
         connect_unspec(router).ok()?;
         router.connect(destination).ok()?;
         Some(router.local_addr().ok()?.ip())
     }
 
-    /// All connections in it.
+    /// Lists all connections in the namespace.
     pub(crate) fn connections(&self) -> Result<Vec<Listed>, Errno> {
         listed::connections(&self.asker.lock().expect(NEVER))
     }
 
-    /// What asks the kernel about sockets in it, for whoever may have to wait for the answer.
+    /// Returns another netlink socket in the namespace, for callers whose question may block.
     pub(crate) fn another_asker(&self) -> Result<OwnedFd, Errno> {
         netns::inside(self.handle.as_fd(), peer::open)
     }
 
-    /// The socket that listens there; one of them, where several share the port.
+    /// Finds the socket that listens at the address. If several share the port, returns one of
+    /// them.
     pub(crate) fn listener(&self, address: SocketAddr) -> Option<Found> {
-        // No connection has the port 0.
+        // No connection has the port 0, so the lookup finds a listening socket.
         let nobody = match address {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -93,7 +97,8 @@ impl Namespace {
         self.find(address, nobody).filter(|found| found.listens)
     }
 
-    /// All that listen at that address and port, or, if none does, at its port for any address.
+    /// Returns the cookies of all sockets that listen at that address and port, or else of those
+    /// that listen at that port for any address.
     pub(crate) fn listeners(&self, address: SocketAddr) -> Result<Vec<u64>, Errno> {
         let mut listed = listed::listeners(&self.asker.lock().expect(NEVER), address.port())?;
         let is_own = |it: &Listed| it.local.ip() == address.ip();
@@ -102,7 +107,7 @@ impl Namespace {
         Ok(listed.iter().map(|it| it.cookie).collect())
     }
 
-    /// The connection that has these addresses.
+    /// Finds the connection that has these addresses.
     pub(crate) fn connection(&self, local: SocketAddr, remote: SocketAddr) -> Option<Found> {
         self.find(local, remote).filter(|found| !found.listens)
     }

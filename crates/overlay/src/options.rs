@@ -1,4 +1,5 @@
-//! What a host connection's socket has of limits and priorities: what its program has set, and what the policy makes of it.
+//! The rate and priority options of a host connection's socket: those that its program has set,
+//! combined with those that the policy demands.
 
 use std::os::fd::AsFd;
 
@@ -10,19 +11,19 @@ use shunt_sys::{Errno, tuning};
 
 use crate::policy::Shape;
 
-/// See the module.
+/// The values of the options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// Bytes per second; the largest number is no limit.
+    /// Bytes per second. The largest number means no limit.
     rate: u64,
     tos: u8,
-    /// The same of IPv6's packets; an IPv4 socket has none.
+    /// The traffic class of IPv6 packets. `None` for an IPv4 socket.
     traffic_class: Option<u8>,
     priority: u32,
 }
 
 impl Options {
-    /// Of a socket for which nobody has set any, and whose packets are of IPv6 or are not.
+    /// Returns the defaults of a socket on which no option was set.
     pub(crate) fn unset(is_ipv6: bool) -> Options {
         Options { rate: u64::MAX, tos: 0, traffic_class: is_ipv6.then_some(0), priority: 0 }
     }
@@ -37,18 +38,19 @@ impl Options {
         })
     }
 
-    /// What the policy makes of a program's own: it may go slower than it has to.
+    /// Returns the options that apply under the policy. A program may choose a lower rate than the
+    /// policy's.
     pub(crate) fn under(self, shape: Shape) -> Options {
         Options {
             rate: shape.rate.map_or(self.rate, |rate| rate.min(self.rate)),
-            // The rest of the octet is the kernel's.
+            // The two lower bits are ECN's, which the kernel manages.
             tos: shape.dscp.map_or(self.tos, |dscp| dscp << 2),
             traffic_class: self.traffic_class.map(|own| shape.dscp.map_or(own, |dscp| dscp << 2)),
             priority: shape.priority.unwrap_or(self.priority),
         }
     }
 
-    /// What its program is told of a socket that has others.
+    /// Returns the tag with these values, which the program reads from a socket that has others.
     pub(crate) fn told(self) -> Tag {
         Tag {
             rate: self.rate,
@@ -65,11 +67,12 @@ impl Options {
         if let Some(traffic_class) = self.traffic_class {
             set_ipv6_tclass(socket, traffic_class.into())?;
         }
-        // IP_TOS sets it as well.
+        // Set last, since IP_TOS changes the priority too.
         tuning::set_priority(socket, self.priority)
     }
 
-    /// What the kernel is told of a socket that has others, and that only its program has.
+    /// Returns the changes that make a socket with the options `others` have these. The socket is
+    /// the program's, so a program in the kernel sets them.
     pub(crate) fn instead_of(self, others: Options) -> shape::Shape {
         shape::Shape {
             rate: u32::try_from(self.rate).ok(),

@@ -1,5 +1,6 @@
-//! Which connections of containers may be, and how they are treated. The first rule that matches a connection decides; what no rule
-//! matches has the default. `file` reads it from policy.toml, `shape` is what a rule asks of the host's kernel.
+//! The policy: which connections of containers are permitted, and how they are treated. The first
+//! rule that matches a connection decides; if none matches, the default does. `file` reads
+//! policy.toml, and `shape` has the parameters that a rule sets in the host's kernel.
 
 mod file;
 mod shape;
@@ -16,7 +17,7 @@ use shunt_sys::Errno;
 pub use file::PolicyError;
 pub(crate) use shape::Shape;
 
-/// See the module. What is in it is consistent: it comes from a file that was checked.
+/// A policy. Its parts are consistent, because it comes from a file that was checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Policy {
@@ -24,7 +25,7 @@ pub struct Policy {
     rules: Vec<Rule>,
 }
 
-/// What becomes of a connection that no rule matches.
+/// The treatment of a connection that no rule matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Default {
@@ -33,7 +34,7 @@ enum Default {
     Drop,
 }
 
-/// What becomes of a connection that a rule matches.
+/// The treatment of a connection that a rule matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Action {
@@ -48,50 +49,51 @@ enum Action {
 struct Rule {
     name: String,
     action: Action,
-    /// None: every container.
+    /// `None` matches every container.
     from: Option<Vec<IpNet>>,
     to: Option<Vec<IpNet>>,
-    /// None: every port of the one that accepts.
+    /// The accepting container's ports. `None` matches every port.
     ports: Option<Vec<Ports>>,
     shape: Shape,
 }
 
-/// From the first to the last, both included.
+/// A range of ports, with both ends included.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Ports(RangeInclusive<u16>);
 
-/// A connection, by who asked for it.
+/// A connection, as the policy sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flow {
-    /// Of the container that connects.
+    /// The address of the connecting container.
     pub(crate) source: IpAddr,
-    /// Where it connects to.
+    /// The address and port that it connects to.
     pub(crate) destination: SocketAddr,
 }
 
-/// What the policy says of a connection.
+/// The policy's decision about a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It may be, so.
+    /// The connection is permitted, with this shape.
     Allow(Shape),
-    /// It may be, but on the overlay, where packets are looked at.
+    /// The connection is permitted, but must stay on the overlay, where its packets can be
+    /// inspected.
     Overlay,
-    /// It may not be.
+    /// The connection is denied.
     Deny(Denial),
 }
 
-/// How a program learns that a connection may not be.
+/// The way in which a program learns that a connection is denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Denial {
-    /// As by a host that says so.
+    /// As from a host that refuses the connection.
     Refused,
-    /// As by a network that says nothing.
+    /// As from a network that drops the packets.
     TimedOut,
 }
 
 impl Denial {
-    /// What connect says.
+    /// Returns the error of connect.
     pub(crate) fn error(self) -> Errno {
         match self {
             Denial::Refused => Errno::CONNREFUSED,
@@ -101,7 +103,7 @@ impl Denial {
 }
 
 impl Policy {
-    /// Everything may be, as it is: a router without a file.
+    /// Returns the policy of a router without a policy file: everything is permitted.
     pub(crate) fn open() -> Policy {
         Policy { default: Default::Allow, rules: Vec::new() }
     }
@@ -113,13 +115,14 @@ impl Policy {
         }
     }
 
-    /// The place of the rule that decides; None is the default.
+    /// Returns the index of the rule that decides. `None` is the default.
     pub(crate) fn rule(&self, flow: Flow) -> Option<usize> {
         self.rules.iter().position(|rule| rule.matches(flow))
     }
 
-    /// Returns what this means for connections between containers of one host: those that it allows, and whose packets nobody is to see
-    /// or to slow down, may take shared memory. A class is one of the host network's.
+    /// Translates the policy for connections between containers of this host. They may use shared
+    /// memory if the policy allows them without a rate and without inspecting their packets. A
+    /// traffic class does not matter here, since it applies to the host network.
     pub(crate) fn on_one_host(&self, overlay: &[IpNet]) -> LocalPolicy {
         let shared = |verdict| matches!(verdict, Verdict::Allow(Shape { rate: None, .. }));
         let rule = |rule: &Rule| LocalRule {
@@ -143,7 +146,7 @@ impl Policy {
         self.rules.len()
     }
 
-    /// What the rules are called, in their order.
+    /// Returns the names of the rules, in their order.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.rules.iter().map(|rule| rule.name.as_str())
     }

@@ -1,4 +1,5 @@
-//! The policy for connections between containers of this host, in a file for the broker (docs/adr/0034).
+//! The policy for connections between containers of this host, written to a file for the broker
+//! (docs/adr/0034-one-host-has-the-overlays-policy.md).
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -8,8 +9,8 @@ use std::path::{Path, PathBuf};
 use crate::config::Config;
 use crate::policy::Policy;
 
-/// Publishes a policy before it holds. Where that is not possible the broker is left with nothing that it could read, and keeps connections
-/// between containers on TCP.
+/// Publishes a policy before it takes effect. If that fails, the file is emptied. The broker then
+/// cannot parse it, and keeps connections between containers on TCP.
 pub(crate) fn publish(config: &Config, policy: &Policy) {
     let path = place(&config.control);
     let local = serde_json::to_vec(&policy.on_one_host(&config.prefixes)).expect("it has no maps");
@@ -20,12 +21,12 @@ pub(crate) fn publish(config: &Config, policy: &Policy) {
     }
 }
 
-/// Beside the control socket, where no container is.
+/// Returns a path in the directory of the control socket, which no container can see.
 fn place(control: &Path) -> PathBuf {
     control.with_extension("policy")
 }
 
-/// Writes a file whole, or leaves the one that there is.
+/// Replaces a file atomically.
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let new = path.with_extension("policy-new");
     let _ = std::fs::remove_file(&new);

@@ -1,4 +1,5 @@
-//! Why a connection stays on the overlay. The labels are those of `shunt overlay status`; the codes are what routers tell each other.
+//! The reasons for which a connection stays on the overlay. `shunt overlay status` shows their
+//! labels, and routers exchange their codes.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +7,7 @@ use crate::policy::Denial;
 
 macro_rules! reasons {
     ($($name:ident = $code:literal, $label:literal, $sentence:literal;)*) => {
-        /// See the module.
+        /// The reason for which a connection stays on the overlay.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "kebab-case")]
         pub(crate) enum Reason {
@@ -16,14 +17,14 @@ macro_rules! reasons {
         impl Reason {
             pub(crate) const ALL: &[Reason] = &[$(Reason::$name),*];
 
-            /// As `shunt overlay status` and docs/overlay.md name it.
+            /// Returns the name in `shunt overlay status` and docs/overlay.md.
             pub(crate) fn label(self) -> &'static str {
                 match self {
                     $(Reason::$name => $label,)*
                 }
             }
 
-            /// One sentence, for a person.
+            /// Returns one sentence for the user.
             pub(crate) fn explanation(self) -> &'static str {
                 match self {
                     $(Reason::$name => $sentence,)*
@@ -36,7 +37,7 @@ macro_rules! reasons {
                 }
             }
 
-            /// None: another version's.
+            /// Returns the reason with that code. `None` if another version defined it.
             pub(crate) fn from_code(code: u8) -> Option<Reason> {
                 match code {
                     $($code => Some(Reason::$name),)*
@@ -75,7 +76,7 @@ reasons! {
 }
 
 impl Reason {
-    /// What to do about it, as docs/overlay.md has it at more length.
+    /// Returns a short advice for the user. docs/overlay.md has a longer one.
     pub(crate) fn advice(self) -> &'static str {
         match self {
             Reason::SameHost => {
@@ -113,7 +114,7 @@ impl Reason {
         }
     }
 
-    /// What the program is told if the connection is not even the overlay's.
+    /// Returns the denial that the program gets, if there is to be no connection at all.
     pub(crate) fn denial(self) -> Option<Denial> {
         match self {
             Reason::Denied => Some(Denial::Refused),

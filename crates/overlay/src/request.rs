@@ -1,4 +1,4 @@
-//! What a router can be asked while it runs.
+//! The requests that a running router answers on its control socket.
 
 use std::path::Path;
 
@@ -8,24 +8,24 @@ use shunt_control::AskError;
 
 use crate::policy::Policy;
 
-/// What can be asked.
+/// A request to a router.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
-    /// How it is.
+    /// Returns the router's state and counters.
     Status,
-    /// Which connections the supervised programs of its host have now, on which road, and why.
+    /// Returns the current connections of supervised programs, each with its path and its reason.
     Connections,
-    /// Which policy holds.
+    /// Returns the current policy.
     Policy,
-    /// This one is to hold.
+    /// Applies this policy.
     Apply(Policy),
 }
 
-/// Asks the router whose control socket this is.
+/// Sends a request to the router with that control socket.
 pub fn ask(path: &Path, request: &Request) -> Result<Value, AskError> {
     shunt_control::ask(ROUTER, path, request)
 }
 
-/// What runs, in messages.
+/// The name of this kind of daemon in messages.
 pub(crate) const ROUTER: &str = "router";

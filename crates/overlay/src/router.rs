@@ -1,4 +1,4 @@
-//! A router's life: what it needs of its host, what it listens to, and what it answers.
+//! Runs a router: acquires what it needs of the host, serves its sockets, and answers requests.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,53 +25,56 @@ use crate::secure::Guard;
 use crate::shared::Shared;
 use crate::{adopt, discovery, enforce, listing, local, server};
 
-/// Why a router does not run.
+/// The reason for which a router does not run.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The file is wrong.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// An address, or a socket, cannot be had.
+    /// An address or a socket path cannot be listened on.
     #[error("cannot listen at {place}: {source}")]
     Listen {
-        /// Where.
+        /// The address or path.
         place: String,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// Without them programs would see the host's addresses.
+    /// The kernel programs cannot be loaded. Without them programs would see the host's addresses.
     #[error(
         "the kernel's side of the overlay cannot be had, and without it programs would see the addresses of hosts: {0}"
     )]
     Kernel(#[from] LoadError),
-    /// Without them containers could do with a host's sockets as they like.
+    /// The kernel programs of secure mode cannot be loaded. Without them a container could use the
+    /// host's sockets for anything.
     #[error(
         "the kernel's side of secure mode cannot be had: {0}; with secure = false in the configuration it goes without, for \
          programs that might as well run on the host network"
     )]
     Secure(LoadError),
-    /// Then the kernel does not show it the filters of others.
+    /// The router is under a seccomp filter itself. The kernel then does not show it the filters of
+    /// others.
     #[error(
         "secure = true needs a router that is under no filter of system calls itself (in its unit: no RestrictAddressFamilies, \
          SystemCallFilter and the like), so that it can look whether programs are under theirs"
     )]
     Filtered,
-    /// Something of tokio's.
+    /// tokio could not register a socket.
     #[error("cannot wait for sockets: {0}")]
     Wait(io::Error),
 }
 
-/// How often what nobody accepts is looked for.
+/// The interval of [`Shared::sweep`].
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Runs a router until `shutdown` completes. `ready` is called when it serves. Needs a tokio runtime with I/O and time.
+/// Runs a router until `shutdown` completes. Calls `ready` when it serves. Needs a tokio runtime
+/// with I/O and time.
 pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let loaded = Loaded::read(path)?;
     raise_descriptor_limit();
     let control_path = loaded.config.control.clone();
     let control = Control::open(ROUTER, &control_path).map_err(listening(control_path.display()))?;
     let reader = Reader::load()?;
-    // Before any socket of the host is made: only those made afterwards can have other names.
+    // Attached before any socket is made, since only later sockets can have other names.
     let names = Names::attach()?;
     if loaded.config.secure && is_filtered() {
         return Err(Error::Filtered);
@@ -109,7 +112,7 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     Ok(())
 }
 
-/// Reads the file again when it is told to.
+/// Reads the configuration again on SIGHUP.
 async fn reload(shared: &Arc<Shared>, path: &Path, mut hangup: Signal) {
     while hangup.recv().await.is_some() {
         match Loaded::read(path) {
@@ -131,7 +134,7 @@ async fn reload(shared: &Arc<Shared>, path: &Path, mut hangup: Signal) {
     }
 }
 
-/// Until the router ends.
+/// Serves the metrics page, if there is one, until the router ends.
 async fn tell(shared: &Arc<Shared>, page: Option<TcpListener>) {
     match page {
         Some(listener) => serve_metrics(|| shared.metrics.text(shared), listener).await,
@@ -139,7 +142,7 @@ async fn tell(shared: &Arc<Shared>, page: Option<TcpListener>) {
     }
 }
 
-/// Until the router ends.
+/// Runs the discovery by etcd, if it is configured, until the router ends.
 async fn discover(shared: &Arc<Shared>) {
     let etcd = shared.loaded().config.etcd.clone();
     match etcd {
@@ -148,7 +151,7 @@ async fn discover(shared: &Arc<Shared>) {
     }
 }
 
-/// The file of the socket for supervisors, as long as the router runs.
+/// The path of the supervisors' socket, which is removed when the router ends.
 struct Place(PathBuf);
 
 impl Drop for Place {
@@ -189,7 +192,8 @@ async fn sweep(shared: &Shared) {
     }
 }
 
-/// Takes both families where the host has both: what is accepted can become an IPv4 socket, and not the other way round.
+/// Listens for both address families if the kernel has both. An accepted IPv6 socket can become an
+/// IPv4 socket, but not the other way round.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let mapped = match address {
         SocketAddr::V4(v4) => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
@@ -214,7 +218,7 @@ fn open(domain: Domain, address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A kernel without IPv6.
+/// Returns `true` for the error of a kernel without IPv6.
 fn is_missing(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
 }
@@ -223,13 +227,13 @@ fn listening(place: impl ToString) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Listen { place: place.to_string(), source }
 }
 
-/// Whether this process is under a filter of system calls.
+/// Returns `true` if this process is under a seccomp filter.
 fn is_filtered() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() != "0"))
 }
 
-/// A conversation takes some descriptors.
+/// Raises the limit, since each conversation takes several descriptors.
 fn raise_descriptor_limit() {
     if let Err(error) = limits::raise_descriptors() {
         tracing::debug!(%error, "the descriptor limit stays as it is");

@@ -1,5 +1,6 @@
-//! Containers that are not trusted: the sockets of the host network that they get are good for their connections only
-//! (docs/security.md). Programs in the kernel see to that, by a tag that belongs to the socket.
+//! Secure mode, for containers that are not trusted: the sockets of the host network that they get
+//! serve for their connections only (docs/security.md). Programs in the kernel enforce that by a
+//! tag on the socket.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -11,29 +12,31 @@ use shunt_kernel::secure::{Secure, Tag};
 
 use crate::lock::lock;
 
-/// What a router has of secure mode.
+/// The router's handle of the kernel programs of secure mode.
 #[derive(Debug)]
 pub(crate) struct Guard(Mutex<Secure>);
 
 impl Guard {
-    /// For sockets that this process makes from now on.
+    /// Attaches the programs to the router's own control group, for the sockets that it makes from
+    /// now on.
     pub(crate) fn new(names: &Names) -> Result<Guard, LoadError> {
         let mut secure = Secure::load()?;
         secure.reach(&names.own_group()?)?;
         Ok(Guard(Mutex::new(secure)))
     }
 
-    /// For those that are made in that control group as well.
+    /// Attaches the programs to that control group too.
     pub(crate) fn reach(&self, group: &File) -> Result<(), LoadError> {
         self.secure().reach(group)
     }
 
-    /// From now on nobody can do more with the socket than a container may, the router neither.
+    /// Tags the socket. From now on no process, including the router, can do more with it than a
+    /// container may.
     pub(crate) fn tag(&self, socket: &impl AsRawFd, tag: Tag) -> Result<(), LoadError> {
         self.secure().tag(socket, tag)
     }
 
-    /// Why BPF LSM is no part of it. None: it is.
+    /// Returns the reason for which BPF LSM is not used. `None` if it is used.
     pub(crate) fn without_lsm(&self) -> Option<String> {
         self.secure().without_lsm().map(ToString::to_string)
     }

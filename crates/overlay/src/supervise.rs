@@ -1,5 +1,5 @@
-//! Puts this process, and the program that it is to become, under a supervisor: a process beside it, which is nobody's child and ends
-//! with the last process that it serves.
+//! Puts this process, and the program that it will execute, under a supervisor. The supervisor is a
+//! separate process, but not a child of this one. It ends with the last process that it serves.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,49 +17,52 @@ use thiserror::Error;
 use crate::message::{self, Answer, Request, VERSION};
 use crate::supervisor::{self, CALLS};
 
-/// Why the program goes without a supervisor.
+/// The reason for which the program runs without a supervisor.
 #[derive(Debug, Error)]
 pub enum SuperviseError {
-    /// Another one shows its calls to somebody already: a supervisor of shunt's, or of the container's runtime.
+    /// Another filter already has a listener: a supervisor of shunt or of the container's runtime.
     #[error("its system calls are shown to another supervisor already, and the kernel allows one")]
     Supervised,
-    /// The kernel says no.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Kernel {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Why not.
+        /// The error.
         source: Errno,
     },
-    /// The router has gone when the program was under the filter already: nobody would answer its calls.
+    /// The router ended after the filter was installed, so no process would answer the program's
+    /// calls.
     #[error("the router has ended, or takes too long, and was to supervise it: start it again")]
     Lost,
-    /// The supervisor has ended before it began.
+    /// The supervisor ended before the filter was installed.
     #[error("its supervisor did not start")]
     Gone,
-    /// The same, when the filter was there already.
+    /// The supervisor ended after the filter was installed.
     #[error("its supervisor has ended, and nobody would answer its calls")]
     Abandoned,
 }
 
-/// What there is to say though everything works.
+/// The result of a success, of which the user should know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Supervised {
-    /// The router was there.
+    /// A router was running.
     Ready,
-    /// It was not: connections are the overlay's until it is.
+    /// No router was running. Connections stay on the overlay until one is.
     WithoutRouter,
-    /// It does not trust containers, and could not see that this program is under its filter, and whatever else is in the container.
+    /// The router does not trust containers, and could not verify that this program and all others
+    /// of its container are under the filter.
     Refused,
 }
 
-/// The supervisor answers at once, or not at all.
+/// The time that the supervisor may take to answer.
 const LIMIT: Duration = Duration::from_secs(5);
-/// A router takes its time on a machine that is busy; without its answer the program stays on the overlay.
+/// The time that a router may take on a busy machine. Without its answer the program stays on the
+/// overlay.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// From now on the calls of this process that make connections are shown to a supervisor, which asks the router at `router`. Must be called
-/// while the process has one thread.
+/// Puts this process under a supervisor, which receives its calls that make connections and asks
+/// the router at `router` about them. Must be called while the process has one thread.
 pub fn supervise(router: &Path) -> Result<Supervised, SuperviseError> {
     match enter(router) {
         Some(router_socket) => supervise_by(&router_socket),
@@ -67,12 +70,14 @@ pub fn supervise(router: &Path) -> Result<Supervised, SuperviseError> {
     }
 }
 
-/// Whether the router at that place trusts programs. One that does not answer may not.
+/// Returns `true` if the router at that path trusts programs. One that does not answer counts as
+/// not trusting.
 pub fn trusts(router: &Path) -> bool {
     ask(router).is_some_and(|(_, answer)| answer == Answer::Open)
 }
 
-/// Asks the router whether it wants programs to be under its own supervisors. None: it does not, or there is none.
+/// Asks the router if it wants to supervise programs itself. Returns the connection to it if it
+/// does.
 fn enter(router: &Path) -> Option<OwnedFd> {
     ask(router).and_then(|(socket, answer)| (answer == Answer::Secure).then_some(socket))
 }
@@ -85,12 +90,12 @@ fn ask(router: &Path) -> Option<(OwnedFd, Answer)> {
     Some((socket, answer))
 }
 
-/// Has the router supervise this process.
+/// Lets the router supervise this process.
 fn supervise_by(socket: &OwnedFd) -> Result<Supervised, SuperviseError> {
     let listener = watch(guarded::watch)?;
     message::send(socket, &Request::Guard, Some(listener.as_fd())).map_err(|_| SuperviseError::Lost)?;
     match answer(socket, LIMIT) {
-        // Whatever it is called on: the supervisor sees it.
+        // The call's arguments do not matter: the supervisor only has to see it.
         Some(Answer::Probe) => {
             let _ = rustix::net::listen(socket, 0);
         }
@@ -111,7 +116,7 @@ fn answer(socket: &OwnedFd, limit: Duration) -> Option<Answer> {
     message::receive(socket).ok().map(|(answer, _)| answer)
 }
 
-/// With a supervisor that this process starts.
+/// Starts a supervisor, and lets it supervise this process.
 fn supervise_beside(router: &Path) -> Result<Supervised, SuperviseError> {
     let kernel = |what| move |source| SuperviseError::Kernel { what, source };
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
@@ -120,7 +125,7 @@ fn supervise_beside(router: &Path) -> Result<Supervised, SuperviseError> {
     apart::beside(far, move |parent| live(parent, &place)).map_err(kernel("a process for the supervisor"))?;
     let mut near = UnixStream::from(near);
     let _ = near.set_read_timeout(Some(LIMIT));
-    // It is there before anything is shown to it.
+    // Wait until the supervisor runs, before any call is reported to it.
     let mut word = [0];
     near.read_exact(&mut word).map_err(|_| SuperviseError::Gone)?;
     let listener = watch(seccomp::watch)?;
@@ -136,7 +141,7 @@ fn watch(make: fn(&[Watched]) -> Result<Listener, Errno>) -> Result<Listener, Su
     install(make)
 }
 
-/// Of a process that may.
+/// Installs the filter in a process that has the right to.
 pub(crate) fn install(make: fn(&[Watched]) -> Result<Listener, Errno>) -> Result<Listener, SuperviseError> {
     make(&CALLS).map_err(|error| match error {
         Errno::BUSY => SuperviseError::Supervised,
@@ -144,7 +149,7 @@ pub(crate) fn install(make: fn(&[Watched]) -> Result<Listener, Errno>) -> Result
     })
 }
 
-/// The life of the supervisor's process.
+/// Runs the supervisor's process.
 fn live(parent: OwnedFd, router: &Path) {
     supervisor::begin_life();
     let supervisor = supervisor::Supervisor::new(router, false);
@@ -159,7 +164,7 @@ fn live(parent: OwnedFd, router: &Path) {
     }
 }
 
-/// The listener that the caller sends, unless that ends.
+/// Receives the listener from the caller. Returns `None` if the caller ends.
 pub(crate) fn receive(stream: impl AsFd) -> Option<Listener> {
     let ready = rustix::event::PollFlags::IN;
     let mut polled = [rustix::event::PollFd::new(&stream, ready)];

@@ -1,8 +1,13 @@
-//! A supervisor: it is shown the calls of a program that make connections, and has them made as before, or on the host network.
+//! The supervisor. Its seccomp listener reports the calls of a program that make connections. It
+//! lets the kernel make them unchanged, or answers them with a connection on the host network.
 //!
-//! One thread at a time takes what is shown, and lets go at once what is nothing to it. If a call may have to wait, that thread stays with
-//! it, and another one takes what is shown (`crew`). A call that has been shown is always answered: by what it would have been without a
-//! supervisor, if in doubt.
+//!     program: connect() ──► kernel ──► listener ──► supervisor ◄──► router
+//!                                                    proceed, or answer
+//!
+//! One thread at a time reads the listener. It lets all calls proceed immediately that do not
+//! concern the overlay. If a call may have to wait, the thread stays with it, and another thread
+//! takes over the listener (`crew`). Every reported call is answered. In doubt the kernel makes it
+//! as if there were no supervisor.
 
 mod accept;
 mod address;
@@ -34,7 +39,7 @@ use crew::Crew;
 use link::Link;
 use rings::Rings;
 
-/// What is shown.
+/// The calls that the filter reports.
 pub(crate) const CALLS: [Watched; 6] = [
     Watched { number: libc::SYS_connect, only_if: &[] },
     Watched { number: libc::SYS_accept, only_if: &[] },
@@ -47,44 +52,46 @@ pub(crate) const CALLS: [Watched; 6] = [
     Watched { number: libc::SYS_io_uring_setup, only_if: &[] },
 ];
 
-/// The place of no router: none has an empty name. Its program stays on the overlay.
+/// A path at which no router can listen. A supervisor with it leaves its program on the overlay.
 pub(crate) const NO_ROUTER: &str = "";
 
-/// A call needs little.
+/// The stack size of a thread, in bytes. A call needs little stack.
 const STACK: usize = 256 * 1024;
-/// How often the router, and what has been forgotten, is looked after.
+/// The interval at which the router is checked and old entries are removed.
 const TICK: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The supervisor of a program.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     link: Link,
     pending: Pending,
     strays: Strays,
-    /// Listening sockets that the router has been shown, by their cookies.
+    /// The cookies of the listening sockets that the router knows.
     shown: Mutex<HashSet<u64>>,
-    /// Connections may be accepted where nobody sees that: by an io_uring, or by a call for which there was no thread.
+    /// Set when the program may accept connections unseen: by an io_uring, or by a call for which
+    /// there was no thread.
     is_blind: AtomicBool,
     rings: Arc<Rings>,
     crew: Crew,
 }
 
-/// A call, and what answers it.
+/// A reported call, and the listener that answers it.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     listener: Arc<Listener>,
     notification: Notification,
 }
 
-/// What the process of a supervisor begins with: it ends with the last process that it serves, and not by signals for others.
+/// Prepares the process of a supervisor: it ends with the last process that it serves, and ignores
+/// signals that are meant for others.
 pub(crate) fn begin_life() {
     apart::ignore_endings();
     let _ = rustix::process::setsid();
-    // A connection takes some descriptors for a moment; what the program may have is its own affair.
+    // A connection takes several descriptors for a moment. The program's own limit is not changed.
     let _ = limits::raise_descriptors();
 }
 
-/// Nothing of what root may is kept but what it takes to look at processes of any user.
+/// Drops all capabilities except those for inspecting processes of any user.
 pub(crate) fn drop_privileges() -> Result<(), Errno> {
     let kept = CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH;
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
@@ -92,7 +99,8 @@ pub(crate) fn drop_privileges() -> Result<(), Errno> {
 }
 
 impl Supervisor {
-    /// `guards`: its program is under the filter for programs that are not trusted.
+    /// Creates a supervisor. `guards`: its program is under the filter for programs that are not
+    /// trusted.
     pub(crate) fn new(router: &Path, guards: bool) -> Supervisor {
         Supervisor {
             link: Link::new(router, guards),
@@ -109,12 +117,12 @@ impl Supervisor {
         self.link.is_up()
     }
 
-    /// Until nobody is left under the filter.
+    /// Serves until no process is left under the filter.
     pub(crate) fn serve(self, listener: Listener) {
         self.run(&Arc::new(listener), None);
     }
 
-    /// The same, when somebody has made a call already.
+    /// Serves as [`Supervisor::serve`] does, beginning with a call that was received already.
     pub(crate) fn serve_from(self, first: Call) {
         self.run(&first.listener.clone(), Some(first));
     }
@@ -123,7 +131,7 @@ impl Supervisor {
         listener.hand_over();
         let supervisor = Arc::new(self);
         let keeper = supervisor.clone();
-        // A router that hangs must not keep calls waiting.
+        // This thread notices a router that hangs, so that calls do not wait for it.
         let kept = std::thread::Builder::new().stack_size(STACK).spawn(move || keeper.keep());
         if kept.is_err() {
             supervisor.link.hang_up();
@@ -132,7 +140,8 @@ impl Supervisor {
         supervisor.crew.await_end();
     }
 
-    /// The life of a thread: it takes what is shown when it is its turn, until a call keeps it. `taken` is its first.
+    /// Runs a thread: it reads the listener whenever it leads, until a call keeps it. `taken` is
+    /// its first call.
     fn work(self: &Arc<Supervisor>, listener: &Arc<Listener>, mut taken: Option<Call>) {
         while self.crew.lead() {
             while self.crew.leads() {
@@ -144,7 +153,7 @@ impl Supervisor {
         }
     }
 
-    /// Until the process ends.
+    /// Runs the periodic work until the process ends.
     fn keep(&self) {
         loop {
             std::thread::sleep(TICK);
@@ -152,7 +161,7 @@ impl Supervisor {
             self.strays.forget_old();
             self.link.forget_old();
             if self.link.look_after() {
-                // Another router, which has been shown nothing.
+                // The new router knows no listening sockets yet.
                 self.shown.lock().expect(NEVER).clear();
             }
         }
@@ -193,7 +202,8 @@ impl Supervisor {
         }
     }
 
-    /// What may have to wait; if too much does, the call is made as without a supervisor.
+    /// Handles a call that may have to wait. If there is no thread for that, the kernel makes the
+    /// call.
     fn stay_with(self: &Arc<Supervisor>, call: Call, job: impl FnOnce(&Arc<Supervisor>, &Call)) {
         if self.hand_over(&call.listener) {
             job(self, &call);
@@ -202,7 +212,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether this thread may wait: another one takes what is shown.
+    /// Returns `true` if this thread may wait, because another one reads the listener.
     fn hand_over(self: &Arc<Supervisor>, listener: &Arc<Listener>) -> bool {
         let (supervisor, listener) = (self.clone(), listener.clone());
         self.crew.hand_over(move || {
@@ -211,7 +221,7 @@ impl Supervisor {
         })
     }
 
-    /// No more connections are promised to this program.
+    /// Withdraws the program's listening sockets, so that no more connections are promised to it.
     fn go_blind(&self) {
         if !self.is_blind.swap(true, Relaxed) {
             self.link.withdraw();
@@ -219,7 +229,7 @@ impl Supervisor {
         }
     }
 
-    /// listen is made here, since the router can be shown the socket only afterwards.
+    /// Makes the listen call itself, since the router must get the socket after the call.
     fn listen(&self, call: &Call) {
         let Some(socket) = call.socket() else { return call.proceed() };
         if guarded::is_hosts(socket.as_fd()) {
@@ -235,11 +245,12 @@ impl Supervisor {
         call.answer(result.map(|()| 0));
     }
 
-    /// The socket that accept is called on, if it listens for the overlay.
+    /// Returns the listening socket of an accept call, if it may accept connections of the overlay.
     fn listening(&self, call: &Call) -> Option<(OwnedFd, u64)> {
         let socket = match other::descriptor(call.thread(), call.number()) {
             Ok(socket) if call.waits() => socket,
-            // A program that has become another user's, or hides from everybody; or nothing more can be had here.
+            // The process may run as another user, be undumpable, or this process has no free
+            // descriptor.
             Err(error) if error != Errno::BADF && call.waits() => {
                 self.go_blind();
                 return None;
@@ -251,7 +262,8 @@ impl Supervisor {
         Some((socket, cookie))
     }
 
-    /// A TCP socket whose address, if it has one, is the overlay's or any.
+    /// Returns `true` for a TCP socket whose local address, if any, is the overlay's or
+    /// unspecified.
     fn may_listen(&self, socket: &OwnedFd) -> bool {
         let is_tcp = identity::shown(socket).is_ok_and(|shown| !shown.bound_device);
         is_tcp
@@ -268,7 +280,7 @@ impl Supervisor {
 }
 
 impl Call {
-    /// The next one. None: nobody is left under the filter.
+    /// Waits for the next call. `None`: no process is left under the filter.
     pub(crate) fn next(listener: &Arc<Listener>) -> Option<Call> {
         loop {
             let mut polled = [PollFd::new(&**listener, PollFlags::IN)];
@@ -280,7 +292,7 @@ impl Call {
             }
             match listener.next() {
                 Ok(notification) => return Some(Call { listener: listener.clone(), notification }),
-                // Its thread has died, or was interrupted before it was taken.
+                // The thread has died, or its call was interrupted before it was received.
                 Err(Errno::NOENT | Errno::INTR) => {}
                 Err(_) => return None,
             }
@@ -295,7 +307,7 @@ impl Call {
         self.notification.thread
     }
 
-    /// The descriptor that is its first argument, if it is still the caller's.
+    /// Returns a duplicate of the descriptor in the first argument, if the call still waits.
     fn socket(&self) -> Option<OwnedFd> {
         let socket = other::descriptor(self.thread(), self.number()).ok()?;
         self.waits().then_some(socket)
@@ -305,7 +317,7 @@ impl Call {
         self.listener.waits(self.notification.id)
     }
 
-    /// It is nothing to a supervisor of the overlay, whatever it is.
+    /// Lets a call proceed that does not concern the overlay. Guarded calls are made here instead.
     pub(crate) fn let_be(&self) {
         match guarded::Job::of(self) {
             Some(job) => self.answer(job.answer(self)),
@@ -313,14 +325,15 @@ impl Call {
         }
     }
 
-    /// As the kernel ends a call that a signal interrupts: the caller never sees this number, since it handles the signal first, or the
-    /// call begins anew. Only for a thread that is marked to have one.
+    /// Ends the call in the way in which a signal does. The caller never sees this error: the
+    /// kernel handles the signal first, and then restarts the call or returns EINTR. Only for a
+    /// thread that has a signal pending.
     fn interrupt(&self, may_restart: bool) {
         const ERESTARTSYS: i32 = 512;
         self.answer(Err(if may_restart { Errno::from_raw_os_error(ERESTARTSYS) } else { Errno::INTR }));
     }
 
-    /// Nobody is left to be told if that fails.
+    /// An error means that the caller has ended.
     fn proceed(&self) {
         let _ = self.listener.proceed(self.notification.id);
     }
@@ -330,19 +343,20 @@ impl Call {
     }
 }
 
-/// Whether a descriptor's file does not block.
+/// Returns `true` if the descriptor's file does not block.
 fn is_nonblocking(socket: &OwnedFd) -> bool {
     rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
 
-/// Waits until `socket` is ready, no longer than a slice of time in which a caller may notice a signal. EINTR is an ordinary slice.
+/// Waits until `socket` is ready, for at most the interval at which a caller's signals are checked.
+/// EINTR counts as the end of the interval.
 fn is_ready(socket: impl AsFd, events: PollFlags) -> bool {
     const SLICE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
     let mut polled = [PollFd::new(&socket, events)];
     poll(&mut polled, Some(&SLICE)).is_ok_and(|ready| ready > 0)
 }
 
-/// Whether it is so now.
+/// Returns `true` if `socket` is ready now.
 fn is_ready_now(socket: impl AsFd, events: PollFlags) -> bool {
     let mut polled = [PollFd::new(&socket, events)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)

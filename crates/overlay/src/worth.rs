@@ -1,7 +1,14 @@
-//! Whether connections are worth being moved to the host network. Moving one takes much longer, and more of the processors, than the overlay
-//! takes to make it; each message that crosses one network stack and not two repays some of that. So where a program makes many
-//! connections to one place, and those that have ended lately have not repaid their moving, further ones stay on the overlay. Some are
-//! still moved in each second, from which is seen whether that has changed.
+//! Decides if moving connections to the host network pays. To move one takes much more time, also
+//! of the processors, than to make it on the overlay. Each message that crosses one network stack
+//! instead of two repays a part of that.
+//!
+//! So where a program makes many connections to one destination, and the recently ended ones have
+//! not repaid their moving, further ones stay on the overlay. The statistics decay, so some
+//! connections are still moved every second, and their results show if that has changed.
+//!
+//! Example: a program makes 1,000 connections a second to one address, each with one question and
+//! one answer. After 16 of them have ended, their average of repayment is far below 1, and the next
+//! ones stay. After a second, the decayed count is below 16, and some are moved again.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -15,60 +22,63 @@ use crate::connections::Connections;
 use crate::lock::lock;
 use crate::metrics::End;
 
-/// A connection of so many messages, or bytes, repays its moving (docs/overlay.md has what that is measured by).
+/// The number of messages, or of bytes, with which a connection repays its moving. docs/overlay.md
+/// has the measurement.
 const MESSAGES: f64 = 100.0;
 const BYTES: f64 = 4_194_304.0;
-/// One that has repaid far more stands for no more than so many others.
+/// The bound for the repayment of one connection, so that it makes up for this many others at most.
 const AT_MOST: f64 = 100.0;
-/// So many have to have ended lately, or moving them costs little altogether.
+/// The number of recently ended connections from which on a destination counts. Below it, moving
+/// costs little altogether.
 const ENOUGH: f64 = 16.0;
-/// How long ago that is: what ended so long ago counts for a third of what ends now.
+/// The time constant of the decay: a connection that ended this long ago counts 1/e.
 const LATELY: Duration = Duration::from_secs(1);
-/// So many are told from each other: from which network namespace, to where.
+/// The number of pairs of namespace and destination that are tracked.
 const KNOWN: usize = 16_384;
 
-/// The network namespace of a program, and where it connects to.
+/// The network namespace of a program, and the destination of its connections.
 pub(crate) type Way = (u64, SocketAddr);
 
-/// See the module.
+/// The statistics of ended connections, by namespace and destination.
 #[derive(Debug, Default)]
 pub(crate) struct Worth(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// By which the kernel tells what has ended, as long as there is anything that may.
+    /// The netlink socket that reports ended connections. `None` while there is none to be watched.
     told: Option<OwnedFd>,
     ways: HashMap<Way, Lately>,
 }
 
-/// Connections that have ended, each the less the longer ago that is.
+/// Statistics of ended connections, exponentially decayed.
 #[derive(Clone, Copy, Debug)]
 struct Lately {
     at: Instant,
     count: f64,
-    /// How often one has repaid its moving, altogether.
+    /// The sum of their repayments: 1 for each connection that has just repaid its moving.
     repaid: f64,
 }
 
 impl Worth {
-    /// A connection is about to be moved.
+    /// Starts to watch for ended connections. Called before a connection is moved.
     pub(crate) fn watch(&self) {
         let mut state = self.state();
         if state.told.is_none() {
-            // A kernel that does not tell leaves everything to be moved.
+            // Without these reports all connections are moved.
             state.told =
                 ended::watch().inspect_err(|error| tracing::debug!(%error, "not told what ends")).ok();
         }
     }
 
-    /// Whether a further connection would not repay its moving, as those before it have not.
+    /// Returns `true` if a further connection would not repay its moving, judging by the previous
+    /// ones.
     pub(crate) fn is_brief(&self, way: Way, connections: &Connections) -> bool {
         let mut state = self.state();
         state.hear(connections);
         state.ways.get(&way).is_some_and(|lately| lately.is_brief(Instant::now()))
     }
 
-    /// Lets go of what is long ago.
+    /// Drops old statistics, and stops watching when no client's connection is left.
     pub(crate) fn sweep(&self, connections: &Connections) {
         let mut state = self.state();
         state.hear(connections);
@@ -85,7 +95,7 @@ impl Worth {
 }
 
 impl State {
-    /// Takes in what the kernel has told.
+    /// Reads all pending reports.
     fn hear(&mut self, connections: &Connections) {
         let Some(told) = &self.told else { return };
         while let Some(ended) = ended::next(told.as_fd()) {
@@ -104,7 +114,7 @@ impl Lately {
         Lately { at, count: 0.0, repaid: 0.0 }
     }
 
-    /// As it is at that time.
+    /// Returns the statistics, decayed to that time.
     fn by(self, now: Instant) -> Lately {
         let ago = now.saturating_duration_since(self.at).as_secs_f64();
         let left = (-ago / LATELY.as_secs_f64()).exp();
@@ -123,7 +133,8 @@ impl Lately {
     }
 }
 
-/// How often what a connection has carried repays its moving. Full segments pass through a stack many at a time.
+/// Returns how many times the traffic of a connection repays its moving. Full segments are counted
+/// by their bytes only, since a stack processes many of them together.
 fn repaid(Ended { bytes, segments, segment, .. }: Ended) -> f64 {
     let full = bytes / u64::from(segment.max(1));
     let small = u64::from(segments).saturating_sub(full);

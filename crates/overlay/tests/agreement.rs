@@ -1,51 +1,53 @@
-//! The end of a conversation between two routers, as docs/overlay-protocol.md has it under *Agreement*, in every order in which its steps can
-//! be taken: whoever takes one may be stopped before the next, for as long as it likes. Both ends change over, or neither does.
+//! A model of the last steps between two routers (docs/overlay-protocol.md, "Agreement"). It
+//! explores every order of the steps, where each process may be stopped before its next step for
+//! any time. In the end both ends have changed over, or neither has.
 
 use std::collections::HashSet;
 
-/// What is done so that the ends agree. Without either of the two they do not always.
+/// The two rules by which the ends agree. Without either of them they can come apart.
 #[derive(Clone, Copy, Debug)]
 struct Rules {
-    /// The server's router lets nothing more in before it looks whether Commit is there.
+    /// The server's router lets no segment in before it checks for Commit.
     is_deaf_first: bool,
-    /// The client's supervisor waits until Commit has got there, unless it was said soon.
+    /// The client's supervisor waits for the acknowledgement of Commit, unless it sent Commit
+    /// early.
     waits_to_be_heard: bool,
 }
 
-/// The client's supervisor, which has the host connection and what it is to say on it.
+/// The client's supervisor, which has the host connection and the Commit to be sent on it.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 enum Client {
     Ready,
-    /// It has looked: the connection is open.
+    /// The supervisor has found the connection open.
     Open,
-    /// It has said Commit.
+    /// The supervisor has sent Commit.
     Said,
     Host,
     Overlay,
 }
 
-/// The server's router, which has promised.
+/// The server's router, after its promise.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 enum Server {
     Promised,
-    /// It is to take its promise back, and is about to look for Commit.
+    /// The router is to withdraw its promise, and is about to check for Commit.
     Looks,
-    /// It has looked, and Commit was not there.
+    /// The router has checked, and Commit was not there.
     Resets,
     Host,
     Overlay,
 }
 
-/// How long it is since the call began.
+/// The time since the call began.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 enum Time {
     Soon,
     Later,
-    /// The promise may be taken back.
+    /// The promise may be withdrawn.
     Lapsed,
 }
 
-/// A segment, which may be under way for as long as it likes.
+/// A segment, which may be under way for any time.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 enum Segment {
     None,
@@ -59,13 +61,13 @@ struct State {
     server: Server,
     time: Time,
     commit: Segment,
-    /// Commit was said soon.
+    /// Commit was sent early.
     was_soon: bool,
-    /// The server's kernel has Commit, and says so.
+    /// The acknowledgement of Commit by the server's kernel.
     acknowledgement: Segment,
-    /// By the server's router.
+    /// The reset that the server's router sends.
     reset: Segment,
-    /// The client's end has closed the connection without Commit.
+    /// The FIN of a client's end that closes the connection without Commit.
     end: Segment,
 }
 
@@ -81,7 +83,7 @@ impl State {
         end: Segment::None,
     };
 
-    /// All that can be next.
+    /// Returns all states that can follow.
     fn next(self, rules: Rules) -> Vec<State> {
         let segments = self.segments(rules);
         [self.clock(), segments, self.client(rules), self.server()].concat()
@@ -90,7 +92,8 @@ impl State {
     fn clock(self) -> Vec<State> {
         match self.time {
             Time::Soon => vec![State { time: Time::Later, ..self }],
-            // All that is supposed of the network: what is said half a second before a promise lapses is there by then.
+            // The only assumption about the network: a segment that is sent half a second before a
+            // promise lapses has arrived by then.
             Time::Later if self.was_soon && self.commit == Segment::UnderWay => vec![],
             Time::Later => vec![State { time: Time::Lapsed, ..self }],
             Time::Lapsed => vec![],
@@ -126,7 +129,7 @@ impl State {
         let is_reset = self.reset == Segment::Arrived;
         let is_soon = self.time == Time::Soon;
         match self.client {
-            // Its program, or its router, may be slower than anybody waits.
+            // The client's program or router may be slower than the other end waits.
             Client::Ready if is_reset => vec![stays],
             Client::Ready => vec![stays, State { client: Client::Open, ..self }],
             Client::Open if is_reset => vec![stays],
@@ -135,7 +138,7 @@ impl State {
                 vec![State { was_soon: is_soon, ..said }]
             }
             Client::Said if !rules.waits_to_be_heard => vec![takes],
-            // It looks at its clock when it has spoken.
+            // The supervisor reads its clock after it has sent Commit.
             Client::Said if is_soon || self.acknowledgement == Segment::Arrived => vec![takes],
             Client::Said if is_reset => vec![stays],
             Client::Said | Client::Host | Client::Overlay => vec![],
@@ -165,14 +168,15 @@ impl State {
         }
     }
 
-    /// The program of one end has one connection, and that of the other another.
+    /// Returns `true` if one end's program has the host connection, and the other's the overlay
+    /// connection.
     fn is_torn(self) -> bool {
         let ends = (self.client, self.server);
         matches!(ends, (Client::Host, Server::Overlay) | (Client::Overlay, Server::Host))
     }
 }
 
-/// All that can come to be.
+/// Returns all reachable states.
 fn explore(rules: Rules) -> HashSet<State> {
     let mut seen = HashSet::from([State::FIRST]);
     let mut left = vec![State::FIRST];
@@ -188,7 +192,7 @@ fn both_ends_change_over_or_neither_does() {
     let states = explore(rules);
     let torn: Vec<_> = states.iter().filter(|state| state.is_torn()).collect();
     assert!(torn.is_empty(), "{torn:#?}");
-    // Each comes to an end, and to either.
+    // Every run ends, and both outcomes occur.
     let ended = states.iter().filter(|state| state.next(rules).is_empty());
     let ends: HashSet<_> = ended.map(|state| (state.client, state.server)).collect();
     assert_eq!(ends, [(Client::Host, Server::Host), (Client::Overlay, Server::Overlay)].into());

@@ -1,4 +1,4 @@
-//! policy.toml. Read whole and checked whole; what is wrong is said with its line and what to do.
+//! Reads and checks policy.toml. Errors name the line, and what to write instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -12,31 +12,31 @@ use toml::Spanned;
 use super::shape::{parse_dscp, parse_priority, parse_rate};
 use super::{Action, Default, Policy, Ports, Rule, Shape};
 
-/// Why a file is no policy.
+/// The reason for which a file is no policy.
 #[derive(Debug, Error)]
 pub enum PolicyError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: std::io::Error,
     },
-    /// It does not say what it should.
+    /// The file's content is invalid.
     #[error("{}:{line}: {what}", path.display())]
     Wrong {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// The line with the error.
         line: usize,
-        /// What is wrong, and what to do.
+        /// The error, and how to correct it.
         what: String,
     },
 }
 
 impl Policy {
-    /// Of a file.
+    /// Reads a policy file.
     pub fn read(path: &Path) -> Result<Policy, PolicyError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| PolicyError::Read { path: path.to_owned(), source })?;
@@ -69,7 +69,7 @@ impl Policy {
     }
 }
 
-/// What is wrong, and from which byte on.
+/// An error, and the byte offset at which it begins.
 #[derive(Debug)]
 pub(super) struct Wrong {
     at: usize,
@@ -82,13 +82,13 @@ fn wrong<T>(span: Range<usize>, what: String) -> Result<T, Wrong> {
 
 type Labels<'a> = BTreeMap<&'a str, Vec<IpNet>>;
 
-/// As it is written.
+/// The file's content before it is checked.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Written {
     #[serde(default = "allow")]
     default: Default,
-    /// Names for containers.
+    /// Names for groups of containers.
     #[serde(default)]
     labels: BTreeMap<String, Spanned<Vec<Spanned<String>>>>,
     #[serde(default)]
@@ -165,7 +165,7 @@ impl NumberOrText {
     }
 }
 
-/// The containers of a label. A label has no labels.
+/// Returns the containers of a label. A label cannot refer to other labels.
 fn label(name: &str, written: &Spanned<Vec<Spanned<String>>>) -> Result<Vec<IpNet>, Wrong> {
     if prefix(name).is_some() {
         return wrong(
@@ -176,7 +176,7 @@ fn label(name: &str, written: &Spanned<Vec<Spanned<String>>>) -> Result<Vec<IpNe
     containers(name, written, &Labels::new())
 }
 
-/// Prefixes, single addresses, and labels.
+/// Returns the prefixes of a list of prefixes, single addresses and labels.
 fn containers(
     key: &str,
     written: &Spanned<Vec<Spanned<String>>>,
@@ -207,7 +207,7 @@ fn prefix(text: &str) -> Option<IpNet> {
     text.parse::<IpNet>().or_else(|_| text.parse().map(|address: std::net::IpAddr| address.into())).ok()
 }
 
-/// Numbers, and ranges as "6000-6010".
+/// Parses a list of port numbers and of ranges such as "6000-6010".
 fn ports(written: &Spanned<Vec<Spanned<NumberOrText>>>) -> Result<Vec<Ports>, Wrong> {
     if written.get_ref().is_empty() {
         return wrong(written.span(), "ports is empty and matches nothing: name one, or leave it out".into());
@@ -266,7 +266,7 @@ mod tests {
             ("'deny'\n", "'deny'\nport = [1]\n", 18, "unknown field"),
             ("action = 'deny'\n", "action = 'deny'\ndscp = 1\n", 18, "are for connections that are allowed"),
         ] {
-            // The last: what is said twice is said of a rule further below.
+            // Replace the last occurrence: text that occurs twice belongs to a rule further below.
             let at = GOOD.rfind(from).unwrap();
             let text = [&GOOD[..at], to, &GOOD[at + from.len()..]].concat();
             std::fs::write(&path, &text).unwrap();

@@ -1,28 +1,31 @@
-//! What a rule asks of the host's kernel for each connection that it allows: options of the host connection's socket.
+//! The parameters that a rule sets for each connection that it allows. They become socket options
+//! of the host connection.
 
 use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-/// See the module. None: as the program has it.
+/// The parameters of a rule. `None` leaves the program's own value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Shape {
-    /// Bytes per second that this end sends at most.
+    /// The largest rate at which this end sends, in bytes per second.
     pub(crate) rate: Option<u64>,
-    /// Differentiated services code point.
+    /// The differentiated services code point.
     pub(crate) dscp: Option<u8>,
-    /// The priority of its packets for queueing disciplines, or the class itself: the number of the qdisc in the upper half.
+    /// The priority of the packets for queueing disciplines, or a class: the qdisc's number is in
+    /// the upper 16 bits.
     pub(crate) priority: Option<u32>,
 }
 
 const MAX_DSCP: u8 = 63;
 const MAX_PRIORITY: u32 = 15;
-/// Bits per second: a slower connection would not get a single segment through in a second, and of a faster one in use the kernel cannot
-/// be told.
+/// The permitted rates in bits per second. At a lower rate not a single segment would be sent in a
+/// second. A higher one, in bytes per second, does not fit the 32 bits with which the kernel
+/// changes a connection in use.
 const RATES: RangeInclusive<u64> = 16_000..=34_000_000_000;
 
-/// Bits per second as tc writes them, in bytes per second.
+/// Parses bits per second in tc's notation, and returns bytes per second.
 pub(super) fn parse_rate(text: &str) -> Result<u64, String> {
     let wrong =
         || format!("rate = {text:?}: say bits per second, as in \"200mbit\" (bit, kbit, mbit or gbit)");
@@ -42,7 +45,7 @@ pub(super) fn parse_rate(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A code point by its name or its number.
+/// Parses a code point, given by name or number.
 pub(super) fn parse_dscp(text: &str) -> Result<u8, String> {
     let named = |prefix: &str| text.strip_prefix(prefix).and_then(|rest| rest.parse::<u8>().ok());
     let assured = |number: u8| {
@@ -63,7 +66,7 @@ pub(super) fn parse_dscp(text: &str) -> Result<u8, String> {
         })
 }
 
-/// A priority, or a class as tc writes it: `1:20`, in hexadecimal.
+/// Parses a priority, or a class in tc's hexadecimal notation, such as `1:20`.
 pub(super) fn parse_priority(text: &str) -> Result<u32, String> {
     let half = |text: &str| u16::from_str_radix(text, 16).ok().map(u32::from);
     let class = text.split_once(':').and_then(|(major, minor)| Some(half(major)? << 16 | half(minor)?));

@@ -1,4 +1,8 @@
 //! accept and accept4.
+//!
+//! The supervisor accepts the connection itself and asks the router about it. It then gives the
+//! program the host connection (Take), the overlay connection (Stay), or resets it and waits for
+//! another (Deny).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,19 +21,19 @@ use super::replace::liken;
 use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now};
 use crate::message::{Answer, Request};
 
-/// A connection that nobody wants any more.
+/// The time for which an undelivered connection is kept.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-/// A thread that a signal wakes has taken it by then, unless it gets no processor.
+/// The time in which another thread that a signal has woken takes it, unless it gets no processor.
 const TAKEN: Duration = Duration::from_millis(2);
-/// So many are kept.
+/// The largest number of undelivered connections that are kept.
 const STRAYS: usize = 256;
 
-/// Connections that were accepted for a call that could not have them any more, by the cookies of their listening sockets: the next call
-/// gets them.
+/// Connections that were accepted and could not be delivered, because their call had ended, by the
+/// cookies of their listening sockets. The next call gets them.
 #[derive(Debug, Default)]
 pub(super) struct Strays(Mutex<HashMap<u64, Vec<(Accepted, Instant)>>>);
 
-/// What accept returns.
+/// An accepted connection.
 #[derive(Debug)]
 struct Accepted {
     socket: OwnedFd,
@@ -66,7 +70,7 @@ impl Strays {
     }
 }
 
-/// What the fourth argument of accept4 says.
+/// The flags of accept4, its fourth argument.
 #[derive(Clone, Copy, Debug)]
 struct Flags {
     nonblocking: bool,
@@ -74,7 +78,7 @@ struct Flags {
 }
 
 impl Flags {
-    /// None: the kernel knows what to answer.
+    /// Reads the flags. Returns `None` for invalid ones, for which the kernel has the right error.
     fn of(call: &Call) -> Option<Flags> {
         let given = match call.notification.number {
             libc::SYS_accept4 => call.notification.arguments[3] as i32,
@@ -88,17 +92,17 @@ impl Flags {
     }
 }
 
-/// A call of accept on a socket that listens for the overlay.
+/// A call of accept on a socket that may accept connections of the overlay.
 #[derive(Debug)]
 struct Accepting {
     listener: OwnedFd,
-    /// The listener's.
+    /// The cookie of the listening socket.
     cookie: u64,
     flags: Flags,
 }
 
 impl Supervisor {
-    /// On a socket that listens for the overlay.
+    /// Handles accept on a socket that may accept connections of the overlay.
     pub(super) fn accept(self: &Arc<Supervisor>, call: Call, listener: OwnedFd, cookie: u64) {
         let Some(flags) = Flags::of(&call) else { return call.proceed() };
         if let Some(stray) = self.strays.take(cookie) {
@@ -117,7 +121,8 @@ impl Supervisor {
         }
     }
 
-    /// While others take what is shown. If none can the kernel makes the call, and nobody sees what it accepts.
+    /// Waits for a connection, after another thread took over the listener. If there is none, the
+    /// kernel makes the call, and a connection is accepted unseen.
     fn wait_apart(self: &Arc<Supervisor>, call: &Call, accepting: &Accepting) {
         if self.hand_over(&call.listener) {
             self.wait(call, accepting);
@@ -127,7 +132,8 @@ impl Supervisor {
         }
     }
 
-    /// For a program that waits, and for one that does not, until there is nothing more.
+    /// Waits for a connection in a blocking call. In a non-blocking one, tries until no connection
+    /// is left.
     fn wait(self: &Arc<Supervisor>, call: &Call, accepting: &Accepting) {
         let Accepting { listener, flags, .. } = accepting;
         let begun = Instant::now();
@@ -153,13 +159,14 @@ impl Supervisor {
             match self.interrupted(call) {
                 Signal::None => {}
                 Signal::Surely => return call.interrupt(limit.is_none()),
-                // The kernel decides. It may accept a connection instead, which nobody sees then.
+                // The kernel decides. It may accept a connection instead, which is unseen then.
                 Signal::Perhaps => return call.proceed(),
             }
         }
     }
 
-    /// Whether a signal waits for the caller. One that another thread may take is given a moment to be taken.
+    /// Checks for a signal of the caller. If another thread may take the signal, gives it a moment
+    /// to.
     fn interrupted(&self, call: &Call) -> Signal {
         match process::signal(call.thread()) {
             Signal::Perhaps => {
@@ -170,20 +177,22 @@ impl Supervisor {
         }
     }
 
-    /// A connection of the overlay is asked about while others take what is shown; any other is the program's at once.
+    /// Delivers an accepted connection. Asks the router first if it is one of the overlay, after
+    /// another thread took over the listener.
     fn settle(self: &Arc<Supervisor>, call: &Call, accepting: &Accepting, accepted: Accepted) {
         let is_ours = self.link.covers(accepted.peer.address.ip());
         if !is_ours {
             return self.deliver(call, accepted, accepting.flags, accepting.cookie);
         }
-        // Also if none can: it may have been promised.
+        // Even if there is no other thread, ask: the connection may have been promised.
         self.hand_over(&call.listener);
         if !self.claim(call, accepting, accepted) {
             self.wait_apart(call, accepting);
         }
     }
 
-    /// Asks the router whether a host connection takes its place. False: there is to be no connection, and the call waits for another.
+    /// Asks the router if a host connection replaces the accepted one, and delivers the result.
+    /// Returns `false` if the policy denies the connection, so that the call waits for another one.
     fn claim(&self, call: &Call, accepting: &Accepting, mut accepted: Accepted) -> bool {
         let remote = accepted.peer.address;
         if self.link.covers(remote.ip())
@@ -193,16 +202,17 @@ impl Supervisor {
         {
             match conversation.hear(|| true) {
                 Heard::Answer(Answer::Take, Some(connection)) => {
-                    // The client has it already: what cannot be copied is left as it is.
+                    // The client has the host connection already, so an error here is ignored.
                     let _ = liken(&accepted.socket, &connection);
                     let overlay = std::mem::replace(&mut accepted.socket, connection);
                     drop(conversation);
-                    // Its peer may be slow to acknowledge the end; the program waits for the other one.
+                    // The close must not wait for the old peer to acknowledge, because the program
+                    // waits.
                     let _ = sockopt::set_socket_linger(&overlay, None);
                 }
                 Heard::Answer(Answer::Deny(_), _) => {
                     drop(conversation);
-                    // Reset, and not only closed.
+                    // Make the close a reset.
                     let _ = sockopt::set_socket_linger(&accepted.socket, Some(Duration::ZERO));
                     return false;
                 }
@@ -217,7 +227,7 @@ impl Supervisor {
     fn deliver(&self, call: &Call, accepted: Accepted, flags: Flags, cookie: u64) {
         if let Err(error) = accepted.peer.tell(call) {
             if call.waits() {
-                // As the kernel does: the connection is closed.
+                // The kernel closes the connection in this case too.
                 return call.answer(Err(error));
             }
             return self.strays.keep(cookie, accepted);
@@ -229,7 +239,7 @@ impl Supervisor {
                 call.answer(Ok(number));
             }
             Err(error) => {
-                // It has no room for another descriptor, or was killed.
+                // The process has no free descriptor, or was killed.
                 self.strays.keep(cookie, accepted);
                 call.answer(Err(error));
             }
@@ -237,7 +247,8 @@ impl Supervisor {
     }
 }
 
-/// One process at a time looks and takes, so that none blocks in between. None: another one was faster.
+/// Accepts a connection. Only one thread at a time polls and accepts, so that accept never blocks.
+/// Returns `None` if another process was faster.
 fn attempt(listener: &OwnedFd, flags: Flags) -> Result<Option<Accepted>, Errno> {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().expect(NEVER);
@@ -247,7 +258,7 @@ fn attempt(listener: &OwnedFd, flags: Flags) -> Result<Option<Accepted>, Errno> 
     let mut wanted = SocketFlags::CLOEXEC;
     wanted.set(SocketFlags::NONBLOCK, flags.nonblocking);
     let socket = accept_with(listener, wanted)?;
-    // It was reset since: the program would not have got its address either.
+    // The connection was reset meanwhile. The program could not have read its address either.
     let peer = Peer::of(&socket).ok_or(Errno::CONNABORTED)?;
     Ok(Some(Accepted { socket, peer }))
 }

@@ -1,4 +1,4 @@
-//! Addresses of IPv4, also as IPv6 sockets write them, and of IPv6, in another process's memory and about sockets.
+//! Socket addresses of IPv4 and IPv6, read from and written to another process's memory.
 
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::AsFd;
@@ -8,23 +8,23 @@ use shunt_sys::{Errno, identity, other};
 
 use super::Call;
 
-/// `struct sockaddr_in` and `struct sockaddr_in6`.
+/// The sizes of `struct sockaddr_in` and `struct sockaddr_in6`.
 const V4: usize = 16;
 const V6: usize = 28;
-/// No length of an address is larger for the kernel.
+/// The longest address that the kernel accepts (`struct sockaddr_storage`).
 const LONGEST: u64 = 128;
 
-/// Where a program connects to, copied from its memory.
+/// The destination of a connect call, copied from the program's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address {
-    /// Those of IPv4 as IPv4.
+    /// The destination, with IPv4-mapped addresses as IPv4.
     pub(super) to: SocketAddr,
-    /// As the program wrote it.
+    /// The destination as the program wrote it.
     pub(super) given: SocketAddr,
 }
 
 impl Address {
-    /// The second and third argument of connect, if they are an address of IP.
+    /// Reads the second and third argument of connect. Returns `None` if they are no IP address.
     pub(super) fn of_connect(call: &Call) -> Option<Address> {
         let [_, at, len, ..] = call.notification.arguments;
         // The kernel takes an int.
@@ -53,7 +53,7 @@ impl Address {
                 let octets: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
                 let word = |at: usize| bytes.get(at..at + 4).and_then(|word| word.try_into().ok());
                 let flow = u32::from_be_bytes(word(4)?);
-                // The structure was shorter once.
+                // Early versions of the structure had no scope id.
                 let scope = u32::from_ne_bytes(word(24).unwrap_or_default());
                 SocketAddrV6::new(Ipv6Addr::from(octets), port, flow, scope).into()
             }
@@ -62,23 +62,23 @@ impl Address {
         Some(Address { to: identity::normalise(given), given })
     }
 
-    /// Connects a socket there.
+    /// Connects a socket to the destination.
     pub(super) fn connect(&self, socket: impl AsFd) -> Result<(), Errno> {
         connect(socket, &self.given)
     }
 
-    /// A socket's own.
+    /// Returns the local address of a socket.
     pub(super) fn of_socket(socket: impl AsFd) -> Option<SocketAddr> {
         let address = SocketAddr::try_from(getsockname(socket).ok()?).ok()?;
         Some(identity::normalise(address))
     }
 }
 
-/// Of whom a socket is connected to.
+/// The address of a socket's peer.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
-    /// As the kernel writes it.
+    /// The address in the form in which the kernel returned it.
     raw: SocketAddrAny,
 }
 
@@ -89,7 +89,7 @@ impl Peer {
         Some(Peer { address, raw })
     }
 
-    /// Writes it where accept's arguments say, as the kernel does.
+    /// Writes the address to the place that accept's arguments give, as the kernel does.
     pub(super) fn tell(&self, call: &Call) -> Result<(), Errno> {
         let [_, at, len_at, ..] = call.notification.arguments;
         if at == 0 {

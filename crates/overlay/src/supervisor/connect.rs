@@ -1,4 +1,13 @@
-//! connect, and the program's first look at what has become of it.
+//! connect, and the program's first request for its result.
+//!
+//! For a blocking socket, the supervisor waits with the program and replaces the socket before
+//! connect returns. For a non-blocking one it waits for at most `hold-ms`. If the connection is not
+//! established by then, connect returns EINPROGRESS. The socket is replaced when the program asks
+//! for the result, by SO_ERROR or a second connect. docs/overlay-protocol.md has the messages.
+//!
+//!     connect ──► Connect ──► Go ──► overlay SYN ──► Begun ──► Moment ──► Commit ──► replace, Taken
+//!                   │                                  │
+//!                   └► Stay, Deny                      └► EINPROGRESS, Moment at SO_ERROR
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -22,29 +31,32 @@ use crate::message::{Answer, Request};
 use crate::policy::Denial;
 use crate::reason::Reason;
 
-/// A program that has not looked for so long has forgotten its socket, or never looks. Until then the socket lives on if the program
-/// closes it.
+/// The time after which a program is taken to never ask for the result. Until then the supervisor's
+/// descriptor keeps the socket open, even if the program closes it.
 const FORGOTTEN: Duration = Duration::from_secs(3);
-/// The other router keeps a promise for a second at least, and has made none before the call began: what is said so soon gets there
-/// before it is taken back.
+/// The age of a call up to which Commit needs no acknowledgement. The other router keeps a promise
+/// for at least a second, and made it after the call began. So a Commit that is sent this early
+/// arrives in time.
 const FRESH: Duration = Duration::from_millis(500);
-/// A host that has acknowledged nothing for so long is not there, or its router has been stopped while it took its promise back.
+/// The time without an acknowledgement after which the other host is taken to be down, or its
+/// router to have been stopped while it withdrew its promise.
 const SILENT: Duration = Duration::from_secs(3);
-/// So many connections may be under way that do not block.
+/// The largest number of non-blocking connects under way.
 const PENDING: usize = 4096;
 
-/// Connections under way whose programs do not wait, by the cookies of their sockets.
+/// Non-blocking connects under way, by the cookies of their sockets.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     attempts: Mutex<HashMap<u64, Attempt>>,
     count: AtomicUsize,
 }
 
-/// It ends with its conversation, and what is behind that is closed afterwards.
+/// A connect under way. Fields drop in order: the conversation ends before the descriptors are
+/// closed.
 #[derive(Debug)]
 struct Attempt {
     conversation: Conversation,
-    /// The program's.
+    /// The program's socket.
     socket: OwnedFd,
     /// The host connection, once there is one.
     given: Option<OwnedFd>,
@@ -52,7 +64,7 @@ struct Attempt {
     rings: Arc<Rings>,
 }
 
-/// What the router says of a connection that is to be made.
+/// The router's answer about a connection to be made.
 enum Asked {
     Go(Conversation),
     Stay,
@@ -69,7 +81,7 @@ impl Pending {
         let old: Vec<_> = self.change(|attempts| attempts.extract_if(is_old).collect());
         let begun = Instant::now();
         for (_, attempt) in old {
-            // Each waits for the router to be done with it, but not all of them for one that hangs.
+            // The drop of each attempt waits for the router. If it hangs, only the first ones wait.
             if begun.elapsed() >= GRACE {
                 attempt.conversation.give_up();
             }
@@ -84,7 +96,7 @@ impl Pending {
         });
     }
 
-    /// The attempt of that socket, if it has come to an end.
+    /// Takes the attempt of that socket if its connect has completed or failed.
     fn take_ended(&self, cookie: u64) -> Option<Attempt> {
         self.change(|attempts| {
             let attempt = attempts.get(&cookie)?;
@@ -104,11 +116,11 @@ impl Pending {
 }
 
 impl Supervisor {
-    /// connect to an address of the overlay.
+    /// Handles connect to an address of the overlay.
     pub(super) fn connect(self: &Arc<Supervisor>, call: &Call, address: Address) {
         let Some(socket) = call.socket() else { return call.proceed() };
         if !is_plain(&socket) {
-            // It may be the second call, by which a program learns what has become of the first.
+            // It may be the second call, with which a program asks for the result of the first.
             return self.look_at(call, socket);
         }
         let conversation = match self.ask(call, &socket, address) {
@@ -117,7 +129,8 @@ impl Supervisor {
                 drop(socket);
                 return call.proceed();
             }
-            // At once, also for a program that does not wait: it would be told nothing else later.
+            // A non-blocking program gets the error immediately too, since it would get no other
+            // one later.
             Asked::Denied(denial) => {
                 drop(socket);
                 return call.answer(Err(denial.error()));
@@ -135,7 +148,7 @@ impl Supervisor {
         }
     }
 
-    /// getsockopt for SO_ERROR.
+    /// Handles getsockopt for SO_ERROR.
     pub(super) fn look(&self, call: &Call) {
         match call.socket() {
             Some(socket) => self.look_at(call, socket),
@@ -152,7 +165,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether the peer would take it.
+    /// Asks the router if the peer would take the connection.
     fn ask(&self, call: &Call, socket: &OwnedFd, address: Address) -> Asked {
         let from = Address::of_socket(socket).map(|own| own.ip()).filter(|own| !own.is_unspecified());
         let Some(conversation) = self.link.begin(&Request::Connect { to: address.to, from }, socket) else {
@@ -167,8 +180,9 @@ impl Supervisor {
         Asked::Stay
     }
 
-    /// For a program that does not wait. It may send as soon as it sees that it can, without having looked: so if that does not take long
-    /// it is told that the connection is under way when the host connection is in its place.
+    /// Handles a non-blocking connect. The program may send as soon as the socket is writable,
+    /// without asking for the result. So if the set-up is fast, EINPROGRESS is returned only after
+    /// the socket was replaced.
     fn begin(&self, call: &Call, mut attempt: Attempt, address: Address) {
         let Ok(cookie) = sockopt::socket_cookie(&attempt.socket) else { return attempt.leave(call, None) };
         match address.connect(&attempt.socket) {
@@ -177,7 +191,7 @@ impl Supervisor {
                 attempt.leave(call, Some(error));
             }
             Ok(()) | Err(Errno::INPROGRESS) => {
-                // Before the program can look.
+                // Sent before the program can ask for the result.
                 if let Some(own) = Address::of_socket(&attempt.socket)
                     && attempt.conversation.say(&Request::Begun { local: own, waits: false }, None)
                 {
@@ -191,7 +205,7 @@ impl Supervisor {
 }
 
 impl Attempt {
-    /// The program goes on, and has its socket for itself. None: the kernel makes the call.
+    /// Ends the attempt and answers the call. With `None` the kernel makes the call.
     fn leave(self, call: &Call, error: Option<Errno>) {
         drop(self);
         match error {
@@ -201,7 +215,7 @@ impl Attempt {
     }
 }
 
-/// A TCP socket that connect would connect.
+/// Returns `true` for an unconnected TCP socket that connect would connect in the ordinary way.
 fn is_plain(socket: &OwnedFd) -> bool {
     let is_plain = || {
         let flags = fcntl_getfl(socket)?;
@@ -212,12 +226,12 @@ fn is_plain(socket: &OwnedFd) -> bool {
     is_plain().unwrap_or(false)
 }
 
-/// For a program that waits.
+/// Handles a blocking connect.
 fn see_through(call: &Call, mut attempt: Attempt, address: Address) {
     let socket = &attempt.socket;
     match start(socket, address) {
         Ok(()) | Err(Errno::INPROGRESS) => {}
-        // As the program's own call would have ended.
+        // The program's own call would have returned this error.
         Err(error) => return attempt.leave(call, Some(error)),
     }
     let limit = sockopt::socket_timeout(socket, Timeout::Send).ok().flatten();
@@ -229,7 +243,7 @@ fn see_through(call: &Call, mut attempt: Attempt, address: Address) {
             return attempt.leave(call, Some(Errno::INPROGRESS));
         }
         if process::has_signal(call.thread()) {
-            // The kernel finds the connection under way, and is interrupted.
+            // The kernel finds the connect under way, and the signal interrupts the call.
             return attempt.leave(call, None);
         }
     }
@@ -237,7 +251,7 @@ fn see_through(call: &Call, mut attempt: Attempt, address: Address) {
     attempt.leave(call, settled.err());
 }
 
-/// Whether the connection is there within a time in which its program notices nothing else.
+/// Waits until the connection is established, for a time that the program does not notice.
 fn is_soon_there(call: &Call, attempt: &Attempt, hold: Duration) -> bool {
     let deadline = Instant::now() + hold;
     while Instant::now() < deadline && call.waits() && !process::has_signal(call.thread()) {
@@ -248,7 +262,8 @@ fn is_soon_there(call: &Call, attempt: &Attempt, hold: Duration) -> bool {
     false
 }
 
-/// The connection has been made, or has failed, and its program waits. The router offers it, while it is looked where the program has it.
+/// Reports the result of the connect to the router, while the program waits. The router offers the
+/// connection while this thread looks for the program's descriptors.
 fn settle(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
     if let Some(local) = Address::of_socket(&attempt.socket) {
         attempt.conversation.say(&Request::Begun { local, waits: true }, None);
@@ -256,7 +271,8 @@ fn settle(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
     replace(call, attempt)
 }
 
-/// Begins to connect a socket whose file blocks. It is the program's file too, so it does not block for no longer than that takes.
+/// Starts to connect a blocking socket. The file is shared with the program, so its non-blocking
+/// flag is set only for this moment.
 fn start(socket: &OwnedFd, address: Address) -> Result<(), Errno> {
     let flags = fcntl_getfl(socket)?;
     fcntl_setfl(socket, flags | OFlags::NONBLOCK)?;
@@ -265,14 +281,15 @@ fn start(socket: &OwnedFd, address: Address) -> Result<(), Errno> {
     connected
 }
 
-/// The connection has been made, or has failed: now it takes the host network, or stays. The kernel makes the call, which says what it
-/// would have said, on whichever socket is there.
+/// Replaces the socket, if possible, when the program asks for the result. Then the kernel makes
+/// the call, on whichever socket the descriptor refers to now.
 fn seize(call: &Call, mut attempt: Attempt) {
     let replaced = replace(call, &mut attempt);
     attempt.leave(call, replaced.err());
 }
 
-/// Whether the program can go on; it has the host connection, if there is one.
+/// Puts the host connection in the place of the socket, if there is one. An error means that the
+/// program must not continue with its socket.
 fn replace(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
     let Attempt { conversation, socket, given, begun, rings } = attempt;
     let socket = &*socket;
@@ -297,14 +314,15 @@ fn replace(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
         conversation.say(&Request::Stay(reason), None);
         return Ok(());
     }
-    // The other end has the host connection from here on, whatever happens.
+    // From here on the other end has the host connection in any case.
     let taken = place.take(call, socket, connection);
     conversation.say(&Request::Taken, None);
     taken.map_err(|_| Errno::CONNRESET)
 }
 
-/// Says the last word on the host connection. That is the one moment at which both ends change over, or neither does: if the other router
-/// has given up waiting it hears nothing, and has reset the connection or is about to; if not it hears this, however long that takes.
+/// Sends Commit on the host connection. Its arrival is the one moment at which both ends change
+/// over. If the other router has given up, Commit is not received, and the connection has been
+/// reset or will be. Otherwise Commit is received, however long that takes.
 fn commit(
     call: &Call,
     (socket, begun): (&OwnedFd, Instant),
@@ -321,7 +339,7 @@ fn commit(
     if heard { Ok(()) } else { Err(Reason::Late) }
 }
 
-/// Whether what was said has got to the other host. Its kernel says so, or resets the connection.
+/// Waits until the other host has acknowledged Commit, or has reset the connection.
 fn is_heard(connection: &OwnedFd, goes_on: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + SILENT;
     let mut pause = Duration::from_micros(50);

@@ -1,21 +1,25 @@
-//! The threads of a supervisor. One of them leads: it takes the calls that are shown. Before it waits for anything else it hands that over,
-//! to a thread that has nothing to do, or to a new one; so nothing is passed from one thread to another, and no call waits for another.
+//! The threads of a supervisor. One of them leads: it reads the listener. Before it waits for
+//! anything else, it hands the lead over, to an idle thread or to a new one. So no call is passed
+//! between threads, and no call waits for another one.
+//!
+//!     thread A: lead() ── reads a call ── hand_over() ── works on its call ── lead() waits
+//!     thread B:           lead() waits ── leads ── reads the next call ...
 
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 use super::NEVER;
 
-/// So many, and one fewer calls may wait at a time.
+/// The largest number of threads. One of them leads, so that 512 calls can wait.
 const MOST: usize = 513;
-/// So many are kept that have nothing to do.
+/// The largest number of idle threads.
 const KEPT: usize = 16;
 
-/// See the module.
+/// The threads, and which of them leads.
 #[derive(Debug)]
 pub(super) struct Crew {
     state: Mutex<State>,
-    /// The lead is to be taken, or there is no more to do.
+    /// Notified when the lead is free, and at the end.
     changed: Condvar,
     ended: Condvar,
 }
@@ -23,7 +27,7 @@ pub(super) struct Crew {
 #[derive(Debug)]
 struct State {
     threads: usize,
-    /// Those that have nothing to do.
+    /// The number of idle threads.
     waiting: usize,
     is_led: bool,
     is_over: bool,
@@ -34,7 +38,7 @@ thread_local! {
 }
 
 impl Default for Crew {
-    /// Of the thread that calls it.
+    /// Creates the state with the calling thread as its only thread.
     fn default() -> Crew {
         let state = State { threads: 1, waiting: 0, is_led: false, is_over: false };
         Crew { state: Mutex::new(state), changed: Condvar::new(), ended: Condvar::new() }
@@ -42,7 +46,7 @@ impl Default for Crew {
 }
 
 impl Crew {
-    /// Returns when this thread leads. False: it has no more to do.
+    /// Waits until this thread leads. Returns `false` if the thread is to end.
     pub(super) fn lead(&self) -> bool {
         let mut state = self.state();
         state.waiting += 1;
@@ -59,12 +63,13 @@ impl Crew {
         true
     }
 
-    /// Whether this thread still does.
+    /// Returns `true` if this thread leads.
     pub(super) fn leads(&self) -> bool {
         LEADS.get()
     }
 
-    /// Whether another thread leads from now on, which `begin` begins if none waits. A thread that does not lead has nothing to hand over.
+    /// Hands the lead over to an idle thread, or else to one that `begin` starts. Returns `false`
+    /// if there is none. A thread that does not lead has nothing to hand over.
     pub(super) fn hand_over(&self, begin: impl FnOnce() -> bool) -> bool {
         if !LEADS.get() {
             return true;
@@ -90,14 +95,14 @@ impl Crew {
         true
     }
 
-    /// Nobody is left under the filter.
+    /// Ends all threads: no process is left under the filter.
     pub(super) fn end(&self) {
         self.state().is_over = true;
         self.changed.notify_all();
         self.ended.notify_all();
     }
 
-    /// Until that is so.
+    /// Waits for the end.
     pub(super) fn await_end(&self) {
         let mut state = self.state();
         while !state.is_over {
@@ -118,7 +123,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;
 
-    /// Threads that take turns in taking gates, and wait until each opens.
+    /// Threads that each take a gate while they lead, and then wait for it to open.
     #[derive(Debug, Default)]
     struct Crowd {
         crew: Crew,
@@ -159,7 +164,7 @@ mod tests {
                 .map(|_| {
                     let (open, gate) = channel();
                     give.send(gate).unwrap();
-                    // Though those before it wait.
+                    // Received although the earlier threads still wait.
                     told.recv_timeout(LIMIT).unwrap();
                     open
                 })

@@ -1,5 +1,7 @@
-//! Calls of programs that are not trusted which may be made on their own sockets, and not on the host's. None is ever let go: they are
-//! made here, on the socket that was looked at, or told what a container's own socket would have been told.
+//! Calls that programs which are not trusted may make on their own sockets but not on the host's.
+//! None of them proceeds: a thread makes the call here, on the socket that it has checked, or
+//! answers as for a container's own socket. If the kernel made the call after the check, the
+//! program could have exchanged the descriptor or the arguments in between.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,48 +13,50 @@ use shunt_sys::{Errno, identity, other};
 
 use super::{Call, Supervisor};
 
-/// No option that is asked for here is longer.
+/// The largest size of an option value.
 const LENGTH: usize = 4096;
-/// So many bytes of interfaces are told at most.
+/// The largest size of a list of interfaces, in bytes.
 const INTERFACES: usize = 64 * 1024;
 
 impl Supervisor {
-    /// Whether the call is one of these; then it has its answer, or will.
+    /// Handles a guarded call. Returns `false` if the call is none.
     pub(super) fn guards(self: &Arc<Supervisor>, call: &Call) -> bool {
         if call.notification.number == libc::SYS_connect && !self.link.guards() {
             return false;
         }
         let Some(job) = Job::of(call) else { return false };
-        // Whoever holds the socket's lock keeps only this call waiting.
+        // Another thread takes over the listener, so a process that holds the socket's lock delays
+        // this call only.
         let answer = if self.hand_over(&call.listener) { job.answer(call) } else { Err(Errno::NOBUFS) };
         call.answer(answer);
         true
     }
 }
 
-/// A call that is made here.
+/// A call to be made here.
 pub(super) enum Job {
-    /// What the kernel says of interfaces.
+    /// A request about network interfaces.
     Ioctl,
-    /// What the kernel says of a socket.
+    /// A request for a socket option.
     Getsockopt,
-    /// Where a socket of the host's is to be connected to. It is made on this one.
+    /// A connect of this socket, which is the host's.
     Connect(OwnedFd),
-    /// It cannot be found out which socket it is about.
+    /// The socket cannot be determined.
     Unclear(Errno),
 }
 
 impl Job {
-    /// None: the call is none of these.
+    /// Returns `None` if the call is not guarded.
     pub(super) fn of(call: &Call) -> Option<Job> {
         match call.notification.number {
             libc::SYS_ioctl => Some(Job::Ioctl),
             libc::SYS_getsockopt if guarded::ASKED.contains(&call.option()) => Some(Job::Getsockopt),
-            // By the socket, and not by the address: that can be another one when the kernel reads it.
+            // Decided by the socket. The address could change before the kernel reads it.
             libc::SYS_connect => match call.try_socket() {
                 Ok(socket) => is_hosts(socket.as_fd()).then_some(Job::Connect(socket)),
                 Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Some(Job::Unclear(error)),
-                // There is no such descriptor; or nobody may look, and then no socket of the host's was put there.
+                // There is no such descriptor. Or the process cannot be inspected, but then no host
+                // socket was put there.
                 Err(_) => None,
             },
             _ => None,
@@ -71,12 +75,12 @@ impl Job {
 }
 
 impl Call {
-    /// What a call about an option is about.
+    /// Returns level and name of the option.
     fn option(&self) -> (i32, i32) {
         (self.notification.arguments[1] as i32, self.notification.arguments[2] as i32)
     }
 
-    /// The same as `socket`, with the reason why there is none.
+    /// Returns the socket as [`Call::socket`] does, or the error.
     fn try_socket(&self) -> Result<OwnedFd, Errno> {
         let socket = other::descriptor(self.thread(), self.number())?;
         if self.waits() { Ok(socket) } else { Err(Errno::SRCH) }
@@ -89,12 +93,12 @@ impl Call {
     }
 }
 
-/// Whether a socket is the host's.
+/// Returns `true` if a socket is the host's.
 pub(super) fn is_hosts(socket: BorrowedFd<'_>) -> bool {
     identity::namespace(socket) == Ok(NOWHERE)
 }
 
-/// A socket of the container's, in the place of one of the host's.
+/// Returns a socket of the container, to be asked instead of one of the host.
 fn stand_in() -> Result<OwnedFd, Errno> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
     socket.map(OwnedFd::from).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOBUFS))
@@ -106,10 +110,10 @@ fn getsockopt(call: &Call) -> Result<i64, Errno> {
     let mut socket = call.try_socket()?;
     if is_hosts(socket.as_fd()) {
         match about {
-            // As where nothing is translated.
+            // The error of a connection whose addresses are not translated.
             guarded::SO_ORIGINAL_DST | guarded::IP6T_SO_ORIGINAL_DST => return Err(Errno::NOPROTOOPT),
             guarded::SO_NETNS_COOKIE => socket = stand_in()?,
-            // What the programs in the kernel make of it.
+            // The kernel programs answer these.
             _ => {}
         }
     }
@@ -138,7 +142,7 @@ fn ioctl(call: &Call) -> Result<i64, Errno> {
     Ok(0)
 }
 
-/// `struct ifconf`: how much room there is, and where.
+/// Answers SIOCGIFCONF. `struct ifconf` has the size of the buffer, and its address.
 fn interfaces(call: &Call, at: u64, socket: &OwnedFd) -> Result<i64, Errno> {
     let room = i32::from_ne_bytes(call.read(at)?);
     let to = u64::from_ne_bytes(call.read(at + 8)?);
@@ -155,7 +159,8 @@ fn interfaces(call: &Call, at: u64, socket: &OwnedFd) -> Result<i64, Errno> {
     Ok(0)
 }
 
-/// connect on a socket of the host's. The address is copied once; what is checked is what the kernel gets.
+/// Connects a socket of the host. The address is copied once, so the kernel gets the address that
+/// was checked.
 fn connect(call: &Call, socket: &OwnedFd) -> Result<i64, Errno> {
     let [_, at, len, ..] = call.notification.arguments;
     let mut copy = [0; guarded::ADDRESS];

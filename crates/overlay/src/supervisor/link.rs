@@ -1,5 +1,6 @@
-//! The supervisor's end of its conversations with the router. The router is another's process, and may be anything: nothing here waits
-//! for it without an end.
+//! The supervisor's end of its conversations with the router. One connection to the router stays
+//! open; each connect and each accept has a separate conversation. Any process may listen at the
+//! router's path, so every wait for it has a timeout.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,33 +17,33 @@ use shunt_sys::{Errno, seqpacket};
 use super::NEVER;
 use crate::message::{self, Answer, MessageError, Request, VERSION, Welcome};
 
-/// Beyond what the router may take, for a machine that is busy.
+/// The time beyond the router's own limits that is allowed for on a busy machine.
 pub(super) const GRACE: Duration = Duration::from_millis(500);
 
-/// As long as this, beyond all that, a router that does nothing is taken for one that is busy, when its answer may be the only way to a
-/// connection.
+/// The further time that an accepted connection waits for a router that does not answer. Its answer
+/// may be the only way to the connection.
 const ACCEPTED: Duration = Duration::from_secs(10);
 
-/// So many conversations are kept open for the next connections.
+/// The number of idle conversations that are kept for the next connections.
 const KEPT: usize = 4;
-/// For so long: the router closes them later.
+/// The time for which they are kept. The router closes them later.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The connections to the router.
 #[derive(Debug)]
 pub(crate) struct Link {
     router: PathBuf,
-    /// Its program is under the filter for programs that are not trusted.
+    /// The program is under the filter for programs that are not trusted.
     guards: bool,
-    /// Conversations that have come to their end, and can begin anew.
+    /// Idle conversations, which can be used again.
     kept: Arc<Kept>,
-    /// The conversation that lasts.
+    /// The connection that stays open.
     standing: Mutex<Option<Standing>>,
-    /// The router has not answered in time: no connection of the program's waits for it.
+    /// The router has not answered in time, so connects of the program do not wait for it.
     rests: AtomicBool,
 }
 
-/// With the moments of their ends.
+/// Idle conversations, each with the time at which it became idle.
 type Kept = Mutex<Vec<(OwnedFd, Instant)>>;
 
 #[derive(Debug)]
@@ -52,7 +53,7 @@ struct Standing {
 }
 
 impl Link {
-    /// Whether its program is under the filter for programs that are not trusted.
+    /// Returns `true` if the program is under the filter for programs that are not trusted.
     pub(super) fn guards(&self) -> bool {
         self.guards
     }
@@ -73,29 +74,30 @@ impl Link {
         self.standing().is_some()
     }
 
-    /// Whether an address is the overlay's.
+    /// Returns `true` if the address is in the overlay.
     pub(super) fn covers(&self, address: IpAddr) -> bool {
         self.standing().as_ref().is_some_and(|it| it.welcome.prefixes.iter().any(|it| it.contains(&address)))
     }
 
-    /// Whether a connection of the program's is worth a question to it.
+    /// Returns `true` if the router is expected to answer about connects.
     pub(super) fn answers(&self) -> bool {
         !self.rests.load(Relaxed)
     }
 
-    /// It is asked nothing for a while about connections of the program's. What it has promised for the program's listening sockets
-    /// holds, so accepted ones are shown to it.
+    /// Stops asking the router about connects for a while. Its promises to the program's listening
+    /// sockets remain valid, so accepted connections are still shown to it.
     pub(super) fn let_rest(&self) {
         self.rests.store(true, Relaxed);
     }
 
-    /// How long connect waits for a program that does not block.
+    /// Returns the time that connect waits for a non-blocking program.
     pub(super) fn hold(&self) -> Duration {
         let hold = self.standing().as_ref().map_or(0, |it| it.welcome.hold_ms);
         Duration::from_millis(hold)
     }
 
-    /// Notices that the router has gone, or has come; waits for one that hangs. True: it is another than before.
+    /// Checks the connection to the router, and connects again if necessary. This may wait for a
+    /// router that hangs. Returns `true` if there is a new connection.
     pub(super) fn look_after(&self) -> bool {
         let stands = self.standing().as_ref().is_some_and(|it| {
             matches!(message::receive::<Answer>(&it.socket), Err(MessageError::Kernel(Errno::AGAIN)))
@@ -106,7 +108,7 @@ impl Link {
             }
             return false;
         }
-        // Gone, or it says what a router does not say unasked.
+        // The router has ended, or it sent a message that it should not send unasked.
         self.hang_up();
         let standing = self.greet();
         let is_there = standing.is_some();
@@ -115,19 +117,19 @@ impl Link {
         is_there
     }
 
-    /// Closes conversations that nobody has needed again.
+    /// Closes idle conversations that were not used again.
     pub(super) fn forget_old(&self) {
         self.kept().retain(|(_, since)| since.elapsed() < FRESH);
     }
 
-    /// Shows a listening socket; whether that got there.
+    /// Shows the router a listening socket. Returns `true` if the message was sent.
     pub(super) fn show(&self, socket: &OwnedFd) -> bool {
         let standing = self.standing();
         let Some(it) = &*standing else { return false };
         message::send(&it.socket, &Request::Listen, Some(socket.as_fd())).is_ok()
     }
 
-    /// No listening socket that was shown is supervised any more.
+    /// Withdraws all listening sockets that the router was shown.
     pub(super) fn withdraw(&self) {
         let mut standing = self.standing();
         if standing.as_ref().is_some_and(|it| message::send(&it.socket, &Request::Withdraw, None).is_err()) {
@@ -135,16 +137,17 @@ impl Link {
         }
     }
 
-    /// About one connection: the first words of a conversation. None: there is no router that listens.
+    /// Begins a conversation about one connection. Returns `None` if there is no router.
     pub(super) fn begin(&self, request: &Request, shown: &OwnedFd) -> Option<Conversation> {
         let (ask, patience) = {
             let standing = self.standing();
             let welcome = &standing.as_ref()?.welcome;
             (Duration::from_millis(welcome.ask_ms), Duration::from_millis(welcome.patience_ms))
         };
-        // It dials and asks; or promises, and waits; or the other router waits for that.
+        // The router dials and asks, or it promises and waits, or the other router waits for that.
         let limit = 2 * (ask + patience) + 2 * GRACE;
-        // The client may have it already, and then nothing else is right.
+        // The client may have the host connection already. Then only an answer of the router is
+        // right.
         let limit = if matches!(request, Request::Accepted { .. }) { limit + ACCEPTED } else { limit };
         loop {
             let kept = self.kept().pop().map(|(socket, _)| socket);
@@ -160,14 +163,14 @@ impl Link {
             if conversation.say(request, Some(shown)) {
                 return Some(conversation);
             }
-            // The router has closed it since, which costs nothing but another attempt.
+            // The router closed the idle conversation meanwhile. Try another one.
             if !is_kept {
                 return None;
             }
         }
     }
 
-    /// A router that does not answer is none, until it does.
+    /// Gives up a router that does not answer, until it answers again.
     pub(super) fn hang_up(&self) {
         *self.standing() = None;
         self.kept().clear();
@@ -177,7 +180,8 @@ impl Link {
         let deadline = Instant::now() + GRACE;
         loop {
             match seqpacket::connect(self.router.as_os_str().as_bytes()) {
-                // More have begun at once than the router's queue holds: it comes to them.
+                // The router's backlog is full, because many connections began together. It will
+                // empty.
                 Err(Errno::AGAIN) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
@@ -210,39 +214,40 @@ impl Link {
     }
 }
 
-/// What has come of waiting for an answer.
+/// The result of waiting for an answer.
 #[derive(Debug)]
 pub(super) enum Heard {
     Answer(Answer, Option<OwnedFd>),
-    /// The router has gone, or says nothing that it could.
+    /// The router has ended, or sent an invalid message.
     Nothing,
-    /// It takes too long.
+    /// The time limit has passed.
     Late,
 }
 
-/// About one connection. Its end comes before what has been shown or given is closed here: so the router, whom nobody may hold up, never
-/// closes the last descriptor of a program's socket, which a program can have take long.
+/// A conversation about one connection. It ends before the passed descriptors are closed here. So
+/// the router never closes the last descriptor of a program's socket, which the program could make
+/// slow.
 #[derive(Debug)]
 pub(super) struct Conversation {
-    /// Until its end.
+    /// `None` only at the end.
     socket: Option<OwnedFd>,
     limit: Duration,
-    /// The router has said all that it has to say.
+    /// The router has sent its last answer.
     is_over: AtomicBool,
-    /// It does not say it in time.
+    /// The router has not answered in time.
     is_late: AtomicBool,
-    /// Where it is kept after its end.
+    /// The place for idle conversations.
     kept: Arc<Kept>,
 }
 
 impl Conversation {
-    /// Whether it got there.
+    /// Sends a message. Returns `true` if it was sent.
     pub(super) fn say(&self, request: &Request, socket: Option<&OwnedFd>) -> bool {
         let shown = socket.map(AsFd::as_fd);
         self.socket.as_ref().is_some_and(|to| message::send(to, request, shown).is_ok())
     }
 
-    /// The answer, as long as `goes_on`.
+    /// Waits for the answer, as long as `goes_on` returns `true`.
     pub(super) fn hear(&self, goes_on: impl Fn() -> bool) -> Heard {
         let Some(socket) = &self.socket else { return Heard::Nothing };
         let heard = receive(socket, self.limit, goes_on);
@@ -256,12 +261,12 @@ impl Conversation {
         heard
     }
 
-    /// The router is not waited for.
+    /// Makes the drop not wait for the router.
     pub(super) fn give_up(&self) {
         self.is_late.store(true, Relaxed);
     }
 
-    /// Nothing more is said. Whether the next connection can be talked about.
+    /// Ends the conversation. Returns `true` if it can be used for another connection.
     fn ends_well(&self, socket: &OwnedFd) -> bool {
         if self.is_late.load(Relaxed) || !self.is_over.load(Relaxed) && !self.say(&Request::Done, None) {
             return false;
@@ -276,8 +281,8 @@ impl Conversation {
     }
 }
 
-/// Waits until the router has closed what it was shown and what it gave: only then is the program's close of its descriptor the end of the
-/// connection, and of the events that epoll reports of it.
+/// Waits until the router has closed all descriptors of this connection. Only then does the
+/// program's close end the connection, and its events in epoll.
 impl Drop for Conversation {
     fn drop(&mut self) {
         let ends_well = self.socket.as_ref().is_some_and(|socket| self.ends_well(socket));
@@ -304,7 +309,7 @@ fn receive(socket: &OwnedFd, limit: Duration, goes_on: impl Fn() -> bool) -> Hea
         if Instant::now() >= deadline {
             return Heard::Late;
         }
-        // A signal is an ordinary slice.
+        // EINTR counts as the end of the interval.
         let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&SLICE));
     }
 }

@@ -1,4 +1,4 @@
-//! What /proc says of a thread that waits for an answer.
+//! Reads information about a waiting thread and its process from /proc.
 
 use std::fs;
 use std::io;
@@ -8,17 +8,18 @@ use shunt_sys::interest::Interest;
 
 use super::rings;
 
-/// Whether a signal would interrupt the call of a thread.
+/// A signal that would interrupt the call of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
     None,
-    /// Another thread of its process may take it.
+    /// Another thread of the process may take the signal.
     Perhaps,
-    /// It is this thread's: the kernel has marked it, and it stays so until the thread returns from its call.
+    /// The signal is this thread's. The kernel has marked the thread, and the mark stays until its
+    /// call returns.
     Surely,
 }
 
-/// The signals of a thread, as its `status` has them: one bit for each.
+/// The signal sets of a thread, from its `status` file. Each signal is one bit.
 #[derive(Clone, Copy, Debug)]
 struct Signals {
     own: u64,
@@ -43,7 +44,7 @@ impl Signals {
 }
 
 pub(super) fn signal(thread: u32) -> Signal {
-    // It has ended.
+    // The thread has ended.
     let Ok(status) = fs::read_to_string(format!("/proc/{thread}/status")) else { return Signal::Perhaps };
     let signals = Signals::of(&status);
     if signals.own & signals.wanted() != 0 {
@@ -59,38 +60,40 @@ pub(super) fn signal(thread: u32) -> Signal {
     }
 }
 
-/// The signals that other threads of its process do not block.
+/// Returns the signals that other threads of the process do not block.
 fn wanted_by_others(thread: u32) -> u64 {
-    // By the number of any of its threads the kernel finds the process.
+    // The kernel resolves the id of any thread to its process.
     let Ok(threads) = fs::read_dir(format!("/proc/{thread}/task")) else { return u64::MAX };
     let others = threads.flatten().filter(|entry| entry.file_name().to_str() != Some(&thread.to_string()));
     let wanted = others.filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok());
     wanted.map(|status| !Signals::of(&status).blocked).fold(0, |all, one| all | one)
 }
 
-/// Whether a signal waits for the thread that it does not block: its call would be interrupted.
+/// Returns `true` if a signal is pending that the thread does not block, and that would interrupt
+/// its call.
 pub(super) fn has_signal(thread: u32) -> bool {
     signal(thread) != Signal::None
 }
 
-/// Where a socket is known in a process.
+/// The places at which a process has a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
-    /// O_CLOEXEC.
+    /// The flag O_CLOEXEC of the descriptor.
     pub(super) close_on_exec: bool,
-    /// The epoll sets of the process.
+    /// The descriptors of the process's epoll instances.
     pub(super) sets: Vec<i32>,
 }
 
-/// The process has it elsewhere as well, or may have: by another descriptor, or in an io_uring; or it has too many to look at them all.
+/// The process has, or may have, the socket elsewhere: by another descriptor or in an io_uring. Or
+/// it has too many descriptors to be searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unclear;
 
-/// More are not looked through.
+/// The largest number of descriptors that are searched.
 const DESCRIPTORS: usize = 8192;
 
-/// Looks for the socket `number`, whose file has this inode, in the process of a thread. `has_rings`: it has made an io_uring, and if there
-/// is none to be seen it has hidden it.
+/// Searches the process of a thread for the socket at descriptor `number`, whose file has this
+/// inode. With `has_rings` the process has made an io_uring. If none is visible, it may be hidden.
 pub(super) fn held(
     thread: u32,
     number: i32,
@@ -109,7 +112,7 @@ pub(super) fn held(
         let Some(other) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
-        // One that was closed meanwhile.
+        // A descriptor that was closed meanwhile.
         let Ok(target) = fs::read_link(entry.path()) else { continue };
         let target = target.as_os_str();
         if target == "anon_inode:[eventpoll]" {
@@ -133,13 +136,14 @@ fn closes_on_exec(thread: u32, number: i32) -> io::Result<bool> {
     Ok(flags & libc::O_CLOEXEC != 0)
 }
 
-/// What an epoll set of the process wants of the socket.
+/// Returns the registration of the socket in an epoll instance of the process.
 pub(super) fn interest(thread: u32, set: i32, number: i32, inode: u64) -> Option<Interest> {
     let text = fs::read_to_string(format!("/proc/{thread}/fdinfo/{set}")).ok()?;
     text.lines().find_map(|line| parse(line, number, inode))
 }
 
-/// A line as `tfd:        5 events: 80000005 data: 7fff00000005  pos:0 ino:1f2e sdev:9`.
+/// Parses a line such as `tfd:        5 events: 80000005 data: 7fff00000005  pos:0 ino:1f2e
+/// sdev:9`.
 fn parse(line: &str, number: i32, inode: u64) -> Option<Interest> {
     let mut words = line.strip_prefix("tfd:")?.split_whitespace();
     let found: i32 = words.next()?.parse().ok()?;
@@ -189,7 +193,7 @@ mod tests {
             child
         };
         assert_eq!(signal(std::process::id()), Signal::None);
-        // Stopped, it takes nothing.
+        // A stopped process takes no signal.
         let signalled = |script: &str| {
             let mut child = python(script);
             let process = rustix::process::Pid::from_child(&child);

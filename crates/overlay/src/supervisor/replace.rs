@@ -1,4 +1,4 @@
-//! The host connection in the place of the program's socket.
+//! Replaces the program's socket by the host connection.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -10,7 +10,7 @@ use super::process::{self, Held, Unclear};
 use super::rings::Rings;
 use crate::reason::Reason;
 
-/// What is needed to put a host connection in the place of a socket, found out before anything is irrevocable.
+/// The information for a replacement, collected before anything is irrevocable.
 #[derive(Debug)]
 pub(super) struct Place {
     held: Held,
@@ -18,7 +18,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Looks where the program knows the socket.
+    /// Finds the descriptors and registrations of the socket in the program.
     pub(super) fn find(call: &Call, socket: &OwnedFd, rings: &Rings) -> Result<Place, Reason> {
         let inode = fstat(socket).map_err(|_| Reason::Failed)?.st_ino;
         let has_rings = rings.has_made(call.thread());
@@ -28,7 +28,7 @@ impl Place {
         Ok(Place { held, inode })
     }
 
-    /// From now on the program's descriptor is the host connection. The call waits on.
+    /// Makes the program's descriptor refer to the host connection. The call remains unanswered.
     pub(super) fn take(&self, call: &Call, socket: &OwnedFd, connection: &OwnedFd) -> Result<(), Errno> {
         let interests: Vec<_> = self
             .held
@@ -43,7 +43,7 @@ impl Place {
         let close = self.held.close_on_exec;
         call.listener.replace(call.notification.id, connection.as_fd(), number, close)?;
         for (set, wanted) in interests {
-            // A set that is gone wants nothing any more.
+            // An epoll instance that is gone needs no registration.
             if let Ok(set) = other::descriptor(call.thread(), set) {
                 let _ = interest::take_over(set.as_fd(), socket.as_fd(), connection.as_fd(), wanted);
             }
@@ -52,7 +52,7 @@ impl Place {
     }
 }
 
-/// Gives the host connection the flags of the program's file.
+/// Copies the file status flags to the host connection.
 pub(super) fn liken(socket: &OwnedFd, connection: &OwnedFd) -> Result<(), Errno> {
     fcntl_setfl(connection, fcntl_getfl(socket)?)
 }

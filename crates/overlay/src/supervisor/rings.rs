@@ -1,5 +1,5 @@
-//! Processes that have an io_uring. It may have a socket where no descriptor shows it: among its registered files, or under what is under
-//! way. Nothing takes the place of a socket there.
+//! Tracks processes that have an io_uring. An io_uring can hold a socket without a descriptor: as a
+//! registered file, or in a request under way. A socket that may be in one is not replaced.
 
 use std::collections::HashSet;
 use std::fs;
@@ -7,15 +7,16 @@ use std::sync::Mutex;
 
 use super::NEVER;
 
-/// So many processes are remembered; with more, any may have made one.
+/// The number of processes that are remembered. Once it is reached, any process may have an
+/// io_uring.
 const MAKERS: usize = 4096;
 
-/// Processes that have made one, which they may have hidden: a ring can do without a descriptor.
+/// The processes that have made an io_uring. It may be invisible now, since it needs no descriptor.
 #[derive(Debug, Default)]
 pub(super) struct Rings(Mutex<HashSet<u32>>);
 
 impl Rings {
-    /// The process of this thread makes one.
+    /// Notes that the process of this thread makes an io_uring.
     pub(super) fn note(&self, thread: u32) {
         let mut makers = self.0.lock().expect(NEVER);
         if let Some(process) = process_of(thread)
@@ -25,7 +26,7 @@ impl Rings {
         }
     }
 
-    /// Whether the process of this thread may have made one.
+    /// Returns `true` if the process of this thread may have made an io_uring.
     pub(super) fn has_made(&self, thread: u32) -> bool {
         let makers = self.0.lock().expect(NEVER);
         match makers.len() {
@@ -41,13 +42,14 @@ fn process_of(thread: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())
 }
 
-/// Whether a ring may have files of its own: registered ones, or those of what is under way.
+/// Returns `true` if an io_uring may hold files: registered ones, or those of requests under way.
 pub(super) fn may_have_files(thread: u32, ring: i32) -> bool {
     fs::read_to_string(format!("/proc/{thread}/fdinfo/{ring}")).map_or(true, |text| !has_no_files(&text))
 }
 
-/// As the kernel tells of a ring: `UserFiles:` with their number, and behind the line `PollList:` what waits. It leaves both out while somebody
-/// else is at the ring.
+/// Parses the fdinfo of an io_uring: `UserFiles:` has the number of registered files, and the
+/// pending requests follow the line `PollList:`. The kernel omits both while another thread has the
+/// ring locked.
 fn has_no_files(ring: &str) -> bool {
     let mut lines = ring.lines();
     let has_none = lines.any(|line| line.strip_prefix("UserFiles:").is_some_and(|count| count.trim() == "0"));
