@@ -1,11 +1,11 @@
-//! Compiles `bpf/*.bpf.c` with clang. Without clang the crate is built without them, and says so when it is asked to
-//! load one: everything else works.
+//! Compiles `bpf/*.bpf.c` with clang. Without clang the crate contains no programs, and loading one
+//! fails with an error that says so. Everything else works.
 
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Each has one job.
+/// The programs, each with one job.
 const PROGRAMS: [&str; 8] = ["calls", "lsm", "names", "redirect", "secure", "sequence", "shape", "window"];
 
 fn main() {
@@ -17,7 +17,8 @@ fn main() {
         if let Err(why) = compile(program, &object) {
             println!("cargo::warning=without {program}.bpf.c, and so without what it is for: {why}");
             std::fs::write(&object, []).expect("OUT_DIR can be written");
-            // A file that is never there has this run again at the next build, when clang may be there.
+            // A file that never exists makes cargo run this script again at the next build, when
+            // clang may be installed.
             println!("cargo::rerun-if-changed={}", out.join("missing").display());
         }
     }
@@ -27,9 +28,10 @@ fn compile(program: &str, object: &PathBuf) -> Result<(), String> {
     let clang = env::var_os("CLANG").unwrap_or_else(|| "clang".into());
     let source = PathBuf::from("bpf").join(format!("{program}.bpf.c"));
     let mut command = Command::new(&clang);
-    // -g for the type information (BTF) by which the program finds its way on other kernels.
+    // -g for the type information (BTF) that CO-RE relocations need on other kernels.
     command.args(["-target", "bpf", "-O2", "-g", "-Wall", "-Werror"]);
-    // Debian keeps <asm/types.h> per architecture, and that of another one with its cross compiler.
+    // Debian has a separate <asm/types.h> for each architecture. A cross compiler's package has the
+    // one of another architecture.
     let architecture = env::var("CARGO_CFG_TARGET_ARCH").expect("set by cargo");
     command.arg(format!("-I/usr/include/{architecture}-linux-gnu"));
     command.args(["-idirafter", &format!("/usr/{architecture}-linux-gnu/include")]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// How long each system call of some processes takes, from entry to return, waiting included.
+// Times the system calls of selected processes from entry to return, including waits.
 
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -10,10 +10,10 @@
 #define PROCESSES 64
 #define THREADS 4096
 #define CALLS 1024
-// Eight for each power of two.
+// Eight buckets for each power of two.
 #define BUCKETS 320
 
-// The PID namespace whose numbers processes are watched by: that of the program that watches.
+// The PID namespace of the watching process, in which `processes` has its PIDs.
 volatile const __u64 namespace_device;
 volatile const __u64 namespace_inode;
 
@@ -54,7 +54,7 @@ struct {
 	__type(value, struct figures);
 } calls SEC(".maps");
 
-// Too large for the stack: what a new entry begins with.
+// The initial value of an entry, which is too large for the stack.
 static const struct figures none;
 
 SEC("raw_tp/sys_enter")
@@ -64,7 +64,7 @@ int enter(struct bpf_raw_tracepoint_args *args)
 	struct begin begin = {};
 	__u32 process, thread;
 
-	// Processes of other namespaces are nobody's.
+	// Processes of other namespaces are not watched.
 	if (bpf_get_ns_current_pid_tgid(namespace_device, namespace_inode, &who, sizeof(who)))
 		return 0;
 	process = who.tgid;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What secure.bpf.c is not shown, of the same sockets: ioctl, the queue of errors, options that are set by another ABI, and a socket that is
-// disconnected and listens. For kernels with BPF among their security modules (BPF LSM, Linux 6.0). Sockets without a tag are left as they are.
+// Refuses the calls on tagged sockets that secure.bpf.c does not see: ioctl, reads of the error
+// queue, setsockopt with another ABI, disconnecting and listening. It needs BPF among the kernel's
+// active security modules (BPF LSM, Linux 6.0). Sockets without a tag are not affected.
 
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -18,7 +19,7 @@
 #define MSG_ERRQUEUE 0x2000
 #define AF_UNSPEC 0
 
-// The fields that are read, wherever this kernel has them (CO-RE).
+// The members that are read. CO-RE relocates them to the running kernel's layout.
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct sock;
@@ -48,7 +49,7 @@ struct file {
 
 #pragma clang attribute pop
 
-// Twice the same tag: a call about a file shows no socket, and one about a socket no file.
+// Two maps for one tag, because the ioctl hooks have no socket and the socket hooks no file.
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -77,7 +78,7 @@ static __always_inline int refuse(int error)
 	return 0;
 }
 
-// A call of a 32-bit program's kind, which the hook of setsockopt is not shown.
+// Returns true for a 32-bit call, which the cgroup hook of setsockopt does not see.
 static __always_inline int is_of_another_abi(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -87,7 +88,7 @@ static __always_inline int is_of_another_abi(void)
 	return task->thread_info.flags & 1 << 22; // TIF_32BIT of aarch64
 }
 
-// Of the socket, its level and the option.
+// Arguments: the socket, the level and the option.
 SEC("lsm_cgroup/socket_setsockopt")
 int socket_setsockopt(__u64 *ctx)
 {
@@ -98,17 +99,18 @@ int socket_setsockopt(__u64 *ctx)
 	return refuse(EPERM);
 }
 
-// Of the socket, the message, its size and the flags.
+// Arguments: the socket, the message, its size and the flags.
 SEC("lsm_cgroup/socket_recvmsg")
 int socket_recvmsg(__u64 *ctx)
 {
 	if (!((int)ctx[3] & MSG_ERRQUEUE) || !is_tagged(ctx))
 		return 1;
-	// As if it were empty.
+	// As if the queue were empty.
 	return refuse(EAGAIN);
 }
 
-// Of the socket and the address. Without a family it would be disconnected; of all others the kernel says that it is connected.
+// Arguments: the socket and the address. AF_UNSPEC would disconnect the socket. For other families
+// the kernel returns that it is connected.
 SEC("lsm_cgroup/socket_connect")
 int socket_connect(__u64 *ctx)
 {
@@ -119,14 +121,15 @@ int socket_connect(__u64 *ctx)
 	return refuse(EPERM);
 }
 
-// With what the kernel says of a connected socket.
+// Fails with the kernel's error for connected sockets.
 SEC("lsm_cgroup/socket_listen")
 int socket_listen(__u64 *ctx)
 {
 	return is_tagged(ctx) ? refuse(EINVAL) : 1;
 }
 
-// What is asked of networks has one of these two in its second byte, but for what is the socket's own: as crates/sys/src/guarded.rs has it.
+// Allows all requests except those with a network's second byte (0x89, 0x8b), and of those the ones
+// about the socket itself. crates/sys/src/guarded.rs has the same list.
 static __always_inline int may_ask(__u32 request)
 {
 	switch (request) {
@@ -135,8 +138,8 @@ static __always_inline int may_ask(__u32 request)
 	case 0x8903: // FIOGETOWN
 	case 0x8904: // SIOCGPGRP
 	case 0x8905: // SIOCATMARK
-	case 0x8906: // SIOCGSTAMP, of old
-	case 0x8907: // SIOCGSTAMPNS, of old
+	case 0x8906: // SIOCGSTAMP, old
+	case 0x8907: // SIOCGSTAMPNS, old
 	case 0x894b: // SIOCOUTQNSD
 	case 0x80108906: // SIOCGSTAMP
 	case 0x80108907: // SIOCGSTAMPNS
@@ -145,7 +148,7 @@ static __always_inline int may_ask(__u32 request)
 	return (request & 0xff00) != 0x8900 && (request & 0xff00) != 0x8b00;
 }
 
-// Of the file, and the request.
+// Arguments: the file and the request.
 static __always_inline int ioctl(__u64 *ctx)
 {
 	struct file *file = (struct file *)ctx[0];
@@ -161,7 +164,7 @@ int file_ioctl(__u64 *ctx)
 	return ioctl(ctx);
 }
 
-// Of a program of 32 bits, where the kernel tells the two apart (Linux 6.8).
+// The hook of 32-bit programs, on kernels that have a separate one (Linux 6.8).
 SEC("lsm_cgroup/file_ioctl_compat")
 int file_ioctl_compat(__u64 *ctx)
 {

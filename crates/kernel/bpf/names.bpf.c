@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What getsockname and getpeername say of sockets that stand in for others: the addresses of the connection in whose place they are.
-// Any other socket is told as it is.
+// Replaces the results of getsockname and getpeername for sockets that stand in for other
+// connections: they report the addresses of the connection that they replace. Other sockets are not
+// affected.
 
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -9,7 +10,8 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-// As crates/kernel/src/names.rs has it. IPv4 addresses are mapped. All in the order of the network.
+// crates/kernel/src/names.rs has the same layout. IPv4 addresses are mapped to IPv6. All members
+// are in network byte order.
 struct end {
 	__u32 address[4];
 	__u32 port;

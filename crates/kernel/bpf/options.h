@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Which options can be set on a socket of the host's that a stranger holds.
+// The options that an untrusted program may set on a socket of the host's network.
 
-// The kernel's, on every architecture that it has BPF for but one.
+// The kernel's values on all architectures with BPF except one.
 #define SOL_SOCKET 1
 #define IPPROTO_IP 0
 #define IPPROTO_TCP 6
 #define IPPROTO_IPV6 41
 
-// What can be set: it concerns this connection's own buffers, timers and segments, or nothing. Whatever is not here is refused, but for what
-// a socket says that it has.
+// Returns true for options that affect only this connection's buffers, timers and segments, or
+// nothing. All others are refused, except those that `is_kept` names.
 static __always_inline int may_set(int level, int option)
 {
 	if (level == SOL_SOCKET)
@@ -22,11 +22,11 @@ static __always_inline int may_set(int level, int option)
 		case 10: // SO_OOBINLINE
 		case 13: // SO_LINGER
 		case 18: // SO_RCVLOWAT
-		case 19: // SO_SNDLOWAT, which no socket has
-		case 20: // SO_RCVTIMEO, of old
-		case 21: // SO_SNDTIMEO, of old
-		case 29: // SO_TIMESTAMP, of old
-		case 35: // SO_TIMESTAMPNS, of old
+		case 19: // SO_SNDLOWAT, which no socket supports
+		case 20: // SO_RCVTIMEO, old
+		case 21: // SO_SNDTIMEO, old
+		case 29: // SO_TIMESTAMP, old
+		case 35: // SO_TIMESTAMPNS, old
 		case 63: // SO_TIMESTAMP
 		case 64: // SO_TIMESTAMPNS
 		case 66: // SO_RCVTIMEO
@@ -54,7 +54,7 @@ static __always_inline int may_set(int level, int option)
 		case 36: // TCP_INQ
 			return 1;
 		}
-	// Erlang gives each socket that it accepts those of the listening one.
+	// Erlang copies these options from the listening socket to each accepted one.
 	if (level == IPPROTO_IP)
 		switch (option) {
 		case 12: // IP_RECVTTL
@@ -71,7 +71,8 @@ static __always_inline int may_set(int level, int option)
 	return 0;
 }
 
-// What a socket takes from its program without any effect on its packets, which are the host's. Some of it it says when it is asked.
+// Returns true for options that are accepted without any effect on packets, which belong to the
+// host's network. getsockopt reports some of the accepted values.
 static __always_inline int is_kept(int level, int option)
 {
 	if (level == SOL_SOCKET)

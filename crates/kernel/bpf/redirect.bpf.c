@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What others do without a shim: connections between two sockets of one cgroup are found when they are made, and what is
-// sent is put into the receive queue of the other end ("sockmap redirect"). It is here to be compared with: it has no
-// backpressure, and moves no connection back.
+// Sockmap redirect, for comparison: other projects accelerate local connections in this way. It
+// notices connections between two sockets of a cgroup when they are established, and puts sent data
+// into the receive queue of the other end. It has no backpressure and cannot fall back to TCP.
 
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -13,7 +13,7 @@
 #define AF_INET 2
 #define CONNECTIONS 65536
 
-// One end of an IPv4 connection, ports in the order of the host.
+// One end of an IPv4 connection, with ports in host byte order.
 struct end {
 	__u32 local_ip;
 	__u32 remote_ip;
@@ -28,8 +28,8 @@ struct {
 	__type(value, __u32);
 } sockets SEC(".maps");
 
-// The same keys, because a program of the kind of `redirect` may not ask the map of sockets what is in it, and a message
-// to a socket that is not there is lost.
+// A copy of the keys of `sockets`. An sk_msg program cannot look up a socket map, and a message
+// that is redirected to a missing socket is lost.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, CONNECTIONS);
@@ -60,8 +60,8 @@ int notice(struct bpf_sock_ops *ops)
 			bpf_map_update_elem(&established, &end, &yes, BPF_ANY);
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
-		// It begins to end: from here on by TCP, which keeps bytes and their end in order. An accepted connection
-		// is told of before its state says so.
+		// The connection is closing. Use TCP from here on, which keeps the bytes and the FIN in order.
+		// For an accepted connection this callback can precede the state change.
 		if (ops->args[1] != BPF_TCP_ESTABLISHED)
 			bpf_map_delete_elem(&established, &end);
 		break;

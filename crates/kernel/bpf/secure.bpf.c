@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What may be done with sockets of the host's network that strangers hold: those that have a tag. A tag belongs to the socket, so it
-// follows every copy of a descriptor, in whatever way it was made. Sockets without one are left exactly as they are.
+// Restricts tagged sockets: those of the host's network that untrusted programs hold. A tag belongs
+// to the socket, so it applies to every copy of its descriptor. Sockets without a tag are not
+// affected.
 
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -12,7 +13,7 @@
 
 #define EINVAL 22
 
-// As crates/kernel/src/secure.rs has it: what the socket says of itself instead of what is true.
+// The option values that the socket reports. crates/kernel/src/secure.rs has the same layout.
 struct tag {
 	__u64 rate;
 	__u32 priority;
@@ -33,8 +34,11 @@ static __always_inline struct tag *tag_of(struct bpf_sock *sk)
 	return sk ? bpf_sk_storage_get(&secured, sk, NULL, 0) : NULL;
 }
 
-// As it is. Of what is longer than a page, which a hook is not given, that has to be said. Of anything else not: another hook may run before or
-// after this one, of another router or a former one, whose answer this would undo.
+// Lets the kernel handle the option unchanged.
+//
+// For values longer than a page, which hooks do not get, a hook must request that with optlen 0.
+// For others it must not: another router's hook may run before or after this one, and optlen 0
+// would discard its result.
 static __always_inline int leave(struct bpf_sockopt *ctx)
 {
 	if (ctx->optval_end - ctx->optval < ctx->optlen)
@@ -44,7 +48,7 @@ static __always_inline int leave(struct bpf_sockopt *ctx)
 
 #define ECN 3
 
-// What the kernel reads of a number that is given for an option; less than all of it is taken for 0.
+// Returns the number in an option's value as the kernel reads it. Shorter values count as 0.
 static __always_inline __u32 given(struct bpf_sockopt *ctx)
 {
 	__u32 *number = ctx->optval;
@@ -57,7 +61,7 @@ static __always_inline __u32 given(struct bpf_sockopt *ctx)
 	return 0;
 }
 
-// The priority that goes with a type of service (ip_tos2prio).
+// Returns the priority of a type of service, as the kernel's ip_tos2prio does.
 static __always_inline __u32 priority_of(__u32 tos)
 {
 	switch (tos >> 3 & 3) {
@@ -71,15 +75,15 @@ static __always_inline __u32 priority_of(__u32 tos)
 	return 0;
 }
 
-// The kernel is not told, and the call has succeeded.
+// Makes the call succeed without reaching the kernel (optlen -1).
 static __always_inline int done(struct bpf_sockopt *ctx)
 {
 	ctx->optlen = -1;
 	return 1;
 }
 
-// How packets are treated on the host's network is the policy's affair, as it is the overlay's what becomes of what a container asks of it.
-// So the socket takes what its program sets, and nothing else comes of it. What the kernel would refuse it is shown, and refuses.
+// Stores the value without an effect on packets, whose treatment is the overlay's policy. Values
+// that the kernel would refuse are passed to it, so that it returns its own error.
 static __always_inline int keep(struct bpf_sockopt *ctx, struct tag *tag)
 {
 	__u32 value = given(ctx), tos;
@@ -87,7 +91,7 @@ static __always_inline int keep(struct bpf_sockopt *ctx, struct tag *tag)
 	if (ctx->level == SOL_SOCKET) { // SO_PRIORITY
 		if (ctx->optlen < 4)
 			return leave(ctx);
-		// Others take a privilege.
+		// Higher priorities need a privilege.
 		if (value > 6)
 			return 0;
 		tag->priority = value;
@@ -166,13 +170,13 @@ static __always_inline int tell8(struct bpf_sockopt *ctx, __u64 value)
 	return 1;
 }
 
-// The kernel has written the answer already: to refuse it now would leave it there. So it is written over.
+// Overwrites the answer, which the kernel has already written: an error alone would leave it there.
 static __always_inline int erase(struct bpf_sockopt *ctx)
 {
 	__u8 *at = ctx->optval;
 	int end = ctx->optlen;
 
-	// None of these answers is longer than the loop; there may be more room.
+	// None of these answers exceeds the loop's bound, though the buffer may.
 	for (int i = 0; i < 512; i++) {
 		if (i >= end || (void *)(at + i + 1) > ctx->optval_end)
 			break;
@@ -200,7 +204,7 @@ int getsockopt(struct bpf_sockopt *ctx)
 		case 49: // SO_INCOMING_CPU
 		case 56: // SO_INCOMING_NAPI_ID
 		case 62: // SO_BINDTOIFINDEX
-		case 71: // SO_NETNS_COOKIE: no namespace has 0, by which whoever is shown one knows it
+		case 71: // SO_NETNS_COOKIE: 0, which no namespace has, marks a tagged socket
 			return erase(ctx);
 		}
 	if (ctx->level == IPPROTO_IP && ctx->optname == 1) // IP_TOS
@@ -211,7 +215,7 @@ int getsockopt(struct bpf_sockopt *ctx)
 		switch (ctx->optname) {
 		case 6: // IPV6_2292PKTOPTIONS
 		case 9: // IP_PKTOPTIONS
-		case 80: // SO_ORIGINAL_DST: what this host has translated
+		case 80: // SO_ORIGINAL_DST: an address that this host has translated
 			return erase(ctx);
 		}
 	if (ctx->level == IPPROTO_TCP && ctx->optname == 28) // TCP_SAVED_SYN
@@ -235,7 +239,7 @@ static __always_inline int bind(struct bpf_sock_addr *ctx)
 {
 	if (!tag_of(ctx->sk))
 		return 1;
-	// What the kernel says of a socket that has its address already.
+	// The kernel's error for a socket that is already bound.
 	bpf_set_retval(-EINVAL);
 	return 0;
 }
@@ -252,7 +256,8 @@ int bind6(struct bpf_sock_addr *ctx)
 	return bind(ctx);
 }
 
-// No hook sees a socket that is disconnected and then listens. So nothing that arrives reaches it.
+// Drops all packets for tagged listening sockets, because no cgroup hook sees a socket that is
+// disconnected and then listens.
 SEC("cgroup_skb/ingress")
 int ingress(struct __sk_buff *skb)
 {

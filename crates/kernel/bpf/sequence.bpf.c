@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Reads the sequence numbers of one TCP socket: the descriptor that the caller of BPF_PROG_RUN names, in its own table; and
-// later, when it has that no more, what has become of them. No lock is taken: whoever is inside a call on the socket has its.
+// Reads the sequence numbers of a TCP socket: first of a descriptor of the process that calls
+// BPF_PROG_RUN, and later, when the process has closed it, of the same kernel address. It takes no
+// lock, because a thread in a call on the socket holds it.
 //
-// Never attached to anything, so it costs nothing while nobody asks, and changes nothing when somebody does.
+// The programs are never attached. They cost nothing until they are run, and change nothing then.
 
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -11,7 +12,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 
-// The fields that are read, wherever this kernel has them (CO-RE).
+// The members that are read. CO-RE relocates them to the running kernel's layout.
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct fdtable {
@@ -39,7 +40,7 @@ struct sock_common {
 	atomic64_t skc_cookie;
 };
 
-// Of a spinlock only where it begins is asked for: its first word, which is zero while nobody has it.
+// Only the first word of a spinlock is read, which is 0 while the lock is free.
 struct spinlock {
 	int first;
 };
@@ -74,7 +75,7 @@ struct origin {
 	__u32 received;
 };
 
-// As crates/kernel/src/sequence.rs has it.
+// crates/kernel/src/sequence.rs has the same layout.
 struct answer {
 	__u32 words[4];
 };
@@ -88,18 +89,20 @@ struct {
 
 enum { FOUND, NOT_THERE, UNSTEADY };
 
-// A segment may be processed meanwhile on another processor, which changes one of two counts before the other: for as long as an
-// interrupt or the host of a virtual machine takes, if it comes between the two. Whoever changes them has the socket's lock. So what
-// was read before and after a moment at which nobody had it, and is the same, is true.
+// Another processor may process a segment during a reading and have changed one of two counts. That
+// state can last as long as an interrupt, or a pause of the virtual machine, between the two
+// changes. Only the holder of the socket's lock changes counts. So two equal readings are correct
+// if the lock was free at a moment between them.
 #define ATTEMPTS 64
 
-// FREE: nobody had the lock at a moment between two equal readings. OWNED: a call of a program had it all the time, which may be
-// copying megabytes, and nothing has changed; that it stands between two counts for so long is as good as impossible.
+// FREE: the lock was free at a moment between two equal readings. OWNED: a call of a program held
+// the lock for all attempts, for example to copy megabytes, and nothing changed. A call that stays
+// between two counts for so long is practically impossible.
 enum steadiness { CHANGING, OWNED, FREE };
 
 static void read_origin(struct tcp_sock *tcp, struct origin *origin)
 {
-	// Each is what the count was when the connection was made, so it never changes.
+	// Each difference is the count's initial value, so it never changes.
 	origin->sent = BPF_CORE_READ(tcp, snd_una) - (__u32)BPF_CORE_READ(tcp, bytes_acked);
 	origin->received = BPF_CORE_READ(tcp, rcv_nxt) - (__u32)BPF_CORE_READ(tcp, bytes_received);
 }
@@ -136,7 +139,8 @@ static int say(__u32 one, __u32 two, __u32 three, __u32 four)
 	return FOUND;
 }
 
-// Arguments: the descriptor, and the SO_COOKIE that the socket behind it must have. Answers: the origin, and where the socket is.
+// Arguments: the descriptor, and the SO_COOKIE that its socket must have. Answers: the origin, and
+// the socket's address.
 SEC("raw_tp")
 int sequence(struct bpf_raw_tracepoint_args *args)
 {
@@ -150,7 +154,8 @@ int sequence(struct bpf_raw_tracepoint_args *args)
 		return NOT_THERE;
 	bpf_probe_read_kernel(&file, sizeof(file), BPF_CORE_READ(table, fd) + fd);
 
-	// If the file were no socket, what is read here would be other memory of the kernel: no harm, and no match.
+	// If the file is not a socket, these read other kernel memory. That is harmless, and nothing
+	// matches.
 	struct socket *socket = BPF_CORE_READ(file, private_data);
 	struct sock *sk = BPF_CORE_READ(socket, sk);
 
@@ -165,8 +170,9 @@ int sequence(struct bpf_raw_tracepoint_args *args)
 	return say(origin.sent, origin.received, place, place >> 32);
 }
 
-// Arguments: where `sequence` found the socket, and its SO_COOKIE. If it has ended, its memory may be anything by now, and the answer
-// too: the caller asks whether it lives, afterwards. Answers: acknowledged, sent, received.
+// Arguments: the socket's address from `sequence`, and its SO_COOKIE. Answers: acknowledged, sent,
+// received. If the socket was freed, its memory and the answer can be anything, so the caller
+// checks afterwards that the socket is alive.
 SEC("raw_tp")
 int position(struct bpf_raw_tracepoint_args *args)
 {
@@ -179,5 +185,5 @@ int position(struct bpf_raw_tracepoint_args *args)
 	return say(BPF_CORE_READ(tcp, snd_una), BPF_CORE_READ(tcp, snd_nxt), BPF_CORE_READ(tcp, rcv_nxt), 0);
 }
 
-// What the helpers that read the memory of the kernel ask for.
+// The helpers that read kernel memory require the GPL.
 char LICENSE[] SEC("license") = "GPL";

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Gives sockets other limits and priorities while they are in use, whoever has them: those whose cookies are in a map. It runs once for
-// each TCP socket of the network namespace, with the socket's lock, when somebody reads the iterator.
+// Changes limits and priorities of sockets in use, in any process: those whose cookies are in a
+// map. Reading the iterator runs the program once for each TCP socket of the network namespace,
+// under the socket's lock.
 
 #include <linux/bpf.h>
 #include <linux/types.h>
 
 #include <bpf/bpf_helpers.h>
 
-// The fields that are read, wherever this kernel has them (CO-RE).
+// The members that are read. CO-RE relocates them to the running kernel's layout.
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 typedef struct {
@@ -28,7 +29,7 @@ struct bpf_iter__tcp {
 
 #pragma clang attribute pop
 
-// The kernel's, on every architecture that it has BPF for but one.
+// The kernel's values on all architectures with BPF except one.
 #define SOL_SOCKET 1
 #define SO_PRIORITY 12
 #define SO_MAX_PACING_RATE 47
@@ -37,14 +38,14 @@ struct bpf_iter__tcp {
 #define IPPROTO_IPV6 41
 #define IPV6_TCLASS 67
 
-// As crates/kernel/src/shape.rs has it.
+// crates/kernel/src/shape.rs has the same layout.
 struct shape {
 	__u32 rate;
-	// Or KEEP.
+	// A value, or KEEP.
 	__u32 tos;
 	__u32 traffic_class;
 	__u32 priority;
-	// Set by the program, to what came of it.
+	// The result, which the program sets.
 	__u32 outcome;
 };
 
@@ -76,7 +77,7 @@ int shape(struct bpf_iter__tcp *ctx)
 	if (!sk)
 		return 0;
 	cookie = sk->skc_cookie.counter;
-	// One that has never been asked for its cookie has none.
+	// A socket has no cookie until one is requested.
 	wanted = cookie ? bpf_map_lookup_elem(&shapes, &cookie) : NULL;
 	if (!wanted)
 		return 0;
@@ -85,7 +86,7 @@ int shape(struct bpf_iter__tcp *ctx)
 		error |= set(sk, IPPROTO_IP, IP_TOS, wanted->tos);
 	if (wanted->traffic_class != KEEP)
 		error |= set(sk, IPPROTO_IPV6, IPV6_TCLASS, wanted->traffic_class);
-	// IP_TOS sets it as well.
+	// Set the priority last, because IP_TOS changes it.
 	error |= set(sk, SOL_SOCKET, SO_PRIORITY, wanted->priority);
 	wanted->outcome = error ? REFUSED : CHANGED;
 	return 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// The congestion window with which connections of some ports begin. It is set before they send anything, so that pacing
-// follows it; every other connection begins as always.
+// Sets the initial congestion window of selected connections. It does so before they send anything,
+// so that pacing uses it. Other connections are not affected.
 
 #include <linux/bpf.h>
 #include <linux/tcp.h>
@@ -12,9 +12,9 @@
 
 #define ENDS 1024
 
-// Whom the connection is with, or at which port it was accepted. Ports in the order of the host.
+// A connection's destination, or the port that accepted it. Ports are in host byte order.
 struct end {
-	__u32 address[4]; // as IPv6; zero where it was accepted
+	__u32 address[4]; // an IPv6 or mapped IPv4 address; zero for accepted connections
 	__u32 remote_port;
 	__u32 local_port;
 };
@@ -32,7 +32,7 @@ static __always_inline void address(struct bpf_sock_ops *ops, struct end *end)
 {
 	__u32 ip4 = ops->remote_ip4;
 
-	// Else the compiler makes one load of the two cases, from an address that the verifier does not take.
+	// Otherwise the compiler merges the two cases into one load, which the verifier rejects.
 	asm volatile("" : "+r"(ip4));
 	if (ops->family == AF_INET) {
 		end->address[2] = bpf_htonl(0xffff);

@@ -1,5 +1,5 @@
-//! How long each system call of some processes takes: count, mean and median, as the kernel itself sees it. What strace
-//! tells at a hundred times the price.
+//! Measures the system calls of selected processes in the kernel: count, mean and median of the
+//! time from entry to return. strace reports the same at about a hundred times the cost.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -13,23 +13,24 @@ const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/cal
 
 const BUCKETS: usize = 320;
 
-/// `struct figures` of the program, in words of 32 bits: a count and a total of two words each, then the buckets.
+/// `struct figures` of calls.bpf.c in 32-bit words: count and total of two words each, then the
+/// buckets.
 type Figures = [u32; 4 + BUCKETS];
 
-/// One system call of one process.
+/// The statistics of one system call of one process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call {
-    /// Its number on this architecture.
+    /// The system call number on this architecture.
     pub number: u32,
-    /// How often it returned.
+    /// How many calls returned.
     pub count: u64,
     /// Mean time in nanoseconds.
     pub mean: f64,
-    /// Median time in nanoseconds, to an eighth.
+    /// Median time in nanoseconds, with a relative error of up to an eighth.
     pub median: f64,
 }
 
-/// Calls are timed as long as this lives.
+/// The attached programs. They are detached when this is dropped.
 #[derive(Debug)]
 pub struct Calls(Ebpf);
 
@@ -47,14 +48,14 @@ impl Calls {
         Ok(Calls(loaded))
     }
 
-    /// Times the calls of a process of this PID namespace from now on.
+    /// Starts to time the calls of a process of this PID namespace.
     pub fn watch(&mut self, process: u32) -> Result<(), LoadError> {
         let map = self.0.map_mut("processes").expect("in the object");
         let mut processes: HashMap<&mut MapData, u32, u32> = map.try_into().map_err(refusal)?;
         processes.insert(process, 1, 0).map_err(refusal)
     }
 
-    /// What a process has called so far.
+    /// Returns the statistics of a process's calls so far.
     pub fn of(&self, process: u32) -> Result<Vec<Call>, LoadError> {
         let map = self.0.map("calls").expect("in the object");
         let calls: HashMap<&MapData, [u32; 2], Figures> = map.try_into().map_err(refusal)?;
@@ -86,7 +87,7 @@ impl Call {
     }
 }
 
-/// The middle of a bucket.
+/// Returns the middle of a bucket.
 fn value(bucket: usize) -> f64 {
     if bucket < 8 {
         return bucket as f64;

@@ -1,4 +1,7 @@
-//! The control group of this process, in general that of version 2, and groups of our own below it.
+//! Finds this process's control group, in general that of version 2, and creates groups below it.
+//!
+//! A group lives as long as its `Cgroup`. It is locked with flock(2), so that other instances can
+//! find and remove the groups of processes that were killed.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
@@ -17,22 +20,23 @@ use crate::mount::mount;
 const PROCESSES: &str = "cgroup.procs";
 /// The file system of the version 2 control groups.
 const VERSION_2: &str = "cgroup2";
-/// Where control groups are expected.
+/// The usual mount point of control groups.
 pub(crate) const MOUNTED: &str = "/sys/fs/cgroup";
-/// What the name of a group begins with; behind it are numbers.
+/// The prefix of a group's name. Numbers follow it.
 const PREFIX: &str = "shunt-";
 
-/// Gone when it is dropped, if no process is in it any more.
+/// A control group. It is removed on drop if no process is in it.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
-    /// By way of the descriptor of the mount, if that is our own.
+    /// The path, which leads through the mount's descriptor if `_mount` is set.
     path: PathBuf,
     _lock: File,
     _mount: Option<OwnedFd>,
 }
 
 impl Cgroup {
-    /// Where the host's are mounted if this process is in one there and may make another, or else in a mount of our own.
+    /// Creates a group below this process's own: in the host's mount if the process is visible and
+    /// may create groups there, or else in a private mount.
     pub(crate) fn create() -> io::Result<Cgroup> {
         let below = path_of("self")?;
         let shown = Path::new(MOUNTED).join(&below);
@@ -42,13 +46,13 @@ impl Cgroup {
             return Ok(group);
         }
         let mount = mount(VERSION_2)?;
-        // Other processes find it by this name as well.
+        // Other processes can use this path too.
         let root = format!("/proc/{}/fd/{}", std::process::id(), mount.as_raw_fd());
         let (path, lock) = create_below(&Path::new(&root).join(below))?;
         Ok(Cgroup { path, _lock: lock, _mount: Some(mount) })
     }
 
-    /// Below a group that may be another than that of this process.
+    /// Creates a group below any group.
     pub(crate) fn below(above: &Path) -> io::Result<Cgroup> {
         let (path, lock) = create_below(above)?;
         Ok(Cgroup { path, _lock: lock, _mount: None })
@@ -58,24 +62,24 @@ impl Cgroup {
         File::open(&self.path)
     }
 
-    /// One of its files.
+    /// Returns the path of a file of the group.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Takes this process in until the value is dropped.
+    /// Moves this process into the group until the value is dropped.
     pub(crate) fn enter(self) -> io::Result<Entered> {
         fs::write(self.entrance(), "0")?;
         Ok(Entered { cgroup: self })
     }
 
-    /// A process enters by writing its number here.
+    /// Returns the file that moves a process into the group: write its PID.
     pub(crate) fn entrance(&self) -> PathBuf {
         self.file(PROCESSES)
     }
 }
 
-/// All groups, in a mount of our own.
+/// All control groups, in a private mount.
 #[derive(Debug)]
 pub(crate) struct Groups(OwnedFd);
 
@@ -84,7 +88,8 @@ impl Groups {
         mount(VERSION_2).map(Groups)
     }
 
-    /// The directory of the group of a process. None: it is that of whoever is in none, or outside of what this process sees.
+    /// Returns the directory of a process's group, or `None` if that is the root or is outside of
+    /// the visible hierarchy.
     pub(crate) fn of(&self, process: u32) -> io::Result<Option<File>> {
         let path = path_of(&process.to_string())?;
         if path.as_os_str().is_empty() || path.starts_with("..") {
@@ -95,7 +100,7 @@ impl Groups {
     }
 }
 
-/// A group that this process is in.
+/// A group that this process has entered.
 #[derive(Debug)]
 pub(crate) struct Entered {
     cgroup: Cgroup,
@@ -121,22 +126,23 @@ impl Drop for Cgroup {
     }
 }
 
-/// A group that is this process's as long as the file is open: it holds a lock, which ends with its process, whatever that ends by.
+/// Creates a group and locks it. The returned file holds the lock, which the kernel releases when
+/// the process ends for any reason.
 fn create_below(own: &Path) -> io::Result<(PathBuf, File)> {
     static MADE: AtomicU32 = AtomicU32::new(0);
     remove_orphans(own);
     loop {
         let made = MADE.fetch_add(1, Relaxed);
         let path = own.join(format!("{PREFIX}{}-{made}", std::process::id()));
-        // A process that can open it can lock it.
+        // Mode 0700, because any process that can open the directory can lock it.
         match DirBuilder::new().mode(0o700).create(&path) {
-            // In another PID namespace the same number is another process.
+            // A process with this PID in another PID namespace has created it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
             created => created?,
         }
         match lock(&path) {
             Ok(Some(lock)) => return Ok((path, lock)),
-            // Before it was locked somebody has taken it for an orphan.
+            // Another process took it for an orphan before it was locked.
             Ok(None) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
@@ -147,7 +153,7 @@ fn create_below(own: &Path) -> io::Result<(PathBuf, File)> {
     }
 }
 
-/// The directory of a group, locked. None: somebody has the lock, or has removed it.
+/// Locks a group's directory. Returns `None` if another process has the lock or has removed it.
 fn lock(path: &Path) -> io::Result<Option<File>> {
     let directory = File::open(path)?;
     match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
@@ -158,13 +164,15 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
     Ok(is_there.then_some(directory))
 }
 
-/// Whether this process is in the group of that name. What is mounted may be of another cgroup namespace, whose names are others.
+/// Returns true if this process is in the group at this path. The mount may belong to another
+/// cgroup namespace, where the same path is a different group.
 fn is_in(group: &Path) -> bool {
     let own = std::process::id().to_string();
     fs::read_to_string(group.join(PROCESSES)).is_ok_and(|listed| listed.lines().any(|pid| pid == own))
 }
 
-/// Groups whose makers were killed: nobody has their locks. The kernel removes none that somebody is in.
+/// Removes the groups of killed processes, which no process has locked. The kernel refuses to
+/// remove a group with processes.
 fn remove_orphans(above: &Path) {
     for entry in fs::read_dir(above).into_iter().flatten().flatten() {
         if is_name(&entry.file_name())
@@ -175,13 +183,13 @@ fn remove_orphans(above: &Path) {
     }
 }
 
-/// Whether a group is one of these, of this version or an older one.
+/// Returns true for a name that this or an older version gives to groups.
 fn is_name(name: &OsStr) -> bool {
     let numbers = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
     numbers.is_some_and(|numbers| numbers.split('-').all(|number| number.parse::<u64>().is_ok()))
 }
 
-/// The group of a process, as /proc names it from the root that this process sees.
+/// Returns the path of a process's group, relative to the cgroup root that this process sees.
 pub(crate) fn path_of(process: &str) -> io::Result<PathBuf> {
     let missing = || io::Error::new(io::ErrorKind::NotFound, "the process is in no version 2 control group");
     let groups = fs::read_to_string(format!("/proc/{process}/cgroup"))?;
@@ -192,7 +200,7 @@ pub(crate) fn path_of(process: &str) -> io::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    /// A group in which nothing else makes any.
+    /// A group for the tests' groups, in which no other test creates any.
     struct Apart(Cgroup);
 
     impl Apart {
@@ -228,7 +236,7 @@ mod tests {
         let (first, _first) = create_below(&apart.0.path).unwrap();
         let (before, number) = first.to_str().unwrap().rsplit_once('-').unwrap();
         let number: u32 = number.parse().unwrap();
-        // Other tests count on as well.
+        // Other tests also increment the counter.
         let theirs = (1..9).map(|next| apart.make(format!("{before}-{}", number + next)));
         let theirs: Vec<_> = theirs.map(|group| (lock(&group).unwrap().unwrap(), group)).collect();
         let (second, _second) = create_below(&apart.0.path).unwrap();

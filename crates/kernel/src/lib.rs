@@ -1,8 +1,10 @@
-//! The programs that shunt loads into the kernel, each with one job, and how to talk to them. The sources are
-//! `bpf/*.bpf.c`; the objects are part of the executable and fit any kernel that describes its own types (BTF).
+//! The BPF programs that shunt loads into the kernel, each with one job, and their user-space side.
+//! The sources are `bpf/*.bpf.c`. The objects are embedded in the executable and fit any kernel
+//! with type information (BTF).
 //!
-//! A program lives, and stays attached, as long as the value that loaded it; those of `names` and `secure` as long as a socket that has one, or a tag. Nothing
-//! is pinned. `quota` loads none: it is a control group for programs that are measured.
+//! A program stays attached until the value that loaded it is dropped, except those of `names` and
+//! `secure`, which stay as long as a socket with a name or a tag. Nothing is pinned. `quota` loads
+//! no program: it creates a control group for measured programs.
 
 #![forbid(unsafe_code)]
 

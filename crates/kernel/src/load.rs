@@ -1,36 +1,36 @@
-//! Loading an object, and why it could not be.
+//! Loads BPF objects, and classifies the errors.
 
 use aya::programs::Program;
 use aya::{Ebpf, EbpfLoader};
 use rustix::thread::{CapabilitySet, capabilities};
 use thiserror::Error;
 
-/// Why a program is not in the kernel.
+/// An error that prevents a program from being loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// There was no clang when this was built.
+    /// clang was missing when shunt was built.
     #[error("shunt was built without its kernel programs: install clang and libbpf-dev, and build it again")]
     NotBuilt,
-    /// The kernel does not let this process load programs.
+    /// The process lacks the capabilities to load programs.
     #[error("this process may not load programs into the kernel: it needs CAP_BPF and CAP_PERFMON")]
     NotPermitted,
-    /// The kernel lacks something.
+    /// The kernel rejected the program for another reason.
     #[error("the kernel does not take the program: {0}")]
     Refused(String),
 }
 
-/// Loads the object's maps; its programs are loaded one by one.
+/// Loads the object's maps. Its programs are loaded separately.
 pub(crate) fn load(object: &[u8]) -> Result<Ebpf, LoadError> {
     load_with(object, &[])
 }
 
-/// The same, with values for its constants.
+/// Loads the object's maps with values for its constants.
 pub(crate) fn load_with(object: &[u8], constants: &[(&str, u64)]) -> Result<Ebpf, LoadError> {
     if object.is_empty() {
         return Err(LoadError::NotBuilt);
     }
-    // Asked first: without them nothing works, and what the library then learns of the kernel is wrong for the rest of
-    // the process's life.
+    // This must come first: without the capabilities, the BPF library caches wrong results of its
+    // feature probes for the life of the process.
     if !is_privileged() {
         return Err(LoadError::NotPermitted);
     }
@@ -41,7 +41,7 @@ pub(crate) fn load_with(object: &[u8], constants: &[(&str, u64)]) -> Result<Ebpf
     loader.load(object).map_err(refusal)
 }
 
-/// A program of an object of ours, of the kind that it is.
+/// Returns a program of an embedded object.
 pub(crate) fn program<'a, P>(loaded: &'a mut Ebpf, name: &str) -> &'a mut P
 where
     &'a mut P: TryFrom<&'a mut Program>,
@@ -55,7 +55,8 @@ fn is_privileged() -> bool {
     capabilities(None).is_ok_and(|held| enough.iter().any(|set| held.effective.contains(*set)))
 }
 
-/// EPERM, wherever in the chain it is, has one meaning; everything else is told as it is. EACCES is the verifier's.
+/// Converts an error. EPERM anywhere in its chain becomes `NotPermitted`; other errors keep their
+/// text. EACCES comes from the verifier.
 pub(crate) fn refusal(error: impl std::error::Error + 'static) -> LoadError {
     let mut text = String::new();
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
@@ -68,6 +69,6 @@ pub(crate) fn refusal(error: impl std::error::Error + 'static) -> LoadError {
         text = if text.is_empty() { error.to_string() } else { format!("{text}: {error}") };
         cause = error.source();
     }
-    // The verifier's log is long.
+    // Only the first line, because the verifier's log is long.
     LoadError::Refused(text.lines().next().unwrap_or_default().to_owned())
 }

@@ -1,7 +1,9 @@
-//! What the programs of `secure` are not shown, refused by BPF LSM on kernels that have it: many are built or started without it.
+//! Refuses calls on tagged sockets that the cgroup programs of `secure` do not see, by BPF LSM.
+//! Many kernels are built or started without it.
 //!
-//! Its programs belong to control groups like those of `secure`, and stay as long: a call about a socket is the group's in which the socket was
-//! made, and an ioctl that of whoever makes it.
+//! The programs belong to control groups like those of `secure`, and live as long. A call on a
+//! socket belongs to the group in which the socket was created, an ioctl to the group of its
+//! caller.
 
 use std::fs::File;
 use std::io;
@@ -20,18 +22,18 @@ use crate::names::or_has_it;
 
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lsm.bpf.o"));
 
-/// Programs, by the names of their hooks.
+/// The programs, each named after its hook.
 const HOOKS: [&str; 5] =
     ["socket_setsockopt", "socket_recvmsg", "socket_connect", "socket_listen", "file_ioctl"];
-/// From Linux 6.8 on; before, the last of the above is called for both.
+/// Since Linux 6.8. Before, the last hook above sees 32-bit calls too.
 const HOOK_COMPAT: &str = "file_ioctl_compat";
 
-/// The maps of the programs, in which a socket that has its tag is, by any value.
+/// The maps with the tagged sockets and their inodes. The values have no meaning.
 const SOCKETS: &str = "sockets";
 const FILES: &str = "files";
 const TAGGED: u32 = 1;
 
-/// The programs, and the tags.
+/// The loaded programs with their maps of tags.
 #[derive(Debug)]
 pub(crate) struct Lsm {
     loaded: Ebpf,
@@ -39,7 +41,7 @@ pub(crate) struct Lsm {
 }
 
 impl Lsm {
-    /// Loads the programs; no group has them yet.
+    /// Loads the programs without attaching them to a group.
     pub(crate) fn load() -> Result<Lsm, LoadError> {
         if !is_active().map_err(refusal)? {
             return Err(LoadError::Refused(String::from("BPF is none of its security modules (lsm=)")));
@@ -56,7 +58,7 @@ impl Lsm {
         Ok(Lsm { loaded, hooks })
     }
 
-    /// The programs hold for that group. Each is attached by itself, as those of `secure` are.
+    /// Attaches the programs to a group, separately like those of `secure`.
     pub(crate) fn attach(&mut self, group: &File) -> Result<(), Errno> {
         for name in &self.hooks {
             let program = load::program::<LsmCgroup>(&mut self.loaded, name).fd().expect("it is loaded");
@@ -75,8 +77,10 @@ impl Lsm {
     }
 }
 
-/// Whether the kernel was started with BPF among its security modules. Asked first: without, it takes the programs as well, and never runs them;
-/// and what is stored with an inode is then stored where something else is.
+/// Returns true if BPF is among the active security modules.
+///
+/// This must be checked first. An inactive BPF LSM accepts the programs but never runs them, and
+/// its inode storage would overlap other data.
 fn is_active() -> io::Result<bool> {
     let root = mount("securityfs")?;
     let file = openat(&root, "lsm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;

@@ -1,8 +1,9 @@
-//! Other names for sockets of this process: what getsockname and getpeername say of them, to whoever has them, by whatever call.
+//! Replaces the addresses that getsockname and getpeername report for selected sockets, in every
+//! process that holds them.
 //!
-//! The names belong to the socket, and the programs that tell them to the control group in which it was made. They are attached to that
-//! without a link, so they stay as long as one of its sockets does: after this process, and after the group has been removed. With the
-//! last of them everything is gone.
+//! The addresses belong to the socket. The programs that report them belong to the control group in
+//! which the socket was created. They are attached without a link, so they live as long as one of
+//! its sockets, even after this process has ended and the group has been removed.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -30,10 +31,11 @@ const PROGRAMS: [(&str, AttachPoint); 4] = [
     ("peername6", AttachPoint::GetPeerName6),
 ];
 
-/// `struct names` of the program: twice an address and a port.
+/// `struct names` of names.bpf.c: two addresses with their ports.
 type Value = [u32; 10];
 
-/// Sockets that this process makes from now on can have other names. It is in a control group of its own as long as this lives.
+/// Lets sockets that this process creates from now on have other addresses. The process is in a
+/// separate control group until this is dropped.
 #[derive(Debug)]
 pub struct Names {
     loaded: Ebpf,
@@ -43,7 +45,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Makes the group, attaches the programs and takes this process in.
+    /// Creates the group, attaches the programs and moves this process into the group.
     pub fn attach() -> Result<Names, LoadError> {
         let mut loaded = load::load(OBJECT)?;
         let group = Cgroup::create().map_err(refusal)?;
@@ -59,20 +61,21 @@ impl Names {
         Ok(Names { loaded, groups, reached, entered })
     }
 
-    /// The directory of the group that this process is in.
+    /// Returns the directory of this process's group.
     pub fn own_group(&self) -> Result<File, LoadError> {
         self.entered.open().map_err(refusal)
     }
 
-    /// The directory of the control group of a process: sockets that are made in it can have other names as well, from now on. None: the
-    /// process is in no group but the root, or in one that cannot be seen from here.
+    /// Attaches the programs to a process's control group, so that sockets created in it can have
+    /// other addresses, and returns its directory. Returns `None` if the process is in the root
+    /// group only, or in a group that is not visible here.
     pub fn group_of(&mut self, process: u32) -> Result<Option<File>, LoadError> {
         let Some(group) = self.groups.of(process).map_err(refusal)? else { return Ok(None) };
         self.reached.once(&group, || or_has_it(attach_all(&mut self.loaded, &group)))?;
         Ok(Some(group))
     }
 
-    /// From now on this socket, and every copy of it, says these addresses are its own.
+    /// Sets the addresses that this socket reports, through every descriptor.
     pub fn set(
         &mut self,
         socket: &impl AsRawFd,
@@ -89,26 +92,27 @@ impl Names {
     }
 }
 
-/// A socket that has other names, and where it is.
+/// A socket with other addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// As the kernel has it.
+    /// The socket and its real addresses.
     pub socket: Listed,
-    /// What it says its own address is.
+    /// The local address that it reports.
     pub local: SocketAddr,
-    /// What it says its peer's is.
+    /// The peer's address that it reports.
     pub remote: SocketAddr,
 }
 
-/// The map of the program.
+/// The program's map.
 const NAMES: &str = "names";
 
-/// Those of the network namespace of this thread, whoever gave them their names: also processes that have ended.
+/// Returns the sockets with other addresses in this thread's network namespace, including those set
+/// by processes that have ended.
 pub fn all() -> Result<Vec<Named>, LoadError> {
     let asker = peer::open().map_err(system)?;
     let mut named = Vec::new();
     for map in loaded_maps() {
-        // One that has gone meanwhile.
+        // The map was freed meanwhile.
         let Ok(map) = map else { continue };
         let is_ours =
             map.name_as_str() == Some(NAMES) && map.map_type().is_ok_and(|kind| kind == MapType::SkStorage);
@@ -120,7 +124,7 @@ pub fn all() -> Result<Vec<Named>, LoadError> {
     Ok(named)
 }
 
-/// `struct names` of the program.
+/// Parses `struct names` of names.bpf.c.
 fn read(socket: Listed, value: &[u8]) -> Option<Named> {
     let end = |at: usize| {
         let octets: [u8; 16] = value.get(at..at + 16)?.try_into().ok()?;
@@ -130,15 +134,15 @@ fn read(socket: Listed, value: &[u8]) -> Option<Named> {
     Some(Named { socket, local: end(0)?, remote: end(20)? })
 }
 
-/// Control groups that have a set of programs, by the numbers of their directories.
+/// Control groups with attached programs, by the inodes of their directories.
 #[derive(Debug, Default)]
 pub(crate) struct Reached(HashSet<u64>);
 
-/// So many are remembered.
+/// The most groups that are remembered.
 const MOST: usize = 16_384;
 
 impl Reached {
-    /// Has a group get them by `attach`, unless it has them.
+    /// Calls `attach` for a group that is not known to have the programs.
     pub(crate) fn once(
         &mut self,
         group: &File,
@@ -161,8 +165,9 @@ impl Reached {
     }
 }
 
-/// What came of attaching to a group that may have been forgotten: if it has them already that is as good. What our own group took has no other
-/// reason to be refused so.
+/// Converts the result of attaching to a group that may have been forgotten. EINVAL means that it
+/// has the programs already: the attach to this process's own group has shown that there is no
+/// other reason for it.
 pub(crate) fn or_has_it(attached: Result<(), Errno>) -> Result<(), Errno> {
     match attached {
         Err(Errno::INVAL) => Ok(()),
@@ -174,12 +179,12 @@ fn system(error: Errno) -> LoadError {
     refusal(std::io::Error::from(error))
 }
 
-/// By which a group is known.
+/// Returns the inode of a group's directory, its identity.
 fn number(group: &File) -> Result<u64, LoadError> {
     Ok(group.metadata().map_err(refusal)?.ino())
 }
 
-/// The programs are loaded.
+/// Attaches the loaded programs to a group.
 fn attach_all(loaded: &mut Ebpf, group: &File) -> Result<(), Errno> {
     for (name, point) in PROGRAMS {
         let program = load::program::<CgroupSockAddr>(loaded, name).fd().expect("it is loaded");
@@ -188,7 +193,7 @@ fn attach_all(loaded: &mut Ebpf, group: &File) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `struct end` of the program.
+/// Builds `struct end` of names.bpf.c.
 fn end(address: SocketAddr) -> [u32; 5] {
     let octets = match address.ip() {
         IpAddr::V4(address) => address.to_ipv6_mapped(),

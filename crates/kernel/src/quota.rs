@@ -1,4 +1,4 @@
-//! A control group whose processes get half a processor between them.
+//! A control group whose processes share half a processor.
 
 use std::fs;
 use std::io;
@@ -6,25 +6,26 @@ use std::path::{Path, PathBuf};
 
 use crate::cgroup::{Cgroup, MOUNTED, path_of};
 
-/// Microseconds of processor time in each period.
+/// Processor time in each period, and below, the period, in microseconds.
 const QUOTA: u32 = 50_000;
 const PERIOD: u32 = 100_000;
-/// Where version 1 has the controller.
+/// The version 1 hierarchy of the cpu controller.
 const VERSION_1: &str = "/sys/fs/cgroup/cpu";
-/// Which controllers the groups below one have.
+/// The file that lists the controllers of a group's children.
 const ENABLED: &str = "cgroup.subtree_control";
 const CONTROLLER: &str = "cpu";
 
-/// See the module. The group is gone when this is dropped, if no process is in it any more.
+/// A control group with a quota. It is removed on drop if no process is in it.
 #[derive(Debug)]
 pub struct Quota(Cgroup);
 
 impl Quota {
-    /// By version 2, or else where version 1 has the controller. Nothing is changed in groups that are there already.
+    /// Creates the group in version 2, or else in version 1. Existing groups are not changed.
     pub fn make() -> io::Result<Quota> {
         if let Ok(own) = path_of("self") {
             let own = Path::new(MOUNTED).join(own);
-            // A group with processes has none below it that have a controller: so this may be one far above.
+            // In version 2 a group with processes has no children with controllers, so a suitable
+            // ancestor may be far above.
             let mut above = own.ancestors().take_while(|group| group.starts_with(MOUNTED));
             if let Some(above) = above.find(|group| is_enabled(group)) {
                 return Quota::below(above, &[("cpu.max", format!("{QUOTA} {PERIOD}"))]);
@@ -49,13 +50,13 @@ impl Quota {
         Ok(Quota(group))
     }
 
-    /// The file by which a process enters the group: it writes its number, or 0 for itself.
+    /// Returns the file that moves a process into the group: it writes its PID, or 0 for itself.
     pub fn entrance(&self) -> PathBuf {
         self.0.entrance()
     }
 }
 
-/// As in `4:cpu,cpuacct:/a/group`.
+/// Returns the path in a line such as `4:cpu,cpuacct:/a/group` if it is the cpu controller's.
 fn of_version_1(line: &str) -> Option<&str> {
     let (_, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;
@@ -79,7 +80,7 @@ mod tests {
         assert_eq!(of_version_1("0::/a/group"), None);
     }
 
-    /// Where this process may make one at all.
+    /// Does nothing if this process may not create groups.
     #[test]
     fn a_group_is_gone_with_its_value() {
         let Ok(quota) = Quota::make() else { return };

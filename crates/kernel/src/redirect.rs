@@ -1,4 +1,5 @@
-//! Sockmap redirect: the peer that the local path is compared with. It needs no shim and knows no way back.
+//! Sockmap redirect, an alternative that benchmarks compare with the shared-memory transport. It
+//! needs no shim and cannot fall back to TCP.
 
 use std::path::PathBuf;
 
@@ -11,20 +12,20 @@ use crate::load::{self, LoadError, refusal};
 
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/redirect.bpf.o"));
 
-/// `struct end` of the program.
+/// `struct end` of redirect.bpf.c.
 type End = [u32; 4];
 
-/// Connections between two sockets that are made in a control group of its own go from queue to queue, as long as this
-/// lives.
+/// Redirects data between the sockets of each connection within a control group, queue to queue,
+/// until this is dropped.
 #[derive(Debug)]
 pub struct Redirect {
-    // In this order: what is attached to the group goes first.
+    // Dropped in this order: the programs are detached before the group is removed.
     _loaded: Ebpf,
     cgroup: Cgroup,
 }
 
 impl Redirect {
-    /// Makes the group, loads the programs and attaches them.
+    /// Creates the group, and loads and attaches the programs.
     pub fn attach() -> Result<Redirect, LoadError> {
         let mut loaded = load::load(OBJECT)?;
         let cgroup = Cgroup::create().map_err(refusal)?;
@@ -41,7 +42,7 @@ impl Redirect {
         Ok(Redirect { _loaded: loaded, cgroup })
     }
 
-    /// The file by which a process enters the group: it writes its number, or 0 for itself.
+    /// Returns the file that moves a process into the group: it writes its PID, or 0 for itself.
     pub fn entrance(&self) -> PathBuf {
         self.cgroup.entrance()
     }

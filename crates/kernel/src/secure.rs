@@ -1,7 +1,8 @@
-//! Sockets of the host's network in the hands of strangers: a tag on the socket says that they may use the connection, and nothing else of
-//! it. docs/security.md has what that is.
+//! Restricts sockets of the host's network that untrusted programs hold. A tag on the socket allows
+//! the use of its connection and nothing else. docs/security.md has the details.
 //!
-//! As with `names`, programs belong to the control group in which a socket was made, and stay as long as one of its sockets does.
+//! As with `names`, the programs belong to the control group in which a socket was created, and
+//! live as long as one of its sockets.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -28,16 +29,16 @@ const ADDRESSES: [(&str, AttachPoint); 4] = [
 ];
 const INGRESS: &str = "ingress";
 
-/// The map of the program.
+/// The program's map.
 const TAGS: &str = "secured";
 
-/// `struct tag` of the program.
+/// `struct tag` of secure.bpf.c.
 type Value = [u64; 3];
 
-/// The cookie of the network namespace that a socket with a tag says it lives in: there is none with that.
+/// The network namespace cookie that tagged sockets report. No namespace has it.
 pub const NOWHERE: u64 = 0;
 
-/// What a socket says of itself instead of what is true.
+/// The option values that a tagged socket reports instead of its real ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     /// SO_MAX_PACING_RATE: bytes per second.
@@ -50,7 +51,7 @@ pub struct Tag {
     pub traffic_class: u32,
 }
 
-/// The programs, and the tags.
+/// The loaded programs and the map of tags.
 #[derive(Debug)]
 pub struct Secure {
     loaded: Ebpf,
@@ -59,7 +60,7 @@ pub struct Secure {
 }
 
 impl Secure {
-    /// Loads the programs; no group has them yet.
+    /// Loads the programs without attaching them to a group.
     pub fn load() -> Result<Secure, LoadError> {
         let mut loaded = load::load(OBJECT)?;
         for (name, _) in OPTIONS {
@@ -72,12 +73,13 @@ impl Secure {
         Ok(Secure { loaded, lsm: Lsm::load(), reached: Reached::default() })
     }
 
-    /// Why calls that no program of a control group is shown are not refused here (BPF LSM). None: they are.
+    /// Returns why BPF LSM, which refuses the calls that cgroup programs do not see, is
+    /// unavailable, or `None` if it is used.
     pub fn without_lsm(&self) -> Option<&LoadError> {
         self.lsm.as_ref().err()
     }
 
-    /// Tags hold for sockets that are made in that group from now on.
+    /// Makes tags effective for sockets that are created in this group from now on.
     pub fn reach(&mut self, group: &File) -> Result<(), LoadError> {
         self.reached.once(group, || {
             attach_all(&mut self.loaded, group)?;
@@ -85,7 +87,7 @@ impl Secure {
         })
     }
 
-    /// From now on this socket, and every copy of it, is one that strangers may have.
+    /// Tags a socket, for every descriptor of it, before an untrusted program gets it.
     pub fn tag(&mut self, socket: &impl AsRawFd, tag: Tag) -> Result<(), LoadError> {
         let map = self.loaded.map_mut(TAGS).expect("in the object");
         let mut tags: SkStorage<&mut MapData, Value> = map.try_into().map_err(refusal)?;
@@ -101,7 +103,8 @@ impl Secure {
     }
 }
 
-/// The programs are loaded. Each is attached by itself: none is left out because another one is there.
+/// Attaches the loaded programs to a group. Each is attached separately, so that an existing one
+/// does not prevent the others.
 fn attach_all(loaded: &mut Ebpf, group: &File) -> Result<(), Errno> {
     for (name, point) in OPTIONS {
         let program = load::program::<CgroupSockopt>(loaded, name).fd().expect(LOADED);

@@ -1,11 +1,16 @@
-//! What makes the two ends of a connection recognisable whatever happens to addresses on the way: the sequence numbers
-//! that each chose when the connection was made.
+//! Recognises the two ends of a connection by their initial sequence numbers, however addresses are
+//! translated between them.
 //!
-//! The kernel does not keep them, but it keeps what has become of them and by how much it has grown. The difference
-//! never changes during the life of a connection, whatever is in flight.
+//! The kernel does not keep these numbers. It keeps the current ones and how far they have
+//! advanced. The difference never changes during the life of a connection, whatever is in flight.
 //!
-//! No lock of a socket is taken: a program can hold it for as long as it likes. It is only asked whether somebody has it,
-//! who may have changed one of two counts and not yet the other.
+//! For example, the opener chooses 1000 for its SYN and has sent 500 bytes, all acknowledged. Then
+//! `snd_una` is 1501 and `bytes_acked` is 501, which counts the SYN, so its `sent` is 1000. The
+//! acceptor has `rcv_nxt` 1501 and `bytes_received` 500, so its `received` is 1001.
+//!
+//! The program does not take the socket's lock, because another program can hold it for any time.
+//! It only checks if the lock is held: the holder may have changed one of two counts and not the
+//! other.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -19,22 +24,23 @@ use crate::load::{self, LoadError};
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sequence.bpf.o"));
 const SEQUENCE: &str = "sequence";
 const POSITION: &str = "position";
-/// How often a socket is looked at whose numbers do not stand still. A look takes some 10 us then.
+/// Attempts to read a socket whose numbers are changing. An attempt takes about 10 us then.
 const LOOKS: usize = 16;
 
-/// Where the two streams of a connection begin, as one of its ends counts.
+/// The first sequence numbers of a connection's two streams, as one end counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Origin {
-    /// `snd_una - bytes_acked`. At the end that called connect this is the number of its SYN, which the kernel counts
-    /// among what was acknowledged; at the other it is that of its first byte.
+    /// `snd_una - bytes_acked`. At the end that called connect this is the number of its SYN, which
+    /// the kernel counts as acknowledged. At the other end it is the number of its first byte.
     pub sent: u32,
     /// `rcv_nxt - bytes_received`: the number of the peer's first byte.
     pub received: u32,
 }
 
 impl Origin {
-    /// Returns the three that the other end can have: if this end called connect, if the other did, and if both did and their
-    /// SYNs crossed (simultaneous open), so that each has counted its own. No origin mirrors another in two of these ways.
+    /// Returns the three origins that the other end can have: if this end called connect, if the
+    /// other did, and if both did and their SYNs crossed (simultaneous open), so that each has
+    /// counted its own. Two origins mirror each other in at most one of these ways.
     pub fn mirrored(self) -> [Origin; 3] {
         let (first, after_syn) = (self.received.wrapping_sub(1), self.sent.wrapping_add(1));
         [
@@ -44,8 +50,8 @@ impl Origin {
         ]
     }
 
-    /// Returns whether this end has called connect and the other has accepted. None: both have called connect, or they are not
-    /// the ends of one connection.
+    /// Returns true if this end called connect and the other accepted, false if the opposite holds,
+    /// and `None` if both called connect or they are not the ends of one connection.
     pub fn has_opened(self, other: Origin) -> Option<bool> {
         let [if_so, if_not, _] = self.mirrored();
         match other {
@@ -56,16 +62,16 @@ impl Origin {
     }
 }
 
-/// A socket that has been looked at.
+/// The result of reading a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Where its streams begin.
+    /// The origins of its streams.
     pub origin: Origin,
-    /// Where it is found again.
+    /// Its place in the kernel.
     pub place: Place,
 }
 
-/// Where in the kernel a socket is, for [`Reader::position`]. Shown to nobody.
+/// A socket's kernel address, for [`Reader::position`]. It is never printed.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Place(u64);
 
@@ -75,18 +81,18 @@ impl std::fmt::Debug for Place {
     }
 }
 
-/// How far the two streams of a socket are, by its sequence numbers. None ever goes back.
+/// How far the two streams of a socket have advanced, in sequence numbers. None ever decreases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// What it has sent and knows to have arrived.
+    /// Sent and acknowledged.
     pub acknowledged: u32,
-    /// What it has sent.
+    /// Sent.
     pub sent: u32,
-    /// What it has received.
+    /// Received.
     pub received: u32,
 }
 
-/// The programs that read them.
+/// The loaded programs.
 #[derive(Debug)]
 pub struct Reader {
     loaded: Ebpf,
@@ -95,13 +101,13 @@ pub struct Reader {
 /// `struct answer` in sequence.bpf.c.
 type Answer = [u32; 4];
 
-/// Why a socket's sequence numbers are not known.
+/// An error that prevents a socket from being read.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// Not a descriptor of this process, or not the socket with that cookie.
+    /// The descriptor is not open, or its socket has another cookie.
     #[error("the descriptor is not that socket")]
     NotThere,
-    /// Segments arrived at every attempt, or one took very long.
+    /// Segments arrived during every attempt, or the processing of one took very long.
     #[error("the sequence numbers did not stand still")]
     Unsteady,
     /// The kernel did not run the program.
@@ -110,7 +116,7 @@ pub enum ReadError {
 }
 
 impl Reader {
-    /// Loads the programs. They are gone when the reader is dropped.
+    /// Loads the programs, which are unloaded on drop.
     pub fn load() -> Result<Reader, LoadError> {
         let mut loaded = load::load(OBJECT)?;
         for program in [SEQUENCE, POSITION] {
@@ -119,15 +125,15 @@ impl Reader {
         Ok(Reader { loaded })
     }
 
-    /// Looks at a TCP socket of any network namespace, held as `socket` by this process, with this SO_COOKIE.
-    /// The socket notices nothing.
+    /// Reads a TCP socket of any network namespace, which this process holds as `socket` and which
+    /// has this SO_COOKIE. The socket is not disturbed.
     pub fn look(&self, socket: impl AsFd, cookie: u64) -> Result<Seen, ReadError> {
         let arguments = [socket.as_fd().as_raw_fd() as u64, cookie];
         let mut left = LOOKS;
         let [sent, received, low, high] = loop {
             left -= 1;
             match self.run(SEQUENCE, arguments) {
-                // Whoever has the socket's lock may need this processor.
+                // The thread with the socket's lock may need this processor.
                 Err(ReadError::Unsteady) if left > 0 => std::thread::yield_now(),
                 answer => break answer?,
             }
@@ -136,8 +142,9 @@ impl Reader {
         Ok(Seen { origin: Origin { sent, received }, place })
     }
 
-    /// How far a socket is that has been looked at, with this SO_COOKIE, whether or not anybody in this process still has it. It is
-    /// true only if the socket is still alive afterwards: what is no socket any more may look like one.
+    /// Returns how far a socket has advanced that [`Reader::look`] found with this SO_COOKIE, even
+    /// if this process has closed it. The result is valid only if the caller finds the socket alive
+    /// afterwards, because freed memory can look like a socket.
     pub fn position(&self, place: Place, cookie: u64) -> Result<Position, ReadError> {
         let [acknowledged, sent, received, _] = self.run(POSITION, [place.0, cookie])?;
         Ok(Position { acknowledged, sent, received })

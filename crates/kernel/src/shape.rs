@@ -1,4 +1,4 @@
-//! Other limits and priorities for connections that are in use, whoever has them: no descriptor of them is needed.
+//! Changes limits and priorities of connections in use, in any process, without their descriptors.
 
 use std::collections::HashMap as Table;
 use std::io::Read;
@@ -12,33 +12,34 @@ use crate::load::{self, LoadError, refusal};
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/shape.bpf.o"));
 const PROGRAM: &str = "shape";
 
-/// `struct shape` of the program.
+/// `struct shape` of shape.bpf.c.
 type Value = [u32; 5];
-/// What stands in it for a rate without limit, and for what is kept.
+/// The value in it for no limit, and for an option that is kept.
 const NONE: u32 = u32::MAX;
 const CHANGED: u32 = 1;
 
-/// What a socket is to have.
+/// The options to set on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Bytes per second that it sends at most (SO_MAX_PACING_RATE).
+    /// The most bytes per second that it sends (SO_MAX_PACING_RATE).
     pub rate: Option<u32>,
-    /// IP_TOS; None: what it has. Some kernels take none for IPv6 sockets, whatever their addresses.
+    /// IP_TOS, or `None` to keep it. Some kernels reject it for IPv6 sockets, whatever their
+    /// addresses.
     pub tos: Option<u8>,
-    /// IPV6_TCLASS, likewise.
+    /// IPV6_TCLASS, or `None` to keep it.
     pub traffic_class: Option<u8>,
     /// SO_PRIORITY.
     pub priority: u32,
 }
 
-/// The program, and the table of what it is to change.
+/// The loaded program, and its map of the changes to make.
 #[derive(Debug)]
 pub struct Shaper {
     loaded: Ebpf,
 }
 
 impl Shaper {
-    /// Loads the program. It is gone when the shaper is dropped.
+    /// Loads the program, which is unloaded on drop.
     pub fn load() -> Result<Shaper, LoadError> {
         let mut loaded = load::load(OBJECT)?;
         let types = Btf::from_sys_fs().map_err(refusal)?;
@@ -46,9 +47,11 @@ impl Shaper {
         Ok(Shaper { loaded })
     }
 
-    /// Changes sockets of the network namespace of this thread, by their SO_COOKIE. Returns how many have been changed.
+    /// Changes sockets of this thread's network namespace, selected by their SO_COOKIE. Returns how
+    /// many were changed.
     ///
-    /// Waits for the lock of every socket of the namespace, and so for whoever is inside a call on one.
+    /// The program waits for the lock of every socket of the namespace, and so for every call that
+    /// holds one.
     pub fn change(&mut self, wanted: &Table<u64, Shape>) -> Result<usize, LoadError> {
         let mut shapes = self.shapes()?;
         for (cookie, shape) in wanted {

@@ -1,4 +1,5 @@
-//! Congestion windows to begin with, by whom a connection is with or by the port that accepted it.
+//! Sets the initial congestion window of connections, selected by their destination or by the port
+//! that accepted them.
 
 use std::net::SocketAddr;
 
@@ -11,15 +12,15 @@ use crate::load::{self, LoadError, refusal};
 
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/window.bpf.o"));
 
-/// `struct end` of the program, in words.
+/// `struct end` of window.bpf.c, in words.
 type Key = [u32; 6];
 
-/// Which connections.
+/// Selects connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
-    /// Those that are made to this address.
+    /// Connections to this address.
     To(SocketAddr),
-    /// Those that are accepted at this port.
+    /// Connections that are accepted at this port.
     At(u16),
 }
 
@@ -39,17 +40,17 @@ impl End {
     }
 }
 
-/// Sockets that this process makes begin with what is said here, as long as this lives. It is in a control group of its
-/// own meanwhile.
+/// Applies the configured windows to sockets that this process creates, until this is dropped. The
+/// process is in a separate control group meanwhile.
 #[derive(Debug)]
 pub struct Windows {
-    // In this order: what is attached to the group goes first.
+    // Dropped in this order: the program is detached before the group is removed.
     loaded: Ebpf,
     _entered: Entered,
 }
 
 impl Windows {
-    /// Makes the group, attaches the program and takes this process in.
+    /// Creates the group, attaches the program and moves this process into the group.
     pub fn attach() -> Result<Windows, LoadError> {
         let mut loaded = load::load(OBJECT)?;
         let program: &mut SockOps = load::program(&mut loaded, "widen");
@@ -60,12 +61,12 @@ impl Windows {
         Ok(Windows { loaded, _entered })
     }
 
-    /// From now on connections of this end begin with so many segments. 0: as always.
+    /// Sets the initial window, in segments, of the selected connections; 0 restores the default.
     pub fn set(&mut self, end: End, segments: u32) -> Result<(), LoadError> {
         let map = self.loaded.map_mut("windows").expect("in the object");
         let mut windows: HashMap<&mut MapData, Key, u32> = map.try_into().map_err(refusal)?;
         if segments == 0 {
-            // It may not have been there.
+            // There may be no entry.
             let _ = windows.remove(&end.key());
             return Ok(());
         }

@@ -1,4 +1,5 @@
-//! System calls are counted and timed, of the processes that are watched and of no others. Needs root.
+//! Tests that system calls of watched processes, and of no others, are counted and timed. Needs
+//! root.
 
 use std::time::Duration;
 

@@ -1,8 +1,9 @@
-//! A file of its own, because it looks at all programs that this process holds. Needs root.
+//! Tests that programs are unloaded with their reader. It is a separate test binary because it
+//! checks all programs that this process holds. Needs root.
 
 use shunt_kernel::sequence::Reader;
 
-/// The program ids that the descriptors of this process name.
+/// Returns the ids of the programs that this process has descriptors for.
 fn held() -> Vec<u32> {
     let fds = std::fs::read_dir("/proc/self/fdinfo").unwrap().flatten();
     let info = |fd: std::fs::DirEntry| std::fs::read_to_string(fd.path()).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Sockets say the names that they were given, also after whoever gave them has gone. Needs root.
+//! Tests that sockets report the addresses that were set, even after the process that set them is
+//! gone. Needs root.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -13,7 +14,7 @@ use shunt_kernel::names::{self, Names};
 use shunt_sys::accounted;
 use shunt_sys::identity::normalise;
 
-/// A process has one `Names` at a time: with it, it enters a control group.
+/// A process can have only one `Names` at a time, because it enters a control group.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -57,7 +58,7 @@ fn a_socket_has_the_names_that_it_was_given() {
     }
 }
 
-/// A control group of the test, with a process in it.
+/// A control group with a process in it.
 struct Group {
     path: PathBuf,
     process: Child,
@@ -111,7 +112,7 @@ fn a_socket_of_another_group_is_counted_there_and_has_names_as_well() {
     let said = String::from_utf8(ss.output().unwrap().stdout).unwrap();
     let name = group.path.file_name().unwrap().to_str().unwrap().to_owned();
     assert!(said.contains(&format!("cgroup:/{name}")), "{said}");
-    // Nobody has to end a connection for a container to be removed.
+    // Open connections do not prevent the removal of a container's group.
     let path = group.path.clone();
     drop(group);
     assert!(!path.exists());

@@ -1,5 +1,5 @@
-//! Messages go from queue to queue, in order, and the end after them. Needs root. A file of its own, because the test
-//! process itself enters the group.
+//! Tests that redirected messages arrive in order, and the end of the stream after them. It is a
+//! separate test binary because the process enters the group. Needs root.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use shunt_kernel::redirect::Redirect;
 use shunt_sys::tcp::Opener;
 
-/// In the group of a `Redirect` until it is dropped.
+/// Keeps this process in the group of a `Redirect`.
 struct Inside {
     back: PathBuf,
 }
@@ -35,7 +35,7 @@ fn pair() -> (TcpStream, TcpStream) {
     (client, listener.accept().unwrap().0)
 }
 
-/// Bytes that the kernel has sent for this socket, by segments.
+/// Returns the bytes that TCP has sent for this socket.
 fn sent_in_segments(socket: &TcpStream, opener: Opener) -> u64 {
     shunt_sys::tcp::sent(socket, opener).unwrap().unwrap()
 }
@@ -67,7 +67,7 @@ fn bytes_go_from_queue_to_queue_and_the_group_is_gone_afterwards() {
     assert!(by_segments < 2000, "{by_segments} of 200,000 bytes went by segments");
     assert!(!group.exists());
 
-    // Nothing is left of it.
+    // New connections use plain TCP again.
     let (mut client, mut server) = pair();
     client.write_all(b"plain").unwrap();
     server.read_exact(&mut [0; 5]).unwrap();

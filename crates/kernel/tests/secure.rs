@@ -1,4 +1,4 @@
-//! A socket with a tag is of use for its connection, and for nothing else. Needs root.
+//! Tests that a tagged socket can be used for its connection and for nothing else. Needs root.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,12 +11,12 @@ use shunt_kernel::names::Names;
 use shunt_kernel::secure::{NOWHERE, Secure, Tag};
 use shunt_sys::{Errno, identity, tuning};
 
-/// The control group is the whole process's, so one test has it at a time.
+/// Serialises the tests, because the control group applies to the whole process.
 static GROUP: Mutex<()> = Mutex::new(());
 
 const TAG: Tag = Tag { rate: 5_000_000, priority: 3, tos: 16, traffic_class: 24 };
 
-/// A router, with this process's group to itself.
+/// Sets up a router that has this process's group to itself.
 fn router() -> (LockResult<MutexGuard<'static, ()>>, Names, Secure) {
     let group = GROUP.lock();
     let names = Names::attach().unwrap();
@@ -25,7 +25,8 @@ fn router() -> (LockResult<MutexGuard<'static, ()>>, Names, Secure) {
     (group, names, secure)
 }
 
-/// A router that is started anew has the same control groups as the one before, and its programs join those that are there.
+/// A restarted router uses the control groups of its predecessor, and its programs are added to the
+/// existing ones.
 #[test]
 fn what_each_of_two_routers_has_tagged_stays_so() {
     let _group = GROUP.lock();
@@ -50,7 +51,7 @@ fn what_each_of_two_routers_has_tagged_stays_so() {
     tuning::set_priority(other.as_fd(), 6).unwrap();
     assert_eq!(tuning::priority(other.as_fd()), Ok(6));
     assert_ne!(identity::namespace(other.as_fd()), Ok(NOWHERE));
-    // In the same group: what is longer than a page, which hooks are not given.
+    // Options longer than a page, which hooks do not see, still work in this group.
     let long = "
 import socket
 s = socket.socket()
@@ -60,7 +61,7 @@ assert s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
     assert!(Command::new("python3").args(["-c", long]).status().unwrap().success());
 }
 
-/// What the kernel puts into a socket's packets, as `ss` tells it.
+/// Returns the type of service of a socket's packets, as `ss` reports it.
 fn types_of_service(socket: &TcpStream) -> String {
     let port = format!(":{}", socket.local_addr().unwrap().port());
     let output = Command::new("ss").args(["-Htn", "--tos", "sport", "=", &port]).output().unwrap();
@@ -82,7 +83,7 @@ fn what_concerns_packets_is_told_as_it_was_set_and_nothing_comes_of_it() {
         let before = types_of_service(&client);
         assert!(!before.is_empty(), "ss says nothing of it");
         secure.tag(&client, TAG).unwrap();
-        // As the kernel has it: the lowest two bits stay, and a priority goes with it.
+        // As in the kernel, the lowest two bits are kept and the option sets the priority.
         for (set, told, priority) in [(0xbb, 0xb8, 4), (0x10, 0x10, 6), (0x08, 0x08, 2), (0, 0, 0)] {
             sockopt::set_ip_tos(&client, set).unwrap();
             assert_eq!(
@@ -99,7 +100,7 @@ fn what_concerns_packets_is_told_as_it_was_set_and_nothing_comes_of_it() {
             assert_eq!(sockopt::set_ipv6_tclass(&client, 256), Err(Errno::INVAL));
         }
         assert_eq!(types_of_service(&client), before);
-        // By whatever length.
+        // Options of any length work.
         let script = "
 import socket, sys
 s = socket.socket(fileno=0)
@@ -145,7 +146,7 @@ fn a_socket_with_a_tag_is_good_for_its_connection_only() {
         assert_eq!(sockopt::ip_tos(&client), Ok(16));
         let copy = client.try_clone().unwrap();
         assert_eq!(identity::namespace(copy.as_fd()), Ok(NOWHERE));
-        // The peer, which has none, is as it was.
+        // The untagged peer is not affected.
         tuning::set_priority(server.as_fd(), 6).unwrap();
         assert_eq!(tuning::priority(server.as_fd()), Ok(6));
         assert_ne!(identity::namespace(server.as_fd()), Ok(NOWHERE));
@@ -163,7 +164,7 @@ fn a_socket_with_a_tag_is_good_for_its_connection_only() {
             assert_eq!(connect(&client, &address), Err(Errno::ISCONN));
             continue;
         }
-        // Nobody keeps it from being disconnected, and then it is of no use.
+        // Without BPF LSM the socket can be disconnected, but then it is useless.
         connect_unspec(&client).unwrap();
         assert_eq!(connect(&client, &address), Err(Errno::PERM));
         assert_eq!(
@@ -174,7 +175,7 @@ fn a_socket_with_a_tag_is_good_for_its_connection_only() {
         let own = client.local_addr().unwrap();
         let attempt = TcpStream::connect_timeout(&own, std::time::Duration::from_millis(300));
         assert_eq!(attempt.unwrap_err().kind(), std::io::ErrorKind::TimedOut);
-        // One without a tag listens as ever.
+        // A socket without a tag still listens.
         TcpStream::connect(address).unwrap();
     }
 }

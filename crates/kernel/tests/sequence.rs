@@ -1,4 +1,5 @@
-//! The two ends of a connection have mirrored origins, always, and nothing else has. Needs root.
+//! Tests that the origins of a connection's two ends always mirror each other, and no others do.
+//! Needs root.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
@@ -29,7 +30,7 @@ fn the_ends_mirror_each_other_whatever_is_in_flight() {
     let (mut opener, mut acceptor) = loopback();
     expect_mirrored(&reader, &opener, &acceptor);
     let first = origin(&reader, &opener);
-    // A full window and a FIN behind it, in one direction and then the other.
+    // Fill the window and send a FIN, first in one direction and then in the other.
     for _ in 0..2 {
         opener.set_nonblocking(true).unwrap();
         let mut written = 0;
@@ -67,7 +68,7 @@ fn readings_under_load_are_the_same_ones() {
     thread.join().unwrap();
 }
 
-/// Every message changes two counts one after the other, on another processor than that of who looks.
+/// Each message changes two counts one after the other, on another processor than the reader's.
 #[test]
 fn a_reading_is_never_of_a_moment_between_two_counts() {
     const LOOKS: usize = 200_000;
@@ -88,7 +89,7 @@ fn a_reading_is_never_of_a_moment_between_two_counts() {
     for _ in 0..LOOKS {
         match reader.look(&opener, cookie) {
             Ok(seen) => assert_eq!(seen.origin, first),
-            // The one who has the lock was not let run for long.
+            // The thread with the lock did not run for a while.
             Err(ReadError::Unsteady) => unsteady += 1,
             Err(other) => panic!("{other}"),
         }
@@ -124,7 +125,7 @@ fn what_is_not_that_socket_has_no_origin() {
     assert!(matches!(reader.look(&udp, cookie), Err(ReadError::NotThere)));
     let path = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
     assert!(matches!(reader.look(path.as_fd(), cookie), Err(ReadError::NotThere)));
-    // SAFETY: never used as a descriptor but as a number.
+    // SAFETY: the descriptor is only passed as a number and never used.
     let nobody = unsafe { std::os::fd::BorrowedFd::borrow_raw(1_000_000) };
     assert!(matches!(reader.look(nobody, cookie), Err(ReadError::NotThere)));
 }
@@ -140,12 +141,12 @@ fn how_far_a_socket_is_can_be_told_without_its_descriptor() {
     acceptor.read_exact(&mut [0; 1000]).unwrap();
     let position = |seen: &shunt_kernel::sequence::Seen, cookie| reader.position(seen.place, cookie);
     let here = position(&one, cookies[0]).unwrap();
-    // The SYN has a number too.
+    // The SYN takes a sequence number too.
     let sent = one.origin.sent.wrapping_add(1 + 1000);
     assert_eq!(here, Position { acknowledged: sent, sent, received: one.origin.received });
     let there = position(&two, cookies[1]).unwrap();
     assert_eq!((there.received, there.acknowledged, there.sent), (sent, here.received, here.received));
-    // Another socket, or none.
+    // Another socket's cookie, and no place.
     assert!(matches!(position(&one, cookies[1]), Err(ReadError::NotThere)));
     assert!(matches!(reader.position(Place::default(), cookies[0]), Err(ReadError::NotThere)));
     rustix::net::sockopt::set_socket_linger(&opener, Some(std::time::Duration::ZERO)).unwrap();

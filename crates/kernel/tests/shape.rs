@@ -1,4 +1,5 @@
-//! Connections in use get other limits and priorities, and others do not. Needs root.
+//! Tests that selected connections in use get other limits and priorities, and others do not. Needs
+//! root.
 
 use std::collections::HashMap;
 use std::net::{TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! A connection begins with the window that was asked for, and no other does. Needs root.
+//! Tests that selected connections, and no others, begin with the configured window. Needs root.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
@@ -10,7 +10,7 @@ fn pair(listener: &TcpListener) -> (TcpStream, TcpStream) {
     (client, listener.accept().unwrap().0)
 }
 
-/// Of the socket with these two addresses, as ss(8) tells.
+/// Returns the congestion window of a socket, as ss(8) reports it.
 fn window(socket: &TcpStream) -> u32 {
     let of = |address: SocketAddr| address.to_string();
     let filter = [of(socket.local_addr().unwrap()), of(socket.peer_addr().unwrap())];
