@@ -34,7 +34,7 @@ const DIRECTORIES: [&str; 3] = if cfg!(target_arch = "aarch64") {
     ["/lib/x86_64-linux-gnu", "/lib64", "/lib"]
 };
 
-/// Limits on what is read. An image may come from anyone, and must not make the host read without
+/// The limits on reading. An image may come from anyone, and must not make the host read without
 /// end.
 const MAX_BYTES: u64 = 16 << 20;
 const MAX_VERSIONS: usize = 1024;
