@@ -1,4 +1,5 @@
-//! `shunt bench`: it measures what it says, on the roads that it says. How much is not tested.
+//! Tests of `shunt bench`: it measures what it names, over the transports that it names. The tests
+//! do not check the results' size.
 
 mod common;
 
@@ -37,7 +38,8 @@ fn our_own_loads_are_on_the_roads_that_they_are_measured_on() {
     }
 }
 
-/// redis-benchmark makes a number of requests, which takes as long as it takes: its connections are counted, whenever it is over.
+/// redis-benchmark makes a fixed number of requests and may end early. Its connections must be
+/// counted anyway.
 #[test]
 fn a_load_that_ends_early_is_known_to_have_been_on_shared_memory() {
     let shell = Shell::new();
@@ -51,7 +53,7 @@ fn a_load_that_ends_early_is_known_to_have_been_on_shared_memory() {
     for cell in cells {
         assert!(cell["unseen"] == 0 && cell["on_shm"][0].as_u64().unwrap() > 0, "{cell}");
     }
-    // How long it takes is said at once, also where there is no terminal.
+    // The expected duration is printed first, also without a terminal.
     assert!(ended.stderr.starts_with("8 turns, about "), "{}", ended.stderr);
 }
 
@@ -67,7 +69,7 @@ fn a_real_server_is_measured_and_a_page_with_plots_is_written() {
     assert!(page.contains("<svg") && page.contains("in one direction"), "no plot");
 }
 
-/// Lower bounds only: the round trips of the lab's links.
+/// The lower bounds are the round-trip times of the lab's links.
 #[test]
 fn the_lab_is_as_far_as_it_says_on_every_way() {
     needs_root();
@@ -93,14 +95,15 @@ fn the_lab_is_as_far_as_it_says_on_every_way() {
             assert!(seconds("total") >= seconds("first_byte"), "{way}");
         }
         let whole = way["way"] == "relay-turbo";
-        // A handshake over the whole path, then the request. Only our relay does without the one.
+        // A download needs a handshake over the whole path, and then the request. Only this
+        // project's relay saves the handshake.
         assert_eq!(downloads[0]["first_byte"]["min"].as_f64().unwrap() < 2.0 * 0.2737, whole, "{way}");
     }
     let page = std::fs::read_to_string(page).unwrap();
     assert_eq!(page.matches("<svg").count(), 2);
 }
 
-/// A packet cannot be there sooner than its link is long.
+/// A packet cannot arrive before the delay of its link has passed.
 #[test]
 fn a_download_is_seen_packet_by_packet_at_both_ends_of_every_link() {
     needs_root();
@@ -140,7 +143,8 @@ fn a_download_is_seen_packet_by_packet_at_both_ends_of_every_link() {
     assert!(std::fs::read_to_string(plots.join("time-lines.svg")).unwrap().contains("<svg"));
 }
 
-/// How much anybody got is not tested, only that it was counted where somebody wanted something.
+/// The test only checks that progress was counted wherever there was a competing load, not how
+/// much.
 #[test]
 fn the_ways_to_wait_are_measured_where_others_want_the_processors() {
     let report =
@@ -160,7 +164,7 @@ fn the_ways_to_wait_are_measured_where_others_want_the_processors() {
             assert_eq!(cell["cpu_to"]["tcp"].is_null(), is_tcp, "{cell}");
             assert_eq!(cell["beside"].is_null(), is_half, "{cell}");
             assert_eq!(cell["beside_to"]["tcp"].is_null(), is_tcp || is_half, "{cell}");
-            // How many have come so far in so short a time is the machine's affair.
+            // How many connections are attached after so short a time depends on the machine.
             assert!(is_tcp || cell["on_shm"][1].as_u64().unwrap() > 0, "nobody was seen: {cell}");
         }
     }
@@ -212,7 +216,8 @@ fn messages_go_by_every_way_that_carries_them() {
         let ways = line["ways"].as_array().unwrap();
         assert_eq!(ways.len(), 13);
         for cell in ways {
-            // The one message that no datagram carries, whatever this machine allows a socket's buffer.
+            // No datagram carries this message, however large a socket's buffer may be on this
+            // machine.
             let sockets = ["datagram", "seqpacket", "zstd", "gzip"];
             let way = cell["way"].as_str().unwrap();
             if line["size"] == 4_194_304 && sockets.contains(&way) {
@@ -248,18 +253,20 @@ fn containers_of_two_hosts_are_on_the_roads_that_they_are_measured_on() {
     assert_eq!(loads.len(), 16);
     for load in loads {
         assert!(load["missing"].is_null(), "{load}");
-        // wrk sends before it has looked whether it is connected: its connections stay where they are. Short ones may.
+        // wrk sends before it checks that it is connected, so its connections stay on the overlay.
+        // Short connections may stay there too.
         let may_stay = load["what"] == "nginx" || load["what"] == "short";
         let stay = may_stay || load["on_overlay"] == serde_json::json!({});
         assert!(load["on_host"].as_u64() > Some(0) && stay, "{load}");
-        // Processor time of so short a turn may be none.
+        // The processor time of a turn this short may be zero.
         let rate = &load["figures"][0];
         for side in ["host", "vxlan", "shunt", "secure", "shunt_to_host", "shunt_to_vxlan", "secure_to_shunt"]
         {
             assert!(rate[side]["median"].as_f64().unwrap() > 0.0, "{load}");
         }
     }
-    // Two connections, while the policy for one of them changes, until it is denied: the other one goes on.
+    // There are two connections. The policy for one of them changes, and finally denies it. The
+    // other one continues.
     let over_time = &report["over_time"];
     let phases = over_time["phases"].as_array().unwrap();
     assert_eq!(
@@ -269,14 +276,15 @@ fn containers_of_two_hosts_are_on_the_roads_that_they_are_measured_on() {
     assert!(phases.len() >= 6, "{over_time}");
     let [one, other] = [0, 1].map(|flow| &over_time["flows"][flow]);
     assert!(one["ended"].as_str().unwrap().contains("abort") && other["ended"].is_null(), "{over_time}");
-    // How often either says what it has sent is the machine's affair.
+    // How often each side reports its bytes depends on the machine.
     let denied = &phases[phases.len() - 1]["medians"];
     assert!(denied[0].is_null() && denied[1].as_f64() > Some(0.0), "{over_time}");
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.matches("<svg").count() >= 3 && page.contains("at most"));
 }
 
-/// Lower bounds only. Every connection of the far containers takes the host network, the first one too.
+/// The bounds are lower bounds only. Every connection of the distant containers uses the host
+/// network, including the first.
 #[test]
 fn hosts_are_as_far_from_each_other_as_they_are_said_to_be() {
     needs_root();
@@ -291,13 +299,13 @@ fn hosts_are_as_far_from_each_other_as_they_are_said_to_be() {
         let mut figures = load["figures"].as_array().unwrap().iter();
         let median = figures.find(|figure| figure["label"] == "median, us").unwrap();
         for side in ["host", "vxlan", "shunt", "secure"] {
-            // The handshake, and the byte there and back.
+            // The time covers the handshake, and one byte in each direction.
             assert!(median[side]["min"].as_f64().unwrap() >= 80_000.0, "{load}");
         }
     }
 }
 
-/// What is missing is said with what to do about it, and nothing else fails.
+/// The report names the missing tool and how to install it. Nothing else fails.
 #[test]
 fn without_an_engine_no_containers_are_measured() {
     let shell = Shell::new();
@@ -314,7 +322,7 @@ fn without_an_engine_no_containers_are_measured() {
     }
 }
 
-/// How long it takes is not tested: only that every step takes some time, and all of them the time of all.
+/// The test only checks that every step takes some time, and that the steps add up to the total.
 #[test]
 fn a_container_that_moves_is_timed_step_by_step() {
     needs_root();
@@ -334,7 +342,7 @@ fn a_container_that_moves_is_timed_step_by_step() {
             rounds[0].as_f64().unwrap()
         });
         let times: Vec<f64> = times.collect();
-        // Under shunt there is one more: until a connection takes the host network.
+        // Under shunt there is one more step: until a connection uses the host network.
         assert_eq!(times.len(), if way["way"] == "VXLAN" { 5 } else { 6 }, "{way}");
         assert!(times.iter().all(|time| *time > 0.0), "{way}");
         assert!((times[..4].iter().sum::<f64>() - times[4]).abs() < 0.01, "{way}");
@@ -405,7 +413,7 @@ fn no_control_group_is_left_behind() {
     let mut bench =
         Running::start(shell.shunt(["bench", "local", "busy", "--seconds", "60", "--line", "half"]));
     let own = bench.0.id();
-    // Where no group can have the controller, it ends at once.
+    // The benchmark ends immediately if no control group can have the controller.
     eventually("two programs have half a processor", || {
         bench.0.try_wait().unwrap().is_some()
             || halves(own).iter().any(|programs| programs.lines().count() >= 2)
@@ -418,7 +426,7 @@ fn no_control_group_is_left_behind() {
     assert_eq!(halves(own), Vec::<String>::new());
 }
 
-/// The programs in each control group of a process's that has half a processor.
+/// Returns the programs in each of a process's control groups that is limited to half a processor.
 fn halves(of: u32) -> Vec<String> {
     let mut groups: Vec<_> = ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu"].map(std::path::PathBuf::from).into();
     let mut found = Vec::new();

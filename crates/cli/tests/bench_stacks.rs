@@ -1,5 +1,5 @@
-//! `shunt bench stacks`: whole stacks run on both sides, and everything that went between their programs is counted. How much
-//! it gains is not tested.
+//! Tests of `shunt bench stacks`: whole stacks run with and without shunt, and all traffic between
+//! their programs is counted. The tests do not check the gain.
 
 mod common;
 
@@ -36,12 +36,13 @@ fn a_stack_is_measured_natively_and_under_shunt_and_all_its_bytes_are_counted() 
             }
         }
         assert!(line["memory"].as_array().unwrap().iter().all(|bytes| bytes.as_u64() > Some(1 << 20)));
-        // Every program of it is under shunt: most of what they say to each other goes through shared memory.
+        // Every program of the stack runs under shunt, so most of their traffic goes through shared
+        // memory.
         assert!(line["on_shm"].as_f64().unwrap() > 0.5, "{line}");
         assert!(line["coverage"]["ends"]["on_shm"].as_u64() >= Some(8), "{line}");
     }
-    // wrk counts whole seconds. A file of 1 KB takes two hops, each with two ends; wrk and its connections have ended before they
-    // are asked about.
+    // wrk counts whole seconds. A file of 1 KB crosses two connections, each with two ends. wrk and
+    // its connections have ended before the broker is queried.
     let line = &stacks[1]["lines"][0];
     let bytes = &line["coverage"]["bytes"];
     let tcp: u64 = bytes["tcp"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();

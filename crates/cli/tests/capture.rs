@@ -1,4 +1,4 @@
-//! `shunt capture` at a shell: where it writes, what it takes, how it ends.
+//! Tests of `shunt capture` in a shell: its output, its filters, its end.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::*;
 
-/// A program that talks to itself until it is killed.
+/// A program that sends to itself until it is killed.
 const TALK: &str = "
 import socket, time
 listener = socket.create_server(('127.0.0.1', 0))
@@ -20,7 +20,7 @@ while True:
     time.sleep(0.001)
 ";
 
-/// Whether a file is a capture of so many packets at least, as far as can be told without looking into them.
+/// Returns the number of packets in a capture file. The packets themselves are not parsed.
 fn packets(file: &Path) -> usize {
     let file = fs::read(file).unwrap();
     let word = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
@@ -34,7 +34,7 @@ fn packets(file: &Path) -> usize {
     kinds.iter().filter(|kind| **kind == 6).count()
 }
 
-/// `shunt capture WORDS` in the shell's directory.
+/// Runs `shunt capture WORDS` in the shell's directory.
 fn capture(shell: &Shell, words: &str) -> Ended {
     shell.sh(&format!("cd '{}' && \"$SHUNT\" capture {words}", shell.path("").display()))
 }

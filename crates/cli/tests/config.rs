@@ -1,4 +1,5 @@
-//! The configuration: what is read, what holds for which program, and what is said of a file that is wrong.
+//! Tests of the configuration: which files are read, which values each program gets, and how errors
+//! are reported.
 
 mod common;
 
@@ -64,7 +65,7 @@ fn a_users_file_is_read_where_it_is_expected() {
     let shown = rows(show());
     assert!(shown.contains(&format!("daemon ring-bytes 65536 {}:2", file.display())), "{shown:?}");
     assert!(shown.iter().any(|row| row.starts_with("daemon --system ring-bytes 262144 ")), "{shown:?}");
-    // Where HOME is another's, as after su, what that one has configured is nobody else's business.
+    // After su, HOME belongs to another user. That user's configuration must not be read.
     needs_root();
     std::os::unix::fs::chown(&file, Some(NOBODY), None).unwrap();
     let shown = rows(show());
@@ -108,7 +109,7 @@ fn the_example_of_the_documentation_is_sound_and_whole() {
     let mut check = shell.shunt(["config", "check"]);
     check.arg(&file);
     Ended::of(check).quietly(0);
-    // Every key is in it.
+    // The file contains every key.
     let shown = rows(configured(shell.shunt(["config", "show"]), &file));
     assert!(!shown.iter().any(|row| row.ends_with(" default")), "{shown:?}");
 }
@@ -121,7 +122,7 @@ fn a_program_runs_on_tcp_when_the_configuration_is_wrong() {
         .saying(0, &["env runs on TCP", "a.toml:2:", "did you mean transport?"]);
     assert!(ended.stdout.contains("SHUNT_TRANSPORT=tcp\n"), "{ended:?}");
     assert_eq!(shell.broker_pid(), None);
-    // As it was asked for, there is nothing to say.
+    // The user has asked for TCP, so the error is not reported.
     Ended::of(configured(shell.shunt(["run", "--transport", "tcp", "true"]), &file)).quietly(0);
     let ended = Ended::of(configured(shell.shunt(["daemon"]), &file));
     assert_eq!(ended.code, Some(1));
@@ -130,7 +131,7 @@ fn a_program_runs_on_tcp_when_the_configuration_is_wrong() {
     assert!(ended.stdout.contains("missing  configuration"), "{ended:?}");
 }
 
-/// Both ends of a connection, talking until they have talked enough.
+/// A program with both ends of a connection. It exchanges messages until a limit is reached.
 const TALK: &str = r#"#!/usr/bin/python3
 import os, socket, sys, time
 listener = socket.create_server(("127.0.0.1", 0))
@@ -190,7 +191,7 @@ fn where_all_are_to_be_on_tcp_no_broker_is_started_and_a_flag_goes_before() {
     let ended = Ended::of(configured(shell.shunt(["run", "--transport", "auto", "env"]), &file)).quietly(0);
     assert!(ended.stdout.contains("SHUNT_TRANSPORT=auto\n"), "{ended:?}");
     assert!(shell.broker_pid().is_some());
-    // What a program on TCP starts is another matter.
+    // The setting of a program does not apply to the programs that it starts.
     let other = Shell::new();
     let file = other.file("a.toml", "[program.true]\ntransport = \"tcp\"\n");
     Ended::of(configured(other.shunt(["run", "true"]), &file)).quietly(0);

@@ -1,4 +1,4 @@
-//! `shunt daemon`: its socket, its end, and what a service manager expects of it.
+//! Tests of `shunt daemon`: its socket, its end, and the requirements of a service manager.
 
 mod common;
 
@@ -54,7 +54,7 @@ fn a_second_broker_is_refused() {
     let ended = Ended::of(shell.shunt(["daemon"]));
     assert_eq!(ended.code, Some(1));
     assert!(ended.stderr.contains("already running"), "{ended:?}");
-    // Asked to be there, it is.
+    // `--detach` succeeds, because a broker runs.
     Ended::of(shell.shunt(["daemon", "--detach"])).quietly(0);
     assert_eq!(shell.broker_pid(), Some(broker.0.id()));
 }
@@ -77,7 +77,8 @@ fn a_detached_broker_accepts_when_the_command_returns_and_holds_nothing_of_the_s
     shell.sh(&format!("$SHUNT daemon --detach 7>'{}'", lock.display())).quietly(0);
     let broker = shell.broker_pid().expect("it accepts at once");
     for descriptor in std::fs::read_dir(format!("/proc/{broker}/fd")).unwrap() {
-        // The broker may close one of its own in the meantime: the connection of who has just asked for its pid.
+        // The broker may close a descriptor meanwhile: the connection of the command that has just
+        // queried its pid.
         let Ok(leads_to) = std::fs::read_link(descriptor.unwrap().path()) else { continue };
         assert_ne!(leads_to, lock, "the broker holds what was open when it was started");
     }
@@ -142,7 +143,7 @@ fn the_service_manager_is_told() {
     assert_eq!(broker.end().code, Some(0));
 }
 
-/// Echoes on every connection; says where in the file that is named.
+/// Echoes on every connection. It writes its port to the named file.
 const SERVER: &str = "
 import os, socket, sys, threading
 def serve(peer):
@@ -173,7 +174,7 @@ fn python(shell: &Shell, script: &str) -> Running {
     Running::start(command)
 }
 
-/// Waits until the only connection of a process is on shared memory, both ways.
+/// Waits until both directions of a process's only connection use shared memory.
 #[track_caller]
 fn comes_onto_shared_memory(shell: &Shell, what: &str, process: &Running) {
     let pid = process.0.id();
@@ -212,7 +213,7 @@ fn a_broker_hands_its_programs_over_to_the_one_that_has_its_place() {
     eventually("the server listens", || shell.path("port").exists());
     let mut before = python(&shell, CLIENT);
     comes_onto_shared_memory(&shell, "a client from before", &before);
-    // It does not look at its place before the other one is there.
+    // The stopped broker cannot check its socket before the other broker is there.
     broker.signal("STOP");
     std::fs::remove_dir_all(shell.path("shunt")).unwrap();
     Ended::of(shell.shunt(["daemon", "--detach"])).quietly(0);
@@ -224,7 +225,7 @@ fn a_broker_hands_its_programs_over_to_the_one_that_has_its_place() {
     assert!(ended.stderr.contains("another broker has the place"), "{ended:?}");
     let after = python(&shell, CLIENT);
     comes_onto_shared_memory(&shell, "a client from after, with a server from before", &after);
-    // It goes on, and speaks to the broker again once it has another connection to offer.
+    // The client continues, and connects to the new broker when it has another connection to offer.
     assert_eq!(before.0.try_wait().unwrap(), None, "the client from before has ended");
     assert_eq!(shell.broker_pid(), other);
 }
@@ -237,7 +238,7 @@ fn listener(shell: &Shell, kind: SocketType) -> OwnedFd {
     socket
 }
 
-/// `shunt daemon` with `socket` as the one that the service manager hands over.
+/// Runs `shunt daemon` with `socket` as the socket that the service manager passes.
 fn activated(shell: &Shell, socket: &OwnedFd) -> Running {
     let mut command: Command = shell.shunt(["daemon"]);
     let program = command.get_program().to_owned();
@@ -274,7 +275,7 @@ fn a_detached_broker_tells_prometheus_all_that_the_dashboard_asks_for() {
     let shell = Shell::new();
     let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     Ended::of(shell.shunt(["daemon", "--detach", "--metrics", &at])).quietly(0);
-    // So that there is a bad message to tell of.
+    // This produces a bad message, which the broker then counts.
     let stranger =
         socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     rustix::net::connect(&stranger, &SocketAddrUnix::new(shell.socket()).unwrap()).unwrap();
@@ -287,7 +288,8 @@ fn a_detached_broker_tells_prometheus_all_that_the_dashboard_asks_for() {
     dashboard::expect_all_on(&page, "shunt_broker");
 }
 
-/// What Grafana wants of a file that is imported: each panel its own number and place, each source and variable known.
+/// Grafana requires that each panel of an imported file has a unique id and place, and that all
+/// sources and variables are defined.
 #[test]
 fn the_dashboard_is_whole() {
     let dashboard = dashboard::read();

@@ -1,4 +1,5 @@
-//! examples/: what examples/README.md says is done as it stands, section by section. Needs root, for namespaces.
+//! Tests examples/ by executing the commands of examples/README.md, section by section. Needs root,
+//! for namespaces.
 
 mod common;
 
@@ -8,10 +9,10 @@ use common::*;
 use serde_json::Value;
 
 const PAGE: &str = include_str!("../../../examples/README.md");
-/// Stands before what a command prints.
+/// Marks the output of a command.
 const MARK: &str = "=== ";
 
-/// One command, and what must be in what it prints.
+/// One command, and the texts that its output must contain.
 struct Step<'a> {
     command: &'a str,
     expected: Vec<&'a str>,
@@ -30,7 +31,8 @@ fn steps<'a>(section: &str) -> Vec<Step<'a>> {
     steps
 }
 
-/// As a person would type it, who looks whether a server is there before going on.
+/// Returns a script of the commands. After starting a server, it waits until the server listens, as
+/// a person would.
 fn script(steps: &[Step<'_>]) -> String {
     let mut script = String::from(
         "set -e\nexec 2>&1\nshunt() { \"$SHUNT\" \"$@\"; }\nip link set lo up\n\
@@ -45,7 +47,8 @@ fn script(steps: &[Step<'_>]) -> String {
     script + &format!("echo; echo '{MARK}status'\nshunt status --json || true\n")
 }
 
-/// Does what a section says, and returns what the broker knows then, if there is one.
+/// Executes the commands of a section. Returns the broker's status at the end, if there is a
+/// broker.
 fn follow(section: &str) -> Option<Value> {
     needs_root();
     let shell = Shell::new();
@@ -80,7 +83,8 @@ fn on_shared_memory(section: &str, at_least: u64) {
 
 #[test]
 fn everything_in_the_web_stack_is_on_shared_memory() {
-    // The load and nginx, nginx and the app, the app and Redis: some connections each, with two ends.
+    // Each hop has some connections with two ends: from the load to nginx, from nginx to the app,
+    // from the app to Redis.
     on_shared_memory("A web stack", 12);
 }
 

@@ -1,4 +1,5 @@
-//! `shunt explain`: each cause that keeps a program on TCP, met by a real process; connections with both their ends.
+//! Tests of `shunt explain`. A real process meets each cause that keeps a program on TCP, and
+//! connections are explained at both ends.
 
 mod common;
 
@@ -11,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use common::*;
 use serde_json::Value;
 
-/// A program that has started, says so, and does nothing until it is killed.
+/// A process that reports its start and then waits until it is killed.
 struct Idle(Child);
 
 const IDLE: &str = "#include <unistd.h>\nint main(void) { write(1, \"up\", 2); pause(); }";
@@ -36,13 +37,13 @@ impl Drop for Idle {
     }
 }
 
-/// `shunt explain WHAT --json`
+/// Runs `shunt explain WHAT --json`.
 fn explain(shell: &Shell, what: impl ToString) -> Value {
     let ended = Ended::of(shell.shunt(["explain", "--json", &what.to_string()])).quietly(0);
     serde_json::from_str(&ended.stdout).unwrap()
 }
 
-/// The one cause that is given for a process.
+/// Returns the single cause that is reported for a process.
 #[track_caller]
 fn cause(shell: &Shell, process: &Idle) -> (String, String, String) {
     let report = explain(shell, process.pid());
@@ -51,7 +52,7 @@ fn cause(shell: &Shell, process: &Idle) -> (String, String, String) {
     let causes = found["causes"].as_array().unwrap();
     assert_eq!(causes.len(), 1, "{report:#}");
     let word = |name: &str| causes[0][name].as_str().unwrap().to_owned();
-    // The text says the same.
+    // The text contains the same sentences as the JSON.
     let text = Ended::of(shell.shunt(["explain", &process.pid().to_string()])).quietly(0).stdout;
     assert!(text.contains(&word("explanation")) && text.contains(&word("advice")), "{text}");
     (word("label"), word("explanation"), word("advice"))
@@ -70,7 +71,7 @@ fn compiled(shell: &Shell, name: &str, flags: &[&str]) -> std::path::PathBuf {
     program
 }
 
-/// `shunt run WORDS`, not yet started.
+/// Returns the command `shunt run WORDS`.
 fn under_shunt(shell: &Shell, words: &[&str]) -> Command {
     let mut command = shell.shunt(["run", "--"]);
     command.args(words);
@@ -91,7 +92,7 @@ fn programs_without_a_dynamic_linker_of_glibc() {
         let program = compiled(&shell, name, flags);
         let idle = Idle::start(Command::new(&program));
         has_cause(&shell, &idle, "static", "It is statically linked.", "`shunt run -- ");
-        // There is another way in.
+        // Its system calls can be intercepted instead.
         assert_eq!(explain(&shell, program.display())["file"]["can_be_entered"], true);
     }
     let linker = shell.path("ld-uclibc-test.so.1");
@@ -109,7 +110,7 @@ fn programs_without_a_dynamic_linker_of_glibc() {
 fn a_32_bit_program() {
     let shell = Shell::new();
     let program = shell.path("32bit");
-    // write(1, "up", 2), then pause().
+    // The program calls write(1, "up", 2) and then pause().
     let source = "void _start(void) { __asm__(\"push $0x7075; mov %esp, %ecx; mov $1, %ebx; mov $2, %edx; mov $4, %eax; \
                   int $0x80; mov $29, %eax; int $0x80\"); }";
     compile(&program, source, &["-m32", "-nostdlib", "-static", "-fno-pie", "-no-pie"]);
@@ -120,13 +121,14 @@ fn a_32_bit_program() {
 #[test]
 fn a_go_program() {
     let shell = Shell::new();
-    // What the Go linker leaves in a program that is dynamically linked.
+    // This is the note that the Go linker leaves in a dynamically linked program.
     let note = "__attribute__((section(\".note.go.buildid\"), used, aligned(4)))\n\
         static const struct { int name, text, kind; char owner[4], id[4]; } note = {4, 4, 4, \"Go\", \"abc\"};\n";
     let program = shell.path("golang");
     compile(&program, &format!("{note}{IDLE}"), &[]);
     let idle = Idle::start(under_shunt(&shell, &[program.to_str().unwrap()]));
-    // The shim is in it, and of no use: there are no calls of the program's own to be led there.
+    // The shim is loaded but has no effect: the program makes no system calls that could be
+    // redirected.
     has_cause(&shell, &idle, "go", "makes system calls by itself", "that enters it, or says what else");
     let file = explain(&shell, program.display());
     assert_eq!(file["file"]["causes"][0]["label"], "go", "{file:#}");
@@ -138,7 +140,7 @@ fn a_program_of_another_user_than_the_brokers() {
     let shell = Shell::new();
     let program = compiled(&shell, "idle", &[]);
     let mut command = shell.for_everybody();
-    // Nothing of what the user was is left in another program.
+    // `setpriv` executes another program, which keeps nothing of the former user.
     command.args(["run", "--", "setpriv", "--reuid", &NOBODY.to_string()]).arg(&program);
     let idle = Idle::start(command);
     has_cause(&shell, &idle, "other_user", "It runs as user 65534", "shunt daemon --system");
@@ -207,7 +209,7 @@ fn a_program_on_tcp_by_policy_or_for_want_of_a_broker() {
     let mut command = Command::new(&program);
     command.env("LD_PRELOAD", library()).env("SHUNT_BROKER", shell.path("no.sock"));
     has_cause(&shell, &Idle::start(command), "no_broker", "No broker", "shunt daemon");
-    // What listens there is no broker that this command understands.
+    // The listening socket does not belong to a compatible broker.
     let _other = std::os::unix::net::UnixListener::bind(shell.path("stream.sock")).unwrap();
     let mut command = Command::new(&program);
     command.env("LD_PRELOAD", library()).env("SHUNT_BROKER", shell.path("stream.sock"));
@@ -227,7 +229,7 @@ fn a_shim_that_was_replaced_and_a_filter() {
     assert_eq!(explain(&shell, idle.pid())["processes"][0]["causes"], Value::Array(Vec::new()));
     fs::remove_file(&copy).unwrap();
     has_cause(&shell, &idle, "replaced", "was replaced since", "Restart it");
-    // A filter that allows everything is a filter all the same.
+    // A filter that allows everything counts as a filter too.
     let filtered = shell.path("filtered");
     let source = "#include <linux/filter.h>\n#include <linux/seccomp.h>\n#include <sys/prctl.h>\n#include <unistd.h>\n\
         int main(void) {\n\
@@ -263,7 +265,7 @@ fn what_is_no_process_or_another_users() {
     Ended::of(shell.shunt(["explain", "no-such-program"]))
         .saying(1, &["no-such-program", "command not found"]);
     assert_eq!(Ended::of(shell.shunt(["explain"])).code, Some(2));
-    // A zombie: its parent has not waited.
+    // The process is a zombie, because its parent has not waited.
     let mut child = Command::new("true").spawn().unwrap();
     let pid = child.id();
     eventually("it is a zombie", || {
@@ -272,7 +274,7 @@ fn what_is_no_process_or_another_users() {
     let report = explain(&shell, pid);
     child.wait().unwrap();
     assert_eq!(report["processes"][0]["causes"][0]["label"], "ended", "{report:#}");
-    // Root's process, asked about by nobody.
+    // The process belongs to root. A user without privileges runs the command.
     let program = compiled(&shell, "idle", &[]);
     let idle = Idle::start(Command::new(program));
     let mut command = shell.for_everybody();
@@ -299,7 +301,7 @@ fn a_program_and_the_processes_that_run_it() {
     );
 }
 
-/// A server that answers each byte, and a client that asks until its standard input ends.
+/// A server that answers each byte, and a client that sends until its standard input ends.
 const PING: &str = r#"
 import ctypes, os, socket, sys, threading
 def serve(connection):
@@ -333,7 +335,7 @@ fn a_connection_with_both_its_ends() {
     let port = || fs::read_to_string(&port_file).ok()?.parse::<u16>().ok();
     eventually("the port is written", || port().is_some());
     let port = port().unwrap();
-    // Nobody is connected yet.
+    // There is no connection yet.
     let listening = explain(&shell, format!(":{port}"));
     assert_eq!(listening["processes"][0]["pid"], server.pid());
     assert_eq!(listening["processes"][0]["connections"], Value::Array(Vec::new()));
@@ -343,18 +345,18 @@ fn a_connection_with_both_its_ends() {
     let connection = &report["processes"][0]["connections"][0];
     assert_eq!((&connection["sends"], &connection["receives"]), (&"shm".into(), &"shm".into()), "{report:#}");
     assert_eq!(connection["peers"][0]["pid"], server.pid());
-    // Its thread goes by another name.
+    // The thread has another name than its process.
     assert_eq!(connection["peers"][0]["program"], "python3");
     assert_eq!(connection["causes"], Value::Array(Vec::new()));
     let local = connection["local"].as_str().unwrap();
-    // By address, both ends are told of.
+    // With an address, both ends are reported.
     let report = explain(&shell, local);
     assert_eq!(report["processes"].as_array().unwrap().len(), 2, "{report:#}");
     let text = Ended::of(shell.shunt(["explain", local])).quietly(0).stdout;
     assert!(text.contains(&format!("(pid {}): on shared memory\n", server.pid())), "{text}");
     drop(client);
 
-    // A client that is not under shunt: the server's end says so, and so does its own.
+    // The client is not under shunt. Both ends report that.
     let mut command = Command::new("python3");
     command.args([script, "client", &port.to_string(), "busy"]);
     let client = Idle::start(command);
@@ -369,14 +371,14 @@ fn a_connection_with_both_its_ends() {
     assert_eq!(report["processes"][0]["causes"][0]["label"], "not_preloaded", "{report:#}");
     drop(client);
 
-    // One byte is not enough to be worth it.
+    // A single byte is too little use for shared memory.
     let client = Idle::start(under_shunt(&shell, &["python3", script, "client", &port.to_string(), "idle"]));
     let report = explain(&shell, client.pid());
     let connection = &report["processes"][0]["connections"][0];
     assert_eq!(connection["causes"][0]["label"], "too_few_operations", "{report:#}");
 }
 
-/// A server with a libc that waits, reads and writes by system calls of its own.
+/// A server that is linked with libc, but waits, reads and writes with its own system calls.
 #[cfg(target_arch = "x86_64")]
 const PAST_LIBC: &str = r#"
 #include <netinet/in.h>
@@ -411,7 +413,8 @@ int main(int count, char **words)
 }
 "#;
 
-/// It tells nobody where its functions are, so that its calls are not found.
+/// The program has no unwind tables, so the boundaries of its functions are unknown and its system
+/// calls are not found.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn a_program_whose_calls_are_not_seen() {
@@ -429,19 +432,20 @@ fn a_program_whose_calls_are_not_seen() {
     };
     let report = explain(&shell, server.pid());
     let causes = &report["processes"][0]["connections"][0]["causes"];
-    // Not that it is hardly used, and nothing needs to be done.
+    // The cause must not be that the connection is hardly used, with the advice that nothing needs
+    // to be done.
     assert_eq!(labels(causes), ["unseen_use"], "{report:#}");
     let report = explain(&shell, client.pid());
     let causes = &report["processes"][0]["connections"][0]["causes"];
     assert_eq!(labels(causes), ["peer_not_offered", "unseen_use"], "{report:#}");
-    // The server is under shunt already.
+    // The server already runs under shunt.
     let said = |cause: &Value, name: &str| cause[name].as_str().unwrap().to_owned();
     assert!(said(&causes[0], "explanation").contains("runs under shunt"), "{report:#}");
     assert!(!said(&causes[0], "advice").contains("shunt run"), "{report:#}");
     assert!(said(&causes[1], "explanation").contains("The other end is past-libc"), "{report:#}");
 }
 
-/// One process with both ends of a connection, which it waits for in an epoll set.
+/// A process with both ends of a connection. It waits for them with an epoll instance.
 const EVENTS: &str = r#"
 import os, select, socket, sys, threading
 def serve(connection):
@@ -469,7 +473,8 @@ os.write(1, b"up")
 threading.Event().wait()
 "#;
 
-/// The causes that are given for the end of the connection that waits by epoll, and the line of `status` for it.
+/// Returns the causes for the end of the connection that waits with epoll, and its line in
+/// `status`.
 fn of_events(shell: &Shell, how: &str) -> (Vec<(String, String)>, String) {
     let script = shell.file("events.py", EVENTS);
     let port_file = shell.path(how);

@@ -1,5 +1,5 @@
-//! Containers of two hosts: programs that know nothing of it, on the host network under overlay addresses. Needs root, nginx, curl and
-//! Go.
+//! Tests of containers on two hosts. Unmodified programs use the host network under addresses of
+//! the overlay. Needs root, nginx, curl and Go.
 
 #[path = "overlay/lab.rs"]
 mod lab;
@@ -11,10 +11,10 @@ use std::process::Command;
 
 use lab::{A, B, CLIENT, Lab, SERVER, go, held_page};
 
-/// Large beside everything that belongs to setting connections up.
+/// Much more than all bytes of connection set-up.
 const PAYLOAD: u64 = 20_000_000;
 
-/// nginx with a file of that size, and a log of the addresses that it sees.
+/// Runs nginx with a file of that size, and logs the client addresses that it sees.
 fn serve_files(lab: &mut Lab, is_supervised: bool) {
     let log = nginx::directory(lab).join("access.log");
     let site = nginx::Site {
@@ -55,7 +55,8 @@ fn curl_and_nginx_cross_the_host_network_and_see_the_overlay() {
     assert_eq!([words[0], words[2], words[3]], [CLIENT, SERVER, "80"], "{log}");
 }
 
-/// The Go programs: what they assert themselves is that each connection has its own bytes, and that both see the overlay's addresses.
+/// Returns the Go client. Client and server check that each connection carries its own bytes, and
+/// that both see addresses of the overlay.
 fn go_client(lab: &Lab, is_supervised: bool, [connections, at_a_time, bytes]: [u32; 3]) -> Command {
     let mut client = lab.command(A, is_supervised, go("client"));
     client.args([
@@ -80,7 +81,7 @@ fn assert_ok(output: &std::process::Output, connections: u32) {
 #[test]
 fn static_programs_take_the_host_network_and_no_two_connections_are_swapped() {
     let mut lab = Lab::with_routers();
-    // Its listening socket is IPv6's, and so are the connections it accepts.
+    // Its listening socket is an IPv6 socket, and so are the connections that it accepts.
     serve_go(&mut lab, true, "tcp");
     let before = lab.bytes(A, "vxlan");
     const CONNECTIONS: u32 = 400;
@@ -90,15 +91,15 @@ fn static_programs_take_the_host_network_and_no_two_connections_are_swapped() {
     assert!(vxlan < u64::from(CONNECTIONS) * 2_000, "{vxlan} bytes crossed the overlay");
     assert_eq!(lab.roads(A, "client"), (CONNECTIONS.into(), serde_json::json!({})));
     assert_eq!(lab.roads(B, "server"), (CONNECTIONS.into(), serde_json::json!({})));
-    // Nothing is left of them.
+    // The router keeps no descriptor of them.
     for host in [A, B] {
         let complaint = || format!("{} {}", lab.descriptors(host), lab.status(host));
         lab::await_until(|| lab.descriptors(host) < 60, complaint);
     }
 }
 
-/// Processes that accept from one socket, blocking or not, and clients with sockets of both families: each connection is told by the bytes
-/// that its own client has sent, under the name that its client has.
+/// Several processes accept from one socket, blocking or not, and clients use sockets of both
+/// families. Each connection must carry its own client's bytes, under its own client's address.
 #[test]
 fn many_processes_accept_from_one_socket_and_nothing_is_swapped() {
     const CONNECTIONS: u32 = 240;
@@ -155,7 +156,8 @@ print('ok')
     }
 }
 
-/// A program that has closed a descriptor hears no more of it from epoll, since nobody else has it.
+/// After a program has closed a descriptor, epoll must not report it any more. No other process
+/// holds the socket.
 #[test]
 fn what_a_program_has_closed_is_closed() {
     let mut lab = Lab::with_routers();
@@ -194,8 +196,11 @@ print('ok')
     assert_eq!(lab.roads(B, "server"), (400, serde_json::json!({})));
 }
 
-/// A client that sends before it has looked whether it is connected stays on the overlay if connect has not waited for that, and the
-/// server's accept does not wait for it to look: that would take seconds for each.
+/// A client may send before it checks that it is connected. Its connection then stays on the
+/// overlay, if connect has not waited.
+///
+/// The server's accept must not wait for the client to check, because that would take seconds for
+/// each connection.
 #[test]
 fn accept_does_not_wait_for_a_client_that_has_sent_already() {
     let mut lab = Lab::build();
@@ -259,7 +264,7 @@ fn established_connections_outlive_routers_and_new_ones_fall_back_until_they_are
     assert_eq!((lab.roads(A, "client").0, lab.roads(B, "server").0), (1, 1));
     lab.kill(A);
     lab.kill(B);
-    // Still under its overlay addresses, which the client asks for again.
+    // The connections still have their overlay addresses, which the client checks again.
     assert_ok(&lab.output(A, &mut go_client(&lab, true, [10, 2, 10_000])), 10);
     assert_eq!(lab.await_end(paused), "paused\nok 1\n");
     lab.start(A);
@@ -272,7 +277,8 @@ fn established_connections_outlive_routers_and_new_ones_fall_back_until_they_are
     lab::await_until(came_back, || lab.status(B).to_string());
 }
 
-/// What they have sent comes, and its end, though nobody had accepted when they finished.
+/// The bytes and the end of the stream must arrive, although the clients finished before the server
+/// accepted.
 #[test]
 fn clients_that_send_and_finish_at_once() {
     const SERVE: &str = "
@@ -344,12 +350,13 @@ fn routers_with_different_keys_have_nothing_to_do_with_each_other() {
     lab.start_with(B, "other");
     serve_go(&mut lab, true, "tcp4");
     assert_ok(&lab.output(A, &mut go_client(&lab, true, [3, 1, 10_000])), 3);
-    // What has another key is told nothing, not even that.
+    // A router with another key gets no answer at all, not even an error.
     assert_eq!(lab.roads(A, "client"), (0, serde_json::json!({ "router-silent": 3 })));
     lab::await_until(|| lab.status(B)["connections"]["strangers"] != 0, || lab.status(B).to_string());
 }
 
-/// A router that hangs is like none, but for the first call that finds it so.
+/// A router that hangs must have the effect of a missing router, except for the first call that
+/// detects it.
 #[test]
 fn a_router_that_hangs_keeps_nobody_from_the_overlay() {
     let mut lab = Lab::build();
@@ -369,7 +376,7 @@ fn a_router_that_hangs_keeps_nobody_from_the_overlay() {
     lab::await_until(came_back, || lab.status(B).to_string());
 }
 
-/// What connect says and how, without shunt and with it.
+/// connect must report errors in the same way with and without shunt.
 #[test]
 fn connections_that_fail_do_so_as_on_the_overlay() {
     let mut lab = Lab::with_routers();
@@ -402,7 +409,7 @@ for address in [('10.50.2.2', 9000), ('10.50.2.2', 9001), ('10.50.2.99', 9000), 
     assert_eq!(lab.roads(A, "client").0, 2, "{}", lab.status(A));
 }
 
-/// Programs whose calls wait, one of them with a timer that interrupts accept.
+/// The programs make blocking calls, and one of them has a timer that interrupts accept.
 #[test]
 fn programs_that_block_take_the_host_network_and_are_interrupted_as_always() {
     let mut lab = Lab::with_routers();
@@ -454,8 +461,8 @@ print('ok')
     assert_eq!(lab.roads(B, "server"), (20, serde_json::json!({})));
 }
 
-/// A descriptor that is in an epoll set before it is connected keeps its registration, in the child's copy of the set as well, and one of
-/// which there are copies is left alone.
+/// A descriptor that is in an epoll instance before it connects must keep its registration, also in
+/// a child's copy of the instance. A descriptor with copies stays on the overlay.
 #[test]
 fn descriptors_keep_what_is_known_of_them() {
     let mut lab = Lab::with_routers();
@@ -495,7 +502,8 @@ print('ok')
     assert_eq!(lab.roads(B, "server").0, 1);
 }
 
-/// A container shows sockets whose locks it holds, by having the kernel wait for a page of its own in the middle of a send, and goes.
+/// A container shows sockets whose locks it holds, and exits. It holds a lock by making the kernel
+/// wait for a page (userfaultfd) during a send.
 #[test]
 fn sockets_whose_locks_are_held_hold_up_nobody_else() {
     let mut lab = Lab::with_routers();
@@ -528,12 +536,14 @@ time.sleep(60)
     assert_eq!(lab.roads(A, "client").0, 10, "{}", lab.status(A));
 }
 
-/// Whoever is not a router of this overlay is turned away, and neither it nor a container that fills its share takes anything from others.
+/// A peer that is no router of this overlay must be rejected. Neither that peer nor a container
+/// that uses up its share may affect others.
 #[test]
 fn strangers_are_turned_away_while_others_are_served() {
     let mut lab = Lab::with_routers();
     serve_go(&mut lab, true, "tcp4");
-    // From a host of the map, as a container behind address translation would come, and without the key.
+    // The connections come from a configured host, as those of a container behind address
+    // translation would, but without the key.
     const NOISE: &str = "
 import os, socket
 for length in [0, 1, 81, 82, 4096]:
@@ -555,7 +565,7 @@ for length in [0, 1, 81, 82, 4096]:
     assert!(
         lab.status(B)["strangers"].is_null() && lab.status(B)["connections"]["strangers"].as_u64() >= Some(2)
     );
-    // A container says nonsense, and leaves open what it can.
+    // A container sends invalid requests, and keeps as many connections open as possible.
     const FLOOD: &str = "
 import socket, subprocess, sys
 def connect():
@@ -585,12 +595,14 @@ time.sleep(1.5)
     noise(&lab.hosts[A].container, FLOOD, &socket);
     let mut flood = Command::new("python3");
     lab.launch(B, flood.args(["-c", FLOOD, &lab.socket(B).display().to_string()]), "full");
-    // The share that is used up is that of the server's container; here is the client's.
+    // The exhausted share is that of the server's container. This client belongs to another
+    // container.
     let status = lab.status(B);
     assert!(status["connections"]["client"]["overlay"]["busy"].as_u64() >= Some(1), "{status}");
     assert_ok(&lab.output(A, &mut go_client(&lab, true, [10, 2, 10_000])), 10);
 
-    // A network namespace that anybody could have made has no supervisor that a router listens to.
+    // A router must not accept a supervisor in a network namespace that an unprivileged user has
+    // created.
     let mut unshare = Command::new("unshare");
     unshare.args(["-U", "-r", "-n", "--"]).arg(env!("CARGO_BIN_EXE_shunt"));
     unshare.args(["overlay", "run", "--router", &socket, "--", "echo", "it runs"]);
@@ -618,7 +630,7 @@ fn what_is_wrong_is_said_at_once() {
     assert!(route(&text.replace("10.50.1.0/24", "10.51.0.0/24")).contains("is not within prefixes"));
     let nobody = lab::shunt(&["overlay", "status", "--control", "/nonexistent/socket"]);
     assert!(String::from_utf8_lossy(&nobody.stderr).contains("no router answers"));
-    // A program without a router runs, and its exit code is its own.
+    // A program without a router runs, and its exit code is passed on.
     let words = ["overlay", "run", "--router", "/nonexistent/router", "--", "sh", "-c", "echo out; exit 7"];
     let output = lab::shunt(&words);
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(7), &b"out\n"[..]));
@@ -627,12 +639,13 @@ fn what_is_wrong_is_said_at_once() {
     assert_eq!(missing.status.code(), Some(127));
 }
 
-/// The port of a connection is nobody else's as long as it is open, though the overlay has no traffic of it.
+/// The port of an open connection must not be reused, although the overlay carries no packets of
+/// it.
 #[test]
 fn no_two_open_connections_have_the_same_names() {
     let mut lab = Lab::with_routers();
     serve_go(&mut lab, true, "tcp4");
-    // Hardly more than there will be.
+    // The range has only a few more ports than the test uses.
     let range = || fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40049").unwrap();
     lab.hosts[A].container.inside(range);
     const SCRIPT: &str = "

@@ -1,5 +1,10 @@
-//! The two ends of a connection are on the same road, whichever of the routers and supervisors is stopped, however long, and at which
-//! moment: a program that gets no processor is one that is stopped. Needs root, Go and Python.
+//! The two ends of a connection must use the same network path, whichever router or supervisor is
+//! stopped, for however long and at which moment. A process that gets no processor time behaves
+//! like a stopped one.
+//!
+//! A connection moves to the host network in two steps. First the server's router makes a
+//! *promise*. The last message is the *commit*: the client's supervisor sends it when the client's
+//! program has checked that it is connected (docs/overlay-protocol.md). Needs root, Go and Python.
 
 #[path = "overlay/lab.rs"]
 mod lab;
@@ -10,7 +15,7 @@ use std::time::Duration;
 
 use lab::{A, B, Lab, SERVER, await_until, go};
 
-/// Accepts when a file is there, or at once, and sends back whatever comes.
+/// Accepts, if a file is named only after that exists, and echoes all bytes.
 const ECHO: &str = "
 import os, socket, sys, threading, time
 def echo(s):
@@ -27,7 +32,8 @@ while True:
     threading.Thread(target=echo, args=(listener.accept()[0],)).start()
 ";
 
-/// Connects without blocking, and looks what has come of that when a file is there; then it talks.
+/// Connects without blocking. When a file exists, it checks that it is connected, and exchanges
+/// bytes.
 const LOOKS_LATE: &str = "
 import errno, os, select, socket, sys, time
 with socket.socket() as s:
@@ -49,7 +55,7 @@ with socket.socket() as s:
     print('ok', flush=True)
 ";
 
-/// Waits for the connection, and talks when a file is there.
+/// Waits for the connection. When a file exists, it exchanges bytes.
 const TALKS_LATE: &str = "
 import os, socket, sys, time
 with socket.create_connection(('10.50.2.2', 9000)) as s:
@@ -66,10 +72,10 @@ with socket.create_connection(('10.50.2.2', 9000)) as s:
     print('ok', flush=True)
 ";
 
-/// With routers that are as patient as that.
+/// Starts routers with these waiting times.
 fn lab(patience_ms: [u32; 2]) -> Lab {
     let mut lab = Lab::build();
-    // So that there is a moment at which a program looks.
+    // The program checks its connection only after connect has returned.
     lab.hold_ms = 0;
     for host in [A, B] {
         lab.patience_ms = patience_ms[host];
@@ -92,15 +98,16 @@ fn await_promises(lab: &Lab, count: u64) {
     await_until(|| lab.status(B)["now"]["promises"] == count, || lab.status(B).to_string());
 }
 
-/// How many connections of the host network there have been at both ends: as many.
+/// Returns the number of connections on the host network, after waiting until both ends have
+/// counted equally many.
 fn agreed(lab: &Lab) -> u64 {
     let ends = || (lab.roads(A, "client").0, lab.roads(B, "server").0);
-    // The client's end is counted a moment after it has begun to talk.
+    // The client's end is counted shortly after it has started to exchange bytes.
     await_until(|| ends().0 == ends().1, || format!("{} {}", lab.status(A), lab.status(B)));
     ends().0
 }
 
-/// The client's program looks when the server's host has given up waiting for that.
+/// The client's program checks its connection after the server's host has given up.
 #[test]
 fn a_program_that_looks_too_late_for_the_other_host() {
     let mut lab = lab([10_000, 300]);
@@ -113,7 +120,8 @@ fn a_program_that_looks_too_late_for_the_other_host() {
     assert_eq!(agreed(&lab), 0);
 }
 
-/// The client's router is stopped once there is a promise, its program looks, and the router goes on when one of the ends has given up.
+/// Stops the client's router after the promise, while the program checks its connection. The router
+/// continues when one of the ends has given up.
 fn stop_while_it_looks(patience_ms: [u32; 2], has_given_up: impl Fn(&Lab, usize) -> bool) {
     let mut lab = lab(patience_ms);
     serve(&mut lab, &[]);
@@ -128,19 +136,21 @@ fn stop_while_it_looks(patience_ms: [u32; 2], has_given_up: impl Fn(&Lab, usize)
     assert_eq!(agreed(&lab), 0);
 }
 
-/// The client's router does nothing between the promise and the last word, for longer than the server's host waits.
+/// The client's router is stopped between the promise and the commit, for longer than the server's
+/// host waits.
 #[test]
 fn a_router_that_is_stopped_before_the_last_word() {
     stop_while_it_looks([10_000, 300], |lab, _| lab.roads(B, "server").1["not-committed"] == 1);
 }
 
-/// The same for longer than the program's supervisor waits.
+/// The client's router is stopped between the promise and the commit, for longer than the program's
+/// supervisor waits.
 #[test]
 fn a_router_that_is_stopped_until_its_supervisor_has_given_up() {
     stop_while_it_looks([1_000, 10_000], |lab, client| lab.said(client).contains("looked"));
 }
 
-/// The last word is said, and does not get to the server's host before that gives up waiting: the two cross each other.
+/// The commit is sent, but is lost until the server's host gives up. The two messages cross.
 #[test]
 fn a_last_word_that_crosses_the_end_of_patience() {
     let mut lab = lab([10_000, 300]);
@@ -148,7 +158,8 @@ fn a_last_word_that_crosses_the_end_of_patience() {
     let go = lab.path("go");
     let client = connect(&mut lab, LOOKS_LATE, &go, "under way");
     await_promises(&lab, 1);
-    // As long as a segment is trusted to get there by itself.
+    // Within half a second of the call, the supervisor sends a commit without waiting for its
+    // acknowledgement. This commit comes later.
     std::thread::sleep(Duration::from_millis(600));
     let host = &lab.hosts[A].net;
     host.words("nft add table inet lossy");
@@ -162,7 +173,8 @@ fn a_last_word_that_crosses_the_end_of_patience() {
     assert_eq!(lab.roads(A, "client").1["late"], 1, "{}", lab.status(A));
 }
 
-/// The server's router does nothing while its program's supervisor has accepted and asks, long after the last word.
+/// The server's router is stopped long after the commit, while the supervisor asks it about
+/// accepted connections.
 #[test]
 fn a_router_that_is_stopped_while_it_is_asked_about_what_was_accepted() {
     const CONNECTIONS: usize = 8;
@@ -173,11 +185,12 @@ fn a_router_that_is_stopped_while_it_is_asked_about_what_was_accepted() {
     let clients: Vec<usize> =
         (0..CONNECTIONS).map(|_| connect(&mut lab, TALKS_LATE, &go, "connected")).collect();
     fs::write(go, "").unwrap();
-    // Longer than either end waits for the other.
+    // This is longer than either end waits for the other.
     std::thread::sleep(Duration::from_secs(2));
     lab.hang(B, true);
     fs::write(accept, "").unwrap();
-    // Longer than a router lets pass between two looks at what nobody takes.
+    // This is longer than the interval at which a router checks for promised connections that no
+    // supervisor asks for.
     std::thread::sleep(Duration::from_secs(3));
     lab.hang(B, false);
     for client in clients {
@@ -186,7 +199,7 @@ fn a_router_that_is_stopped_while_it_is_asked_about_what_was_accepted() {
     assert_eq!(agreed(&lab), CONNECTIONS as u64, "{}", lab.status(B));
 }
 
-/// Both routers get the processor now and then only, as on a machine with far too much to do.
+/// Both routers run only from time to time, as on an overloaded machine.
 #[test]
 fn routers_that_are_starved() {
     let mut lab = lab([100, 100]);
@@ -195,7 +208,7 @@ fn routers_that_are_starved() {
     let mut client = lab.command(A, true, go("client"));
     client.args([&format!("{SERVER}:9000"), "400", "16", "2000", "0"]);
     let client = lab.launch(A, &mut client, "");
-    // Each for another time, with no pattern that both have.
+    // The pauses of the two routers differ and have no common pattern.
     let pauses = [7, 310, 45, 1_250, 3, 130, 620, 18, 900, 70, 1_600, 11, 240];
     let mut turn = 0;
     while !lab.has_ended(client) {

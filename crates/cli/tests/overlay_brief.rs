@@ -1,11 +1,11 @@
-//! Connections that are over before moving them to the host network has paid stay on the overlay. Needs root and Go.
+//! Connections that are too brief for a move to pay stay on the overlay. Needs root and Go.
 
 #[path = "overlay/lab.rs"]
 mod lab;
 
 use lab::{A, B, Lab, SERVER, go};
 
-/// So many, some at a time, each with so many bytes there and back.
+/// Makes so many connections, some concurrently. Each sends so many bytes in both directions.
 fn connect(lab: &Lab, [connections, at_a_time, bytes]: [u32; 3]) {
     let mut client = lab.command(A, true, go("client"));
     client.arg(format!("{SERVER}:9000"));
@@ -33,15 +33,15 @@ fn short_connections_stay_on_the_overlay_and_long_ones_after_them_do_not() {
     let brief = stayed["brief"].as_u64().unwrap_or_default();
     assert_eq!(moved + brief, SHORT, "{}", lab.status(A));
     assert!(moved >= 16 && brief > 0, "{moved} moved");
-    // It is `not-offered` there, or `used` if another one was on its way.
+    // The server's end counts the reason `not-offered`, or `used` if an offer was on its way.
     let (taken, others) = lab.roads(B, "server");
     let others: u64 = others.as_object().unwrap().values().filter_map(serde_json::Value::as_u64).sum();
     assert_eq!((taken, others), (moved, brief), "{}", lab.status(B));
-    // Those before are long ago then.
+    // After this pause, the brief connections no longer count as recent.
     std::thread::sleep(std::time::Duration::from_secs(5));
     connect(&lab, [1, 1, 10_000_000]);
     assert_eq!(lab.roads(A, "client").0, moved + 1);
-    // Whoever wants such connections to be moved says so, also while the router runs.
+    // The setting `move-brief` moves such connections too. It can be changed while the router runs.
     lab.reload(A, "move-brief = false", "move-brief = true");
     let has_read = |lab: &Lab| lab.status(A)["config"]["move-brief"] == true;
     lab::await_until(|| has_read(&lab), || lab.log(A));

@@ -1,5 +1,5 @@
-//! Containers that are where the configuration does not say: found by a real etcd, also while that is dead, and by reading the file
-//! again. And what another router is remembered to have answered.
+//! Containers that are not where the configuration says. A real etcd provides their hosts, also
+//! while it is down, and the configuration is read again. Routers also cache each other's answers.
 //!
 //! Needs root, for network namespaces; etcd, Python and Go, which `make test` installs.
 
@@ -12,11 +12,11 @@ use lab::{A, B, Lab, SERVER, go};
 use serde_json::{Value, json};
 use shunt_netns::Net;
 
-/// By the file it is on host a.
+/// The configuration places this address on host a.
 const MOVED: &str = "10.50.1.7";
 const ETCD: &str = "http://192.168.77.1:2379";
 
-/// Runs on host a, knowing nothing yet.
+/// Starts etcd on host a, with an empty store.
 fn start_etcd(lab: &mut Lab, directory: &str) -> usize {
     let mut etcd = Command::new("etcd");
     etcd.arg("--data-dir").arg(lab.path(directory));
@@ -25,7 +25,7 @@ fn start_etcd(lab: &mut Lab, directory: &str) -> usize {
     lab.launch_on_host(A, &mut etcd, "ready to serve client requests")
 }
 
-/// A server in the container that has moved to host b, under a supervisor there.
+/// Runs a server with a supervisor in the container that has moved to host b.
 fn serve(lab: &mut Lab) -> (Net, usize) {
     let container = lab.add(B, MOVED.parse().expect("an address"));
     let mut server = lab.command(B, true, go("server"));
@@ -34,7 +34,8 @@ fn serve(lab: &mut Lab) -> (Net, usize) {
     (container, server)
 }
 
-/// Both routers with those etcds, of which one runs, and that server, found by them.
+/// Starts both routers with these etcd endpoints, of which one works, and the server. Waits until
+/// they find the server through etcd.
 fn found_by(endpoints: &str) -> (Lab, usize, (Net, usize)) {
     let mut lab = Lab::build();
     lab.configuration = format!("[etcd]\nendpoints = [{endpoints}]\nlease-s = 2");
@@ -51,7 +52,7 @@ fn converse(lab: &Lab, with: &str) -> Output {
     lab.output(A, client.args([&format!("{with}:9000"), "1", "1", "1000", "0"]))
 }
 
-/// Whether a connection takes the host network from now on.
+/// Returns whether a new connection uses the host network.
 fn takes_the_host_network(lab: &Lab, with: &str) -> bool {
     let before = lab.roads(A, "client").0;
     let output = converse(lab, with);
@@ -69,7 +70,7 @@ fn a_container_that_has_moved_is_found_also_while_etcd_is_dead() {
     let known = |lab: &Lab| lab.status(A)["now"]["etcd"].clone();
     lab::await_until(|| known(&lab)["published"] == true, || lab.status(A).to_string());
 
-    // Whoever has no key says nothing that is believed.
+    // A router must not believe an entry without a valid signature.
     let mut put = Command::new("etcdctl");
     put.env("ETCDCTL_API", "3").args(["--endpoints", ETCD, "put", "/shunt/overlay/container/10.50.1.8", "b"]);
     assert!(lab.hosts[A].net.inside(|| put.status()).unwrap().success());
@@ -79,7 +80,7 @@ fn a_container_that_has_moved_is_found_also_while_etcd_is_dead() {
     lab::await_until(|| known(&lab)["watching"] == false, || lab.status(A).to_string());
     assert!(takes_the_host_network(&lab, MOVED), "{}", lab.status(A));
     assert!(takes_the_host_network(&lab, MOVED), "{}", lab.status(A));
-    // One that has forgotten everything is told again.
+    // An etcd that has lost its data gets the entries again.
     start_etcd(&mut lab, "another");
     lab::await_until(
         || known(&lab)["watching"] == true && known(&lab)["published"] == true && known(&lab)["entries"] == 3,
@@ -88,7 +89,8 @@ fn a_container_that_has_moved_is_found_also_while_etcd_is_dead() {
     await_host_network(&lab, MOVED);
 }
 
-/// It has just started, and connects at once: the server's host has not heard of it.
+/// A container that has just started connects immediately. The server's host has not learnt of it
+/// yet.
 #[test]
 fn a_container_that_nobody_has_told_of_yet_has_the_host_that_asks_for_it() {
     let mut lab = Lab::with_routers();
@@ -105,7 +107,7 @@ fn a_container_that_nobody_has_told_of_yet_has_the_host_that_asks_for_it() {
 #[test]
 fn a_host_that_has_gone_has_no_containers() {
     let (mut lab, _, (_container, server)) = found_by(&format!("'{ETCD}'"));
-    // As by a crash: only the lease says so.
+    // The router ends like in a crash, so only the lease expires.
     lab.kill(B);
     let entries = || lab.status(A)["now"]["etcd"]["entries"].clone();
     lab::await_until(|| entries() == 1, || lab.status(A).to_string());
@@ -115,7 +117,7 @@ fn a_host_that_has_gone_has_no_containers() {
     lab.stop(server);
 }
 
-/// A router that knows only the new key, and has seen nothing before, believes what is there.
+/// A router that has only the new key and no cached data accepts the published entries.
 #[test]
 fn what_is_published_is_signed_anew_with_another_key() {
     let (mut lab, _, _served) = found_by(&format!("'{ETCD}'"));
@@ -141,7 +143,7 @@ fn the_configuration_is_read_again() {
     let _served = serve(&mut lab);
     assert!(!takes_the_host_network(&lab, MOVED));
     assert_eq!(lab.roads(A, "client").1["same-host"], 1);
-    // What is wrong changes nothing.
+    // A configuration with an error changes nothing.
     lab.reload(A, "['10.50.1.0/24']", "['10.50.1.0/24");
     lab::await_until(|| lab.log(A).contains("stays as it was"), || lab.log(A));
     lab.reload(A, "['10.50.1.0/24", "['10.50.1.2']");
@@ -154,7 +156,7 @@ fn the_configuration_is_read_again() {
     await_host_network(&lab, MOVED);
 }
 
-/// Lines outlive the death of either router, and go on by themselves.
+/// The connections between the routers are re-established after either router restarts.
 #[test]
 fn routers_that_are_started_again_have_their_lines_again() {
     let mut lab = Lab::with_routers();
@@ -176,7 +178,8 @@ fn lab_lines(lab: &Lab, host: usize) -> bool {
     lines["from"] == 1 && lines["to"].as_object().is_some_and(|to| to.values().all(|is_up| *is_up == true))
 }
 
-/// What was remembered of the other host's policy is forgotten before that of another has been said to hold.
+/// Cached answers about the other host's policy are discarded before a new policy is reported as
+/// active.
 #[test]
 fn a_policy_holds_at_once_for_those_who_have_asked_before() {
     let mut lab = Lab::with_routers();
@@ -207,7 +210,7 @@ with socket.socket() as s:
         String::from_utf8(output.stdout).unwrap().trim().parse::<i32>().unwrap()
     };
     for round in 1..=5 {
-        // Once to be asked, and once to be remembered.
+        // The first connection queries the other host, and the second one uses the cached answer.
         assert_eq!([connect(&lab), connect(&lab)], [0, 0]);
         lab.apply(B, "[[rule]]\nname = 'no'\naction = 'deny'\nports = [9000]");
         assert_eq!(connect(&lab), 111, "round {round}");

@@ -1,6 +1,6 @@
-//! Overlays of IPv6, on hosts whose own addresses are of either family: programs on the host network under their overlay addresses, with
-//! policy, discovery and reports. Needs root, nginx, curl, Python, Go and etcd. What programs that are not trusted get is in
-//! overlay_secure.rs.
+//! Overlays of IPv6, on hosts with addresses of either family. Programs use the host network under
+//! overlay addresses, with policy, discovery and reports. Needs root, nginx, curl, Python, Go and
+//! etcd. overlay_secure.rs tests untrusted programs.
 
 #[path = "overlay/lab.rs"]
 mod lab;
@@ -40,7 +40,7 @@ fn curl_and_nginx_cross_the_host_network_and_see_the_overlay() {
             "log_format seen '$remote_addr $server_addr $server_port'; access_log {} seen;",
             log.display()
         );
-        // A socket for IPv6 only, as nginx makes it.
+        // The socket is IPv6-only, as nginx creates it.
         let site = nginx::Site { workers: 2, http: &http, server: "listen [::]:80;", sockets: 1 };
         nginx::serve(&mut lab, true, &site, &[("file".to_owned(), content.clone())]);
         let before = (lab.bytes(A, "vxlan"), lab.bytes(A, "wire"));
@@ -60,8 +60,8 @@ fn curl_and_nginx_cross_the_host_network_and_see_the_overlay() {
     }
 }
 
-/// Processes that accept from one socket of both families, waiting or not, and clients of both, waiting or not: each connection is told by
-/// the bytes that its own client has sent, under the name that its client has.
+/// Several processes accept from one socket of both families, and clients use both, blocking or
+/// not. Each connection must carry its own client's bytes, under its own client's address.
 #[test]
 fn both_families_at_once_and_nothing_is_swapped() {
     const CONNECTIONS: u64 = 240;
@@ -123,7 +123,7 @@ print('ok')
     expect_host(&lab, CONNECTIONS);
 }
 
-/// By system calls of their own, which say what they see.
+/// The programs make their own system calls, and print the addresses that they see.
 #[test]
 fn static_programs_see_the_overlays_addresses() {
     for (hosts_are_ipv6, network) in [(true, "tcp"), (false, "tcp6")] {
@@ -149,7 +149,8 @@ with socket.socket(family) as s:
 print(answer.decode().split('\\n')[1])
 ";
 
-/// A socket of IPv4 cannot be one of IPv6: it stays where it is. One of IPv6 that speaks IPv4 is served.
+/// An IPv4 socket cannot become an IPv6 one, so its connection stays on the overlay. An IPv6 socket
+/// with an IPv4 address is moved.
 #[test]
 fn hosts_of_ipv6_serve_what_is_a_socket_of_ipv6() {
     let mut lab = Lab::of_both_families(true);
@@ -174,7 +175,7 @@ fn nft(lab: &Lab, words: &str) -> Vec<u8> {
     output.stdout
 }
 
-/// Has packets of that class which host a sends to the other router counted.
+/// Counts the packets of that class from host a to the other router.
 fn count_class(lab: &Lab) {
     nft(
         lab,
@@ -209,7 +210,7 @@ for address in ['fd00:50:2::2', '::ffff:10.50.2.2']:
         print(error.errno == 111)
 ";
     assert_eq!(python(&lab, DENIED, &[]), "True\nconnected", "the rule is about the other family");
-    // One that is in use gets another class, and its packets have it.
+    // A connection in use gets another class, and its packets carry it.
     count_class(&lab);
     let mut client = lab.command(A, true, go("client"));
     client.args([&format!("[{SERVER_IPV6}]:9000"), "1", "1", "1000", "4000"]);
@@ -219,11 +220,11 @@ for address in ['fd00:50:2::2', '::ffff:10.50.2.2']:
         lab.apply(A, "[[rule]]\nname = 'class'\naction = 'allow'\nto = ['fd00:50:2::2']\ndscp = 'cs1'\n");
     assert!(lab.await_end(client).contains("ok 1"));
     assert!(counted(&lab) > 0, "{applied}");
-    // So has one from its beginning.
+    // A new connection has the class from its start.
     let before = counted(&lab);
     assert_eq!(python(&lab, CONVERSE, &["6", SERVER_IPV6]), "12345");
     assert!(counted(&lab) > before);
-    // And another policy ends what it forbids.
+    // Another policy ends the connections that it forbids.
     let mut client = lab.command(A, true, go("client"));
     client.args([&format!("[{SERVER_IPV6}]:9000"), "1", "1", "1000", "60000"]);
     lab.launch(A, &mut client, "paused");
@@ -246,7 +247,7 @@ fn a_container_that_has_moved_is_found_by_etcd() {
     lab.launch_on_host(A, &mut etcd, "ready to serve client requests");
     lab.start(A);
     lab.start(B);
-    // By the file it is on host a.
+    // The configuration places this address on host a.
     let container = lab.add(B, "10.50.1.7".parse().unwrap());
     let moved: Ipv6Addr = MOVED.parse().unwrap();
     container.words(&format!("ip address add {moved}/32 dev eth0 nodad"));
@@ -274,7 +275,7 @@ fn each_connection_is_reported_with_its_addresses() {
     });
     let ask = |host: usize, words: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
-        // Where no broker is.
+        // There is no broker in this directory.
         command.args(words).arg("--control").arg(lab.control(host)).env("XDG_RUNTIME_DIR", lab.path(""));
         let output = lab.hosts[host].net.inside(|| command.output().unwrap());
         assert!(output.stderr.is_empty(), "{output:?}");
@@ -297,7 +298,7 @@ fn each_connection_is_reported_with_its_addresses() {
     }
     let doctor = ask(A, &["doctor"]);
     assert!(doctor.contains("1 reached"), "{doctor}");
-    // A router that is started anew takes the connection over.
+    // A router that is restarted takes the connection over.
     lab.kill(A);
     lab.start(A);
     assert_eq!(lab.status(A)["now"]["connections"]["client"], 1);

@@ -1,5 +1,5 @@
-//! A container that is stopped, and started with its address on another host: its connections take the host network from where it is now.
-//! Needs root and Go.
+//! A container is stopped, and started with its address on another host. Its new connections use
+//! the host network from there. Needs root and Go.
 
 #[path = "overlay/lab.rs"]
 mod lab;
@@ -22,7 +22,7 @@ fn serve(lab: &mut Lab, host: usize, at: &shunt_netns::Net) -> usize {
     lab.launch_in(at, server.args(["tcp4", ":9000"]), "listening")
 }
 
-/// Both routers, with the addresses that are on each host.
+/// Starts both routers, with the addresses on each host.
 fn route(lab: &mut Lab, a: &str, b: &str) {
     lab.containers = [a, b].map(str::to_owned);
     lab.start(A);
@@ -38,18 +38,18 @@ fn a_container_that_was_moved_is_reached_where_it_is() {
     let server = serve(&mut lab, B, &before);
     assert_eq!(ask(&lab, A, &lab.hosts[A].container, MOVING), "ok 20");
     assert_eq!(lab.roads(A, "client"), (20, serde_json::json!({})));
-    // From its own host it has been the overlay.
+    // Connections within one host stay on the overlay.
     assert_eq!(ask(&lab, B, &staying, MOVING), "ok 20");
     assert_eq!(lab.roads(B, "client"), (0, serde_json::json!({ "same-host": 20 })));
 
-    // Another server has a connection meanwhile, which notices nothing.
+    // A connection of another server must not be affected.
     let mut other = lab.command(B, true, go("server"));
     lab.launch(B, other.args(["tcp4", ":9001"]), "listening");
     let mut lasting = lab.command(A, true, go("client"));
     lasting.args([&format!("{SERVER}:9001"), "1", "1", "100000", "4000"]);
     let lasting = lab.launch(A, &mut lasting, "paused");
 
-    // Stopped, moved, and started.
+    // The container is stopped, moved, and started.
     lab.stop(server);
     drop(before);
     lab.kill(A);
@@ -60,13 +60,13 @@ fn a_container_that_was_moved_is_reached_where_it_is() {
     let (here, there) = (lab.roads(A, "client"), lab.roads(B, "client"));
     assert_eq!((here.0, there.0), (0, 0));
 
-    // Supervisors find the router that has come within a second, and those that begin now have it at once.
+    // Existing supervisors find the new router within a second. New ones find it immediately.
     assert_eq!(ask(&lab, B, &staying, MOVING), "ok 20");
     assert_eq!(lab.roads(B, "client"), (20, serde_json::json!({})));
     assert_eq!(lab.roads(A, "server"), (20, serde_json::json!({})));
     assert_eq!(ask(&lab, A, &lab.hosts[A].container, MOVING), "ok 20");
     assert_eq!(lab.roads(A, "client"), (0, serde_json::json!({ "same-host": 20 })));
-    // What the moved container asks for itself.
+    // The moved container makes connections itself.
     let own = serve(&mut lab, B, &staying);
     assert_eq!(ask(&lab, A, &after, STAYING), "ok 20");
     assert_eq!(lab.roads(A, "client").0, 20);

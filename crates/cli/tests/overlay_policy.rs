@@ -1,4 +1,4 @@
-//! The policy of an overlay: what it forbids is forbidden to programs that know nothing of it, when they connect and afterwards. Needs
+//! The policy of an overlay applies to unmodified programs, when they connect and afterwards. Needs
 //! root and Go.
 
 #[path = "overlay/lab.rs"]
@@ -12,7 +12,7 @@ use std::time::Instant;
 use lab::{A, B, CLIENT, Lab, SERVER, go, held_page};
 use serde_json::json;
 
-/// Servers at the ports 9000 and 9001.
+/// Runs servers at the ports 9000 and 9001.
 fn serve(lab: &mut Lab) {
     serve_as(lab, true);
 }
@@ -31,7 +31,7 @@ fn python(lab: &Lab, is_supervised: bool, script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What connect says of each port, waiting and not.
+/// Prints the result of connect for each port, blocking and not.
 const ASK: &str = "
 import errno, selectors, socket
 def ask(port, waits):
@@ -90,7 +90,7 @@ fn a_connection_is_denied_by_either_host_before_it_is_made() {
         assert_eq!(lab.status(A)["connections"]["client"]["denied"][reason], 4);
     }
     assert_eq!(lab.roads(A, "client"), (8, json!({})));
-    // Of what was denied the server has seen nothing.
+    // The server does not see denied connections.
     assert_eq!(lab.roads(B, "server"), (8, json!({})));
     assert_eq!(python(&lab, true, ASK), "connected connected connected connected\n");
 }
@@ -106,7 +106,7 @@ fn what_only_some_may_do_is_denied_to_all_others() {
     assert!(text.contains("10.50.2.2/32") && text.contains("9001-9010"), "{text}");
 }
 
-/// A client that nobody supervises: its connection is there already when the server's host sees it.
+/// The client has no supervisor, so its connection already exists when the server's host sees it.
 #[test]
 fn a_server_never_accepts_what_its_host_denies() {
     let mut lab = Lab::with_routers();
@@ -149,7 +149,7 @@ except ConnectionResetError:
     assert_eq!(status["connections"]["server"]["denied"], json!({ "denied": 4 }), "{status}");
 }
 
-/// What the broker of a host reads about connections within that host.
+/// The broker of a host reads the rules for connections within that host.
 #[test]
 fn a_policy_is_published_for_connections_of_one_host() {
     let lab = Lab::with_routers();
@@ -177,7 +177,7 @@ fn a_rule_that_needs_packets_leaves_a_connection_on_the_overlay() {
     assert_eq!(lab.roads(A, "client"), (4, json!({ "packet-policy": 4 })));
 }
 
-/// Opens connections to both ports, waits until all of the one have ended, and uses the others.
+/// Opens connections to both ports, waits until all to one port have ended, and uses the others.
 fn keep_open(ended: u64, kept: u64, error: &str) -> String {
     format!(
         "
@@ -210,12 +210,12 @@ time.sleep(60)
 
 const FORBID: &str = "[[rule]]\nname = 'one'\naction = 'deny'\nports = [9000]\n";
 
-/// Connections to one port end when a policy forbids them, those to the other go on.
+/// Connections to one port end when a policy forbids them. Those to the other port continue.
 #[test]
 fn another_policy_ends_what_it_forbids_and_nothing_else() {
     const ENDED: u64 = 1_000;
     const KEPT: u64 = 20;
-    // The end on the host that forbids it is aborted, and the other is reset.
+    // On the host that forbids the connection, its end is aborted. The other end is reset.
     for (host, error) in [(A, "ECONNABORTED"), (B, "ECONNRESET")] {
         let mut lab = Lab::with_routers();
         serve(&mut lab);
@@ -238,8 +238,8 @@ fn another_policy_ends_what_it_forbids_and_nothing_else() {
     }
 }
 
-/// A program is inside a call on one connection, since the kernel waits for a page of it in the middle of a send: the others end, and that
-/// one when the call does.
+/// A program is inside a call on one connection, because the kernel waits for a page (userfaultfd)
+/// during a send. The other connections end immediately, and that one when the call returns.
 #[test]
 fn a_connection_whose_lock_is_held_keeps_no_other_open() {
     let mut lab = Lab::with_routers();
@@ -270,7 +270,7 @@ except ConnectionAbortedError:
     assert_eq!(lab.await_end(client), "held\naborted\n");
 }
 
-/// The same for connections that were made by the router before.
+/// A restarted router also ends connections that the previous router made.
 #[test]
 fn a_router_takes_over_the_connections_of_the_one_before() {
     const ENDED: u64 = 40;
@@ -298,7 +298,7 @@ fn a_router_takes_over_the_connections_of_the_one_before() {
     }
 }
 
-/// The same for connections that have stayed on the overlay, of which only one end is supervised.
+/// A policy also ends connections that stay on the overlay and have only one supervised end.
 #[test]
 fn another_policy_ends_what_it_forbids_on_the_overlay_too() {
     const ENDED: u64 = 300;
@@ -318,7 +318,8 @@ fn another_policy_ends_what_it_forbids_on_the_overlay_too() {
     }
 }
 
-/// A policy that comes while a connection is being made ends it, whatever has been agreed.
+/// A policy that is applied during the set-up of a connection ends it, even after the routers have
+/// agreed.
 #[test]
 fn a_connection_that_was_permitted_when_it_was_begun_is_not_made() {
     let mut lab = Lab::build();
@@ -345,16 +346,16 @@ print(errno.errorcode[s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)])
     assert_eq!(lab.status(A)["connections"]["client"]["denied"], json!({ "denied": 1 }));
 }
 
-/// Limits and priorities of a connection are the rule's, from the start and while it is used.
+/// Rate and priority of a rule apply to a connection from its start, and change while it is used.
 #[test]
 fn a_rule_gives_connections_a_rate_and_a_class_also_those_in_use() {
     let mut lab = Lab::build();
-    // Else the program does not see them.
+    // In secure mode, the program does not see these options.
     lab.configuration = "secure = false\n".into();
     lab.start(A);
     lab.start(B);
     serve(&mut lab);
-    // It says what its socket has when it is asked, and how long 20 MB take.
+    // The script prints the options of its socket on request, and how long 20 MB take.
     const SCRIPT: &str = "
 import os, socket, sys, time
 SO_MAX_PACING_RATE = 47
@@ -413,12 +414,12 @@ take(1)
     assert_eq!(lines[0], [100e6, 32.0, 0.0]);
     assert_eq!(lines[1], [5e6, 0.0, f64::from(0x1_0020)]);
     assert_eq!(lines[3], [u64::MAX as f64, 0.0, 0.0]);
-    // 10 MB with 5 MB/s; how much longer it takes depends on how busy the machine is.
+    // 10 MB at 5 MB/s take 2 s. A busy machine takes longer.
     assert!(lines[2][0] > 1.5, "{said}");
     println!("10 MB at 40 Mbit/s: {:.2} s", lines[2][0]);
 }
 
-/// Bytes that a class of the client's host has sent.
+/// Returns the bytes that a traffic class of the client's host has sent.
 fn class_bytes(lab: &Lab, class: &str) -> u64 {
     let mut tc = Command::new("tc");
     tc.args(["-s", "class", "show", "dev", "wire", "classid", class]);
@@ -428,8 +429,8 @@ fn class_bytes(lab: &Lab, class: &str) -> u64 {
     sent.unwrap_or_else(|| panic!("{text}"))
 }
 
-/// All connections of a container share a class of the host's queueing discipline: its limit, which changes while they are in use, and its
-/// counts. Others have their own.
+/// All connections of a container share a class of the host's queueing discipline, with its limit
+/// and its counters. The limit changes while they are used. Other containers have their own class.
 #[test]
 fn connections_of_a_container_share_a_limit_and_are_counted_together() {
     const BYTES: u64 = 5_000_000;
@@ -446,7 +447,7 @@ fn connections_of_a_container_share_a_limit_and_are_counted_together() {
         )
     };
     lab.apply(A, &rule("action = 'allow'\npriority = '1:20'"));
-    // Four at a time, and the last of them pauses when all has been sent.
+    // Makes four connections at a time. The last one pauses after all bytes are sent.
     let send = |lab: &Lab, port: u16, bytes: u64| {
         let mut client = lab.command(A, true, go("client"));
         client.args([
@@ -462,30 +463,31 @@ fn connections_of_a_container_share_a_limit_and_are_counted_together() {
         begun.elapsed().as_secs_f64()
     };
     let seconds = send(&lab, 9000, BYTES);
-    // 5 MB with 2.5 MB/s; a busy machine only takes longer.
+    // 5 MB at 2.5 MB/s take 2 s. A busy machine only takes longer.
     assert!(seconds > 1.5, "{seconds}");
     println!("5 MB in a class of 20 Mbit/s: {seconds:.2} s");
     let limited = class_bytes(&lab, "1:20");
     assert!((BYTES..BYTES * 6 / 5).contains(&limited), "{limited}");
     let free = send(&lab, 9001, BYTES);
     println!("5 MB in another: {free:.2} s");
-    // The last segments of the ones before may come late.
+    // The last segments of the earlier connections may be counted late.
     assert!(class_bytes(&lab, "1:20") - limited < BYTES / 100);
     assert!(class_bytes(&lab, "1:10") > BYTES);
-    // While a connection is in use: it goes on with what is now, and ends when it is forbidden.
+    // A connection in use follows the current policy, and ends when it is forbidden.
     let mut client = lab.command(A, true, go("client"));
     client.args([&format!("{SERVER}:9000"), "1", "1", &BYTES.to_string(), "60000"]);
     let client = lab.launch(A, &mut client, "");
     lab::await_until(|| class_bytes(&lab, "1:20") > limited + 500_000, || lab.said(client));
     tc(&lab, "class change dev wire parent 1: classid 1:20 htb rate 1gbit");
     lab::await_until(|| lab.said(client).contains("paused"), || lab.said(client));
-    // Those before are forgotten a moment after they have ended.
+    // The earlier connections are removed shortly after their end.
     lab::await_until(|| lab.status(A)["now"]["connections"]["client"] == 1, || lab.status(A).to_string());
     let said = lab.apply(A, &rule("action = 'deny'"));
     assert!(said.starts_with("1 connections have been ended"), "{said}");
 }
 
-/// A control group, until it is dropped. Whatever has been put into it must have ended by then.
+/// A control group, which is removed when this is dropped. All processes in it must have ended by
+/// then.
 struct Group(PathBuf);
 
 impl Group {
@@ -501,12 +503,12 @@ impl Group {
         Group(path)
     }
 
-    /// As ss names it.
+    /// Returns the name that ss prints.
     fn name(&self) -> String {
         format!("cgroup:/{}", self.0.file_name().unwrap().to_str().unwrap())
     }
 
-    /// The same command, in the group.
+    /// Returns the command, to be run in the group.
     fn command(&self, command: &Command) -> Command {
         let mut inside = Command::new("sh");
         inside.args(["-c", "echo 0 > \"$0\" && exec \"$@\""]).arg(self.0.join("cgroup.procs"));
@@ -517,7 +519,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The last process is gone a moment after it has ended.
+        // The last process leaves the group shortly after its end.
         for _ in 0..100 {
             if fs::remove_dir(&self.0).is_ok() {
                 return;
@@ -527,7 +529,7 @@ impl Drop for Group {
     }
 }
 
-/// What the host counts by control group is the container's, and not the router's.
+/// The host accounts the traffic to the control group of the container, not of the router.
 #[test]
 fn the_host_connection_of_a_container_is_of_its_control_group() {
     let groups = [Group::create("shunt-test-one"), Group::create("shunt-test-two")];
@@ -555,7 +557,7 @@ time.sleep(60)
     ss.args(["-tnH", "state", "established", "--cgroup", "dport", "=", ":7450"]);
     let output = lab.hosts[A].net.inside(|| ss.output().unwrap());
     let text = String::from_utf8(output.stdout).unwrap();
-    // And the line between the routers.
+    // The third connection is the one between the routers.
     assert_eq!(text.lines().count(), 3, "{text}");
     for group in &groups {
         assert_eq!(text.matches(&group.name()).count(), 1, "{text}");
@@ -567,7 +569,8 @@ time.sleep(60)
     assert!(paths.iter().all(|path| !path.exists()), "{paths:?}");
 }
 
-/// In the place of runc: the program is in a control group and a network namespace of its own, as a user who may do nothing.
+/// A replacement for runc. The program gets a new control group and network namespace, and runs as
+/// an unprivileged user.
 const RUNC: &str = r#"#!/usr/bin/env python3
 import json, os, sys
 config = json.load(open(sys.argv[sys.argv.index('--bundle') + 1] + '/config.json'))
@@ -577,7 +580,8 @@ little = ['setpriv', '--reuid=65534', '--regid=65534', '--clear-groups', '--boun
 os.execvp('nsenter', ['nsenter', '--net=' + os.environ['NET'], '--', *little, *config['process']['args']])
 "#;
 
-/// Its supervisor is outside, and root's; and still what the host counts is the container's.
+/// The supervisor runs as root outside the container, but the traffic is accounted to the
+/// container.
 #[test]
 fn a_container_of_a_runtime_is_counted_as_itself() {
     let group = Group::create("shunt-test-entered");
@@ -618,12 +622,12 @@ with socket.create_connection(('10.50.2.2', 9000)) as s:
     ss.args(["-tnH", "state", "established", "--cgroup", "dport", "=", ":7450"]);
     let output = lab.hosts[A].net.inside(|| ss.output().unwrap());
     let text = String::from_utf8(output.stdout).unwrap();
-    // The other one is the router's line.
+    // The other connection is that between the routers.
     assert_eq!((text.lines().count(), text.matches(&group.name()).count()), (2, 1), "{text}");
     assert_eq!(lab.roads(A, "client"), (1, json!({})));
     assert_eq!(lab.status(A)["connections"]["unaccounted"], 0);
     drop(lab);
-    // The supervisor, which was in the group as well, has ended.
+    // The supervisor was in the group as well, and has ended.
     let path = group.0.clone();
     drop(group);
     assert!(!path.exists(), "{path:?}");

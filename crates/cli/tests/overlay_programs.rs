@@ -1,5 +1,6 @@
-//! Programs that nobody here wrote, in containers of two hosts: what they say to each other is checked, and so is the road. Needs root,
-//! PostgreSQL, Redis with its clients in Python, memcached, nginx, wrk, Java, Node and Python. Static programs, of Go, are in overlay.rs.
+//! Widely used programs in containers of two hosts. Their data and their network path are checked.
+//! Needs root, PostgreSQL, Redis with its Python clients, memcached, nginx, wrk, Java, Node and
+//! Python. overlay.rs tests static programs, written in Go.
 
 #[path = "overlay/lab.rs"]
 mod lab;
@@ -13,7 +14,7 @@ use std::process::{Command, Output};
 
 use lab::{A, B, Lab, SERVER};
 
-/// Without shunt, and then with it: the same, on the host network.
+/// Runs `work` without and with shunt. The results must be equal.
 fn both<T: std::fmt::Debug + PartialEq>(work: impl Fn(&mut Lab, bool) -> T) -> (T, Lab) {
     let natively = work(&mut Lab::with_routers(), false);
     let mut lab = Lab::with_routers();
@@ -22,13 +23,14 @@ fn both<T: std::fmt::Debug + PartialEq>(work: impl Fn(&mut Lab, bool) -> T) -> (
     (natively, lab)
 }
 
-/// Exactly so many connections took the host network, and none stayed on the overlay.
+/// Asserts that exactly so many connections use the host network, and that none stays on the
+/// overlay.
 fn expect_host(lab: &Lab, connections: u64) {
     assert_eq!(lab.roads(A, "client"), (connections, serde_json::json!({})));
     assert_eq!(lab.roads(B, "server"), (connections, serde_json::json!({})));
 }
 
-/// All took the host network, and there were some.
+/// Asserts that all connections use the host network, and that there are at least so many.
 fn expect_only_host(lab: &Lab, at_least: u64) {
     let (host, overlay) = lab.roads(A, "client");
     assert!(host >= at_least, "{host} on the host network, {overlay}");
@@ -50,17 +52,17 @@ fn find(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{name}: make test installs it"))
 }
 
-/// A program of tests/compat.
+/// Returns the path of a program in tests/compat.
 fn program(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/compat/programs").join(name)
 }
 
-/// Waits until something listens at that port in the server's container.
+/// Waits until a socket listens at that port in the server's container.
 fn await_port(lab: &Lab, port: u16, launched: usize) {
     lab::await_until(|| lab.listening(B, port) > 0, || lab.said(launched));
 }
 
-/// An echo server and its client, which says what has come back.
+/// Runs an echo server and its client. Returns the client's output.
 fn converse(lab: &mut Lab, is_supervised: bool, line: &str, client: &[&str]) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let command = |lab: &Lab, host: usize, rest: &[&str]| {
@@ -113,7 +115,8 @@ fn node_with_backpressure() {
     expect_host(&lab, 8);
 }
 
-/// Erlang's run-time gives each socket that it accepts what the listening one has: options of packets among that.
+/// Erlang's runtime copies options from the listening socket to each accepted one, including IP
+/// options.
 #[test]
 fn erlang_gives_what_it_accepts_the_options_of_its_listener() {
     const SERVE: &str = "{ok,L}=gen_tcp:listen(9000,[binary,{packet,4},{active,false},{tos,16},{backlog,64}]),
@@ -138,7 +141,7 @@ fn erlang_gives_what_it_accepts_the_options_of_its_listener() {
     expect_host(&lab, 12);
 }
 
-/// What a program may set of a connection that it has, it may set of a host connection.
+/// Options that a program can set on an ordinary connection can be set on a host connection too.
 #[test]
 fn options_of_packets_can_be_set_at_both_ends() {
     const COMMON: &str = "
@@ -185,7 +188,8 @@ for _ in range(3):
     expect_host(&lab, 3);
 }
 
-/// accept of a thread with signals begins anew, as their handler has it, and no connection gets past its supervisor meanwhile.
+/// Signals interrupt accept, which restarts because of SA_RESTART. No connection may bypass the
+/// supervisor meanwhile.
 #[test]
 fn a_server_whose_accept_is_interrupted_all_the_time() {
     const SERVE: &str = "
@@ -230,7 +234,7 @@ print('ok')
     }
 }
 
-/// One of PostgreSQL's programs, which do not run as root.
+/// Returns a program of PostgreSQL. They refuse to run as root.
 fn postgres(lab: &Lab, host: usize, is_supervised: bool, name: &str) -> Command {
     let mut command = lab.command(host, is_supervised, "setpriv");
     command.args(["--reuid=postgres", "--regid=postgres", "--init-groups", "--"]).arg(find(name));
@@ -255,7 +259,7 @@ fn postgresql_with_pgbench() {
     let mut initdb = postgres(&lab, B, false, "initdb");
     initdb.args(["--auth=trust", "--no-sync", "--username=postgres", "--encoding=UTF8", "--pgdata"]);
     said(lab.output(B, initdb.arg(&data)));
-    // Whoever comes from the overlay.
+    // Allow all clients from the overlay.
     let rules = data.join("pg_hba.conf");
     fs::write(&rules, "host all all 10.50.0.0/16 trust\n").unwrap();
     let mut server = postgres(&lab, B, true, "postgres");
@@ -274,14 +278,14 @@ fn postgresql_with_pgbench() {
         assert!(report.contains("number of failed transactions: 0 "), "{report}");
     }
     assert_eq!(ask("psql", "-X -A -t -c", BALANCED).trim(), format!("{}|t", 2 * CLIENTS * EACH));
-    // More than any buffer on the way holds.
+    // The rows are larger than all buffers on the path.
     let rows = ask("psql", "-X -A -t -c", "select aid, repeat('x', 100) from pgbench_accounts order by aid");
     let expected = (1..=100_000).map(|aid| format!("{aid}|{}\n", "x".repeat(100)));
     assert!(rows == expected.collect::<String>(), "{} bytes of rows", rows.len());
     expect_only_host(&lab, 2 * CLIENTS + 3);
 }
 
-/// Each of eight threads has keys of its own, and reads what it has written, in pipelines as well.
+/// Each of eight threads writes its own keys and reads them back, also in pipelines.
 const REDIS: &str = "
 import redis, sys, threading
 def work(thread):
@@ -312,7 +316,7 @@ fn redis_with_its_clients() {
     let mut client = lab.command(A, true, "/usr/bin/python3");
     assert_eq!(said(lab.output(A, client.args(["-c", REDIS, SERVER]))).trim(), "[0, 1, 2, 3, 4, 5, 6, 7]");
     expect_host(&lab, 8);
-    // It sends before it has looked whether it is connected.
+    // redis-benchmark sends before it checks that it is connected.
     let mut client = lab.command(A, true, "redis-benchmark");
     client.args(["-h", SERVER, "-t", "set,get", "-n", "2000", "-c", "10", "--csv"]);
     let report = said(lab.output(A, &mut client));
@@ -346,7 +350,7 @@ fn memcached_with_every_value_verified() {
     expect_host(&lab, 32);
 }
 
-/// wrk sends before it has looked whether it is connected; curl does not.
+/// wrk sends before it checks that it is connected. curl does not.
 #[test]
 fn nginx_with_wrk_and_curl() {
     let mut lab = Lab::with_routers();
@@ -366,7 +370,8 @@ fn nginx_with_wrk_and_curl() {
     wrk.args(["-t", "2", "-c", "20", "-d", "2s", "-s"]).arg(check).arg(format!("http://{SERVER}/small"));
     let report = said(lab.output(A, &mut wrk));
     assert!(!report.contains("wrong") && !report.contains("Socket errors"), "{report}");
-    // The first is one to try whether somebody is there. The last ones may not have come to be when its time is over.
+    // wrk's first connection only tests the server. Its last connections may not be established
+    // when its time is over.
     let (before, left) = lab.roads(A, "client");
     let left: u64 = left.as_object().unwrap().values().filter_map(serde_json::Value::as_u64).sum();
     assert!(before >= 21 && left <= 2, "{}", lab.status(A));
@@ -384,7 +389,8 @@ fn nginx_with_wrk_and_curl() {
     assert!(lab.roads(A, "client").0 > before, "{}", lab.status(A));
 }
 
-/// Records with keys go in by one program and come out by another: all of them, each partition's in the order of its offsets.
+/// One program writes records with keys and another reads them. All must arrive, in the order of
+/// each partition's offsets.
 #[test]
 #[ignore = "needs Kafka: mvn -f tests/breadth/breadth/programs/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory=DIR, and OVERLAY_KAFKA=DIR"]
 fn kafka_with_its_own_tools() {
@@ -400,7 +406,7 @@ fn kafka_with_its_own_tools() {
         lab.path("data").display()
     );
     fs::write(lab.path("settings"), settings).unwrap();
-    // On standard error: the tools' output is what is looked at.
+    // The log goes to standard error, because the test parses the tools' standard output.
     let logging = "Configuration:\n  Appenders:\n    Console:\n      name: OUT\n      target: SYSTEM_ERR\n  Loggers:\n    Root:\n      level: WARN\n      AppenderRef:\n        - ref: OUT\n";
     fs::write(lab.path("log.yaml"), logging).unwrap();
     let logging = format!("-Dlog4j2.configurationFile={}", lab.path("log.yaml").display());

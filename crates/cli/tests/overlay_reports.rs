@@ -1,4 +1,5 @@
-//! What `shunt status`, `shunt explain` and `shunt doctor` say of connections between containers of two hosts. Needs root and Go.
+//! Tests of what `shunt status`, `shunt explain` and `shunt doctor` report about connections
+//! between containers of two hosts. Needs root and Go.
 
 #[allow(dead_code, reason = "what is not of the overlay is another test's")]
 #[path = "common/dashboard.rs"]
@@ -13,10 +14,10 @@ use std::process::Command;
 use lab::{A, B, CLIENT, Lab, SERVER, go};
 use serde_json::{Value, json};
 
-/// What a command says about a host, in its network namespace.
+/// Runs a command for a host, in the host's network namespace.
 fn ask(lab: &Lab, host: usize, words: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
-    // Where no broker is.
+    // There is no broker in this directory.
     command.args(words).arg("--control").arg(lab.control(host)).env("XDG_RUNTIME_DIR", lab.path(""));
     let output = lab.hosts[host].net.inside(|| command.output().unwrap());
     assert!(output.stderr.is_empty(), "{output:?}");
@@ -62,7 +63,7 @@ fn each_connection_has_its_road_and_its_reason() {
     let there = there["overlay"]["connections"].as_array().unwrap();
     assert_eq!((there.len(), &there[0]["end"], &there[0]["road"]), (1, &json!("server"), &json!("host")));
 
-    // By the process that has it, and by its address.
+    // The connection is found by its process, and by its address.
     let pids = clients.map(|client| lab.pid(client).to_string());
     let text = ask(&lab, A, &["explain", &pids[0]]);
     let own = on_host["local"].as_str().unwrap();

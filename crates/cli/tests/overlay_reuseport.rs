@@ -1,5 +1,6 @@
-//! Servers of which several sockets listen at one port (SO_REUSEPORT): the kernel chooses one of them for each connection on the overlay,
-//! and the host connection is given to whoever accepts that. Needs root, nginx, curl, Python and Go.
+//! Servers with several listening sockets at one port (SO_REUSEPORT). The kernel chooses a socket
+//! for each connection on the overlay. The process that accepts there must get the host connection.
+//! Needs root, nginx, curl, Python and Go.
 
 #[path = "overlay/lab.rs"]
 mod lab;
@@ -13,8 +14,9 @@ use lab::{A, B, Lab, SERVER, go};
 
 const CONNECTIONS: u32 = 240;
 
-/// Listeners of one port, in as many threads or processes as are asked for, waiting in accept or not. Each answers with the name of its
-/// client, what the client has sent, and which of the listeners it is.
+/// Listens with several sockets at one port, in threads or processes, and accepts in a blocking
+/// call or after select. Each answer contains the client's address, its bytes, and the number of
+/// the listener.
 const SERVE: &str = "
 import os, select, socket, sys, threading
 style, count, first = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -45,7 +47,7 @@ print('listening', flush=True)
 serve(listeners[0], first)
 ";
 
-/// Says which listeners there were, if every connection had its own bytes and names.
+/// Prints which listeners have answered, if every connection had its own bytes and addresses.
 const ASK: &str = "
 import socket, sys, threading
 served = set()
@@ -98,7 +100,7 @@ fn threads_and_processes_with_a_socket_each_get_their_own_connections() {
     }
 }
 
-/// Each program has a supervisor of its own. When one of them ends the others go on.
+/// Each program has its own supervisor. When one of them ends, the others continue.
 #[test]
 fn programs_that_were_started_one_by_one_share_a_port() {
     let mut lab = Lab::with_routers();
@@ -113,7 +115,8 @@ fn programs_that_were_started_one_by_one_share_a_port() {
     expect_host(&lab, 2 * CONNECTIONS);
 }
 
-/// Nobody would ask for a connection that it accepts, so none is promised, whoever accepts it.
+/// No supervisor would ask for a connection that the unsupervised program accepts. So the router
+/// promises none at this port.
 #[test]
 fn a_program_that_is_not_supervised_keeps_all_that_share_its_port_on_the_overlay() {
     let mut lab = Lab::with_routers();
@@ -143,7 +146,7 @@ fn go_servers_that_share_a_port() {
     expect_host(&lab, 400);
 }
 
-/// `listen ... reuseport`: a socket for each worker.
+/// `listen ... reuseport` creates a socket for each worker.
 #[test]
 fn nginx_with_a_socket_for_each_worker() {
     const FILES: usize = 64;

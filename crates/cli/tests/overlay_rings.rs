@@ -1,5 +1,5 @@
-//! Programs that have an io_uring, on which no supervisor sees what is done: they go on as on the overlay. Where containers are not trusted
-//! they have none (`overlay_secure`). Needs root, gcc and liburing.
+//! Programs with an io_uring, whose operations no supervisor sees. Their connections stay on the
+//! overlay. Untrusted containers have no io_uring (`overlay_secure`). Needs root, gcc and liburing.
 
 #[path = "overlay/lab.rs"]
 mod lab;
@@ -24,13 +24,13 @@ fn start() -> Lab {
     lab
 }
 
-/// A server that accepts so many connections by accept before it makes a ring.
+/// Runs a server that accepts `first` connections with accept, and then creates an io_uring.
 fn serve(lab: &mut Lab, first: &str) -> usize {
     let mut server = lab.command(B, true, lab.path("ring"));
     lab.launch(B, server.args(["serve", PORT, first]), "listening")
 }
 
-/// A client that knows its socket in a ring like that before it connects.
+/// Runs a client that registers its socket with an io_uring in the way `how`, before it connects.
 fn connect(lab: &Lab, how: &str) {
     let mut client = lab.command(A, true, lab.path("ring"));
     let output = lab.output(A, client.args(["connect", SERVER, PORT, how]));
@@ -57,7 +57,8 @@ fn a_server_that_accepts_by_a_ring_stays_on_the_overlay_from_when_it_has_one() {
     assert_eq!(lab.status(B)["connections"]["reset"], 0);
 }
 
-/// The host connection would take the place of the descriptor, and not of what the ring knows.
+/// The host connection would replace the descriptor, but not the io_uring's reference to the
+/// socket.
 #[test]
 fn a_socket_that_a_ring_knows_stays_on_the_overlay() {
     let mut lab = start();
@@ -66,7 +67,8 @@ fn a_socket_that_a_ring_knows_stays_on_the_overlay() {
         connect(&lab, how);
     }
     assert_eq!(lab.roads(A, "client"), (1, json!({ "shared": 3 })));
-    // What the server's end has heard of those that the client's gave up depends on who was faster.
+    // If the client's end stays on the overlay, the reason that the server's end counts depends on
+    // timing.
     let (host, overlay) = lab.roads(B, "server");
     let stayed: u64 = overlay.as_object().unwrap().values().filter_map(serde_json::Value::as_u64).sum();
     assert_eq!((host, stayed), (1, 4), "{overlay}");

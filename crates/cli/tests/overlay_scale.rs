@@ -1,5 +1,6 @@
-//! Many containers on two hosts, and many connections a second: each has its own bytes and its own peer, and the routers keep nothing of
-//! them. Smaller here than it can be: CONTRIBUTING.md has the command for all of it. Needs root, Go and gcc.
+//! Many containers on two hosts, and many connections a second. Each connection has its own bytes
+//! and its own peer, and the routers keep no state of closed ones. The default size is small;
+//! CONTRIBUTING.md has the command for the full size. Needs root, Go and gcc.
 
 #[path = "overlay/lab.rs"]
 mod lab;
@@ -12,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use lab::{A, B, Lab, SERVER, go};
 
-/// What is said to be more than usual.
+/// Returns the size that the environment requests, or the default.
 fn asked_for(name: &str, usual: usize) -> usize {
     std::env::var(name).map_or(usual, |text| text.parse().expect("a number"))
 }
 
-/// More than any of it takes, however busy the machine is.
+/// Longer than any step takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(600);
 
 fn await_all(what: &str, mut count: impl FnMut() -> usize, all: usize) {
@@ -28,7 +29,7 @@ fn await_all(what: &str, mut count: impl FnMut() -> usize, all: usize) {
     }
 }
 
-/// Hundreds of programs wait for two processors, and nobody is to take that for silence.
+/// Starts routers that wait long, because hundreds of programs share two processors.
 fn start() -> Lab {
     let mut lab = Lab::build();
     lab.patience_ms = 10_000;
@@ -37,7 +38,8 @@ fn start() -> Lab {
     lab
 }
 
-/// The memory of a router after a tide that the allocator may keep for the next one, in KiB.
+/// The memory, in KiB, that the allocator of a router may keep for later after a tide of
+/// connections.
 const NOISE_KIB: u64 = 1024;
 
 #[test]
@@ -117,7 +119,8 @@ fn routers_of_many_containers_keep_nothing_of_their_connections() {
     let all = (connections * tides) as u64;
     assert_eq!(lab.roads(A, "client"), (all, serde_json::json!({})));
     assert_eq!(lab.roads(B, "server"), (all, serde_json::json!({})));
-    // Flat: the last tides are where those after the first one were, which is for warming up.
+    // Memory must not grow: the last tides need as much as those after the first one, which is for
+    // warming up.
     let third = tides / 3;
     for host in [A, B] {
         let median = |tides: &[[u64; 2]]| {
@@ -146,7 +149,7 @@ fn connections_by_the_thousand_are_never_swapped_among_processes_that_accept() {
     let mut server = lab.command(B, true, &program);
     lab.launch(B, server.args(["9000", PROCESSES]), "listening");
     let mut client = lab.command(A, true, go("client"));
-    // No more at a time than there are processes, which serve one each.
+    // No more connections at a time than server processes, each of which serves one.
     client.args([&format!("{SERVER}:9000"), &connections.to_string(), PROCESSES, "64", "0"]);
     let began = Instant::now();
     let output = lab.output(A, &mut client);

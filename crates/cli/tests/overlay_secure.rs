@@ -1,6 +1,8 @@
-//! Containers that are not trusted: what a hostile program tries with a socket of the host's network, and what it gets. Needs root and gcc.
+//! Containers that are not trusted: the attempts of a hostile program with a socket of the host
+//! network, and their outcomes. Needs root and gcc.
 //!
-//! docs/security.md is the list of attempts: each row there is one that the program makes (`overlay/attack.c`), with what comes of it.
+//! docs/security.md lists the attempts with their outcomes. Each row there is an attempt of
+//! `overlay/attack.c`.
 
 #[path = "overlay/attempts.rs"]
 mod attempts;
@@ -13,7 +15,7 @@ use attempts::{Kept, attack, compare};
 use lab::{A, B, CLIENT, CLIENT_IPV6, Lab, SERVER, SERVER_IPV6};
 use serde_json::json;
 
-/// Sends back whatever comes: accept at, or connect to, an address.
+/// Echoes all bytes, on connections accepted at an address, or on a connection to it.
 const ECHO: &str = "
 import socket, sys
 def echo(s):
@@ -41,14 +43,16 @@ fn attack_in(lab: &Lab, is_supervised: bool, way: &str, pass: &str) -> Command {
     command
 }
 
-/// The same on an overlay of IPv6, with hosts' addresses that begin so.
+/// Returns the hostile program for an overlay of IPv6. `hosts` is the prefix of the hosts'
+/// addresses.
 fn attack_ipv6(lab: &Lab, way: &str, hosts: &str) -> Command {
     let mut command = lab.command(A, true, attack());
     command.args([way, CLIENT_IPV6, SERVER_IPV6, hosts, "wire", "-"]);
     command
 }
 
-/// Both hosts translate addresses, so that their kernels know where each connection went.
+/// Enables connection tracking on both hosts, so that their kernels know where each connection
+/// leads.
 fn translate(lab: &Lab) {
     for host in [A, B] {
         let mut nft = Command::new("nft");
@@ -57,11 +61,11 @@ fn translate(lab: &Lab) {
     }
 }
 
-/// With a class that is not the program's own.
+/// A policy with a class that differs from the program's own.
 const POLICY: &str =
     "[[rule]]\nname = 'all'\naction = 'allow'\ndscp = 'cs1'\npriority = 5\nrate = '400mbit'\n";
 
-/// With routers that have that policy.
+/// Starts routers with that policy, on hosts that track connections.
 fn translating() -> Lab {
     translated(Lab::with_routers())
 }
@@ -94,7 +98,8 @@ fn a_program_that_accepts_gets_the_same() {
     compare(&said, Kept::UnderFilter);
 }
 
-/// The same with addresses of IPv6, on hosts with addresses of either family, which must not be shown.
+/// The overlay has IPv6 addresses. The hosts have addresses of either family, which must not be
+/// visible.
 #[test]
 fn a_program_on_an_overlay_of_ipv6_gets_the_same() {
     for (hosts_are_ipv6, hosts) in [(true, "2001:db8:77::"), (false, "192.168.77.")] {
@@ -120,7 +125,8 @@ fn a_program_on_an_overlay_of_ipv6_gets_the_same() {
     }
 }
 
-/// One that is in the container and not under the filter: nobody should have started it so, and the page says what it would get.
+/// The program is in the container, but outside the filter. It should never be started like this.
+/// The page lists its outcomes.
 #[test]
 fn a_program_outside_the_filter_gets_what_the_page_says() {
     let mut lab = translating();
@@ -134,7 +140,7 @@ fn a_program_outside_the_filter_gets_what_the_page_says() {
     compare(&lab.await_end(given), if has_lsm { Kept::OutsideWithLsm } else { Kept::Outside });
 }
 
-/// A container's processes have numbers of their own.
+/// Returns the command in a new PID namespace, like that of a container.
 fn contained(command: &Command) -> Command {
     let mut unshare = Command::new("unshare");
     unshare
@@ -149,7 +155,7 @@ fn serve(lab: &mut Lab) {
     lab.launch(B, server.args(["-c", ECHO, "accept", "0.0.0.0"]), "listening");
 }
 
-/// Says once that it is connected, and what has come of it when the file is there.
+/// Reports that it is connected. When the file exists, it reports the outcome of further calls.
 const CONVERSE: &str = "
 import os, socket, sys, time
 s = socket.create_connection(('10.50.2.2', 9000))
@@ -171,7 +177,7 @@ if len(sys.argv) > 1:
     print(*outcomes)
 ";
 
-/// Says what a router answers to somebody who says that he is a supervisor.
+/// Pretends to be a supervisor, and prints whether the router accepts that.
 const PRETEND: &str = "
 import socket, sys
 requests = [
@@ -188,7 +194,8 @@ for words in requests:
         print(s.recv(1000) not in [b'', b'\"done\"'])
 ";
 
-/// It is cloned for connections of containers that have a control group of their own, which takes as long as it has memory.
+/// A router is cloned for connections of containers with their own control group. That takes longer
+/// with more memory.
 #[test]
 fn a_router_keeps_no_memory_that_it_took_to_start() {
     let lab = Lab::with_routers();
@@ -219,7 +226,7 @@ fn a_program_is_served_only_if_its_whole_container_is_under_the_filter() {
     assert!(output.stderr.is_empty(), "{output:?}");
     assert_eq!(lab.roads(A, "client"), (1, json!({})));
 
-    // The same with somebody beside it, who could be given its socket.
+    // Another process runs in the container, and could receive the socket.
     let words: Vec<String> = std::iter::once(run.get_program())
         .chain(run.get_args())
         .map(|word| format!("'{}'", word.to_str().unwrap().replace('\'', "'\\''")))
@@ -234,7 +241,7 @@ fn a_program_is_served_only_if_its_whole_container_is_under_the_filter() {
     assert!(lab.log(A).contains("of its container is not under the filter"));
 }
 
-/// What is revoked is revoked for every copy, with an error that TCP has.
+/// Revoking a connection affects all copies of its descriptor. The error is one that TCP has.
 #[test]
 fn a_connection_that_is_revoked_ends_as_one_that_is_aborted() {
     let mut lab = Lab::with_routers();
@@ -247,7 +254,7 @@ fn a_connection_that_is_revoked_ends_as_one_that_is_aborted() {
     assert_eq!(lab.await_end(client), "connected\nECONNABORTED EPIPE EPIPE\n");
 }
 
-/// A supervisor goes on without the router that has started it, and finds the next one.
+/// A supervisor continues without the router that started it, and finds the next router.
 #[test]
 fn a_supervisor_outlives_the_router_that_has_started_it() {
     let mut lab = Lab::with_routers();
@@ -276,7 +283,8 @@ for number in ['1', '2']:
     assert_eq!(lab.roads(A, "client"), (1, json!({})));
 }
 
-/// The key of all routers becomes another one while they run, step by step, and at no step does a connection stay on the overlay.
+/// The key of all routers is replaced step by step, while they run. No connection stays on the
+/// overlay at any step.
 #[test]
 fn routers_change_their_key_while_they_run() {
     let mut lab = Lab::build();
@@ -305,7 +313,7 @@ fn routers_change_their_key_while_they_run() {
     connect(&lab);
     change(&lab, A, &["--next"]);
     connect(&lab);
-    // Of the same owner and mode.
+    // The copy has the same owner and mode.
     std::fs::copy(lab.path("key-a"), lab.path("key-b")).unwrap();
     lab::await_until(|| lab.log(B).contains("the key file is another"), || lab.log(B));
     connect(&lab);

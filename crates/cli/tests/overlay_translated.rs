@@ -1,5 +1,6 @@
-//! Addresses of services, behind which others are: connections to them are translated on their way (as kube-proxy and IPVS do), so that the
-//! two programs have different addresses for one connection. They stay on the overlay, and say why. Needs root, nft and Python.
+//! Service addresses, which are translated on the way to other addresses (as by kube-proxy and
+//! IPVS). So the two programs see different addresses for one connection. Such connections stay on
+//! the overlay and report the reason. Needs root, nft and Python.
 
 #[path = "overlay/lab.rs"]
 mod lab;
@@ -9,7 +10,7 @@ use std::process::Command;
 use lab::{A, B, CLIENT, Lab, SERVER};
 use serde_json::json;
 
-/// Two programs' ports in one: each says which it is, and the address of its client.
+/// Serves two ports in one process. Each answer contains the port, and the client's address.
 const SERVE: &str = "
 import socket, threading
 def serve(listener, port):
@@ -36,7 +37,8 @@ for place in sys.argv[1:]:
 
 #[test]
 fn connections_that_are_translated_stay_on_the_overlay() {
-    /// Of no host; of the server's host, which has no such container; and a server's own, for which another one gets the connections.
+    /// The first address belongs to no host. The second is on the server's host, which has no such
+    /// container. The third belongs to a server, but another server gets its connections.
     const SERVICES: [&str; 3] = ["10.50.9.9:80", "10.50.2.200:80", "10.50.2.2:9001"];
     let mut lab = Lab::build();
     lab.patience_ms = 1000;
@@ -66,10 +68,10 @@ fn connections_that_are_translated_stay_on_the_overlay() {
     assert_eq!(ask(&SERVICES), format!("9000 {CLIENT} bytes\n").repeat(3));
     let (host, why) = lab.roads(A, "client");
     assert_eq!((host, &why["unknown-host"], &why["not-supervised"]), (1, &json!(1), &json!(1)), "{why}");
-    // The lab's routers look for a socket no less long than they wait for that.
+    // The lab's routers search for a socket at least as long as they wait for the answer.
     assert!(why["not-found"] == 1 || why["router-silent"] == 1, "{why}");
     assert_eq!((lab.roads(B, "server").0, &lab.status(B)["connections"]["reset"]), (1, &json!(0)));
-    // What is not translated is as before.
+    // An address without translation works as before.
     assert_eq!(ask(&[&format!("{SERVER}:9000")]), format!("9000 {CLIENT} bytes\n"));
     assert_eq!(lab.roads(A, "client").0, 2);
 }

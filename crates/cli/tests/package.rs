@@ -1,4 +1,5 @@
-//! The Debian packages: built, installed in a view of this system that nobody else sees, used as README.md says, removed without a trace.
+//! Builds the Debian packages, installs them in a private view of this system, uses them as
+//! README.md describes, and removes them without remains.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! `shunt report --papers`: what the papers show, and ours beside it, in a page. How it compares is not tested.
+//! Tests of `shunt report --papers`: a page with the figures of the papers and those of this
+//! machine. The tests do not check the results.
 
 mod common;
 #[path = "common/page.rs"]
@@ -10,7 +11,7 @@ use common::*;
 use page::{nothing_is_left, page, writes};
 use serde_json::Value;
 
-/// `shunt report --papers`, which works in a directory that it leaves empty.
+/// Returns the command `shunt report --papers`. It works in a directory that it must leave empty.
 fn papers(shell: &Shell, arguments: &[&str]) -> Command {
     writes(shell, shell.shunt(["report", "--papers", "--rounds", "1", "--json"]), arguments)
 }
@@ -48,7 +49,7 @@ fn a_figure_is_measured_and_stands_beside_the_papers() {
     nothing_is_left(&shell);
 }
 
-/// How long a container takes to move is a claim of the table.
+/// The table contains a claim about how long a container takes to move.
 #[test]
 fn a_container_that_moves_is_a_claim() {
     needs_root();

@@ -1,5 +1,5 @@
-//! Relays between two sites, as their users have them: intercepted connections, forwards, and everything that can go wrong
-//! on the way. Needs root, nftables and iproute2.
+//! Tests of relays between two sites: intercepted connections, forwards, and failures on the path.
+//! Needs root, nftables and iproute2.
 
 #[allow(dead_code, reason = "what is not of relays is another test's")]
 #[path = "common/dashboard.rs"]
@@ -24,7 +24,7 @@ fn reset(stream: TcpStream) {
     SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
 }
 
-/// What a read says that must fail.
+/// Returns the error of a read that must fail.
 fn failure(mut stream: &TcpStream) -> ErrorKind {
     let mut byte = [0; 1];
     match stream.read(&mut byte) {
@@ -33,12 +33,14 @@ fn failure(mut stream: &TcpStream) -> ErrorKind {
     }
 }
 
-/// Of a connection that comes to no good: a reset may come before connect has returned.
+/// Returns the error of a connection that must fail. A reset may arrive before connect has
+/// returned.
 fn unhappy(connected: std::io::Result<TcpStream>) -> ErrorKind {
     connected.map_or_else(|error| error.kind(), |stream| failure(&stream))
 }
 
-/// Both ways at once, as much as fills every buffer on the way several times, with ends that come one after the other.
+/// Sends in both directions concurrently, several times as much as all buffers on the path hold.
+/// The two streams end one after the other.
 fn exchange(client: &TcpStream, server: &TcpStream, length: usize) {
     let (up, down) = (sample(length, 1), sample(length, 2));
     std::thread::scope(|scope| {
@@ -61,7 +63,7 @@ fn bytes_arrive_in_every_mode_and_on_every_data_path() {
             for address in [format!("{SERVER}:80"), format!("[{SERVER6}]:80")] {
                 let listener = lab.listen(&address);
                 let (client, server) = lab.pair(&listener);
-                // What the server knows is the exit's address, and the client that of the server.
+                // The server sees the exit's address, and the client sees the server's.
                 assert_eq!(client.peer_addr().unwrap().to_string(), address);
                 assert_ne!(server.peer_addr().unwrap().ip(), client.local_addr().unwrap().ip());
                 exchange(&client, &server, 8 << 20);
@@ -128,14 +130,14 @@ fn a_reset_is_passed_on_in_every_phase_and_after_what_was_sent() {
 }
 
 fn check_resets(lab: &Lab, listener: &TcpListener, mode: &str) {
-    // Before anything was said, by either.
+    // No side has sent anything yet.
     let (client, server) = lab.pair(listener);
     reset(client);
     assert_eq!(failure(&server), ErrorKind::ConnectionReset);
     let (client, server) = lab.pair(listener);
     reset(server);
     assert_eq!(failure(&client), ErrorKind::ConnectionReset);
-    // With much on the way: all of it arrives first.
+    // Many bytes are in flight. All of them must arrive before the reset.
     let (client, mut server) = lab.pair(listener);
     let page = sample(300_000, 3);
     server.write_all(&page).unwrap();
@@ -144,13 +146,13 @@ fn check_resets(lab: &Lab, listener: &TcpListener, mode: &str) {
     assert!(got == page);
     reset(server);
     assert_eq!(failure(&client), ErrorKind::ConnectionReset);
-    // The other end has ended its stream already.
+    // The other end has already ended its stream.
     let (client, server) = lab.pair(listener);
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(receive(&server).unwrap(), b"");
     reset(server);
     assert_eq!(failure(&client), ErrorKind::ConnectionReset);
-    // A server that says no before it has read all, as web servers do.
+    // The server rejects the request before it has read it completely, as web servers do.
     let (client, mut server) = lab.pair(listener);
     (&client).write_all(&sample(200_000, 4)).unwrap();
     server.read_exact(&mut [0; 1]).unwrap();
@@ -161,13 +163,14 @@ fn check_resets(lab: &Lab, listener: &TcpListener, mode: &str) {
     assert_eq!(&answer, b"413");
     assert_eq!(failure(&client), ErrorKind::ConnectionReset);
     await_until(|| lab.status(Site::Edge)["open-connections"] == 0, || lab.log(Site::Edge));
-    // A faithful relay has no client before the target has answered.
+    // On a faithful route, the relay accepts no client before the target has answered.
     if mode != "faithful" {
         check_reset_before_target(lab);
     }
 }
 
-/// The client is gone before its target has answered, and the exit is told so by its own answer to the edge.
+/// The client disappears before the target has answered. The exit learns this when it sends its
+/// verdict to the edge.
 fn check_reset_before_target(lab: &Lab) {
     let listener = lab.listen(&format!("{SERVER}:83"));
     lab.server.run(
@@ -177,7 +180,7 @@ fn check_reset_before_target(lab: &Lab) {
     reset(lab.connect(listener.local_addr().unwrap()).unwrap());
     await_until(|| lab.status(Site::Edge)["open-connections"] == 0, || lab.log(Site::Edge));
     lab.server.run("nft", ["delete table inet late"]);
-    // With the target's next SYN.
+    // The target's next SYN gets through.
     let (server, _) = listener.accept().unwrap();
     assert_eq!(failure(&server), ErrorKind::ConnectionReset);
 }
@@ -206,7 +209,7 @@ fn a_faithful_target_that_does_not_answer_is_silent() {
     let mut lab = Lab::build();
     lab.start(Site::Exit, &format!("connect-timeout = '1s'\n{EXIT}"));
     lab.start(Site::Edge, &edge("mode = 'faithful'"));
-    // Everything to this port is dropped.
+    // All packets to this port are dropped.
     let rule = "table inet silence { chain in { type filter hook input priority 0; tcp dport 82 drop; }; }";
     lab.server.run("nft", [rule]);
     let address: SocketAddr = format!("{SERVER}:82").parse().unwrap();
@@ -224,7 +227,7 @@ fn a_slow_reader_holds_the_sender_back() {
     server.set_nonblocking(true).unwrap();
     let mut sent = 0u64;
     let mut quiet = Instant::now();
-    // Until nothing has gone on for a second: every buffer on the way is full.
+    // Sends until nothing was accepted for a second. All buffers on the path are then full.
     while quiet.elapsed() < Duration::from_secs(1) {
         match (&server).write(&[7; 65_536]) {
             Ok(count) => (sent, quiet) = (sent + count as u64, Instant::now()),
@@ -291,7 +294,7 @@ fn a_killed_edge_lets_traffic_pass_it_by_and_the_next_cleans_up() {
     let (client, server) = lab.pair(&listener);
     assert_eq!(server.peer_addr().unwrap(), client.local_addr().unwrap(), "by the plain road");
     exchange(&client, &server, 100_000);
-    // One that is there before the relay is not taken away from under its ends.
+    // A connection that is older than the relay must not be intercepted.
     let (old_client, old_server) = lab.pair(&listener);
     lab.start(Site::Edge, &edge(""));
     exchange(&old_client, &old_server, 100_000);
@@ -338,7 +341,7 @@ fn relays_serve_where_ipv6_is_disabled() {
     }
 }
 
-/// As `ip netns exec` leaves it: a /sys of its own, without control groups.
+/// `ip netns exec` mounts a new /sys, without control groups.
 #[test]
 fn windows_need_no_mount_of_control_groups() {
     let mut lab = Lab::build();
@@ -369,7 +372,7 @@ fn an_exit_connects_only_where_it_may_and_only_for_its_peers() {
     forbidden.set_nonblocking(true).unwrap();
     assert_eq!(forbidden.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "not even an attempt");
     lab.await_counter(Site::Exit, "connections_total", "verdict=\"denied\"", 1);
-    // Another key, and another name.
+    // The key is wrong, or the name.
     let other = lab.path("other");
     assert!(lab::shunt(&["relay", "new-key", other.to_str().unwrap()]).status.success());
     for config in [
@@ -393,7 +396,7 @@ fn rubbish_gets_nothing_and_harms_nobody() {
     for (number, length) in [1, 8, 9, 105, 5000].into_iter().cycle().take(50).enumerate() {
         let mut bytes = sample(length, number as u64);
         if number % 2 == 1 {
-            // The beginning of a hello.
+            // The bytes start like a hello frame.
             let shared = 9.min(bytes.len());
             bytes[..shared].copy_from_slice(&b"shuntrly\x01"[..shared]);
         }
@@ -415,7 +418,7 @@ fn one_silent_address_does_not_keep_relays_from_a_handshake() {
     setrlimit(Resource::Nofile, Rlimit { current: Some(enough), maximum }).expect("below the hard limit");
     let mut lab = Lab::build();
     lab.start(Site::Exit, EXIT);
-    // Each connection needs a handshake of its own.
+    // Without a pool, each connection needs its own handshake.
     lab.start(Site::Edge, &edge("").replace("low = 4, high = 64", "low = 0, high = 0"));
     let listener = lab.listen(&format!("{SERVER}:80"));
     let exit: SocketAddr = "10.2.0.2:7440".parse().unwrap();
@@ -428,7 +431,7 @@ fn one_silent_address_does_not_keep_relays_from_a_handshake() {
         assert_eq!(receive(&server).unwrap(), b"question");
     }
     lab.await_counter(Site::Exit, "connections_total", "verdict=\"connected\"", 15);
-    // All but its share have been closed for later ones.
+    // All connections beyond the share of one host were closed to make room.
     let evicted = || lab.counter(Site::Exit, "handshakes_evicted_total", "share=\"host\"");
     await_until(|| evicted() as usize >= SILENT - 1024, || lab.log(Site::Exit));
     assert!(lab.status(Site::Exit)["handshakes"].as_u64().unwrap() <= 1024);
@@ -457,7 +460,8 @@ fn a_forward_needs_no_interception() {
 #[test]
 fn a_relay_in_the_middle_hands_on_and_a_circle_ends() {
     let mut lab = Lab::build();
-    // The edge listens for a relay too, and is its own client's next relay: from there the target is one hop further.
+    // The edge also accepts relays, and is its own next relay. From there, the target is one hop
+    // further.
     let hop = "[accept]\nlisten = ['10.2.0.1:7440']\n[[accept.peer]]\nname = 'outer'\nkey = 'KEY'\ntargets = ['10.3.0.0/24:*']\n\
         [[peer]]\nname = 'exit'\naddress = '10.2.0.2:7440'\nkey = 'KEY'\n[[route]]\nto = ['10.3.0.0/24']\nvia = 'exit'\n";
     lab.start(Site::Exit, EXIT);
@@ -480,7 +484,7 @@ fn a_relay_in_the_middle_hands_on_and_a_circle_ends() {
     let client = lab.connect(address).unwrap();
     let server = with_limits(listener.accept().unwrap().0);
     exchange(&client, &server, 1 << 20);
-    // Now the exit sends it back to the edge, and so on.
+    // The exit sends the connection back to the edge, and so on.
     let circle = "[[peer]]\nname = 'edge'\naddress = '10.2.0.1:7440'\nkey = 'KEY'\n[[route]]\nto = ['10.3.0.0/24']\nvia = 'edge'\n";
     lab.kill(Site::Exit);
     lab.kill(Site::Edge);
@@ -518,7 +522,7 @@ fn its_configuration_changes_while_connections_go_on() {
     assert!(!wrong.status.success());
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("above pool.high"), "{wrong:?}");
     assert_eq!(lab.status(Site::Edge)["config"]["peer"][0]["pool"]["low"], 9, "nothing has changed");
-    // The route leads past the relay: new connections do, old ones go on.
+    // The route no longer matches. New connections bypass the relay, and existing ones continue.
     lab.write_config(Site::Edge, &edge("").replace("10.3.0.0/24", "10.9.0.0/24"));
     assert!(lab.ask(Site::Edge, &["reload"]).status.success());
     let (direct, other) = lab.pair(&listener);
@@ -548,7 +552,7 @@ fn there_are_no_more_connections_than_there_may_be() {
     lab.start(Site::Edge, &format!("max-connections = 5\n{}", edge("")));
     let listener = lab.listen(&format!("{SERVER}:80"));
     let pairs: Vec<_> = (0..5).map(|_| lab.pair(&listener)).collect();
-    // The way onward of the last may be there before the edge has taken it in.
+    // The server may accept the last connection before the edge has counted it.
     await_until(|| lab.status(Site::Edge)["open-connections"] == 5, || lab.log(Site::Edge));
     assert_eq!(unhappy(lab.connect(listener.local_addr().unwrap())), ErrorKind::ConnectionReset);
     lab.await_counter(Site::Edge, "connections_total", "verdict=\"full\"", 1);
@@ -610,7 +614,8 @@ fn a_burst_finds_enough_connections_the_second_time() {
 
 #[test]
 fn ten_thousand_connections_live_side_by_side() {
-    // Each is two descriptors, for a relay and for this process: where the limit is hard, that many.
+    // Each connection takes two descriptors, in a relay and in this process. A hard limit reduces
+    // the number of connections.
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let count = maximum.map_or(10_000, |most| 10_000.min((most as usize - 500) / 2));
     assert!(count > 5_000, "a hard limit of {maximum:?} descriptors is too low for this test");
@@ -624,7 +629,7 @@ fn ten_thousand_connections_live_side_by_side() {
         let servers = scope.spawn(|| -> Vec<TcpStream> {
             (0..count).map(|_| with_limits(listener.accept().unwrap().0)).collect()
         });
-        // On one thread inside, or each would be a thread.
+        // All clients share one thread in the namespace. Otherwise each would need a thread.
         let clients = lab.client.inside(|| -> Vec<TcpStream> {
             let connect = |number: usize| {
                 let mut stream = with_limits(TcpStream::connect_timeout(&address, LIMIT).unwrap());
@@ -658,7 +663,7 @@ fn ten_thousand_connections_live_side_by_side() {
     await_until(|| lab.status(Site::Exit)["open-connections"] == 0, || lab.log(Site::Exit));
 }
 
-/// What the documentation tells a newcomer to do, word by word, in a directory of its own.
+/// Executes the first example of the documentation exactly as written, in a new directory.
 #[test]
 fn the_first_example_of_the_documentation_works() {
     let text = include_str!("../../../docs/relay.md");
@@ -693,7 +698,7 @@ fn the_first_example_of_the_documentation_works() {
         let _ = (&stream).read(&mut request).unwrap();
         send(&stream, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").unwrap();
     });
-    // The relays need a moment before a client comes, and end with the shell.
+    // The relays need a moment to start. They end with the shell.
     let script = format!(
         "trap 'kill $(jobs -p)' EXIT\n{}",
         commands.replace("curl ", "sleep 2; curl -sS --max-time 10 ")
@@ -708,7 +713,7 @@ fn the_first_example_of_the_documentation_works() {
     server.join().unwrap();
 }
 
-/// In a process group that ends with it.
+/// A process group, which ends when this is dropped.
 struct Group(std::process::Child);
 
 impl Drop for Group {
@@ -723,7 +728,7 @@ fn curl_ssh_and_a_database_client_work() {
     let lab = Lab::with_relays("");
     let directory = lab.path("servers");
     std::fs::create_dir(&directory).unwrap();
-    // PostgreSQL is nobody special.
+    // PostgreSQL runs as an unprivileged user and must be able to enter the directories.
     for path in [directory.parent().unwrap(), &directory] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }

@@ -1,4 +1,5 @@
-//! `shunt report`: the user's own server and load, natively and under shunt, in a page. How much it gains is not tested.
+//! Tests of `shunt report`: the user's server and load run with and without shunt, and a page shows
+//! the results. The tests do not check the gain.
 
 mod common;
 #[path = "common/page.rs"]
@@ -11,7 +12,8 @@ use common::*;
 use page::{nothing_is_left, page, writes};
 use serde_json::Value;
 
-/// Asks memcached a few thousand times on one connection, and prints what no page must take for its own.
+/// Sends a few thousand requests to memcached on one connection, and prints text that a page must
+/// escape.
 const LOAD: &str = r#"
 import socket, sys, time
 peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
@@ -24,7 +26,7 @@ print("<script>alert('&')</script> \x1b[1m")
 print("requests/sec: %.1f" % (3000 / (time.time() - begin)))
 "#;
 
-/// A server, at a port that nobody else has.
+/// A server with a port that no other test uses.
 struct Server {
     port: u16,
     line: String,
@@ -47,7 +49,7 @@ impl Server {
     }
 }
 
-/// `shunt report`, which works in a directory that it leaves empty.
+/// Returns the command `shunt report`. It works in a directory that it must leave empty.
 fn report(shell: &Shell, program: &str, load: &str, arguments: &[&str]) -> Command {
     writes(shell, shell.shunt(["report", "--program", program, "--load", load, "--rounds", "2"]), arguments)
 }
@@ -99,7 +101,7 @@ fn a_server_that_becomes_a_daemon_is_ended_with_all_that_it_has_started() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let report: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(report["figures"][0]["label"], "Time of the load");
-    // The daemon's, whose first process has ended before.
+    // The time is that of the daemon, whose first process has already ended.
     let cpu = report["figures"].as_array().unwrap().iter();
     let mut cpu = cpu.filter(|figure| figure["label"] == "Processor time of the server");
     assert!(cpu.next().unwrap()["native"]["median"].as_f64().unwrap() > 0.0, "{report}");
@@ -163,7 +165,7 @@ fn what_cannot_be_compared_is_refused_with_advice() {
     }
 }
 
-/// A load that never ends by itself is told to, and its figure counts.
+/// A load that does not end by itself is interrupted, and its figure counts.
 #[test]
 fn a_load_without_an_end_is_ended() {
     let (shell, server) = (Shell::new(), Server::new());
@@ -193,7 +195,7 @@ fn an_interrupted_report_leaves_nothing_behind() {
     }
 }
 
-/// All of it takes minutes.
+/// The whole comparison takes minutes.
 #[test]
 fn known_programs_are_compared_for_a_time_that_is_said_in_advance() {
     let shell = Shell::new();

@@ -1,5 +1,5 @@
-//! What shunt prints about itself and about the machine: status, doctor, help, manual pages, completions, and the
-//! commands in docs/usage.md and docs/configuration.md.
+//! Tests of what shunt prints about itself and the machine: status, doctor, help, manual pages,
+//! completions, and the commands in docs/usage.md and docs/configuration.md.
 
 mod common;
 
@@ -59,7 +59,7 @@ fn doctor_says_what_is_missing_and_fails() {
     let ended = Ended::of(command).quietly(1);
     assert!(ended.stdout.contains("missing  libshunt.so"), "{}", ended.stdout);
     assert!(ended.stdout.contains("make install"), "{}", ended.stdout);
-    // Found, but nothing that can be loaded.
+    // The file exists, but cannot be loaded.
     let rubbish = shell.file("libshunt.so", "rubbish");
     let mut command = shell.shunt(["doctor"]);
     command.env("SHUNT_LIB", rubbish);
@@ -77,7 +77,7 @@ fn doctor_needs_proc_and_says_so() {
 #[test]
 fn doctor_tells_a_libc_that_is_too_old() {
     let shell = Shell::new();
-    // What is linked with a libc of the future.
+    // A library that was linked with a future libc.
     let newer = shell.path("newer");
     std::fs::create_dir(&newer).unwrap();
     let versions = shell.file("newer/versions", "GLIBC_2.99 { function_of_the_future; };");
@@ -129,7 +129,7 @@ fn every_subcommand_has_help_a_manual_page_and_completions() {
     assert_eq!(version.stdout, format!("shunt {}\n", env!("CARGO_PKG_VERSION")));
 }
 
-/// Every block marked `console` is a shell session: what stands behind `$ ` must exit with 0.
+/// Every block marked `console` is a shell session. Each command after `$ ` must exit with 0.
 #[test]
 fn the_commands_in_the_usage_page_work() {
     run_the_commands_of(include_str!("../../../docs/usage.md"), 5);

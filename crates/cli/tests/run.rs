@@ -1,4 +1,4 @@
-//! `shunt run` as a shell sees it.
+//! Tests of `shunt run` from the view of a shell.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn the_signal_is_the_commands() {
     let shell = Shell::new();
     let ended = shell.run(["sh", "-c", "kill -TERM $$"]);
     assert_eq!((ended.signal, ended.stderr.as_str()), (Some(15), ""));
-    // Not SIGINT: a background job of a script has that ignored.
+    // SIGINT is not used, because a script's background job ignores it.
     let ended = shell.sh("$SHUNT run -- sh -c 'kill -USR1 $$'; echo $?");
     assert_eq!(ended.stdout, "138\n");
 }
@@ -71,7 +71,7 @@ fn the_command_inherits_no_child_and_no_ignored_signal() {
 
 struct Ancestry {
     parent: u32,
-    /// 0 for a session that was begun outside this PID namespace.
+    /// 0 if the session was started outside this PID namespace.
     session: u32,
 }
 
@@ -101,7 +101,7 @@ fn what_is_preloaded_already_stays() {
     ] {
         assert!(ended.stdout.lines().any(|found| found == line), "{line} in {}", ended.stdout);
     }
-    // Under shunt under shunt: once.
+    // A nested `shunt run` adds the shim only once.
     let ended = shell.sh("$SHUNT run -- $SHUNT run -- env").quietly(0);
     let preload = format!("LD_PRELOAD={}", library.display());
     assert!(ended.stdout.lines().any(|found| found == preload), "{}", ended.stdout);
@@ -115,7 +115,7 @@ fn when_connections_are_offered_is_told_to_the_command() {
         let found = ended.stdout.lines().find_map(|line| line.strip_prefix("SHUNT_OFFER="));
         assert_eq!(found, told, "{}", ended.stdout);
     }
-    // What a program under it starts by shunt goes on as it does.
+    // A nested `shunt run` inherits the options of the outer one.
     let ended = shell.sh("$SHUNT run --offer at-once -- $SHUNT run -- env").quietly(0);
     assert!(ended.stdout.lines().any(|line| line == "SHUNT_OFFER=at-once"), "{}", ended.stdout);
     let ended = shell.sh("$SHUNT run --offer never -- true");
@@ -169,7 +169,7 @@ fn a_static_program_is_entered_without_a_word() {
         let program = shell.path("static");
         compile(&program, source, flags);
         shell.run([&program]).quietly(9);
-        // A script is what interprets it.
+        // A script behaves like its interpreter.
         let script = shell.file("script", format!("#!{}\n", program.display()));
         shell.run([&script]).quietly(9);
     }
@@ -179,18 +179,19 @@ fn a_static_program_is_entered_without_a_word() {
 fn a_static_program_that_cannot_be_entered_runs_and_shunt_says_why() {
     let shell = Shell::new();
     let program = shell.path("static");
-    // Shunt would find its own data by this register.
+    // Shunt would use this register for its own data.
     let source = "long unused(void) { long word; __asm__(\"mov %%gs:0, %0\" : \"=r\"(word)); return word; }\n\
         int main(void) { return 9; }";
     compile(&program, source, &["-static"]);
     shell.run([&program]).saying(9, &["runs on TCP", "cannot enter it", "statically linked", "uses GS"]);
-    // Who asked for TCP is told nothing.
+    // If the user has asked for TCP, nothing is printed.
     let mut command = shell.shunt(["run", "--transport", "tcp"]);
     command.arg(&program);
     Ended::of(command).quietly(9);
 }
 
-/// Another process has its number in /proc, and would be written to.
+/// In another PID namespace, /proc may show a different process under this pid. Its memory must not
+/// be written.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn a_static_program_is_not_looked_for_in_another_namespace_of_processes() {
@@ -220,7 +221,7 @@ fn a_program_of_another_libc_gets_no_preload() {
     let source = "#include <stdlib.h>\n#include <stdio.h>\n\
         int main(void) { puts(getenv(\"LD_PRELOAD\") ? getenv(\"LD_PRELOAD\") : \"nothing\"); }";
     compile(&program, source, &[&format!("-Wl,--dynamic-linker={}", linker.display())]);
-    // glibc's linker under another's name, so that the program runs here.
+    // This is glibc's dynamic linker under another name, so that the program runs here.
     let real = fs::read_to_string("/proc/self/maps").unwrap();
     let real =
         real.lines().find_map(|line| line.split(' ').next_back().filter(|path| path.contains("/ld-linux")));
@@ -238,7 +239,7 @@ fn a_setuid_program_is_told_apart() {
     std::os::unix::fs::chown(&program, Some(NOBODY), None).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
     shell.run([&program]).saying(0, &["runs on TCP", "setuid"]);
-    // One that changes nothing is entered: root's own, run by root.
+    // A setuid program that changes no user is entered: it belongs to root, and root runs it.
     std::os::unix::fs::chown(&program, Some(0), None).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
     shell.run([&program]).quietly(0);
@@ -258,7 +259,7 @@ fn a_program_with_capabilities_is_told_apart() {
     let mut command = shell.for_everybody();
     command.args(["run", "--"]).arg(&program).env("XDG_RUNTIME_DIR", &runtime).uid(NOBODY).gid(NOBODY);
     Ended::of(command).saying(0, &["runs on TCP", "capabilities"]);
-    // Root gains nothing by them.
+    // Root gains nothing by file capabilities.
     shell.run([&program]).quietly(0);
 }
 
@@ -289,7 +290,7 @@ fn a_broker_that_was_asked_for_and_is_not_there_costs_one_line() {
     command.arg(&socket).args(["--", "env"]);
     let ended =
         Ended::of(command).saying(0, &["runs on TCP", "nothing listens there", "shunt daemon --socket"]);
-    // It may come later, and the shim will look.
+    // The broker may start later. The shim checks for it.
     assert!(ended.stdout.contains(&format!("SHUNT_BROKER={}\n", socket.display())));
     assert!(shell.brokers().is_empty());
 }
@@ -323,7 +324,7 @@ fn no_broker_can_be_started_and_the_command_runs() {
     let mut command = shell.shunt(["run", "--", "sh", "-c", "exit 4"]);
     command.env("XDG_RUNTIME_DIR", "/proc");
     Ended::of(command).saying(4, &["runs on TCP", "/proc/shunt"]);
-    // A file where the socket should be.
+    // The path of the socket is a regular file.
     fs::create_dir(shell.path("shunt")).unwrap();
     fs::set_permissions(shell.path("shunt"), fs::Permissions::from_mode(0o700)).unwrap();
     fs::write(shell.socket(), "").unwrap();

@@ -1,4 +1,5 @@
-//! `shunt-runtime` as an engine calls it, with a script in the place of runc, and `shunt runtime`, which makes it known to Docker.
+//! Tests of `shunt-runtime` as a container engine calls it, with a script instead of runc, and of
+//! `shunt runtime`, which registers it with Docker.
 
 mod common;
 
@@ -7,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::process::Command;
 
-/// A runtime that shows all that it was given.
+/// A runtime that prints its arguments, descriptors and environment.
 const RUNC: &str = r#"#!/bin/sh
 echo "$@" >> "$XDG_RUNTIME_DIR/calls"
 case "$*" in *state*) cat "$XDG_RUNTIME_DIR/state"; exit;; esac
@@ -20,13 +21,14 @@ echo to standard error >&2
 exit 37
 "#;
 
-/// What a script begins with: the runtime behind, and functions that call it, with and without what stands in for it.
+/// The beginning of each script: the settings with the real runtime, and functions that call it
+/// with and without `shunt-runtime`.
 const BEGIN: &str = r#"cd "$XDG_RUNTIME_DIR"
 export SHUNT_RUNTIME_SETTINGS="$PWD/runtime.toml"
 stand_in() { "$XDG_RUNTIME_DIR/shunt-runtime" "$@"; }
 "#;
 
-/// A shell with both.
+/// Returns a shell with both runtimes.
 fn shell() -> Shell {
     let shell = Shell::new();
     symlink(env!("CARGO_BIN_EXE_shunt"), shell.path("shunt-runtime")).unwrap();
@@ -79,7 +81,7 @@ fn another_runtime_than_the_one_that_was_meant_is_never_started() {
         .saying(1, &["/no/crun"]);
     let itself = "echo \"runtime = \\\"$PWD/shunt-runtime\\\"\" > runtime.toml";
     script(&shell, &format!("{itself}; stand_in create it")).saying(1, &["shunt itself"]);
-    // Where an engine looks for what went wrong.
+    // The error goes to the log in which an engine looks for it.
     script(&shell, "stand_in --log=log --log-format json create it").quietly(1);
     let log: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(shell.path("log")).unwrap()).unwrap();
@@ -119,7 +121,8 @@ fn what_cannot_be_under_shunt_is_as_it_was_and_the_log_says_why() {
     assert!(fs::read_to_string(shell.path("log")).unwrap().ends_with("(os error 2)\"\n"));
 }
 
-/// A bundle whose image has this machine's glibc, in a mount namespace with a broker's directory.
+/// Creates a bundle whose image has this machine's glibc, in a mount namespace with a broker's
+/// directory.
 const WITH_BROKER: &str = r#"mount -t tmpfs none /run
 mkdir -p /run/shunt/broker bundle rootfs
 for file in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1 /lib/*-linux-gnu/libc.so.6; do
@@ -142,7 +145,7 @@ fn a_bundle_that_cannot_be_written_is_run_as_it_is() {
     assert_eq!(lines.next(), Some(r#"{"process": {"env": []}, "root": {"path": "../rootfs"}}"#), "{ended:?}");
     let log = fs::read_to_string(shell.path("log")).unwrap();
     assert!(log.contains("Read-only file system") && log.lines().count() == 1, "{log}");
-    // Where it can be written it is.
+    // If the file can be written, it is changed.
     let config = lines.next().unwrap();
     assert!(config.contains(r#""env": ["LD_PRELOAD=/usr/local/lib/shunt/libshunt.so"]"#), "{config}");
     assert_eq!(lines.collect::<Vec<_>>(), ["config.json"], "nothing is left beside it");
@@ -168,16 +171,17 @@ fn another_process_of_a_container_is_under_shunt_as_the_container_is() {
     let calls = fs::read_to_string(shell.path("calls")).unwrap();
     let first: Vec<_> = calls.lines().take(2).collect();
     assert_eq!(first, ["--root /r state it", "--root /r exec --process process --detach it"]);
-    // A container that the runtime does not know is the runtime's affair.
+    // A container that the real runtime does not know is left to that runtime.
     fs::write(shell.path("state"), "").unwrap();
     assert_eq!(exec(), r#"{"args": ["sh"], "env": ["A=b"]}"#);
 }
 
-/// Without CAP_SYS_ADMIN nobody is put under a filter as the runtime has to be.
+/// Without CAP_SYS_ADMIN, a process cannot install the filter without no_new_privs, as the runtime
+/// requires.
 const UNABLE: &str = "setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin --";
 
-/// What the runtime starts is under the filter, as far as it can be said to be a container of an overlay; and into one that is not trusted
-/// comes nothing that is not.
+/// On a host with an overlay, all processes that the runtime starts in a container of the overlay
+/// are under the filter. No process without the filter is started in an untrusted container.
 #[test]
 fn what_is_started_on_a_host_of_an_overlay_is_under_the_filter_or_not_started() {
     needs_root();
@@ -207,18 +211,18 @@ fn what_is_started_on_a_host_of_an_overlay_is_under_the_filter_or_not_started() 
         filter.expect("the runtime is there").trim() != "0"
     };
     let own = r#"{"type": "network"}, {"type": "pid"}"#;
-    // Whether programs are trusted a router that does not answer cannot say.
+    // The router does not answer, so containers count as untrusted.
     container("", own);
     assert!(is_filtered(call("", create).quietly(37)));
     assert!(is_filtered(call("", exec).quietly(37)));
     call(UNABLE, exec).quietly(1);
     let log = fs::read_to_string(shell.path("log")).unwrap();
     assert!(log.lines().last().unwrap().contains("that is not trusted without a supervisor"), "{log}");
-    // Nor is a container that could be under the filter, and cannot be put there.
+    // A container that needs the filter, but cannot get it, is not started either.
     call(UNABLE, create).quietly(1);
     let log = fs::read_to_string(shell.path("log")).unwrap();
     assert!(log.lines().last().unwrap().contains("that is not trusted without a supervisor"), "{log}");
-    // By the user's word it stays on the overlay, and can be given nothing either.
+    // If the user requests it, the container stays on the overlay. It is under the filter anyway.
     container(r#""SHUNT_OVERLAY=off""#, own);
     assert!(is_filtered(call("", create).quietly(37)));
     call(UNABLE, exec).quietly(1);
@@ -229,7 +233,8 @@ fn what_is_started_on_a_host_of_an_overlay_is_under_the_filter_or_not_started() 
     }
 }
 
-/// The same for what shunt does not understand: the runtime behind could start anything, and is not asked.
+/// If shunt does not understand the command line, the real runtime could start any process. So it
+/// is not called.
 #[test]
 fn what_is_not_understood_is_refused_where_containers_are_not_trusted() {
     needs_root();
@@ -251,7 +256,7 @@ fn what_is_not_understood_is_refused_where_containers_are_not_trusted() {
         ("--new-option x create --bundle bundle it", "--new-option"),
         ("exec --new-option x it", "--new-option"),
     ];
-    // On a host without an overlay all this is the runtime's affair.
+    // On a host without an overlay, the command line is left to the real runtime.
     for (words, _) in doubtful {
         let ended = call(words).quietly(37);
         assert!(ended.stdout.contains("Seccomp:\t0"), "{ended:?}");
@@ -272,7 +277,8 @@ fn what_is_not_understood_is_refused_where_containers_are_not_trusted() {
         assert!(last.contains("not trusted without a supervisor") && last.contains(named), "{words}: {last}");
     }
     assert!(!shell.path("calls").exists(), "the runtime behind has been called");
-    // What current runtimes know is under the filter, and what starts nothing is not in question.
+    // Known commands start their processes under the filter. Commands that start no process are
+    // passed on.
     for words in ["create --pidfd-socket s --bundle bundle it", "exec --pidfd-socket s it"] {
         let ended = call(words).quietly(37);
         assert!(ended.stdout.contains("Seccomp:\t2"), "{words}: {ended:?}");

@@ -1,4 +1,5 @@
-//! `shunt serve` as its user meets it. As root: it loads programs into the kernel, and each test has a network namespace.
+//! Tests of `shunt serve` from the user's view. Needs root: it loads programs into the kernel, and
+//! each test has a network namespace.
 
 mod common;
 
@@ -24,7 +25,7 @@ fn exchange(stream: &mut TcpStream, count: u32) {
     }
 }
 
-/// Gives back what it gets.
+/// Echoes all bytes.
 fn echo(net: &Net, port: u16) -> SocketAddr {
     let address: SocketAddr = ([127, 0, 0, 1], port).into();
     let listener = net.inside(|| TcpListener::bind(address)).unwrap();
@@ -41,7 +42,8 @@ fn a_killed_service_leaves_nothing_in_the_kernel() {
     let shell = Shell::new();
     let mut serving = Serving::start(&shell, &["builtin:echo"]);
     let mut client = serving.connect();
-    // It moves into the kernel once it has been calm for long enough, which is later on a busy machine.
+    // The connection moves into the kernel after it was idle for some time. On a busy machine, that
+    // is later.
     let began = Instant::now();
     while serving.status()["in-kernel"] != 1 {
         assert!(began.elapsed() < PATIENCE, "{:#}", serving.status());
@@ -51,7 +53,7 @@ fn a_killed_service_leaves_nothing_in_the_kernel() {
     assert!(!programs.is_empty());
     serving.child.kill().unwrap();
     serving.child.wait().unwrap();
-    // The kernel frees them when nobody can be running them any more.
+    // The kernel frees the programs when no processor can be executing them any more.
     let is_left = |id: &u32| aya::programs::loaded_programs().any(|it| it.is_ok_and(|it| it.id() == *id));
     let began = Instant::now();
     while programs.iter().any(is_left) {

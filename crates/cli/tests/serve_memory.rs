@@ -1,5 +1,6 @@
-//! What a service takes while its backend is stopped and eight clients send as much as they can: its own memory, and that
-//! of its sockets in the kernel. `SHUNT_SERVE_PAUSE` says for how many seconds. Needs root and iproute2.
+//! Measures the memory of a service while its backend is stopped and eight clients send as much as
+//! they can: the process's memory, and that of its sockets in the kernel. `SHUNT_SERVE_PAUSE` sets
+//! the pause in seconds. Needs root and iproute2.
 
 mod common;
 
@@ -13,10 +14,10 @@ use common::serving::Serving;
 use rustix::process::{Pid, Signal, kill_process};
 
 const CLIENTS: u32 = 8;
-/// Of everything together.
+/// The limit for the sum.
 const MOST: u64 = 64 << 20;
 
-/// Reads and forgets whatever comes, in one process.
+/// Reads and discards all bytes, in one process.
 const SINK: &str = "import socket, threading
 listener = socket.create_server(('127.0.0.1', 5000))
 def swallow(stream):
@@ -25,7 +26,7 @@ def swallow(stream):
 while True:
     threading.Thread(target=swallow, args=(listener.accept()[0],)).start()";
 
-/// Framed, strict: `oneway void msg(1: i32 key, 2: string payload)`.
+/// A framed, strict Thrift message: `oneway void msg(1: i32 key, 2: string payload)`.
 fn message(key: u32, payload: usize) -> Vec<u8> {
     let mut body = vec![0x80, 1, 0, 4, 0, 0, 0, 3, b'm', b's', b'g', 0, 0, 0, 0, 8, 0, 1];
     body.extend(key.to_be_bytes());
@@ -36,7 +37,7 @@ fn message(key: u32, payload: usize) -> Vec<u8> {
     [&(body.len() as u32).to_be_bytes()[..], &body].concat()
 }
 
-/// Ends with this value, stopped or not.
+/// The backend. It ends when this is dropped, even if it is stopped.
 struct Sink(Child);
 
 impl Sink {
@@ -52,8 +53,9 @@ impl Drop for Sink {
     }
 }
 
-/// Bytes of the process, and of its sockets: received, written and not acknowledged, reserved, in the backlog. What is
-/// reserved may be short of a page for a moment, and is printed as if it had no sign.
+/// Returns the bytes of the process, and of its sockets: received, unacknowledged, reserved, in the
+/// backlog. The kernel's count of reserved bytes may be negative by up to a page for a moment, and
+/// is printed as unsigned.
 fn taken(serving: &Serving) -> (u64, u64) {
     let id = serving.child.id();
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
@@ -96,7 +98,8 @@ fn paused(engine: &str) {
             scope.spawn(move || {
                 let mut stream = serving.connect();
                 stream.set_nonblocking(true).unwrap();
-                // Alone at first, so that it goes to the kernel where it can.
+                // The first messages are sent one at a time, so that the connection can move into
+                // the kernel.
                 let mut bytes = message(client, 100);
                 let mut count = 0;
                 while !done.load(Relaxed) {
@@ -118,7 +121,7 @@ fn paused(engine: &str) {
                 }
             });
         }
-        // All of them are known to the backend by then.
+        // After these messages, the backend knows all clients.
         let began = Instant::now();
         while sent.load(Relaxed) < 300 * u64::from(CLIENTS) && began.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(20));
@@ -133,7 +136,7 @@ fn paused(engine: &str) {
         }
         let taken_meanwhile = sent.load(Relaxed) - before;
         sink.tell(Signal::CONT);
-        // It goes on where it was.
+        // The service continues from where it stopped.
         let (began, before) = (Instant::now(), sent.load(Relaxed));
         while sent.load(Relaxed) < before + taken_meanwhile.max(1000) {
             assert!(began.elapsed() < Duration::from_secs(20), "{engine}: {:#}", serving.status());

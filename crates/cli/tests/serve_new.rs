@@ -1,4 +1,5 @@
-//! From nothing to a service that the kernel has verified, by the commands of docs/serve.md. Needs root and clang.
+//! Creates a service from scratch with the commands of docs/serve.md, until the kernel has verified
+//! it. Needs root and clang.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -15,7 +16,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
 }
 
-/// What it says when all is well.
+/// Runs a command that must succeed, and returns its output.
 fn succeed(directory: &Path, arguments: &[&str]) -> String {
     let output = shunt(directory, arguments);
     assert!(output.status.success(), "{arguments:?}: {}", said(&output));
@@ -63,7 +64,7 @@ fn a_failing_test_is_told_with_its_line() {
     assert!(said.contains("mine.tests: line 2, in kernel space: 2 instead of 7"), "{said}");
 }
 
-/// A service with this as the body of parse.
+/// Builds a service with `body` as the body of parse.
 fn build_parse(directory: &Path, body: &str) -> Output {
     let source = format!(
         "#include <shunt/service.h>\nstatic int parse(struct shunt_socket *socket)\n{{\n{body}\n}}\n\
@@ -89,7 +90,7 @@ fn what_the_verifier_refuses_is_told_with_its_line_and_its_meaning() {
         let said = fail(directory.path(), &["serve", "check", "bad.bpf.o"]);
         assert!(said.contains("the kernel does not accept `parse`"), "{said}");
         assert!(said.contains(advice), "{said}");
-        // Since Linux 6.10 the verifier says which line.
+        // Since Linux 6.10, the verifier reports the line.
         assert!(said.contains(line) || !said.contains("\n  at "), "{said}");
     }
 }

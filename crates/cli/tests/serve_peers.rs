@@ -1,5 +1,6 @@
-//! The builtin services between programs that nobody here wrote: Apache Thrift's compiler and libraries for Python, C++
-//! and Java, memcached with libmemcached and pymemcache, Redis with its own tools and redis-py. Needs root.
+//! The builtin services between existing programs: Apache Thrift's compiler and libraries for
+//! Python, C++ and Java, memcached with libmemcached and pymemcache, Redis with its tools and
+//! redis-py. Needs root.
 
 #[path = "serve_peers/cache.rs"]
 mod cache;

@@ -1,4 +1,4 @@
-//! `shunt top`, with a program under shunt, on a terminal and as JSON.
+//! Tests of `shunt top` with a program under shunt, on a terminal and as JSON.
 
 mod common;
 
@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 use common::*;
 use serde_json::Value;
 
-/// A program that talks to itself until it is killed: a hundred bytes there and back, a thousand times a second at most.
+/// A program that sends to itself until it is killed: a hundred bytes in both directions, at most a
+/// thousand times a second.
 const TALK: &str = "
 import socket, threading, time
 listener = socket.create_server(('127.0.0.1', 0))
@@ -52,7 +53,8 @@ fn it_shows_programs_on_a_terminal_and_leaves_it_as_it_was() {
     let shell = Shell::new();
     let talk = talk(&shell);
     eventually("the broker knows it", || shell.broker_pid().is_some());
-    // `script` gives it a terminal, and writes down what goes there. A key is pressed when there is something to see.
+    // `script` provides a terminal and records its output. Keys are pressed when there is something
+    // to see.
     let words = "stty cols 120 rows 24; \"$SHUNT\" top --interval 0.1; stty -a | grep -o ' -\\?echo '";
     let script = format!(
         "(sleep 1; printf c; sleep 0.5; printf q; sleep 1) | script -qec {} /dev/null",

@@ -1,4 +1,4 @@
-//! The dashboard for Grafana, and whether what it asks for is there.
+//! Checks Grafana's dashboard against the metrics that exist.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,14 @@ pub(crate) fn read() -> Value {
     serde_json::from_str(&std::fs::read_to_string(DASHBOARD).unwrap()).unwrap()
 }
 
-/// All that panels ask for.
+/// Returns the expressions of all panels.
 pub(crate) fn expressions(dashboard: &Value) -> Vec<&str> {
     let panels = dashboard["panels"].as_array().unwrap().iter();
     let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
     targets.map(|target| target["expr"].as_str().unwrap()).collect()
 }
 
-/// Fails if a panel asks for a metric of `prefix` that is not on `page`.
+/// Fails if a panel uses a metric with `prefix` that is not on `page`.
 pub(crate) fn expect_all_on(page: &str, prefix: &str) {
     let dashboard = read();
     let asked: BTreeSet<&str> = expressions(&dashboard)

@@ -1,5 +1,5 @@
-//! A shell of one's own for each test: a runtime directory, the real command, and whatever broker it starts, which is
-//! gone when the test is over.
+//! An isolated shell for each test: a runtime directory, the real command, and the broker that it
+//! starts. The broker ends with the test.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// Anything that takes longer than this will not happen.
+/// The longest time that a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A user that owns nothing.
+/// A user that owns no files.
 pub(crate) const NOBODY: u32 = 65534;
 
 pub(crate) struct Shell {
@@ -37,17 +37,17 @@ impl Shell {
         Shell { directory }
     }
 
-    /// A path in the shell's directory, which is also XDG_RUNTIME_DIR.
+    /// Returns a path in the shell's directory, which is also XDG_RUNTIME_DIR.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// Where the user's own broker is.
+    /// Returns the socket of the user's broker.
     pub(crate) fn socket(&self) -> PathBuf {
         self.path("shunt/broker.sock")
     }
 
-    /// An executable file.
+    /// Writes an executable file.
     pub(crate) fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, content).unwrap();
@@ -55,35 +55,35 @@ impl Shell {
         path
     }
 
-    /// Copies of the command and the shim that every user can reach.
+    /// Returns a command that runs copies of the program and the shim that every user can read.
     pub(crate) fn for_everybody(&self) -> Command {
         let program = self.path("shunt-copy");
         for (from, to) in
             [(Path::new(SHUNT).to_owned(), program.clone()), (library(), self.path("libshunt.so"))]
         {
-            // Not in this process: a test that forks meanwhile would inherit a descriptor that can write the copy, and then nobody could
-            // run it.
+            // Another process makes the copy. If this process made it, a test that forks meanwhile
+            // would inherit a writable descriptor, and executing the copy would fail with ETXTBSY.
             assert!(Command::new("cp").args([&from, &to]).status().unwrap().success());
             fs::set_permissions(&to, Permissions::from_mode(0o755)).unwrap();
         }
         self.prepare(Command::new(program), &self.path("libshunt.so"))
     }
 
-    /// The command with these arguments.
+    /// Returns the command with these arguments.
     pub(crate) fn shunt<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
         let mut command = self.prepare(Command::new(SHUNT), &library());
         command.args(arguments);
         command
     }
 
-    /// `shunt run -- WORDS`
+    /// Runs `shunt run -- WORDS`.
     pub(crate) fn run<A: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = A>) -> Ended {
         let mut command = self.shunt(["run", "--"]);
         command.args(words);
         Ended::of(command)
     }
 
-    /// A shell script that may call `$SHUNT`.
+    /// Runs a shell script that may call `$SHUNT`.
     pub(crate) fn sh(&self, script: &str) -> Ended {
         let mut command = self.prepare(Command::new("sh"), &library());
         command.args(["-c", script]).env("SHUNT", SHUNT);
@@ -102,7 +102,7 @@ impl Shell {
         ] {
             command.env_remove(variable);
         }
-        // What this machine has for its programs is nothing for these.
+        // The tests must not read this machine's configuration.
         command.env("SHUNT_CONFIG", "");
         for variable in ["LD_PRELOAD", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID"] {
             command.env_remove(variable);
@@ -111,14 +111,14 @@ impl Shell {
         command
     }
 
-    /// The broker that listens at the user's socket, if any.
+    /// Returns the pid of the broker that listens at the user's socket, if there is one.
     pub(crate) fn broker_pid(&self) -> Option<u32> {
         let ended = Ended::of(self.shunt(["status", "--json"]));
         let status: serde_json::Value = serde_json::from_str(&ended.stdout).ok()?;
         status["broker_pid"].as_u64().map(|pid| pid as u32)
     }
 
-    /// Every broker whose command line names this shell's directory.
+    /// Returns all brokers whose command line contains this shell's directory.
     pub(crate) fn brokers(&self) -> Vec<u32> {
         let directory = self.directory.path().to_str().unwrap();
         processes(|pid| {
@@ -128,12 +128,13 @@ impl Shell {
         })
     }
 
-    /// Every process that works below this shell's directory.
+    /// Returns all processes that work below this shell's directory.
     pub(crate) fn within(&self) -> Vec<u32> {
         processes(|pid| self.is_within(pid))
     }
 
-    /// Every process that works below this shell's directory, or names it, and has this word on its command line.
+    /// Returns all processes that have `word` on their command line, and work below this shell's
+    /// directory or name it.
     pub(crate) fn with_word(&self, word: &str) -> Vec<u32> {
         let directory = self.directory.path().to_str().unwrap();
         processes(|pid| {
@@ -165,7 +166,7 @@ impl Drop for Shell {
 
 const SHUNT: &str = env!("CARGO_BIN_EXE_shunt");
 
-/// libshunt.so beside the command under test, or in the release directory.
+/// Returns the path of libshunt.so: next to the command under test, or in the release directory.
 pub(crate) fn library() -> PathBuf {
     let beside = Path::new(SHUNT).with_file_name("libshunt.so");
     let release = Path::new(SHUNT).parent().unwrap().with_file_name("release").join("libshunt.so");
@@ -173,7 +174,7 @@ pub(crate) fn library() -> PathBuf {
     found.expect("no libshunt.so: run `make test`, which builds it, or `cargo build -p shunt-shim`")
 }
 
-/// What a command left.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
@@ -187,14 +188,15 @@ impl Ended {
         Ended::from(command.output().unwrap())
     }
 
-    /// Asserts the exit code and a silent standard error.
+    /// Asserts the exit code and an empty standard error.
     #[track_caller]
     pub(crate) fn quietly(self, code: i32) -> Ended {
         assert_eq!((self.code, self.stderr.as_str()), (Some(code), ""), "{self:?}");
         self
     }
 
-    /// Asserts the exit code and exactly one line on standard error, with every one of these words in it.
+    /// Asserts the exit code, and exactly one line on standard error that contains all of these
+    /// words.
     #[track_caller]
     pub(crate) fn saying(self, code: i32, words: &[&str]) -> Ended {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -217,7 +219,7 @@ impl From<Output> for Ended {
     }
 }
 
-/// A process of this test; killed if the test forgets it.
+/// A process of this test. It is killed when this is dropped.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
@@ -255,7 +257,7 @@ pub(crate) fn eventually(what: &str, mut happens: impl FnMut() -> bool) {
     }
 }
 
-/// Some of these tests make files and processes of other users.
+/// Fails unless the test runs as root. Some tests create files and processes of other users.
 #[track_caller]
 pub(crate) fn needs_root() {
     let status = fs::metadata("/proc/self").unwrap();
@@ -263,7 +265,7 @@ pub(crate) fn needs_root() {
     assert_eq!(uid, 0, "this test needs root: `make test` sees to it");
 }
 
-/// Compiles a C program, with these flags.
+/// Compiles a C program with these flags.
 pub(crate) fn compile(to: &Path, source: &str, flags: &[&str]) {
     let file = to.with_extension("c");
     fs::write(&file, source).unwrap();

@@ -1,10 +1,10 @@
-//! Tests of commands that write a page.
+//! Helpers for tests of commands that write an HTML page.
 
 use std::process::Command;
 
 use crate::common::Shell;
 
-/// The command writes a page, and works in a directory that it leaves empty.
+/// Lets the command write a page, and run in a directory that it must leave empty.
 pub(crate) fn writes(shell: &Shell, mut command: Command, arguments: &[&str]) -> Command {
     let place = shell.path("place");
     std::fs::create_dir_all(&place).unwrap();
@@ -21,7 +21,7 @@ pub(crate) fn nothing_is_left(shell: &Shell) {
     assert!(!hidden.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with('.')));
 }
 
-/// The page, which something that reads XML takes for well-formed.
+/// Returns the page, after an XML parser has accepted it.
 pub(crate) fn page(shell: &Shell) -> String {
     let path = shell.path("page.html");
     let read = "import sys, xml.etree.ElementTree as tree; tree.parse(sys.argv[1])";

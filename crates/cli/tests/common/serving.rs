@@ -1,4 +1,4 @@
-//! `shunt serve` as a process, in a network namespace of its own.
+//! Runs `shunt serve` as a process in a new network namespace.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -12,25 +12,25 @@ use shunt_netns::Net;
 
 use super::Shell;
 
-/// A running service. It is killed with this value.
+/// A running service. It is killed when this is dropped.
 pub(crate) struct Serving {
     pub(crate) net: Arc<Net>,
     pub(crate) child: Child,
     pub(crate) control: PathBuf,
 }
 
-/// Where clients connect to.
+/// The address that clients connect to.
 pub(crate) const ADDRESS: &str = "127.0.0.1:4000";
-/// Longer than anything takes.
+/// Longer than any step of a test takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Serving {
-    /// With these arguments beside where it listens.
+    /// Starts a service with these arguments and a listening address.
     pub(crate) fn start(shell: &Shell, arguments: &[&str]) -> Serving {
         Serving::start_in(&Arc::new(Net::new()), shell, arguments)
     }
 
-    /// The same where there is something already.
+    /// Starts a service in an existing network namespace.
     pub(crate) fn start_in(net: &Arc<Net>, shell: &Shell, arguments: &[&str]) -> Serving {
         let control = shell.path("control");
         let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
@@ -64,7 +64,7 @@ impl Serving {
         serde_json::from_str(&self.say(&["status", "--json"]).1).unwrap()
     }
 
-    /// Until its status is such. What the kernel has counted is seen with a delay.
+    /// Waits until the status meets a condition. The kernel's counters are updated with a delay.
     pub(crate) fn await_status(&self, holds: impl Fn(&Value) -> bool) {
         let began = Instant::now();
         loop {
@@ -77,7 +77,7 @@ impl Serving {
         }
     }
 
-    /// The programs that it holds in the kernel.
+    /// Returns the BPF programs that the service holds in the kernel.
     pub(crate) fn programs(&self) -> Vec<u32> {
         let fds = std::fs::read_dir(format!("/proc/{}/fdinfo", self.child.id())).unwrap().flatten();
         let text = fds.map(|fd| std::fs::read_to_string(fd.path()).unwrap_or_default());

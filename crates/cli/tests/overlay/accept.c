@@ -1,5 +1,8 @@
-/* A server of several processes that accept from one socket, and serve one connection each until its end: accept PORT PROCESSES.
- * It answers a line "NAME COUNT" with "NAME LOCAL REMOTE", the addresses that it sees, and then with the COUNT bytes behind the line. */
+/* A server of several processes that accept from one socket: accept PORT PROCESSES.
+ *
+ * Each process serves one connection at a time until its end. For a line "NAME COUNT", the answer is
+ * "NAME LOCAL REMOTE" with the addresses that the server sees, followed by the COUNT bytes after the
+ * line. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <signal.h>

@@ -1,13 +1,15 @@
-// A program that is not to be trusted: it has a connection of the overlay, and tries to find out about the host by its socket, and to
-// do with it what a container may not. Raw system calls, statically linked. Each attempt is one line: its name, a tab, what came of it.
-// docs/security.md has the same list, and says what stops each.
+// A hostile program with a connection of the overlay. It tries to learn about the host through the
+// connection's socket, and to use the socket in ways that are forbidden to a container.
 //
-//     attack connect|accept OWN PEER HOSTS DEVICE PASS   makes a connection, tries everything, and passes its socket on
-//     attack given OWN PEER HOSTS DEVICE PASS            gets the socket, and tries everything
-//     attack inherited NUMBER                            tries one thing, after exec
+// It makes raw system calls and is statically linked. Each attempt prints one line: its name, a
+// tab, the outcome. docs/security.md has the list of attempts, with the mechanism that stops each.
 //
-// OWN and PEER are the addresses of the overlay, of either family, HOSTS what every host's address begins with, DEVICE a device of the
-// host's.
+//     attack connect|accept OWN PEER HOSTS DEVICE PASS   connects, tries everything, passes its socket on
+//     attack given OWN PEER HOSTS DEVICE PASS            receives the socket, tries everything
+//     attack inherited NUMBER                            makes one attempt after exec
+//
+// OWN and PEER are overlay addresses of either family. HOSTS is the common prefix of all hosts'
+// addresses. DEVICE is a device of the host.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -45,10 +47,11 @@
 static const char *own, *peer, *hosts, *device, *self;
 static unsigned char hosts_bytes[6];
 static size_t hosts_len;
-// AF_INET or AF_INET6: of the overlay.
+// AF_INET or AF_INET6, as in the overlay.
 static int family;
 static int s;
-// What the program itself has set: what is accepted has none of its listening socket.
+// The priority that the program has set. An accepted socket does not inherit that of its listening
+// socket.
 static int priority = 2;
 
 static void die(const char *what)
@@ -63,11 +66,12 @@ static void say(const char *name, const char *outcome)
 	fflush(stdout);
 }
 
-// Whether an address of a host's is among some bytes: as the network has it, as this machine has it, or as text.
+// Returns whether `bytes` contain a host's address: in network order, in this machine's order, or
+// as text.
 static int shows(const void *bytes, size_t len)
 {
 	unsigned char turned[sizeof hosts_bytes];
-	// Of the first word, as /proc has it.
+	// /proc shows an address in words. Only the first word is searched for.
 	size_t word = hosts_len < 4 ? hosts_len : 4;
 	char hex[16], plain[16];
 
@@ -82,7 +86,7 @@ static int shows(const void *bytes, size_t len)
 	       memmem(bytes, len, hosts, strlen(hosts));
 }
 
-// An address of the overlay's family; of none: any.
+// Fills in an address of the overlay's family. Without `text`, it is the wildcard address.
 static socklen_t address(struct sockaddr_storage *at, const char *text, int port)
 {
 	memset(at, 0, sizeof *at);
@@ -108,7 +112,7 @@ static const char *error(void)
 	return name ? name : "an unknown error";
 }
 
-// What came of a call that has returned `result` and may have written.
+// Returns the outcome of a call that has returned `result` and may have written `bytes`.
 static const char *outcome(long result, const void *bytes, size_t len, const char *otherwise)
 {
 	if (result < 0)
@@ -182,7 +186,7 @@ static void ask_bytes(const char *name, int level, int option, const char *other
 	say(name, outcome(result, bytes, len, otherwise));
 }
 
-// The same of an option that IPv6 has too, under another number: an IPv6 socket answers both.
+// Asks for an option that IPv6 has too, under another number. An IPv6 socket answers both.
 static void ask_bytes_of_both(const char *name, int option, int option6, const char *otherwise)
 {
 	char bytes[512] = {0};
@@ -328,7 +332,8 @@ static void *swap(void *unused)
 	return unused;
 }
 
-// Another thread puts the host's socket in the place of one of the container's, as often as it can.
+// Another thread replaces one of the container's sockets by the host's socket, as often as
+// possible.
 static void races(void)
 {
 	char room[4096];
@@ -364,7 +369,8 @@ static void *flip(void *unused)
 	return unused;
 }
 
-// Another thread changes the family of the address, as often as it can, while the socket is connected to it.
+// Another thread changes the family of the address as often as possible, while the socket is
+// connected to it.
 static void disconnects(const struct sockaddr *to, socklen_t len)
 {
 	const char *result = "EPERM or EISCONN";
@@ -451,7 +457,7 @@ static void options(void)
 	say("ask SO_NETNS_COOKIE", its == ours ? "the container's" : its == 0 ? "0" : "THE HOST'S NAMESPACE");
 }
 
-// Sends with a control message; what is sent comes back from the peer.
+// Sends with a control message. The peer echoes the byte.
 static long send_with(int level, int type, uint32_t value)
 {
 	char space[CMSG_SPACE(sizeof value)] = {0};
@@ -480,7 +486,7 @@ static void messages(void)
 	say("sendto elsewhere", result < 0 ? error() : "sent to its peer");
 	result = syscall(SYS_sendto, s, "x", 1, MSG_FASTOPEN, &elsewhere, len);
 	say("sendto elsewhere with MSG_FASTOPEN", result < 0 ? error() : "DONE");
-	// A packet is kept, with its headers, for whoever asks when it was sent.
+	// The kernel keeps the packet with its headers, to report when it was sent.
 	if (send_with(SOL_SOCKET, SO_TIMESTAMPING, 1 << 8) < 0)
 		die("SO_TIMESTAMPING");
 	usleep(100000);
@@ -508,7 +514,7 @@ static void messages(void)
 }
 
 #ifdef __x86_64__
-// A call of the 32-bit ABI. Its arguments have to be below 4 GB.
+// Makes a system call with the 32-bit ABI. Its arguments have to be below 4 GB.
 static long compat(long number, long a, long b, long c, long d, long e)
 {
 	long result;
@@ -610,7 +616,7 @@ static void connection(int accepts)
 
 	if ((s = socket(family, SOCK_STREAM, 0)) < 0)
 		die("socket");
-	// Its own, before anybody has it.
+	// The program sets its own options, before the router moves the connection.
 	if (setsockopt(s, IPPROTO_IP, IP_TOS, &tos, sizeof tos) || setsockopt(s, SOL_SOCKET, SO_PRIORITY, &priority, sizeof priority))
 		die("its own options");
 	if (!accepts) {
@@ -630,7 +636,7 @@ static void connection(int accepts)
 	priority = 0;
 }
 
-// Another program, in the same container, gets the socket or gives it.
+// Passes the socket to another program in the same container, or receives it.
 static int meeting(const char *path, int gives)
 {
 	struct sockaddr_un at = {.sun_family = AF_UNIX};

@@ -1,5 +1,5 @@
-//! What a hostile program tries with a socket of the host's network, and what docs/security.md says that it gets: each row of the page is
-//! an attempt of `attack.c`.
+//! Compares the outcomes of `attack.c` with docs/security.md. Each row of that page is an attempt
+//! of a hostile program with a socket of the host network.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The hostile program, static, built once; or one that was built before, where there is no compiler.
+/// Returns the hostile program. It is compiled statically, once. Where there is no compiler,
+/// `ATTACK` names a compiled one.
 pub(crate) fn attack() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -25,19 +26,20 @@ pub(crate) fn attack() -> &'static Path {
     })
 }
 
-/// How a program is kept from more: columns of the page.
+/// How a program is confined. These are the columns of the page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[allow(dead_code, reason = "not every test has each of them")]
 pub(crate) enum Kept {
-    /// It is under `shunt overlay run`.
+    /// It runs under `shunt overlay run`.
     UnderFilter,
-    /// It is not, and has been given the socket.
+    /// It runs outside the filter, and has received the socket.
     Outside,
-    /// The same on a kernel with BPF LSM, of which there is a table of its own: what differs.
+    /// Like `Outside`, on a kernel with BPF LSM. The page has a separate table of the differences.
     OutsideWithLsm,
 }
 
-/// A row of the page: what the program gets under `shunt overlay run`, and what one that is not gets, and what stops it.
+/// A row of the page: the outcome under `shunt overlay run`, the outcome for a program outside the
+/// filter, and the mechanism that stops the attempt.
 struct Row {
     name: String,
     filtered: String,
@@ -47,7 +49,7 @@ struct Row {
 
 const PAGE: &str = include_str!("../../../../docs/security.md");
 
-/// The rows of the table that begins so.
+/// Returns the rows of the table that begins with `head`.
 fn cells(head: &str) -> Vec<Vec<String>> {
     let table = PAGE.split(head).nth(1).expect("the table");
     let rows = table.lines().skip(2).take_while(|line| line.starts_with("| "));
@@ -57,20 +59,20 @@ fn cells(head: &str) -> Vec<Vec<String>> {
     .collect()
 }
 
-/// The page's table.
+/// Returns the rows of the page's main table.
 fn listed() -> Vec<Row> {
     cells("| attempt |")
         .into_iter()
         .map(|row| {
             let [name, filtered, given, stops] = row.try_into().expect("four columns");
-            // The same as in the column before.
+            // An empty cell repeats the column before it.
             let given = if given.is_empty() { filtered.clone() } else { given };
             Row { name, filtered, given, stops }
         })
         .collect()
 }
 
-/// What a program gets of each attempt.
+/// Returns the expected outcome of each attempt.
 fn expected(page: &[Row], kept: Kept) -> BTreeMap<String, String> {
     let column = |row: &Row| if kept == Kept::UnderFilter { &row.filtered } else { &row.given }.clone();
     let mut expected: BTreeMap<_, _> = page.iter().map(|row| (row.name.clone(), column(row))).collect();
@@ -88,7 +90,7 @@ fn expected(page: &[Row], kept: Kept) -> BTreeMap<String, String> {
     expected
 }
 
-/// Whether what the program has said of each attempt is what the page says.
+/// Asserts that the outcomes in the program's output equal those on the page.
 pub(crate) fn compare(said: &str, kept: Kept) {
     assert!(said.ends_with("done\n"), "{said}");
     let page = listed();

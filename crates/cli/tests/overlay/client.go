@@ -1,8 +1,12 @@
-// A client of the server: many connections, some at a time, each with a name and bytes of its own. It says "ok" and how many, if every
-// connection had the peer and the bytes that it should; else what was wrong. With a pause it keeps each open and uses it again afterwards.
+// A client of the server. It makes many connections, some concurrently, each with its own name and
+// bytes.
 //
-// With "tides" it makes its connections, to several servers in turn, and says so; when there is a file for the next step it uses each
-// again, closes all, and says that; and so on.
+// It prints "ok" and the number of connections, if each had the right peer and bytes. Otherwise it
+// prints the error. With a pause, it keeps each connection open and uses it again afterwards.
+//
+// With "tides", it makes its connections to several servers in turn and reports that. When a file
+// for the next step exists, it uses each connection again, closes all, and reports that. Then it
+// starts again.
 package main
 
 import (
@@ -86,7 +90,7 @@ func await(path string) {
 func tide(directory, name string, addresses []string, count, tide int) error {
 	connections := make([]net.Conn, count)
 	readers := make([]*bufio.Reader, count)
-	// Two at a time: there are hundreds of clients.
+	// Only two at a time, because there are hundreds of clients.
 	each := func(work func(at int) error) error {
 		done, places := make(chan error, count), make(chan bool, 2)
 		for at := range count {

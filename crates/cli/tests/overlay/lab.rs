@@ -1,5 +1,7 @@
-//! Two hosts with a container each, as network namespaces: a wire between the hosts, a VXLAN over it, and on each host a bridge that
-//! joins VXLAN and container. Nothing of it has a name, and whatever runs in it ends with the lab.
+//! Two hosts with a container each, as network namespaces.
+//!
+//! A wire connects the hosts, and a VXLAN runs over it. On each host, a bridge joins the VXLAN and
+//! the container. The namespaces have no names, and all processes in them end with the lab.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -16,15 +18,16 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use shunt_netns::Net;
 use tempfile::TempDir;
 
-/// The containers' addresses.
+/// The addresses of the containers.
 pub(crate) const CLIENT: &str = "10.50.1.2";
 pub(crate) const SERVER: &str = "10.50.2.2";
-/// Their others, for overlays of IPv6.
+/// The IPv6 addresses of the containers.
 pub(crate) const CLIENT_IPV6: &str = "fd00:50:1::2";
 pub(crate) const SERVER_IPV6: &str = "fd00:50:2::2";
 
-/// A script of Python's that has a `page` for which the kernel waits once it is touched, until `faults` is closed: a call that sends
-/// from it holds the lock of its socket.
+/// Returns a Python script with a `page` that userfaultfd watches. The kernel waits when it touches
+/// the page, until `faults` is closed. A call that sends from it holds the lock of its socket
+/// meanwhile.
 pub(crate) fn held_page(script: &str) -> String {
     const PAGE: &str = "
 import ctypes, os, socket, struct, sys, threading, time
@@ -40,7 +43,7 @@ assert libc.ioctl(faults, ctypes.c_ulong(0xc020aa00), register) == 0
     [PAGE, script].concat()
 }
 
-/// One host, and the container on it.
+/// A host, and the container on it.
 pub(crate) struct Host {
     pub(crate) name: &'static str,
     pub(crate) net: Net,
@@ -49,21 +52,23 @@ pub(crate) struct Host {
 }
 
 pub(crate) struct Lab {
-    /// The client's and the server's.
+    /// The hosts of the client and of the server.
     pub(crate) hosts: [Host; 2],
-    /// How long one end waits for the other's router and program. The tests do not depend on how busy this machine is, so it is long.
+    /// How long one end waits for the other's router and program. It is long, so that the tests
+    /// also pass on a busy machine.
     pub(crate) patience_ms: u32,
-    /// Which addresses are the overlay's, as the configuration has them.
+    /// The addresses of the overlay, as in the configuration.
     pub(crate) prefixes: String,
-    /// Where the routers are.
+    /// The addresses of the routers.
     pub(crate) routers: [&'static str; 2],
-    /// How long connect waits for a program that does not block.
+    /// How long a non-blocking connect is held.
     pub(crate) hold_ms: u32,
-    /// Whether connections that are over before moving them has paid are moved: those of most tests are.
+    /// Whether brief connections are moved too, although moving them does not pay. Most tests have
+    /// brief ones.
     pub(crate) moves_brief: bool,
-    /// More of every router's configuration.
+    /// Additional lines of each router's configuration.
     pub(crate) configuration: String,
-    /// Which addresses of the overlay are on each host, as the configuration has them.
+    /// The overlay's addresses on each host, as in the configuration.
     pub(crate) containers: [String; 2],
     directory: TempDir,
     running: Vec<Child>,
@@ -73,7 +78,7 @@ pub(crate) const A: usize = 0;
 pub(crate) const B: usize = 1;
 
 impl Lab {
-    /// Wires and bridges; no router runs yet.
+    /// Builds wires and bridges. No router runs yet.
     pub(crate) fn build() -> Lab {
         let hosts = [(A, "a", CLIENT), (B, "b", SERVER)].map(|(_, name, _)| Host {
             name,
@@ -102,7 +107,7 @@ impl Lab {
             net.words(&format!("ip address add 2001:db8:77::{own}/64 dev wire nodad"));
         }
         let directory = tempfile::tempdir().unwrap();
-        // Workers of servers that change their user read their files there.
+        // Servers whose workers change their user read files in this directory.
         fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let lab = Lab {
             hosts,
@@ -121,7 +126,7 @@ impl Lab {
         lab
     }
 
-    /// The same, with both routers.
+    /// Builds the lab and starts both routers.
     pub(crate) fn with_routers() -> Lab {
         let mut lab = Lab::build();
         lab.start(A);
@@ -129,7 +134,8 @@ impl Lab {
         lab
     }
 
-    /// With an overlay of both families, and both routers, which are at IPv6 addresses or at others.
+    /// Builds a lab whose overlay has both address families, and starts both routers. The routers
+    /// use IPv6 addresses if `hosts_are_ipv6` is set.
     pub(crate) fn of_both_families(hosts_are_ipv6: bool) -> Lab {
         let mut lab = Lab::with_both_prefixes(hosts_are_ipv6);
         lab.start(A);
@@ -137,7 +143,7 @@ impl Lab {
         lab
     }
 
-    /// The same without the routers.
+    /// Builds a lab whose overlay has both address families. No router runs yet.
     pub(crate) fn with_both_prefixes(hosts_are_ipv6: bool) -> Lab {
         let mut lab = Lab::build();
         lab.prefixes += ", 'fd00:50::/32'";
@@ -150,7 +156,7 @@ impl Lab {
         lab
     }
 
-    /// Until the bridges forward.
+    /// Waits until the bridges forward packets.
     fn await_overlay(&self) {
         let mut ping = Command::new("ping");
         ping.args(["-c", "1", "-W", "1", SERVER]).stdout(Stdio::null());
@@ -169,12 +175,12 @@ impl Lab {
         assert!(shunt(&["overlay", "new-key", self.path(name).to_str().unwrap()]).status.success());
     }
 
-    /// Runs a host's router.
+    /// Starts a host's router.
     pub(crate) fn start(&mut self, host: usize) {
         self.start_with(host, "key");
     }
 
-    /// The same with another key.
+    /// Starts a host's router with the key `key`.
     pub(crate) fn start_with(&mut self, host: usize, key: &str) {
         let name = self.hosts[host].name;
         let config = self.path(&format!("{name}.toml"));
@@ -216,14 +222,14 @@ impl Lab {
         await_until(|| is_there().success(), || self.log(host));
     }
 
-    /// Ends a host's router, as a crash would.
+    /// Kills a host's router, like a crash.
     pub(crate) fn kill(&mut self, host: usize) {
         let mut router = self.hosts[host].router.take().expect("it runs");
         router.kill().unwrap();
         router.wait().unwrap();
     }
 
-    /// The control group that a host's router has made for itself.
+    /// Returns the control group that a host's router has created.
     pub(crate) fn group(&self, host: usize) -> PathBuf {
         let router = self.hosts[host].router.as_ref().expect("it runs").id();
         let groups = fs::read_to_string(format!("/proc/{router}/cgroup")).unwrap();
@@ -232,7 +238,7 @@ impl Lab {
         mounts.into_iter().find(|group| group.join("cgroup.procs").exists()).expect("it is mounted")
     }
 
-    /// Has a host's router read its configuration again, of which a part is another now.
+    /// Replaces a part of a host's configuration, and makes its router read it again.
     pub(crate) fn reload(&self, host: usize, from: &str, to: &str) {
         let path = self.path(&format!("{}.toml", self.hosts[host].name));
         let text = fs::read_to_string(&path).unwrap();
@@ -242,13 +248,14 @@ impl Lab {
         kill_process(Pid::from_child(router), Signal::HUP).unwrap();
     }
 
-    /// Has a host's router do nothing, or go on.
+    /// Stops a host's router, or continues it.
     pub(crate) fn hang(&self, host: usize, hangs: bool) {
         let router = self.hosts[host].router.as_ref().expect("it runs");
         kill_process(Pid::from_child(router), if hangs { Signal::STOP } else { Signal::CONT }).unwrap();
     }
 
-    /// Another container on a host. Its device's address follows from the overlay's, so that it can be moved, and be known beforehand.
+    /// Adds a container to a host. The address of its device is derived from its overlay address.
+    /// So it stays the same when the container moves, and is known in advance.
     pub(crate) fn add(&self, host: usize, address: Ipv4Addr) -> Net {
         let net = Net::new();
         let [.., third, fourth] = address.octets();
@@ -263,7 +270,7 @@ impl Lab {
         net
     }
 
-    /// The private memory of a host's router, in KiB.
+    /// Returns the private memory of a host's router, in KiB.
     pub(crate) fn memory(&self, host: usize) -> u64 {
         let router = self.hosts[host].router.as_ref().expect("it runs").id();
         let status = fs::read_to_string(format!("/proc/{router}/status")).unwrap();
@@ -271,7 +278,7 @@ impl Lab {
         line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).expect("a figure in kB")
     }
 
-    /// How many descriptors a host's router has.
+    /// Returns the number of open descriptors of a host's router.
     pub(crate) fn descriptors(&self, host: usize) -> usize {
         let router = self.hosts[host].router.as_ref().expect("it runs").id();
         fs::read_dir(format!("/proc/{router}/fd")).unwrap().count()
@@ -296,13 +303,13 @@ impl Lab {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// What `shunt overlay policy` says about a host's router.
+    /// Runs `shunt overlay policy` for a host's router.
     pub(crate) fn policy(&self, host: usize, words: &[&str]) -> Output {
         let control = self.control(host);
         shunt(&[&["overlay", "policy"], words, &["--control", control.to_str().unwrap()]].concat())
     }
 
-    /// Has another policy hold on a host, and returns what was said of it.
+    /// Applies a policy on a host, and returns the router's answer.
     pub(crate) fn apply(&self, host: usize, policy: &str) -> String {
         let path = self.path("policy.toml");
         fs::write(&path, policy).unwrap();
@@ -311,13 +318,14 @@ impl Lab {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// How many connections of this end took the host network, and how many did not.
+    /// Returns how many connections of this end use the host network, and how many do not, by
+    /// reason.
     pub(crate) fn roads(&self, host: usize, end: &str) -> (u64, serde_json::Value) {
         let roads = &self.status(host)["connections"][end];
         (roads["host"].as_u64().unwrap(), roads["overlay"].clone())
     }
 
-    /// A command in a host's container, under a supervisor or not.
+    /// Returns a command for a host's container, with or without a supervisor.
     pub(crate) fn command(&self, host: usize, is_supervised: bool, program: impl AsRef<Path>) -> Command {
         if !is_supervised {
             return Command::new(program.as_ref());
@@ -327,24 +335,25 @@ impl Lab {
         command
     }
 
-    /// Runs it there until it ends.
+    /// Runs a command in a host's container until it ends.
     pub(crate) fn output(&self, host: usize, command: &mut Command) -> Output {
         self.hosts[host].container.inside(|| command.stdin(Stdio::null()).output().unwrap())
     }
 
-    /// Runs it there until the lab ends, and waits until it has said `word`.
+    /// Starts a command in a host's container. It runs until the lab ends. Waits until it has
+    /// printed `word`.
     pub(crate) fn launch(&mut self, host: usize, command: &mut Command, word: &str) -> usize {
         let command = bound(&self.hosts[host].container, command);
         self.spawn(command, word)
     }
 
-    /// The same in the host's own network namespace.
+    /// Starts a command in the host's own network namespace.
     pub(crate) fn launch_on_host(&mut self, host: usize, command: &mut Command, word: &str) -> usize {
         let command = bound(&self.hosts[host].net, command);
         self.spawn(command, word)
     }
 
-    /// The same in another network namespace.
+    /// Starts a command in another network namespace.
     pub(crate) fn launch_in(&mut self, net: &Net, command: &mut Command, word: &str) -> usize {
         let command = bound(net, command);
         self.spawn(command, word)
@@ -361,19 +370,19 @@ impl Lab {
         at
     }
 
-    /// Ends what was launched.
+    /// Kills a started command.
     pub(crate) fn stop(&mut self, launched: usize) {
         let child = &mut self.running[launched];
         let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
         child.wait().unwrap();
     }
 
-    /// Its process id.
+    /// Returns the process id of a started command.
     pub(crate) fn pid(&self, launched: usize) -> u32 {
         self.running[launched].id()
     }
 
-    /// How many sockets listen at a port in a host's container.
+    /// Returns how many sockets listen at a port in a host's container.
     pub(crate) fn listening(&self, host: usize, port: u16) -> usize {
         let mut ss = Command::new("ss");
         ss.args(["-Hltn", "sport", "=", &format!(":{port}")]);
@@ -381,24 +390,24 @@ impl Lab {
         listed.iter().filter(|byte| **byte == b'\n').count()
     }
 
-    /// What it has said until now.
+    /// Returns the output of a started command so far.
     pub(crate) fn said(&self, launched: usize) -> String {
         fs::read_to_string(self.path(&format!("{launched}.out"))).unwrap_or_default()
     }
 
-    /// Whether what was launched is over.
+    /// Returns whether a started command has ended.
     pub(crate) fn has_ended(&mut self, launched: usize) -> bool {
         self.running[launched].try_wait().unwrap().is_some()
     }
 
-    /// Waits for what was launched, and returns what it said.
+    /// Waits for the end of a started command, and returns its output.
     pub(crate) fn await_end(&mut self, launched: usize) -> String {
         let child = &mut self.running[launched];
         await_until(|| child.try_wait().unwrap().is_some(), || "it goes on".into());
         fs::read_to_string(self.path(&format!("{launched}.out"))).unwrap()
     }
 
-    /// Bytes that a device of a host has sent and received.
+    /// Returns the bytes that a device of a host has sent and received.
     pub(crate) fn bytes(&self, host: usize, device: &str) -> u64 {
         let mut command = Command::new("ip");
         command.args(["-j", "-s", "link", "show", device]);
@@ -409,13 +418,13 @@ impl Lab {
     }
 }
 
-/// Of the one device of a container that was added.
+/// Returns the address of the only device of an added container.
 pub(crate) fn device_address(address: Ipv4Addr) -> String {
     let [a, b, c, d] = address.octets();
     format!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
 }
 
-/// Has `ip` do all of these.
+/// Executes these `ip` commands.
 pub(crate) fn batch(net: &Net, lines: &str) {
     let mut ip = Command::new("ip");
     ip.args(["-batch", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
@@ -428,7 +437,7 @@ pub(crate) fn batch(net: &Net, lines: &str) {
 impl Drop for Lab {
     fn drop(&mut self) {
         for child in &mut self.running {
-            // With its workers: each is in a process group of its own.
+            // The group includes workers. Each command has its own process group.
             let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
             let _ = child.wait();
         }
@@ -445,8 +454,8 @@ impl Drop for Lab {
     }
 }
 
-/// The same command in a network namespace, which is asked to end when the test has, also one that was killed: by the kernel, when the thread
-/// that starts it has gone.
+/// Returns the command, to be run in a network namespace. The kernel sends it SIGTERM when the
+/// thread that starts it ends, even if the test is killed.
 fn bound(net: &Net, command: &Command) -> Command {
     let mut bound = Command::new("nsenter");
     bound.arg(format!("--net={}", net.path().display())).args(["setpriv", "--pdeathsig", "TERM"]);
@@ -460,7 +469,7 @@ fn bound(net: &Net, command: &Command) -> Command {
     bound
 }
 
-/// Asks it to end, so that it removes its control group.
+/// Ends a router with SIGTERM, so that it removes its control group.
 fn end(router: &mut Child) {
     let _ = kill_process(Pid::from_child(router), Signal::TERM);
     let deadline = Instant::now() + LIMIT;
@@ -471,7 +480,7 @@ fn end(router: &mut Child) {
     let _ = router.wait();
 }
 
-/// The Go programs, static, built once for all tests.
+/// Returns a Go program. They are compiled statically, once for all tests.
 pub(crate) fn go(name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let directory = BUILT.get_or_init(|| {
@@ -490,7 +499,8 @@ pub(crate) fn go(name: &str) -> PathBuf {
     directory.join(name)
 }
 
-/// What a router's unit lets it have, for setpriv; and what it takes to make a control group where none is its own, as the unit's is.
+/// Returns the capabilities of the router's systemd unit, for setpriv. One more is needed to create
+/// a control group, because systemd creates it only for the unit.
 fn capabilities() -> String {
     let unit = include_str!("../../../../packaging/systemd/system/shunt-overlay.service");
     let allowed = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
@@ -501,7 +511,7 @@ fn capabilities() -> String {
     names.chain(["dac_override".to_owned()]).fold("-all".to_owned(), |all, name| format!("{all},+{name}"))
 }
 
-/// What no test should take.
+/// The longest time that a test waits.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn shunt(words: &[&str]) -> Output {

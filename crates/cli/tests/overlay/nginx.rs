@@ -1,27 +1,27 @@
-//! nginx in the server's container, with files of the test's.
+//! Runs nginx in the server's container, with files of the test.
 
 use std::fs;
 use std::path::PathBuf;
 
 use super::lab::{B, Lab, await_until};
 
-/// What is in its configuration beside what every one of them has.
+/// The parts of nginx's configuration that differ between tests.
 pub(crate) struct Site<'s> {
     pub(crate) workers: u32,
-    /// Of the block `http`: what is logged, and how.
+    /// Directives of the block `http`: the format of the log.
     pub(crate) http: &'s str,
-    /// Of the block `server`: where it listens, at port 80, and more.
+    /// Directives of the block `server`: the listening socket, at port 80, and others.
     pub(crate) server: &'s str,
-    /// How many sockets that makes.
+    /// The number of listening sockets.
     pub(crate) sockets: usize,
 }
 
-/// Where its files are, and its logs, by the name `access.log` and what `http` says of it.
+/// Returns the directory of nginx's files. If `http` configures a log, it is `access.log` in there.
 pub(crate) fn directory(lab: &Lab) -> PathBuf {
     lab.path("nginx")
 }
 
-/// Starts it with files of these names, and waits until it listens.
+/// Starts nginx with these files, and waits until it listens.
 pub(crate) fn serve(lab: &mut Lab, is_supervised: bool, site: &Site<'_>, files: &[(String, Vec<u8>)]) {
     let directory = directory(lab);
     fs::create_dir_all(directory.join("html")).unwrap();

@@ -1,10 +1,16 @@
 /* Programs that have an io_uring.
  *
- * ring serve PORT FIRST: accepts FIRST connections by accept and the others by a ring. Each is told "PEER LOCAL BYTES": the addresses that
- * accept and getsockname say, and the bytes that have come.
+ * ring serve PORT FIRST: accepts FIRST connections with accept, and the others with an io_uring. The
+ * answer is "PEER LOCAL BYTES": the addresses from accept and getsockname, and the received bytes.
  *
- * ring connect ADDRESS PORT plain|fixed|closed|polled|ring: connects by connect, or by a ring, and sends and waits by a ring. It may know the socket
- * from before that, as a registered file, also of a ring without a descriptor, or by a poll. Says what comes back. */
+ * ring connect ADDRESS PORT plain|fixed|closed|polled|ring: connects, sends, receives, and prints
+ * the answer. The word says how the io_uring refers to the socket before there is a connection:
+ *
+ *   plain   not at all; it only sends and receives
+ *   fixed   as a registered file
+ *   closed  as a registered file, and the io_uring's own descriptor is closed
+ *   polled  by a poll request
+ *   ring    by the request that connects */
 #include <arpa/inet.h>
 #include <liburing.h>
 #include <netinet/in.h>
@@ -21,7 +27,7 @@ static void make_ring(void) {
     if (io_uring_queue_init(8, &ring, 0) != 0) exit(3);
 }
 
-/* What has become of the entry that was filled. */
+/* Submits the prepared entry, and returns its result. */
 static int await(void) {
     struct __kernel_timespec limit = {.tv_sec = 10};
     struct io_uring_cqe *done;
@@ -99,7 +105,7 @@ static int connect_to(const char *host, int port, const char *how) {
     if (fixed && io_uring_register_files(&ring, &fd, 1) != 0) return 5;
     if (closed && (io_uring_register_ring_fd(&ring) != 1 || close(ring.ring_fd) != 0)) return 5;
     if (strcmp(how, "polled") == 0) {
-        /* What has come is waited for from before there is a connection. */
+        /* The poll request waits for bytes before there is a connection. */
         struct io_uring_sqe *poll = entry();
         io_uring_prep_poll_multishot(poll, fd, POLLIN);
         io_uring_submit(&ring);

@@ -1,5 +1,6 @@
-// A server that answers each connection with the addresses that it sees, and then with what it is sent. It talks to the kernel by system
-// calls of its own: there is no libc in it. With a third argument it shares its port with whoever says so as well (SO_REUSEPORT).
+// A server that answers each request with the addresses that it sees and the bytes that it
+// received. It contains no libc and makes its own system calls. With a third argument it uses
+// SO_REUSEPORT.
 package main
 
 import (
@@ -14,7 +15,7 @@ import (
 	"syscall"
 )
 
-// Linux's SO_REUSEPORT, which package syscall does not have.
+// Linux's SO_REUSEPORT, which package syscall lacks.
 const soReusePort = 15
 
 func serve(connection net.Conn) {

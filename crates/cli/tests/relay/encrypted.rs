@@ -1,4 +1,4 @@
-//! Legs under TLS: everything is as without it, but for those who listen on the way.
+//! Tests of TLS between relays. Only an eavesdropper notices a difference.
 
 use std::io::{ErrorKind, Read};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -42,12 +42,12 @@ fn an_exit_that_was_killed_and_started_again_gets_no_stale_connection() {
 fn one_side_alone_does_not_do() {
     let mut lab = Lab::build();
     let listener = lab.listen(&format!("{SERVER}:80"));
-    // Who listens demands it: who comes in the clear is turned away.
+    // The listening relay requires TLS, and rejects a relay without it.
     lab.start(Site::Exit, &encrypting(EXIT));
     lab.start(Site::Edge, &edge(""));
     assert_eq!(unhappy(lab.connect(listener.local_addr().unwrap())), ErrorKind::ConnectionReset);
     assert!(lab.counter(Site::Exit, "strangers_total", "") > 0);
-    // Who connects begins with it, also where it is not demanded.
+    // The connecting relay uses TLS, although it is not required.
     lab.kill(Site::Edge);
     lab.kill(Site::Exit);
     lab.start(Site::Exit, EXIT);
@@ -79,18 +79,19 @@ fn who_listens_on_the_way_reads_nothing() {
     }
 }
 
-/// Every packet of a host.
+/// Returns a socket that receives every packet of a host.
 fn tap(net: &Net) -> Socket {
-    /// Of every protocol, in network order.
+    /// All protocols, in network byte order.
     const ALL: i32 = 0x0003_u16.to_be() as i32;
     let socket = net.inside(|| Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(ALL))).unwrap());
     socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     socket
 }
 
-/// How many packets there were between the relays, and how many of them held the words.
+/// Returns the number of packets between the relays, and how many of them contain `words`.
 fn overhear(mut tap: &Socket, words: &[u8], done: &AtomicBool) -> (usize, usize) {
-    /// Where Ethernet with IPv4 has both addresses, and what is common to those of the leg.
+    /// The offsets of both addresses in an Ethernet frame with IPv4, and the common prefix of the
+    /// leg's addresses.
     const ADDRESSES: [(usize, [u8; 3]); 2] = [(26, [10, 2, 0]), (30, [10, 2, 0])];
     let (mut packets, mut read, mut buffer) = (0, 0, vec![0; 70_000]);
     loop {

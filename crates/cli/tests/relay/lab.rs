@@ -1,5 +1,5 @@
-//! Two sites as network namespaces: a client and a relay in one, a relay and a server in the other. The client's way to the
-//! server leads through both relays, also without them.
+//! Two sites as network namespaces: a client and a relay in one, a relay and a server in the other.
+//! The relays' hosts are the routers between client and server, also without relays.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ pub(crate) struct Lab {
     pub(crate) server: Net,
     directory: TempDir,
     running: Vec<(Site, Child)>,
-    /// What is between the relays, if not a wire.
+    /// The emulated link between the relays. `None` if a wire connects them.
     _far: Option<Link>,
 }
 
@@ -43,18 +43,18 @@ impl Site {
 }
 
 impl Lab {
-    /// Wires, addresses, routes and a key; no relay runs yet.
+    /// Builds wires, addresses, routes and a key. No relay runs yet.
     pub(crate) fn build() -> Lab {
         Lab::build_over(None)
     }
 
-    /// The same, with relays that are far from each other.
+    /// Builds the lab with an emulated link between the relays.
     pub(crate) fn build_over(far: Option<Config>) -> Lab {
         let [client, edge, exit, server] = [(); 4].map(|()| Net::new());
         let mut link = None;
         let wires = [(&client, "1", &edge), (&edge, "2", &exit), (&exit, "3", &server)];
         for (number, (left, net, right)) in wires.into_iter().enumerate() {
-            // The routers are .1 to the outside; between them the edge is.
+            // A router has .1 on its outer link. On the link between the routers, the edge has .1.
             let (near, away) = if number == 0 { (2, 1) } else { (1, 2) };
             match far.filter(|_| number == 1) {
                 Some(config) => {
@@ -94,7 +94,8 @@ impl Lab {
         lab
     }
 
-    /// The usual two: everything to the server is intercepted, and goes by the exit. `routes` is what a route says besides.
+    /// Starts both relays. All connections to the server are intercepted, and go through the exit.
+    /// `route` contains further keys of the route.
     pub(crate) fn with_relays(route: &str) -> Lab {
         let mut lab = Lab::build();
         lab.start(Site::Exit, EXIT);
@@ -106,19 +107,20 @@ impl Lab {
         self.directory.path().join(name)
     }
 
-    /// Has the relays' hosts speak IPv4 only.
+    /// Disables IPv6 on the relays' hosts.
     pub(crate) fn disable_ipv6(&self) {
         for relay in [&self.edge, &self.exit] {
             relay.inside(|| fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap());
         }
     }
 
-    /// Runs a relay with this configuration, to which its control socket is added and in which KEY is the key's file.
+    /// Starts a relay with this configuration. Its control socket is added, and KEY is replaced by
+    /// the path of the key.
     pub(crate) fn start(&mut self, site: Site, config: &str) {
         self.start_by(site, config, Command::new(env!("CARGO_BIN_EXE_shunt")));
     }
 
-    /// The same by a command to which the words after `shunt` are added.
+    /// Starts a relay with another command, to which the words after `shunt` are added.
     pub(crate) fn start_by(&mut self, site: Site, config: &str, mut command: Command) {
         self.write_config(site, config);
         let net = if site == Site::Edge { &self.edge } else { &self.exit };
@@ -140,7 +142,7 @@ impl Lab {
         fs::write(self.config(site), format!("control = '{}'\n{text}", control.display())).unwrap();
     }
 
-    /// Ends one, as a crash would.
+    /// Kills a relay, like a crash.
     pub(crate) fn kill(&mut self, site: Site) {
         let index = self.running.iter().position(|(running, _)| *running == site).expect("it runs");
         let (_, mut child) = self.running.remove(index);
@@ -148,14 +150,14 @@ impl Lab {
         child.wait().unwrap();
     }
 
-    /// Waits for one to end by itself.
+    /// Waits until a relay ends by itself.
     pub(crate) fn await_end(&mut self, site: Site) {
         let index = self.running.iter().position(|(running, _)| *running == site).expect("it runs");
         let (_, mut child) = self.running.remove(index);
         await_until(|| child.try_wait().unwrap().is_some(), || "it goes on".to_owned());
     }
 
-    /// `shunt relay WORDS` about one.
+    /// Runs `shunt relay WORDS` for a relay.
     pub(crate) fn ask(&self, site: Site, words: &[&str]) -> Output {
         let control = self.control(site);
         let mut all = vec!["relay", words[0], "--control", control.to_str().unwrap()];
@@ -169,7 +171,7 @@ impl Lab {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// The sum of the counters whose names begin with `name` and hold `part`.
+    /// Returns the sum of the counters whose names begin with `name` and contain `part`.
     pub(crate) fn counter(&self, site: Site, name: &str, part: &str) -> u64 {
         let status = self.status(site);
         let counters = status["counters"].as_object().unwrap();
@@ -179,7 +181,8 @@ impl Lab {
         counters.iter().filter(of).map(|(_, value)| value.as_u64().unwrap()).sum()
     }
 
-    /// Waits for it: a connection is counted when all of it has ended, a little after its ends have seen that.
+    /// Waits for a counter's value. A connection is counted when all of it has ended, shortly after
+    /// its ends have seen that.
     pub(crate) fn await_counter(&self, site: Site, name: &str, part: &str, count: u64) {
         let complaint = || format!("{} {name}\n{}", self.counter(site, name, part), self.log(site));
         await_until(|| self.counter(site, name, part) == count, complaint);
@@ -203,7 +206,7 @@ impl Lab {
 
     pub(crate) fn listen(&self, address: &str) -> TcpListener {
         let listener = self.server.inside(|| TcpListener::bind(address).unwrap());
-        // Of accept, too.
+        // The time limit also applies to accept.
         socket2::SockRef::from(&listener).set_read_timeout(Some(LIMIT)).unwrap();
         listener
     }
@@ -213,7 +216,7 @@ impl Lab {
         self.client.inside(|| TcpStream::connect_timeout(&address, LIMIT)).map(with_limits)
     }
 
-    /// A connection from the client and the end of it that the server has.
+    /// Returns a connection from the client, and the server's end of it.
     pub(crate) fn pair(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
         let client = self.connect(listener.local_addr().unwrap()).unwrap();
         (client, with_limits(listener.accept().unwrap().0))
@@ -226,7 +229,8 @@ impl Drop for Lab {
             if std::thread::panicking() {
                 eprintln!("--- {site:?}\n{}", self.log(site));
             }
-            // A relay that is killed leaves its control group to the next; these have none.
+            // A relay that is killed leaves its control group to its successor. These relays have
+            // none.
             let _ = kill_process(Pid::from_child(&child), Signal::TERM);
             let deadline = Instant::now() + LIMIT;
             while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
@@ -251,7 +255,7 @@ pub(crate) fn edge(route: &str) -> String {
     )
 }
 
-/// What no test should take.
+/// The longest time that a test waits.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 pub(crate) fn with_limits(stream: TcpStream) -> TcpStream {
@@ -272,7 +276,7 @@ pub(crate) fn await_until(mut done: impl FnMut() -> bool, complaint: impl Fn() -
     }
 }
 
-/// Bytes that differ everywhere, so that none can be lost, repeated or moved unseen.
+/// Returns bytes without a repeating pattern, so that lost, repeated or moved bytes are detected.
 pub(crate) fn sample(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let next = || {
@@ -282,7 +286,7 @@ pub(crate) fn sample(length: usize, seed: u64) -> Vec<u8> {
     std::iter::repeat_with(next).take(length).collect()
 }
 
-/// Sends on a thread of its own, then ends the stream.
+/// Sends the bytes, and then ends the stream.
 pub(crate) fn send(mut stream: &TcpStream, bytes: &[u8]) -> std::io::Result<()> {
     stream.write_all(bytes)?;
     stream.shutdown(std::net::Shutdown::Write)

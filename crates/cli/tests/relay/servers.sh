@@ -1,5 +1,5 @@
-# What people have behind an exit: a web server, sshd and PostgreSQL, all at 10.3.0.2. Prints "up" when they answer, and ends
-# with its input.
+# Runs typical servers behind an exit: a web server, sshd and PostgreSQL, all at 10.3.0.2. Prints
+# "up" when they answer, and ends with its input.
 set -eu
 cd "$1"
 PATH="$PATH:/usr/sbin:$(echo /usr/lib/postgresql/*/bin)"
@@ -17,7 +17,7 @@ AuthorizedKeysFile $PWD/user_key.pub
 StrictModes no
 PermitRootLogin yes
 CONFIG
-# Its empty directory is in a /run of its own.
+# sshd needs an empty directory, which is in a new /run.
 unshare --mount sh -c 'mount -t tmpfs none /run && mkdir -m 755 /run/sshd && exec "$0" -D -e -f sshd_config' \
     "$(command -v sshd)" 2> sshd.log &
 chown postgres data

@@ -1,4 +1,5 @@
-//! memcached and Redis behind their routers: with the clients that people use, and every value where the hash says.
+//! memcached and Redis behind their routers, with widely used clients. Every value must be on the
+//! server that the hash selects.
 
 use std::path::Path;
 use std::process::Command;
@@ -28,7 +29,7 @@ impl Router {
         Router { serving: Serving::start_in(net, &shell, &arguments), shell }
     }
 
-    /// Keys become backends in another way from now on.
+    /// Changes the hash that maps keys to backends.
     fn hash(&self, hash: &str) {
         Router::write(&self.shell, hash);
         assert_eq!(self.serving.say(&["reload"]), (true, String::new()));
@@ -41,8 +42,8 @@ impl Router {
     }
 }
 
-/// What libmemcached has put onto the servers by itself is found through the router, and the other way round; then every
-/// command of a client, and a load whose values are compared.
+/// Values that libmemcached has written directly to the servers are found through the router, and
+/// the other way round. Then a client runs every command, and a load compares values.
 fn memcached(engine: &str) {
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("libmemcached");
@@ -108,7 +109,8 @@ fn memcached_in_user_space() {
     memcached("user");
 }
 
-/// Every value that went through the router is where the hash says, and nothing that redis-benchmark does is an error.
+/// Every value written through the router is on the server that the hash selects. redis-benchmark
+/// gets no errors.
 fn redis(engine: &str) {
     let directory = tempfile::tempdir().unwrap();
     let net = Arc::new(Net::new());
@@ -155,7 +157,8 @@ fn redis(engine: &str) {
     router.serving.await_status(|status| status["open-connections"] == 0);
     let status = router.serving.status();
     assert_eq!(status["kernel"]["messages"] == 0, engine == "user", "{status:#}");
-    // Six by pyredis.py, and what redis-benchmark asks of the server's configuration.
+    // pyredis.py makes six unknown commands. redis-benchmark asks for the server's configuration as
+    // well.
     let drops = &status["drops"];
     let refused = drops["unknown-command"].as_u64().unwrap();
     assert!((6..=10).contains(&refused) && drops.as_object().unwrap().len() == 1, "{drops:#}");

@@ -1,5 +1,6 @@
-// A client with libmemcached: writes or reads a number of values, alone and many at once. Arguments: write or read; modulo
-// or ketama; text or binary; a prefix of the keys; how many; and HOST:PORT of each server.
+// A client with libmemcached. It writes or reads values, one by one and many in one call.
+// Arguments: write or read; modulo or ketama; text or binary; a prefix of the keys; the number of
+// values; HOST:PORT of each server.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 
 #define SIZE 20000
 
-// What belongs to a key: as many bytes as make several segments of some.
+// Fills in the value of a key. Some values need several segments.
 static size_t value_of(int number, char *value)
 {
 	size_t length = (size_t)number * 137 % SIZE;
@@ -81,7 +82,7 @@ static void read_all(memcached_st *memcached, const char *prefix, int count)
 		compare(names[number], number, got, length);
 		free(got);
 	}
-	// One that nobody has, among them.
+	// The request includes a key that does not exist.
 	name(keys[count], prefix, -1);
 	names[count] = keys[count];
 	lengths[count] = strlen(keys[count]);
@@ -107,7 +108,7 @@ int main(int argc, char **argv)
 {
 	memcached_st *memcached = memcached_create(NULL);
 
-	// To say that it is not wanted would choose another continuum.
+	// Setting this to 0 would also select another continuum.
 	if (!strcmp(argv[2], "ketama"))
 		memcached_behavior_set(memcached, MEMCACHED_BEHAVIOR_KETAMA_WEIGHTED, 1);
 	memcached_behavior_set(memcached, MEMCACHED_BEHAVIOR_BINARY_PROTOCOL, !strcmp(argv[3], "binary"));

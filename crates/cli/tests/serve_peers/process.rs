@@ -1,4 +1,4 @@
-//! Other people's programs, as backends and as clients.
+//! Runs existing programs as backends and as clients.
 
 use std::net::TcpStream;
 use std::path::Path;
@@ -9,11 +9,11 @@ use shunt_netns::Net;
 
 use crate::common::serving::PATIENCE;
 
-/// A program that serves. It ends with this value.
+/// A server program. It ends when this is dropped.
 pub(crate) struct Server(Child);
 
 impl Server {
-    /// Started in the namespace; these ports take connections when this returns.
+    /// Starts a server in the namespace. When this returns, its ports accept connections.
     pub(crate) fn start(net: &Net, command: &mut Command, ports: &[u16]) -> Server {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut server =
@@ -37,7 +37,7 @@ impl Drop for Server {
     }
 }
 
-/// What a program prints that must succeed.
+/// Returns the output of a program that must succeed.
 pub(crate) fn output(net: &Net, command: &mut Command) -> String {
     command.stdin(Stdio::null());
     let output = net.inside(|| command.output()).unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -47,18 +47,18 @@ pub(crate) fn output(net: &Net, command: &mut Command) -> String {
     said
 }
 
-/// A compiler or its like, outside of every namespace.
+/// Runs a compiler or a similar tool, in the current namespace.
 pub(crate) fn make(directory: &Path, program: &str, arguments: &[&str]) {
     let mut command = Command::new(program);
     output(&Net::current(), command.args(arguments).current_dir(directory));
 }
 
-/// A script of tests/serve_peers, with Debian's Python: the libraries are what it has.
+/// Returns a script of tests/serve_peers, run by Debian's Python, which has the libraries.
 pub(crate) fn python(script: &str) -> Command {
     let mut command = Command::new("/usr/bin/python3");
     command.arg(Path::new(SOURCES).join(script)).env("PYTHONDONTWRITEBYTECODE", "1");
     command
 }
 
-/// Where the programs of these tests are.
+/// The directory of these tests' programs.
 pub(crate) const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve_peers");

@@ -11,7 +11,7 @@ client = Client(("127.0.0.1", int(sys.argv[1])), timeout=10)
 keys = [f"py-{number}" for number in range(60)]
 for quiet in [True, False]:
     for number, key in enumerate(keys):
-        # Many without an answer in a row, and then one with.
+        # Makes many requests without an answer, and then one with an answer.
         assert client.set(key, b"x" * number, noreply=quiet)
     assert client.get_many(keys) == {key: b"x" * number for number, key in enumerate(keys)}
     assert client.add(keys[0], b"no", noreply=False) is False
