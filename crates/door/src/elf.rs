@@ -1,4 +1,5 @@
-//! The little of an ELF file of 64 bits that is needed here: what is loaded where, and what a library asks of who loads it.
+//! Reads the parts of a 64-bit ELF file that this crate needs: segments, sections of code, notes
+//! and the dynamic section.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -13,13 +14,13 @@ const PT_TLS: u32 = 7;
 pub(crate) const EXECUTABLE: u32 = 1;
 pub(crate) const WRITABLE: u32 = 2;
 
-/// A file, of which only what is asked for is read.
+/// An open ELF file. Only the parts that are asked for are read.
 pub(crate) struct File {
     file: fs::File,
     pub(crate) segments: Vec<Segment>,
 }
 
-/// A line of the table of what is where.
+/// A program header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) kind: u32,
@@ -39,13 +40,13 @@ impl Segment {
         self.is_loaded() && self.flags & EXECUTABLE != 0
     }
 
-    /// Its last byte's address, and one.
+    /// Returns the address after the last byte.
     pub(crate) fn end(&self) -> u64 {
         self.address.saturating_add(self.len)
     }
 }
 
-/// What the dynamic section says: of each kind one value.
+/// The entries of the dynamic section. Each kind that is used here occurs once.
 pub(crate) struct Dynamic(Vec<(u64, u64)>);
 
 impl Dynamic {
@@ -78,7 +79,7 @@ impl File {
         Ok(file)
     }
 
-    /// Whether this is what is at `path`, as it was when it was looked at.
+    /// Returns `true` if the file at `path` is this file and has not changed since it was opened.
     pub(crate) fn is_at(&self, path: &Path) -> bool {
         let (own, other) = (self.file.metadata(), fs::metadata(path));
         let same = |own: fs::Metadata, other: fs::Metadata| {
@@ -88,7 +89,7 @@ impl File {
         own.ok().zip(other.ok()).is_some_and(|(own, other)| same(own, other))
     }
 
-    /// Where the program begins.
+    /// Returns the address of the first instruction.
     pub(crate) fn entry(&self) -> Result<u64, Closed> {
         self.u64(24)
     }
@@ -97,7 +98,8 @@ impl File {
         self.slice(segment.offset, segment.in_file)
     }
 
-    /// Runs of code: where each is, and what it is.
+    /// Returns the address and content of each run of code: of the executable sections, or of the
+    /// executable segments if the file has no section table.
     pub(crate) fn code(&self) -> Result<Vec<(u64, Vec<u8>)>, Closed> {
         let sections = self.sections().filter(|sections| !sections.is_empty());
         match sections {
@@ -112,13 +114,14 @@ impl File {
         }
     }
 
-    /// How much there is in its segments of code, in bytes.
+    /// Returns the size of the executable segments in bytes.
     pub(crate) fn len_of_code(&self) -> u64 {
         let executable = self.segments.iter().filter(|segment| segment.is_executable());
         executable.fold(0, |len, segment| len.saturating_add(segment.in_file))
     }
 
-    /// The sections that have code in them: address, offset, length. `None` if the file says nothing of sections.
+    /// Returns address, offset and length of each executable section, or `None` if there is no
+    /// section table.
     fn sections(&self) -> Option<Vec<(u64, u64, u64)>> {
         const PROGBITS: u32 = 1;
         const EXECUTED: u64 = 4;
@@ -136,23 +139,25 @@ impl File {
         Some(found)
     }
 
-    /// Whether it is a program of Go's, whose stacks are small: its linker leaves a note of that owner.
+    /// Returns `true` if the file is a Go program, whose goroutines have small stacks. Go's linker
+    /// leaves a note with the owner "Go".
     pub(crate) fn is_of_go(&self) -> Result<bool, Closed> {
         const PT_NOTE: u32 = 4;
         let notes = self.segments.iter().filter(|segment| segment.kind == PT_NOTE);
         let contents = notes.map(|segment| self.content(segment)).collect::<Result<Vec<_>, _>>()?;
-        // The owner's name is behind three numbers: its length, that of what is said, and what kind of thing that is.
+        // The owner's name follows three numbers: its length, the length of the description, and
+        // the type.
         Ok(contents.iter().any(|notes| {
             notes.windows(15).any(|note| matches!(note[..4], [3 | 4, 0, 0, 0]) && note[12..] == *b"Go\0")
         }))
     }
 
-    /// Whether it asks for a dynamic linker.
+    /// Returns `true` if the file asks for a dynamic linker.
     pub(crate) fn has_linker(&self) -> bool {
         self.segments.iter().any(|segment| segment.kind == PT_INTERP)
     }
 
-    /// Whether the dynamic linker changes its code.
+    /// Returns `true` if the dynamic linker modifies the file's code (text relocations).
     pub(crate) fn changes_its_code(&self) -> Result<bool, Closed> {
         const DT_TEXTREL: u64 = 22;
         const DT_FLAGS: u64 = 30;
@@ -162,7 +167,8 @@ impl File {
         Ok(dynamic.value(DT_TEXTREL).is_some() || flags & DF_TEXTREL != 0)
     }
 
-    /// Whether there is such a name among those that it shows to the dynamic linker, or asks it for. What ends in it may share its place.
+    /// Returns `true` if the file exports or imports a dynamic symbol of this name. A longer name
+    /// that ends in it counts too, because linkers let such names share their bytes.
     pub(crate) fn names(&self, wanted: &[u8]) -> Result<bool, Closed> {
         const DT_STRTAB: u64 = 5;
         const DT_STRSZ: u64 = 10;
@@ -176,7 +182,8 @@ impl File {
         Ok(names.split(|byte| *byte == 0).any(|name| name.ends_with(wanted)))
     }
 
-    /// What is loaded from an address of the file's on, to the end of its segment, but no more than `most` bytes. `None` if there is nothing.
+    /// Returns the file's content from a virtual address to the end of its segment, at most `most`
+    /// bytes. Returns `None` if the file loads nothing there.
     pub(crate) fn from(&self, at: u64, most: u64) -> Result<Option<Vec<u8>>, Closed> {
         let in_it = |segment: &&Segment| {
             segment.is_loaded() && at.checked_sub(segment.address).is_some_and(|into| into < segment.in_file)

@@ -1,7 +1,8 @@
-//! Where the functions of a program are, as it tells whoever unwinds its stack: `.eh_frame_hdr`, a table in order of their addresses, and
-//! `.eh_frame`, which has their lengths.
+//! Finds the functions of a program in its unwind tables: `.eh_frame_hdr`, which is sorted by
+//! address, and `.eh_frame`, which has the lengths.
 //!
-//! Compilers write one way of several, which is the one that is understood here. Each line of the table is held against what it refers to.
+//! The format allows several encodings. Compilers emit one of them, and this module reads only that
+//! one. It checks each row of the table against the frame that the row refers to.
 
 use std::ops::Range;
 
@@ -9,15 +10,16 @@ use crate::Closed;
 use crate::elf::File;
 
 const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
-/// Its version; a distance in four bytes from where it stands; a number in four bytes; distances in four bytes from the beginning.
+/// The version; then the encodings: of the `.eh_frame` pointer (relative to itself, 4 bytes), of
+/// the count (4 bytes), and of the rows (relative to the table, 4 bytes).
 const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
-/// The header, the distance and the number.
+/// Offset of the first row: behind header, pointer and count.
 const TABLE: usize = 12;
 const LINE: usize = 8;
 
-/// The functions of a program.
+/// The function table of a program.
 pub(crate) struct Frames {
-    /// Where it is, and what it is, from its header to the end of what is loaded with it.
+    /// Address and content of the table, to the end of its segment.
     header_at: u64,
     header: Vec<u8>,
     count: usize,
@@ -26,7 +28,7 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
-    /// `None` if the program tells nobody, or in another way.
+    /// Reads the table. Returns `None` if the program has none, or one in another encoding.
     pub(crate) fn of(program: &File) -> Result<Option<Frames>, Closed> {
         let told = program.segments.iter().find(|segment| segment.kind == PT_GNU_EH_FRAME);
         let Some(segment) = told else { return Ok(None) };
@@ -40,7 +42,7 @@ impl Frames {
         Ok(Some(Frames { header_at, header, count: count as usize, frames_at, frames }))
     }
 
-    /// The function that `address` is in.
+    /// Returns the function that contains `address`.
     pub(crate) fn at(&self, address: u64) -> Option<Range<u64>> {
         let (mut from, mut to) = (0, self.count);
         while from < to {
@@ -50,7 +52,7 @@ impl Frames {
         self.function(from.checked_sub(1)?).filter(|function| function.contains(&address))
     }
 
-    /// All of them, in order.
+    /// Iterates over all functions in order of their addresses.
     pub(crate) fn all(&self) -> impl Iterator<Item = Range<u64>> {
         (0..self.count).filter_map(|index| self.function(index))
     }
@@ -60,7 +62,8 @@ impl Frames {
     }
 
     fn function(&self, index: usize) -> Option<Range<u64>> {
-        /// Its length and what it has in common with others are before the distance to the function and the function's length.
+        /// Offset of the function's relative address in its frame: behind the frame's length and
+        /// the pointer to its common information.
         const DISTANCE: u64 = 8;
         let begin = self.begin(index)?;
         let frame = near(self.header_at, half(&self.header, TABLE + index * LINE + 4)?);

@@ -1,11 +1,25 @@
-//! The door for programs that make system calls by themselves: at its exec, the `syscall` instructions of such a program are led to
-//! libshunt.so, which is put into it if it has no dynamic linker that would load it. See `docs/adr/0028`.
+//! System call interception for programs that make system calls with their own instructions. When
+//! such a program is executed, its `syscall` instructions are redirected to libshunt.so. If the
+//! program has no dynamic linker, libshunt.so is also loaded into it. See `docs/adr/0028`.
 //!
-//! [`wait`] is for a process beside the one that becomes the program. It is gone before the program's first instruction.
+//! A helper process does this with ptrace, before the first instruction of the program runs:
 //!
-//! `text` finds the instructions and says how each is led away, `own` which of them are calls in a program that has a libc; `library` is
-//! libshunt.so as it lies in the program; `tracee` is the process.
-//! Whatever is not as expected closes the door, and the program runs as it is.
+//! ```text
+//!   helper:   wait(By::Thread) ── Door::plan ── Door::open ──────────────── exit
+//!                    │ PTRACE_SEIZE                │ stubs and jumps are written
+//!   program:  ───────┴────── execve ── stopped ────┴── first instruction ── ...
+//! ```
+//!
+//! Each `syscall` of two bytes, together with neighbouring instructions, becomes a jump to a stub.
+//! The stub jumps to libshunt.so, which answers the call itself, or jumps back to a `syscall` in
+//! the stub.
+//!
+//! Modules: `text` finds the instructions and decides how each is redirected. `own` finds the
+//! system calls in programs that have a libc. `library` prepares the memory image of libshunt.so.
+//! `tracee` controls the stopped process. `elf` and `frames` read files. `open` contains the steps
+//! in their order.
+//!
+//! If anything is not as expected, the result is [`Closed`], and the program runs unmodified.
 
 #![forbid(unsafe_code)]
 
@@ -33,22 +47,22 @@ pub use without::{Door, wait};
 
 use thiserror::Error;
 
-/// Whether there are doors on this processor.
+/// `true` if this processor is supported.
 pub const IS_HERE: bool = cfg!(target_arch = "x86_64");
 
-/// Who becomes the program.
+/// The thread that will execute the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// A thread, whose process that is then.
+    /// This thread. Its whole process becomes the program.
     Thread(i32),
-    /// The next child that a thread makes.
+    /// The next child that this thread creates.
     Child(i32),
 }
 
-/// Why a program's system calls cannot be led to shunt.
+/// Why a program's system calls cannot be redirected to shunt.
 #[derive(Debug, Error)]
 pub enum Closed {
-    /// It is no ELF file, or a damaged one.
+    /// The file is not ELF, or is damaged.
     #[error("its file cannot be understood")]
     Elf,
     /// The file cannot be read.
@@ -57,49 +71,51 @@ pub enum Closed {
     /// Its memory cannot be read or written.
     #[error("its memory at {0:#x} cannot be touched: {1}")]
     Memory(u64, std::io::Error),
-    /// A system call's instruction stands where nothing can be put in its place.
+    /// A jump does not fit in the place of a system call instruction.
     #[error("the system call at {0:#x} cannot be led elsewhere")]
     Call(u64),
-    /// Its libc cancels threads, and looks where a thread stands for that.
+    /// The program's libc cancels threads, and decides from a thread's program counter whether it
+    /// may.
     #[error("its libc cancels threads by where they stand (at {0:#x})")]
     Cancels(u64),
-    /// It asks whether a thread stands in this call: the address behind it is taken.
+    /// The program takes the address behind the system call, presumably to check whether threads
+    /// are in the call.
     #[error("it looks whether threads stand in a system call (at {0:#x})")]
     Watched(u64),
-    /// It uses the register that shunt finds its own data by.
+    /// The program uses the GS register, in which shunt keeps the pointer to its own data.
     #[error("it uses GS (at {0:#x})")]
     UsesGs(u64),
-    /// It makes no system calls that matter, or makes them elsewhere.
+    /// The program makes no system calls that matter, or makes them in other files.
     #[error("it has no system calls of its own")]
     NoCalls,
-    /// It has a libc, and more code than is looked through for calls of its own.
+    /// The program has a libc, and more code than shunt searches for direct system calls.
     #[error("it has more code than is looked through")]
     TooMuch,
-    /// The processor or the kernel do not let programs write GS.
+    /// The processor or the kernel does not let programs write GS.
     #[error("this kernel lets no program set GS")]
     NoGs,
-    /// Which instructions there are, and how they are led elsewhere, is known of another processor only.
+    /// The processor is not x86-64, the only one whose instructions this crate can redirect.
     #[error("such programs are entered on x86-64 alone")]
     Processor,
-    /// The processor cannot keep all vector registers at once.
+    /// The processor has no instruction that saves all vector registers.
     #[error("this processor has no XSAVE")]
     NoXsave,
-    /// The dynamic linker writes where calls would be led from.
+    /// The dynamic linker modifies the code in which calls would be redirected.
     #[error("its dynamic linker changes its code")]
     ChangesCode,
-    /// It has a dynamic linker, but makes threads without libc.
+    /// The program has a dynamic linker, but creates threads without libc.
     #[error("its threads are not libc's")]
     OwnThreads,
-    /// libshunt.so is not as expected.
+    /// libshunt.so has an unexpected layout.
     #[error("libshunt.so is not of this build")]
     Library,
-    /// /proc is of other processes than those that this one can name.
+    /// /proc shows another PID namespace than that of this process.
     #[error("/proc is of another namespace of processes")]
     OtherProc,
-    /// The kernel refuses.
+    /// The kernel refuses an operation.
     #[error("{0}: {1}")]
     Kernel(&'static str, nix::errno::Errno),
-    /// There is no room near the program's code.
+    /// There is no free memory near the program's code.
     #[error("there is no room near its code")]
     NoRoom,
     /// The process has become another program, or the file has changed.

@@ -1,4 +1,6 @@
-//! libshunt.so as it lies in the memory of a program: loaded, bound to its own functions in place of libc's, and with its thread pointer in GS.
+//! The memory image of libshunt.so in a program without a dynamic linker. The image is relocated,
+//! its imports are bound to the library's own replacements for libc functions, and its thread
+//! pointer is in GS.
 
 use std::collections::HashMap;
 
@@ -26,34 +28,35 @@ const R_DTPMOD64: u32 = 16;
 const R_DTPOFF64: u32 = 17;
 const R_TPOFF64: u32 = 18;
 
-/// `add reg, fs:[0]`: a prefix that says whether the register is one of the upper eight, and which it is in the fourth byte.
+/// `add reg, fs:[0]`: a segment prefix; a REX byte that selects the upper eight registers; and in
+/// the fourth byte the register.
 const BY_FS: u8 = 0x64;
 const BY_GS: u8 = 0x65;
 
-/// The library, at an address.
+/// The library, relocated for an address.
 pub(crate) struct Library<'a> {
     file: &'a File,
     base: u64,
-    /// Its memory from its beginning.
+    /// Its memory from the beginning.
     image: Vec<u8>,
-    /// What it shows.
+    /// The table that it exports.
     pub(crate) offer: Offer,
 }
 
-/// Whole pages of it.
+/// A run of whole pages of the image.
 pub(crate) struct Part<'a> {
-    /// Where, from its beginning.
+    /// Address, relative to the beginning of the image.
     pub(crate) address: u64,
-    /// What may be done to them.
+    /// Access, as PF_* flags.
     pub(crate) flags: u32,
-    /// Where they are in the file, and how much of it is.
+    /// Offset in the file, and the number of bytes that the file has.
     pub(crate) offset: u64,
     pub(crate) in_file: u64,
-    /// What is to be there.
+    /// The final content.
     pub(crate) content: &'a [u8],
 }
 
-/// See [`shunt_abi::door::Offer`].
+/// The fields of [`shunt_abi::door::Offer`] that are used here.
 pub(crate) struct Offer {
     pub(crate) start: u64,
     pub(crate) called: u64,
@@ -61,18 +64,19 @@ pub(crate) struct Offer {
 }
 
 impl<'a> Library<'a> {
-    /// How much memory it takes.
+    /// Returns how many bytes the library takes in memory.
     pub(crate) fn len(file: &File) -> u64 {
         let ends = file.segments.iter().filter(|segment| segment.is_loaded()).map(Segment::end);
         ends.max().unwrap_or(0).next_multiple_of(PAGE)
     }
 
-    /// The system calls that must come to it.
+    /// Returns a bit map of the system calls that must be redirected to the library.
     pub(crate) fn numbers(file: &File) -> Result<[u32; NUMBERS / 32], Closed> {
         Ok(Library::load(file, 0, 0)?.offer.numbers)
     }
 
-    /// Loads it for `base`. What it asks the environment by is at `environment`.
+    /// Builds the image for the address `base`. Its `environ` is bound to the address
+    /// `environment`.
     pub(crate) fn load(file: &'a File, base: u64, environment: u64) -> Result<Library<'a>, Closed> {
         let mut image = vec![0; Library::len(file) as usize];
         for segment in file.segments.iter().filter(|segment| segment.is_loaded()) {
@@ -87,7 +91,7 @@ impl<'a> Library<'a> {
         Ok(library)
     }
 
-    /// What goes where.
+    /// Iterates over the loaded segments as whole pages.
     pub(crate) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
         let loaded = self.file.segments.iter().filter(|segment| segment.is_loaded());
         loaded.map(|segment| {
@@ -104,18 +108,19 @@ impl<'a> Library<'a> {
         })
     }
 
-    /// Where a thread's own data is at its beginning, how much of it is in the file, how much there is.
+    /// Returns the initial image of a thread's local data: its address, its length in the file, and
+    /// the total length.
     pub(crate) fn own_data(&self) -> Result<(u64, u64, u64), Closed> {
         let segment = self.file.own_data().ok_or(Closed::Library)?;
         Ok((self.base + segment.address, segment.in_file, segment.len.next_multiple_of(64)))
     }
 
-    /// What its own data is at a thread's beginning.
+    /// Returns the content of that initial image.
     pub(crate) fn own_data_content(&self) -> Result<Vec<u8>, Closed> {
         self.file.content(&self.file.own_data().ok_or(Closed::Library)?)
     }
 
-    /// Its functions that run first: where they are listed, and how many.
+    /// Returns the address and number of the entries in the table of initialisation functions.
     pub(crate) fn first_functions(&self) -> Result<(u64, u64), Closed> {
         let dynamic = self.file.dynamic()?;
         let at = dynamic.value(DT_INIT_ARRAY).ok_or(Closed::Library)?;
@@ -162,7 +167,7 @@ impl<'a> Library<'a> {
             };
             let word = match kind {
                 R_64 | R_GLOB_DAT | R_JUMP_SLOT => address()?.wrapping_add(addend),
-                // There is one module.
+                // The library is the only module.
                 R_DTPMOD64 => 1,
                 R_DTPOFF64 => value.wrapping_add(addend),
                 R_TPOFF64 => value.wrapping_add(addend).wrapping_sub(own_len),
@@ -179,7 +184,7 @@ impl<'a> Library<'a> {
         Ok(())
     }
 
-    /// The functions that stand in for those of libc, by their names.
+    /// Returns the replacements for libc functions, by name.
     fn functions(&self, offer: u64) -> Result<HashMap<String, u64>, Closed> {
         let (list, count) = (self.word(offer + 16)?.wrapping_sub(self.base), self.word(offer + 24)?);
         let one = |index| {
@@ -190,7 +195,8 @@ impl<'a> Library<'a> {
         (0..count).map(one).collect()
     }
 
-    /// Where a symbol is. Symbols end where their names begin, in what linkers make.
+    /// Returns the value of an exported symbol. The symbol table ends where the string table
+    /// begins, in the layout that linkers produce.
     fn exported(&self, symbols: u64, strings: u64, wanted: &str) -> Result<u64, Closed> {
         for symbol in (symbols..strings).step_by(24) {
             let name = self.half(symbol)?;
@@ -201,7 +207,8 @@ impl<'a> Library<'a> {
         Err(Closed::Library)
     }
 
-    /// Wherever the library asks for its thread pointer: that is one instruction, see `crates/shim/src/base/thread.rs`.
+    /// Makes every load of the thread pointer use GS. The library loads it with a single kind of
+    /// instruction; see `crates/shim/src/base/thread.rs`.
     fn use_gs(&mut self) -> Result<(), Closed> {
         let mut count = 0;
         for segment in self.file.segments.iter().filter(|segment| segment.is_executable()) {

@@ -1,4 +1,4 @@
-//! The whole of it, in the order in which it is done.
+//! The steps of redirecting a program's calls, in their order.
 
 use std::ffi::CString;
 use std::mem::offset_of;
@@ -18,23 +18,24 @@ use crate::tracee::{self, Tracee};
 use crate::{By, Closed};
 
 const PAGE: u64 = 4096;
-/// Room for one stub: what moves, and what leads to the library and back.
+/// Bytes of a stub: the moved instructions, the jump to the library, and the jump back.
 const STUB: u64 = 128;
-/// What makes a call as it is: `jmp rcx`.
+/// The code that makes a call unmodified: `jmp rcx`.
 const LET_THROUGH: [u8; 2] = [0xff, 0xe1];
 
-/// A program whose calls can be led to shunt, and the library that they are led to.
+/// A program whose calls can be redirected, and the library that will receive them.
 pub struct Door {
     program: File,
     library: File,
     path: CString,
     sites: Vec<Site>,
     switches_stacks: bool,
-    /// The dynamic linker loads the library, and only the calls are led there.
+    /// The dynamic linker loads the library, so that only the calls must be redirected.
     has_linker: bool,
 }
 
-/// Has whoever becomes the program stop there. Until then it must not be waited for.
+/// Attaches to the thread that will execute the program, so that it stops there. No process may
+/// wait for that thread before.
 pub fn wait(by: By) -> Result<(), Closed> {
     match by {
         By::Thread(thread) => tracee::seize(Pid::from_raw(thread), false),
@@ -43,7 +44,7 @@ pub fn wait(by: By) -> Result<(), Closed> {
 }
 
 impl Door {
-    /// Looks at the files.
+    /// Analyses the files of the program and the library.
     pub fn plan(program: &Path, library: &Path) -> Result<Door, Closed> {
         const FSGSBASE: usize = 1 << 1;
         if linux_hwcap().1 & FSGSBASE == 0 {
@@ -64,7 +65,8 @@ impl Door {
         Ok(Door { program, library, path, sites, switches_stacks, has_linker })
     }
 
-    /// Whether the program has a libc, and calls besides that must be led to the library. Fast where it has none.
+    /// Returns `true` if the program has a libc, and also makes calls directly that the library
+    /// must receive. Returns quickly if it does not have such calls.
     pub fn is_needed(program: &Path, library: &Path) -> Result<bool, Closed> {
         let program = File::open(program)?;
         if !program.has_linker() || program.is_of_go()? {
@@ -77,7 +79,8 @@ impl Door {
         }
     }
 
-    /// Waits until the one that [`wait`] was told of has become the program; opens the door, and lets it go.
+    /// Waits until the thread given to [`wait`] has executed the program. Then redirects the calls
+    /// and lets the program run.
     pub fn open(self) -> Result<(), Closed> {
         let mut tracee = Tracee::at_exec()?;
         let process = tracee.process();
@@ -131,7 +134,8 @@ impl Door {
         tracee.set_registers(started)
     }
 
-    /// Leads the calls of a program whose dynamic linker will load the library. Until that has started they are made as they are.
+    /// Redirects the calls of a program whose dynamic linker will load the library. Until the
+    /// library has started, the stubs let calls through.
     fn lead_linked(&self, tracee: &mut Tracee, bias: u64, beside: u64) -> Result<(), Closed> {
         let stubs = self.map_stubs(tracee, bias)?;
         let below: [u64; size_of::<Below>() / 8] = [stubs + PAGE, BELOW, self.switches_stacks.into(), beside];
@@ -141,7 +145,8 @@ impl Door {
         tracee.set_registers(told)
     }
 
-    /// Memory below the program: a page that says where the calls are led to, and then the code that leads them there.
+    /// Maps memory below the program: a page with the address to which calls are redirected, then
+    /// the stubs.
     fn map_stubs(&self, tracee: &mut Tracee, bias: u64) -> Result<u64, Closed> {
         let loaded = self.program.segments.iter().filter(|segment| segment.is_loaded());
         let first = loaded.map(|segment| segment.address).min().ok_or(Closed::Elf)?;
@@ -152,7 +157,8 @@ impl Door {
         (STUB * (1 + self.sites.len() as u64)).next_multiple_of(PAGE)
     }
 
-    /// Leads the program's calls to where the page at `stubs` says.
+    /// Writes the stubs and the jumps to them. The page at `stubs` holds the address that they jump
+    /// to.
     fn lead(&self, tracee: &mut Tracee, bias: u64, stubs: u64) -> Result<(), Closed> {
         let mut content = LET_THROUGH.to_vec();
         let mut jumps = Vec::new();
@@ -169,12 +175,12 @@ impl Door {
         }
         tracee.write(stubs + PAGE, &content)?;
         protect(tracee, stubs + PAGE, self.len_of_stubs(), EXECUTABLE)?;
-        // Last of all: from here on every call goes there.
+        // The jumps come last: from here on, calls are redirected.
         jumps.iter().try_for_each(|(at, jump)| tracee.write(*at, jump))
     }
 }
 
-/// What must be so for calls of a program with a dynamic linker to be answered on its threads.
+/// Checks that the library can answer calls on the threads of a program with a dynamic linker.
 fn check_linked(program: &File) -> Result<(), Closed> {
     if !is_x86_feature_detected!("xsave") {
         return Err(Closed::NoXsave);
@@ -182,14 +188,15 @@ fn check_linked(program: &File) -> Result<(), Closed> {
     if program.changes_its_code()? {
         return Err(Closed::ChangesCode);
     }
-    // Without cgo, Go's threads have a thread pointer of their own, by which the library finds nothing.
+    // Without cgo, Go's threads have a thread pointer of Go's own, which the library cannot use.
     if program.is_of_go()? && !program.names(b"pthread_create")? {
         return Err(Closed::OwnThreads);
     }
     Ok(())
 }
 
-/// Maps the library's file, and changes what its place and its program change. `path` is put at an address first.
+/// Maps the library's file in the program, and writes the pages that differ from the file. Writes
+/// `path` to `at` first, for the open call.
 fn place(
     tracee: &mut Tracee,
     library: &Library,
@@ -217,7 +224,7 @@ fn place(
     tracee.call("close", libc::SYS_close, [file, 0, 0, 0, 0, 0]).map(drop)
 }
 
-/// Memory below the program, which nothing grows into.
+/// Maps memory below the program, at a distance where neither the heap nor a stack grows.
 fn map_below(tracee: &mut Tracee, lowest: u64, len: u64) -> Result<u64, Closed> {
     const TRIES: u64 = 64;
     const STEP: u64 = 16 * PAGE;

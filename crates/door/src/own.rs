@@ -1,8 +1,11 @@
-//! The system calls that a program with a libc makes by itself. Nearly all such programs make none, and then have the instruction's two
-//! bytes by chance only: inside other instructions, or in data. So what is no call is told exactly, and fast.
+//! Finds the system calls that a program with a libc makes with its own instructions.
 //!
-//! A call is in a function that the program tells of (`frames`) and that is nothing but instructions, is one of these, and has a number
-//! that is known, or a way that leads to it.
+//! Nearly all such programs make none. The two bytes of `syscall` then occur by chance, inside
+//! other instructions or in data. So a match must be rejected reliably and fast.
+//!
+//! A match is a call if it lies in a function that the unwind tables list (see `frames`), and that
+//! function decodes to valid instructions only, one of which is the match. In addition, its system
+//! call number must be known, or the function's control flow must reach it.
 
 use std::ops::Range;
 
@@ -15,17 +18,17 @@ use crate::elf::File;
 use crate::frames::Frames;
 use crate::text::{Text, has_bit};
 
-/// What a program with a libc calls by itself.
+/// The direct system calls of a program with a libc.
 pub(crate) struct Own {
     frames: Frames,
-    /// Where, and the number where it is known.
+    /// The addresses of the calls, with their system call numbers where known.
     calls: Vec<(u64, Option<u64>)>,
-    /// Where tables of jumps lead in the functions that have calls.
+    /// Targets of jump tables in functions that contain calls.
     by_tables: Vec<u64>,
 }
 
 impl Own {
-    /// Looks for its calls. There is at least one.
+    /// Searches a program. The result has at least one call.
     pub(crate) fn of(program: &File) -> Result<Own, Closed> {
         if program.len_of_code() > MOST_CODE {
             return Err(Closed::TooMuch);
@@ -51,7 +54,7 @@ impl Own {
         if own.calls.is_empty() { Err(Closed::NoCalls) } else { Ok(own) }
     }
 
-    /// Whether there is a call that `numbers` has a bit for, or may have.
+    /// Returns `true` if the number of a call is unknown or has a bit in `numbers`.
     pub(crate) fn matters(&self, numbers: &[u32; NUMBERS / 32]) -> bool {
         self.calls.iter().any(|(_, number)| number.is_none_or(|number| has_bit(numbers, number)))
     }
@@ -64,7 +67,7 @@ impl Own {
         self.frames.at(address).is_some_and(|function| function.start == address)
     }
 
-    /// Code in pieces, none of which is partly a function.
+    /// Splits code at the bounds of functions.
     pub(crate) fn pieces<'a>(&self, address: u64, code: &'a [u8]) -> Vec<(u64, &'a [u8])> {
         let end = address + code.len() as u64;
         let bounds = self.frames.all().flat_map(|function| [function.start, function.end]);
@@ -76,12 +79,13 @@ impl Own {
         cuts.windows(2).map(piece).collect()
     }
 
-    /// Where else code is come to than by the jumps that are seen: a function may be called by its address.
+    /// Returns the possible jump targets that no jump instruction names: functions, which can be
+    /// called by address, and the targets of jump tables.
     pub(crate) fn other_targets(&self) -> impl Iterator<Item = u64> {
         self.frames.all().map(|function| function.start).chain(self.by_tables.iter().copied())
     }
 
-    /// One function.
+    /// Adds the calls of one function.
     fn look(&mut self, program: &File, function: &Range<u64>, code: &[u8]) -> Result<(), Closed> {
         let Some(mut text) = Text::of_function(function.start, code) else { return Ok(()) };
         if text.calls.is_empty() {
@@ -102,7 +106,7 @@ impl Own {
     }
 }
 
-/// For each instruction of a function, whether there is a way that leads to it.
+/// Returns, for each instruction of a function, whether control flow can reach it.
 fn led(text: &Text) -> Vec<bool> {
     let mut goes_on = false;
     let one = |instruction: &Instruction| {
@@ -120,9 +124,10 @@ fn led(text: &Text) -> Vec<bool> {
     text.instructions.iter().map(one).collect()
 }
 
-/// Where the tables that a function refers to lead inside it: of the distances that compilers write, from the table, or of addresses.
+/// Returns the targets of a function's jump tables that lie inside the function. Compilers emit
+/// tables of offsets from the table, or of addresses.
 fn by_tables(program: &File, function: &Range<u64>, text: &Text) -> Result<Vec<u64>, Closed> {
-    /// No table is looked at any further.
+    /// The maximum number of bytes of a table that are read.
     const MOST: u64 = 8192;
     let jumps = |instruction: &Instruction| instruction.flow_control() == FlowControl::IndirectBranch;
     let mut found = Vec::new();
@@ -158,7 +163,7 @@ mod tests {
     fn this_test_has_calls_of_its_own() {
         let program = File::open(Path::new("/proc/self/exe")).unwrap();
         let own = Own::of(&program).unwrap();
-        // rustix makes them by itself.
+        // rustix makes system calls directly.
         assert_eq!(rustix::process::getpid().as_raw_pid() as u32, std::process::id());
         for (at, _) in &own.calls {
             assert_eq!(program.from(*at, 2).unwrap().unwrap(), SYSCALL);
@@ -178,9 +183,9 @@ mod tests {
 
     #[test]
     fn a_function_with_something_else_in_it_has_no_calls() {
-        // syscall; ret; and what is no instruction.
+        // syscall; ret; and a byte that is not an instruction.
         assert!(Text::of_function(AT, &[0x0f, 0x05, 0xc3, 0x06]).is_none());
-        // An instruction that its end cuts off.
+        // The end of the function cuts off an instruction.
         assert!(Text::of_function(AT, &[0x0f, 0x05, 0xc3, 0xe8, 0]).is_none());
     }
 

@@ -1,11 +1,23 @@
-//! The `syscall` instructions of a program, and how each is led to the library.
+//! Finds the `syscall` instructions of a program, and decides how each is redirected to the
+//! library.
 //!
-//! The instruction has two bytes, and a jump that reaches the library five. So its neighbours move, too: those before it, or
-//! those behind it. A neighbour can move if no jump leads to it, if it is no call, which would leave another return address,
-//! and if it can be written again for another place. Calls of a number that the library does not care for are left where they are.
+//! The instruction has two bytes, and a jump to a stub has five. So neighbouring instructions move
+//! into the stub too: those before the call, or those behind it.
 //!
-//! What cannot be seen is a jump by a table of distances into the middle of what moves. Compilers put nothing between a system call and
-//! the look at its result, so there is none.
+//! ```text
+//!   before:  mov eax, 1        after:  jmp stub       stub:  mov eax, 1
+//!            syscall                   (padding)             lea rcx, [the syscall below]
+//!            ret                       ret                   jmp [library]
+//!                                                            syscall
+//!                                                            jmp back, to the ret
+//! ```
+//!
+//! A neighbour can move if no jump leads to it, if it is not a `call` (whose return address would
+//! change), and if it can be encoded for another address. A call whose number the library does not
+//! handle stays where it is.
+//!
+//! A jump table of offsets into the middle of the moved instructions would not be seen. Compilers
+//! put no instruction between a system call and the check of its result, so there is none.
 
 use iced_x86::{
     BlockEncoder, BlockEncoderOptions, Code, Decoder, DecoderOptions, FlowControl, Instruction,
@@ -17,37 +29,38 @@ use crate::Closed;
 use crate::elf::File;
 use crate::own::Own;
 
-/// `jmp` to anywhere within 2 GiB.
+/// Bytes of a `jmp` with a reach of 2 GiB.
 const JUMP: usize = 5;
-/// How far back the number is looked for, and how many neighbours are kept.
+/// How many instructions around a call are kept, and how far back its number is searched.
 const AROUND: usize = 16;
 
-/// A system call that is to be led away.
+/// A system call that is to be redirected.
 #[derive(Debug)]
 pub(crate) struct Site {
-    /// What moves: from the first instruction to behind the last.
+    /// The moved instructions, as a range of addresses.
     pub(crate) from: u64,
     pub(crate) to: u64,
     before: Vec<Instruction>,
     behind: Vec<Instruction>,
 }
 
-/// The program's code, or a function of it.
+/// The decoded code of a program or of a function.
 #[derive(Default)]
 pub(crate) struct Text {
-    /// The calls: each is an index in those after it.
+    /// The calls, as indices into `instructions`.
     pub(crate) calls: Vec<usize>,
-    /// The instructions around each call. What is decoded in between is kept of a function only.
+    /// The instructions around each call. Those in between are kept only if the text is a function.
     pub(crate) instructions: Vec<Instruction>,
-    /// Where jumps lead, in order.
+    /// Sorted jump targets.
     pub(crate) targets: Vec<u64>,
-    /// Addresses in the code that are taken, in order.
+    /// Sorted addresses in the code that are loaded by `lea`.
     taken: Vec<u64>,
     /// The first instruction that uses GS.
     uses_gs: Option<u64>,
 }
 
-/// The calls of `program` that `numbers` has a bit for, or may have: of one with a libc, which are known, its `own`.
+/// Returns the calls of `program` that the library must receive: their number is unknown or has a
+/// bit in `numbers`. For a program with a libc, `own` lists its calls.
 pub(crate) fn sites(
     program: &File,
     own: Option<&Own>,
@@ -64,7 +77,7 @@ pub(crate) fn sites(
     }
     text.targets.extend(own.into_iter().flat_map(Own::other_targets));
     text.targets.sort_unstable();
-    // Until the program's own code runs, with a dynamic linker: then it may.
+    // Programs with a dynamic linker may use GS: shunt uses it only until the program's code runs.
     if let Some(at) = text.uses_gs.filter(|_| !program.has_linker()) {
         return Err(Closed::UsesGs(at));
     }
@@ -96,7 +109,7 @@ pub(crate) fn has_bit(numbers: &[u32], number: u64) -> bool {
 }
 
 impl Text {
-    /// A whole function. `None` if there is something else in it than instructions.
+    /// Decodes a whole function. Returns `None` if it contains anything but valid instructions.
     pub(crate) fn of_function(address: u64, code: &[u8]) -> Option<Text> {
         let mut text = Text::default();
         let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
@@ -110,7 +123,7 @@ impl Text {
         Some(text)
     }
 
-    /// One run of it more.
+    /// Decodes one more run of code.
     fn decode(&mut self, address: u64, code: &[u8]) {
         let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
         let mut instruction = Instruction::default();
@@ -129,7 +142,7 @@ impl Text {
         self.instructions.push(*instruction);
     }
 
-    /// What is before the next call stays, as does what is behind the last.
+    /// Drops instructions between calls, but keeps the neighbours of each call.
     fn forget_between_calls(&mut self) {
         let (last, behind) = self.calls.last().map_or((0, 0), |call| (*call, call + AROUND));
         if self.instructions.len() - last >= 8 * AROUND {
@@ -146,7 +159,7 @@ impl Text {
         if is_branch {
             self.targets.push(instruction.near_branch_target());
         }
-        // An address that is taken may be jumped to.
+        // Code may jump to any address that is taken.
         if instruction.is_ip_rel_memory_operand() {
             self.targets.push(instruction.ip_rel_memory_address());
             if instruction.mnemonic() == Mnemonic::Lea {
@@ -164,8 +177,11 @@ impl Text {
         self.targets.binary_search(&address).is_ok()
     }
 
-    /// Whether libc tells by where a thread stands whether it is in this call, and may be cancelled: musl where it can cancel threads at all,
-    /// and glibc since 2.41 always. Both keep the word that says so on the stack until the call is over.
+    /// Returns `true` if libc may cancel a thread inside this call, which it decides by the
+    /// thread's program counter.
+    ///
+    /// musl does so if it supports cancellation at all, and glibc always does since 2.41. Both keep
+    /// the word that they check on the stack during the call, which is the pattern matched here.
     fn is_cancellation_point(&self, index: usize) -> bool {
         let Some(before) = index.checked_sub(1).map(|index| &self.instructions[index]) else { return false };
         before.code() == Code::Mov_rm64_r64
@@ -175,12 +191,13 @@ impl Text {
             && before.op1_register() == Register::R11
     }
 
-    /// The number of the call at `index`, if the code that leads straight there says so.
+    /// Returns the number of the call at `index`, if the code that runs straight into it sets a
+    /// constant.
     pub(crate) fn number(&self, index: usize) -> Option<u64> {
         let mut factory = InstructionInfoFactory::new();
         let mut holder = Register::RAX;
         for index in (index.saturating_sub(AROUND) + 1..=index).rev() {
-            // Whoever jumps here brings a number along.
+            // A jump to this point may bring another number.
             if self.is_target(self.instructions[index].ip()) || !self.leads_to(index) {
                 return None;
             }
@@ -213,7 +230,8 @@ impl Text {
         None
     }
 
-    /// What moves with the call at `index`: what stands before it, else what is behind.
+    /// Returns the instructions that move with the call at `index`: those before it, or else those
+    /// behind it.
     fn site(&self, index: usize) -> Option<Site> {
         self.before(index).or_else(|| self.behind(index))
     }
@@ -233,7 +251,7 @@ impl Text {
         Some(Site { from: self.instructions[first].ip(), to: call.next_ip(), before, behind: Vec::new() })
     }
 
-    /// Whether the instruction at `index` is what is done after the one before it.
+    /// Returns `true` if the instruction before `index` continues with the one at `index`.
     fn leads_to(&self, index: usize) -> bool {
         let Some(before) = index.checked_sub(1).map(|index| &self.instructions[index]) else { return false };
         let goes_on = matches!(before.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
@@ -254,7 +272,7 @@ impl Text {
             }
             end = instruction.next_ip();
             if ends {
-                // Nobody comes here: what fills the space between functions.
+                // Padding between functions, which never runs.
                 if !matches!(instruction.mnemonic(), Mnemonic::Int3 | Mnemonic::Nop) {
                     return None;
                 }
@@ -284,7 +302,8 @@ fn is_movable(instruction: &Instruction) -> bool {
 }
 
 impl Site {
-    /// What stands in its place: a jump to `there`, and rubbish where nobody comes.
+    /// Returns the code that replaces the moved instructions: a jump to `there`, and traps as
+    /// padding.
     pub(crate) fn jump(&self, bias: u64, there: u64) -> Result<Vec<u8>, Closed> {
         const TRAP: u8 = 0xcc;
         let mut code = jump(self.from.wrapping_add(bias), there)?;
@@ -292,10 +311,10 @@ impl Site {
         Ok(code)
     }
 
-    /// What is done there, with the address that is asked for at `called`.
+    /// Returns the code of the stub at `at`. It jumps to the address that is stored at `called`.
     pub(crate) fn stub(&self, bias: u64, at: u64, called: u64) -> Result<Vec<u8>, Closed> {
         let mut code = moved(&self.before, bias, at)?;
-        // lea rcx, [rip + 6]: the call itself. jmp [rip + ...]
+        // lea rcx, [rip + 6], the address of the syscall below; jmp [rip + ...]
         code.extend([0x48, 0x8d, 0x0d, 6, 0, 0, 0, 0xff, 0x25]);
         let behind = at + code.len() as u64 + 4;
         code.extend(distance(behind, called)?.to_le_bytes());
@@ -306,7 +325,8 @@ impl Site {
     }
 }
 
-/// The same instructions for another place. What they refer to is `bias` from where the file says.
+/// Encodes instructions for another address. The program is loaded `bias` above the addresses in
+/// its file.
 fn moved(instructions: &[Instruction], bias: u64, to: u64) -> Result<Vec<u8>, Closed> {
     if instructions.is_empty() {
         return Ok(Vec::new());
@@ -393,10 +413,10 @@ mod tests {
         assert_eq!(jump, [0xe9, 0xfb, 0x0f, 0, 0, 0xcc, 0xcc]);
         let stub = site.stub(0, there, there - 8).unwrap();
         assert_eq!(stub[..5], [0xb8, 60, 0, 0, 0]);
-        // The address of the call, which is behind the jump.
+        // The address of the syscall, which is behind the jump.
         assert_eq!(stub[5..12], [0x48, 0x8d, 0x0d, 6, 0, 0, 0]);
         assert_eq!(stub[18..20], [0x0f, 0x05]);
-        // Back to behind it.
+        // The jump back, to behind the replaced code.
         let back = i32::from_le_bytes(stub[21..25].try_into().unwrap());
         assert_eq!((there + 25).wrapping_add_signed(back.into()), AT + 7);
     }
@@ -420,13 +440,13 @@ mod tests {
     fn a_call_with_jumps_around_it_is_left() {
         // jmp to the syscall; syscall; nop; jmp to the nop
         assert!(only_site(&[0xeb, 0, 0x0f, 0x05, 0x90, 0xeb, 0xfd]).is_none());
-        // A call's return address would be another.
+        // Moving a `call` would change its return address.
         assert!(only_site(&[0xeb, 0, 0x0f, 0x05, 0xe8, 0, 0, 0, 0, 0xc3]).is_none());
     }
 
     #[test]
     fn neighbours_that_refer_to_their_place_refer_to_it_from_the_other() {
-        // mov edi, [rip + 0x100]; syscall, in a program that lies 0x10_0000 further up.
+        // mov edi, [rip + 0x100]; syscall, in a program that is loaded with a bias of 0x10_0000.
         let (bias, there) = (0x10_0000, 0x4f_0000);
         let site = only_site(&[0x8b, 0x3d, 0, 1, 0, 0, 0x0f, 0x05]).unwrap();
         let stub = site.stub(bias, there, there - 8).unwrap();

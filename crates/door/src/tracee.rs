@@ -1,4 +1,5 @@
-//! A process that stands at its exec: its memory is written, and it is made to call the kernel.
+//! A process that is stopped at its exec. Its memory can be written, and it can be made to make
+//! system calls.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,20 +16,21 @@ use shunt_abi::door::SYSCALL;
 
 use crate::Closed;
 
-/// Held still by this process, which the kernel has let go on when it is dropped.
+/// A traced process. Dropping it restores the code at `calls_at` and lets the process run.
 pub(crate) struct Tracee {
     process: Pid,
     memory: File,
-    /// Signals that have come meanwhile.
+    /// Signals that arrived while it was stopped, to be sent again.
     signals: Vec<Signal>,
-    /// Where it makes calls, and what else stands there.
+    /// The address of the `syscall` instruction that it uses for calls, and the bytes that it
+    /// replaces.
     calls_at: u64,
     before: [u8; 2],
 }
 
-/// From now on the thread stops when it becomes another program, or its next child does.
+/// Makes a thread stop at its next exec, or, if it `is_parent`, its next child at the child's.
 pub(crate) fn seize(thread: Pid, is_parent: bool) -> Result<(), Closed> {
-    // Its memory is found by its number, and must be no other's.
+    // /proc/PID/mem must be that of the traced process, so /proc must show our own PID namespace.
     let own = std::fs::read_link("/proc/self").map_err(Closed::Unreadable)?;
     if own != Path::new(&std::process::id().to_string()) {
         return Err(Closed::OtherProc);
@@ -38,13 +40,13 @@ pub(crate) fn seize(thread: Pid, is_parent: bool) -> Result<(), Closed> {
     ptrace::seize(thread, Options::PTRACE_O_TRACEEXEC | also).map_err(|errno| Closed::Kernel("ptrace", errno))
 }
 
-/// What a refusal of ptrace's says of a thread that has stopped for it.
+/// Converts the error of a ptrace request on a thread that has been stopped.
 fn refused(errno: Errno) -> Closed {
     if errno == Errno::ESRCH { Closed::Gone } else { Closed::Kernel("ptrace", errno) }
 }
 
 impl Tracee {
-    /// The process when it has become the program, before the program's first instruction.
+    /// Waits until the traced process has executed the program, before its first instruction.
     pub(crate) fn at_exec() -> Result<Tracee, Closed> {
         use nix::libc::{
             PTRACE_EVENT_CLONE, PTRACE_EVENT_EXEC, PTRACE_EVENT_FORK, PTRACE_EVENT_STOP, PTRACE_EVENT_VFORK,
@@ -53,14 +55,15 @@ impl Tracee {
         let process = loop {
             let status = waitpid(any, Some(WaitPidFlag::__WALL));
             let gone = match status.map_err(|errno| Closed::Kernel("waitpid", errno))? {
-                // A thread that is not the first of its process has the number of that one from here on.
+                // At exec a thread that is not the main thread takes over the id of the main
+                // thread.
                 WaitStatus::PtraceEvent(process, _, PTRACE_EVENT_EXEC) => break process,
                 WaitStatus::PtraceEvent(
                     parent,
                     _,
                     PTRACE_EVENT_FORK | PTRACE_EVENT_VFORK | PTRACE_EVENT_CLONE,
                 ) => ptrace::detach(parent, None),
-                // It has been told to stop, and stays so without being traced.
+                // A group stop. The thread stays stopped when it is detached.
                 WaitStatus::PtraceEvent(thread, signal, PTRACE_EVENT_STOP) if signal != Signal::SIGTRAP => {
                     let _ = ptrace::detach(thread, None);
                     return Err(Closed::Gone);
@@ -80,7 +83,7 @@ impl Tracee {
         Ok(tracee)
     }
 
-    /// Where the program begins, whatever there is before it.
+    /// Returns the address at which the program starts, after its dynamic linker.
     pub(crate) fn entry(&self) -> Result<u64, Closed> {
         const AT_ENTRY: u64 = 9;
         let told = std::fs::read(format!("/proc/{}/auxv", self.process)).map_err(Closed::Unreadable)?;
@@ -105,12 +108,12 @@ impl Tracee {
         self.memory.read_exact_at(into, at).map_err(|error| self.lacks(at, error))
     }
 
-    /// Also where the program may only read.
+    /// Writes memory, even if it is read-only for the program.
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Closed> {
         self.memory.write_all_at(bytes, at).map_err(|error| self.lacks(at, error))
     }
 
-    /// Why its memory cannot be touched: somebody who is killed has none.
+    /// Returns why its memory is inaccessible. A killed process has no memory.
     fn lacks(&self, at: u64, error: std::io::Error) -> Closed {
         match self.registers() {
             Err(Closed::Gone) => Closed::Gone,
@@ -118,7 +121,7 @@ impl Tracee {
         }
     }
 
-    /// Has it make a system call.
+    /// Makes the process make a system call, and returns the result.
     pub(crate) fn call(
         &mut self,
         name: &'static str,
@@ -127,7 +130,7 @@ impl Tracee {
     ) -> Result<u64, Closed> {
         let before = self.registers()?;
         let [rdi, rsi, rdx, r10, r8, r9] = arguments;
-        // No call is under way that the kernel would begin again.
+        // -1 means that no system call is in progress, so the kernel restarts none.
         let orig_rax = u64::MAX;
         let call = user_regs_struct {
             rax: number as u64,
@@ -145,7 +148,7 @@ impl Tracee {
             self.set_registers(call)?;
             self.step()?;
             let after = self.registers()?;
-            // The first step is the end of the exec itself, and changes rax.
+            // The first step only completes the exec, which changes rax.
             if after.rip != call.rip {
                 break after.rax;
             }
@@ -157,7 +160,7 @@ impl Tracee {
         Ok(result)
     }
 
-    /// One instruction.
+    /// Executes one instruction.
     fn step(&mut self) -> Result<(), Closed> {
         loop {
             ptrace::step(self.process, None).map_err(|_| Closed::Gone)?;

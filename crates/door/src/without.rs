@@ -1,29 +1,29 @@
-//! Processors on which no door is opened.
+//! Replacement for `open` on processors that are not supported.
 
 use std::path::Path;
 
 use crate::{By, Closed};
 
-/// There is none.
+/// A value of this type cannot exist.
 pub enum Door {}
 
-/// Nobody is held still.
+/// Fails with [`Closed::Processor`].
 pub fn wait(_: By) -> Result<(), Closed> {
     Err(Closed::Processor)
 }
 
 impl Door {
-    /// Says that there is none.
+    /// Fails with [`Closed::Processor`].
     pub fn plan(_: &Path, _: &Path) -> Result<Door, Closed> {
         Err(Closed::Processor)
     }
 
-    /// None is.
+    /// Returns `false`.
     pub fn is_needed(_: &Path, _: &Path) -> Result<bool, Closed> {
         Ok(false)
     }
 
-    /// Not on this processor.
+    /// Cannot be called, because there is no `Door`.
     pub fn open(self) -> Result<(), Closed> {
         match self {}
     }
