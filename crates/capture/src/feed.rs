@@ -1,4 +1,5 @@
-//! The conversation with the broker: what there is to see, as long as somebody looks.
+//! The connection to the broker, which reports the links and connections that can be captured, and
+//! passes their memory.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,23 +11,23 @@ use shunt_abi::control::{Capture, Capturing, DecodeError, MAX_MESSAGE, Reply, Re
 use shunt_sys::{Errno, seqpacket};
 use thiserror::Error;
 
-/// How long the broker has for its first answer.
+/// How long the broker may take for its first answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_millis(5);
 
-/// Why the broker says nothing, or no more.
+/// Why the broker does not answer, or no longer.
 #[derive(Debug, Error)]
 pub enum FeedError {
-    /// Nobody listens.
+    /// No process listens at the path.
     #[error("no broker at {0}: {1}")]
     NoBroker(PathBuf, io::Error),
-    /// It listens and says nothing.
+    /// The broker listens and does not answer.
     #[error("the broker did not answer within {} seconds; is it stopped?", PATIENCE.as_secs())]
     Silent,
-    /// It hung up.
+    /// The broker has closed the connection.
     #[error("the broker has hung up: it has ended, is of another version, or has too many who read along")]
     HungUp,
-    /// It speaks another protocol.
+    /// The broker uses another protocol version.
     #[error("what the broker says is not understood: {0}")]
     Protocol(#[from] DecodeError),
     /// The connection failed.
@@ -34,16 +35,16 @@ pub enum FeedError {
     Io(#[from] Errno),
 }
 
-/// See the module.
+/// An open connection to the broker.
 #[derive(Debug)]
 pub(crate) struct Feed {
     socket: OwnedFd,
-    /// Everything is to be seen, and not only what is one's own.
+    /// The broker reports the connections of all users, and not only those of this user.
     pub(crate) is_of_all: bool,
 }
 
 impl Feed {
-    /// Asks the broker at `path` to read along.
+    /// Asks the broker at `path` for a capture.
     pub(crate) fn open(path: &Path) -> Result<Feed, FeedError> {
         let deadline = Instant::now() + PATIENCE;
         let socket = loop {
@@ -68,7 +69,7 @@ impl Feed {
         }
     }
 
-    /// What the broker has said, if it has.
+    /// Returns the next message of the broker, if one has arrived.
     pub(crate) fn next(&mut self) -> Result<Option<(Reply, Option<OwnedFd>)>, FeedError> {
         let mut buffer = [0; MAX_MESSAGE];
         match seqpacket::recv(&self.socket, &mut buffer) {
@@ -82,7 +83,7 @@ impl Feed {
         }
     }
 
-    /// Waits until it says something, for so long at most.
+    /// Waits until a message arrives, for at most `limit`.
     pub(crate) fn wait(&self, limit: Duration) -> Result<(), FeedError> {
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&limit)) {

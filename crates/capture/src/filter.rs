@@ -1,8 +1,8 @@
-//! What of all that may be seen is wanted.
+//! Selects the links and connections to capture.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Of each list that is not empty, one must fit either end.
+/// Each list that is not empty must match at least one end.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     /// Ports.
@@ -11,17 +11,17 @@ pub struct Filter {
     pub addresses: Vec<IpAddr>,
     /// Process ids.
     pub pids: Vec<u32>,
-    /// Names of programs.
+    /// Program names.
     pub programs: Vec<String>,
 }
 
 impl Filter {
-    /// Whether links between two programs are wanted at all.
+    /// Returns `true` if links between two programs may have connections that match.
     pub(crate) fn has_link(&self, pids: [u32; 2], programs: [&str; 2]) -> bool {
         fits(&self.pids, pids) && fits_by(&self.programs, programs, |wanted, one| wanted == one)
     }
 
-    /// Whether a connection with these addresses, as either end sees them, is wanted.
+    /// Returns `true` if a connection with these addresses, as each end sees them, matches.
     pub(crate) fn has_connection(&self, addresses: [[SocketAddr; 2]; 2]) -> bool {
         let all = addresses.concat();
         fits(&self.ports, all.iter().map(SocketAddr::port))

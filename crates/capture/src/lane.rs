@@ -1,8 +1,12 @@
-//! One direction of a connection, read along without a word to either end.
+//! Reads one direction of a connection without the cooperation of either end.
 //!
-//! The two ends go on as if nobody looked, so bytes may be overwritten before they were copied, or while they are. What is copied counts
-//! only if nothing can have come over it, by the cursors as they stand afterwards; else it has been missed, and is counted. The words
-//! may be anything: programs write them.
+//! The two ends do not wait for the capture. So the sender may overwrite bytes before or while they
+//! are copied. After a copy, the cursors are loaded again, and only bytes that cannot have been
+//! overwritten count. The others are counted as missed. Example: the ring has 64 KiB, and the
+//! sender writes 200 KiB between two polls. The capture then gets the bytes that are still in the
+//! ring, and reports the rest as missed.
+//!
+//! Programs can write anything to this memory, so no word of it is trusted; see `window`.
 
 use std::ops::Range;
 use std::sync::atomic::{Ordering::Acquire, fence};
@@ -15,11 +19,11 @@ use shunt_sys::view::View;
 
 use crate::window::{Cursors, Passed, Window};
 
-/// The memory of a link, which others write.
+/// The memory of a link, which other processes write.
 pub trait Memory {
-    /// The word at `offset`, if there is one.
+    /// Loads the word at `offset`, if there is one.
     fn word(&self, offset: usize) -> Option<u64>;
-    /// Copies what is at `offset`. `false` if there is not so much.
+    /// Copies the bytes at `offset`. Returns `false` if the memory ends before.
     fn read(&self, offset: usize, bytes: &mut [u8]) -> bool;
 }
 
@@ -33,25 +37,25 @@ impl Memory for View {
     }
 }
 
-/// What a look has found.
+/// The result of one [`Lane::look`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Look {
-    /// Bytes that have been missed, which come before those that were copied.
+    /// Bytes missed before those that were copied.
     pub missed: u64,
-    /// There may be more already.
+    /// More bytes are available already.
     pub is_behind: bool,
 }
 
-/// How a lane has ended.
+/// How a lane ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// So has the stream.
+    /// The stream has ended with it.
     WithStream,
-    /// The stream goes on in TCP, and so much of the lane was received.
+    /// The stream continues on TCP, and the receiver has read this many bytes of the lane.
     ForTcp(u64),
 }
 
-/// See the module.
+/// The state of a captured lane.
 #[derive(Debug)]
 pub struct Lane {
     header: usize,
@@ -59,12 +63,12 @@ pub struct Lane {
     size: u64,
     passed: Passed,
     ended: Option<Ended>,
-    /// It has said what cannot be. Nothing of it is looked at any more.
+    /// The lane held impossible values. It is not read any more.
     is_spoiled: bool,
 }
 
 impl Lane {
-    /// The lane that `sender` writes for a connection, which must be one of a link's.
+    /// Creates the state for the lane that `sender` writes for the connection `conn` of a link.
     pub fn new(geometry: Geometry, conn: usize, sender: Side) -> Lane {
         Lane {
             header: geometry.lane_offset(conn, sender),
@@ -76,39 +80,39 @@ impl Lane {
         }
     }
 
-    /// Leaves alone what has passed already.
+    /// Skips the bytes that have been sent already.
     pub fn skip(&mut self, memory: &impl Memory) {
         if let Some(tail) = self.word(memory, LANE_TAIL_OFFSET) {
             self.passed.seen = tail & LANE_CURSOR;
         }
     }
 
-    /// Bytes that have passed, as far as has been looked.
+    /// Returns the number of bytes that were copied or missed.
     pub fn seen(&self) -> u64 {
         self.passed.seen
     }
 
-    /// Returns how many looks copy all that a lane can hold: as many as one needs that has ended.
+    /// Returns how many calls of [`Lane::look`] copy everything that a lane can hold.
     pub fn looks_to_end(&self) -> u64 {
         Window::looks_for(self.size)
     }
 
-    /// Where in the stream the lane begins, once it has.
+    /// Returns the offset in the stream at which the lane begins, once it has begun.
     pub fn beginning(&self, memory: &impl Memory) -> Option<u64> {
         self.word(memory, LANE_START_OFFSET)?.checked_sub(1)
     }
 
-    /// How it has ended, once all has been seen.
+    /// Returns how the lane ended, after all its bytes have been seen.
     pub fn ended(&self) -> Option<Ended> {
         self.ended
     }
 
-    /// Whether it has said what cannot be.
+    /// Returns `true` if the lane held impossible values.
     pub fn is_spoiled(&self) -> bool {
         self.is_spoiled
     }
 
-    /// Whether there is something to look at.
+    /// Returns `true` if there are new bytes or the lane has ended.
     pub fn has_moved(&self, memory: &impl Memory) -> bool {
         let tail = self.word(memory, LANE_TAIL_OFFSET);
         !self.is_spoiled
@@ -116,12 +120,13 @@ impl Lane {
             && (tail.is_some_and(|tail| tail != self.passed.seen) || self.is_shut(memory))
     }
 
-    /// How far the sender is now: see [`Lane::look`].
+    /// Returns the sender's cursor, as a limit for [`Lane::look`].
     pub fn published(&self, memory: &impl Memory) -> u64 {
         self.word(memory, LANE_TAIL_OFFSET).unwrap_or(0) & LANE_CURSOR
     }
 
-    /// Copies what has come since the last look into `bytes`, in place of what is there, but nothing from `limit` on.
+    /// Copies the bytes since the last call into `bytes`, replacing its content. Bytes from `limit`
+    /// on are left for the next call.
     pub fn look(&mut self, memory: &impl Memory, limit: u64, bytes: &mut Vec<u8>) -> Look {
         bytes.clear();
         if self.is_spoiled || self.ended.is_some() {
@@ -135,9 +140,10 @@ impl Lane {
         look
     }
 
-    /// Nothing: the words cannot be.
+    /// Does the work of [`Lane::look`]. Returns `None` if the words are impossible.
     fn try_look(&mut self, memory: &impl Memory, limit: u64, bytes: &mut Vec<u8>) -> Option<Look> {
-        // Before the cursor: who has shut the direction down has published all.
+        // Load this before the cursor: a sender publishes all bytes before it shuts the direction
+        // down.
         let is_shut = self.is_shut(memory);
         let word = self.word(memory, LANE_TAIL_OFFSET)?;
         let cursors = self.cursors(memory, word)?;
@@ -155,7 +161,7 @@ impl Lane {
         }
         let valid = match after.base == cursors.base {
             true => after.kept_from(self.size).clamp(range.start, range.end),
-            // It has begun anew meanwhile, over anything.
+            // The sender has started over in the meantime, and may have overwritten anything.
             false => range.end,
         };
         bytes.drain(..(valid - range.start) as usize);
@@ -167,7 +173,7 @@ impl Lane {
         Some(Look { missed, is_behind: window.is_behind() })
     }
 
-    /// Loads the cursors, in the order that [`Cursors`] needs, behind a tail that has been.
+    /// Loads the cursors after `tail`, in the order that [`Cursors`] needs.
     fn cursors(&self, memory: &impl Memory, tail: u64) -> Option<Cursors> {
         Some(Cursors {
             tail: tail & LANE_CURSOR,
@@ -177,7 +183,7 @@ impl Lane {
         })
     }
 
-    /// Copies bytes of the lane, which are a window's.
+    /// Copies a range of the lane that lies in a window.
     fn copy(&self, memory: &impl Memory, base: u64, range: Range<u64>, bytes: &mut Vec<u8>) -> bool {
         let count = range.end - range.start;
         bytes.resize(count as usize, 0);
@@ -201,7 +207,7 @@ impl Lane {
         Some(())
     }
 
-    /// Whether the sender has ended the stream by a call.
+    /// Returns `true` if the sender has ended the stream by shutdown or close.
     fn is_shut(&self, memory: &impl Memory) -> bool {
         let end = self.word(memory, LANE_END_OFFSET);
         end.is_some_and(|end| end & (LANE_END_SHUT_DOWN | LANE_END_CLOSED) != 0)

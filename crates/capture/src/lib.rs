@@ -1,10 +1,12 @@
-//! What tcpdump can no longer see: reads connections along that are on shared memory, and writes them down as packets that Wireshark
-//! understands (docs/adr/0030). Nobody is slowed down for it but by the processor time and the memory that it takes, and nothing that
-//! programs write into a link is believed.
+//! Captures connections on shared memory, which tcpdump cannot see, and writes them as packets for
+//! Wireshark (docs/adr/0030).
 //!
-//! Inner shape: `feed` is the conversation with the broker, which says what there is to see; `lane` reads one direction along, as far as
-//! `window` lets it; `packet` makes a packet of what was read, `pcapng` writes it down; `session` puts them together, `filter` says what
-//! is wanted.
+//! The programs do not wait for a capture; it costs them only the processor time and memory that it
+//! uses. The capture trusts nothing that programs write into a link.
+//!
+//! Modules: `feed` is the connection to the broker, which reports the connections. `lane` reads one
+//! direction, within the limits of `window`. `packet` builds packets, and `pcapng` writes them.
+//! `filter` selects connections, and `session` puts everything together.
 
 #![forbid(unsafe_code)]
 

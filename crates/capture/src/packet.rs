@@ -1,8 +1,8 @@
-//! A packet as it would have been, had the bytes gone by TCP: an IP header, a TCP header, the bytes.
+//! Builds the packet that the bytes would have had on TCP: an IP header, a TCP header, the bytes.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// The most bytes in one packet: what fits into the length of an IPv4 header.
+/// The maximum number of bytes in a packet, limited by the length field of IPv4.
 pub(crate) const MOST: usize = 65_000;
 
 const TCP_BYTES: usize = 20;
@@ -11,20 +11,20 @@ const FIN: u8 = 0x01;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 
-/// What the headers say.
+/// The fields of the headers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) from: SocketAddr,
     pub(crate) to: SocketAddr,
     pub(crate) sequence: u32,
     pub(crate) acknowledged: u32,
-    /// The last of what was sent at once.
+    /// The packet ends a group of bytes that were sent together (PSH).
     pub(crate) is_last: bool,
-    /// The stream ends here.
+    /// The stream ends here (FIN).
     pub(crate) is_end: bool,
 }
 
-/// Makes a packet of `bytes`, in place of what is in `packet`.
+/// Builds a packet of `bytes`, replacing the content of `packet`.
 pub(crate) fn make(segment: &Segment, bytes: &[u8], packet: &mut Vec<u8>) {
     packet.clear();
     let ip = push_ip(segment, bytes.len(), packet);
@@ -34,7 +34,7 @@ pub(crate) fn make(segment: &Segment, bytes: &[u8], packet: &mut Vec<u8>) {
     packet.extend(segment.sequence.to_be_bytes());
     packet.extend(segment.acknowledged.to_be_bytes());
     let flags = ACK | if segment.is_last { PSH } else { 0 } | if segment.is_end { FIN } else { 0 };
-    // The length of the header in words, the flags, a window as large as there is.
+    // The header's length in words, the flags, and the largest window.
     packet.extend([(TCP_BYTES as u8 / 4) << 4, flags, 0xff, 0xff]);
     packet.extend([0; 4]);
     packet.extend_from_slice(bytes);
@@ -42,14 +42,14 @@ pub(crate) fn make(segment: &Segment, bytes: &[u8], packet: &mut Vec<u8>) {
     packet[tcp + 16..tcp + 18].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Pushes an IP header, and says what of it is part of TCP's sum.
+/// Appends an IP header, and returns its contribution to TCP's checksum.
 fn push_ip(segment: &Segment, len: usize, packet: &mut Vec<u8>) -> u64 {
     let len = TCP_BYTES + len;
     let addresses = match (segment.from.ip(), segment.to.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             packet.extend([0x45, 0]);
             packet.extend((20 + len as u16).to_be_bytes());
-            // No identification, not to be fragmented.
+            // Identification 0, don't fragment.
             packet.extend([0, 0, 0x40, 0, 64, PROTOCOL, 0, 0]);
             packet.extend(from.octets());
             packet.extend(to.octets());
@@ -101,7 +101,7 @@ mod tests {
         packet
     }
 
-    /// Who adds the sum to what it is of has nothing left.
+    /// Returns `true` if the checksum is right: data plus checksum sum up to zero.
     fn is_sound(ip: usize, addresses: &[u8], packet: &[u8]) -> bool {
         let tcp = &packet[ip..];
         checksum(sum(addresses) + tcp.len() as u64 + u64::from(PROTOCOL) + sum(tcp)) == 0

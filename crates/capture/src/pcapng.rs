@@ -1,5 +1,6 @@
-//! Writes pcapng, as far as it is needed: a section, interfaces, packets, and what was missed
-//! (<https://www.ietf.org/archive/id/draft-ietf-opsawg-pcapng-03.html>). Why by hand: docs/adr/0030.
+//! Writes the part of pcapng that a capture needs: a section, interfaces, packets and statistics
+//! (<https://www.ietf.org/archive/id/draft-ietf-opsawg-pcapng-03.html>). docs/adr/0030 explains why
+//! shunt has its own writer.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -9,7 +10,7 @@ const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const INTERFACE: u32 = 1;
 const STATISTICS: u32 = 5;
 const PACKET: u32 = 6;
-/// Packets begin with an IP header.
+/// LINKTYPE_RAW: packets begin with an IP header.
 const LINKTYPE_RAW: u16 = 101;
 
 const COMMENT: u16 = 1;
@@ -30,7 +31,7 @@ pub(crate) struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a section, in which packets have no more than `snaplen` bytes.
+    /// Begins a section with at most `snaplen` bytes of each packet.
     pub(crate) fn new(to: W, program: &str, snaplen: u32) -> io::Result<Writer<W>> {
         let mut writer = Writer { to, block: Vec::new(), interfaces: 0, snaplen, written: 0 };
         writer.begin(SECTION);
@@ -43,13 +44,13 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Adds an interface, and says what to call it.
+    /// Adds an interface and returns its number.
     pub(crate) fn interface(&mut self, name: &str) -> io::Result<u32> {
         self.begin(INTERFACE);
         self.halves(LINKTYPE_RAW, 0);
         self.word(self.snaplen);
         self.option(INTERFACE_NAME, name.as_bytes());
-        // Times are in 10^-9 s.
+        // Time stamps are in nanoseconds.
         self.option(INTERFACE_RESOLUTION, &[9]);
         self.end_with_options()?;
         self.interfaces += 1;
@@ -80,7 +81,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Says how many packets an interface had, and how many more were missed.
+    /// Adds the number of packets that an interface had, and how many more were missed.
     pub(crate) fn statistics(
         &mut self,
         interface: u32,
@@ -101,7 +102,7 @@ impl<W: Write> Writer<W> {
         self.written
     }
 
-    /// Has everything arrive.
+    /// Flushes the underlying writer.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.to.flush()
     }
@@ -109,7 +110,7 @@ impl<W: Write> Writer<W> {
     fn begin(&mut self, kind: u32) {
         self.block.clear();
         self.word(kind);
-        // Its length, once that is known.
+        // A placeholder for the length.
         self.word(0);
     }
 

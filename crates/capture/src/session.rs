@@ -1,7 +1,13 @@
-//! A capture: hears from the broker what there is to see, looks at it again and again, and writes down what has come.
+//! A capture. The broker reports the connections, the capture polls their lanes, and writes new
+//! bytes as packets.
 //!
-//! It ends when it is told to, whatever programs write: no step of its loop is longer than a bounded number of broker's messages, or than
-//! two rings of one connection, and between any two steps it asks whether it is over.
+//! ```text
+//!   hear: take the broker's messages ──> look: poll every lane ──> wait, 0 to 100 ms ──> hear ...
+//! ```
+//!
+//! A capture ends promptly when it is asked to, whatever the programs write. Each step of its loop
+//! is bounded: by a number of broker messages, or by two rings of one connection. It checks for the
+//! end between steps.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -26,81 +32,83 @@ use crate::lane::{Ended, Lane, Look};
 use crate::packet::{self, MOST, Segment};
 use crate::pcapng::Writer;
 
-/// Between two looks, while something comes and after nothing has for a while. A sender that somebody reads along leaves what it has
-/// written for longer than that, unless it fills its ring meanwhile.
+/// The shortest and longest pauses between two polls: while bytes arrive, and after none have for a
+/// while. A captured sender leaves its bytes in the ring for longer than that, unless it fills the
+/// ring.
 const SHORTEST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(1);
-/// While there is nothing to look at. The broker's next word ends it.
+/// The pause while there is no connection. A message of the broker ends it.
 const IDLE: Duration = Duration::from_millis(100);
-/// Messages of the broker that are taken in between two looks, at the most.
+/// The maximum number of broker messages that are taken between two polls.
 const HEARD: usize = 4096;
-/// How long the last look takes at the most, once the capture is to end.
+/// The maximum duration of the last poll, after the capture has been ended.
 const LAST_LOOK: Duration = Duration::from_secs(2);
-/// Complaints about programs that are written in full.
+/// The number of error reports about programs that are written in full.
 const COMPLAINTS: u64 = 16;
-/// Sockets of which is remembered how much they have sent by lanes: a connection may come to shared memory again.
+/// The maximum number of sockets whose count of bytes sent over lanes is kept. A connection may
+/// return to shared memory, and its sequence numbers then continue.
 const REMEMBERED: usize = 65_536;
 
-/// Why a capture ended, or did not begin.
+/// Why a capture failed.
 #[derive(Debug, Error)]
 pub enum CaptureError {
-    /// See [`FeedError`].
+    /// The connection to the broker failed.
     #[error(transparent)]
     Feed(#[from] FeedError),
-    /// What was captured could not be written.
+    /// The output could not be written.
     #[error("cannot write what is captured: {0}")]
     Write(#[from] io::Error),
-    /// The broker has handed over something else than a link.
+    /// The broker has passed memory that is not a link.
     #[error("the memory of a link is none: {0}")]
     Link(#[from] SealError),
-    /// There is no room for another.
+    /// A link cannot be mapped.
     #[error("a link cannot be mapped: {0}")]
     Map(#[from] Errno),
-    /// See [`Geometry::new`].
+    /// The ring size is invalid; see [`Geometry::new`].
     #[error("the broker says that a ring has {0} bytes, which cannot be")]
     RingBytes(u64),
 }
 
-/// When it is enough.
+/// Limits after which a capture ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
-    /// After so many packets.
+    /// The number of packets.
     pub packets: Option<u64>,
-    /// Before what is written has more bytes.
+    /// The number of bytes written.
     pub bytes: Option<u64>,
-    /// After so long.
+    /// The duration.
     pub time: Option<Duration>,
-    /// Bytes of a packet that are kept; all, if there is none.
+    /// The maximum number of bytes kept of a packet; all if `None`.
     pub snaplen: Option<u32>,
 }
 
-/// What has been captured.
+/// The result of a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Packets written.
     pub packets: u64,
-    /// Bytes of the streams in them.
+    /// Bytes of the streams in those packets.
     pub bytes: u64,
-    /// Connections that they are of: each time that one comes onto shared memory counts.
+    /// Connections in those packets. A connection that returns to shared memory counts again.
     pub connections: u64,
-    /// How often something was missed.
+    /// How often bytes were missed.
     pub gaps: u64,
-    /// Bytes of the streams that were.
+    /// Bytes that were missed.
     pub missed: u64,
-    /// Directions of which nothing was written any more, because a program wrote what cannot be.
+    /// Directions that were given up because a program wrote impossible values.
     pub spoiled: u64,
-    /// Connections that were not looked at a last time, because that would have taken too long.
+    /// Connections that were not polled a last time, because that would have taken too long.
     pub unfinished: u64,
 }
 
-/// See the module.
+/// A running capture.
 #[derive(Debug)]
 pub struct Session<W> {
     feed: Feed,
     filter: Filter,
     links: HashMap<u64, Link>,
     connections: BTreeMap<(u64, u32), Connection>,
-    /// What sockets have sent by lanes that are over.
+    /// Bytes that sockets sent over lanes that have ended, by cookie.
     carried: HashMap<u64, u64>,
     output: Output<W>,
     until: Option<Instant>,
@@ -120,7 +128,7 @@ struct Link {
 struct Connection {
     pair: SeenPair,
     lanes: [Direction; 2],
-    /// The side that has spoken last.
+    /// The side that sent last.
     last: Side,
     is_known: bool,
 }
@@ -128,14 +136,14 @@ struct Connection {
 #[derive(Debug)]
 struct Direction {
     lane: Lane,
-    /// The sequence number at which the stream begins, without what it has sent by earlier lanes.
+    /// The sequence number at which the stream begins, without the bytes of earlier lanes.
     first: u32,
-    /// That of the first byte of the lane, once it has one.
+    /// The sequence number of the first byte of the lane, once the lane has begun.
     begins: Option<u32>,
     carried: u64,
-    /// Bytes of the lane that have been written down, or missed before one that was.
+    /// Bytes of the lane that were written, or missed before one that was written.
     shown: u64,
-    /// Missed since the last packet.
+    /// Bytes missed since the last packet.
     missed: u64,
     has_end: bool,
 }
@@ -147,14 +155,15 @@ struct Output<W> {
     most: Limits,
     packet: Vec<u8>,
     complain: fn(&str),
-    /// What a look has found in each direction.
+    /// The bytes that the last poll found in each direction.
     found: [Vec<u8>; 2],
 }
 
 impl<W: Write> Session<W> {
-    /// Begins to read along what the broker at `path` shows.
+    /// Starts a capture of the connections that the broker at `path` reports.
     ///
-    /// `complain` is called with a sentence for a person about each of the first programs that write what cannot be.
+    /// `complain` is called with a readable sentence about each of the first programs that write
+    /// impossible values.
     pub fn open(
         path: &Path,
         filter: Filter,
@@ -162,7 +171,7 @@ impl<W: Write> Session<W> {
         to: W,
         complain: fn(&str),
     ) -> Result<Session<W>, CaptureError> {
-        // Each link is a descriptor.
+        // Each link takes a descriptor.
         let most = getrlimit(Resource::Nofile).maximum;
         let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
         let feed = Feed::open(path)?;
@@ -189,14 +198,16 @@ impl<W: Write> Session<W> {
         Ok(session)
     }
 
-    /// Whether everything is seen that there is, and not only what is one's own.
+    /// Returns `true` if the capture sees the connections of all users, not only those of this
+    /// user.
     pub fn is_of_all(&self) -> bool {
         self.feed.is_of_all
     }
 
-    /// Captures until that is enough, `stop` says so, or the broker has gone: then what it said is beside the summary.
+    /// Captures until a limit is reached, `stop` returns `true`, or the broker ends. The result
+    /// then includes the broker's error.
     pub fn run(mut self, stop: impl Fn() -> bool) -> Result<(Summary, Option<FeedError>), CaptureError> {
-        // Sleeps are as short as they are said to be.
+        // Let short sleeps be precise.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         let mut pause = SHORTEST;
         let gone = loop {
@@ -233,7 +244,7 @@ impl<W: Write> Session<W> {
         Ok((self.output.summary, gone))
     }
 
-    /// Takes in what the broker has said, as far as that is bounded: the next look is due.
+    /// Handles the broker's messages, up to a limit, so that the next poll is not delayed.
     fn hear(&mut self) -> Result<(), CaptureError> {
         for _ in 0..HEARD {
             let Some((reply, memfd)) = self.feed.next()? else { break };
@@ -257,7 +268,7 @@ impl<W: Write> Session<W> {
                         link.end(&mut self.output)?;
                     }
                 }
-                // What a later broker says beside that.
+                // A message that only a later version of the broker sends.
                 _ => {}
             }
         }
@@ -265,7 +276,8 @@ impl<W: Write> Session<W> {
     }
 
     fn begin(&mut self, pair: SeenPair) -> Result<(), CaptureError> {
-        // The same two sockets again: what they had before is over, whoever has yet to say so.
+        // The same two sockets were paired again, so their earlier lanes are over. The broker's
+        // message about that end may come later.
         let same = self.connections.iter().filter(|(_, one)| one.pair.cookies == mirrored(&pair, &one.pair));
         let same: Vec<_> = same.map(|(key, _)| *key).collect();
         same.into_iter().try_for_each(|key| self.end(key))?;
@@ -283,7 +295,7 @@ impl<W: Write> Session<W> {
     fn end(&mut self, key: (u64, u32)) -> Result<(), CaptureError> {
         let Some(mut connection) = self.connections.remove(&key) else { return Ok(()) };
         if let Some(link) = self.links.get_mut(&key.0) {
-            // Its ends have left it, so that what its rings hold is all there is.
+            // Both ends have detached, so the rings hold all remaining bytes.
             let looks = connection.lanes.iter().map(|direction| direction.lane.looks_to_end()).sum();
             for _ in 0..looks {
                 if connection.look(link, &mut self.output)? != Found::More {
@@ -309,7 +321,8 @@ impl<W: Write> Session<W> {
     }
 }
 
-/// Looks at every connection once, or at fewer if it is over before. Returns how many were left out.
+/// Polls every connection once, or fewer if `is_over` returns `true`. Returns how many were left
+/// out.
 fn look<W: Write>(
     connections: &mut BTreeMap<(u64, u32), Connection>,
     links: &mut HashMap<u64, Link>,
@@ -333,22 +346,23 @@ fn look<W: Write>(
     Ok((found, left_out))
 }
 
-/// What came of a look.
+/// The result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Found {
     Nothing,
     Some,
-    /// There is more already.
+    /// More bytes are available already.
     More,
 }
 
-/// The cookies of `pair` in the order that `other` has them in, if they are of the same two sockets.
+/// Returns the cookies of `pair` in the order in which `other` has them, if both are of the same
+/// two sockets.
 fn mirrored(pair: &SeenPair, other: &SeenPair) -> [u64; 2] {
     let [one, two] = pair.cookies;
     if other.cookies[0] == two { [two, one] } else { [one, two] }
 }
 
-/// The name of a program, fit to be shown.
+/// Returns a program's name in a form that is safe to display.
 fn program(padded: &[u8; 32]) -> String {
     visible_bytes(padded.split(|byte| *byte == 0).next().unwrap_or_default())
 }
@@ -363,7 +377,7 @@ impl Link {
         Ok(Link { view, geometry, names: [one, two], interface: None, packets: 0, gaps: 0 })
     }
 
-    /// Says what there was.
+    /// Writes the statistics of the link.
     fn end<W: Write>(&mut self, output: &mut Output<W>) -> io::Result<()> {
         match self.interface {
             Some(interface) => output.writer.statistics(interface, now(), self.packets, self.gaps),
@@ -384,14 +398,18 @@ impl Connection {
             let shown = lane.seen();
             Direction { lane, first, begins: None, carried, shown, missed: 0, has_end: false }
         };
-        // Whoever has called speaks first, more often than not, and has the higher port.
+        // The client usually speaks first, and usually has the higher port.
         let [one, two] = pair.seen_by(Side::A).map(|address| address.port());
         let last = if one > two { Side::B } else { Side::A };
         Connection { pair, lanes: [direction(Side::A), direction(Side::B)], last, is_known: false }
     }
 
-    /// Writes down what has come in both directions. Which came first within one look cannot be told: that whoever spoke last is
-    /// answered is the best guess, and nobody answers what has not been said.
+    /// Writes the new bytes of both directions as packets.
+    ///
+    /// Within one poll the order between the directions is unknown. The best guess is that a side
+    /// answers the one that sent last, so the other side is written first. The side that sent last
+    /// is read only up to the cursor that it had before the other was read. So its bytes never
+    /// precede bytes that they answer.
     fn look<W: Write>(&mut self, link: &mut Link, output: &mut Output<W>) -> io::Result<Found> {
         if !self.lanes.iter().any(|direction| direction.lane.has_moved(&link.view)) {
             return Ok(Found::Nothing);
@@ -417,7 +435,7 @@ impl Connection {
         Ok(found)
     }
 
-    /// Returns the addresses of what `side` sends: from where, and to where.
+    /// Returns the source and destination addresses of the packets of `side`.
     fn addresses(&self, side: Side) -> [SocketAddr; 2] {
         let [a, b] = self.pair.seen_by(Side::A);
         match side {
@@ -426,7 +444,7 @@ impl Connection {
         }
     }
 
-    /// Writes down what has come from one side.
+    /// Writes the new bytes of one side as packets.
     fn write<W: Write>(
         &mut self,
         side: Side,
@@ -451,7 +469,7 @@ impl Connection {
             self.last = side;
         }
         let direction = &mut self.lanes[side as usize];
-        // Of a lane that has never begun it is not known where that would be.
+        // The sequence number of a lane that never began is unknown.
         let has_begun = direction.begins.is_some();
         if direction.lane.ended() == Some(Ended::WithStream) && has_begun && !direction.has_end {
             self.write_packet(side, at, &[], (false, true), link, output)?;
@@ -494,7 +512,7 @@ impl Connection {
         Ok(())
     }
 
-    /// What there is to say of the next packet of a side.
+    /// Returns the comment for the next packet of a side.
     fn comment<W>(&mut self, side: Side, link: &Link, output: &mut Output<W>) -> Option<String> {
         let mut words = Vec::new();
         if !std::mem::replace(&mut self.is_known, true) {
@@ -515,8 +533,8 @@ impl Connection {
 }
 
 impl Direction {
-    /// The sequence number of the byte after those that have been shown. As long as the lane has not begun, that of the first that
-    /// went by TCP.
+    /// Returns the sequence number of the byte after those that were shown. If the lane has not
+    /// begun, that is the sequence number at which the stream continued on TCP.
     fn next(&mut self, view: &View) -> u32 {
         let offset = self.lane.beginning(view);
         if let (None, Some(offset)) = (self.begins, offset) {
@@ -530,13 +548,13 @@ impl Direction {
 impl<W: Write> Output<W> {
     fn is_full(&self) -> bool {
         let Limits { packets, bytes, snaplen, .. } = self.most;
-        // A packet, with whatever goes with it.
+        // The size of a packet, with its block and comment.
         let next = u64::from(snaplen.unwrap_or(u32::from(u16::MAX))) + 1024;
         packets.is_some_and(|most| self.summary.packets >= most)
             || bytes.is_some_and(|most| self.writer.written() + next > most)
     }
 
-    /// Counts a direction that is given up, and says whose words are to blame.
+    /// Counts a direction that is given up, and reports the program.
     fn complain(&mut self, program: &str, [from, to]: [SocketAddr; 2]) {
         self.summary.spoiled += 1;
         if self.summary.spoiled <= COMPLAINTS {

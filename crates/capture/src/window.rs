@@ -1,28 +1,33 @@
-//! The cursors of a lane, checked against one another before anything is copied by them.
+//! Validates the cursors of a lane before they are used for a copy.
 //!
 //! ```text
 //!        base          head             tail
 //!   ring:  |.............|################|            tail - head <= size of the ring
 //! ```
 //!
-//! Both ends write these words, and a program may write anything there. What two honest ends can write is narrow, if the words are
-//! loaded in the order `tail`, `base`, `head`, `tail`:
+//! Both ends write these words, and a program may write anything there. But if the words are loaded
+//! in the order `tail`, `base`, `head`, `tail`, two honest ends can only produce values with these
+//! properties:
 //!
-//! - the receiver never passes the sender: `head <= later tail`;
-//! - the sender never has more than a ring unread: `tail <= head + size`, since `head` is the newer of the two;
-//! - no cursor goes back: `seen <= tail <= later tail`, and `head` is at least what it was at the look before.
+//! - The receiver never passes the sender: `head <= later tail`.
+//! - The sender never has more than a ring unread: `tail <= head + size`, since `head` was loaded
+//!   later.
+//! - No cursor goes back: `seen <= tail <= later tail`, and `head` is at least its value at the
+//!   last poll.
 //!
-//! A [`Window`] exists only where all of that holds. So no look yields more than a ring, whatever the words are, and a program that wants
-//! a capture to write must move its cursors for each ring anew, as a program does that sends.
+//! A [`Window`] exists only if all of that holds. So one poll copies at most a ring, whatever the
+//! words are. A program that wants to make a capture write much must advance its cursors ring by
+//! ring, like any sender.
 
 use std::ops::Range;
 
-/// What a sender may have written behind its cursor before it moves that: a block of a ring.
+/// Bytes that a sender may have written beyond its cursor before it publishes them: a block of a
+/// ring.
 const UNDER_WAY: u64 = 64 * 1024;
-/// Bytes that one look copies at the most.
+/// The maximum number of bytes that one poll copies.
 const CHUNK: u64 = 256 * 1024;
 
-/// The words as they were loaded, in this order, each without its flags.
+/// The words in the order in which they were loaded, without their flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursors {
     pub(crate) tail: u64,
@@ -31,28 +36,29 @@ pub(crate) struct Cursors {
     pub(crate) later_tail: u64,
 }
 
-/// The words are none that two ends of a lane write.
+/// The error for words that two honest ends cannot write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Impossible;
 
-/// The bytes of a lane that one look may copy.
+/// The bytes of a lane that one poll may copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     range: Range<u64>,
     is_behind: bool,
 }
 
-/// What has been looked at so far.
+/// The progress of a capture in a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Passed {
-    /// Bytes that have been copied or missed.
+    /// Bytes that were copied or missed.
     pub(crate) seen: u64,
-    /// The receiver's cursor at the last look.
+    /// The receiver's cursor at the last poll.
     pub(crate) head: u64,
 }
 
 impl Cursors {
-    /// Returns what may be copied, nothing from `limit` on, of a ring of `size` bytes. `None` while the ring begins anew.
+    /// Returns the bytes that may be copied from a ring of `size` bytes, up to `limit`. Returns
+    /// `None` while the sender is starting the ring over.
     pub(crate) fn window(self, passed: Passed, limit: u64, size: u64) -> Result<Option<Window>, Impossible> {
         let Cursors { tail, base, head, later_tail } = self;
         let is_monotonic = passed.seen <= tail && tail <= later_tail && passed.head <= head;
@@ -60,36 +66,36 @@ impl Cursors {
         if !(is_monotonic && is_in_ring) {
             return Err(Impossible);
         }
-        // The sender has set it between the two loads.
+        // The sender has set the base between the two loads.
         if base > tail {
             return Ok(None);
         }
         let wanted = tail.min(limit.max(passed.seen));
-        // What was written by an earlier base, nobody knows where.
+        // Bytes of an earlier base are at unknown places.
         let from = passed.seen.max(base).max(self.kept_from(size)).min(wanted);
         let until = wanted.min(from + CHUNK.min(size));
         Ok(Some(Window { range: from..until, is_behind: until < wanted }))
     }
 
-    /// Returns the first byte that nothing can have come over by now: a sender writes over nothing that is unread, and never further
-    /// than a block behind its cursor.
+    /// Returns the first byte that cannot have been overwritten yet. A sender overwrites nothing
+    /// that is unread, and writes at most a block beyond its cursor.
     pub(crate) fn kept_from(self, size: u64) -> u64 {
         self.head.min((self.later_tail + UNDER_WAY).saturating_sub(size))
     }
 }
 
 impl Window {
-    /// Returns what may be copied: no more than the ring has.
+    /// Returns the range of bytes to copy, at most a ring.
     pub(crate) fn range(&self) -> Range<u64> {
         self.range.clone()
     }
 
-    /// Returns whether the lane has more already.
+    /// Returns `true` if the lane has more bytes already.
     pub(crate) fn is_behind(&self) -> bool {
         self.is_behind
     }
 
-    /// Returns how many looks copy all that a ring of `size` bytes can hold.
+    /// Returns how many polls copy everything that a ring of `size` bytes can hold.
     pub(crate) fn looks_for(size: u64) -> u64 {
         size.div_ceil(CHUNK) + 1
     }
@@ -131,7 +137,7 @@ mod tests {
     fn a_tail_further_than_a_ring_from_the_head_is_impossible() {
         assert_eq!(window([1 << 60, 0, 0, 1 << 60], 0), Err(Impossible));
         assert_eq!(window([SIZE + 1, 0, 0, SIZE + 1], 0), Err(Impossible));
-        // The receiver has gone on between the two loads.
+        // The receiver has advanced between the two loads.
         assert_eq!(range([SIZE, 0, SIZE, 2 * SIZE], 0), SIZE..SIZE);
     }
 
@@ -170,7 +176,7 @@ mod tests {
             prop_assert!(seen <= range.start && range.start <= range.end && range.end <= tail);
             prop_assert!(range.end - range.start <= size.min(CHUNK));
             prop_assert!(range.end <= limit.max(seen));
-            // What is left is in the ring as well.
+            // The bytes that remain are in the ring too.
             prop_assert!(tail.min(limit.max(seen)) - range.start <= size);
             prop_assert_eq!(window.is_behind(), range.end < tail.min(limit.max(seen)));
         }

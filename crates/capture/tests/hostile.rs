@@ -1,4 +1,5 @@
-//! Programs that write anything into what is read along, while it is read: a look yields a ring at the most, and a capture ends.
+//! Programs that write anything into captured memory during a capture. One poll must copy at most a
+//! ring, and the capture must end.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -30,15 +31,15 @@ use shunt_sys::seqpacket;
 use shunt_sys::view::for_reading;
 
 const FAR: u64 = 1 << 60;
-/// What one look copies at the most.
+/// The maximum number of bytes that one poll copies.
 const CHUNK: u64 = 256 * 1024;
 
-/// A broker that shows one link with one connection, and whoever writes to that link.
+/// A broker that reports one link with one connection, and the memory of that link.
 struct Stage {
     path: PathBuf,
     memory: Arc<Mapping>,
     geometry: Geometry,
-    /// Once it is set, the broker says that the connection has ended, and hangs up.
+    /// Makes the broker report the end of the connection, and hang up.
     is_over: Arc<AtomicBool>,
 }
 
@@ -57,7 +58,7 @@ impl Stage {
         let over = is_over.clone();
         thread::spawn(move || {
             let client = accept_with(&listener, flags).unwrap();
-            // What it asks is known.
+            // The request is always the same.
             let mut request = [0; MAX_MESSAGE];
             while seqpacket::recv(&client, &mut request).is_err() {
                 thread::sleep(Duration::from_millis(1));
@@ -85,7 +86,7 @@ impl Stage {
         self.memory.word(at).unwrap().store(word, Relaxed);
     }
 
-    /// Captures until `limits` say that it is enough. Returns what it says, and how many bytes it has written.
+    /// Captures until `limits` are reached. Returns the summary and the number of bytes written.
     fn capture(&self, limits: Limits) -> (Summary, u64) {
         let file = File::default();
         let session = Session::open(&self.path, Filter::default(), limits, file.clone(), |_| {}).unwrap();
@@ -103,7 +104,7 @@ impl Drop for Stage {
     }
 }
 
-/// A file of which only the length is kept.
+/// A file that keeps only its length.
 #[derive(Clone, Default)]
 struct File(Arc<AtomicU64>);
 
@@ -162,7 +163,7 @@ fn a_capture_ends_in_time_and_in_bounds_while_cursors_race_ahead() {
         let (tail, head) = (word(LANE_TAIL_OFFSET), word(LANE_HEAD_OFFSET));
         word(LANE_START_OFFSET).store(1, Relaxed);
         while !over.load(Relaxed) {
-            // As honest ends move them, and as fast as a processor can.
+            // Advance the cursors as honest ends do, but as fast as a processor can.
             tail.fetch_add(MIN_RING_BYTES as u64, SeqCst);
             head.fetch_add(MIN_RING_BYTES as u64, SeqCst);
         }
@@ -177,7 +178,7 @@ fn a_capture_ends_in_time_and_in_bounds_while_cursors_race_ahead() {
         let word = |at| memory.word(geometry.lane_offset(0, Side::A) + at).unwrap();
         while !over.load(Relaxed) {
             word(LANE_TAIL_OFFSET).fetch_add(1000, SeqCst);
-            // What is unread is not overwritten.
+            // An unread byte is not overwritten.
             thread::sleep(Duration::from_millis(2));
             word(LANE_HEAD_OFFSET).fetch_add(1000, SeqCst);
         }
@@ -189,7 +190,7 @@ fn a_capture_ends_in_time_and_in_bounds_while_cursors_race_ahead() {
     sender.join().unwrap();
 }
 
-/// A memory that answers each load with the next of some words, and then with the last.
+/// A memory that returns the next of some words for each load, and the last one after they run out.
 struct Fickle {
     words: Vec<u64>,
     next: Cell<usize>,
@@ -235,7 +236,7 @@ proptest! {
             prop_assert_eq!(lane.seen(), before + look.missed + bytes.len() as u64);
             let _ = (lane.beginning(&memory), lane.ended(), lane.has_moved(&memory), lane.published(&memory));
         }
-        // What stands still is over after a bounded number of looks: there is no more than a ring of it.
+        // When the words stop changing, a bounded number of polls finishes the ring's content.
         let looks = (0..lane.looks_to_end()).filter(|_| lane.look(&memory, u64::MAX, &mut bytes).is_behind);
         prop_assert!((looks.count() as u64) < lane.looks_to_end());
     }

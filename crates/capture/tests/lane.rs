@@ -1,4 +1,4 @@
-//! Lanes read along while their two ends are at work, and lanes in which anything stands.
+//! Captures lanes while both ends are working, and lanes with arbitrary content.
 
 use std::cell::Cell;
 
@@ -13,11 +13,11 @@ use shunt_sys::mapping::Mapping;
 use shunt_sys::memfd::create_fixed;
 use shunt_sys::view::{View, for_reading};
 
-/// Larger than what may be under way behind a cursor.
+/// Larger than the block that may be in progress beyond a cursor.
 const RING: usize = 128 * 1024;
 const CONN: usize = 3;
 
-/// A link, and a lane of it with both its ends.
+/// A link, and one of its lanes with both ends.
 struct Link {
     memory: Mapping,
     links: LinkView,
@@ -26,7 +26,7 @@ struct Link {
     producer: Producer,
     consumer: Consumer,
     sent: u64,
-    /// Bytes that stand behind the cursor already.
+    /// Bytes that are written beyond the cursor and not published.
     under_way: usize,
 }
 
@@ -35,7 +35,7 @@ impl Link {
         let geometry = Geometry::new(ring_bytes).unwrap();
         let memfd = create_fixed("shunt-test", geometry.link_bytes()).unwrap();
         let memory = Mapping::map(&memfd, geometry.link_bytes()).unwrap();
-        // SAFETY: the mapping is kept beside it.
+        // SAFETY: the mapping is kept in the same structure.
         let links = unsafe { LinkView::new(memory.as_ptr(), geometry) };
         let view = View::map(for_reading(&memfd).unwrap(), RINGS_OFFSET).unwrap();
         let (producer, consumer) = (Producer::new(), Consumer::new());
@@ -56,7 +56,8 @@ impl Link {
         (self.links.lane(CONN, Side::B), self.links.ring(CONN, Side::B))
     }
 
-    /// Writes up to so many bytes, each of which says where it stands, behind the cursor.
+    /// Writes up to `count` bytes beyond the cursor, without publishing them. Each byte encodes its
+    /// position.
     fn begin_to_send(&mut self, count: usize) {
         self.finish_sending();
         let mut bytes: Vec<u8> = (self.sent..).take(count).map(byte).collect();
@@ -76,7 +77,7 @@ impl Link {
         }
     }
 
-    /// Sends up to so many bytes.
+    /// Sends up to `count` bytes.
     fn send(&mut self, count: usize) {
         self.finish_sending();
         let mut bytes: Vec<u8> = (self.sent..).take(count).map(byte).collect();
@@ -98,12 +99,13 @@ impl Link {
     }
 }
 
-/// The byte at a place of the stream. No two within a few rings of each other are alike for long.
+/// Returns the byte at a position of the stream. Runs at different positions within a few rings
+/// differ.
 fn byte(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// A look, with every byte checked to be the one that stands there. Says how many were missed.
+/// Polls a lane, checks every copied byte, and returns the number of missed bytes.
 fn look(lane: &mut Lane, memory: &impl Memory, bytes: &mut Vec<u8>) -> u64 {
     let before = lane.seen();
     let look = lane.look(memory, u64::MAX, bytes);
@@ -180,7 +182,7 @@ fn how_it_ended_is_told_once_all_has_been_seen() {
     assert_eq!(ended(|lane| lane.set_end(End::Died)), None);
 }
 
-/// A memory in which something happens between any two things that are read of it.
+/// A memory in which a step of either end happens before every read.
 struct Busy<'a> {
     link: &'a mut Cell<Option<Link>>,
     steps: Cell<std::vec::IntoIter<Step>>,
@@ -217,7 +219,7 @@ impl Memory for Busy<'_> {
     }
 
     fn read(&self, offset: usize, bytes: &mut [u8]) -> bool {
-        // Half of it, and the rest a little later.
+        // Read one half, and the other half after the next step.
         let (first, second) = bytes.split_at_mut(bytes.len() / 2);
         let half = first.len();
         self.with(|view| view.read(offset, first)) && self.with(|view| view.read(offset + half, second))
