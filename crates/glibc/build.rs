@@ -1,16 +1,20 @@
-//! Makes libraries for the linker to find before libc, of names and versions only: what glibc had in libpthread and libdl until 2.33. A
-//! program that is linked with them asks for these two as one that was built then. Later glibcs have both, with nothing in them, and their
-//! functions in libc, where such programs are let find them.
+//! Builds stub libraries that the linker finds before libc. They contain only names and versions:
+//! those that glibc had in libpthread and libdl until 2.33.
+//!
+//! A program that is linked with them records that it needs these two libraries, like a program
+//! that was built then. Later glibcs have the functions in libc and ship both libraries empty. Such
+//! programs then find the functions in libc.
 
 use std::env;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// What a library has since which version of glibc on x86-64. All of that is older than aarch64.
+/// Versions of glibc on x86-64 with the functions that appeared in them. On aarch64 all of them
+/// have the first version.
 type Versions = &'static [(&'static str, &'static [&'static str])];
 
-/// Each library by its name.
+/// The libraries by file name.
 const LIBRARIES: [(&str, Versions); 2] = [
     ("libdl.so.2", &[("GLIBC_2.2.5", &["dladdr", "dlclose", "dlerror", "dlopen", "dlsym"])]),
     (
@@ -66,7 +70,7 @@ fn main() {
     println!("cargo::rustc-link-search=native={out}");
 }
 
-/// Makes a library, by the name that a linker looks for.
+/// Builds one library, under the name that the linker searches for.
 fn make(out: &Path, library: &str, versions: Versions) -> Result<(), String> {
     let name = library.split_inclusive(".so").next().unwrap_or(library);
     let (source, script) = (out.join(format!("{name}.s")), out.join(format!("{name}.map")));
@@ -92,7 +96,7 @@ fn make(out: &Path, library: &str, versions: Versions) -> Result<(), String> {
     }
 }
 
-/// Which name has which version, as a linker reads it.
+/// Returns the linker's version script.
 fn script_of(versions: Versions) -> String {
     if variable("CARGO_CFG_TARGET_ARCH") == "x86_64" {
         let one = |(version, names): &(&str, &[&str])| format!("{version} {{ {}; }};\n", names.join("; "));

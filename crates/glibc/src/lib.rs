@@ -1,16 +1,19 @@
-//! Has a program ask for glibc's functions by their oldest names, so that it runs from glibc 2.28 on, whatever it is built with.
+//! Makes a program import the oldest versions of glibc's functions. It then runs with glibc 2.28
+//! and later, whatever glibc it is built with.
 //!
-//! A linker takes the newest version of each function that the libc beside it has. Where that differs in nothing that matters here from
-//! the first, it is defined in the program itself, as a jump to the first, and what is linked finds it before libc's. What has moved into
-//! libc from a library of its own is in `build.rs`. A program needs nothing but to be linked with this: `use shunt_glibc as _`.
+//! A linker binds each function to the newest version that the installed libc has. This crate
+//! covers functions whose newest version does not differ from the first in a way that matters here.
+//! It defines each of them in the program, as a jump to the first version. The rest of the program
+//! then binds to this definition instead of libc's. `build.rs` covers functions that have moved
+//! into libc from other libraries. A program only has to link this crate: `use shunt_glibc as _`.
 //!
-//! What is missing here shows in `tests/compat/tests/oldest.rs`.
+//! `tests/compat/tests/oldest.rs` finds functions that are missing here.
 
 #![cfg(target_env = "gnu")]
 
 use std::ffi::{c_char, c_int};
 
-/// The first version of glibc on this processor.
+/// The first version of glibc for this processor.
 #[cfg(target_arch = "x86_64")]
 macro_rules! first {
     () => {
@@ -25,7 +28,7 @@ macro_rules! first {
     };
 }
 
-/// Goes on to `old_$name`. One register is free there.
+/// Jumps to `old_$name`. A function may clobber the register that this needs.
 #[cfg(target_arch = "x86_64")]
 macro_rules! go_on {
     ($name:ident) => {
@@ -48,7 +51,7 @@ macro_rules! go_on {
     };
 }
 
-/// Defines `$name`, for this program alone.
+/// Defines `$name`, visible in this program only.
 macro_rules! define {
     ($name:ident, $($code:expr),*) => {
         concat!(
@@ -64,28 +67,29 @@ macro_rules! define {
     };
 }
 
-/// Names libc's `$name` of the first version.
+/// Declares `old_$name` as the first version of libc's `$name`.
 macro_rules! old {
     ($name:ident) => {
         concat!(".symver old_", stringify!($name), ", ", stringify!($name), "@", first!(), "\n")
     };
 }
 
-/// Functions that are as ever but for what they say of errors.
+/// Functions that differ from the first version only in how they report errors.
 macro_rules! moved {
     ($($name:ident;)*) => {
         std::arch::global_asm!($(old!($name), define!($name, go_on!($name)),)*);
     };
 }
 
-/// Functions that libc had by other names only, with the number of a layout in front.
+/// Functions that libc had only under other names, with a layout version as an additional first
+/// argument.
 macro_rules! files {
     ($($name:ident = $old:ident;)*) => {
         std::arch::global_asm!($(old!($old), define!($name, second!(), go_on!($old)),)*);
     };
 }
 
-/// Puts the number of the only layout there is before the two arguments.
+/// Inserts the only layout version before the two arguments.
 #[cfg(target_arch = "x86_64")]
 macro_rules! second {
     () => {
@@ -116,7 +120,8 @@ files! {
     stat64 = __xstat64;
 }
 
-// What Rust's standard library asks for and can do without: by its number, and not at all.
+// Functions that Rust's standard library imports if they exist. `gettid` is replaced by a system
+// call, and the other is made to look absent.
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(define!(gettid, "mov eax, 186\nsyscall\nret\n"));
 #[cfg(target_arch = "aarch64")]
@@ -127,15 +132,16 @@ std::arch::global_asm!(
     ".hidden posix_spawn_file_actions_addchdir_np",
     ".set posix_spawn_file_actions_addchdir_np, 0",
 );
-// Here an address of 0 would be moved with the program.
+// On aarch64 an absolute address of 0 would be relocated with the program.
 #[cfg(target_arch = "aarch64")]
 std::arch::global_asm!(
     ".weak posix_spawn_file_actions_addchdir_np",
     ".hidden posix_spawn_file_actions_addchdir_np",
 );
 
-// A program that says nothing of its first functions has them called by a libc from 2.34 on only. Older ones, which know this function by
-// the same old name, call what they are told.
+// Since glibc 2.34, libc itself calls the initialisers of a program that passes none to
+// `__libc_start_main`. Older versions have the same symbol version, and call only the function that
+// is passed.
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(
     old!(__libc_start_main),
@@ -164,7 +170,7 @@ unsafe extern "C" {
     static __init_array_end: First;
 }
 
-/// Calls the program's first functions.
+/// Calls the program's initialisers.
 unsafe extern "C" fn first_functions(
     count: c_int,
     arguments: *const *const c_char,
@@ -172,7 +178,8 @@ unsafe extern "C" fn first_functions(
 ) {
     let (mut next, end) = (&raw const __init_array_start, &raw const __init_array_end);
     while next != end {
-        // SAFETY: the linker's list of them, up to its end; libc gives what they take.
+        // SAFETY: the linker defines the list and its end, and libc passes the arguments that
+        // initialisers take.
         unsafe {
             (*next)(count, arguments, environment);
             next = next.add(1);

@@ -1,5 +1,7 @@
-//! What a program that becomes another one has to know: what SIGPIPE did when this process began, since Rust's runtime ignores it before
-//! main, and so forgets; and which file a command is. A crate of its own, because whatever links it runs it.
+//! Information for a process that will execute another program: how SIGPIPE was set when the
+//! process started, and which file a command names. Rust's runtime ignores SIGPIPE before `main`,
+//! so the original setting must be read earlier. This is a separate crate because every program
+//! that links it runs that code.
 
 pub mod program;
 
@@ -7,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 static WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// Runs before Rust's runtime does.
+/// Runs before Rust's runtime starts.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
@@ -15,12 +17,12 @@ static LOOK: extern "C" fn() = look;
 extern "C" fn look() {
     // SAFETY: zeroes are a valid action.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: only asks; the structure is ours.
+    // SAFETY: only queries; the structure is ours.
     let asked = unsafe { libc::sigaction(libc::SIGPIPE, std::ptr::null(), &mut action) } == 0;
     WAS_IGNORED.store(asked && action.sa_sigaction == libc::SIG_IGN, Relaxed);
 }
 
-/// Whether whoever started this process had it ignore SIGPIPE.
+/// Returns `true` if the process was started with SIGPIPE ignored.
 pub fn sigpipe_was_ignored() -> bool {
     WAS_IGNORED.load(Relaxed)
 }

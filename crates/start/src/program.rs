@@ -1,4 +1,5 @@
-//! A command: which file it is. Finding follows the shell: a name with a slash is a path, another is looked up in PATH.
+//! Finds the file of a command as a shell does: a name with a slash is a path, and any other is
+//! looked up in PATH.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -9,17 +10,17 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 
-/// What a shell searches if PATH is not set.
+/// The directories that a shell searches if PATH is not set.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
-/// The longest first line of a script that the kernel reads.
+/// Bytes that the kernel reads of a script's first line.
 const SCRIPT_LINE_BYTES: usize = 256;
 
-/// Why a command cannot even be started.
+/// Why a command cannot be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotFound {
     /// No such command in PATH.
     Command,
-    /// No file of that path.
+    /// No file with this path.
     File,
     /// A directory.
     Directory,
@@ -28,7 +29,7 @@ pub enum NotFound {
 }
 
 impl NotFound {
-    /// The exit code a shell gives.
+    /// Returns the exit code that a shell uses.
     pub fn exit_code(self) -> u8 {
         match self {
             NotFound::Command | NotFound::File => 127,
@@ -48,7 +49,7 @@ impl fmt::Display for NotFound {
     }
 }
 
-/// The file that a command names.
+/// Returns the file that a command names.
 pub fn find(name: &OsStr, path: Option<OsString>) -> Result<PathBuf, NotFound> {
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
@@ -83,7 +84,7 @@ fn executable(path: &Path) -> Result<(), NotFound> {
     accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS).map_err(|_| NotFound::Permission)
 }
 
-/// The interpreter that the first line of a script names.
+/// Returns the interpreter in the first line of a script.
 pub fn interpreter(path: &Path) -> Option<PathBuf> {
     let line = first_line(path)?;
     let line = line.strip_prefix(b"#!")?.trim_ascii_start();
@@ -91,7 +92,8 @@ pub fn interpreter(path: &Path) -> Option<PathBuf> {
     (end > 0).then(|| PathBuf::from(OsStr::from_bytes(&line[..end])))
 }
 
-/// Whether a file that the kernel refused is text, which a shell then takes for a script of its own.
+/// Returns `true` if a file that the kernel refuses to execute is text. A shell then runs it as a
+/// shell script.
 pub fn is_text(path: &Path) -> bool {
     first_line(path).is_some_and(|line| !line.contains(&0) && !line.starts_with(b"\x7fELF"))
 }
