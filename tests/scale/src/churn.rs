@@ -1,4 +1,4 @@
-//! Connections that come and go as fast as possible.
+//! Short connections, opened and closed as fast as possible.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ use anyhow::Result;
 use crate::client::{connect, exchange};
 use crate::pattern::{Head, Random};
 
-/// Connects, makes `requests` exchanges and closes, again and again for `time` in each of `threads` threads. Prints a
-/// line of JSON.
+/// Connects, makes `requests` exchanges and closes, repeatedly for `time` in each of `threads`
+/// threads. Prints a line of JSON.
 pub(crate) fn run(port: u16, time: Duration, threads: usize, requests: usize) -> Result<()> {
     let begun = Instant::now();
     let one = move |seed: u64| -> Result<u64> {

@@ -1,4 +1,4 @@
-//! The client's half of an exchange, blocking.
+//! The client's side of an exchange, with blocking calls.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,14 +7,14 @@ use anyhow::{Context, Result};
 
 use crate::pattern::{Head, Random, check_answer};
 
-/// A server on this host.
+/// Connects to a server on this host.
 pub(crate) fn connect(port: u16) -> Result<TcpStream> {
     let stream = TcpStream::connect(("127.0.0.1", port)).context("connect")?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-/// Sends a request, and takes and checks its answer.
+/// Sends a request, and receives and checks its answer.
 pub(crate) fn exchange(stream: &mut TcpStream, head: Head) -> Result<()> {
     stream.write_all(&head.encode()).context("sending a request")?;
     let mut answer = vec![0; head.answer];
@@ -22,7 +22,7 @@ pub(crate) fn exchange(stream: &mut TcpStream, head: Head) -> Result<()> {
     check_answer(&head, &answer)
 }
 
-/// A request and an answer of ordinary size: mostly small, sometimes some pages.
+/// Returns a request with sizes that are typical of programs: mostly small, sometimes some pages.
 pub(crate) fn ordinary(random: &mut Random) -> Head {
     let size = |random: &mut Random| match random.below(10) {
         0 => random.below(20_000) as usize,

@@ -1,4 +1,5 @@
-//! Many connections at once: opened, all of them used in every round, then used now and then until told to close.
+//! Many simultaneous connections. All are used in every round, and later at intervals until the
+//! gate exists.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -11,10 +12,10 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use crate::client::{connect, ordinary};
 use crate::pattern::{Head, Random, check_answer};
 
-/// Silence for longer than this is a lost message.
+/// The maximum wait for an answer. A longer silence means that a message was lost.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// See the module. Prints a line of JSON once every round is done, and closes when `gate` exists.
+/// Runs the load. Prints a line of JSON after the last round, and closes when `gate` exists.
 pub(crate) fn run(port: u16, connections: usize, rounds: usize, sparse: usize, gate: &Path) -> Result<()> {
     let begun = Instant::now();
     let mut all = All::connect(port, connections)?;
@@ -25,7 +26,7 @@ pub(crate) fn run(port: u16, connections: usize, rounds: usize, sparse: usize, g
         all.use_each(&mut random)?;
     }
     let busy = begun.elapsed();
-    // One connection at a time: what the idle ones cost shows here.
+    // Exchanges on one connection at a time show the cost of the idle ones.
     let begun = Instant::now();
     for _ in 0..sparse {
         let index = random.below(connections as u64) as usize;
@@ -40,7 +41,8 @@ pub(crate) fn run(port: u16, connections: usize, rounds: usize, sparse: usize, g
         "sparse_us": alone.as_secs_f64() * 1e6 / sparse.max(1) as f64,
     });
     println!("{report}");
-    // On a busy machine what has lain unread for long is sent again by TCP: such a connection is offered anew as it is used.
+    // On a busy machine TCP retransmits data that stays unread for long. Such a connection must be
+    // used again to be offered again.
     loop {
         let is_last = gate.exists();
         all.use_each(&mut random)?;
@@ -49,12 +51,12 @@ pub(crate) fn run(port: u16, connections: usize, rounds: usize, sparse: usize, g
         }
         std::thread::sleep(Duration::from_millis(200));
     }
-    // Still all there, and then all gone.
+    // All connections are still open here, and close together on return.
     println!("done");
     Ok(())
 }
 
-/// Connections in one epoll set.
+/// Connections in one epoll instance.
 pub(crate) struct All {
     epoll: Epoll,
     members: Vec<Member>,
@@ -62,13 +64,13 @@ pub(crate) struct All {
 
 struct Member {
     stream: TcpStream,
-    /// The exchange under way.
+    /// The exchange in progress.
     head: Option<Head>,
     answer: Vec<u8>,
 }
 
 impl All {
-    /// Opens so many.
+    /// Opens `connections` connections.
     pub(crate) fn connect(port: u16, connections: usize) -> Result<All> {
         let mut all = All { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?, members: Vec::new() };
         for index in 0..connections {
@@ -84,30 +86,30 @@ impl All {
         self.members.len()
     }
 
-    /// Closes the second half of them.
+    /// Closes the second half of the connections.
     pub(crate) fn close_half(&mut self) {
         self.members.truncate(self.members.len() / 2);
     }
 
-    /// Closes all of them.
+    /// Closes all connections.
     pub(crate) fn close_all(&mut self) {
         self.members.clear();
     }
 
-    /// Waits for nothing in particular.
+    /// Waits without expecting any event.
     pub(crate) fn wait(&self, timeout: EpollTimeout) -> Result<()> {
         let count = self.epoll.wait(&mut [EpollEvent::empty()], timeout)?;
         ensure!(count == 0, "bytes, or an end, that nobody asked for");
         Ok(())
     }
 
-    /// An exchange on each.
+    /// Makes an exchange on each connection.
     fn use_each(&mut self, random: &mut Random) -> Result<()> {
         (0..self.len()).try_for_each(|index| self.begin(index, ordinary(random)))?;
         self.finish()
     }
 
-    /// Begins an exchange on one.
+    /// Starts an exchange on one connection.
     pub(crate) fn begin(&mut self, index: usize, head: Head) -> Result<()> {
         let member = &mut self.members[index];
         member.head = Some(head);
@@ -117,7 +119,7 @@ impl All {
         while sent < request.len() {
             match member.stream.write(&request[sent..]) {
                 Ok(count) => sent += count,
-                // The buffers take a request whole; only a loaded machine makes this wait.
+                // The buffers have room for a whole request. Only a loaded machine makes this wait.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
                 Err(error) => return Err(error).with_context(|| format!("sending on connection {index}")),
             }
@@ -128,7 +130,7 @@ impl All {
         Ok(())
     }
 
-    /// Waits until every exchange under way is done.
+    /// Waits until every exchange in progress is complete.
     pub(crate) fn finish(&mut self) -> Result<()> {
         let mut open = self.members.iter().filter(|member| member.head.is_some()).count();
         let mut events = vec![EpollEvent::empty(); 1024];
@@ -145,7 +147,7 @@ impl All {
 }
 
 impl Member {
-    /// Takes what has come; `true` if that ends the exchange.
+    /// Receives available bytes. Returns `true` if they complete the exchange.
     fn advance(&mut self) -> Result<bool> {
         let Some(head) = self.head else { bail!("bytes, or an end, that nobody asked for") };
         let mut buffer = [0; 32 * 1024];

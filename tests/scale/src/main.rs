@@ -1,4 +1,5 @@
-//! Load for the tests of scale: ordinary programs that make ordinary calls of libc and check every byte they get.
+//! Load for the scale tests: ordinary programs that use ordinary libc calls and check every byte
+//! they receive.
 
 mod churn;
 mod client;
@@ -124,7 +125,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// As servers with many connections do.
+/// Raises the soft limit of descriptors, as servers with many connections do.
 fn raise_descriptor_limit() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {

@@ -1,4 +1,5 @@
-//! One of many processes: connected to a server, to the member before it, and accepting the member after it.
+//! One of many processes. Each is connected to a server and to the member before it, and accepts
+//! the member after it.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -13,8 +14,8 @@ use crate::client::{connect, exchange, ordinary};
 use crate::pattern::Random;
 use crate::server::serve;
 
-/// Starts `count` members in a ring, waits for all of them, and fails if one does. `directory` holds a file for each
-/// that is ready, and `gate`, which makes them end.
+/// Starts `count` members in a ring, waits for all of them, and fails if one of them fails. Each
+/// member that is ready creates a file in `directory`. The file `gate` there makes them end.
 pub(crate) fn swarm(server: u16, first: u16, count: u16, rounds: usize, directory: &Path) -> Result<()> {
     let members: Result<Vec<Child>> = (0..count)
         .map(|index| {
@@ -34,7 +35,7 @@ pub(crate) fn swarm(server: u16, first: u16, count: u16, rounds: usize, director
     Ok(())
 }
 
-/// One member. It goes on exchanging until `directory/gate` exists.
+/// Runs one member, which makes exchanges until `directory/gate` exists.
 pub(crate) fn run(server: u16, own: u16, before: u16, rounds: usize, directory: &Path) -> Result<()> {
     let listener = TcpListener::bind(("127.0.0.1", own))?;
     let over = Arc::new(AtomicBool::new(false));
@@ -55,12 +56,12 @@ pub(crate) fn run(server: u16, own: u16, before: u16, rounds: usize, directory: 
         std::thread::sleep(Duration::from_millis(500 + random.below(500)));
     }
     drop((to_server, to_neighbour));
-    // The neighbour is served until it has closed too.
+    // Serve the neighbour until it has closed its connection too.
     over.store(true, Relaxed);
     serving.join().expect("the server does not panic")
 }
 
-/// The neighbour may not listen yet.
+/// Connects to a neighbour that may not listen yet.
 fn connect_patiently(port: u16) -> Result<std::net::TcpStream> {
     for _ in 0..6000 {
         if let Ok(stream) = connect(port) {

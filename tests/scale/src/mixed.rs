@@ -1,5 +1,5 @@
-//! A client that does a little of everything for as long as it lives: long conversations, short connections, bursts that
-//! fill every buffer, children that inherit a connection.
+//! A client that mixes many kinds of load: long conversations, short connections, bursts that fill
+//! every buffer, and children that inherit a connection.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use crate::client::{connect, exchange, ordinary};
 use crate::pattern::{Head, Random};
 
-/// Lives for `seconds`. A server that has been killed is found again; what a living one says must be right. Prints how
-/// much was done.
+/// Runs for `seconds`. The client reconnects to a server that was killed, but every answer must be
+/// right. Prints how much was done.
 pub(crate) fn run(port: u16, seconds: f64, seed: u64) -> Result<()> {
     let begun = Instant::now();
     let time = Duration::from_secs_f64(seconds);
@@ -20,7 +20,7 @@ pub(crate) fn run(port: u16, seconds: f64, seed: u64) -> Result<()> {
     while begun.elapsed() < time {
         match conversation(port, &mut random, begun + time) {
             Ok(count) => exchanges += count,
-            // Corruption ends the client; a connection that ends does not.
+            // A corrupted answer ends the client, but a lost connection does not.
             Err(error) if error.downcast_ref::<std::io::Error>().is_some() => {
                 lost += 1;
                 std::thread::sleep(Duration::from_millis(50));
@@ -32,7 +32,7 @@ pub(crate) fn run(port: u16, seconds: f64, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Some connections at once, used in random order, and closed.
+/// Opens some connections, uses them in random order, and closes them.
 fn conversation(port: u16, random: &mut Random, until: Instant) -> Result<u64> {
     let count = 1 + random.below(8);
     let mut streams = (0..count).map(|_| connect(port)).collect::<Result<Vec<_>>>()?;
@@ -62,7 +62,7 @@ fn conversation(port: u16, random: &mut Random, until: Instant) -> Result<u64> {
     Ok(done)
 }
 
-/// Starts a program and talks to it, as programs do.
+/// Starts a child process and writes to it, as programs do.
 fn child() -> Result<()> {
     let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().context("cat")?;
     if let Some(mut input) = child.stdin.take() {

@@ -1,4 +1,5 @@
-//! A server: one thread, one epoll set, any number of connections. It checks what it is sent and answers as asked.
+//! A server with one thread, one epoll instance and any number of connections. It checks requests
+//! and answers them.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -14,13 +15,15 @@ use crate::pattern::{HEAD, Head, check_request};
 
 const BACKLOG: i32 = 4096;
 const LISTENER: u64 = u64::MAX;
-/// Pause after the kernel had no descriptor for a connection.
+/// The pause after the kernel had no free descriptor for a connection.
 const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(20);
 
-/// Serves at `listener` as long as `goes_on` says so, which is asked before each wait with the number of connections.
+/// Serves at `listener` while `goes_on` returns `true`. It is called before each wait, with the
+/// number of connections.
 pub(crate) fn serve(listener: &TcpListener, mut goes_on: impl FnMut(usize) -> bool) -> Result<()> {
     listener.set_nonblocking(true)?;
-    // As servers with many clients do: std's own 128 makes connects wait for a second when they come in thousands.
+    // Servers with many clients do this. With std's backlog of 128, thousands of connects would
+    // wait for a second.
     rustix::net::listen(listener, BACKLOG)?;
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
@@ -54,7 +57,7 @@ pub(crate) fn serve(listener: &TcpListener, mut goes_on: impl FnMut(usize) -> bo
     Ok(())
 }
 
-/// `false`: there are connections to accept and no descriptor for them.
+/// Accepts all waiting connections. Returns `false` if there is no free descriptor for the next.
 fn accept_all(
     listener: &TcpListener,
     epoll: &Epoll,
@@ -95,7 +98,7 @@ impl Connection {
         Connection { stream, arrived: Vec::new(), answer: Vec::new(), answered: 0, waits_for_room: false }
     }
 
-    /// Takes what has come, answers what is whole, and sends what there is room for.
+    /// Receives available bytes, answers complete requests, and sends as much as there is room for.
     fn advance(&mut self, epoll: &Epoll) -> Result<Progress> {
         loop {
             if !self.flush(epoll)? {
@@ -128,7 +131,7 @@ impl Connection {
         Ok((self.arrived.len() >= HEAD + head.request).then_some(head))
     }
 
-    /// Sends the answer under way. `false`: not all of it could be sent.
+    /// Sends the current answer. Returns `false` if a part of it could not be sent.
     fn flush(&mut self, epoll: &Epoll) -> Result<bool> {
         while self.answered < self.answer.len() {
             match self.stream.write(&self.answer[self.answered..]) {
@@ -150,7 +153,8 @@ impl Connection {
         Ok(true)
     }
 
-    /// An answer that can be neither sent nor waited for: the peer has gone.
+    /// Returns `true` if the answer can be neither sent nor waited for: the peer has closed the
+    /// connection.
     fn is_gone(&self) -> bool {
         !self.waits_for_room
     }

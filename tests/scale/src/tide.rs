@@ -1,4 +1,5 @@
-//! Connections that come, fill what they can, go or fall idle, and are used again: in as many tides as one likes.
+//! Connections that come, fill their buffers, close or fall idle, and are used again, in repeated
+//! tides.
 
 use std::path::Path;
 
@@ -8,13 +9,21 @@ use nix::sys::epoll::EpollTimeout;
 use crate::hold::All;
 use crate::pattern::{Head, Random};
 
-/// Small exchanges before the large ones, so that a connection is where it wants to be.
+/// The number of small exchanges before the large ones. They make shunt attach a connection.
 const SMALL: usize = 12;
 /// Bytes of a large request and of its answer: most of a ring.
 const LARGE: usize = 200_000;
 
-/// See the module. In each tide it prints `rise` once all have been used, waits for the file `rise-N`, and prints `flood`, then waits for the file `ebb-N`; prints `ebb` with half of the connections
-/// closed and the other half idle, then waits for the file `turn-N`; prints `gone` with none left, and waits for `next-N`.
+/// Runs the tides. Each tide N has five steps. After each step it prints a line, and waits for a
+/// file:
+///
+/// | printed | state | then waits for |
+/// | --- | --- | --- |
+/// | `rise N` | all connections have been used | `rise-N` |
+/// | `flood N` | all have made a large exchange | `ebb-N` |
+/// | `ebb N` | half are closed, the others are idle | `turn-N` |
+/// | `turn N` | the idle ones have been used again | `low-N` |
+/// | `gone N` | all are closed | `next-N` |
 pub(crate) fn run(port: u16, connections: usize, tides: usize, directory: &Path) -> Result<()> {
     let mut random = Random::new(connections as u64);
     for tide in 0..tides {
@@ -22,7 +31,7 @@ pub(crate) fn run(port: u16, connections: usize, tides: usize, directory: &Path)
         let exchange = |all: &mut All, random: &mut Random, size: usize| -> Result<()> {
             for index in 0..all.len() {
                 all.begin(index, Head { request: size, answer: size, seed: random.next() })?;
-                // One at a time: each has its rings to itself.
+                // Large exchanges run one at a time, so that each connection fills its rings.
                 if size == LARGE {
                     all.finish()?;
                 }
@@ -40,7 +49,7 @@ pub(crate) fn run(port: u16, connections: usize, tides: usize, directory: &Path)
         all.close_half();
         println!("ebb {tide}");
         rest(&all, &directory.join(format!("turn-{tide}")))?;
-        // Idle, not lost.
+        // The idle connections must still work.
         for _ in 0..SMALL {
             exchange(&mut all, &mut random, 64)?;
         }
@@ -53,7 +62,7 @@ pub(crate) fn run(port: u16, connections: usize, tides: usize, directory: &Path)
     Ok(())
 }
 
-/// Waits for a file as a server waits for its clients.
+/// Waits for a file, in the way in which a server waits for its clients.
 fn rest(all: &All, gate: &Path) -> Result<()> {
     while !gate.exists() {
         all.wait(EpollTimeout::from(50u8)).context("at rest")?;

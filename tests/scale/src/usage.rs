@@ -1,28 +1,28 @@
-//! What a process holds, as /proc tells it.
+//! The resources of a process, read from /proc.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// See the module.
+/// The resources of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Memory of its own, in KiB.
+    /// Private memory, in KiB.
     pub private_kib: u64,
-    /// Its share of the memory of links and pages, in KiB.
+    /// The process's share of the memory of links and pages, in KiB.
     pub shared_kib: u64,
-    /// Descriptors.
+    /// The number of descriptors.
     pub descriptors: u64,
-    /// Mappings.
+    /// The number of mappings.
     pub mappings: u64,
-    /// Those of them that are links.
+    /// The number of mappings that are links.
     pub links: u64,
-    /// Threads.
+    /// The number of threads.
     pub threads: u64,
 }
 
 impl Usage {
-    /// Of this process now; `None` if it has ended.
+    /// Reads the current usage of a process; `None` if it has ended.
     pub fn of(pid: u32) -> Option<Usage> {
         let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -38,11 +38,12 @@ impl Usage {
     }
 }
 
-/// Memory of the links that this process has mapped, in KiB, whoever has touched it; `None` if that cannot be told.
+/// Returns the memory of all links that a process has mapped, in KiB, whichever process has touched
+/// it. Returns `None` if /proc cannot be read.
 pub fn link_kib(pid: u32) -> Option<u64> {
     let mut links = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/map_files")).ok()?.flatten() {
-        // One that is unmapped meanwhile has none.
+        // The entry was unmapped in the meantime.
         let Ok(target) = fs::read_link(entry.path()) else { continue };
         if target.to_string_lossy().starts_with("/memfd:shunt-link")
             && let Ok(file) = fs::metadata(entry.path())

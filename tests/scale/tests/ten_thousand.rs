@@ -1,5 +1,5 @@
-//! Ten thousand connections between two processes: every byte is checked, all of them come onto shared memory, and when
-//! they are closed nothing of them is left.
+//! Ten thousand connections between two processes. Every byte is checked, all connections must
+//! attach, and after they are closed nothing may be left of them.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn ten_thousand_connections_of_one_pair_of_processes() {
         let ended = client.wait(LIMIT);
         assert!(ended.success() && ended.stdout.contains("done"), "{}", ended.stderr);
         if host.status().is_some() {
-            // The client's links go with it, 157 of them.
+            // The client's 157 links end with it.
             wait_until_let_go(server.pid(), port, &before, Duration::from_secs(30));
         }
         assert!(server.is_running());
@@ -53,6 +53,6 @@ fn all_on_shared_memory(host: &Host, server: u32) {
         "{} mappings, {} descriptors; {each} bytes of links for each connection",
         usage.mappings, usage.descriptors
     );
-    // The program's own connections, and a handful of ours: links take none.
+    // The program's own connections, and a few descriptors of shunt. Links take none.
     assert!(usage.descriptors < CONNECTIONS as u64 + 32, "{usage:?}");
 }

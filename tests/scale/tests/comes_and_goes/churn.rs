@@ -1,5 +1,5 @@
-//! Connections that come and go as fast as they can: nothing of them is left, and they cost what they cost without
-//! shunt. `SCALE_CHURN_SECONDS` makes it longer; the rates are printed, natively and under shunt.
+//! Opens and closes connections as fast as possible. Nothing may be left of them. The rates are
+//! printed natively and under shunt, for comparison. `SCALE_CHURN_SECONDS` makes the test longer.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use shunt_scale::{Usage, load, serve, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// One exchange is less than what makes a connection worth offering; eight are more.
+/// One exchange is too few for shunt to offer a connection; eight are enough.
 #[test]
 fn short_connections_leave_nothing_behind() {
     churn(1);
@@ -25,7 +25,7 @@ fn churn(exchanges: usize) {
     both(LIMIT, move |host: &Host| {
         let executable = env!("CARGO_BIN_EXE_scale-load");
         let (server, port) = serve(host, executable);
-        // A first round, so that what is kept for use again has been made.
+        // The first round creates what is kept for reuse.
         let round = |name: &str| {
             let words = format!("churn {port} {seconds} 4 {exchanges}");
             let (ended, cpu) = load(host, executable, &words).start(name).wait_with_cpu(LIMIT);

@@ -1,5 +1,5 @@
-//! What comes and goes leaves nothing behind: connections, processes, the memory of rings. Most of these wait for something to go, so they run beside
-//! each other.
+//! Checks that connections, processes and the memory of rings leave nothing behind. Most of these
+//! tests wait for something to be released, so they run in parallel.
 
 mod churn;
 mod memory;

@@ -1,5 +1,6 @@
-//! The memory of rings comes and goes with what is under way: connections come, fill their rings, and then half of them are closed
-//! and the others fall idle. Each tide falls to the same level. `SCALE_MEMORY_TIDES` makes it more of them.
+//! Checks that the memory of rings follows the load. Connections come and fill their rings; then
+//! half of them close and the others fall idle. The memory must return to the same level in each
+//! tide. `SCALE_MEMORY_TIDES` sets the number of tides.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,8 @@ use shunt_scale::{Usage, ends, link_kib, load, serve, wait_until};
 
 const CONNECTIONS: usize = 300;
 const LIMIT: Duration = Duration::from_secs(60);
-/// What each tide may leave in links that are still in use: headers, and the first pages of rings.
+/// Memory that a tide may leave in links that are still in use: headers, and the first pages of
+/// rings.
 const LEFT_KIB: u64 = 4 * 1024;
 
 #[test]
@@ -35,7 +37,7 @@ fn the_memory_of_rings_is_given_back_when_connections_go_or_fall_idle() {
             client.wait_for_output(&format!("flood {tide}"), LIMIT);
             let high = link_kib(server.pid()).expect("root may look");
             println!("tide {tide}, flood: {high} KiB of links, group: {:?}", group.as_ref().map(Group::kib));
-            // How far each ring fills depends on how fast both ends are.
+            // The fill level of each ring depends on the speed of both ends.
             assert!(high > 3 * LEFT_KIB, "they did not fill their rings: {high} KiB");
             host.replace(&format!("ebb-{tide}"), "");
             client.wait_for_output(&format!("ebb {tide}"), LIMIT);
@@ -52,7 +54,7 @@ fn the_memory_of_rings_is_given_back_when_connections_go_or_fall_idle() {
             });
             host.replace(&format!("low-{tide}"), "");
             client.wait_for_output(&format!("gone {tide}"), LIMIT);
-            // Both processes stay.
+            // Both processes keep running.
             wait_until("the links are dropped", LIMIT, || {
                 let dropped = [&server, &client].into_iter().all(|end| usage(end).links == 0);
                 dropped && host.status().is_some_and(|snapshot| snapshot.links == 0)
@@ -73,17 +75,17 @@ fn the_memory_of_rings_is_given_back_when_connections_go_or_fall_idle() {
     });
 }
 
-/// What is held between two tides.
+/// The resources held between two tides.
 #[derive(Debug)]
 struct Level {
-    /// By the control group of both, in KiB, if one can be made.
+    /// The memory of the control group of both processes, in KiB, if one can be created.
     group: Option<u64>,
     server: Usage,
     client: Usage,
     broker: Usage,
 }
 
-/// Flat: after the last tide no more than after the first, but for noise.
+/// Checks that the last tide leaves no more than the first, apart from noise.
 fn judge(levels: &[Level]) {
     let (Some(first), Some(last)) = (levels.first(), levels.last()) else { return };
     type Part = fn(&Level) -> u64;
@@ -103,7 +105,7 @@ fn judge(levels: &[Level]) {
     }
 }
 
-/// A memory control group of our own, where there is the first version of them.
+/// A temporary memory control group, on hosts with cgroup version 1.
 struct Group(PathBuf);
 
 impl Group {
@@ -124,7 +126,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Who is still there, because the test has failed, ends with the host.
+        // If the test has failed, processes may still be in the group. They end with the host.
         for pid in fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default().lines() {
             let _ = fs::write("/sys/fs/cgroup/memory/cgroup.procs", pid);
         }

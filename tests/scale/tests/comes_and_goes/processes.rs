@@ -1,6 +1,6 @@
-//! Many processes at once: each is connected to one server and to its neighbour.
+//! Many simultaneous processes, each connected to one server and to its neighbour.
 //!
-//! Three hundred by default; `SCALE_PROCESSES=2000` for as many as the issue of scale asks for.
+//! There are 300 by default. `SCALE_PROCESSES=2000` is the number that is required of shunt.
 
 use std::time::Duration;
 
@@ -32,8 +32,9 @@ fn processes_in_a_ring_around_a_server() {
                     last = (on, off.len());
                     println!("{on} ends on shared memory, {} not: {:?}", off.len(), off.first());
                 }
-                // Each member has one to the server and one to its neighbour; either end of both reports it. A server
-                // of thousands has no descriptors for the doorbells of all.
+                // Each member has a connection to the server and one to its neighbour, and both
+                // ends of each report it. A server of thousands has no descriptors for the
+                // doorbells of all of them.
                 let limited = off.iter().filter(|one| one.send.reason == Reason::DescriptorLimit).count();
                 on + limited == 4 * count && (limited == 0 || count > 1000)
             });

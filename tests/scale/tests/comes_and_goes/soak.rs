@@ -1,8 +1,8 @@
-//! Everything at once, for as long as one likes: clients that talk, churn, start children, are stopped and go on, are
-//! killed; servers that are killed and come back; a broker that is killed and comes back. At the end what lives holds no
-//! more than after the first part of the time.
+//! All kinds of load and failure together. Clients talk, churn, start children, are stopped and
+//! continued, and are killed. Servers and the broker are killed and restarted. At the end, the
+//! processes that live must hold no more than after the first part of the time.
 //!
-//! Ten seconds by default; `SCALE_SOAK_SECONDS=1800` for half an hour.
+//! It takes ten seconds by default; `SCALE_SOAK_SECONDS=1800` makes it half an hour.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use shunt_compat::{Host, Program, under_shunt};
 use shunt_scale::{Usage, load, serve_at, wait_until, widen};
 
 const CLIENTS: usize = 12;
-/// A client lives for so long, if nobody kills it.
+/// The lifetime of a client that is not killed, in seconds.
 const LIFE: f64 = 8.0;
 const CHURNER: f64 = 4.0;
 
@@ -27,10 +27,10 @@ struct Soak<'h> {
     host: &'h Host,
     begun: Instant,
     time: Duration,
-    /// Never killed: what it holds must not grow.
+    /// A server that is never killed. Its resources must not grow.
     steady: Program,
     steady_port: u16,
-    /// Killed from time to time.
+    /// A server that is killed from time to time.
     victim: Option<Program>,
     victim_port: u16,
     clients: Vec<(Program, Instant)>,
@@ -89,13 +89,14 @@ impl<'h> Soak<'h> {
         self.wind_down();
     }
 
-    /// Ended clients are asked how it was, and replaced.
+    /// Checks clients that have ended, and replaces them.
     fn keep_clients_going(&mut self) {
         let now = Instant::now();
         let mut index = 0;
         while index < self.clients.len() {
             if self.clients[index].0.is_running() {
-                // A lost message shows as a client that does not end; one that was stopped has had less time.
+                // After a lost message a client does not end. A client that was stopped has had
+                // less time.
                 let patience = Duration::from_secs_f64(LIFE + 120.0);
                 assert!(now - self.clients[index].1 < patience, "a client hangs\n{}", self.host.logs());
                 index += 1;
@@ -110,7 +111,7 @@ impl<'h> Soak<'h> {
             let port = if self.below(3) == 0 { self.victim_port } else { self.steady_port };
             self.count += 1;
             let words = format!("mixed {port} {LIFE} {}", self.count);
-            // Names are used again: output files must not pile up either.
+            // Names are reused, so that output files do not pile up either.
             let client = load(self.host, executable(), &words).start(&format!("client-{}", self.count % 64));
             self.clients.push((client, Instant::now()));
         }
@@ -138,7 +139,7 @@ impl<'h> Soak<'h> {
         *self.tally.entry("connections lost to killed servers").or_default() += number("lost");
     }
 
-    /// Stops, continues, kills.
+    /// Stops, continues or kills random processes.
     fn disturb(&mut self) {
         let now = Instant::now();
         for (index, since) in std::mem::take(&mut self.stopped) {
@@ -230,8 +231,8 @@ fn serve(host: &Host, port: u16, name: &str) -> Program {
     serve_at(host, executable(), port, name)
 }
 
-/// Flat: the median of the last third is no more than that of the second third and an allowance for noise. The first
-/// third is for warming up.
+/// Checks that nothing grows: the median of the last third may not exceed that of the second third,
+/// apart from noise. The first third is for warming up.
 fn judge(samples: &[Sample]) {
     let third = samples.len() / 3;
     type Part = fn(&Sample) -> u64;
