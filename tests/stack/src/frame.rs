@@ -1,8 +1,9 @@
-//! One function: how deep its frame is at each of its calls, and what each of them calls.
+//! Analyses one function: the depth of the stack at each of its calls, and the functions that each
+//! call may reach.
 //!
-//! Every path through the code is followed with the depth of the stack, and with what is known of each register and each spilled
-//! word, as far as that can be a function. Code that no jump leads to is what unwinding runs, which in the shim is a thread's
-//! cancellation: it is not looked at.
+//! It follows every path through the code. It tracks the stack depth, and which function each
+//! register and each spilled word may hold. Code that no jump leads to is for unwinding, which in
+//! the shim happens only when a thread is cancelled. It is not analysed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,64 +11,64 @@ use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic
 
 use crate::library::{Library, Linked};
 
-/// What a word can be, as far as it matters to who is called.
+/// A possible value of a word, as far as it decides which function is called.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Value {
-    /// This function of the library.
+    /// The address of a function of this library.
     Local(u64),
     /// A function of another library.
     Import(String),
-    /// What lies in a variable of the library's: a function that was looked up in the libraries behind.
+    /// The content of a variable of this library: a function that was looked up in other libraries.
     Variable(u64),
-    /// What the function of this name has returned.
+    /// The result of the function with this name.
     Result(String),
-    /// The address of a variable of the library's.
+    /// The address of a variable of this library.
     Address(u64),
-    /// What lies at this offset of something, as a method does in its table.
+    /// The content at this offset of an unknown object, like a method in a vtable.
     Field(i64),
-    /// A target in the table of jumps that begins here.
+    /// A target of the jump table that begins here.
     Target(u64),
-    /// Anything else.
+    /// Any other value.
     Unknown,
 }
 
 /// A call, or a jump to another function.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// The stack that the caller has taken when the callee's first instruction runs.
+    /// The bytes of stack that the caller uses when the callee's first instruction runs.
     pub depth: i64,
-    /// Where it is.
+    /// The address of the call.
     pub at: u64,
-    /// What it may be.
+    /// The functions that it may reach.
     pub callees: BTreeSet<Value>,
 }
 
-/// What a function does with its stack.
+/// The stack usage of a function.
 #[derive(Default)]
 pub struct Frame {
-    /// The most that it takes itself, from its first instruction on: without its return address.
+    /// The most bytes that the function itself uses, without its return address.
     pub deepest: i64,
-    /// What it calls.
+    /// The calls that it makes.
     pub calls: Vec<Call>,
-    /// Functions whose address it takes.
+    /// Functions whose addresses it takes.
     pub takes: BTreeSet<u64>,
-    /// What could not be understood. The bound is none if there is anything.
+    /// Code that could not be analysed. If there is any, the result is not a bound.
     pub puzzles: Vec<String>,
 }
 
 #[derive(Clone, Default, PartialEq)]
 struct State {
     depth: i64,
-    /// What rbp was when the frame was set up, as a depth.
+    /// The depth at which rbp points, if it holds a frame pointer.
     base: Option<i64>,
-    /// The depth that a loop of stack probes goes down to, and the register that has it.
+    /// A loop of stack probes: the register that holds its end, and the depth of that end.
     probe: Option<(Register, i64)>,
     registers: BTreeMap<Register, BTreeSet<Value>>,
-    /// By depth.
+    /// Spilled words, by depth.
     spilled: BTreeMap<i64, BTreeSet<Value>>,
 }
 
-/// Beyond this something has been misunderstood.
+/// A larger depth means that the analysis has misunderstood the code.
 const ABSURD: i64 = 1 << 20;
 
 /// Analyses the function that begins at `start`.
@@ -139,7 +140,7 @@ impl Walk<'_> {
                 }
                 FlowControl::UnconditionalBranch => work.push((one.near_branch_target(), after)),
                 FlowControl::ConditionalBranch => {
-                    // A loop of probes is left at the depth that it goes down to; what it goes through is less.
+                    // A loop of probes ends at its final depth; the depths in between are smaller.
                     match after.probe.take() {
                         Some((_, depth)) if one.near_branch_target() < at && after.depth < depth => {
                             after.depth = depth
@@ -156,7 +157,7 @@ impl Walk<'_> {
         }
     }
 
-    /// What one instruction does to the state. `false`: nobody knows.
+    /// Applies one instruction to the state. Returns `false` if its effect on the stack is unknown.
     fn step(&mut self, one: &Instruction, state: &mut State) -> bool {
         let value = self.loaded(one, state);
         let target = one.op0_register().full_register();
@@ -209,7 +210,7 @@ impl Walk<'_> {
         {
             state.probe = Some((target, state.depth - one.memory_displacement64() as i64));
         }
-        // The same in two steps.
+        // The end of the probe loop can also be computed in two steps.
         if to_register
             && one.mnemonic() == Mnemonic::Mov
             && one.op1_register() == Register::RSP
@@ -244,7 +245,7 @@ impl Walk<'_> {
                 let amount = one.immediate(1) as i64;
                 state.depth += if one.mnemonic() == Mnemonic::Sub { amount } else { -amount };
             }
-            // Alignment takes less than what it aligns to.
+            // Alignment takes less than the alignment's size.
             Mnemonic::And => state.depth += -(one.immediate(1) as i64) - 1,
             Mnemonic::Lea if one.memory_base() == Register::RBP => {
                 let Some(base) = state.base else { return false };
@@ -263,7 +264,7 @@ impl Walk<'_> {
         true
     }
 
-    /// What an instruction puts into its target.
+    /// Returns the possible values that an instruction puts into its target.
     fn loaded(&mut self, one: &Instruction, state: &State) -> BTreeSet<Value> {
         let unknown = BTreeSet::from([Value::Unknown]);
         let of = |register: Register| {
@@ -308,7 +309,7 @@ impl Walk<'_> {
         }
     }
 
-    /// What lies where an instruction reads.
+    /// Returns the possible values of the memory word that an instruction reads.
     fn word(&self, one: &Instruction, state: &State) -> BTreeSet<Value> {
         let in_memory = |place: u64| match self.library.linked.get(&place) {
             Some(Linked::Local(address)) => Value::Local(*address),
@@ -339,7 +340,8 @@ impl Walk<'_> {
         bases.into_iter().map(field).collect()
     }
 
-    /// Where a table of jumps leads to. It ends where what follows does not lead into this function.
+    /// Returns the targets of a jump table. The table ends at the first entry that leads outside
+    /// this function.
     fn targets(&self, table: u64) -> Vec<u64> {
         let places = (table..).step_by(4).map_while(|place| self.library.number(place));
         let targets = places.map(|offset| table.wrapping_add_signed(offset.into()));
@@ -356,7 +358,8 @@ impl Walk<'_> {
         }
     }
 
-    /// What a direct call reaches: a function, or one of another library by way of the linker's table.
+    /// Returns the target of a direct call: a function of this library, or, through the linker's
+    /// stub, of another.
     fn landing(&self, target: u64) -> Value {
         if self.library.functions.contains_key(&target) {
             return Value::Local(target);
@@ -397,7 +400,7 @@ impl Walk<'_> {
                 self.frame.calls.push(Call { depth, at: *at, callees: self.callees(one, state) });
             }
         }
-        // The last call's return address.
+        // Includes the return address of the last call.
         let calls = self.frame.calls.iter().map(|call| call.depth).max().unwrap_or(0);
         self.frame.deepest = self.frame.deepest.max(calls);
         self.frame
@@ -417,7 +420,7 @@ const CALLER_SAVED: [Register; 9] = [
 ];
 
 impl State {
-    /// Both ways lead here.
+    /// Merges the states of two paths that meet.
     fn merge(&self, other: &State) -> State {
         let registers = union(&self.registers, &other.registers);
         let spilled = union(&self.spilled, &other.spilled);
@@ -431,7 +434,7 @@ impl State {
     }
 }
 
-/// What is known on one way only is not known.
+/// Merges two maps. A place that is missing in one of them may hold any value.
 fn union<K: Ord + Copy>(
     one: &BTreeMap<K, BTreeSet<Value>>,
     other: &BTreeMap<K, BTreeSet<Value>>,

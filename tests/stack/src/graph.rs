@@ -1,45 +1,49 @@
-//! How deep the stack can get below a function, along everything that it may call.
+//! Computes the maximum stack depth below a function, over all functions that it may call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::frame::{self, Frame, Value};
 use crate::library::Library;
 
-/// Where the methods begin in a table of them: after the destructor, the size and the alignment.
+/// Offset of the first method in a vtable: after the destructor, the size and the alignment.
 const METHODS: i64 = 24;
 
-/// What the code does not show, and a person has looked at.
+/// Facts that the code does not show, and that a person has verified.
 pub struct Reviewed {
-    /// Functions that end the program, by the beginnings of their names: what they take does not matter.
+    /// Prefixes of the names of functions that end the program. Their stack usage does not matter.
     pub endings: &'static [&'static str],
-    /// Functions that return one that lies behind the library in the link order, by their names' endings.
+    /// Suffixes of the names of functions that return a function of a library later in the link
+    /// order.
     pub lookups: &'static [&'static str],
-    /// A function that calls what the program has given it, by a part of its name.
+    /// Parts of the names of functions that call a function of the program.
     pub programs: &'static [&'static str],
-    /// Parts of the names of what is called by a pointer that something begins with.
+    /// Parts of the names of the functions that may be called by a pointer at the beginning of an
+    /// object.
     pub first: &'static [&'static str],
-    /// Parts of the names of a function that calls by pointer, and of all that it may call so.
+    /// A part of the name of a function that calls by pointer, and of all functions that it may
+    /// reach that way.
     pub pointers: &'static [(&'static str, &'static [&'static str])],
-    /// A part of the name of a caller, and one of a callee that it never calls where the shim runs: its whole name, if that has no path.
+    /// Parts of the names of a caller and of a callee that it never calls where the shim runs. A
+    /// callee without a path is compared as a whole name.
     pub never: &'static [(&'static str, &'static str)],
-    /// Caller and callee of a call that closes a circle, which goes round at most twice.
+    /// The caller and callee of a call that closes a cycle, which is run through at most twice.
     pub circles: &'static [(&'static str, &'static str)],
 }
 
-/// The library with what is known of its functions.
+/// The call graph of a library.
 pub struct Graph<'l> {
     library: &'l Library,
     reviewed: &'l Reviewed,
     frames: BTreeMap<u64, Frame>,
-    /// By function: what it needs, and the callee that needs most of it.
+    /// For each function, its stack usage and the callee with the largest share of it.
     once: BTreeMap<u64, (i64, Option<u64>)>,
     twice: BTreeMap<u64, (i64, Option<u64>)>,
-    /// What could not be answered.
+    /// Questions that the analysis could not answer.
     pub puzzles: BTreeSet<String>,
 }
 
 impl<'l> Graph<'l> {
-    /// Nothing is looked at yet.
+    /// Creates a graph in which no function has been analysed.
     pub fn new(library: &'l Library, reviewed: &'l Reviewed) -> Graph<'l> {
         Graph {
             library,
@@ -51,20 +55,20 @@ impl<'l> Graph<'l> {
         }
     }
 
-    /// The most stack that a call of `function` takes, its return address included.
+    /// Returns the maximum stack usage of a call of `function`, including its return address.
     pub fn needs(&mut self, function: u64) -> i64 {
         self.measure(function, &mut Vec::new(), false);
         self.measure(function, &mut Vec::new(), true) + 8
     }
 
-    /// The way on which it does: each function, with what is taken from there on.
+    /// Returns the path of that maximum: each function, with the usage from there on.
     pub fn path(&self, function: u64) -> Vec<String> {
         let mut path = Vec::new();
         let mut seen = BTreeSet::new();
         let mut at = Some(function);
         while let Some(function) = at {
             let (need, next) = self.twice.get(&function).copied().unwrap_or_default();
-            // What goes round has less to go the second time.
+            // The second run through a cycle has less left.
             let again = if seen.insert(function) { "" } else { " (again)" };
             path.push(format!("{need:6} {}{again}", self.library.name(function)));
             at = next.filter(|_| again.is_empty());
@@ -119,16 +123,16 @@ impl<'l> Graph<'l> {
         self.reviewed.circles.iter().any(|(from, to)| caller.contains(from) && callee.contains(to))
     }
 
-    /// Every function of ours that is at this place of some table of methods.
+    /// Returns the functions of shunt at this offset of any vtable.
     fn methods(&self, offset: i64) -> BTreeSet<u64> {
         let is_table = |start: u64| {
-            // A destructor or none; then size and alignment, which are no addresses.
+            // A vtable has a destructor or null, then size and alignment, which are not addresses.
             [8, 16].iter().all(|number| !self.library.linked.contains_key(&(start + number)))
         };
         let within = |(place, _): &(u64, u64)| is_table(place.wrapping_sub(offset as u64));
         let ours = |address: &u64| {
             let name = self.library.name(*address);
-            // What a program without libc is given is listed, too, and is no method.
+            // The table of functions for a program without libc looks like a vtable, but is none.
             name.contains("shunt") && !name.starts_with("shunt::door::")
                 || name.starts_with("core::ops::function::FnOnce::call_once")
         };
@@ -140,7 +144,7 @@ impl<'l> Graph<'l> {
         self.library.functions.iter().filter(|(_, one)| is(&one.name)).map(|(address, _)| *address).collect()
     }
 
-    /// The functions of the library that a call may reach.
+    /// Returns the functions of the library that a call may reach.
     fn resolve(&mut self, caller: u64, at: u64, callees: &BTreeSet<Value>) -> BTreeSet<u64> {
         let name = self.library.name(caller);
         let mut reached = BTreeSet::new();
@@ -149,13 +153,13 @@ impl<'l> Graph<'l> {
                 Value::Local(address) => {
                     reached.insert(*address);
                 }
-                // What lies behind the library is the program's own, as is what libc takes for itself.
+                // Functions of other libraries use stack as they do without shunt.
                 Value::Import(_) | Value::Variable(_) | Value::Target(_) => {}
                 Value::Field(offset) if *offset >= METHODS && name.contains("shunt") => {
                     reached.extend(self.methods(*offset));
                 }
                 Value::Result(of) if self.reviewed.lookups.iter().any(|one| of.ends_with(one)) => {}
-                // A hook that jumps to what it is told of, see `hooks::trampoline`.
+                // A hook that jumps to the function that it was given; see `hooks::trampoline`.
                 Value::Result(of) if of.starts_with("shunt::hooks::") && of.contains("::before_") => {}
                 Value::Field(0) => reached.extend(self.named(self.reviewed.first)),
                 _ => {

@@ -1,5 +1,5 @@
-//! How much stack each function of libshunt.so takes, with all that it calls, read from the code of the built library.
-//! x86_64 only.
+//! Computes how much stack each function of libshunt.so takes, including its callees, from the code
+//! of the built library. x86_64 only.
 
 pub mod frame;
 pub mod graph;

@@ -1,4 +1,5 @@
-//! What the analysis needs of a library's file: its functions, what the linker puts where, and which bytes are code.
+//! Reads the parts of a library's file that the analysis needs: its functions, its relocations and
+//! its code.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,34 +11,34 @@ use object::{
 
 /// A function of the library.
 pub struct Function {
-    /// Its name, as a person writes it.
+    /// The demangled name.
     pub name: String,
-    /// One past its last byte.
+    /// The address after the last byte.
     pub end: u64,
 }
 
-/// What a place in memory holds once the library is loaded.
+/// The content of a memory word after relocation.
 #[derive(Clone, Debug)]
 pub enum Linked {
-    /// The address of something in the library.
+    /// The address of an object in this library.
     Local(u64),
     /// The address of a function of another library.
     Import(String),
 }
 
-/// A library, read.
+/// A library that has been read.
 pub struct Library {
-    /// By address.
+    /// Functions, by address.
     pub functions: BTreeMap<u64, Function>,
-    /// What other libraries can call, by name.
+    /// Exported functions, by name.
     pub exports: BTreeMap<String, u64>,
-    /// By the address of the place.
+    /// Relocated words, by address.
     pub linked: HashMap<u64, Linked>,
     sections: Vec<(u64, Vec<u8>)>,
 }
 
 impl Library {
-    /// Reads `file`, which must have its symbols.
+    /// Reads `file`, which must have a symbol table.
     pub fn read(file: &[u8]) -> Library {
         let elf = ElfFile64::<object::Endianness>::parse(file).expect("an ELF file of 64 bits");
         let mut functions = BTreeMap::new();
@@ -64,7 +65,7 @@ impl Library {
             };
             let what = match (r_type, name) {
                 (elf::R_X86_64_RELATIVE, _) => Linked::Local(relocation.addend() as u64),
-                // Ours come first in the link order.
+                // In the link order this library precedes the others.
                 (elf::R_X86_64_GLOB_DAT | elf::R_X86_64_JUMP_SLOT | elf::R_X86_64_64, Some(name)) => exports
                     .get(&name)
                     .map_or_else(|| Linked::Import(name.clone()), |address| Linked::Local(*address)),
@@ -81,13 +82,13 @@ impl Library {
         Library { functions, exports, linked, sections }
     }
 
-    /// The bytes of code from `start` to `end`.
+    /// Returns the bytes of code from `start` to `end`.
     pub fn code(&self, start: u64, end: u64) -> &[u8] {
         let (at, bytes) = self.section(start).expect("an address of code");
         &bytes[(start - at) as usize..((end - at) as usize).min(bytes.len())]
     }
 
-    /// The number of four bytes at `place`, if that is among what the library never changes.
+    /// Returns the four-byte number at `place`, if it is in a section that never changes.
     pub fn number(&self, place: u64) -> Option<i32> {
         let (at, bytes) = self.section(place)?;
         let bytes = bytes.get((place - at) as usize..)?.first_chunk()?;
@@ -98,12 +99,13 @@ impl Library {
         self.sections.iter().find(|(at, bytes)| (*at..at + bytes.len() as u64).contains(&place))
     }
 
-    /// The function that begins at `address`.
+    /// Returns the name of the function that begins at `address`.
     pub fn name(&self, address: u64) -> &str {
         self.functions.get(&address).map_or("?", |function| &function.name)
     }
 
-    /// Functions whose address is in the library's data: of tables of methods, and of pointers.
+    /// Iterates over words of the library's data that hold the address of a function, in vtables
+    /// and elsewhere.
     pub fn pointed_to(&self) -> impl Iterator<Item = (u64, u64)> {
         self.linked.iter().filter_map(|(place, linked)| match linked {
             Linked::Local(address) if self.functions.contains_key(address) => Some((*place, *address)),

@@ -1,6 +1,9 @@
-//! No path of the shim takes more stack than is promised, from any hook, from the trampoline of signals, around a fork, at a
-//! thread's end. What libc takes when the shim calls it for the program is the program's own, as without shunt, and is not counted;
-//! neither are panics, which end the program, nor a thread's cancellation, which unwinds on the same stack in any case.
+//! Checks the bound on the shim's stack usage: for all paths from hooks, from the signal
+//! trampoline, around a fork, and at a thread's end.
+//!
+//! Calls that the shim makes in libc for the program are not counted, because the program needs the
+//! same stack without shunt. Panics, which end the program, are not counted either, nor a thread's
+//! cancellation, which unwinds on the same stack in any case.
 #![cfg(target_arch = "x86_64")]
 
 use std::collections::BTreeSet;
@@ -9,12 +12,13 @@ use std::path::PathBuf;
 use shunt_stack::graph::{Graph, Reviewed};
 use shunt_stack::library::Library;
 
-/// What is promised in SPECIFICATION.md.
+/// The bound that SPECIFICATION.md promises.
 const BOUND: i64 = 8 * 1024;
 
-/// What the code does not show, and why it is so.
+/// Facts that the code does not show, with their reasons.
 const REVIEWED: Reviewed = Reviewed {
-    // A panic aborts the program, and unwinding, which is a cancelled thread's, has the frames of libgcc below it in any case.
+    // A panic aborts the program. Unwinding belongs to a cancelled thread, and libgcc has frames
+    // below it in any case.
     endings: &[
         "_Unwind_Resume",
         "alloc::alloc::handle_alloc_error",
@@ -40,8 +44,9 @@ const REVIEWED: Reviewed = Reviewed {
         "split::find",
         "unwind::find",
     ],
-    // The program's own handlers of signals, and its own calls, to which the last call of a hook or of a closure of one leads.
-    // What the shim has under a name of the dynamic linker's or of threads' goes on to libc's own.
+    // These call the program's own signal handlers, or end in the program's own call, like the last
+    // call of a hook or of its closure. The shim's replacements for functions of the dynamic linker
+    // and of threads continue in libc's.
     programs: &[
         "base::by_number::",
         "base::split::",
@@ -49,11 +54,13 @@ const REVIEWED: Reviewed = Reviewed {
         "hooks::readiness::select_among",
         "call_once{{vtable.shim}}",
     ],
-    // Whether the program's memory can be touched: a `Reach` of shunt_ring. Or the kernel's clock, by a pointer that rustix keeps,
-    // or the destructor of what is in an error, and none of ours has anything in it.
+    // The checks of the program's memory, through a `Reach` of shunt_ring. The same pattern matches
+    // the kernel's clock, through a pointer that rustix keeps, and the destructor of an error's
+    // content, which none of shunt's errors has.
     first: &["hooks::memory::is_readable", "hooks::memory::is_writable", "hooks::io::source"],
     pointers: &[
-        // What is written here goes into an array or a string: names of files in /proc, of numbers and text.
+        // Formatted text goes into an array or a string: names of files in /proc, of numbers and
+        // text.
         (
             "core::fmt::write",
             &[WRITES, "core::fmt::num::", "<str as core::fmt::Display>", "<&T as core::fmt::Display>"],
@@ -62,13 +69,13 @@ const REVIEWED: Reviewed = Reviewed {
         ("hooks::raw::door::answer", &["hooks::raw::hook::hook"]),
         ("door::alone::answer", &["hooks::raw::hook::hook"]),
         ("door::linked::answer", &["hooks::raw::hook::hook"]),
-        // How a call of a hook's goes on that is not like most.
+        // The slow paths of a hook's call.
         ("ops::begin_slowly", &SLOWLY),
         ("ops::send::send_many", &SLOWLY),
         ("ops::receive::receive_many", &SLOWLY),
-        // The hash of a number.
+        // The hash function of a map with integer keys.
         ("RawTableInner>::rehash_in_place", &["reserve_rehash::{{closure}}"]),
-        // What is announced for the time of a sleep.
+        // Callbacks for state that is announced during a sleep.
         ("announced::count_own_calls", &["ops::held::"]),
         ("fork::begin_child", &["ops::held::"]),
         ("announced::calls_on", &["ops::held::"]),
@@ -76,13 +83,13 @@ const REVIEWED: Reviewed = Reviewed {
         ("std::sys::sync::once::futex::Once", &["Once::call_once_force"]),
     ],
     never: &[
-        // What the start of the process has done.
+        // This has run when the process started.
         ("", "rustix::backend::vdso_wrappers::init"),
-        // A kernel without getrandom, older than any that the shim runs on.
+        // Only for kernels without getrandom, which are older than any that the shim supports.
         ("", "std::sys::random::linux::getrandom"),
-        // Only the first look-up of a hook finds the table wiped: it is counted apart.
+        // Only the first look-up of a hook finds the table wiped. It is counted separately below.
         ("", "table::missing"),
-        // Descriptors of the shim's own that are dropped are in no table, so that close only looks.
+        // Descriptors that the shim itself drops are in no table, so close only looks them up.
         ("shunt", "close"),
         ("rustix", "close"),
         ("drop_in_place", "close"),
@@ -94,7 +101,8 @@ const REVIEWED: Reviewed = Reviewed {
         ("waiter::Slot::take", "ops::descriptors::close"),
         ("waiter::Slot::make_listener", "ops::descriptors::close"),
         ("socket::family::sharing", "ops::descriptors::close"),
-        // A signal that waited is let through with all others blocked: none waits behind it.
+        // A deferred signal is delivered with all others blocked, so no further one is delivered
+        // after it.
         ("signal::deliver::run", "drop_in_place<shunt::base::signal::shield::Shield>"),
         ("signal::deliver::run", "shunt::base::signal::shield::"),
         ("signal::deliver::run", "signal::deliver::release"),
@@ -102,11 +110,12 @@ const REVIEWED: Reviewed = Reviewed {
         ("signal::action::begin", "drop_in_place<shunt::base::signal::shield::Shield>"),
     ],
     circles: &[
-        // What a lane is closed for is judged, and closing it asks the lane once more.
+        // The reason for closing a lane is checked, and closing it checks the lane once more.
         ("tx::Tx::judge", "tx::Tx::judge"),
-        // One calls the other, which only counts.
+        // One closure calls the other, which only counts.
         ("selecting_with_timeval::{{closure}}", "selecting_with_timeval::{{closure}}"),
-        // A set that is this process's alone again learns what it holds, which it then has.
+        // An epoll instance that belongs to this process alone again reads what it holds, after
+        // which it is known.
         ("Inner>::put", "Inner>::attach"),
     ],
 };
@@ -127,10 +136,10 @@ fn library() -> PathBuf {
     }
 }
 
-/// What calls do before their first look-up, at most.
+/// The most stack that a call uses before its first look-up.
 const BEFORE_LOOK_UP: i64 = 1024;
 
-/// Whatever enters the library, but by a hook's name.
+/// All entry points of the library that are not hooks.
 const OTHER_ENTRIES: [&str; 9] = [
     "shunt::door::alone::answer",
     "shunt::door::linked::answer",
