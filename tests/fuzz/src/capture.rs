@@ -1,4 +1,5 @@
-//! A lane that is read along while its words change: no look yields more than the ring, nor counts what it did not pass.
+//! Captures a lane while its words change. A poll must not yield more than the ring, and the counts
+//! must be consistent.
 
 use std::cell::RefCell;
 
@@ -7,7 +8,7 @@ use shunt_capture::{Lane, Memory};
 
 use crate::input::Input;
 
-/// A link in which a word changes with every second load.
+/// A link in which a word changes at every second load.
 struct Changing<'a> {
     input: RefCell<Input<'a>>,
     words: RefCell<[u64; 32]>,

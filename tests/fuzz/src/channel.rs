@@ -1,5 +1,6 @@
-//! A sender that says and writes anything to a receiver of messages: no panic, no message but a whole one, no descriptor left,
-//! and whoever else sends is served.
+//! A sender that sends arbitrary messages to a receiver, and writes arbitrary data to the lane. The
+//! receiver must not panic or leak a descriptor. It must deliver only whole messages, and keep
+//! serving.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +16,7 @@ use shunt_sys::{memfd, seqpacket};
 use crate::input::Input;
 
 const RING: usize = 4096;
-/// What this receiver takes.
+/// The longest message that this receiver accepts.
 const LONGEST: usize = 100_000;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -31,7 +32,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let map = || Mapping::map(&file, len).expect("a mapping");
     let (words, lane) = (map(), PrivateLane::over(map()).expect("of this size"));
     let mut producer = Producer::new();
-    // Most inputs begin as a sender does.
+    // Most inputs start with a valid handshake.
     if !input.byte().is_multiple_of(8) {
         tell(&ours, [0x7368_6d01, 1, RING as u32, 0], &[file.as_fd()]);
     }
@@ -65,7 +66,8 @@ pub(crate) fn run(bytes: &[u8]) {
         assert!(lane.len() == RING);
     }
     drop(ours);
-    // Its end is told, after a bounded number of messages: what fits into the ring.
+    // The receiver reports the end after a bounded number of messages, because the ring limits
+    // them.
     for _ in 0..RING {
         if receiver.receive(&mut message, Wait::Never) == Err(ReceiveError::NoSenders) {
             return;
@@ -84,13 +86,13 @@ fn receive(receiver: &mut Receiver, message: &mut Message) {
     }
 }
 
-/// Whatever the socket makes of it.
+/// Sends a control message, and ignores errors.
 fn tell(socket: &OwnedFd, words: [u32; 4], fds: &[BorrowedFd<'_>]) {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let _ = seqpacket::send(socket, &bytes, fds);
 }
 
-/// Flags, kinds and counts are small.
+/// Returns a word that is usually small, as flags, kinds and counts are.
 fn small(input: &mut Input<'_>) -> u32 {
     match input.byte() {
         255 => input.word() as u32,

@@ -1,4 +1,5 @@
-//! Control messages in both directions: what is taken for one is exactly that one.
+//! Decodes control messages of both directions. Each message that is accepted must encode to the
+//! same bytes.
 
 use shunt_abi::control::{Reply, Request};
 use shunt_sys::seqpacket::MAX_DESCRIPTORS;

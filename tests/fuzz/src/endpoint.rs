@@ -1,5 +1,5 @@
-//! The two directions of an endpoint on lanes that its peer spoils: each goes on, or leaves its lane for a reason, and the
-//! program can have both back at any time.
+//! Both directions of an endpoint on lanes that the peer corrupts. Each direction must continue or
+//! leave its lane with a reason. The program must be able to reclaim both at any time.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ use shunt_transport::{EAGAIN, Kernel, Received, Rx, Sent, Tx, Waiting};
 use crate::input::Input;
 use crate::shared::{Buffer, RING, Shared};
 
-/// A socket that holds so many bytes, or has ended.
+/// A TCP socket with a number of unread bytes, or at its end.
 #[derive(Default)]
 struct Tcp {
     waiting: Cell<usize>,

@@ -1,4 +1,5 @@
-//! Arbitrary bytes as a sequence of choices. Bytes that have run out are zeros, so every input means something.
+//! Interprets arbitrary bytes as a sequence of choices. After the end of the input all bytes are
+//! zero, so every input is valid.
 
 /// A cursor over the input.
 pub(crate) struct Input<'a>(&'a [u8]);
@@ -18,7 +19,7 @@ impl<'a> Input<'a> {
         *first
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (usize::from(self.byte()) | usize::from(self.byte()) << 8) % end
     }
@@ -27,7 +28,8 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// A word of shared memory that holds `now`, as a liar would have it: near what it is, or anything.
+    /// Returns a new value for a word of shared memory that holds `now`: one close to it, or any
+    /// other.
     pub(crate) fn lie(&mut self, now: u64) -> u64 {
         const CLOSED: u64 = 1 << 63;
         const RETURNED: u64 = 1 << 62;

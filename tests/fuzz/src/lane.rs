@@ -1,4 +1,5 @@
-//! Both ends of a lane whose words change under them: no panic, no byte beyond the ring, no count beyond what was asked for.
+//! Both ends of a lane whose words change at any time. They must not panic, exceed the ring, or
+//! return a larger count than requested.
 
 use shunt_abi::geometry::{Side, WAITERS};
 use shunt_ring::bytes::Ring;

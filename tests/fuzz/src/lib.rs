@@ -1,5 +1,6 @@
-//! Everything of shunt that reads what a stranger has written, as functions of arbitrary bytes. Each returns, or it has
-//! found a bug: see `README.md` for who calls them.
+//! Fuzz targets for all code of shunt that reads data of untrusted processes. A target takes
+//! arbitrary bytes and returns unless it has found a bug. `README.md` lists the tools that call
+//! them.
 
 mod capture;
 mod channel;
@@ -12,10 +13,10 @@ mod link;
 mod page;
 mod shared;
 
-/// A target.
+/// A fuzz target.
 pub type Target = fn(&[u8]);
 
-/// All of them, by the names of their corpora.
+/// All targets, by the name of their corpus.
 pub const TARGETS: [(&str, Target); 10] = [
     ("capture", capture::run),
     ("channel", channel::run),
@@ -29,7 +30,7 @@ pub const TARGETS: [(&str, Target); 10] = [
     ("thrift", framing::thrift),
 ];
 
-/// The target of that name.
+/// Returns the target of this name.
 pub fn target(name: &str) -> Target {
     let named = TARGETS.iter().find(|(other, _)| *other == name);
     named.unwrap_or_else(|| panic!("no target is called {name}")).1

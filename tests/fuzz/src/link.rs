@@ -1,4 +1,5 @@
-//! A link as the broker announces it: whatever the message says, what is mapped has room for all that is used, and is sealed.
+//! Links that the broker announces with arbitrary parameters. If a link is accepted, all its parts
+//! must lie inside the mapping, and it must be sealed.
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use shunt_abi::geometry::{CONNS, Geometry, LANE_BYTES, MAX_RING_BYTES, Side, WAITER_BYTES, WAITERS};
@@ -8,7 +9,7 @@ use crate::input::Input;
 
 pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    // Sizes that could be right are the dangerous ones.
+    // Sizes that are nearly valid are the most dangerous.
     let ring_bytes = match input.byte() % 3 {
         0 => 1 << (input.byte() % 64),
         1 => (1usize << (input.byte() % 32)).wrapping_add(input.below(3)).wrapping_sub(1),
@@ -33,7 +34,8 @@ pub(crate) fn run(bytes: &[u8]) {
     assert!(is_what_it_seems(&mut input, whole), "a memfd that could change, or of another size, was taken");
 }
 
-/// A memfd of about that size, with some seals, is taken if and only if it has that size and will keep it.
+/// Checks that a memfd of about this size is accepted if and only if it has this size and cannot
+/// change it.
 fn is_what_it_seems(input: &mut Input<'_>, whole: usize) -> bool {
     let size = match input.byte() % 4 {
         0 => whole - 4096,

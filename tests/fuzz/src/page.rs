@@ -1,4 +1,5 @@
-//! A page as its process has written it: what `shunt status` shows of it is whole, and survives being sent.
+//! A process's page with arbitrary content. The report that `shunt status` shows must be valid and
+//! survive serialisation.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -33,11 +34,11 @@ pub(crate) fn run(bytes: &[u8]) {
 }
 
 fn zeroed() -> Box<Memory> {
-    // SAFETY: zeroes are valid for atomics. It is too large for the stack.
+    // SAFETY: zero is a valid value for atomics. The memory is too large for the stack.
     unsafe { Box::<Memory>::new_zeroed().assume_init() }
 }
 
 fn page_of(memory: &Memory) -> &Page {
-    // SAFETY: as large and as aligned as a page, and made of atomics, as the page is.
+    // SAFETY: it has the size and alignment of a page, and consists of atomics, as the page does.
     unsafe { &*std::ptr::from_ref(memory).cast() }
 }

@@ -1,4 +1,4 @@
-//! The memory of a link, all of whose words the peer can write.
+//! The memory of a link, every word of which the peer can write.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -13,7 +13,7 @@ use crate::input::Input;
 
 /// Bytes of one ring.
 pub(crate) const RING: usize = MIN_RING_BYTES;
-/// The rings of one connection, and one of the next for a guard.
+/// The rings of one connection, and one ring of the next connection as a guard.
 const BYTES: usize = RINGS_OFFSET + 3 * RING;
 const WORDS_OF_LANE: usize = LANE_BYTES / 8;
 
@@ -31,8 +31,9 @@ impl Shared {
         let memory = Box::new(Memory([const { AtomicU64::new(0) }; BYTES / 8]));
         let geometry = Geometry::new(RING).expect("the smallest there is");
         let base = std::ptr::from_ref(&*memory).cast_mut().cast();
-        // SAFETY: aligned to a page, kept beside the view, and made of atomics, so it may be written through a shared
-        // reference. Of the rings only those of connection 0 are asked for, which are inside.
+        // SAFETY: aligned to a page, kept in the same structure as the view, and made of atomics,
+        // so it may be written through a shared reference. Only the rings of connection 0 are used,
+        // which are inside.
         let view = unsafe { LinkView::new(base, geometry) };
         Shared { memory, view }
     }
@@ -41,7 +42,7 @@ impl Shared {
         (self.view.lane(0, sender), self.view.ring(0, sender))
     }
 
-    /// The peer writes a word of the lanes' headers, or of a ring.
+    /// Writes a word of the lanes' headers or of a ring, as the peer may.
     pub(crate) fn spoil(&self, input: &mut Input<'_>) {
         let header = LANES_OFFSET / 8 + input.below(2 * WORDS_OF_LANE);
         let ring = RINGS_OFFSET / 8 + input.below(2 * RING / 8);
@@ -50,7 +51,7 @@ impl Shared {
         word.store(input.lie(word.load(Relaxed)), Relaxed);
     }
 
-    /// What lies around the lanes and rings of the connection is as it was.
+    /// Checks that the memory around the connection's lanes and rings is unchanged.
     pub(crate) fn assert_rest_is_whole(&self) {
         let (lanes, rings) = (LANES_OFFSET / 8, RINGS_OFFSET / 8);
         let around = [0..lanes, lanes + 2 * WORDS_OF_LANE..rings, rings + 2 * RING / 8..self.memory.0.len()];

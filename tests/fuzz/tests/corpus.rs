@@ -1,4 +1,4 @@
-//! Every target over its corpus, and over a bounded number of changes to it: the same ones each time.
+//! Runs every target on its corpus, and on a fixed sequence of mutations of it.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use shunt_fuzz::{TARGETS, Target};
 
-/// Changed inputs for each target.
+/// Mutated inputs for each target.
 const CHANGED: usize = 4_000;
-/// A change makes nothing longer than this.
+/// The maximum length of a mutated input.
 const LONGEST: usize = 4096;
 
-/// Numbers that look random, by xorshift.
+/// A pseudo-random generator: xorshift.
 struct Numbers(u64);
 
 impl Numbers {
@@ -22,7 +22,7 @@ impl Numbers {
         (self.0 >> 11) as usize % end.max(1)
     }
 
-    /// One step of what libFuzzer does as well.
+    /// Applies one mutation, of the kinds that libFuzzer uses.
     fn change(&mut self, bytes: &mut Vec<u8>, other: &[u8]) {
         let at = self.below(bytes.len() + 1);
         match self.below(7) {
@@ -58,7 +58,8 @@ fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     inputs.into_iter().map(|path| (path.clone(), fs::read(path).expect("it can be read"))).collect()
 }
 
-/// Runs one input; one that finds a bug is kept, to be run alone and put into the corpus.
+/// Runs a target on one input. An input that finds a bug is written to a file, to be run again and
+/// added to the corpus.
 fn run(name: &str, target: Target, bytes: &[u8], what: &str) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(bytes))) {
         let kept = std::env::temp_dir().join(format!("shunt-fuzz-{name}"));

@@ -1,5 +1,5 @@
-//! What the services' halves in the kernel say of messages is what their halves in user space say, of the corpora cut
-//! off at every byte, and of a bounded number of changes to them. Needs root.
+//! Compares the services' parsers in the kernel with those in user space: on the corpora, cut off
+//! at every byte, and on a bounded number of mutations. Needs root.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::path::Path;
 use shunt_serve::service::trial::{MAX_BYTES, Trial};
 use shunt_serve::service::{Refusal, Service, builtin};
 
-/// Changed inputs for each service.
+/// Mutated inputs for each service.
 const CHANGED: usize = 1_500;
 
 #[test]

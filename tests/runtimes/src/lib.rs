@@ -1,26 +1,26 @@
-//! What the clients of all runtimes say, and what they must hear: the same bytes. The runtimes themselves are the binaries,
-//! each an echo server (`serve PORT`) and a client (`ask PORT GATE`) in the way that is usual there.
+//! The messages that the clients of all runtimes send and check. Each binary is an echo server
+//! (`serve PORT`) and a client (`ask PORT GATE`), written in the usual style of its runtime.
 
 use anyhow::{Context, Result, bail};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 
-/// Connections of a client, all at the same time.
+/// The number of simultaneous connections of a client.
 pub const CONNECTIONS: usize = 6;
-/// Messages in each turn of a connection: one at a time for the most part, some many at once.
+/// The number of turns of a connection. Most turns are one message; every tenth is `MANY` messages.
 const TURNS: usize = 100;
 const MANY: usize = 40;
 
-/// What a binary is asked to do.
+/// The task of a binary.
 #[derive(Clone, Debug)]
 pub enum Role {
-    /// Echo on this port.
+    /// Echoes on this port.
     Serve(u16),
-    /// Ask whoever echoes on this port, until there is a file of that name.
+    /// Talks to the server on this port until the file exists.
     Ask(u16, PathBuf),
 }
 
-/// From the command line.
+/// Parses the command line.
 pub fn role() -> Result<Role> {
     let words: Vec<_> = std::env::args().skip(1).collect();
     let parse = |port: &str| port.parse().context("no port");
@@ -31,7 +31,8 @@ pub fn role() -> Result<Role> {
     }
 }
 
-/// What one connection sends in its turns; after each it waits until all of it has come back.
+/// Returns the bytes that a connection sends in each turn. After each turn it waits until all of
+/// them have come back.
 fn turns(connection: usize) -> impl Iterator<Item = Vec<u8>> {
     let mut state = connection as u32 * 2 + 1;
     let mut next = move || {
@@ -45,8 +46,9 @@ fn turns(connection: usize) -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// Takes one connection's turns again and again, the last time once there is a file `gate`: `exchange` sends what it is given, and
-/// returns that and as many bytes as have come back. A digest of all turns, which depends on the connection only.
+/// Runs all turns of a connection repeatedly, and a last time after the file `gate` exists.
+/// `exchange` sends its argument, and returns it together with the bytes that came back. Returns a
+/// digest of all turns, which depends only on the connection.
 pub async fn converse(
     connection: usize,
     gate: PathBuf,

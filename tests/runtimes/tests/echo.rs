@@ -1,5 +1,6 @@
-//! Each runtime's server, asked by itself, by tokio and by Python: one message at a time and many at once, on several
-//! connections. What comes back is the same as natively, nobody waits for ever, and the road is the one that can be had.
+//! Tests each runtime's server with clients of the same runtime, of tokio and of Python: with
+//! single messages and bursts, on several connections. The results must be the same as natively, no
+//! client may hang, and the transport must be the expected one.
 
 use shunt_compat::{Host, Way, both, converse, gate};
 use shunt_runtimes::CONNECTIONS;
@@ -8,7 +9,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 const TOKIO: &str = env!("CARGO_BIN_EXE_echo-tokio");
 
-/// What `server` was asked by everybody, and heard; `way` is its road.
+/// Runs all clients against `server` and returns their results; `way` is the expected transport.
 fn everybody(server: &'static str, way: Way) {
     both(LIMIT, move |host| {
         let clients: [(&str, Option<&str>); 4] =
@@ -39,7 +40,7 @@ fn tokio_is_on_shared_memory() {
     everybody(TOKIO, Way::Shm);
 }
 
-/// Its system calls are its own, as async-std's.
+/// smol, like async-std, makes its system calls inline.
 #[test]
 fn smol_is_on_shared_memory() {
     everybody(env!("CARGO_BIN_EXE_echo-smol"), Way::Shm);

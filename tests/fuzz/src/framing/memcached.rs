@@ -1,4 +1,4 @@
-//! memcached's two protocols.
+//! A parser for memcached's text and binary protocols.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ fn binary(bytes: &[u8], magic: u8) -> Result<usize, Stop> {
     if body > MAX_LENGTH - 24 { Err(TOO_LONG) } else { Ok(24 + body) }
 }
 
-/// Where the line that begins there ends, behind its LF.
+/// Returns the end of the line that begins at `at`, after its LF.
 fn line(bytes: &[u8], at: usize) -> Result<usize, Stop> {
     let rest = bytes.get(at..).unwrap_or(&[]);
     match rest.iter().take(LINE).position(|byte| *byte == b'\n') {
@@ -35,7 +35,7 @@ fn line(bytes: &[u8], at: usize) -> Result<usize, Stop> {
     }
 }
 
-/// The words of a line without its end, and where each is.
+/// Returns the ranges of the words of a line, without the line's end.
 fn words(bytes: &[u8], at: usize, end: usize) -> Vec<Range<usize>> {
     let text = &bytes[at..end];
     let text = text.strip_suffix(b"\n").unwrap_or(text);
@@ -50,7 +50,8 @@ fn words(bytes: &[u8], at: usize, end: usize) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// The bytes of a value, with its end, as a word says. A word ends at a space or at the line's end.
+/// Returns the length of a value, including its end, as announced by a word. A word ends at a space
+/// or at the line's end.
 fn value(bytes: &[u8], words: &[Range<usize>], index: usize) -> Result<usize, Stop> {
     if words.iter().take(index).any(Range::is_empty) {
         return Err(MALFORMED);
@@ -58,7 +59,7 @@ fn value(bytes: &[u8], words: &[Range<usize>], index: usize) -> Result<usize, St
     let word = words.get(index).ok_or(MALFORMED)?;
     let text = &bytes[word.clone()];
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    // "5\rx" counts as 5, as a number ends where its line may.
+    // "5\rx" counts as 5, because CR may end a line and therefore a number.
     let ends = text.get(digits).is_none_or(|byte| *byte == b'\r');
     if digits == 0 || digits > 9 || !ends {
         return Err(MALFORMED);
@@ -150,7 +151,7 @@ pub(super) fn decide(message: &[u8]) -> Decision {
     }
 }
 
-/// Each quiet command with a key, and the one that does the same aloud.
+/// The quiet commands with a key, each with its equivalent that is not quiet.
 const QUIET: [(u8, u8); 12] = [
     (0x09, 0x00),
     (0x0d, 0x0c),

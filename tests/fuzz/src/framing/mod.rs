@@ -1,5 +1,5 @@
-//! The framings of services as plain Rust, written without a look at the C: whatever is there, cut off anywhere, both
-//! say the same.
+//! Reference parsers for the services' protocols in plain Rust, written without looking at the C
+//! code. For any input, cut off anywhere, both implementations must agree.
 
 mod memcached;
 mod resp;
@@ -19,9 +19,9 @@ enum Stop {
 enum Decision {
     Forward(Key, bool),
     Refuse(Refusal),
-    /// Something of its own: it answers or closes.
+    /// The service answers or closes the connection itself.
     Own,
-    /// These messages instead.
+    /// Forward these messages instead.
     Split(Vec<Vec<u8>>),
 }
 
@@ -32,7 +32,7 @@ const TOO_COMPLEX: Stop = Stop::Refused(Refusal::TooComplex);
 /// SHUNT_MAX_LENGTH in service.h.
 const MAX_LENGTH: usize = 0x3fff_ffff;
 
-/// A service in Rust.
+/// A reference implementation.
 struct Reference {
     service: &'static str,
     parse: fn(&[u8]) -> Result<usize, Stop>,
@@ -71,7 +71,8 @@ pub(crate) fn thrift(bytes: &[u8]) {
 }
 
 impl Reference {
-    /// Cut off at every byte of a short input, and at some of a long one.
+    /// Compares both implementations on prefixes of the input: all of a short input, and some of a
+    /// long one.
     fn compare(&self, bytes: &[u8]) {
         let service = builtin::named(self.service).expect("a builtin").native;
         let max = service.properties().max_message;
@@ -94,14 +95,14 @@ impl Reference {
                 }
             }
             for end in (0..length.min(200)).step_by(step) {
-                // With the first bytes only, it says the same or asks for more.
+                // For the first bytes only, the service must decide the same or ask for more.
                 let early = service.decide(&message[..end]);
                 let unlike = early != Verdict::More && early != service.decide(message);
                 assert!(!unlike, "{early:?} after {end} of {message:x?}");
             }
         }
         for index in 0..2 {
-            // Whatever a backend answers, and whichever part it is.
+            // A backend may answer anything, to any part.
             let joined = service.join(bytes, &mut Share { index, count: 2, state: u64::MAX });
             assert!(joined.bytes.len() <= bytes.len() + 64, "{joined:x?} of {bytes:x?}");
         }
@@ -142,7 +143,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(bytes.get(at..)?.first_chunk().copied()?))
 }
 
-/// A decimal number and CR LF at the beginning; its value, and what is behind it.
+/// Parses a decimal number and CR LF at the beginning. Returns its value and the rest.
 fn number_line(bytes: &[u8]) -> Result<(usize, &[u8]), Stop> {
     let digits = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
     if digits > 12 {

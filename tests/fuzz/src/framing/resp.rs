@@ -1,4 +1,4 @@
-//! Redis' protocol.
+//! A parser for RESP, the protocol of Redis.
 
 use shunt_serve::service::{Key, Refusal};
 
@@ -9,7 +9,7 @@ const PARTS: usize = 16384;
 /// RESP_LINE in resp.h.
 const LINE: usize = 1024;
 
-/// "$5" and its like: the type, the number, and where the line ends.
+/// Parses a header such as "$5": its type, its number, and the end of its line.
 fn header(bytes: &[u8], at: usize) -> Result<(u8, usize, usize), Stop> {
     let kind = *bytes.get(at).ok_or(Stop::More)?;
     let (number, rest) = number_line(&bytes[at + 1..])?;
@@ -47,9 +47,9 @@ pub(super) fn reply(bytes: &[u8]) -> Result<usize, Stop> {
     value(bytes, 0)
 }
 
-/// Where the value that begins there ends.
+/// Returns the end of the value that begins at `at`.
 fn value(bytes: &[u8], at: usize) -> Result<usize, Stop> {
-    // By a count of what is still to come, as nesting has no limit.
+    // Nesting has no limit, so the loop counts the values that remain.
     let (mut at, mut left) = (at, 1_usize);
     while left > 0 {
         let kind = *bytes.get(at).ok_or(Stop::More)?;
@@ -72,7 +72,7 @@ fn value(bytes: &[u8], at: usize) -> Result<usize, Stop> {
                 _ => return Err(MALFORMED),
             };
             let (_, count, begin) = header(bytes, at)?;
-            // What attributes are of follows them.
+            // An attribute is followed by the value that it describes.
             left += factor * count + usize::from(kind == b'|');
             at = begin;
         }
@@ -103,7 +103,7 @@ pub(super) fn decide(message: &[u8]) -> Decision {
     let Some(name) = name(&message[arguments[0].clone()]) else {
         return Decision::Refuse(Refusal::UnknownCommand);
     };
-    // In each part its name again, and so many arguments of what follows.
+    // Each part repeats the command, with `size` of the arguments.
     let split = |size: usize| {
         let name = &message[arguments[0].clone()];
         let begin = [format!("*{}\r\n${}\r\n", size + 1, name.len()).as_bytes(), name, b"\r\n"].concat();
@@ -123,7 +123,8 @@ pub(super) fn decide(message: &[u8]) -> Decision {
     }
 }
 
-/// In capitals. The C code folds more than letters, which no command has.
+/// Returns a name in capitals. The C code changes the case of other characters too, but no command
+/// has any.
 fn name(bytes: &[u8]) -> Option<String> {
     let mut name: Vec<u8> = bytes.iter().map(|byte| byte & !0x20).collect();
     while name.last() == Some(&0) {

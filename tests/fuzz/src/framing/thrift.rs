@@ -1,4 +1,4 @@
-//! Apache Thrift's binary protocol, by recursion.
+//! A recursive parser for Apache Thrift's binary protocol.
 
 use shunt_serve::service::{Key, Refusal};
 
@@ -7,7 +7,7 @@ use super::{Decision, MALFORMED, MAX_LENGTH, Stop, TOO_COMPLEX, TOO_LONG, u32_at
 /// THRIFT_DEPTH in thrift.h.
 const DEPTH: usize = 16;
 
-/// What is read: nothing beyond the end of a frame counts.
+/// A cursor. Bytes after the end of a frame are not read.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -20,7 +20,7 @@ struct Header {
     body: usize,
 }
 
-/// What can be said of a header that is not all there: where its frame ends.
+/// The result for an incomplete header: the end of its frame if known, and the reason.
 struct Early(Option<usize>, Stop);
 
 fn header(bytes: &[u8]) -> Result<Header, Early> {
@@ -33,7 +33,7 @@ fn header(bytes: &[u8]) -> Result<Header, Early> {
         if first as usize > MAX_LENGTH - 4 {
             return Err(Early(None, TOO_LONG));
         }
-        // A name has no byte 0 and none of 128 or more in front.
+        // A method name does not begin with a byte of 0 or of 128 or more.
         let next = *bytes.get(4).ok_or(more(None))?;
         if next == 0 || next >= 0x80 {
             let end = first as usize + 4;
@@ -120,7 +120,7 @@ pub(super) fn decide(message: &[u8]) -> Decision {
 }
 
 impl<'a> Reader<'a> {
-    /// Looks at bytes without going past them.
+    /// Returns the next bytes without consuming them.
     fn peek(&self, length: usize) -> Result<&'a [u8], Stop> {
         if self.frame.is_some_and(|end| self.at + length > end) {
             return Err(MALFORMED);
@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
         usize::try_from(u32_at(bytes, 0).expect("four bytes") as i32).map_err(|_| MALFORMED)
     }
 
-    /// The fields of a struct, until one is taken.
+    /// Iterates over the fields of a struct until `take` accepts one.
     fn fields(
         &mut self,
         depth: usize,
@@ -207,7 +207,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Of an integer its value, of a string its bytes, of anything else nothing.
+    /// Returns the value of an integer or the bytes of a string; `None` for other types.
     fn key(&mut self, kind: u8) -> Result<Option<Key>, Stop> {
         let number = |number: i64| Ok(Some(Key::Number(number as u64)));
         match kind {

@@ -1,4 +1,5 @@
-//! async-std: two reactors, its own executor's threads, and the same way to sleep as smol.
+//! An echo server and client on async-std, which has two reactors and its own executor threads.
+//! They sleep as smol's do.
 
 use anyhow::Result;
 use async_std::io::{ReadExt, WriteExt};

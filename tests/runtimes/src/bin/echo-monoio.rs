@@ -1,4 +1,5 @@
-//! monoio: one thread, and io_uring for everything; its buffers belong to the ring while it reads and writes.
+//! An echo server and client on monoio, which uses one thread, and io_uring for everything. A
+//! buffer belongs to the uring during a read or write.
 
 use anyhow::Result;
 use monoio::io::{AsyncReadRent, AsyncReadRentExt, AsyncWriteRentExt};

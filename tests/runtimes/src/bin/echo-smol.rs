@@ -1,4 +1,5 @@
-//! smol: async-io's reactor sleeps in an epoll set of its own, by inline system calls; std reads and writes through libc.
+//! An echo server and client on smol. Its reactor, async-io, sleeps in an epoll instance by inline
+//! system calls, while std reads and writes through libc.
 
 use anyhow::Result;
 use shunt_runtimes::{CONNECTIONS, Role, converse, role};

@@ -1,4 +1,5 @@
-//! tokio: mio's epoll set, made and waited in through libc, and several threads that take turns at it.
+//! An echo server and client on tokio. It creates and polls mio's epoll instance through libc, from
+//! several threads that take turns.
 
 use anyhow::Result;
 use shunt_runtimes::{CONNECTIONS, Role, converse, role};
