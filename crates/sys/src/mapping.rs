@@ -223,8 +223,19 @@ impl Shown {
     }
 
     /// Returns the start of the mapping, which is page aligned.
+    #[inline]
     pub fn as_ptr(&self) -> *const u8 {
         self.0.as_ptr()
+    }
+
+    /// Returns the number of mapped bytes.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns false, as [`Mapping::is_empty`] does.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Returns the word as [`Mapping::word`] does. Only loads are allowed.

@@ -15,13 +15,19 @@
 //! writable mappings. Existing writable mappings keep working. The kernel adds a seal under the
 //! inode lock, which a punch holds too. So a process that sees the seal knows that no punch is
 //! under way. It also means that adding a seal can take as long as a punch.
+//!
+//! A memfd can have holes from the beginning. A process that touches one, be it only to read, makes
+//! the page from its own account, and gets SIGBUS if there is no memory. Memory of more than a page
+//! or two is therefore *whole* before it is passed on: every page is allocated, from the account of
+//! its maker, and by its seals it stays so.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create,
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs,
+    ftruncate, memfd_create,
 };
 use rustix::io::{pwrite, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -48,6 +54,9 @@ pub enum SealError {
     /// A memfd of huge pages. Touching one raises SIGBUS when no huge page is left.
     #[error("the memfd is of huge pages: make it of ordinary ones")]
     NotTmpfs,
+    /// A memfd of which pages are missing, which would be made from the account of their reader.
+    #[error("the memfd has holes: allocate all of it before it is sent")]
+    Holes,
     /// It could not be mapped.
     #[error("there is no room in this process for the memory")]
     NoMemory,
@@ -88,6 +97,21 @@ pub fn create_sealed(name: &str, len: usize) -> Result<(OwnedFd, Mapping)> {
     Ok((fd, mapping))
 }
 
+/// Creates a memfd as [`create_sealed`] does, and allocates every page of it.
+pub fn create_whole(name: &str, len: usize) -> Result<(OwnedFd, Mapping)> {
+    let fd = create_fixed(name, len)?;
+    fill(&fd, len)?;
+    let mapping = Mapping::map(&fd, len)?;
+    seal(&fd)?;
+    Ok((fd, mapping))
+}
+
+/// Allocates every page of the first `len` bytes that is missing, from the account of this process.
+/// The seals do not matter, since no byte changes.
+pub fn fill(fd: impl AsFd, len: usize) -> Result<()> {
+    retry_on_intr(|| fallocate(&fd, FallocateFlags::empty(), 0, len as u64))
+}
+
 /// Forbids hole punching and new writable mappings for good. Existing mappings keep working.
 ///
 /// Blocks while another process that holds the file punches a hole, for as long as that process
@@ -119,6 +143,23 @@ pub fn verify_sealed(fd: impl AsFd, len: usize) -> std::result::Result<(), SealE
     if check(fd, len)?.contains(CLOSED) { Ok(()) } else { Err(SealError::Writable) }
 }
 
+/// Checks what [`verify_sealed`] does, and that every page is allocated, as it will be from then
+/// on.
+///
+/// Where the system makes huge pages of shared memory (`shmem_enabled`), the last one may reach
+/// behind the end of the file. As much may be missing elsewhere: less than 2 MiB.
+pub fn verify_whole(fd: impl AsFd, len: usize) -> std::result::Result<(), SealError> {
+    verify_sealed(&fd, len)?;
+    verify_filled(fd, len)
+}
+
+/// Checks that every page of a memfd is allocated whose seals rule out later holes.
+fn verify_filled(fd: impl AsFd, len: usize) -> std::result::Result<(), SealError> {
+    // In units of 512 bytes; pages that are swapped out count too.
+    let blocks = fstat(fd).map_err(|_: Errno| SealError::NotMemfd)?.st_blocks as u64;
+    if blocks >= (len as u64).div_ceil(512) { Ok(()) } else { Err(SealError::Holes) }
+}
+
 /// Returns the seals of a memfd of ordinary pages and of a final size of `len` bytes.
 fn check(fd: impl AsFd, len: usize) -> std::result::Result<SealFlags, SealError> {
     // Only memfds have seals; files of any other kind answer EINVAL.
@@ -147,7 +188,8 @@ unsafe impl Send for Final {}
 unsafe impl Sync for Final {}
 
 impl Final {
-    /// Maps the `len` bytes of `fd` if its seals make both its size and its contents final.
+    /// Maps the `len` bytes of `fd` if its seals make both its size and its contents final, and every
+    /// page is allocated.
     pub fn map(fd: impl AsFd, len: usize) -> std::result::Result<Final, SealError> {
         verify_final(&fd, len)?;
         if len == 0 {
@@ -179,20 +221,21 @@ impl Drop for Final {
     }
 }
 
-/// Checks that `fd` is a memfd of exactly `len` bytes whose contents are final.
+/// Checks that `fd` is a memfd of exactly `len` bytes whose contents are final, and that every page
+/// is allocated.
 pub fn verify_final(fd: impl AsFd, len: usize) -> std::result::Result<(), SealError> {
     let seals = fcntl_get_seals(&fd).map_err(|_| SealError::NotMemfd)?;
     if !seals.contains(SealFlags::WRITE) {
         return Err(SealError::NotSealed);
     }
-    verify_fixed(fd, len)
+    verify_fixed(&fd, len)?;
+    verify_filled(fd, len)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::mapping::Shown;
-    use rustix::fs::{FallocateFlags, fallocate};
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
@@ -248,6 +291,35 @@ mod tests {
         ftruncate(&fd, 2 << 20).unwrap();
         fcntl_add_seals(&fd, FIXED | CLOSED).unwrap();
         assert_eq!(verify_sealed(&fd, 2 << 20), Err(SealError::NotTmpfs));
+    }
+
+    #[test]
+    fn memory_with_holes_is_not_whole() {
+        let (fd, mapping) = create_sealed("shunt-test", 4 * 4096).unwrap();
+        mapping.word(0).unwrap().store(7, Relaxed);
+        mapping.word(2 * 4096).unwrap().store(7, Relaxed);
+        assert_eq!(
+            (verify_sealed(&fd, 4 * 4096), verify_whole(&fd, 4 * 4096)),
+            (Ok(()), Err(SealError::Holes))
+        );
+        fill(&fd, 4 * 4096).unwrap();
+        assert_eq!(verify_whole(&fd, 4 * 4096), Ok(()));
+        assert_eq!(mapping.word(2 * 4096).map(|word| word.load(Relaxed)), Some(7));
+        let (fd, _mapping) = create_whole("shunt-test", 5000).unwrap();
+        assert_eq!((verify_whole(&fd, 5000), verify_whole(&fd, 4096)), (Ok(()), Err(SealError::Size(5000))));
+        assert_eq!(verify_whole(create_fixed("shunt-test", 4096).unwrap(), 4096), Err(SealError::Writable));
+    }
+
+    /// The maker of final memory may have left pages out, and can still fill them.
+    #[test]
+    fn final_memory_with_holes_is_not_read_until_it_is_filled() {
+        let fd = create_fixed("shunt-test", 3 * 4096).unwrap();
+        pwrite(&fd, b"hello", 4096).unwrap();
+        fcntl_add_seals(&fd, SealFlags::WRITE).unwrap();
+        assert_eq!(verify_final(&fd, 3 * 4096), Err(SealError::Holes));
+        assert_eq!(Final::map(&fd, 3 * 4096).unwrap_err(), SealError::Holes);
+        fill(&fd, 3 * 4096).unwrap();
+        assert_eq!(&Final::map(&fd, 3 * 4096).unwrap()[4094..4102], b"\0\0hello\0");
     }
 
     #[test]
