@@ -26,18 +26,21 @@ typedef struct shunt_receiver shunt_receiver;
 struct shunt_event {
 	uint64_t sender;      /* whose; a number is never used again for another sender */
 	int ended;            /* 0: a message. 1: the sender has closed. 2: in the middle of a message. 3: it was ended, since it
-	                         broke the protocol or a limit */
+	                         broke the protocol or a limit, or its memory is not sealed */
 	const void *bytes;    /* the message, and its descriptors, close-on-exec: the receiver's until the next shunt_receive */
 	size_t len;
 	const int *descriptors;
 	size_t count;
 };
 
-/* Connects to the receiver that listens at path. -ENOENT, -ECONNREFUSED: there is none. */
+/* Connects to the receiver that listens at path. -ENOENT, -ECONNREFUSED: there is none.
+ * -ENOMEM, -ENOSPC: no memory for the ring, all of which is allocated here: 516 KiB. */
 int shunt_connect(const char *path, int timeout_ms, shunt_sender **sender);
 
 /* Sends a message with copies of so many descriptors. After an error the receiver gets nothing of it. -EMSGSIZE: more than
- * 64 MiB. -E2BIG: more than 253 descriptors. -EPIPE: the receiver has gone. -EPROTO: it broke the protocol. */
+ * 64 MiB. -E2BIG: more than 253 descriptors. -EPIPE: the receiver has gone. -EPROTO: it broke the protocol, or
+ * shared memory that it could still take away. -EMFILE: no descriptor for its answer.
+ * After these two the sender is of no use any more. */
 int shunt_send(shunt_sender *sender, const void *bytes, size_t len, const int *descriptors, size_t count, int timeout_ms);
 
 /* For poll: readable when shunt_send, which returned -EAGAIN, should be tried again. */

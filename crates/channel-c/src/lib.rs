@@ -88,7 +88,7 @@ fn of_send(error: SendError) -> c_int {
         SendError::TooManyDescriptors(_) => E2BIG,
         SendError::NotFinal => EINVAL,
         SendError::Gone => EPIPE,
-        SendError::Misbehaved => EPROTO,
+        SendError::Misbehaved | SendError::Unsealed => EPROTO,
         SendError::NoMemory => ENOMEM,
         SendError::System(error) => error.raw_os_error(),
     }

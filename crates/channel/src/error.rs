@@ -51,6 +51,11 @@ pub enum SendError {
     /// The receiver wrote what no receiver writes into the shared memory.
     #[error("the receiver broke the protocol; this sender is of no use any more")]
     Misbehaved,
+    /// The receiver shared memory that it could still take away.
+    #[error(
+        "the receiver's memory is not sealed and whole, so it is not read; this sender is of no use any more"
+    )]
+    Unsealed,
     /// There is no memory for the message.
     #[error("there is no memory for the message")]
     NoMemory,

@@ -5,10 +5,11 @@ use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use shunt_ring::bytes::Ring;
-use shunt_ring::{Consumer, Misbehaved, PrivateLane, ReadError, Sink};
+use shunt_ring::split::{Consumer, RECEIVER_BYTES, ReceiveMemory, sender_bytes};
+use shunt_ring::{Misbehaved, ReadError, Sink};
 use shunt_sys::Errno;
-use shunt_sys::mapping::Mapping;
-use shunt_sys::memfd::{self, Final};
+use shunt_sys::mapping::Shown;
+use shunt_sys::memfd::{self, Final, SealError};
 
 use crate::error::Cause;
 use crate::frame::{ABORT, Frame, HEADER, LAST, MEMORY};
@@ -45,7 +46,7 @@ pub(crate) struct Lost {
 pub(crate) struct Incoming {
     socket: OwnedFd,
     /// After the greeting.
-    lane: Option<PrivateLane>,
+    lane: Option<ReceiveMemory>,
     consumer: Consumer,
     /// Descriptors that have come before the frame that they belong to.
     held: Option<Descriptors>,
@@ -113,13 +114,34 @@ impl Incoming {
                     self.held = Some(descriptors)
                 }
                 Some(Notice::Greeting { version, ring_bytes, memory }) if self.lane.is_none() => {
-                    self.lane = Some(open(version, ring_bytes, memory)?);
+                    self.lane = Some(self.open(version, ring_bytes, memory)?);
                 }
                 Some(Notice::End) => self.hung_up = true,
                 Some(_) => return Err(Cause::Misbehaved("a notice that has no place here")),
             }
         }
         Ok(())
+    }
+
+    /// Maps the ring of a greeting, and answers it. Nothing is touched before the seals are
+    /// checked.
+    fn open(&self, version: u32, ring_bytes: u64, memory: Option<OwnedFd>) -> Result<ReceiveMemory, Cause> {
+        if version != notice::VERSION {
+            return Err(Cause::Misbehaved("it speaks another version: build both ends with the same shunt"));
+        }
+        let len = usize::try_from(ring_bytes).ok().and_then(sender_bytes);
+        let len = len.ok_or(Cause::Misbehaved("a ring of an impossible size"))?;
+        let memory = memory.ok_or(Cause::Misbehaved("a greeting without memory"))?;
+        memfd::verify_whole(&memory, len).map_err(|error| Cause::Misbehaved(refusal(error)))?;
+        let ring = Shown::map(&memory, len).map_err(|_| Cause::NoMemory)?;
+        let own = memfd::create_whole("shunt-channel", RECEIVER_BYTES);
+        let (answer, own) = own.map_err(|_| Cause::NoMemory)?;
+        let lane = ReceiveMemory::over(ring, own).ok_or(Cause::NoMemory)?;
+        match notice::answer(&self.socket, answer.as_fd()) {
+            // What a sender sent that has gone is received nevertheless.
+            Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(lane),
+            Err(error) => Err(Cause::Socket(error)),
+        }
     }
 
     /// Looks for a message, or for more of one.
@@ -165,20 +187,20 @@ impl Incoming {
             Some(partial) if partial.frame > 0 => 1,
             _ => HEADER,
         };
-        Ok(self.consumer.available(lane.lane(), lane)? >= needed)
+        Ok(self.consumer.available(lane.words(), lane)? >= needed)
     }
 
     /// Announces that the sender must ring from now on. The caller then asks once more whether there is something.
-    pub(crate) fn announce_sleep(&self) {
+    pub(crate) fn announce_sleep(&mut self) {
         if let Some(lane) = &self.lane {
-            lane.receiver().announce_sleep();
+            self.consumer.announce_sleep(lane.words());
         }
     }
 
     /// Takes the announcement back.
     pub(crate) fn awake(&self) {
         if let Some(lane) = &self.lane {
-            lane.receiver().awake();
+            self.consumer.awake(lane.words());
         }
     }
 
@@ -190,13 +212,13 @@ impl Incoming {
         }
         let available = match self.consumer.known() {
             known if known >= HEADER => known,
-            _ => self.consumer.available(lane.lane(), lane)?,
+            _ => self.consumer.available(lane.words(), lane)?,
         };
         if available < HEADER {
             return Ok(Step::Nothing);
         }
         let mut header = [0; HEADER];
-        self.consumer.peek_known(lane.lane(), lane, &mut Sink::of(&mut [IoSliceMut::new(&mut header)]))?;
+        self.consumer.peek_known(lane.words(), lane, &mut Sink::of(&mut [IoSliceMut::new(&mut header)]))?;
         let frame = Frame::first(&header)?;
         let (len, total) = (frame.len as usize, frame.total as usize);
         if total > self.max_message {
@@ -210,11 +232,11 @@ impl Incoming {
             return self.open_memory(message, total, lost);
         }
         let whole = frame.flags & LAST != 0
-            && (available >= HEADER + len || self.consumer.available(lane.lane(), lane)? >= HEADER + len);
+            && (available >= HEADER + len || self.consumer.available(lane.words(), lane)? >= HEADER + len);
         make_room(&mut message.buffer, total);
         if whole && len <= TURN {
             let mut pieces = [IoSliceMut::new(&mut header), IoSliceMut::new(&mut message.buffer[..len])];
-            self.consumer.read(lane.lane(), lane, &mut Sink::of(&mut pieces))?;
+            self.consumer.read(lane.words(), lane, &mut Sink::of(&mut pieces))?;
             self.tell_sender()?;
             message.len = len;
             return Ok(Step::Whole(lost));
@@ -242,7 +264,7 @@ impl Incoming {
                 let wanted = partial.frame.min(budget);
                 let place = &mut partial.buffer[partial.filled..partial.filled + wanted];
                 let mut pieces = [IoSliceMut::new(place)];
-                let count = self.consumer.read(lane.lane(), lane, &mut Sink::of(&mut pieces))?;
+                let count = self.consumer.read(lane.words(), lane, &mut Sink::of(&mut pieces))?;
                 partial.filled += count;
                 partial.frame -= count;
                 budget -= count;
@@ -260,7 +282,7 @@ impl Incoming {
                 message.descriptors = partial.descriptors;
                 return Ok(Step::Whole(partial.lost));
             } else {
-                if self.consumer.available(lane.lane(), lane)? < HEADER {
+                if self.consumer.available(lane.words(), lane)? < HEADER {
                     return Ok(if budget < TURN { Step::More } else { Step::Nothing });
                 }
                 let missing = partial.total - partial.filled;
@@ -282,7 +304,7 @@ impl Incoming {
     fn read_header(&mut self, header: &mut [u8; HEADER]) -> Result<(), Cause> {
         let lane = self.lane.as_ref().expect("asked by those who have one");
         let mut pieces = [IoSliceMut::new(header)];
-        self.consumer.read(lane.lane(), lane, &mut Sink::of(&mut pieces))?;
+        self.consumer.read(lane.words(), lane, &mut Sink::of(&mut pieces))?;
         self.tell_sender()
     }
 
@@ -290,10 +312,12 @@ impl Incoming {
     #[inline]
     fn tell_sender(&mut self) -> Result<(), Cause> {
         let lane = self.lane.as_ref().expect("asked by those who have one");
-        if !lane.sender().is_sleeping() {
+        if !self.consumer.is_notification_due(lane.words()) {
             return Ok(());
         }
-        if self.consumer.available(lane.lane(), lane)? <= lane.len() / 2 && lane.notify_sender() {
+        if self.consumer.available(lane.words(), lane)? <= lane.len() / 2
+            && self.consumer.notify(lane.words())
+        {
             match notice::ring(&self.socket) {
                 Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
                 Err(error) => return Err(Cause::Socket(error)),
@@ -343,7 +367,8 @@ impl Incoming {
         }
         let memory = message.descriptors.remove(0);
         let memory = Final::map(memory, len).map_err(|error| match error {
-            memfd::SealError::NoMemory => Cause::NoMemory,
+            SealError::NoMemory => Cause::NoMemory,
+            SealError::Holes => Cause::Misbehaved("memory with holes: all of it must be allocated"),
             _ => Cause::Misbehaved("memory that could still change, or of another size"),
         })?;
         message.memory = Some(memory);
@@ -357,17 +382,16 @@ impl AsFd for Incoming {
     }
 }
 
-/// Maps the ring that a greeting speaks of.
-fn open(version: u32, ring_bytes: u64, memory: Option<OwnedFd>) -> Result<PrivateLane, Cause> {
-    if version != notice::VERSION {
-        return Err(Cause::Misbehaved("it speaks another version"));
+/// Why memory of a sender is not touched.
+fn refusal(error: SealError) -> &'static str {
+    match error {
+        SealError::NotMemfd => "its memory is no memfd",
+        SealError::NotSealed => "its memory is not sealed against shrinking and growing",
+        SealError::Writable => "its memory is not sealed against punching: F_SEAL_FUTURE_WRITE, F_SEAL_SEAL",
+        SealError::NotTmpfs => "its memory is of huge pages",
+        SealError::Holes => "its memory has holes: all of it must be allocated",
+        SealError::NoMemory | SealError::Size(_) => "its memory is of another size",
     }
-    let len = usize::try_from(ring_bytes).ok().and_then(PrivateLane::bytes);
-    let len = len.ok_or(Cause::Misbehaved("a ring of an impossible size"))?;
-    let memory = memory.ok_or(Cause::Misbehaved("a greeting without memory"))?;
-    memfd::verify_fixed(&memory, len).map_err(|_| Cause::Misbehaved("memory that could shrink"))?;
-    let mapping = Mapping::map(&memory, len).map_err(|_| Cause::NoMemory)?;
-    PrivateLane::over(mapping).ok_or(Cause::NoMemory)
 }
 
 #[cfg(test)]

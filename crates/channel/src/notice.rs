@@ -1,14 +1,15 @@
-//! What goes over the socket: a greeting, doorbells, descriptors.
+//! The notices that go over the socket: a greeting and its answer, doorbells, descriptors.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use shunt_sys::{Errno, Result, seqpacket};
 
-/// The first word of a greeting: which protocol, in which version.
-pub(crate) const VERSION: u32 = 1;
+/// The version of the protocol: 1 had one file, which both ends wrote.
+pub(crate) const VERSION: u32 = 2;
 
 const BYTES: usize = 16;
 const GREETING: u32 = 0x7368_6d01;
+const ANSWER: u32 = 0x7368_6d02;
 const BELL: u32 = 2;
 const DESCRIPTORS: u32 = 3;
 
@@ -17,6 +18,8 @@ const DESCRIPTORS: u32 = 3;
 pub(crate) enum Notice {
     /// The sender's first: the memory of the ring, and how long the ring is.
     Greeting { version: u32, ring_bytes: u64, memory: Option<OwnedFd> },
+    /// The receiver's first: the memory of its words.
+    Answer { version: u32, memory: Option<OwnedFd> },
     /// Somebody should look.
     Bell,
     /// Of one message.
@@ -51,6 +54,10 @@ pub(crate) fn greet(socket: impl AsFd, ring_bytes: usize, memory: BorrowedFd<'_>
     seqpacket::send(socket, &bytes(GREETING, VERSION, ring_bytes as u64), &[memory])
 }
 
+pub(crate) fn answer(socket: impl AsFd, memory: BorrowedFd<'_>) -> Result<()> {
+    seqpacket::send(socket, &bytes(ANSWER, VERSION, 0), &[memory])
+}
+
 /// A full socket has been told enough.
 pub(crate) fn ring(socket: impl AsFd) -> Result<()> {
     match seqpacket::send(socket, &bytes(BELL, 0, 0), &[]) {
@@ -83,12 +90,11 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<Option<Notice>> {
     }
     let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|byte| buffer[at + byte]));
     let number = u64::from_ne_bytes(std::array::from_fn(|byte| buffer[8 + byte]));
+    let one = |mut arrived: Vec<OwnedFd>| if arrived.len() == 1 { arrived.pop() } else { None };
     Ok(Some(match (received.len, word(0)) {
-        (BYTES, GREETING) => Notice::Greeting {
-            version: word(4),
-            ring_bytes: number,
-            memory: if arrived.len() == 1 { arrived.pop() } else { None },
-        },
+        (BYTES, GREETING | ANSWER) if received.lost_descriptors => return Err(Errno::MFILE),
+        (BYTES, GREETING) => Notice::Greeting { version: word(4), ring_bytes: number, memory: one(arrived) },
+        (BYTES, ANSWER) => Notice::Answer { version: word(4), memory: one(arrived) },
         (BYTES, BELL) if arrived.is_empty() => Notice::Bell,
         (BYTES, DESCRIPTORS) => Notice::Descriptors(Descriptors {
             sent: word(4) as usize,

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use shunt_ring::bytes::Ring;
-use shunt_ring::{Misbehaved, PrivateLane, Producer, Published, Source};
-use shunt_sys::mapping::Mapping;
+use shunt_ring::split::{Producer, RECEIVER_BYTES, SendMemory, sender_bytes};
+use shunt_ring::{Misbehaved, Published, Source};
+use shunt_sys::mapping::Shown;
+use shunt_sys::memfd::SealError;
 use shunt_sys::{Errno, memfd, seqpacket};
 
 use crate::error::{OpenError, SendError};
@@ -26,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct Sender {
     socket: OwnedFd,
-    memory: PrivateLane,
+    memory: SendMemory,
     producer: Producer,
     /// Messages with descriptors so far.
     passed: u64,
@@ -58,11 +60,11 @@ impl Sender {
     /// Sends over a socket, SOCK_SEQPACKET, whose other end a receiver has, or will have.
     pub fn over(socket: impl Into<OwnedFd>) -> Result<Sender, OpenError> {
         let failed = |doing| move |error| OpenError::of(doing, error);
-        let len = PrivateLane::bytes(RING).expect("a size that there can be");
-        let file = memfd::create_fixed("shunt-channel", len).map_err(failed("making shared memory"))?;
-        let mapping = Mapping::map(&file, len).map_err(failed("mapping shared memory"))?;
-        let memory = PrivateLane::over(mapping)
-            .ok_or_else(|| OpenError::of("putting memory behind it", Errno::NOMEM))?;
+        let len = sender_bytes(RING).expect("a size that there can be");
+        let (file, mapping) =
+            memfd::create_whole("shunt-channel", len).map_err(failed("making shared memory"))?;
+        let memory =
+            SendMemory::over(mapping).ok_or_else(|| OpenError::of("mapping shared memory", Errno::NOMEM))?;
         let socket = socket.into();
         notice::greet(&socket, RING, file.as_fd()).map_err(failed("greeting the receiver"))?;
         Ok(Sender {
@@ -163,7 +165,11 @@ impl Sender {
         let len = rustix::fs::fstat(memory).map_err(|_| SendError::NotFinal)?.st_size;
         let len = usize::try_from(len).map_err(|_| SendError::NotFinal)?;
         self.check(len, descriptors.len() + 1)?;
-        memfd::verify_final(memory, len).map_err(|_| SendError::NotFinal)?;
+        match memfd::verify_final(memory, len) {
+            Err(SealError::Holes) if memfd::fill(memory, len).is_err() => return Err(SendError::NoMemory),
+            Ok(()) | Err(SealError::Holes) => {}
+            Err(_) => return Err(SendError::NotFinal),
+        }
         self.abort(wait)?;
         self.make_room(HEADER, wait)?;
         let all: Vec<BorrowedFd<'_>> = std::iter::once(memory).chain(descriptors.iter().copied()).collect();
@@ -182,7 +188,7 @@ impl Sender {
     }
 
     fn note(&mut self, result: Result<(), SendError>) -> Result<(), SendError> {
-        if let Err(error @ (SendError::Gone | SendError::Misbehaved)) = result {
+        if let Err(error @ (SendError::Gone | SendError::Misbehaved | SendError::Unsealed)) = result {
             self.broken = Some(error);
         }
         result
@@ -198,43 +204,48 @@ impl Sender {
         Ok(())
     }
 
-    /// Sees to it that so many bytes, no more than half of the ring, can be written, and that there is memory behind them.
+    /// Sees to it that so many bytes, no more than half of the ring, can be written.
     #[inline]
     fn make_room(&mut self, needed: usize, wait: Wait) -> Result<(), SendError> {
-        if self.producer.room(self.memory.lane(), &self.memory, needed)? < needed {
-            self.wait_for_room(needed, wait)?;
-        }
-        let backed = self.memory.back(self.producer.position(), needed);
-        backed.map_err(|_| SendError::NoMemory)
+        if self.has_room(needed)? { Ok(()) } else { self.wait_for_room(needed, wait) }
+    }
+
+    #[inline]
+    fn has_room(&mut self, needed: usize) -> Result<bool, SendError> {
+        Ok(self.producer.room(self.memory.words(), &self.memory, needed)? >= needed)
     }
 
     #[cold]
     fn wait_for_room(&mut self, needed: usize, wait: Wait) -> Result<(), SendError> {
-        let (memory, producer) = (&self.memory, &mut self.producer);
-        let mut room = || match producer.room(memory.lane(), memory, needed) {
-            Ok(room) if room < needed => None,
-            other => Some(other.map(drop)),
-        };
-        if wait != Wait::Never
-            && let Some(found) = self.spin.until(&mut room)
-        {
-            return Ok(found?);
+        if wait != Wait::Never && self.memory.has_receiver() {
+            let (memory, producer) = (&self.memory, &mut self.producer);
+            let room = || match producer.room(memory.words(), memory, needed) {
+                Ok(room) if room < needed => None,
+                other => Some(other.map(drop)),
+            };
+            if let Some(found) = self.spin.until(room) {
+                return Ok(found?);
+            }
         }
         loop {
-            // Old doorbells are taken out first: after this, one means that there is room.
-            listen(&self.socket)?;
-            memory.sender().announce_sleep();
-            if let Some(found) = room() {
-                memory.sender().awake();
-                return Ok(found?);
+            if let Some(error) = self.broken {
+                return Err(error);
+            }
+            // Old doorbells are taken out first: a later one means that there is room. So does the
+            // answer.
+            self.listen()?;
+            self.producer.announce_sleep(self.memory.words());
+            if self.has_room(needed)? {
+                self.producer.awake(self.memory.words());
+                return Ok(());
             }
             if wait == Wait::Never {
                 return Err(SendError::WouldBlock);
             }
             sleep(&self.socket, PollFlags::IN, wait)?;
-            memory.sender().awake();
-            if let Some(found) = room() {
-                return Ok(found?);
+            self.producer.awake(self.memory.words());
+            if self.has_room(needed)? {
+                return Ok(());
             }
             if wait.is_over() {
                 return Err(SendError::TimedOut);
@@ -242,12 +253,48 @@ impl Sender {
         }
     }
 
+    /// Takes doorbells and the receiver's answer out of the socket.
+    fn listen(&mut self) -> Result<(), SendError> {
+        loop {
+            let notice = notice::receive(&self.socket).map_err(|error| {
+                let error = SendError::System(error);
+                if error == SendError::System(Errno::MFILE) {
+                    self.broken = Some(error);
+                }
+                error
+            });
+            match notice? {
+                None => return Ok(()),
+                Some(Notice::Bell) => {}
+                Some(Notice::Answer { version, memory }) if !self.memory.has_receiver() => {
+                    self.open(version, memory)?;
+                }
+                Some(Notice::End) => return Err(SendError::Gone),
+                Some(_) => return Err(SendError::Misbehaved),
+            }
+        }
+    }
+
+    /// Maps the receiver's words, of which nothing is touched before the seals are checked.
+    #[cold]
+    fn open(&mut self, version: u32, memory: Option<OwnedFd>) -> Result<(), SendError> {
+        let memory = memory.filter(|_| version == notice::VERSION).ok_or(SendError::Misbehaved)?;
+        memfd::verify_whole(&memory, RECEIVER_BYTES).map_err(|_| SendError::Unsealed)?;
+        let shown = Shown::map(&memory, RECEIVER_BYTES).ok();
+        if shown.is_some_and(|shown| self.memory.set_receiver(shown)) {
+            return Ok(());
+        }
+        // The answer comes once.
+        self.broken = Some(SendError::NoMemory);
+        Err(SendError::NoMemory)
+    }
+
     /// Sends descriptors ahead of the frame that they belong to. They wake the receiver, so that it need not be rung for too.
     fn pass(&mut self, descriptors: &[BorrowedFd<'_>], wait: Wait) -> Result<(), SendError> {
         if descriptors.is_empty() {
             return Ok(());
         }
-        self.memory.receiver().awake();
+        let _ = self.producer.notify(self.memory.words());
         loop {
             let error = match notice::pass(&self.socket, self.passed, descriptors) {
                 Ok(()) => {
@@ -285,9 +332,9 @@ impl Sender {
         let pieces = [IoSlice::new(&header), IoSlice::new(bytes)];
         let mut source = Source::of(&pieces);
         while source.remaining() > 0 {
-            match self.producer.write(self.memory.lane(), &self.memory, &mut source)? {
+            match self.producer.write(self.memory.words(), &self.memory, &mut source)? {
                 Published::Bytes(_) => self.tell_receiver()?,
-                // Nobody ends such a lane, and there was room and memory.
+                // There was room.
                 _ => return Err(SendError::Misbehaved),
             }
         }
@@ -296,14 +343,34 @@ impl Sender {
 
     #[inline]
     fn tell_receiver(&mut self) -> Result<(), SendError> {
-        if self.memory.notify_receiver() {
-            match notice::ring(&self.socket) {
-                Ok(()) => {}
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(SendError::Gone),
-                Err(error) => return Err(SendError::System(error)),
-            }
+        if !self.memory.has_receiver() {
+            return self.tell_new_receiver();
         }
-        Ok(())
+        if self.producer.notify(self.memory.words()) { self.ring() } else { Ok(()) }
+    }
+
+    /// Notifies a receiver whose answer may not be there yet. The receiver looks at the ring after
+    /// it has answered, so it finds a message that was published before its answer came.
+    #[cold]
+    fn tell_new_receiver(&mut self) -> Result<(), SendError> {
+        match self.listen() {
+            Ok(()) if self.broken.is_none() => {}
+            Err(error @ (SendError::Gone | SendError::Misbehaved | SendError::Unsealed)) => {
+                return Err(error);
+            }
+            // The receiver has answered, and gets this message. Later ones are not sent.
+            _ => return self.ring(),
+        }
+        if self.producer.notify(self.memory.words()) { self.ring() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn ring(&self) -> Result<(), SendError> {
+        match notice::ring(&self.socket) {
+            Ok(()) => Ok(()),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(SendError::Gone),
+            Err(error) => Err(SendError::System(error)),
+        }
     }
 }
 
@@ -311,18 +378,6 @@ impl AsFd for Sender {
     /// For poll: readable when [`send`](Sender::send), which returned [`SendError::WouldBlock`], should be tried again.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-}
-
-/// Takes doorbells out of the socket.
-fn listen(socket: &OwnedFd) -> Result<(), SendError> {
-    loop {
-        match notice::receive(socket).map_err(SendError::System)? {
-            None => return Ok(()),
-            Some(Notice::Bell) => {}
-            Some(Notice::End) => return Err(SendError::Gone),
-            Some(_) => return Err(SendError::Misbehaved),
-        }
     }
 }
 

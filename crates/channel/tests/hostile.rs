@@ -10,11 +10,16 @@ use std::thread;
 use std::time::Duration;
 
 use common::*;
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate,
+    memfd_create,
+};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use shunt_channel::{Cause, Event, Message, Options, ReceiveError, Receiver, SendError, Sender, Wait, pair};
-use shunt_ring::{PrivateLane, Producer, Published, Source};
-use shunt_sys::mapping::Mapping;
-use shunt_sys::{memfd, seqpacket};
+use shunt_ring::split::{Producer, RECEIVER_BYTES, SendMemory, sender_bytes};
+use shunt_ring::{Published, Source};
+use shunt_sys::mapping::{Mapping, Shown};
+use shunt_sys::{Errno, memfd, seqpacket};
 
 const RING: usize = 65_536;
 const FIRST: u32 = 1;
@@ -25,7 +30,7 @@ const MEMORY: u32 = 8;
 /// A sender made by hand, that says what it likes.
 struct Liar {
     socket: OwnedFd,
-    memory: PrivateLane,
+    memory: SendMemory,
     producer: Producer,
 }
 
@@ -34,7 +39,24 @@ fn notice(kind: u32, count: u32, number: u64) -> Vec<u8> {
 }
 
 fn greeting(ring: usize) -> Vec<u8> {
-    notice(0x7368_6d01, 1, ring as u64)
+    notice(0x7368_6d01, 2, ring as u64)
+}
+
+fn answer() -> Vec<u8> {
+    notice(0x7368_6d02, 2, 0)
+}
+
+/// Greets as a sender does, and returns what it writes.
+fn greet(socket: &OwnedFd) -> SendMemory {
+    let (file, mapping) = memfd::create_whole("shunt-test", sender_bytes(RING).unwrap()).unwrap();
+    seqpacket::send(socket, &greeting(RING), &[file.as_fd()]).unwrap();
+    SendMemory::over(mapping).unwrap()
+}
+
+/// The descriptor that comes with the next notice.
+fn next_descriptor(socket: &OwnedFd) -> OwnedFd {
+    let (_, mut fds) = seqpacket::recv(socket, &mut [0; 64]).unwrap();
+    fds.take_first().unwrap()
 }
 
 fn sockets() -> (OwnedFd, OwnedFd) {
@@ -48,11 +70,14 @@ impl Liar {
         let (ours, theirs) = sockets();
         let (good, mut receiver) = pair().unwrap();
         receiver.adopt(theirs).unwrap();
-        let len = PrivateLane::bytes(RING).unwrap();
-        let file = memfd::create_fixed("shunt-test", len).unwrap();
-        seqpacket::send(&ours, &greeting(RING), &[file.as_fd()]).unwrap();
-        let memory = PrivateLane::over(Mapping::map(&file, len).unwrap()).unwrap();
+        let memory = greet(&ours);
         (Liar { socket: ours, memory, producer: Producer::new() }, receiver, good)
+    }
+
+    /// Takes the receiver's answer, so that the producer sees the receiver's cursor.
+    fn take_answer(&mut self) {
+        let answer = next_descriptor(&self.socket);
+        assert!(self.memory.set_receiver(Shown::map(&answer, RECEIVER_BYTES).unwrap()));
     }
 
     fn pass(&self, number: u64, fds: &[BorrowedFd<'_>]) {
@@ -64,7 +89,7 @@ impl Liar {
         let pieces = [IoSlice::new(&header), IoSlice::new(bytes)];
         let mut source = Source::of(&pieces);
         let len = source.remaining();
-        let written = self.producer.write(self.memory.lane(), &self.memory, &mut source);
+        let written = self.producer.write(self.memory.words(), &self.memory, &mut source);
         assert_eq!(written, Ok(Published::Bytes(len)));
         let _ = seqpacket::send(&self.socket, &notice(2, 0, 0), &[]);
     }
@@ -316,10 +341,7 @@ fn a_message_that_is_only_announced_takes_no_memory() {
         .map(|_| {
             let (mut liar, _, _) = Liar::new();
             let (ours, theirs) = sockets();
-            let len = PrivateLane::bytes(RING).unwrap();
-            let file = memfd::create_fixed("shunt-test", len).unwrap();
-            seqpacket::send(&ours, &greeting(RING), &[file.as_fd()]).unwrap();
-            liar.memory = PrivateLane::over(Mapping::map(&file, len).unwrap()).unwrap();
+            liar.memory = greet(&ours);
             liar.socket = ours;
             receiver.adopt(theirs).unwrap();
             liar.put([FIRST, 100, 64 << 20, 0], &[1; 100]);
@@ -334,11 +356,11 @@ fn a_message_that_is_only_announced_takes_no_memory() {
 
 #[test]
 fn a_sender_without_decent_memory_is_not_taken() {
-    let len = PrivateLane::bytes(RING).unwrap();
-    let whole = memfd::create_fixed("shunt-test", len).unwrap();
-    let short = memfd::create_fixed("shunt-test", len - 4096).unwrap();
-    let open = rustix::fs::memfd_create("shunt-test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&open, len as u64).unwrap();
+    let len = sender_bytes(RING).unwrap();
+    let (whole, _) = memfd::create_whole("shunt-test", len).unwrap();
+    let (short, _) = memfd::create_whole("shunt-test", len - 4096).unwrap();
+    let open = memfd_create("shunt-test", MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&open, len as u64).unwrap();
     let (reader, writer) = witness();
     let cases: Vec<(Vec<u8>, Vec<BorrowedFd<'_>>)> = vec![
         (greeting(RING), vec![]),
@@ -350,7 +372,9 @@ fn a_sender_without_decent_memory_is_not_taken() {
         (greeting(RING + 1), vec![whole.as_fd()]),
         (greeting(usize::MAX), vec![whole.as_fd()]),
         (greeting(0), vec![whole.as_fd()]),
-        (notice(0x7368_6d01, 2, RING as u64), vec![whole.as_fd()]),
+        (notice(0x7368_6d01, 1, RING as u64), vec![whole.as_fd()]),
+        (notice(0x7368_6d01, 3, RING as u64), vec![whole.as_fd()]),
+        (answer(), vec![whole.as_fd()]),
         (notice(2, 0, 0), vec![]),
         (notice(3, 1, 0), vec![writer.as_fd()]),
         (notice(9, 0, 0), vec![writer.as_fd(); 253]),
@@ -376,8 +400,13 @@ fn memory_that_could_change_is_not_read() {
     let bytes = pattern(1, 50_000);
     let good_memory = memfd::create_with("shunt-test", &bytes).unwrap();
     let open = memfd::create_fixed("shunt-test", 50_000).unwrap();
+    // To read what its sender left out would make pages from the reader's account.
+    let empty = memfd::create_fixed("shunt-test", 50_000).unwrap();
+    fcntl_add_seals(&empty, SealFlags::WRITE).unwrap();
     let (_reader, writer) = witness();
-    for (memory, len) in [(&good_memory, 49_999), (&good_memory, 50_001), (&open, 50_000), (&writer, 0)] {
+    let cases =
+        [(&good_memory, 49_999), (&good_memory, 50_001), (&open, 50_000), (&empty, 50_000), (&writer, 0)];
+    for (memory, len) in cases {
         let (mut liar, mut receiver, mut good) = Liar::new();
         liar.pass(0, &[memory.as_fd()]);
         liar.put([FIRST | LAST | MEMORY, 0, len, 1], &[]);
@@ -433,10 +462,11 @@ fn a_flood_of_descriptors_or_doorbells_ends_or_is_idle() {
 #[test]
 fn messages_that_are_always_given_up_keep_nobody() {
     let (mut liar, mut receiver, _good) = Liar::new();
+    assert_nothing(&mut receiver);
     let lying = thread::spawn(move || {
+        liar.take_answer();
         for _ in 0..200 {
-            let _ = liar.producer.room(liar.memory.lane(), &liar.memory, RING);
-            let room = liar.producer.room(liar.memory.lane(), &liar.memory, RING).unwrap();
+            let room = liar.producer.room(liar.memory.words(), &liar.memory, RING).unwrap();
             for _ in 0..room / 64 {
                 liar.put([FIRST, 1, 2, 0], &[1]);
                 liar.put([ABORT, 0, 0, 0], &[]);
@@ -453,25 +483,111 @@ fn messages_that_are_always_given_up_keep_nobody() {
     assert_eq!(ending(&mut receiver), Cause::Closed);
 }
 
-/// Words of the header that only the other end writes.
+/// A sender, and the socket of a receiver made by hand, which has been greeted.
+fn deceived() -> (Sender, OwnedFd) {
+    let (ours, theirs) = sockets();
+    let sender = Sender::over(ours).unwrap();
+    drop(next_descriptor(&theirs));
+    (sender, theirs)
+}
+
+/// Words that only the other end writes.
 #[test]
 fn a_receiver_that_lies_ends_its_sender_only() {
-    let (ours, theirs) = sockets();
-    let mut sender = Sender::over(ours).unwrap();
-    let mut buffer = [0; 64];
-    let (_, mut fds) = seqpacket::recv(&theirs, &mut buffer).unwrap();
-    let memory = fds.take_first().unwrap();
-    let len = rustix::fs::fstat(&memory).unwrap().st_size as usize;
-    let mapping = Mapping::map(&memory, len).unwrap();
+    let (mut sender, theirs) = deceived();
+    let (file, mapping) = memfd::create_whole("shunt-test", RECEIVER_BYTES).unwrap();
+    seqpacket::send(&theirs, &answer(), &[file.as_fd()]).unwrap();
     sender.send(b"one", &[], Wait::Never).unwrap();
     // The receiver's cursor, beyond what was sent.
-    mapping.word(128).unwrap().store(1 << 40, std::sync::atomic::Ordering::Relaxed);
+    mapping.word(0).unwrap().store(1 << 40, std::sync::atomic::Ordering::Relaxed);
     let mut result = Ok(());
     for _ in 0..100 {
         result = result.and_then(|()| sender.send(&[0; 100_000], &[], Wait::Never));
     }
     assert_eq!(result, Err(SendError::Misbehaved));
     assert_eq!(sender.send(b"", &[], Wait::Never), Err(SendError::Misbehaved));
+}
+
+/// Memory of `len` bytes in each state in which its maker could still stop or charge its reader.
+fn unsafe_memory(len: usize) -> Vec<(&'static str, OwnedFd)> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let made = |seals| {
+        let file = memfd_create("shunt-test", flags).unwrap();
+        ftruncate(&file, len as u64).unwrap();
+        memfd::fill(&file, len).unwrap();
+        fcntl_add_seals(&file, seals).unwrap();
+        file
+    };
+    let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+    let mut found = vec![("holes", memfd::create_sealed("shunt-test", len).unwrap().0)];
+    for (missing, seal) in [
+        ("shrinking", SealFlags::SHRINK),
+        ("growing", SealFlags::GROW),
+        ("punching", SealFlags::FUTURE_WRITE),
+        ("later seals", SealFlags::SEAL),
+    ] {
+        found.push((missing, made(all - seal)));
+    }
+    found
+}
+
+/// While a process punches holes into a file, another that touches its pages sleeps in the kernel.
+/// So neither end touches memory that the other can punch.
+#[test]
+fn memory_that_its_maker_could_take_away_is_not_touched() {
+    for (what, file) in unsafe_memory(sender_bytes(RING).unwrap()) {
+        let (ours, theirs) = sockets();
+        let (mut good, mut receiver) = pair().unwrap();
+        receiver.adopt(theirs).unwrap();
+        seqpacket::send(&ours, &greeting(RING), &[file.as_fd()]).unwrap();
+        let cause = ending(&mut receiver);
+        assert!(matches!(cause, Cause::Misbehaved(why) if why.starts_with("its memory")), "{what}: {cause}");
+        assert_unharmed(&mut receiver, &mut good);
+    }
+    for (what, file) in unsafe_memory(RECEIVER_BYTES) {
+        let (mut sender, theirs) = deceived();
+        sender.send(b"before", &[], Wait::Never).unwrap();
+        seqpacket::send(&theirs, &answer(), &[file.as_fd()]).unwrap();
+        assert_eq!(sender.send(b"", &[], Wait::Never), Err(SendError::Unsealed), "{what}");
+        assert_eq!(sender.send(b"", &[], soon()), Err(SendError::Unsealed), "{what}");
+    }
+    for (bytes, count) in [(answer(), 0), (answer(), 2), (notice(0x7368_6d02, 1, 0), 1), (greeting(RING), 1)]
+    {
+        let (mut sender, theirs) = deceived();
+        let (file, _mapping) = memfd::create_whole("shunt-test", RECEIVER_BYTES).unwrap();
+        seqpacket::send(&theirs, &bytes, &vec![file.as_fd(); count]).unwrap();
+        assert_eq!(sender.send(b"", &[], soon()), Err(SendError::Misbehaved), "{bytes:?} with {count}");
+    }
+    // And one answer too many.
+    let (mut sender, theirs) = deceived();
+    let (file, _mapping) = memfd::create_whole("shunt-test", RECEIVER_BYTES).unwrap();
+    for _ in 0..2 {
+        seqpacket::send(&theirs, &answer(), &[file.as_fd()]).unwrap();
+    }
+    assert_eq!(sender.send(b"", &[], soon()), Err(SendError::Misbehaved));
+}
+
+/// What either end gives to the other can be changed by none but its own mapping.
+#[test]
+fn what_is_shared_cannot_be_taken_away() {
+    let (ours, theirs) = sockets();
+    let mut sender = Sender::over(ours).unwrap();
+    sender.send(b"before", &[], Wait::Never).unwrap();
+    let of_sender = next_descriptor(&theirs);
+    let (liar, mut receiver, mut good) = Liar::new();
+    assert_nothing(&mut receiver);
+    let of_receiver = next_descriptor(&liar.socket);
+    for (file, len) in [(&of_sender, sender_bytes(512 * 1024).unwrap()), (&of_receiver, RECEIVER_BYTES)] {
+        memfd::verify_whole(file, len).unwrap();
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        assert_eq!(fallocate(file, flags, 0, len as u64), Err(Errno::PERM));
+        assert_eq!(ftruncate(file, 0), Err(Errno::PERM));
+        assert_eq!(rustix::io::pwrite(file, b"x", 0), Err(Errno::PERM));
+        assert_eq!(fcntl_add_seals(file, SealFlags::WRITE), Err(Errno::PERM));
+        assert_eq!(Mapping::map(file, len).unwrap_err(), Errno::ACCESS);
+        assert!(fcntl_get_seals(file).unwrap().contains(SealFlags::FUTURE_WRITE | SealFlags::SEAL));
+    }
+    assert_unharmed(&mut receiver, &mut good);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::*;
+use rustix::event::{PollFd, PollFlags, poll};
 use shunt_channel::{
     Cause, Event, MAX_DESCRIPTORS, MAX_MESSAGE, Message, Options, ReceiveError, Receiver, SendError, Sender,
     Wait, pair,
@@ -122,13 +123,12 @@ fn many_senders_at_once_each_in_its_order() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("many");
     let mut receiver = Receiver::listen(&path, Options::default()).unwrap();
-    let before = open_descriptors();
+    let (reader, writer) = witness();
     let sending: Vec<_> = (0..SENDERS)
         .map(|number| {
-            let path = path.clone();
+            let (path, fd) = (path.clone(), writer.try_clone().unwrap());
             thread::spawn(move || {
                 let mut sender = Sender::connect(path, soon()).unwrap();
-                let fd = memfd_of(number as u32);
                 for index in 0..MESSAGES {
                     let len = [0, 10, 3_000, 60_000, 400_000][(index * 7 + number) as usize % 5];
                     let mut bytes = [number.to_le_bytes(), index.to_le_bytes()].concat();
@@ -162,7 +162,8 @@ fn many_senders_at_once_each_in_its_order() {
     }
     sending.into_iter().for_each(|thread| thread.join().unwrap());
     message.clear();
-    assert_eq!((receiver.senders(), open_descriptors() <= before + 1), (0, true));
+    drop(writer);
+    assert!(is_gone(reader) && receiver.senders() == 0);
     drop(receiver);
     assert!(!path.exists());
 }
@@ -211,6 +212,63 @@ fn memory_is_sent_as_it_is() {
     assert_eq!(sender.send_memory(&open, &[], soon()), Err(SendError::NotFinal));
     assert_eq!(sender.send_memory(std::io::pipe().unwrap().0, &[], soon()), Err(SendError::NotFinal));
     assert_nothing(&mut receiver);
+}
+
+/// Pages that the memory's maker left out are filled before they are sent: the receiver pays for
+/// none.
+#[test]
+fn memory_with_holes_is_sent_too() {
+    let (mut sender, mut receiver) = pair().unwrap();
+    let memory = memfd::create_fixed("shunt-test", 100_000).unwrap();
+    rustix::io::pwrite(&memory, b"middle", 50_000).unwrap();
+    rustix::fs::fcntl_add_seals(&memory, rustix::fs::SealFlags::WRITE).unwrap();
+    let mut expected = vec![0; 100_000];
+    expected[50_000..50_006].copy_from_slice(b"middle");
+    sender.send_memory(&memory, &[], soon()).unwrap();
+    let mut message = Message::new();
+    next(&mut receiver, &mut message);
+    assert!(message.is_in_place() && message.bytes() == expected);
+}
+
+/// A sender sends before the receiver has mapped anything, and sleeps before it, too.
+#[test]
+fn what_is_sent_before_the_receiver_begins_arrives() {
+    let (mut sender, mut receiver) = pair().unwrap();
+    let mut sent = 0;
+    while sender.send(&pattern(sent, 10_000), &[], Wait::Never).is_ok() {
+        sent += 1;
+    }
+    assert!(sent > 10);
+    let sending = thread::spawn(move || {
+        let mut fds = [PollFd::new(&sender, PollFlags::IN)];
+        poll(&mut fds, None).unwrap();
+        sender.send(&pattern(sent, 5 << 20), &[], soon()).unwrap();
+    });
+    let mut message = Message::new();
+    for index in 0..=sent {
+        next(&mut receiver, &mut message);
+        assert!(message.bytes() == pattern(index, if index == sent { 5 << 20 } else { 10_000 }));
+    }
+    sending.join().unwrap();
+}
+
+/// The receiver answers a new sender, looks, and sleeps, at any moment of its first message.
+#[test]
+fn no_first_message_is_missed() {
+    for round in 0..500u64 {
+        let (mut sender, mut receiver) = pair().unwrap();
+        let sending = thread::spawn(move || {
+            for _ in 0..round % 7 {
+                thread::yield_now();
+            }
+            sender.send(b"first", &[], soon()).unwrap();
+            sender
+        });
+        let mut message = Message::new();
+        next(&mut receiver, &mut message);
+        assert_eq!(message.bytes(), b"first");
+        sending.join().unwrap();
+    }
 }
 
 #[test]

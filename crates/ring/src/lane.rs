@@ -22,15 +22,15 @@ const FLAGS: u64 = CLOSED | RETURNED | LEFT;
 /// read it by then never does.
 const TAKEN: u64 = 1 << 63;
 /// What one call writes or reads at the most. It is wholly good memory of the program's, or none of it is touched.
-const BLOCK: usize = 64 * 1024;
+pub(crate) const BLOCK: usize = 64 * 1024;
 /// A message up to this long is published, and read, as a whole.
-const WHOLE: usize = 32 * 1024;
+pub(crate) const WHOLE: usize = 32 * 1024;
 /// A longer one goes in pieces, so that both ends copy at the same time, and what one has just copied is still in the
 /// nearest cache when the other does.
-const PIECE: usize = 8 * 1024;
+pub(crate) const PIECE: usize = 8 * 1024;
 /// A sender about to leave the page it writes to goes back to the first if the lane is empty, so that a lane that is
 /// never full stays in the cache and takes no memory but that page.
-const PAGE: u64 = if cfg!(loom) { 2 } else { 4096 };
+pub(crate) const PAGE: u64 = if cfg!(loom) { 2 } else { 4096 };
 
 /// The shared words of a lane. Each end has a line for the cursor that it moves all the time, and one for what it says
 /// rarely and the other end reads all the time.

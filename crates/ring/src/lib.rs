@@ -2,20 +2,18 @@
 //!
 //! A [`Producer`] and a [`Consumer`] are the two ends of one lane; a [`WaiterLine`] is where a sleeping
 //! process is found. Both ends distrust what the other writes (L5). The protocol is written down in
-//! `docs/local-path.md` and checked under loom in `tests/loom.rs`. The shim uses it, and `crates/channel`.
+//! `docs/local-path.md` and checked under loom in `tests/loom.rs`. The shim uses it. The lanes of
+//! `crates/channel` are [`split`]: each end writes a separate file.
 
 pub mod bytes;
 pub mod lane;
 #[cfg(not(loom))]
 pub mod link;
-#[cfg(not(loom))]
-pub mod private;
+pub mod split;
 mod sync;
 pub mod user;
 pub mod waiter;
 
 pub use lane::{Consumer, LaneHeader, Misbehaved, Producer, Published, ReadError};
-#[cfg(not(loom))]
-pub use private::PrivateLane;
 pub use user::{Fault, Sink, Source};
 pub use waiter::WaiterLine;

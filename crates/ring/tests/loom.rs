@@ -7,9 +7,10 @@
 
 mod common;
 
-use loom::sync::Arc;
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 use shunt_ring::bytes::Ring;
+use shunt_ring::split::{self, ReceiverWords, SenderWords, Words};
 use shunt_ring::{Consumer, LaneHeader, Producer, Published, WaiterLine};
 
 use common::Buffer;
@@ -372,50 +373,134 @@ fn what_goes_at_once_arrives_in_order_and_whole() {
     });
 }
 
-/// The pattern of `crates/channel`: each end has a line of its own, a sender always looks at the receiver's, and a receiver
-/// at the sender's once half of the ring is free. The sender sends `COUNT` bytes through a ring of 2.
+/// A lane in two files, a doorbell of each end, and the answer that the sender may not have yet.
+struct Split {
+    sender: SenderWords,
+    receiver: ReceiverWords,
+    ring: CheckedRing,
+    /// Of the receiver, then of the sender.
+    doorbells: [Doorbell; 2],
+    answered: Mutex<bool>,
+}
+
+impl Split {
+    fn new(size: usize, answered: bool) -> Split {
+        Split {
+            sender: SenderWords::default(),
+            receiver: ReceiverWords::default(),
+            ring: CheckedRing::new(size),
+            doorbells: Default::default(),
+            answered: Mutex::new(answered),
+        }
+    }
+
+    fn words(&self) -> Words<'_> {
+        Words { sender: &self.sender, receiver: &self.receiver }
+    }
+
+    /// Sends so many bytes, each as a message, and sleeps while there is no room.
+    fn send(&self, count: u8) {
+        let mut producer = split::Producer::new();
+        let nobody = ReceiverWords::default();
+        // What it sees until it has the answer.
+        let mut words = Words { sender: &self.sender, receiver: &nobody };
+        let mut next = 1;
+        while next <= count {
+            let mut buffer = Buffer::new(vec![next], &[]);
+            if producer.write(words, &self.ring, &mut buffer.source()) == Ok(Published::Bytes(1)) {
+                next += 1;
+                if *self.answered.lock().unwrap() {
+                    words = self.words();
+                }
+                if producer.notify(words) {
+                    self.doorbells[0].ring();
+                }
+                continue;
+            }
+            if *self.answered.lock().unwrap() {
+                words = self.words();
+            }
+            producer.announce_sleep(words);
+            if producer.room(words, &self.ring, 1) == Ok(0) {
+                self.doorbells[1].wait();
+            }
+            producer.awake(words);
+        }
+    }
+
+    fn answer(&self) {
+        *self.answered.lock().unwrap() = true;
+        self.doorbells[1].ring();
+    }
+
+    /// Receives so many, one by one, and sleeps while there is none.
+    fn receive(&self, count: u8) -> Vec<u8> {
+        let mut consumer = split::Consumer::new();
+        let mut got = Vec::new();
+        while got.len() < usize::from(count) {
+            let mut buffer = Buffer::zeroed(1, &[]);
+            if consumer.read(self.words(), &self.ring, &mut buffer.sink()) == Ok(0) {
+                consumer.announce_sleep(self.words());
+                if consumer.available(self.words(), &self.ring) == Ok(0) {
+                    self.doorbells[0].wait();
+                }
+                consumer.awake(self.words());
+                continue;
+            }
+            got.extend(buffer.bytes());
+            // Once half of the ring is free.
+            if consumer.is_notification_due(self.words())
+                && consumer.available(self.words(), &self.ring).expect("both behave") <= self.ring.len() / 2
+                && consumer.notify(self.words())
+            {
+                self.doorbells[1].ring();
+            }
+        }
+        got
+    }
+}
+
+/// The pattern of `crates/channel`: a sender always loads the receiver's sleep number, and a
+/// receiver the sender's once half of the ring is free. The sender sends `COUNT` bytes through a
+/// ring of 2.
+///
+/// Caught: `announce`, `publish` or `read_block` without its fence, or a cursor loaded relaxed; a sleep
+/// number that is always 1.
 #[test]
 fn a_channel_of_two_that_sleep_goes_on() {
     const COUNT: u8 = 3;
     explore("a_channel_of_two_that_sleep_goes_on", 3, || {
-        let lane = Arc::new(Lane::new(2, 0));
-        let (receiver, sender) = (Arc::new(Waiter::default()), Arc::new(Waiter::default()));
+        let lane = Arc::new(Split::new(2, true));
         let sending = thread::spawn({
-            let (lane, receiver, sender) = (lane.clone(), receiver.clone(), sender.clone());
-            move || {
-                let mut producer = Producer::new();
-                let mut next = 1;
-                while next <= COUNT {
-                    match lane.write(&mut producer, next, 1) {
-                        Published::Bytes(_) => {
-                            next += 1;
-                            if receiver.line.notify(0) {
-                                receiver.doorbell.ring();
-                            }
-                        }
-                        _ => sender.sleep_unless(|| has_room(&lane, &mut producer)),
-                    }
-                }
-            }
+            let lane = lane.clone();
+            move || lane.send(COUNT)
         });
-        let mut consumer = Consumer::new();
-        let mut got = Vec::new();
-        while got.len() < usize::from(COUNT) {
-            let bytes = lane.read(&mut consumer, 1);
-            if bytes.is_empty() {
-                receiver
-                    .sleep_unless(|| consumer.available(&lane.header, &lane.ring).expect("both behave") > 0);
-                continue;
-            }
-            got.extend(bytes);
-            let unread = consumer.available(&lane.header, &lane.ring).expect("both behave");
-            if unread <= 1 && sender.line.notify(0) {
-                sender.doorbell.ring();
-            }
-        }
+        let got = lane.receive(COUNT);
         sending.join().unwrap();
         assert_eq!(got, counting(COUNT));
     });
+}
+
+/// The receiver answers while its sender sends the first messages, and both may sleep then.
+///
+/// Caught: a sender that asks for the answer before it publishes, and not afterwards; a receiver that
+/// answers after its last look.
+#[test]
+fn a_channel_is_set_up_while_it_is_used() {
+    // The last message finds room, or has to wait for the answer and for room.
+    for count in [2, 3] {
+        explore("a_channel_is_set_up_while_it_is_used", 3, move || {
+            let lane = Arc::new(Split::new(2, false));
+            let sending = thread::spawn({
+                let lane = lane.clone();
+                move || lane.send(count)
+            });
+            lane.answer();
+            let got = lane.receive(count);
+            sending.join().unwrap();
+            assert_eq!(got, counting(count));
+        });
+    }
 }
 
 /// After a fork two processes read a lane that has ended, and one of them gives the rest back: every byte comes once.

@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use shunt_channel::{Event, Message, Options, ReceiveError, Receiver, Wait};
+use shunt_ring::Source;
 use shunt_ring::bytes::Ring;
-use shunt_ring::{PrivateLane, Producer, Source};
-use shunt_sys::mapping::Mapping;
+use shunt_ring::split::{Producer, RECEIVER_BYTES, SendMemory, sender_bytes};
+use shunt_sys::mapping::{Mapping, Shown};
 use shunt_sys::{memfd, seqpacket};
 
 use crate::input::Input;
@@ -27,14 +28,16 @@ pub(crate) fn run(bytes: &[u8]) {
     let options = Options { max_message: LONGEST, ..Options::default() };
     let mut receiver = Receiver::new(options).expect("a receiver");
     receiver.adopt(theirs).expect("a sender");
-    let len = PrivateLane::bytes(RING).expect("the smallest there is");
+    let len = sender_bytes(RING).expect("the smallest there is");
     let file = memfd::create_fixed("shunt-fuzz", len).expect("a memfd");
+    memfd::fill(&file, len).expect("memory");
     let map = || Mapping::map(&file, len).expect("a mapping");
-    let (words, lane) = (map(), PrivateLane::over(map()).expect("of this size"));
+    let (words, mut lane) = (map(), SendMemory::over(map()).expect("of this size"));
+    memfd::seal(&file).expect("a memfd of ours");
     let mut producer = Producer::new();
     // Most inputs start with a valid handshake.
     if !input.byte().is_multiple_of(8) {
-        tell(&ours, [0x7368_6d01, 1, RING as u32, 0], &[file.as_fd()]);
+        tell(&ours, [0x7368_6d01, 2, RING as u32, 0], &[file.as_fd()]);
     }
     let mut message = Message::new();
     while !input.is_over() {
@@ -44,7 +47,7 @@ pub(crate) fn run(bytes: &[u8]) {
                 let bytes = vec![input.byte(); input.below(RING / 2)];
                 let header: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
                 let pieces = [IoSlice::new(&header), IoSlice::new(&bytes)];
-                let _ = producer.write(lane.lane(), &lane, &mut Source::of(&pieces));
+                let _ = producer.write(lane.words(), &lane, &mut Source::of(&pieces));
             }
             5 => tell(&ours, [2, 0, 0, 0], &[]),
             6 => {
@@ -53,7 +56,7 @@ pub(crate) fn run(bytes: &[u8]) {
                 tell(&ours, [3, count, input.byte().into(), 0], &fds);
             }
             7 => {
-                let offset = input.below(48) * 8;
+                let offset = input.below(16) * 8;
                 let word = words.word(offset).expect("inside");
                 word.store(input.lie(word.load(Relaxed)), Relaxed);
             }
@@ -61,7 +64,17 @@ pub(crate) fn run(bytes: &[u8]) {
                 let notice = [small(&mut input), small(&mut input), size(&mut input), small(&mut input)];
                 tell(&ours, notice, &vec![file.as_fd(); input.below(3)]);
             }
-            _ => receive(&mut receiver, &mut message),
+            _ => {
+                receive(&mut receiver, &mut message);
+                // Its answer is the first thing that it says.
+                if !lane.has_receiver()
+                    && let Ok((_, mut fds)) = seqpacket::recv(&ours, &mut [0; 16])
+                    && let Some(answer) = fds.take_first()
+                {
+                    memfd::verify_whole(&answer, RECEIVER_BYTES).expect("a receiver that behaves");
+                    assert!(lane.set_receiver(Shown::map(&answer, RECEIVER_BYTES).expect("a mapping")));
+                }
+            }
         }
         assert!(lane.len() == RING);
     }
