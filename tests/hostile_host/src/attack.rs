@@ -2,7 +2,7 @@
 //! ends.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -14,10 +14,12 @@ use rustix::event::epoll;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Resource, getrlimit, getuid, setrlimit};
 use shunt_abi::control::{Announce, Offer, Reply, Request, Status};
-use shunt_abi::geometry::WAITERS;
+use shunt_abi::geometry::{MIN_RING_BYTES, WAITERS};
 use shunt_abi::page::{ENTRIES, EntryCopy, PAGE_BYTES};
+use shunt_ring::Source;
+use shunt_ring::split::{Producer, RECEIVER_BYTES, SendMemory, sender_bytes};
 use shunt_sys::mapping::Shown;
-use shunt_sys::{eventfd, memfd};
+use shunt_sys::{eventfd, memfd, seqpacket};
 use socket2::SockRef;
 
 use crate::client::{Client, Trouble, addresses, loopback, pair_at};
@@ -27,7 +29,7 @@ use crate::punch;
 type Attack = fn(&Path);
 
 /// All of them, by name.
-const ATTACKS: [(&str, Attack); 18] = [
+const ATTACKS: [(&str, Attack); 19] = [
     ("silent-clients", silent_clients),
     ("processes", processes),
     ("one-page", one_page),
@@ -43,10 +45,14 @@ const ATTACKS: [(&str, Attack); 18] = [
     ("doorbells", doorbells),
     ("punched-pages", punched_pages),
     ("watched-sockets", watched_sockets),
+    ("punched-channel", punched_channel),
     ("replace", replace),
     ("file-locks", file_locks),
     ("spy", spy),
 ];
+
+/// Where a receiver of messages listens, next to the broker.
+pub const MESSAGES: &str = "messages.sock";
 
 /// More than a broker takes in from one.
 const MANY: usize = 5000;
@@ -481,6 +487,56 @@ fn watched_sockets(broker: &Path) {
     loop {
         // To receive one is such a call.
         clients.retain(|client| client.say(Announce { pad: 0 }, &[]).is_ok());
+    }
+}
+
+/// Senders of messages whose memory has tens of thousands of mappings, into which holes are punched
+/// without end while the receiver reads. One has sealed its memory first, and goes on; the others have
+/// not, and come again and again.
+fn punched_channel(broker: &Path) {
+    let path = broker.with_file_name(MESSAGES);
+    let len = sender_bytes(MIN_RING_BYTES).expect("there is such a ring");
+    let (sealed, mapping) = memfd::create_whole("shunt-channel", len).expect("memory");
+    let open = memfd::create_fixed("shunt-channel", len).expect("memory");
+    memfd::fill(&open, len).expect("memory");
+    let mut shown = Vec::new();
+    for file in [&sealed, &open] {
+        shown.extend((0..punch::MAPPINGS / 2).map_while(|_| Shown::map(file, len).ok()));
+    }
+    let mut greeting = [0; 16];
+    greeting[..4].copy_from_slice(&0x7368_6d01_u32.to_ne_bytes());
+    greeting[4..8].copy_from_slice(&2_u32.to_ne_bytes());
+    greeting[8..].copy_from_slice(&(MIN_RING_BYTES as u64).to_ne_bytes());
+    let join = |file: BorrowedFd<'_>| {
+        let socket = seqpacket::connect(path.as_os_str().as_encoded_bytes()).ok()?;
+        seqpacket::send(&socket, &greeting, &[file]).ok().map(|()| socket)
+    };
+    let steady = join(sealed.as_fd()).expect("a receiver listens");
+    let mut other = join(open.as_fd());
+    for file in [&sealed, &open] {
+        let file = file.try_clone().expect("a descriptor");
+        std::thread::spawn(move || punch::without_end(file.as_fd(), 0, len));
+    }
+    let (mut memory, mut producer) = (SendMemory::over(mapping).expect("of this size"), Producer::new());
+    // A message of no bytes: first, and last.
+    let mut frame = [0; 16];
+    frame[..4].copy_from_slice(&3_u32.to_ne_bytes());
+    at_work(shown.len());
+    loop {
+        let notice = seqpacket::recv(&steady, &mut [0; 16]);
+        if let Ok((_, mut fds)) = notice
+            && let Some(answer) = fds.take_first()
+        {
+            memory.set_receiver(Shown::map(&answer, RECEIVER_BYTES).expect("a mapping"));
+        }
+        let pieces = [IoSlice::new(&frame)];
+        let _ = producer.write(memory.words(), &memory, &mut Source::of(&pieces));
+        // A doorbell.
+        let _ = seqpacket::send(&steady, &[2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[]);
+        if other.as_ref().is_none_or(seqpacket::has_hung_up) {
+            other = join(open.as_fd());
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -1,10 +1,14 @@
 //! Each attack, by each kind of stranger who can make it, while others are served: they notice nothing, and afterwards
 //! nothing is left of it. Needs root.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use shunt_channel::{Cause, Event, Message, Options, ReceiveError, Receiver, Sender, Wait};
+use shunt_hostile_host::attack::MESSAGES;
 use shunt_hostile_host::{Broker, Stranger, Victims, Who};
 
 /// What strangers can make the broker keep, in bytes: a part of what its unit allows.
@@ -146,5 +150,44 @@ fn nobody_is_told_of_others() {
     assert!(told.pairs_made > 0 && told.links > 0 && !told.bad_messages.is_empty(), "{told:?}");
     for (name, served) in victims.stop() {
         assert!(served.troubles.is_empty(), "{name}: {:?}", served.troubles);
+    }
+}
+
+/// A receiver reads nothing of memory into which a sender can punch holes, so it serves the others, and
+/// its time-outs hold. A file that is sealed cannot be punched: its sender is served, too.
+#[test]
+fn nobody_keeps_a_receiver_of_messages_waiting() {
+    const ENOUGH: u32 = 200;
+    let _turns = [turn(Who::User), turn(Who::Container)];
+    let broker = Broker::start();
+    for who in [Who::User, Who::Container] {
+        let path = broker.place().join(MESSAGES);
+        let mut receiver = Receiver::listen(&path, Options::default()).unwrap();
+        // For all users: the umask takes rights from `Options::mode`.
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        let mut friend = Sender::connect(&path, Wait::Never).unwrap();
+        let stranger = Stranger::start(&broker, attacker(), who, "punched-channel");
+        let mut message = Message::new();
+        let (mut friends, mut strangers, mut ended, mut time_outs) = (0, 0, 0, 0);
+        let mut longest = Duration::ZERO;
+        while friends < ENOUGH || strangers < ENOUGH || ended < ENOUGH || time_outs == 0 {
+            if friends < ENOUGH {
+                friend.send(b"friend", &[], Wait::Never).unwrap();
+            }
+            let start = Instant::now();
+            let received = receiver.receive(&mut message, Wait::at_most(Duration::from_millis(1)));
+            longest = longest.max(start.elapsed());
+            match received {
+                Ok(Event::Message { .. }) if message.bytes() == b"friend" => friends += 1,
+                Ok(Event::Message { .. }) => strangers += 1,
+                Ok(Event::Ended { cause: Cause::Misbehaved(why), .. }) => {
+                    assert!(why.contains("not sealed against punching"), "{why}");
+                    ended += 1;
+                }
+                Err(ReceiveError::TimedOut) => time_outs += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        eprintln!("punched-channel by {who:?}: {}; the longest wait {longest:?}", stranger.report);
     }
 }
