@@ -3,16 +3,18 @@
 //! process of the host, which the router starts. The container has to show two things: that its
 //! program is under the filter, and that the listener which it passes belongs to that filter.
 //!
-//!     program                          router                            supervisor
-//!     installs the filter
-//!     Guard, with the listener ──────► stops the program, checks that
-//!                                      the filter is among its filters
-//!                                      starts the supervisor ──────────► READY
-//!                                      ◄─────────────────────────────────
-//!     ◄──────────────────────── Probe
-//!     listen() ────────────────────────────────────────────────────────► gets it by that listener
-//!                                      ◄──────────────────────────── SEEN
-//!     ◄────────────────────── Guarded
+//! ```text
+//! program                          router                            supervisor
+//! installs the filter
+//! Guard, with the listener ──────► stops the program, checks that
+//!                                  the filter is among its filters
+//!                                  starts the supervisor ──────────► READY
+//!                                  ◄─────────────────────────────────
+//! ◄──────────────────────── Probe
+//! listen() ────────────────────────────────────────────────────────► gets it by that listener
+//!                                  ◄──────────────────────────── SEEN
+//! ◄────────────────────── Guarded
+//! ```
 //!
 //! The kernel reports a call to the newest filter that asks for it. So if the supervisor receives
 //! the call of that thread by that listener, each process that the listener reports is under the

@@ -5,8 +5,10 @@
 //! All values are signed with the routers' key (O4). Another writer to etcd can remove entries, but
 //! not add or change any.
 //!
-//!     PREFIX/host/NAME            HMAC of key and value, router address
-//!     PREFIX/container/ADDRESS    HMAC of key and value, NAME of its host
+//! ```text
+//! PREFIX/host/NAME            HMAC of key and value, router address
+//! PREFIX/container/ADDRESS    HMAC of key and value, NAME of its host
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};

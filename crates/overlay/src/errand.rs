@@ -4,8 +4,10 @@
 //! for as long as it likes. A thread that asks about such a socket, or closes its last descriptor,
 //! waits for that long. So the router's own tasks do neither. They hand both to other threads:
 //!
-//!     task ── ask(namespace, question) ──► turn ──► place of the namespace ──► place ──► thread
-//!                                          16             2                     64
+//! ```text
+//! task ── ask(namespace, question) ──► turn ──► place of the namespace ──► place ──► thread
+//!                                      16             2                     64
+//! ```
 //!
 //! - A namespace has at most `QUESTIONS` turns. A question that gets no turn within `LIMIT` fails
 //!   with

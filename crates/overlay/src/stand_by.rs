@@ -1,14 +1,16 @@
 //! Starts a supervisor on the host for a container that is about to start. The supervisor exists
 //! before the container, and stays outside of it.
 //!
-//!     runtime's process                        supervisor, on the host
-//!     stand_by() ── fork ────────────────────► runs
-//!                ◄───────────────────── HERE ──
-//!     installs the filter
-//!                ── HERE, with the listener ──►
-//!                ◄───────────────────── HERE ──
-//!     becomes the container's runtime          lets the runtime's own calls proceed
-//!     starts the container ── first call ────► joins its network and control group, and serves it
+//! ```text
+//! runtime's process                        supervisor, on the host
+//! stand_by() ── fork ────────────────────► runs
+//!            ◄───────────────────── HERE ──
+//! installs the filter
+//!            ── HERE, with the listener ──►
+//!            ◄───────────────────── HERE ──
+//! becomes the container's runtime          lets the runtime's own calls proceed
+//! starts the container ── first call ────► joins its network and control group, and serves it
+//! ```
 //!
 //! The process that becomes the container's runtime installs the filter and passes the listener on.
 //! So everything that the runtime starts in the container is under the filter from its first

@@ -1,8 +1,10 @@
 //! The supervisor. Its seccomp listener reports the calls of a program that make connections. It
 //! lets the kernel make them unchanged, or answers them with a connection on the host network.
 //!
-//!     program: connect() ──► kernel ──► listener ──► supervisor ◄──► router
-//!                                                    proceed, or answer
+//! ```text
+//! program: connect() ──► kernel ──► listener ──► supervisor ◄──► router
+//!                                                proceed, or answer
+//! ```
 //!
 //! One thread at a time reads the listener. It lets all calls proceed immediately that do not
 //! concern the overlay. If a call may have to wait, the thread stays with it, and another thread

@@ -16,12 +16,14 @@
 //!
 //! Example: the client's router asks for a connection, and both ends commit to it.
 //!
-//!     client's router                                server's router
-//!     Line: Ask { number: 7, 10.50.2.3:80 } ───────► remembers the token of Ask 7
-//!     Line: ◄─────────────── Answer { number: 7, refused: None }
-//!     Talk: magic, token of Ask 7, sealed Offer ───► takes the token, finds the socket
-//!     Talk: ◄──────────────── nonce, sealed Promise
-//!     Talk: sealed Commit, sent by the supervisor ─► the connection is the programs' from here on
+//! ```text
+//! client's router                                server's router
+//! Line: Ask { number: 7, 10.50.2.3:80 } ───────► remembers the token of Ask 7
+//! Line: ◄─────────────── Answer { number: 7, refused: None }
+//! Talk: magic, token of Ask 7, sealed Offer ───► takes the token, finds the socket
+//! Talk: ◄──────────────── nonce, sealed Promise
+//! Talk: sealed Commit, sent by the supervisor ─► the connection is the programs' from here on
+//! ```
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

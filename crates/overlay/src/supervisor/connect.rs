@@ -5,9 +5,11 @@
 //! established by then, connect returns EINPROGRESS. The socket is replaced when the program asks
 //! for the result, by SO_ERROR or a second connect. docs/overlay-protocol.md has the messages.
 //!
-//!     connect ──► Connect ──► Go ──► overlay SYN ──► Begun ──► Moment ──► Commit ──► replace, Taken
-//!                   │                                  │
-//!                   └► Stay, Deny                      └► EINPROGRESS, Moment at SO_ERROR
+//! ```text
+//! connect ──► Connect ──► Go ──► overlay SYN ──► Begun ──► Moment ──► Commit ──► replace, Taken
+//!               │                                  │
+//!               └► Stay, Deny                      └► EINPROGRESS, Moment at SO_ERROR
+//! ```
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

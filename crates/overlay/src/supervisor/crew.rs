@@ -2,8 +2,10 @@
 //! anything else, it hands the lead over, to an idle thread or to a new one. So no call is passed
 //! between threads, and no call waits for another one.
 //!
-//!     thread A: lead() ── reads a call ── hand_over() ── works on its call ── lead() waits
-//!     thread B:           lead() waits ── leads ── reads the next call ...
+//! ```text
+//! thread A: lead() ── reads a call ── hand_over() ── works on its call ── lead() waits
+//! thread B:           lead() waits ── leads ── reads the next call ...
+//! ```
 
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard};
