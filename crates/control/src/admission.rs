@@ -1,20 +1,26 @@
-//! Who may be about to show who they are, where anybody can connect.
+//! Bounds the unproven connections of a listener: those whose peer has not authenticated yet.
 //!
-//! A listener has room for a bounded number of connections that have shown nothing yet. Whoever opens connections and is silent must not
-//! take that room from others, so it is divided by where connections come from:
+//! A peer that opens connections and stays silent must not take the room from others. So the room
+//! is divided by the source of the connections:
 //!
 //! ```text
-//!   reserved: sources that have shown who they are before, or that are configured      any one of them: a half
-//!   open:     everybody else, and those for whom no reserved room is left
+//! reserved: sources that have authenticated before, or that are configured
+//!                 one such host: at most half
+//! open:     all others, and those for which no reserved room is left
 //!                 one host (/32, /64)  <  its network (/24, /48)  <  all
 //! ```
 //!
-//! A newcomer is always let in. Where its host, its network or all together have their share already, the oldest connection of that same
-//! group goes, those that have said nothing first. An honest caller needs a few round trips; one that is silent is older than that by the
-//! time that it stands in the way. So a flood from one host costs that host its own connections, and one from everywhere must come
-//! faster than all places are passed through in those round trips.
+//! A new connection is always admitted. If its host, its network or all together have used up their
+//! share, a connection of that same group is evicted: the oldest of those that have sent nothing
+//! yet, or else the oldest. An honest peer authenticates within a few round trips, while a silent
+//! one grows older than that and is evicted first. So a flood from one host costs that host its own
+//! connections. A flood from everywhere must replace all places within those few round trips.
 //!
-//! [`Admission`] decides, and knows neither sockets nor time. [`Gate`] lets tasks wait for what was decided.
+//! Example: with a share of 4 for one host, a host opens a fifth connection while its first four
+//! are silent. The first one is evicted, and no other host is affected.
+//!
+//! [`Admission`] decides, and knows neither sockets nor time. With [`Gate`] tasks wait for its
+//! decisions.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
@@ -22,32 +28,32 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::Notify;
 
-/// How many may be about to show who they are.
+/// The numbers of unproven connections that may exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
-    /// Of one host: an IPv4 address, or a /64 of IPv6.
+    /// For one host: an IPv4 address, or an IPv6 /64.
     pub host: usize,
-    /// Of one network: a /24 of IPv4, or a /48 of IPv6.
+    /// For one network: an IPv4 /24, or an IPv6 /48.
     pub network: usize,
-    /// Of everybody.
+    /// For all hosts together.
     pub all: usize,
-    /// Besides, of those who are known.
+    /// For known hosts, in addition to the above.
     pub reserved: usize,
 }
 
-/// Why one went for another's sake.
+/// The share that was used up when a connection was evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Full {
-    /// Its host had its share.
+    /// The host's share.
     Host,
-    /// Its network had its share.
+    /// The network's share.
     Network,
-    /// There was no room at all.
+    /// The share of all hosts.
     All,
 }
 
 impl Full {
-    /// Returns the name of this in counters.
+    /// Returns the name of the share in counters.
     pub fn label(self) -> &'static str {
         match self {
             Full::Host => "host",
@@ -57,20 +63,20 @@ impl Full {
     }
 }
 
-/// A connection that has been let in. A later one has a larger ticket.
+/// An admitted connection. Later ones have larger tickets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
-/// What was decided about a newcomer.
+/// The decision about a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admitted {
-    /// The newcomer's.
+    /// The ticket of the new connection.
     pub ticket: Ticket,
-    /// Who has to go for it.
+    /// The connection that is evicted for it, and the share that was used up.
     pub evicted: Option<(Ticket, Full)>,
 }
 
-/// A group of connections that has a share of its own.
+/// A group of connections with a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Group {
     Reserved,
@@ -78,10 +84,10 @@ enum Group {
     Open(Full, IpAddr),
 }
 
-/// Hosts that have shown who they are and are remembered.
+/// The number of hosts that are remembered as having authenticated.
 const FAMILIAR: usize = 1024;
 
-/// In the order in which they go: whoever has said nothing, and then the oldest.
+/// The order of eviction: silent connections first, and among equals the oldest.
 type Queue = BTreeSet<(bool, Ticket)>;
 
 #[derive(Clone, Copy, Debug)]
@@ -91,25 +97,26 @@ struct Place {
     has_spoken: bool,
 }
 
-/// See the module.
+/// The bookkeeping of unproven connections.
 #[derive(Debug)]
 pub struct Admission {
     shares: Shares,
     last: u64,
     places: HashMap<Ticket, Place>,
     groups: HashMap<Group, Queue>,
-    /// The oldest first.
+    /// The hosts that have authenticated, in the order in which they did so first.
     familiar: VecDeque<IpAddr>,
 }
 
 impl Admission {
-    /// Returns one that nobody has come to yet.
+    /// Creates an empty one.
     pub fn new(shares: Shares) -> Admission {
         let (places, groups) = (HashMap::new(), HashMap::new());
         Admission { shares, last: 0, places, groups, familiar: VecDeque::new() }
     }
 
-    /// Lets a connection in, and says which other has to go for it. `is_expected`: the configuration names its source.
+    /// Admits a connection, and returns the one that is evicted for it. `is_expected`: the
+    /// configuration names its source.
     pub fn admit(&mut self, source: IpAddr, is_expected: bool) -> Admitted {
         let source = host(source);
         let is_known = is_expected || self.familiar.contains(&source);
@@ -128,7 +135,8 @@ impl Admission {
         Admitted { ticket, evicted }
     }
 
-    /// Notes that one has said something that a friend would say: it goes after all who have not.
+    /// Notes that a connection has sent a plausible message, so all silent ones are evicted before
+    /// it.
     pub fn speak(&mut self, ticket: Ticket) {
         let Some(place) = self.places.get_mut(&ticket) else { return };
         if std::mem::replace(&mut place.has_spoken, true) {
@@ -141,7 +149,8 @@ impl Admission {
         }
     }
 
-    /// Notes that one has shown who it is: its host is known from now on. `false` if it has had to go already.
+    /// Notes that a connection has authenticated, and remembers its host as known. Returns `false`
+    /// if it was evicted before.
     pub fn prove(&mut self, ticket: Ticket) -> bool {
         let Some(Place { source, .. }) = self.places.get(&ticket) else { return false };
         if !self.familiar.contains(source) {
@@ -152,7 +161,7 @@ impl Admission {
         true
     }
 
-    /// Notes that one has gone.
+    /// Removes a connection that has ended.
     pub fn leave(&mut self, ticket: Ticket) {
         let Some(place) = self.places.remove(&ticket) else { return };
         for group in groups(place) {
@@ -165,17 +174,18 @@ impl Admission {
         }
     }
 
-    /// Returns how many are about to show who they are.
+    /// Returns the number of unproven connections.
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Returns whether nobody is.
+    /// Returns `true` if there are none.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// Has the first of the narrowest group go that has its share already: the wider ones have room then, too.
+    /// Evicts the first connection of the narrowest group whose share is used up. That makes room
+    /// in the wider groups, too.
     fn make_room(&mut self, source: IpAddr) -> Option<(Ticket, Full)> {
         let Shares { host, network, all, .. } = self.shares;
         let shares = [(Full::Host, host), (Full::Network, network), (Full::All, all)];
@@ -210,7 +220,7 @@ fn open(full: Full, source: IpAddr) -> Group {
     )
 }
 
-/// Returns what stands for the host: one may have all of a /64 for itself.
+/// Returns the address that represents the host: one IPv6 host may use all of a /64.
 fn host(source: IpAddr) -> IpAddr {
     match source.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
@@ -225,18 +235,18 @@ fn network(source: IpAddr) -> IpAddr {
     }
 }
 
-/// An [`Admission`] at which tasks wait.
+/// An [`Admission`] whose decisions tasks can wait for.
 #[derive(Debug)]
 pub struct Gate(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     admission: Admission,
-    /// What is told to those who have to go.
+    /// Notified when a connection is evicted.
     waiting: HashMap<Ticket, Arc<Notify>>,
 }
 
-/// A place, until it is dropped.
+/// An admitted connection, until this is dropped.
 #[derive(Debug)]
 pub struct Pass {
     gate: Arc<Gate>,
@@ -245,12 +255,13 @@ pub struct Pass {
 }
 
 impl Gate {
-    /// Returns one with room for so many.
+    /// Creates a gate with these shares.
     pub fn new(shares: Shares) -> Arc<Gate> {
         Arc::new(Gate(Mutex::new(Inner { admission: Admission::new(shares), waiting: HashMap::new() })))
     }
 
-    /// Lets a connection in. Returns its place, and why another had to go if one had to.
+    /// Admits a connection. Returns its pass, and the share that was used up if another one was
+    /// evicted.
     pub fn enter(self: &Arc<Gate>, source: IpAddr, is_expected: bool) -> (Pass, Option<Full>) {
         let mut inner = self.inner();
         let Admitted { ticket, evicted } = inner.admission.admit(source, is_expected);
@@ -262,7 +273,7 @@ impl Gate {
         (Pass { gate: self.clone(), ticket, go }, evicted.map(|(_, full)| full))
     }
 
-    /// Returns how many are about to show who they are.
+    /// Returns the number of unproven connections.
     pub fn count(&self) -> usize {
         self.inner().admission.len()
     }
@@ -278,13 +289,14 @@ impl Pass {
         self.gate.inner().admission.speak(self.ticket);
     }
 
-    /// Gives the place back: this one has shown who it is. `false` if it has had to go already; else it never has to.
+    /// Leaves the gate because the connection has authenticated. Returns `false` if it was evicted
+    /// before; otherwise it never will be.
     #[must_use]
     pub fn prove(self) -> bool {
         self.gate.inner().admission.prove(self.ticket)
     }
 
-    /// Returns what completes when this one has to go.
+    /// Returns a future that completes when this connection is evicted.
     pub fn evicted(&self) -> impl Future<Output = ()> + Send + use<> {
         let go = self.go.clone();
         async move { go.notified().await }
@@ -315,7 +327,7 @@ mod tests {
         (ticket, evicted)
     }
 
-    /// One from each of so many networks.
+    /// Admits one connection from each of so many networks.
     fn admit_from_everywhere(admission: &mut Admission, count: usize) -> Vec<Ticket> {
         (0..count).map(|number| admit(admission, &format!("10.0.{number}.1")).0).collect()
     }
@@ -370,7 +382,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(admission.admit(ip("192.0.2.1"), true).evicted, None);
         }
-        // A half is one's own; the rest is as for everybody.
+        // One host gets half of the reserved room; further connections share the open room.
         assert!(matches!(admission.admit(ip("192.0.2.1"), true).evicted, Some((_, Full::All))));
         assert_eq!(admission.admit(ip("192.0.2.2"), true).evicted, None);
         assert_eq!(admission.len(), 16);

@@ -1,8 +1,9 @@
-//! Questions and orders to something that runs: a line of JSON there, a line back, by a Unix socket that only its owner and root may
-//! use. What can be asked is the part's own.
+//! The control socket of a running daemon: a request is one line of JSON, and so is its answer.
+//! Each kind of daemon defines its own requests.
 //!
-//! The file's mode says so, and of whoever has connected the kernel is asked too: a mode can be changed, and a directory be shown to
-//! others.
+//! It is a Unix socket that only its owner and root may use. Its file mode enforces that. The
+//! daemon also checks the peer's credentials, since the mode can be changed and the directory can
+//! be exposed to other users.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -26,33 +27,34 @@ enum Answer {
     Failed(String),
 }
 
-/// Why there is no answer.
+/// The reason for which there is no answer.
 #[derive(Debug, Error)]
 pub enum AskError {
-    /// Nobody is there.
+    /// No process listens there.
     #[error("no {what} answers at {path} ({source}): is it running, with that control socket?")]
     Absent {
-        /// What should.
+        /// The kind of daemon that should listen there.
         what: &'static str,
-        /// Where.
+        /// The path of the socket.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// It went away, or is something else.
+    /// The other process ended, did not answer in time, or sent no valid answer.
     #[error("what answers at {path} is no {what} of this version")]
     Strange {
-        /// What should.
+        /// The kind of daemon that should listen there.
         what: &'static str,
-        /// Where.
+        /// The path of the socket.
         path: PathBuf,
     },
-    /// It says no.
+    /// The daemon refused the request.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Asks whose control socket this is. `what`: a relay or a service, for people.
+/// Sends a request to the daemon with that control socket. `what` is the kind of daemon, for
+/// messages.
 pub fn ask(what: &'static str, path: &Path, request: &impl Serialize) -> Result<Value, AskError> {
     let absent = |source| AskError::Absent { what, path: path.to_owned(), source };
     let is_strange = || AskError::Strange { what, path: path.to_owned() };
@@ -69,21 +71,22 @@ pub fn ask(what: &'static str, path: &Path, request: &impl Serialize) -> Result<
     }
 }
 
-/// A request, and where its answer goes.
+/// A request, and the channel for its answer.
 pub type Asked<Request> = (Request, oneshot::Sender<Result<Value, String>>);
 
-/// The socket, until it is dropped.
+/// A control socket. Its file is removed when this is dropped.
 #[derive(Debug)]
 pub struct Control {
     path: PathBuf,
     listener: UnixListener,
 }
 
-/// A request is one line of so many bytes at most.
+/// The largest length of a request, in bytes.
 const LINE: u64 = 1 << 20;
 
 impl Control {
-    /// In place of what a killed one left there, but not of one that runs.
+    /// Opens a control socket. Replaces the file of a daemon that was killed, but not that of a
+    /// running one.
     pub fn open(what: &str, path: &Path) -> io::Result<Control> {
         if StdStream::connect(path).is_ok() {
             let why = format!("a {what} runs already with the control socket {}", path.display());
@@ -101,7 +104,7 @@ impl Control {
         Ok(Control { path: path.to_owned(), listener })
     }
 
-    /// Hands on what is asked.
+    /// Accepts connections, and passes their requests to `asked`.
     pub async fn serve<Request: DeserializeOwned + Send + 'static>(
         &self,
         asked: mpsc::Sender<Asked<Request>>,
@@ -121,7 +124,7 @@ impl Drop for Control {
     }
 }
 
-/// Whether it was connected by the user that this process runs as, or by root.
+/// Returns `true` if the peer runs as this process's user or as root.
 fn may_ask(stream: &UnixStream) -> bool {
     stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == geteuid().as_raw())
 }

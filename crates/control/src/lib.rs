@@ -1,5 +1,6 @@
-//! What talks to a part of shunt that runs in the foreground, as a relay or a service: a control socket, which takes the
-//! questions and orders of its owner, and a page for Prometheus. And who may be about to show who they are where anybody can connect.
+//! The interfaces of a shunt daemon, such as a relay or a router: the control socket for its owner,
+//! and a page for Prometheus. It also bounds the connections from which no proof of identity has
+//! arrived yet, on ports that any host can reach.
 
 #![forbid(unsafe_code)]
 

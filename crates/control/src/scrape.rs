@@ -1,4 +1,4 @@
-//! A page for Prometheus, and no other.
+//! Serves the page for Prometheus, and no other.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::admission::{Gate, Pass, Shares};
 
-/// Answers everybody who asks with what `text` gives.
+/// Answers all requests with the result of `text`.
 pub async fn serve(text: impl Fn() -> String, listener: TcpListener) {
     let (gate, mut asking) = (Gate::new(SHARES), FuturesUnordered::new());
     loop {
@@ -27,19 +27,19 @@ pub async fn serve(text: impl Fn() -> String, listener: TcpListener) {
     }
 }
 
-/// The buckets of how long it takes to set a connection up, in seconds.
+/// The buckets of the histogram of set-up times, in seconds.
 pub const SET_UP_BUCKETS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
 
-/// Everybody may ask who can connect: all together take no more descriptors than these, one host no more than its share, and nobody
-/// longer than this.
+/// Bounds for unauthenticated requests: the number of connections per host, per network and in
+/// total, and the time for each.
 const SHARES: Shares = Shares { host: 16, network: 24, all: 32, reserved: 0 };
 const LIMIT: Duration = Duration::from_secs(3);
-/// A request's head is shorter.
+/// The largest length of a request's head, in bytes.
 const HEAD: usize = 8192;
 const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Answers, unless a later one needs the place first.
+/// Answers a request, unless the connection is evicted in favour of a later one.
 async fn answer_or_go(text: impl Fn() -> String, stream: TcpStream, pass: Pass) -> std::io::Result<()> {
     tokio::select! {
         answered = answer(text, stream) => answered,

@@ -1,4 +1,4 @@
-//! Who may ask what runs. Needs root, to be somebody else.
+//! The users that may use a control socket. Needs root, to act as other users.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ const ROOT: u32 = 0;
 const OWNER: u32 = 65_533;
 const OTHER: u32 = 65_534;
 
-/// Does something as another user, on a thread that is that user and no other.
+/// Runs `work` as another user, on a new thread whose user ids are changed.
 fn as_user<T: Send>(user: u32, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -26,7 +26,8 @@ fn as_user<T: Send>(user: u32, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Runs something that `user` owns while `work` is done, and says how often it was asked. The file's mode lets everybody in.
+/// Runs a daemon as `user` while `work` is done, and returns the number of requests that it got.
+/// The mode of its socket lets all users connect.
 fn while_it_runs(user: u32, directory: &Path, work: impl FnOnce(PathBuf)) -> usize {
     let path = directory.join("control.sock");
     let (ready, is_ready) = std::sync::mpsc::channel();
