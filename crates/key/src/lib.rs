@@ -1,4 +1,8 @@
-//! A key that relays, or the routers of an overlay, share, in a file that nobody else can read.
+//! The key that the relays, or the routers of an overlay, share. Its file is readable by its owner
+//! only.
+//!
+//! [`Key`] signs and verifies with HMAC-SHA256, and seals messages with AES-256-GCM. [`Keys`] holds
+//! one or two of them, so that the key can be changed while everything runs ([`rotate`]).
 
 #![forbid(unsafe_code)]
 
@@ -18,14 +22,14 @@ use aws_lc_rs::hmac;
 use rustix::rand::{GetRandomFlags, getrandom};
 use thiserror::Error;
 
-/// Bytes.
+/// The length of a key, in bytes.
 const LENGTH: usize = 32;
 
-/// For proofs that one has it.
+/// A shared key.
 #[derive(Clone)]
 pub struct Key(hmac::Key);
 
-/// Why there is no key.
+/// An error with a key file.
 #[derive(Debug, Error)]
 pub enum KeyError {
     /// The file cannot be read or written.
@@ -33,34 +37,34 @@ pub enum KeyError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: std::io::Error,
     },
-    /// Others could have it.
+    /// The file is accessible to other users.
     #[error("the key {path} can be read by other users: chmod 600 {path}")]
     Open {
         /// The file.
         path: PathBuf,
     },
-    /// Another user than root and the one that runs this process could change it at any time, and has it.
+    /// The file's owner is neither root nor the user of this process, and could change the key.
     #[error(
         "the key {path} belongs to the user {owner}, who has it and can change it: chown root {path}, or to the user that runs this"
     )]
     Owner {
         /// The file.
         path: PathBuf,
-        /// The number of its owner.
+        /// The user id of its owner.
         owner: u32,
     },
-    /// This is not the time for that step.
+    /// The step is not possible now.
     #[error("the key {path}: {why}")]
     Rotation {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
-    /// It is something else.
+    /// The file's content is no key.
     #[error("{path} holds no key: 64 hexadecimal digits are expected, as shunt relay new-key writes them")]
     Shape {
         /// The file.
@@ -69,14 +73,14 @@ pub enum KeyError {
 }
 
 impl Key {
-    /// Reads one that [`new_key`] has written.
+    /// Reads a key that [`new_key`] has written.
     pub fn read(path: &Path) -> Result<Key, KeyError> {
         let text = read_private(path)?;
         let bytes = from_hex(text.trim()).ok_or_else(|| KeyError::Shape { path: path.to_owned() })?;
         Ok(Key::from(bytes))
     }
 
-    /// Over the parts, whose lengths are fixed by the protocol.
+    /// Returns the HMAC-SHA256 of the concatenated parts. The protocol must fix their lengths.
     pub fn sign(&self, parts: &[&[u8]]) -> [u8; LENGTH] {
         let mut context = hmac::Context::with_key(&self.0);
         for part in parts {
@@ -85,13 +89,13 @@ impl Key {
         context.sign().as_ref().try_into().expect("SHA-256 has 32 bytes")
     }
 
-    /// Whether it is the same.
+    /// Returns `true` if the keys are equal.
     pub fn is(&self, other: &Key) -> bool {
         const ANYTHING: &[&[u8]] = &[b"is it the same"];
         self.verifies(ANYTHING, &other.sign(ANYTHING))
     }
 
-    /// Whether `proof` is that of somebody with the same key; takes as long whatever it is.
+    /// Returns `true` if `proof` is the HMAC of the parts under this key. Takes constant time.
     pub fn verifies(&self, parts: &[&[u8]], proof: &[u8]) -> bool {
         hmac::verify(&self.0, &parts.concat(), proof).is_ok()
     }
@@ -109,13 +113,13 @@ impl fmt::Debug for Key {
     }
 }
 
-/// No file of keys is longer, by far.
+/// The number of bytes that are read of a key file. A valid one is far shorter.
 const LONGEST: u64 = 4096;
 
-/// Reads a file that nobody else can read or change. It is opened once, and checked as it was opened.
+/// Reads a file that only its owner can access. It is opened once, and the opened file is checked.
 fn read_private(path: &Path) -> Result<String, KeyError> {
     let failed = |source| KeyError::File { path: path.to_owned(), source };
-    // A pipe in its place must not keep whoever reads it waiting.
+    // Opening a FIFO must not block.
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
     let about = file.metadata().map_err(failed)?;
@@ -139,10 +143,10 @@ fn check(path: &Path, owner: u32, mode: u32, own: u32) -> Result<(), KeyError> {
     Ok(())
 }
 
-/// What nobody can foresee.
+/// Returns unpredictable bytes.
 pub fn nonce() -> [u8; LENGTH] {
     let mut bytes = [0; LENGTH];
-    // From the kernel itself: the library's own generator takes some 100 ms to begin with, in each thread.
+    // The library's own generator takes about 100 ms to start in each thread, so ask the kernel.
     let count = getrandom(&mut bytes[..], GetRandomFlags::empty()).expect("the kernel has random bytes");
     assert_eq!(count, LENGTH, "so few are never cut short");
     bytes
@@ -156,12 +160,12 @@ pub fn new_key(path: &Path) -> Result<(), KeyError> {
     written.map_err(|source| KeyError::File { path: path.to_owned(), source })
 }
 
-/// Two digits for each byte.
+/// Returns two hexadecimal digits for each byte.
 pub fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A key as it is in a file.
+/// Returns a key as a line of a key file.
 fn line(key: &[u8; LENGTH]) -> String {
     to_hex(key) + "\n"
 }

@@ -1,7 +1,15 @@
-//! Another key without a moment in which two who share one do not understand each other: a file can hold two. By the first its owner
-//! speaks; he understands both.
+//! Changes the key without a moment in which two holders do not understand each other. A file can
+//! hold two keys. A holder signs with the first, and accepts both.
 //!
-//! Everybody gets the new key as his second; when all have it, everybody speaks by it; when all do, the old one is forgotten.
+//! | step | file of each holder | signs with | accepts |
+//! | --- | --- | --- | --- |
+//! | before | old | old | old |
+//! | [`Step::Next`] on one host, then copy the file | old, new | old | old, new |
+//! | [`Step::UseNext`] on each host | new, old | new | old, new |
+//! | [`Step::Retire`] on each host | new | new | new |
+//!
+//! Holders that are one step apart understand each other. So a step may begin when all hosts have
+//! taken the one before it.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -10,43 +18,43 @@ use std::path::{Path, PathBuf};
 
 use crate::{Key, KeyError, LENGTH, from_hex, line, nonce, read_private};
 
-/// Those of a file.
+/// The keys of a file.
 #[derive(Clone, Debug)]
 pub struct Keys {
     own: Key,
     other: Option<Key>,
 }
 
-/// What is done with a file.
+/// A step in changing a key file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A new key comes beside the one that there is.
+    /// Adds a new key as the second.
     Next,
-    /// They change places.
+    /// Swaps the two keys.
     UseNext,
-    /// The second goes.
+    /// Removes the second key.
     Retire,
 }
 
 impl Keys {
-    /// Reads a file with one or two.
+    /// Reads a file with one or two keys.
     pub fn read(path: &Path) -> Result<Keys, KeyError> {
         let [own, other] = lines(path)?;
         let own = own.ok_or_else(|| KeyError::Shape { path: path.to_owned() })?;
         Ok(Keys { own: Key::from(own), other: other.map(Key::from) })
     }
 
-    /// The one to speak by.
+    /// Returns the key to sign with.
     pub fn own(&self) -> &Key {
         &self.own
     }
 
-    /// Whether it is one of those that are understood.
+    /// Returns `true` if `key` is one of the accepted keys.
     pub fn contain(&self, key: &Key) -> bool {
         self.all().any(|one| one.is(key))
     }
 
-    /// Those that are understood.
+    /// Returns the accepted keys.
     pub fn all(&self) -> impl Iterator<Item = &Key> {
         std::iter::once(&self.own).chain(&self.other)
     }
@@ -58,7 +66,7 @@ impl From<Key> for Keys {
     }
 }
 
-/// Changes a file, at once or not at all.
+/// Changes a key file atomically.
 pub fn rotate(path: &Path, step: Step) -> Result<(), KeyError> {
     let wrong = |why| KeyError::Rotation { path: path.to_owned(), why };
     let after = match (step, lines(path)?) {

@@ -1,23 +1,25 @@
-//! Messages that only those who have the key can read, and make. Each has a key of its own (AES-256-GCM), which is made from the shared
-//! one and from something that is never twice the same.
+//! Seals messages, so that only holders of the key can read or make them. Each message is encrypted
+//! with AES-256-GCM under a key that is derived from the shared key and from unique parts.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
 use crate::Key;
 
-/// What a sealed message is longer by.
+/// The number of bytes by which a sealed message is longer.
 pub const SEAL: usize = 16;
 
 impl Key {
-    /// Seals `bytes` in their place; what is returned belongs to them. `once` are parts of fixed lengths that together are never the same
-    /// for two messages under this key; whoever opens it has to have the same.
+    /// Encrypts `bytes` in place, and returns their authentication tag. The parts in `once` have
+    /// fixed lengths, and their concatenation must be unique among all messages under this key.
+    /// [`Key::open`] needs the same parts.
     pub fn seal(&self, once: &[&[u8]], bytes: &mut [u8]) -> [u8; SEAL] {
         let tag = self.message_key(once).seal_in_place_separate_tag(zero(), Aad::empty(), bytes);
         let tag = tag.expect("messages are short");
         tag.as_ref().try_into().expect("AES-GCM's tag has 16 bytes")
     }
 
-    /// Opens what was sealed: the bytes and their seal. None: by somebody else, or it was something else.
+    /// Decrypts a message that is followed by its tag. Returns `None` if it was sealed with another
+    /// key or other parts, or was changed.
     pub fn open<'a>(&self, once: &[&[u8]], sealed: &'a mut [u8]) -> Option<&'a mut [u8]> {
         self.message_key(once).open_in_place(zero(), Aad::empty(), sealed).ok()
     }
@@ -28,7 +30,7 @@ impl Key {
     }
 }
 
-/// The key is used once.
+/// Returns the all-zero nonce. It is safe because each derived key seals one message only.
 fn zero() -> Nonce {
     Nonce::assume_unique_for_key([0; NONCE_LEN])
 }
