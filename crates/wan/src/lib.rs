@@ -1,14 +1,23 @@
-//! A wide-area link for tests and comparisons, between two network namespaces of one machine: one-way delay, rate, a
-//! bounded queue with tail drop, seeded random loss, MTU; IPv4 and IPv6.
+//! A wide-area link between two network namespaces of one machine, for tests and comparisons. It
+//! has a one-way delay, a rate, a bounded queue with tail drop, seeded random loss and an MTU, and
+//! carries IPv4 and IPv6.
 //!
-//! Each end is a [`Tun`] device, made in the namespace of that end. A [`Link`] is a thread that carries packets between
-//! two of them. The kernel hands over what TCP sends in pieces of up to 64 KB, as to a network card that segments by itself.
-//! The link accounts for every packet of MTU size that such a piece would become on a wire: each takes its time at the
-//! link's rate, its place in the queue and its chance to be lost. Only its delivery is shared again: what has arrived of
-//! a piece since the last delivery is written at once, as a network card that coalesces interrupts and packets does.
-//! So two processors carry many hundred megabits a second over hundreds of milliseconds.
+//! Each end is a [`Tun`] device, made in the namespace of that end. A [`Link`] is a thread that
+//! carries packets between two of them:
 //!
-//! With the same seed, the same sequence of packets loses the same ones.
+//! ```text
+//! namespace A                                            namespace B
+//! TCP ─► Tun ─► queue ─► rate ─► loss ─► delay ─► coalescing ─► Tun ─► TCP
+//! ```
+//!
+//! The kernel hands over TCP data in pieces of up to 64 KB, as to a network card with segmentation
+//! offload. The link accounts for every packet of MTU size that such a piece would become on a
+//! wire. Each packet takes its time at the link's rate, its place in the queue and its chance of
+//! loss. Only the delivery is batched: packets of a piece that have arrived since the last delivery
+//! are written together, as a network card with interrupt coalescing and receive offload does. So
+//! two processors carry hundreds of megabits a second over delays of hundreds of milliseconds.
+//!
+//! With equal seeds, equal sequences of packets lose the same packets.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The thread that carries packets between two devices, on time.
+//! The thread that carries packets between two devices.
 
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
@@ -17,41 +17,42 @@ use crate::tun::Tun;
 #[derive(Debug)]
 pub struct Link {
     thread: Option<JoinHandle<()>>,
-    /// Written to end the thread.
+    /// An eventfd that ends the thread.
     stop: Arc<OwnedFd>,
     traffic: Arc<[Traffic; 2]>,
 }
 
-/// From which end to which.
+/// A direction of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the first to the second.
+    /// From the first end to the second.
     Forth = 0,
-    /// From the second to the first.
+    /// From the second end to the first.
     Back = 1,
 }
 
-/// Packets on the wire, in one direction, since the link began.
+/// Counts of packets in one direction since the link's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Handed to the kernel at the other end.
     pub delivered: u64,
-    /// By the chance that was configured.
+    /// Lost at random, as configured.
     pub lost: u64,
-    /// Where the queue was full.
+    /// Dropped, because the queue was full.
     pub dropped: u64,
-    /// By the kernel at the other end.
+    /// Refused by the kernel at the other end.
     pub refused: u64,
 }
 
-/// Deliveries in one direction are at least so far apart while packets follow each other: what a network card's interrupt
-/// coalescing does, without which every packet would cost a wake-up.
+/// The shortest interval between deliveries in one direction. A network card coalesces interrupts
+/// in this way. Without it every packet would cost a wake-up.
 const COALESCING: Duration = Duration::from_micros(150);
-/// As many packets are taken from a device before deliveries have their turn again.
+/// The number of packets that are read from a device before the next deliveries.
 const BATCH: usize = 64;
 
 impl Link {
-    /// Begins to carry packets between `first` and `second`. The thread is of a real-time class if it may be.
+    /// Starts to carry packets between `first` and `second`. The thread gets a real-time class if
+    /// the process has the right to it.
     pub fn start(config: Config, first: Tun, second: Tun) -> std::io::Result<Link> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let traffic = Arc::new([Traffic::default(), Traffic::default()]);
@@ -69,7 +70,7 @@ impl Link {
         Ok(Link { thread: Some(thread), stop, traffic })
     }
 
-    /// What has happened in one direction so far.
+    /// Returns the counts of one direction.
     pub fn counts(&self, direction: Direction) -> Counts {
         self.traffic[direction as usize].counts()
     }
@@ -86,7 +87,7 @@ impl Drop for Link {
 
 struct Carrier {
     ends: [Tun; 2],
-    /// From the end of the same index to the other.
+    /// The direction from the end with that index to the other.
     ways: [Way; 2],
     traffic: Arc<[Traffic; 2]>,
     buffer: Vec<u8>,
@@ -96,13 +97,13 @@ struct Carrier {
 
 struct Way {
     pipe: Pipe,
-    /// No delivery before.
+    /// The time before which nothing is delivered.
     rest_until: Duration,
 }
 
 impl Carrier {
     fn run(mut self, stop: &OwnedFd) {
-        // Both make it more punctual, neither is needed to be right.
+        // Both only improve the timing, so errors are ignored.
         let _ = shunt_sys::realtime::enter();
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         loop {
@@ -115,7 +116,7 @@ impl Carrier {
                 PollFd::new(&self.ends[1], PollFlags::IN),
                 PollFd::new(stop, PollFlags::IN),
             ];
-            // An error is EINTR, or lasts no longer.
+            // An error is EINTR, or temporary.
             let _ = poll(&mut events, self.timeout().as_ref());
             if !events[2].revents().is_empty() {
                 return;
@@ -149,7 +150,7 @@ impl Carrier {
         }
     }
 
-    /// Until the next delivery; nothing if none is to come.
+    /// Returns the time until the next delivery. `None` if nothing is in flight.
     fn timeout(&self) -> Option<Timespec> {
         let next = |way: &Way| Some(way.pipe.next_arrival()?.max(way.rest_until));
         let due = self.ways.iter().filter_map(next).min()?;
@@ -164,7 +165,7 @@ impl Way {
     }
 }
 
-/// [`Counts`] while they are counted.
+/// The atomic form of [`Counts`].
 #[derive(Debug, Default)]
 struct Traffic {
     delivered: Counter,

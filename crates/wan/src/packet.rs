@@ -1,34 +1,38 @@
-//! What a TUN device hands over: an IP packet, or up to 64 KB of TCP that stand for several, behind a virtio header that
-//! says how to cut them. Any run of those packets can be written to a TUN device in the same form.
+//! The packets that a TUN device hands over: one IP packet, or up to 64 KB of TCP that stand for
+//! several. A virtio header precedes each and describes how to segment it. Any consecutive range of
+//! those packets can be written to a TUN device in that form.
+//!
+//! Example: 3,000 bytes of payload with a segment size of 1,448 stand for three packets, with
+//! 1,448, 1,448 and 104 bytes. `write(1..3)` produces one piece for the last two.
 
 use std::ops::Range;
 
 use shunt_sys::tun::HEADER;
 
-/// See the module.
+/// A packet, or a piece that stands for several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Packet {
-    /// With the virtio header.
+    /// The bytes, beginning with the virtio header.
     bytes: Box<[u8]>,
     cut: Option<Cut>,
 }
 
-/// How to cut a packet that stands for several.
+/// The segmentation of a piece that stands for several packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cut {
-    /// Where the TCP header begins, in the IP packet.
+    /// The offset of the TCP header in the IP packet.
     tcp: usize,
-    /// Where the payload begins.
+    /// The offset of the payload in the IP packet.
     payload: usize,
-    /// Payload of each but the last.
+    /// The payload of each packet except the last, in bytes.
     size: usize,
 }
 
-/// More than any that a device hands over.
+/// An upper bound of the bytes that a device hands over at a time.
 pub(crate) const MAX_BYTES: usize = HEADER + 65_536;
 
-// The virtio header: flags, kind, length of the headers, payload of each packet, and for the checksum where it begins and
-// where from there it is stored.
+// Offsets in the virtio header: flags, kind, length of the headers, payload of each packet. For the
+// checksum it has the offset at which it begins, and then the offset of its field relative to that.
 const FLAGS: usize = 0;
 const KIND: usize = 1;
 const HEADERS_LEN: Range<usize> = 2..4;
@@ -39,7 +43,7 @@ const KIND_NONE: u8 = 0;
 const KIND_TCP4: u8 = 1;
 const KIND_TCP6: u8 = 4;
 
-// In the TCP header.
+// Offsets and flags in the TCP header.
 const SEQUENCE: Range<usize> = 4..8;
 const DATA_OFFSET: usize = 12;
 const TCP_FLAGS: usize = 13;
@@ -49,7 +53,8 @@ const FIN_AND_PSH: u8 = 0x01 | 0x08;
 const CWR: u8 = 0x80;
 
 impl Packet {
-    /// What was read from a device. Nothing if it cannot be understood, which the kernel does not do.
+    /// Parses the bytes read from a device. Returns `None` for an invalid piece, which the kernel
+    /// does not produce.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Packet> {
         let ip = bytes.get(HEADER..)?;
         ip.first()?;
@@ -67,12 +72,12 @@ impl Packet {
         Some(Packet { bytes: bytes.into(), cut })
     }
 
-    /// How many packets it is on a wire.
+    /// Returns the number of packets that this is on a wire.
     pub(crate) fn count(&self) -> usize {
         self.cut.map_or(1, |cut| (self.ip().len() - cut.payload).div_ceil(cut.size))
     }
 
-    /// Bytes of some of them on a wire, from the IP header on.
+    /// Returns the bytes of a range of the packets on a wire, including IP headers.
     pub(crate) fn wire_bytes(&self, range: Range<usize>) -> usize {
         match self.cut {
             None => self.ip().len() * range.len(),
@@ -80,7 +85,7 @@ impl Packet {
         }
     }
 
-    /// Writes some of them as one, behind a virtio header.
+    /// Writes a range of the packets as one piece, with a virtio header.
     pub(crate) fn write(&self, range: Range<usize>, out: &mut Vec<u8>) {
         out.clear();
         match self.cut.filter(|_| range != (0..self.count())) {
@@ -112,8 +117,8 @@ impl Packet {
         if range.end < self.count() {
             tcp[TCP_FLAGS] &= !FIN_AND_PSH;
         }
-        // The kernel left the sum of the pseudo-header there, of which only the length changes. The rest is for whoever
-        // puts the packet on a real wire.
+        // The field holds the sum of the pseudo-header, of which only the length changes. The
+        // device that puts the packet on a real wire computes the rest.
         let before = (self.ip().len() - cut.tcp) as u16;
         let sum = u16::from_be_bytes([tcp[CHECKSUM.start], tcp[CHECKSUM.start + 1]]);
         let sum = fold(u32::from(sum) + u32::from(!before) + (len - cut.tcp) as u32);
@@ -124,14 +129,15 @@ impl Packet {
         &self.bytes[HEADER..]
     }
 
-    /// Where the payload of some packets is, from the IP header on.
+    /// Returns the range of bytes in the IP packet with the payload of some packets.
     fn payload(&self, cut: Cut, range: Range<usize>) -> Range<usize> {
         let end = self.ip().len();
         (cut.payload + range.start * cut.size).min(end)..(cut.payload + range.end * cut.size).min(end)
     }
 }
 
-/// Gives the IP header the length of the packet; an IPv4 packet, also the identification of the `index`th and its checksum.
+/// Updates the length in the IP header. For IPv4 it also updates the checksum, and the
+/// identification to that of the `index`th packet.
 fn renew_network(header: &mut [u8], len: usize, index: usize) {
     const IPV6_HEADER: usize = 40;
     if header[0] >> 4 == 6 {
@@ -147,7 +153,7 @@ fn renew_network(header: &mut [u8], len: usize, index: usize) {
     header[10..12].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// A sum of 16-bit words in ones' complement.
+/// Folds a sum of 16-bit words into 16 bits in ones' complement.
 fn fold(mut sum: u32) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -155,7 +161,7 @@ fn fold(mut sum: u32) -> u16 {
     sum as u16
 }
 
-/// The virtio header is in the byte order of the machine.
+/// Reads a field of the virtio header, which is in the machine's byte order.
 fn half(bytes: &[u8]) -> u16 {
     u16::from_ne_bytes([bytes[0], bytes[1]])
 }
@@ -165,7 +171,8 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A packet of IPv4 or IPv6 with TCP, as the kernel would hand it over, with `payload` bytes to be cut into `size` each.
+    /// Returns a TCP packet of IPv4 or IPv6 as the kernel hands it over: `payload` bytes, in
+    /// segments of `size`.
     pub(crate) fn super_packet(version: u8, payload: usize, size: u16) -> Packet {
         let network = if version == 4 { 20 } else { 40 };
         let headers = network + 32;
@@ -197,7 +204,8 @@ pub(crate) mod tests {
         Packet::parse(&bytes).expect("it is sound")
     }
 
-    /// Its sum, from the addresses, the protocol and the length: what a checksum that is still to be made has in its field.
+    /// Returns the sum of the pseudo-header: addresses, protocol and length. The checksum field
+    /// holds it until the checksum is computed.
     fn pseudo_header(ip: &[u8], network: usize) -> u16 {
         let addresses = if network == 20 { &ip[12..20] } else { &ip[8..40] };
         let words = addresses.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
@@ -232,7 +240,7 @@ pub(crate) mod tests {
                 prop_assert_eq!(&tcp[SEQUENCE], &sequence.to_be_bytes()[..]);
                 prop_assert_eq!(tcp[TCP_FLAGS] & CWR != 0, at == 0);
                 prop_assert_eq!(tcp[TCP_FLAGS] & FIN_AND_PSH, if end == whole.count() { FIN_AND_PSH } else { 0 });
-                // Of the two zeros of ones' complement either will do.
+                // Ones' complement has two zeros, and both are valid.
                 let sum = u16::from_be_bytes([tcp[16], tcp[17]]);
                 prop_assert_eq!(sum % 0xffff, pseudo_header(ip, cut.tcp) % 0xffff);
                 if version == 4 {

@@ -1,4 +1,5 @@
-//! One direction of a link, without a clock of its own: what comes in when, and what goes out when.
+//! One direction of a link: the arrival time of each packet that was sent. Callers pass the time,
+//! so it needs no clock.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,59 +8,60 @@ use std::time::Duration;
 
 use crate::packet::Packet;
 
-/// What a link is like, in either direction.
+/// The properties of a link, for both directions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// From one end to the other.
+    /// The one-way delay.
     pub delay: Duration,
-    /// Of IP packets, their headers included.
+    /// The rate, counted in bits of IP packets with their headers.
     pub bits_per_second: u64,
-    /// What may wait for its turn to be sent; a packet for which there is no room is dropped.
+    /// The room for packets that wait to be sent, in bytes. A packet that does not fit is dropped.
     pub queue_bytes: usize,
-    /// The chance of each packet to be lost on its way, from 0 to 1.
+    /// The probability of loss of each packet, from 0 to 1.
     pub loss: f64,
-    /// Decides which ones.
+    /// The seed of the random losses.
     pub seed: u64,
 }
 
-/// See the module. Times are since the link began.
+/// One direction of a link. Times are relative to the link's start.
 ///
-/// What it holds is bounded: what may wait, and what the rate lets be under way within the delay.
+/// Its memory is bounded by the queue and by the data that the rate lets be in flight within the
+/// delay.
 #[derive(Debug)]
 pub(crate) struct Pipe {
     config: Config,
     random: fastrand::Rng,
-    /// When everything that was let in will have been sent.
+    /// The time at which all admitted packets will have been sent.
     idle_at: Duration,
     flights: VecDeque<Flight>,
 }
 
-/// Packets in a row, sent one behind the other.
+/// Consecutive packets, sent one after the other.
 #[derive(Debug)]
 struct Flight {
     packet: Arc<Packet>,
     range: Range<usize>,
-    /// When the first bit of the first will be at the other end.
+    /// The time at which the first bit arrives at the other end.
     begin: Duration,
 }
 
-/// What became of packets that came in.
+/// The packets of a piece that will not arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Admission {
-    /// There was no room.
+    /// Dropped, because the queue was full.
     pub(crate) dropped: usize,
-    /// They took their time on the wire, and will not arrive.
+    /// Lost: they take their time on the wire, but do not arrive.
     pub(crate) lost: usize,
 }
 
 impl Pipe {
-    /// `salt` makes the losses of the two directions differ.
+    /// Creates a pipe. `salt` makes the losses of the two directions differ.
     pub(crate) fn new(config: Config, salt: u64) -> Pipe {
         let random = fastrand::Rng::with_seed(config.seed.wrapping_mul(2).wrapping_add(salt));
         Pipe { config, random, idle_at: Duration::ZERO, flights: VecDeque::new() }
     }
 
-    /// A packet is there to be sent.
+    /// Sends a packet.
     pub(crate) fn admit(&mut self, packet: Packet, now: Duration) -> Admission {
         let packet = Arc::new(packet);
         let mut admission = Admission::default();
@@ -92,16 +94,17 @@ impl Pipe {
         admission
     }
 
-    /// When the next packet arrives, if any is under way.
+    /// Returns the arrival time of the next packet, if any is in flight.
     pub(crate) fn next_arrival(&self) -> Option<Duration> {
         self.flights.front().map(|flight| self.arrival(flight, 1))
     }
 
-    /// Takes out the next packets of a row that have arrived, and writes them as one. How many these were, if any.
+    /// Takes the next consecutive packets that have arrived, and writes them as one piece. Returns
+    /// their number.
     pub(crate) fn deliver(&mut self, now: Duration, out: &mut Vec<u8>) -> Option<usize> {
         let flight = self.flights.front()?;
         let in_time = self.bytes_in(now.checked_sub(flight.begin)?);
-        // The last may be shorter than the others, so the estimate is corrected upwards.
+        // The last packet may be shorter than the others, so this estimate can be too low.
         let mut count = (in_time / flight.packet.wire_bytes(flight.range.start..flight.range.start + 1))
             .min(flight.range.len());
         while count < flight.range.len() && self.arrival(flight, count + 1) <= now {
@@ -121,7 +124,7 @@ impl Pipe {
         Some(count)
     }
 
-    /// When the last bit of the first `count` is at the other end.
+    /// Returns the time at which the last bit of the first `count` packets arrives.
     fn arrival(&self, flight: &Flight, count: usize) -> Duration {
         flight.begin + self.time_of(self.wire_bytes(flight, count))
     }
@@ -140,7 +143,7 @@ impl Pipe {
     }
 }
 
-/// In a second.
+/// Nanoseconds in a second.
 const NANOSECONDS: u128 = 1_000_000_000;
 
 #[cfg(test)]
@@ -159,12 +162,12 @@ mod tests {
         seed: 7,
     };
 
-    /// As many full packets in one piece.
+    /// Returns one piece of so many full packets.
     fn packets(count: usize) -> Packet {
         super_packet(4, count * 1_448, 1_448)
     }
 
-    /// When each packet comes out, if somebody looks whenever one is due.
+    /// Returns the arrival time of each packet, with a delivery whenever one is due.
     fn arrivals(pipe: &mut Pipe) -> Vec<Duration> {
         let mut out = Vec::new();
         let mut times = Vec::new();
@@ -210,7 +213,7 @@ mod tests {
         assert_eq!(pipe.admit(packets(1), MS / 2).dropped, 1);
         assert_eq!(pipe.admit(packets(2), MS).dropped, 1);
         assert_eq!(arrivals(&mut pipe).len(), 11);
-        // A queue of nothing still lets one packet pass if the wire is free.
+        // With no queue, one packet still passes if the wire is free.
         let mut pipe = Pipe::new(Config { queue_bytes: 0, ..CONFIG }, 0);
         assert_eq!(pipe.admit(packets(3), Duration::ZERO).dropped, 2);
     }
@@ -224,7 +227,7 @@ mod tests {
             (lost, arrivals(&mut pipe))
         };
         let (lost, times) = run(config, 0);
-        // Six standard deviations.
+        // The bounds are six standard deviations.
         assert!((820..1_180).contains(&lost), "{lost} of 10,000");
         assert_eq!(times.len(), 10_000 - lost);
         assert!(*times.last().unwrap() > 10_000 * MS, "the lost ones took no time");
@@ -234,7 +237,8 @@ mod tests {
     }
 
     proptest! {
-        /// However it is looked at, and whatever is lost: nothing too early, in order, and each packet once.
+        /// Independently of the delivery times and losses, packets arrive in order, once, and never
+        /// too early.
         #[test]
         fn packets_leave_in_order_and_never_early(
             sizes in prop::collection::vec((1_usize..20_000, 0_u64..5_000), 1..40),

@@ -1,17 +1,17 @@
-//! One end of a link.
+//! One end of a link: a TUN device.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use shunt_sys::{Errno, tun};
 
-/// A TUN device that is up, and gone when this is dropped, or a moment later: a child that is being made at that moment has it
-/// open as well until it executes its program. It has no address yet.
+/// A TUN device that is up and has no address yet. It disappears when this is dropped. If a child
+/// process is being forked at that moment, it disappears when the child has executed its program.
 #[derive(Debug)]
 pub struct Tun {
     device: OwnedFd,
 }
 
-/// There is no such end.
+/// The device cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[error("making the TUN device {name}: {errno}; it needs root (CAP_NET_ADMIN), and /dev/net/tun")]
 pub struct OpenError {
@@ -19,11 +19,12 @@ pub struct OpenError {
     errno: Errno,
 }
 
-/// Packets that wait until the link's thread has its turn. It is no queue of the link: nothing is ever to be dropped here.
+/// The queue length of the device, in packets. The link's own queue is elsewhere, so this one is
+/// large enough to drop nothing.
 const QUEUE_PACKETS: u16 = 16_384;
 
 impl Tun {
-    /// Makes one in the network namespace of the calling thread.
+    /// Makes a device in the network namespace of the calling thread.
     pub fn open(name: &str, mtu: u16) -> Result<Tun, OpenError> {
         match tun::open(name, mtu, QUEUE_PACKETS) {
             Ok(device) => Ok(Tun { device }),
@@ -31,13 +32,13 @@ impl Tun {
         }
     }
 
-    /// The next packet behind its header, unless there is none.
+    /// Reads the next packet with its header. Returns `None` if there is none.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> Option<usize> {
         rustix::io::read(&self.device, buffer).ok()
     }
 
-    /// Hands a packet behind its header to the kernel, which may refuse it as a network card's driver may be: a device
-    /// that somebody has taken down, memory that is short.
+    /// Writes a packet with its header. The kernel refuses it if the device is down or memory is
+    /// short.
     pub(crate) fn send(&self, packet: &[u8]) -> bool {
         rustix::io::write(&self.device, packet).is_ok()
     }

@@ -1,4 +1,5 @@
-//! A link between two network namespaces, seen by ping and iperf3. Needs root, ping (iputils-ping) and iperf3.
+//! Tests a link between two network namespaces with ping and iperf3. Needs root, ping
+//! (iputils-ping) and iperf3.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -42,7 +43,7 @@ impl Site {
         Site { link: Link::start(config, one, two).unwrap(), first, second }
     }
 
-    /// Runs a program in the first.
+    /// Runs a program in the first namespace.
     fn run(&self, line: &str) -> Output {
         let (program, rest) = line.split_once(' ').unwrap();
         let mut command = Command::new(program);
@@ -50,14 +51,14 @@ impl Site {
         self.first.inside(|| command.output()).unwrap_or_else(|error| panic!("{program}: {error}"))
     }
 
-    /// The round trips that ping saw, in milliseconds, in order.
+    /// Returns the round-trip times that ping reports, in milliseconds and in order.
     fn round_trips(&self, arguments: &str) -> Vec<f64> {
         let text = String::from_utf8(self.run(&format!("ping {arguments}")).stdout).unwrap();
         let times = text.lines().filter_map(|line| line.split_once("time=")?.1.strip_suffix(" ms"));
         times.map(|time| time.parse().unwrap()).collect()
     }
 
-    /// Sends so many bytes from the first to the second by TCP, where they must arrive as they were sent.
+    /// Sends so many bytes by TCP from the first namespace to the second, and compares them there.
     fn transfer(&self, to: &str, bytes: usize) {
         let message: Vec<u8> = (0..bytes).map(|index| (index % 251) as u8).collect();
         let listener = self.second.inside(|| TcpListener::bind((to, 0))).unwrap();
@@ -73,7 +74,7 @@ impl Site {
         assert!(received.join().unwrap() == message, "other bytes arrived than were sent");
     }
 
-    /// iperf3's report of traffic from the first to the second.
+    /// Returns iperf3's report of traffic from the first namespace to the second.
     fn iperf3(&self, arguments: &str) -> Value {
         let mut server = Command::new("iperf3");
         server.args(["--server", "--one-off", "--bind", SECOND]).stdout(Stdio::piped());
@@ -107,7 +108,7 @@ fn round_trips_are_right_within_a_millisecond() {
     for (rtt_us, destination) in [(32_700, SECOND), (215_000, SECOND), (26_000, SECOND_6)] {
         let site = Site::new(Config { delay: Duration::from_micros(rtt_us / 2), ..CONFIG }, ETHERNET);
         let rtt = rtt_us as f64 / 1e3;
-        // On a machine that does much else, ping itself may be late for a while.
+        // On a busy machine ping itself may be late for a while.
         let close = (0..5).any(|_| {
             let times = site.round_trips(&format!("-n -i 0.02 -c 21 {destination}"));
             assert_eq!(times.len(), 21);
@@ -134,7 +135,8 @@ fn half_a_gigabit_is_carried_over_215_milliseconds() {
     let report = site.iperf3("--time 4 --omit 4 --congestion cubic");
     let received = report["end"]["sum_received"]["bits_per_second"].as_f64().unwrap();
     println!("{:.0} Mbit/s of 500, {:?}", received / 1e6, site.link.counts(Direction::Forth));
-    // The headers of a full packet take 3.5 %. The lower bound holds while others use the processors.
+    // The headers of a full packet take 3.5 %. The lower bound is loose, for machines that are
+    // busy.
     assert!(received <= 500e6 * 0.97, "{received} bit/s is more than the link's rate");
     assert!(received >= 500e6 * 0.5, "{received} bit/s");
 }
@@ -148,7 +150,7 @@ fn what_is_sent_faster_than_the_rate_waits_and_then_is_dropped() {
     let counts = site.link.counts(Direction::Forth);
     println!("{lost} of {sent} packets lost at twice the rate, {counts:?}");
     assert!(counts.dropped > 0 && counts.lost == 0, "{counts:?}");
-    // As many as the rate lets pass in the time that the sender took, and what the queue held.
+    // The bound: packets that the rate lets pass in the sender's time, and those in the queue.
     let seconds = sum["seconds"].as_f64().unwrap();
     let most = (20e6 * seconds / 8.0 + 50_000.0) / 1_228.0 + 50.0;
     assert!((sent - lost) as f64 <= most, "{} packets arrived, more than {most}", sent - lost);
@@ -158,7 +160,8 @@ fn what_is_sent_faster_than_the_rate_waits_and_then_is_dropped() {
 #[test]
 fn losses_are_as_frequent_as_configured() {
     let site = Site::new(Config { delay: Duration::from_millis(1), loss: 0.1, ..CONFIG }, ETHERNET);
-    // Each may be lost in either direction: five standard deviations around 810.
+    // Each packet may be lost in either direction. The bounds are five standard deviations around
+    // 810.
     let arrived = site.round_trips(&format!("-n -i 0.002 -c 1000 {SECOND}")).len();
     assert!((748..872).contains(&arrived), "{arrived} of 1,000 came back");
 }
@@ -170,7 +173,7 @@ fn tcp_survives_losses_in_either_direction() {
     site.transfer(SECOND_6, 2_000_000);
     let counts = site.link.counts(Direction::Forth);
     let ratio = counts.lost as f64 / (counts.lost + counts.delivered) as f64;
-    // Of about 15,000 packets: six standard deviations.
+    // Of about 15,000 packets. The bounds are six standard deviations.
     assert!((0.005..0.015).contains(&ratio), "{counts:?}");
 }
 
@@ -187,7 +190,8 @@ fn a_link_that_has_ended_takes_its_devices_with_it() {
     let Site { first, second, link } = Site::new(CONFIG, ETHERNET);
     assert!(first.has_interface("wan") && second.has_interface("wan"));
     drop(link);
-    // A process that another test is just starting has the devices open too, until it executes its program.
+    // A process that another test is starting has the devices open too, until it executes its
+    // program.
     let end = Instant::now() + Duration::from_secs(20);
     for net in [&first, &second] {
         while net.has_interface("wan") {
