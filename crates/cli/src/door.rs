@@ -7,13 +7,15 @@
 //! The helper must not be a child of CMD, because CMD's own `wait` would return it. So it is a
 //! grandchild whose parent has exited:
 //!
-//!     shunt run ──spawn──► shunt door ──spawn──► shunt door --beside thread
-//!         │                (exits)                     │
-//!         │◄──── its pid, or why CMD cannot be entered ┤
-//!         ├─ PR_SET_PTRACER: needed where Yama lets only ancestors trace
-//!         ├──── "go on" ──────────────────────────────►│ seizes the thread
-//!         │◄──── "ready" ──────────────────────────────┤
-//!         └─ exec of CMD ─────────────────────────────►│ stops it, redirects its calls, exits
+//! ```text
+//! shunt run ──spawn──► shunt door ──spawn──► shunt door --beside thread
+//!     │                (exits)                     │
+//!     │◄──── its pid, or why CMD cannot be entered ┤
+//!     ├─ PR_SET_PTRACER: needed where Yama lets only ancestors trace
+//!     ├──── "go on" ──────────────────────────────►│ seizes the thread
+//!     │◄──── "ready" ──────────────────────────────┤
+//!     └─ exec of CMD ─────────────────────────────►│ stops it, redirects its calls, exits
+//! ```
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;

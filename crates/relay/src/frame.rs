@@ -2,9 +2,11 @@
 //!
 //! All numbers are in network byte order, and all frames have a fixed length:
 //!
-//!     hello    105 bytes   "shuntrly", version, name padded with zeros (64), nonce (32)
-//!     open      39 bytes   1, flags, hops, target and client: address (16) and port (2) each
-//!     verdict    2 bytes   2, code
+//! ```text
+//! hello    105 bytes   "shuntrly", version, name padded with zeros (64), nonce (32)
+//! open      39 bytes   1, flags, hops, target and client: address (16) and port (2) each
+//! verdict    2 bytes   2, code
+//! ```
 //!
 //! The caller and the listener exchange hellos and proofs (`handshake`). Then the caller sends an
 //! open frame and the stream. The listener answers with a verdict and the stream. For example, `02

@@ -1,9 +1,11 @@
 //! Mutual authentication: two relays prove to each other that they have the shared key.
 //!
-//!     caller                                       listener
-//!       │── hello: name, nonce ─────────────────────►│ looks up the key by the name
-//!       │◄── hello: name, nonce; proof ──────────────│ MAC over "listener", both hellos, binding
-//!       │── proof ──────────────────────────────────►│ MAC over "caller", both hellos, binding
+//! ```text
+//! caller                                       listener
+//!   │── hello: name, nonce ─────────────────────►│ looks up the key by the name
+//!   │◄── hello: name, nonce; proof ──────────────│ MAC over "listener", both hellos, binding
+//!   │── proof ──────────────────────────────────►│ MAC over "caller", both hellos, binding
+//! ```
 //!
 //! Neither side acts on the other's data before it has verified the other's proof. The nonces in
 //! the hellos prevent a replay, and the role prevents that a proof is sent back. The binding is a

@@ -1,12 +1,14 @@
 //! The rules that divert packets of intercepted connections to the relay: a netfilter table and a
 //! routing rule.
 //!
-//!     prerouting, mangle - 1   divert      sets `Mark::Divert` on packets of the relay's sockets
-//!     prerouting, mangle       queueing    passes SYNs to the relay (`crate::queueing`), which may
-//!                                          set `Mark::Refused` or `Mark::Unreachable`
-//!     prerouting, mangle + 1   intercept   rejects packets with those two marks;
-//!                                          diverts packets for a route's targets to the relay's port
-//!     routing                  the rule for `Mark::Divert` delivers the packet to this host
+//! ```text
+//! prerouting, mangle - 1   divert      sets `Mark::Divert` on packets of the relay's sockets
+//! prerouting, mangle       queueing    passes SYNs to the relay (`crate::queueing`), which may
+//!                                      set `Mark::Refused` or `Mark::Unreachable`
+//! prerouting, mangle + 1   intercept   rejects packets with those two marks;
+//!                                      diverts packets for a route's targets to the relay's port
+//! routing                  the rule for `Mark::Divert` delivers the packet to this host
+//! ```
 //!
 //! The rules are made and removed as a whole. The next relay replaces the rules of a relay that was
 //! killed. Until then, new connections bypass the rules, because no socket listens at the port.

@@ -2,10 +2,12 @@
 //!
 //! netfilter passes each SYN to the relay before the host answers it:
 //!
-//!     early      starts the onward connection, and lets the SYN continue
-//!     faithful   starts the onward connection, and holds the SYN until the target has answered;
-//!                then the SYN continues, or is rejected, or is dropped
-//!     late       lets the SYN continue
+//! ```text
+//! early      starts the onward connection, and lets the SYN continue
+//! faithful   starts the onward connection, and holds the SYN until the target has answered;
+//!            then the SYN continues, or is rejected, or is dropped
+//! late       lets the SYN continue
+//! ```
 //!
 //! For example, on an early route the target's handshake runs while the client's does. The accepted
 //! connection then finds the onward connection in `Early` by its two addresses. A retransmitted SYN
