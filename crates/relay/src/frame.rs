@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The caller and the listener exchange hellos and proofs (`handshake`). Then the caller sends an
-//! open frame and the stream. The listener answers with a verdict and the stream. For example, `02
-//! 01` means that the target has refused.
+//! open frame and the stream. The listener answers with a verdict and the stream. For example, a
+//! verdict of the bytes 2 and 1 means that the target has refused.
 //!
 //! The frames may come from an attacker, so every field is checked before it is used.
 
