@@ -14,7 +14,7 @@ use shunt_capture::{Filter, Limits, Session, Summary};
 use crate::args::CaptureArgs;
 use crate::{daemon, status};
 
-/// The largest single write.
+/// The size of the output buffer.
 const BUFFER: usize = 1 << 20;
 /// How long the capture may take to finish after its end. The reader of its output may have stopped
 /// reading.

@@ -167,8 +167,8 @@ fn named() -> Option<Vec<PathBuf>> {
     Some(if path.is_empty() { Vec::new() } else { vec![PathBuf::from(path)] })
 }
 
-/// Returns the user's file. `None` if there is no such path, or if `HOME` belongs to another user,
-/// as after `sudo` or `su`.
+/// Returns the user's file. `None` if there is no such path, or if the file belongs to a user other
+/// than this one and root. After `sudo` or `su`, `HOME` may still be another user's.
 fn user_file() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let directory = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
