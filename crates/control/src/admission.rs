@@ -10,11 +10,12 @@
 //!                 one host (/32, /64)  <  its network (/24, /48)  <  all
 //! ```
 //!
-//! A new connection is always admitted. If its host, its network or all together have used up their
-//! share, a connection of that same group is evicted: the oldest of those that have sent nothing
-//! yet, or else the oldest. An honest peer authenticates within a few round trips, while a silent
-//! one grows older than that and is evicted first. So a flood from one host costs that host its own
-//! connections. A flood from everywhere must replace all places within those few round trips.
+//! A new connection is always admitted. If its host, its network or all together have used up
+//! their share, a connection of that same group is evicted. The oldest silent one is evicted first;
+//! if none is silent, the oldest one is. An honest peer authenticates within a few round trips. A
+//! silent one grows older than that and is evicted first. So a flood from one host costs that host
+//! its own connections. A flood from everywhere must replace all places within those few round
+//! trips.
 //!
 //! Example: with a share of 4 for one host, a host opens a fifth connection while its first four
 //! are silent. The first one is evicted, and no other host is affected.

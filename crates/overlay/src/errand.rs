@@ -10,14 +10,11 @@
 //! ```
 //!
 //! - A namespace has at most `QUESTIONS` turns. A question that gets no turn within `LIMIT` fails
-//!   with
-//! `Busy`, so a container that blocks its threads harms only itself.
+//!   with `Busy`, so a container that blocks its threads harms only itself.
 //! - Places bound the number of threads at work. Work that no program delays ends soon, so few
-//!   threads
-//! suffice; each has a stack and an allocator's memory that would stay.
+//!   threads suffice; each has a stack and an allocator's memory that would stay.
 //! - A thread that has not finished within `HELD_UP` gives up its place to another one, and keeps
-//!   its
-//! turn.
+//!   its turn.
 //!
 //! Example: a program blocks 16 calls. After 20 ms each, their places are free again for other
 //! namespaces. The 17th question of that namespace waits for a turn, and fails after two seconds.

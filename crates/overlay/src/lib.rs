@@ -4,24 +4,20 @@
 //! The modules:
 //!
 //! - `router` runs a router, with its configuration in `config`. `shared` has the state that all
-//!   its
-//! conversations use. `namespace` knows the containers' network namespaces, `keys` the key file,
-//! and `metrics` the counters. `errand` runs blocking work on other threads.
+//!   its conversations use. `namespace` knows the containers' network namespaces, `keys` the key
+//!   file, and `metrics` the counters. `errand` runs blocking work on other threads.
 //! - `local` talks to supervisors, by way of `message` and `channel`. `client` and `server` are the
-//!   two
-//! ends of a negotiation between routers, whose messages are in `wire`. Before it the routers ask
-//! each other on lines: `peers` has the outgoing ones, `guests` the incoming ones. `worth` stops
-//! moving connections that are too short for it.
+//!   two ends of a negotiation between routers, whose messages are in `wire`. Before it the routers
+//!   ask each other on lines: `peers` has the outgoing ones, `guests` the incoming ones. `worth`
+//!   stops moving connections that are too short for it.
 //! - `policy` decides which connections are permitted. `connections` has the current ones, with
-//!   their
-//! socket `options`, and `enforce` applies another policy to them.
+//!   their socket `options`, and `enforce` applies another policy to them.
 //! - `map` says which host has a container. `discovery` keeps it current, by way of `etcd`.
 //! - `account` makes sockets for containers, `secure` tags them, `adopt` finds the connections that
-//!   an
-//! earlier router made, and `listing` reports them.
+//!   an earlier router made, and `listing` reports them.
 //! - `supervise` puts a program under a supervisor, which is in `supervisor`. `admit` starts the
-//! supervisor on the host where programs are not trusted, and `stand_by` starts one for a
-//! container.
+//!   supervisor on the host where programs are not trusted, and `stand_by` starts one for a
+//!   container.
 
 #![forbid(unsafe_code)]
 

@@ -7,12 +7,10 @@
 //! accepts two kinds of connections:
 //!
 //! - A [`Line`] stays open. Both ends begin with random bytes and prove that they have the key, so
-//!   a
-//! recording of one line is useless on another. The chain value after an Ask is that Ask's
-//! [`Token`].
+//!   a recording of one line is useless on another. The chain value after an Ask is that Ask's
+//!   [`Token`].
 //! - A [`Talk`] negotiates one host connection, on that connection itself, before the programs get
-//!   it.
-//! It begins with the token of an Ask. The server's router accepts each token once.
+//!   it. It begins with the token of an Ask. The server's router accepts each token once.
 //!
 //! Example: the client's router asks for a connection, and both ends commit to it.
 //!
