@@ -87,8 +87,8 @@ pub(crate) async fn connect(
     let socket = Arc::new(socket);
     let checked = check(shared, &socket, namespace);
     let known = shared.namespace(namespace).ok_or(Reason::Socket)?;
-    // The policy applies to sockets that cannot be moved as well. Until the socket is connected,
-    // its source address is only the program's claim.
+    // The policy also applies to sockets that cannot be moved. Until the socket is connected, its
+    // source address is only the program's claim.
     let source = bound.or_else(|| known.source(destination)).unwrap_or_else(|| any(destination));
     let flow = Flow { source, destination };
     let mut has_begun = false;

@@ -2,8 +2,8 @@
 //! containers in which it has supervisors, under a lease; and it watches the entries of the others.
 //! While etcd is unreachable, the last known entries stay valid.
 //!
-//! All values are signed with the routers' key (O4). Another writer to etcd can remove entries, but
-//! not add or change any.
+//! All values are signed with the routers' key (O4). Another writer to etcd can remove entries and
+//! restore former ones, but not make new ones.
 //!
 //! ```text
 //! PREFIX/host/NAME            HMAC of key and value, router address

@@ -19,7 +19,7 @@ const LENGTH: usize = 4096;
 const INTERFACES: usize = 64 * 1024;
 
 impl Supervisor {
-    /// Handles a guarded call. Returns `false` if the call is none.
+    /// Handles a guarded call. Returns `false` if the call is not guarded.
     pub(super) fn guards(self: &Arc<Supervisor>, call: &Call) -> bool {
         if call.notification.number == libc::SYS_connect && !self.link.guards() {
             return false;

@@ -225,8 +225,8 @@ pub(super) enum Heard {
 }
 
 /// A conversation about one connection. It ends before the passed descriptors are closed here. So
-/// the router never closes the last descriptor of a program's socket, which the program could make
-/// slow.
+/// the router never closes the last descriptor of a program's socket. The program could make that
+/// close take long, and so hold up the router.
 #[derive(Debug)]
 pub(super) struct Conversation {
     /// `None` only at the end.
