@@ -341,8 +341,8 @@ fn commit(
     if heard { Ok(()) } else { Err(Reason::Late) }
 }
 
-/// Waits for the acknowledgement of Commit. Returns `true` if it has arrived, and `false` if the other
-/// host has reset the connection or is silent.
+/// Waits for the acknowledgement of Commit. Returns `true` if it has arrived, and `false` if the
+/// other host has reset the connection or is silent.
 fn is_heard(connection: &OwnedFd, goes_on: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + SILENT;
     let mut pause = Duration::from_micros(50);
