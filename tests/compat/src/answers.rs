@@ -1,12 +1,13 @@
-//! Programs of ours that ask one question a line, on connections that are on shared memory under shunt: the answers must be
-//! those of TCP.
+//! Test programs that print one answer a line. Under shunt their connections are on shared memory,
+//! and the answers must be those of TCP.
 
 use crate::host::Host;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// One line for each question. A difference is shown as the lines that differ.
+/// One line for each question. `Debug` prints them as lines, so that a failure shows the lines that
+/// differ.
 #[derive(PartialEq)]
 pub struct Answers(Vec<String>);
 
@@ -17,12 +18,13 @@ impl std::fmt::Debug for Answers {
     }
 }
 
-/// Builds a program of ours and runs it as `NAME PORT GATE`. It begins once its connections are on shared memory.
+/// Compiles a test program and runs it as `NAME PORT GATE`. It starts to work once its connections
+/// are on shared memory.
 pub fn ask(host: &Host, name: &str, connections: usize) -> Answers {
     ask_linked(host, name, connections, &[])
 }
 
-/// The same without a dynamic linker.
+/// Compiles and runs a test program as [`ask`] does, but linked statically.
 pub fn ask_statically(host: &Host, name: &str, connections: usize) -> Answers {
     ask_linked(host, name, connections, &["-static"])
 }

@@ -1,4 +1,4 @@
-//! Running a test's body natively and under shunt, each bounded in time.
+//! Runs the body of a test natively and under shunt, each with a time limit.
 
 use crate::ground::Ground;
 use crate::host::{Host, Mode};
@@ -10,7 +10,8 @@ use std::time::Duration;
 
 /// Runs `body` natively, then under shunt, each within `limit`, and requires the same result.
 ///
-/// With `COMPAT_ONLY=native` or `COMPAT_ONLY=shunt` in the environment only that half runs, for work on it.
+/// If the environment has `COMPAT_ONLY=native` or `COMPAT_ONLY=shunt`, only that half runs. This is
+/// for debugging.
 pub fn both<T: Debug + PartialEq + Send + 'static>(
     limit: Duration,
     body: impl Fn(&Host) -> T + Clone + Send + 'static,
@@ -23,7 +24,7 @@ pub fn both<T: Debug + PartialEq + Send + 'static>(
     }
 }
 
-/// The same, the two halves beside each other: for programs that sleep most of the time.
+/// Runs both halves as [`both`] does, but in parallel: for programs that sleep most of the time.
 pub fn both_at_once<T: Debug + PartialEq + Send + 'static>(
     limit: Duration,
     body: impl Fn(&Host) -> T + Clone + Send + 'static,
@@ -40,7 +41,8 @@ pub fn both_at_once<T: Debug + PartialEq + Send + 'static>(
     assert_eq!(native, shunt, "natively (left) and under shunt (right)");
 }
 
-/// Runs `body` under shunt only, within `limit`: for what has no native counterpart, such as the broker's death.
+/// Runs `body` under shunt only, within `limit`. Use it for tests without a native counterpart,
+/// such as the broker's death.
 pub fn under_shunt(limit: Duration, body: impl Fn(&Host) + Clone + Send + 'static) {
     if std::env::var("COMPAT_ONLY").is_ok_and(|only| only == "native") {
         return;
@@ -48,8 +50,8 @@ pub fn under_shunt(limit: Duration, body: impl Fn(&Host) + Clone + Send + 'stati
     on_host(Mode::Shunt, limit, body);
 }
 
-/// The body runs on a thread of its own, which moves to the host's namespace. When its time is up everything
-/// there is killed, which ends whatever the body waits for.
+/// Runs `body` on a new thread, which moves to the host's namespace. After `limit` all processes
+/// there are killed, which ends any wait of the body.
 fn on_host<T: Send + 'static>(mode: Mode, limit: Duration, body: impl Fn(&Host) -> T + Send + 'static) -> T {
     let (ground_sender, ground_receiver) = channel::<Arc<Ground>>();
     let (sender, receiver) = channel();

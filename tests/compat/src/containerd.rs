@@ -1,5 +1,6 @@
-//! A containerd of the test's own, as a node of Kubernetes has it: pods are run by its container runtime interface, and get their
-//! addresses by CNI plugins. All of it is gone with it, also when the test is killed.
+//! A private containerd, set up like a node of Kubernetes. Pods are run through the container
+//! runtime interface, and CNI plugins assign their addresses. Everything is removed with it, even
+//! if the test is killed.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +14,7 @@ use crate::host::Host;
 use crate::image;
 use crate::keeper::{self, Keeper};
 
-/// See the module.
+/// A running containerd.
 #[derive(Debug)]
 pub struct Node<'h> {
     host: &'h Host,
@@ -22,16 +23,17 @@ pub struct Node<'h> {
     keeper: Keeper,
 }
 
-/// A pod of one container, with what says where it is.
+/// A pod of one container, with the ids by which it is found.
 #[derive(Debug)]
 pub struct Pod {
     pod: String,
     container: String,
-    /// The address that it was given.
+    /// The address that the pod was assigned.
     pub address: String,
 }
 
-/// How it becomes the daemon. What is of the overlay, and the broker, are where a system has them.
+/// The script that becomes the daemon. It mounts the overlay's files and the broker where a system
+/// has them.
 const LIFE: &str = r#"
     mount -t tmpfs none /run
     mkdir -p /run/netns /run/shunt/broker /run/shunt-overlay
@@ -40,16 +42,16 @@ const LIFE: &str = r#"
     exec containerd --config "$1/containerd.toml"
 "#;
 
-/// The image of all pods, and of the container that each begins with.
+/// The image of all pods, and of the pause container with which each begins.
 const IMAGE: &str = "shunt.test/programs:1";
-/// How long it may take to start: the machine may be busy.
+/// The maximum time to start, on a busy machine.
 const START: Duration = Duration::from_secs(60);
-/// Where Debian has the plugins.
+/// The directory of Debian's CNI plugins.
 const PLUGINS: &str = "/usr/lib/cni";
 
 impl<'h> Node<'h> {
-    /// Starts one in whatever network namespace the caller is in, as on a host of its own. Its pods are on a bridge, and have addresses
-    /// of `pods`. Needs root.
+    /// Starts a node in the network namespace of the caller, as on a host. Its pods are on a
+    /// bridge, and have addresses of the prefix `pods`. Needs root.
     pub fn start(host: &'h Host, name: &str, pods: &str) -> Node<'h> {
         let root = host.path(name);
         for directory in ["overlay", "broker", "net.d"] {
@@ -59,7 +61,7 @@ impl<'h> Node<'h> {
         if !runtime.exists() {
             symlink("shunt", &runtime).expect("own directory");
         }
-        // The name of the host's directory is nobody else's.
+        // The name of the host's directory is unique.
         let directory = host.dir().file_name().expect("a directory has a name").to_string_lossy();
         let group = format!("{directory}-{name}");
         let network = format!(
@@ -84,7 +86,7 @@ impl<'h> Node<'h> {
         node
     }
 
-    /// Has it know an image of the given programs of this machine.
+    /// Imports an image of the given programs of this machine.
     pub fn image(&self, programs: &[&str]) {
         let (tree, archive) = (self.root.join("tree"), self.root.join("image.tar"));
         fs::create_dir(&tree).expect("own directory");
@@ -98,12 +100,14 @@ impl<'h> Node<'h> {
         fs::remove_dir_all(tree).expect("own directory");
     }
 
-    /// Runs a pod by the runtime class `handler`, with files of this machine mounted (HOST:CONTAINER).
+    /// Runs a pod with the runtime class `handler`, and mounts files of this machine
+    /// (HOST:CONTAINER).
     pub fn run(&self, handler: &str, name: &str, mounts: &[String], command: &[&str]) -> Pod {
         self.run_with(handler, name, mounts, "", command)
     }
 
-    /// The same, with more capabilities than are usual, as "NET_ADMIN,SYS_PTRACE" or "ALL".
+    /// Runs a pod as [`Node::run`] does, with additional capabilities, such as
+    /// "NET_ADMIN,SYS_PTRACE" or "ALL".
     pub fn run_with(
         &self,
         handler: &str,
@@ -122,23 +126,23 @@ impl<'h> Node<'h> {
         Pod { pod, container, address }
     }
 
-    /// Runs another program in a pod's container, until it ends.
+    /// Runs another program in a pod's container until it ends.
     pub fn exec(&self, pod: &Pod, command: &[&str]) -> Output {
         self.cri(&[&["exec", &pod.container], command].concat())
     }
 
-    /// Ends a pod.
+    /// Ends and removes a pod.
     pub fn remove(&self, pod: Pod) {
         let output = self.cri(&["remove", &pod.pod]);
         assert!(output.status.success(), "{output:?}\n{}", keeper::log(&self.root));
     }
 
-    /// Where the overlay's router has its socket for supervisors.
+    /// Returns the path of the overlay router's socket for supervisors.
     pub fn router_socket(&self) -> PathBuf {
         self.root.join("overlay/router.sock")
     }
 
-    /// A program that is the node's as containerd is: see [`Keeper::beside`].
+    /// Returns a command that runs a program in containerd's namespaces; see [`Keeper::beside`].
     pub fn beside(&self, program: &Path) -> Command {
         self.keeper.beside(program)
     }
@@ -159,14 +163,15 @@ fn socket(root: &Path) -> PathBuf {
     root.join("containerd.sock")
 }
 
-/// Debian's, which has the modules of Debian's packages.
+/// Returns a command for Debian's Python, which has Debian's modules.
 fn python(program: &str) -> Command {
     let mut command = Command::new("/usr/bin/python3");
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(program)).stdin(Stdio::null());
     command
 }
 
-/// What docs/containers.md says of the runtime, and what a test needs beside it.
+/// Returns the configuration: the runtime's part from docs/containers.md, and the settings that the
+/// test needs.
 fn configuration(root: &Path, runtime: &Path) -> String {
     let page = include_str!("../../../docs/containers.md");
     let of_page = page.lines().skip_while(|line| !line.contains("containerd.runtimes.shunt]"));

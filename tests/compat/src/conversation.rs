@@ -1,5 +1,5 @@
-//! A server and a client that asks it again and again until there is a file: by then its connections have been seen on the road
-//! that the test expects.
+//! Runs a server with a client that repeats its requests until a gate file exists. The test creates
+//! the file after it has seen the connections on the expected transport.
 
 use crate::host::Host;
 use crate::launch::{Launch, Program};
@@ -8,21 +8,22 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// The road that the connections of a conversation must be seen on.
+/// The transport that the connections of a conversation must be seen on.
 #[derive(Clone, Copy, Debug)]
 pub enum Way {
     /// Shared memory.
     Shm,
-    /// TCP, all of them, and this is named: as the reason of one of them, or by `shunt explain` for the server's process.
+    /// TCP for all connections. The reason must appear at one of them, or in `shunt explain` for
+    /// the server's process.
     Tcp(&'static str),
 }
 
-/// The name of the file at whose coming the client on this port ends.
+/// Returns the name of the gate file that ends the client on this port.
 pub fn gate(port: u16) -> String {
     format!("gate.{port}")
 }
 
-/// Starts both, and returns what the client printed.
+/// Starts both programs, and returns the client's output.
 pub fn converse(
     host: &Host,
     (port, connections): (u16, usize),
@@ -46,8 +47,8 @@ pub fn converse(
     }
 }
 
-/// Has a client go on until connections have taken the roads that are expected, and then end, by the file at whose coming it does.
-/// Returns what it printed.
+/// Waits until connections have used the expected transports, then ends the client by its gate
+/// file. Returns the client's output.
 pub fn end_on_the_road(
     host: &Host,
     road: &Road,
@@ -60,7 +61,7 @@ pub fn end_on_the_road(
     printed
 }
 
-/// Has a client of this port end.
+/// Ends a client by its gate file, and returns its output.
 fn end(host: &Host, road: &Road, (client, gate): (Program, &str), port: u16) -> String {
     host.write(gate, "");
     let ended = client.wait(LIMIT);
@@ -68,7 +69,8 @@ fn end(host: &Host, road: &Road, (client, gate): (Program, &str), port: u16) -> 
     ended.stdout
 }
 
-/// Waits until `shunt` names this reason, for a connection to `port` or for the process. On a native host there is nothing to wait for.
+/// Waits until `shunt` reports this reason for a connection to `port` or for the process. Returns
+/// immediately on a native host.
 pub fn wait_for_reason(host: &Host, road: &Road, port: u16, server: u32, reason: &str) {
     let deadline = Instant::now() + LIMIT;
     while let Some(explained) = host.explain(server) {

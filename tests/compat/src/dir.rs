@@ -1,5 +1,5 @@
-//! A host's directory. It goes when the host does, and also when the harness is killed and drops nothing: a
-//! process that waits for the harness's end removes it then.
+//! The temporary directory of a host. It is removed when the host is dropped. A helper process
+//! waits for the end of the harness, and removes it if the harness was killed.
 
 use crate::ground::Ground;
 use std::fs;
@@ -9,22 +9,22 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
-/// See the module.
+/// A host's directory.
 #[derive(Debug)]
 pub(crate) struct HostDir {
     dir: TempDir,
     sweeper: Child,
 }
 
-/// `cat` ends when the harness's end of the pipe is gone, by drop or by death. The programs are told to end at the
-/// same moment, and have two seconds to write their last lines.
+/// `cat` ends when the harness closes its end of the pipe or dies. At the same time the programs
+/// are asked to end; they have two seconds to write their last lines.
 const SWEEP: &str = r#"cat; sleep 2; rm -rf -- "$1""#;
 
 impl HostDir {
     pub(crate) fn new(ground: &Ground) -> HostDir {
         let dir = tempfile::Builder::new().prefix("shunt-compat-").tempdir().expect("a temporary directory");
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("own directory");
-        // In a process group of its own: what interrupts the harness at a terminal must not reach it.
+        // A separate process group, so that Ctrl-C at a terminal interrupts the harness only.
         let sweeper = Command::new("sh")
             .args(["-c", SWEEP, "sweeper"])
             .arg(dir.path())

@@ -1,5 +1,6 @@
-//! A Docker engine of the test's own on a host: its data, sockets, mounts, processes and control groups are gone with it,
-//! also when the test is killed. Its bridges and firewall rules are in the host's network namespace, and go with that.
+//! A private Docker engine on a host. Its data, sockets, mounts, processes and control groups are
+//! removed with it, even if the test is killed. Its bridges and firewall rules are in the host's
+//! network namespace, and end with that.
 
 use crate::host::Host;
 use crate::image;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// See the module.
+/// A running Docker engine.
 #[derive(Debug)]
 pub struct Engine<'h> {
     host: &'h Host,
@@ -20,7 +21,8 @@ pub struct Engine<'h> {
     root: PathBuf,
 }
 
-/// How it becomes the daemon. The host's broker is where a system's broker is, and what is of the overlay where that is.
+/// The script that becomes the daemon. It mounts the host's broker and the overlay's files where a
+/// system has them.
 const LIFE: &str = r#"
     mount -t tmpfs none /run
     mkdir -p /run/shunt/broker
@@ -32,7 +34,7 @@ const LIFE: &str = r#"
         --storage-driver vfs --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent "/$2"
 "#;
 
-/// How long it may take to start: the machine may be busy.
+/// The maximum time to start, on a busy machine.
 const START: Duration = Duration::from_secs(60);
 
 impl<'h> Engine<'h> {
@@ -41,7 +43,8 @@ impl<'h> Engine<'h> {
         Engine::start_at(host, "docker", host.dir())
     }
 
-    /// The same with a broker of the system's that sees its processes as a host's does, instead of the host's.
+    /// Starts an engine with a system broker that sees the engine's processes, in place of the
+    /// host's broker.
     pub fn start_with_broker(host: &'h Host) -> Engine<'h> {
         let broker = host.path("own-broker");
         fs::create_dir_all(&broker).expect("own directory");
@@ -53,8 +56,8 @@ impl<'h> Engine<'h> {
         engine
     }
 
-    /// Starts another one, in whatever network namespace the caller is in, as on a host of its own: without a broker, and with a
-    /// directory for the overlay's router.
+    /// Starts another engine in the network namespace of the caller, as on a separate host. It has
+    /// no broker, but a directory for the overlay's router.
     pub fn start_apart(host: &'h Host, name: &str) -> Engine<'h> {
         for directory in ["overlay", "broker"] {
             fs::create_dir_all(host.path(name).join(directory)).expect("own directory");
@@ -71,7 +74,7 @@ impl<'h> Engine<'h> {
         if !runtime.exists() {
             symlink("shunt", runtime).expect("own directory");
         }
-        // The name of the host's directory is nobody else's.
+        // The name of the host's directory is unique.
         let mut group = host.dir().file_name().expect("a directory has a name").to_owned();
         group.push(format!("-{name}"));
         let keeper = Keeper::start(LIFE, &root, &group, &[broker.as_os_str()]);
@@ -88,12 +91,13 @@ impl<'h> Engine<'h> {
         engine
     }
 
-    /// An image of the given programs of this machine, with the libraries they need: no registry, no network.
+    /// Imports an image of the given programs of this machine and their libraries, without a
+    /// registry or a network.
     pub fn image(&self, name: &str, programs: &[&str]) {
         self.image_of(name, |tree| image::fill(self.host, tree, programs));
     }
 
-    /// An image of what `fill` puts into a directory.
+    /// Imports an image of the directory that `fill` fills.
     pub fn image_of(&self, name: &str, fill: impl FnOnce(&Path)) {
         let tree = self.root.join("tree");
         fs::create_dir(&tree).expect("own directory");
@@ -106,7 +110,7 @@ impl<'h> Engine<'h> {
         fs::remove_dir_all(tree).expect("own directory");
     }
 
-    /// `docker ARGUMENTS`, which must succeed. Its output.
+    /// Runs `docker ARGUMENTS`, which must succeed, and returns its output.
     pub fn docker<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> String {
         let output = self.try_docker(arguments);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -121,13 +125,13 @@ impl<'h> Engine<'h> {
         text(&output.stdout).trim().to_owned()
     }
 
-    /// The same, which may fail.
+    /// Runs `docker ARGUMENTS`, which may fail.
     pub fn try_docker<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Output {
         self.command(arguments).output().expect("docker runs")
     }
 
-    /// The options of `docker run` that put a container under shunt: those of docs/containers.md, with the places where
-    /// things are on this host.
+    /// Returns the options of `docker run` with which docs/containers.md puts a container under
+    /// shunt by hand, with the paths of this host.
     pub fn by_hand(&self) -> Vec<String> {
         let here = self.host.dir().display().to_string();
         let options = include_str!("../../../docs/containers.md").lines().filter_map(|line| {
@@ -144,27 +148,27 @@ impl<'h> Engine<'h> {
         options
     }
 
-    /// Where the overlay's router has its socket for supervisors.
+    /// Returns the path of the overlay router's socket for supervisors.
     pub fn router_socket(&self) -> PathBuf {
         self.root.join("overlay/router.sock")
     }
 
-    /// A program that is the host's as the engine is: see [`Keeper::beside`].
+    /// Returns a command that runs a program in the engine's namespaces; see [`Keeper::beside`].
     pub fn beside(&self, program: &Path) -> Command {
         self.keeper.beside(program)
     }
 
-    /// Where it is asked, as DOCKER_HOST has it.
+    /// Returns the engine's address in the form of DOCKER_HOST.
     pub fn address(&self) -> String {
         format!("unix://{}/docker.sock", self.root.display())
     }
 
-    /// Its configuration.
+    /// Returns the path of the engine's configuration.
     pub fn daemon_json(&self) -> PathBuf {
         self.root.join("daemon.json")
     }
 
-    /// Has it start containers under shunt that do not say by what, as it says in docs/containers.md.
+    /// Makes shunt the default runtime, as described in docs/containers.md.
     pub fn default_to_shunt(&self) {
         const LINE: &str = "\"default-runtime\": \"shunt\"";
         assert!(include_str!("../../../docs/containers.md").contains(LINE));
@@ -175,7 +179,8 @@ impl<'h> Engine<'h> {
         self.keeper.reload();
     }
 
-    /// Runs a command of docs/containers.md that begins with these words, for this engine, and has that read its configuration again.
+    /// Runs the command of docs/containers.md that begins with these words for this engine, and
+    /// makes the engine reload its configuration.
     pub fn configure(&self, words: &str) -> String {
         let page = include_str!("../../../docs/containers.md");
         let line = page
@@ -190,7 +195,8 @@ impl<'h> Engine<'h> {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// The option of `docker run` that puts a container under shunt by its runtime, as docs/containers.md has it.
+    /// Returns the option of `docker run` that puts a container under shunt by its runtime, from
+    /// docs/containers.md.
     pub fn by_runtime(&self) -> Vec<String> {
         let page = include_str!("../../../docs/containers.md");
         let line = page
@@ -199,7 +205,7 @@ impl<'h> Engine<'h> {
         vec![line.expect("a docker run in docs/containers.md").to_owned()]
     }
 
-    /// What the runtime has written to its log, of a container that is there.
+    /// Returns the log that the runtime has written for a container that still exists.
     pub fn runtime_log(&self, container: &str) -> String {
         let id = self.docker(["inspect", "--format", "{{.Id}}", container]);
         let tasks = self.root.join("exec/containerd/daemon/io.containerd.runtime.v2.task/moby");
@@ -207,7 +213,7 @@ impl<'h> Engine<'h> {
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// Ends it.
+    /// Ends the engine.
     pub fn stop(self) {
         drop(self);
     }

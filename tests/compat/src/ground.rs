@@ -1,6 +1,6 @@
-//! The ground a host stands on: as root, a network namespace of its own, so that ports are free, ephemeral
-//! ports are plenty, and whatever is still running in it at the end is known. Otherwise the caller's
-//! namespace, where only the process groups started here are known.
+//! The network environment of a host. For root it is a new network namespace: all ports are free,
+//! ephemeral ports are plenty, and processes that are left at the end can be found. For other users
+//! it is the caller's namespace, where only the process groups started here are known.
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -12,46 +12,48 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// A namespace, or at least the list of what was started.
+/// A namespace, or a list of the process groups that were started.
 #[derive(Debug)]
 pub struct Ground {
     namespace: Option<Namespace>,
     groups: Mutex<Vec<u32>>,
-    /// Process groups of the harness itself.
+    /// Process groups of the harness.
     spared: Mutex<Vec<u32>>,
 }
 
 #[derive(Debug)]
 struct Namespace {
-    /// Keeps the namespace alive; ends by itself when this process does, because its standard input closes.
+    /// Keeps the namespace alive. It ends with this process, because its standard input is then
+    /// closed.
     holder: Mutex<Child>,
     holder_pid: u32,
     name: PathBuf,
 }
 
 impl Ground {
-    /// Moves the calling thread, and what it starts from now on, to a new ground.
+    /// Moves the calling thread, and the processes that it starts from now on, to a new
+    /// environment.
     pub fn enter() -> Ground {
         let namespace = rustix::process::geteuid().is_root().then(Namespace::enter);
         Ground { namespace, groups: Mutex::default(), spared: Mutex::default() }
     }
 
-    /// Whether it is a network namespace of its own.
+    /// Returns `true` if this is a separate network namespace.
     pub fn is_isolated(&self) -> bool {
         self.namespace.is_some()
     }
 
-    /// Notes a process group that was started here.
+    /// Records a process group that was started here.
     pub(crate) fn note_group(&self, group: u32) {
         self.groups.lock().expect("no holder panics").push(group);
     }
 
-    /// Notes a process group that belongs to the harness: it is no leftover, and is not killed.
+    /// Records a process group of the harness, which is not a leftover and is not killed.
     pub(crate) fn spare_group(&self, group: u32) {
         self.spared.lock().expect("no holder panics").push(group);
     }
 
-    /// Processes still running here.
+    /// Returns the processes that are still running here.
     pub fn leftovers(&self) -> Vec<u32> {
         let groups = self.groups.lock().expect("no holder panics").clone();
         let spared = self.spared.lock().expect("no holder panics").clone();
@@ -68,7 +70,7 @@ impl Ground {
             .collect()
     }
 
-    /// Ends everything that runs here, the hard way.
+    /// Kills all processes that run here.
     pub fn kill_all(&self) {
         let deadline = Instant::now() + Duration::from_secs(5);
         loop {
@@ -121,7 +123,7 @@ pub(crate) fn signal_group(group: u32, signal: Signal) {
     let _ = kill_process_group(parse_pid(group), signal);
 }
 
-/// The process id that std gives as a number.
+/// Converts the process id that std returns as a number.
 pub(crate) fn parse_pid(pid: u32) -> Pid {
     Pid::from_raw(pid as i32).expect("the kernel's process ids are positive")
 }
@@ -134,7 +136,7 @@ fn all_processes() -> impl Iterator<Item = u32> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// A field of /proc/PID/stat, counted from the state, which is 0.
+/// Returns a field of /proc/PID/stat. Field 0 is the state.
 pub(crate) fn stat_field(pid: u32, field: usize) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(") ")?;

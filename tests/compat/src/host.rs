@@ -1,4 +1,5 @@
-//! A host under test: a ground, a temporary directory, and, under shunt, a broker of its own.
+//! A host under test: a network environment, a temporary directory, and, under shunt, a private
+//! broker.
 
 use crate::dir::HostDir;
 use crate::ground::Ground;
@@ -20,13 +21,13 @@ use std::time::{Duration, Instant};
 /// How the programs of a host are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// As they are.
+    /// Without shunt.
     Native,
     /// Under `shunt run`.
     Shunt,
 }
 
-/// See the module.
+/// A host under test.
 #[derive(Debug)]
 pub struct Host {
     mode: Mode,
@@ -37,13 +38,13 @@ pub struct Host {
     next_port: AtomicU16,
 }
 
-/// The first port that is handed out; well below the ephemeral ones.
+/// The first port that is handed out, well below the ephemeral ports.
 const FIRST_PORT: u16 = 7001;
-/// A broker that holds nothing more for anybody has at most this long to notice.
+/// The maximum time in which the broker must notice that its last client has ended.
 const SETTLE: Duration = Duration::from_secs(20);
 
 impl Host {
-    /// A new host. The calling thread moves into its namespace.
+    /// Creates a host. The calling thread moves into its namespace.
     pub fn new(mode: Mode, ground: Arc<Ground>) -> Host {
         let dir = HostDir::new(&ground);
         let tools = (mode == Mode::Shunt).then(|| Tools::locate().copy_to(dir.path()));
@@ -61,57 +62,59 @@ impl Host {
         host
     }
 
-    /// How programs are started here.
+    /// Returns how programs are started here.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// The ground it stands on.
+    /// Returns the host's network environment.
     pub fn ground(&self) -> &Ground {
         &self.ground
     }
 
-    /// Its directory.
+    /// Returns the host's directory.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// A path in its directory.
+    /// Returns a path in the host's directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// A file in its directory.
+    /// Writes a file in the host's directory, and returns its path.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, content).unwrap_or_else(|error| panic!("writing {}: {error}", path.display()));
         path
     }
 
-    /// The same, for a file that a running program reads: it sees the old content or the new.
+    /// Writes a file that a running program reads: the program sees either the old content or the
+    /// new.
     pub fn replace(&self, name: &str, content: impl AsRef<[u8]>) {
         let new = self.write(&format!("{name}.new"), content);
         fs::rename(new, self.path(name)).expect("own directory");
     }
 
-    /// A program to start here, under shunt if that is the host's mode.
+    /// Returns a command for a program, which runs under shunt if that is the host's mode.
     pub fn program(&self, name: impl AsRef<str>) -> Launch<'_> {
         Launch::new(self, find(name.as_ref()))
     }
 
-    /// A program of ours, from `tests/compat/programs`.
+    /// Returns a command for a script from `tests/compat/programs`.
     pub fn script(&self, interpreter: &str, name: &str) -> Launch<'_> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name);
         let text = fs::read(&path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()));
         if name.ends_with(".py") {
-            // What such programs import stands beside them; one may be about to.
+            // A module that the scripts import from their own directory. One may be importing it
+            // now.
             self.replace("clients.py", include_str!("../programs/clients.py"));
         }
         // A copy, so that a program running as another user can reach it.
         self.program(interpreter).arg(self.write(name, text))
     }
 
-    /// A free port on the loopback interface.
+    /// Returns a free port on the loopback interface.
     pub fn port(&self) -> u16 {
         loop {
             let port = self.next_port.fetch_add(1, Relaxed);
@@ -132,12 +135,13 @@ impl Host {
         wait_until(&path.display().to_string(), || UnixStream::connect(path).is_ok());
     }
 
-    /// Begins to watch the road, until [`Road::expect`]. On a native host there is nothing to watch.
+    /// Starts to watch transports, until [`Road::expect`]. On a native host there is nothing to
+    /// watch.
     pub fn watch_road(&self) -> Road {
         Road::watch(self.status_command())
     }
 
-    /// `shunt status --json` for this host's broker; nothing on a native host.
+    /// Returns `shunt status --json` for this host's broker; `None` on a native host.
     pub(crate) fn status_command(&self) -> Option<Command> {
         let tools = self.tools.as_ref()?;
         let mut command = Command::new(&tools.shunt);
@@ -145,12 +149,12 @@ impl Host {
         Some(command)
     }
 
-    /// The broker's status now, if there is one.
+    /// Returns the broker's current status, if there is a broker.
     pub fn status(&self) -> Option<Snapshot> {
         self.status_command().and_then(|mut command| crate::road::snapshot(&mut command))
     }
 
-    /// What `shunt explain` says of a process; nothing on a native host.
+    /// Returns the output of `shunt explain` for a process; `None` on a native host.
     pub fn explain(&self, pid: u32) -> Option<String> {
         let mut command = Command::new(&self.tools.as_ref()?.shunt);
         let output =
@@ -158,39 +162,39 @@ impl Host {
         Some(String::from_utf8_lossy(&output.expect("the command is there").stdout).into_owned())
     }
 
-    /// The paths of the command and the shim on this host.
+    /// Returns the paths of the command and the shim on this host.
     pub fn tools(&self) -> Option<&Tools> {
         self.tools.as_ref()
     }
 
-    /// The broker's socket.
+    /// Returns the path of the broker's socket.
     pub fn broker_socket(&self) -> PathBuf {
         self.path("broker.sock")
     }
 
-    /// The broker's process id.
+    /// Returns the broker's process id.
     pub fn broker_pid(&self) -> Option<u32> {
         self.broker.lock().expect("no holder panics").as_ref().map(Program::pid)
     }
 
-    /// Starts the broker; it must accept connections before this returns.
+    /// Starts the broker, and waits until it accepts connections.
     pub fn start_broker(&self) {
         let Some(tools) = &self.tools else { return };
         let broker = Launch::new(self, tools.shunt.clone())
             .native()
             .args(["daemon", "--socket"])
             .arg(self.broker_socket())
-            // That of the machine's own overlay is no affair of the tests.
+            // The policy of an overlay on this machine must not affect the tests.
             .arg("--overlay-policy")
             .arg(self.path("overlay.policy"))
             .start("broker");
         *self.broker.lock().expect("no holder panics") = Some(broker);
         wait_until("the broker", || self.status().is_some());
-        // Programs of other users connect to it as well.
+        // Programs of other users connect to it too.
         let _ = fs::set_permissions(self.broker_socket(), fs::Permissions::from_mode(0o666));
     }
 
-    /// Kills the broker as `kill -9` does.
+    /// Kills the broker with SIGKILL.
     pub fn kill_broker(&self) {
         if let Some(mut broker) = self.broker.lock().expect("no holder panics").take() {
             broker.kill();
@@ -204,13 +208,13 @@ impl Host {
         }
     }
 
-    /// Number of descriptors the broker holds.
+    /// Returns the number of descriptors that the broker holds.
     pub fn broker_descriptors(&self) -> usize {
         let Some(pid) = self.broker_pid() else { return 0 };
         fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
     }
 
-    /// Waits until the broker knows no process and holds as few descriptors as `baseline`.
+    /// Waits until the broker knows no process and holds at most `baseline` descriptors.
     pub fn assert_broker_is_empty(&self, baseline: usize) {
         if self.broker_pid().is_none() {
             return;
@@ -231,7 +235,7 @@ impl Host {
         }
     }
 
-    /// Ends the host: nothing may be left of it.
+    /// Ends the host, and checks that nothing is left of it.
     pub fn finish(self) {
         let deadline = Instant::now() + SETTLE;
         let broker = self.broker.lock().expect("no holder panics").take();
@@ -252,7 +256,7 @@ impl Host {
         }
     }
 
-    /// The last lines of everything the programs of this host have printed.
+    /// Returns the last lines of the output of all programs of this host.
     pub fn logs(&self) -> String {
         crate::launch::tails(self.dir.path())
     }

@@ -1,4 +1,5 @@
-//! What images for containers are made of: programs of this machine, with the libraries they need. No registry, no network.
+//! Builds container images from programs of this machine and their libraries, without a registry or
+//! a network.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,13 +9,13 @@ use std::process::Command;
 use crate::host::Host;
 use crate::programs::find;
 
-/// Puts these programs into a tree, with a shell, and what the shim needs.
+/// Copies these programs into a tree, with a shell and the libraries that the shim needs.
 pub(crate) fn fill(host: &Host, tree: &Path, programs: &[&str]) {
     for program in ["sh", "cat", "sleep"].iter().chain(programs) {
         copy_with_libraries(&find(program), tree);
     }
     let library = &host.tools().expect("a host under shunt").library;
-    // Not the shim itself, which is mounted, but what it needs.
+    // The shim itself is mounted later; only its libraries are copied.
     libraries(library).iter().for_each(|path| copy(path, tree));
     for (directory, mode) in [("tmp", 0o1777), ("etc", 0o755)] {
         let path = tree.join(directory);
@@ -30,14 +31,14 @@ fn copy_with_libraries(program: &Path, tree: &Path) {
     libraries(program).iter().for_each(|path| copy(path, tree));
 }
 
-/// The libraries, and the dynamic linker, that `ldd` names.
+/// Returns the libraries and the dynamic linker that `ldd` lists.
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let output = Command::new("ldd").arg(program).output().expect("ldd (libc-bin) runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect()
 }
 
-/// To the same path in the tree, whatever symbolic links lead to it here.
+/// Copies a file to the same path in the tree, resolving symbolic links.
 fn copy(file: &Path, tree: &Path) {
     let to = tree.join(file.strip_prefix("/").expect("an absolute path"));
     fs::create_dir_all(to.parent().expect("it has a directory")).expect("own directory");

@@ -1,17 +1,17 @@
-//! What runs a container engine: in a mount and a process namespace of its own, so that nothing in them outlives it, also when the test is
-//! killed.
+//! Runs a container engine in a new mount and process namespace, so that no process or mount
+//! outlives it, even if the test is killed.
 
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// See the module.
+/// The process that runs an engine.
 #[derive(Debug)]
 pub(crate) struct Keeper(Child);
 
-/// When the harness closes the pipe, or dies, the engine is asked to end, then made to, and its control groups are removed. At each line
-/// before that it reads its configuration again.
+/// When the harness closes the pipe or dies, this script asks the engine to end, then kills it, and
+/// removes its control groups. Each line before that makes the engine reload its configuration.
 const KEEPER: &str = r#"
 life=$1 root=$2 group=$3
 shift
@@ -30,8 +30,9 @@ true
 "#;
 
 impl Keeper {
-    /// Runs the script `life`, which becomes the engine and is told its directory, the name of its control groups, and what else it has to
-    /// know. What it says is in `engine.log` in its directory.
+    /// Runs the script `life`, which becomes the engine. Its arguments are the engine's directory,
+    /// the name of its control groups, and `more`. The engine's output is in `engine.log` in its
+    /// directory.
     pub(crate) fn start(life: &str, root: &Path, group: &OsStr, more: &[&OsStr]) -> Keeper {
         let child = Command::new("sh")
             .args(["-c", KEEPER, "keeper", life])
@@ -46,23 +47,24 @@ impl Keeper {
         Keeper(child)
     }
 
-    /// A program that is the host's as the engine is: it sees the same processes, and the engine's mounts.
+    /// Returns a command that runs a program in the engine's namespaces: it sees the same processes
+    /// and mounts.
     pub(crate) fn beside(&self, program: &Path) -> Command {
-        // Of the keeper's child, which has made its namespaces.
+        // The namespaces belong to the keeper's grandchild.
         let engine = only_child(self.0.id()).and_then(only_child).expect("the engine runs");
         let mut command = Command::new("nsenter");
         command.args(["--mount", "--pid", "--target", &engine.to_string(), "--"]).arg(program);
         command
     }
 
-    /// Has the engine read its configuration again.
+    /// Makes the engine reload its configuration.
     pub(crate) fn reload(&self) {
         let mut pipe = self.0.stdin.as_ref().expect("it runs");
         pipe.write_all(b"reload\n").expect("the keeper reads");
     }
 }
 
-/// The child of a process that has one.
+/// Returns the child of a process that has exactly one.
 pub(crate) fn only_child(process: u32) -> Option<u32> {
     let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
     children.ok()?.trim().parse().ok()
@@ -75,7 +77,7 @@ impl Drop for Keeper {
     }
 }
 
-/// The last lines of what an engine has said.
+/// Returns the last lines of an engine's output.
 pub(crate) fn log(root: &Path) -> String {
     let log = std::fs::read_to_string(root.join("engine.log")).unwrap_or_default();
     let lines: Vec<_> = log.lines().collect();

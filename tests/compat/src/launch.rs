@@ -1,5 +1,5 @@
-//! Starting and ending programs. Each has its output in files of the host's directory, a process group of its
-//! own, and is told to end when the thread that started it does.
+//! Starts and ends programs. Each has its output in files of the host's directory and a process
+//! group for itself. It receives SIGTERM when the thread that started it ends.
 
 use crate::ground::{parse_pid, signal_group, stat_field};
 use crate::host::{Host, Mode};
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Looks whether a child has ended, and leaves it as it is.
+/// Checks for the end of a child without reaping it.
 const PEEK: WaitIdOptions = WaitIdOptions::EXITED.union(WaitIdOptions::NOWAIT).union(WaitIdOptions::NOHANG);
 
-/// How long a program may take to end when it is asked to.
+/// The maximum time in which a program must end after it was asked to.
 const GRACE: Duration = Duration::from_secs(20);
 
 /// A program about to be started.
@@ -71,45 +71,46 @@ impl<'h> Launch<'h> {
         self
     }
 
-    /// Runs it as another user, if root runs the tests.
+    /// Runs the program as another user, if root runs the tests.
     pub fn user(mut self, name: &str) -> Self {
         self.user = rustix::process::geteuid().is_root().then(|| name.to_owned());
         self
     }
 
-    /// Pins it to one CPU.
+    /// Pins the program to one CPU.
     pub fn cpu(mut self, cpu: usize) -> Self {
         self.cpu = Some(cpu);
         self
     }
 
-    /// Runs it without shunt, whatever the host's mode.
+    /// Runs the program without shunt, whatever the host's mode.
     pub fn native(mut self) -> Self {
         self.native = true;
         self
     }
 
-    /// Adds flags of `shunt run` itself; nothing on a native host.
+    /// Adds flags for `shunt run`; without effect on a native host.
     pub fn shunt_args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
         self.run_arguments.extend(arguments.into_iter().map(|argument| argument.as_ref().to_owned()));
         self
     }
 
-    /// Ends it by SIGINT instead of SIGTERM.
+    /// Makes [`Program::stop`] use SIGINT instead of SIGTERM.
     pub fn stopped_by_interrupt(mut self) -> Self {
         self.stop_signal = Signal::INT;
         self
     }
 
-    /// Reads its standard input from a file.
+    /// Reads the program's standard input from a file.
     pub fn input(mut self, path: PathBuf) -> Self {
         self.input = Some(path);
         self
     }
 
-    /// Starts it.
+    /// Starts the program.
     pub fn start(self, name: &str) -> Program {
-        // `setpriv` and `taskset` replace themselves: the process id stays the one we know.
+        // `setpriv` and `taskset` execute the program in their own process, so the process id stays
+        // valid.
         let mut line: Vec<OsString> = ["setpriv", "--pdeathsig", "TERM"].map(OsString::from).into();
         if let Some(user) = &self.user {
             line.extend(["--reuid", user, "--regid", user, "--init-groups"].map(OsString::from));
@@ -148,7 +149,7 @@ impl<'h> Launch<'h> {
         Program { name: name.to_owned(), child, stdout, stderr, stop_signal: self.stop_signal, ended: None }
     }
 
-    /// Starts it, waits for its end within `limit`, and takes failure for a failure of the test.
+    /// Starts the program and waits for its end within `limit`. Panics if it fails.
     pub fn run(self, name: &str, limit: Duration) -> Finished {
         let finished = self.start(name).wait(limit);
         assert!(
@@ -162,7 +163,7 @@ impl<'h> Launch<'h> {
     }
 }
 
-/// A program that was started. Dropping it ends it.
+/// A program that was started. Dropping it ends the program.
 #[derive(Debug)]
 pub struct Program {
     name: String,
@@ -174,22 +175,23 @@ pub struct Program {
 }
 
 impl Program {
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it has not ended. Leaves the end of it to be waited for, with the processor time it used.
+    /// Returns `true` if the program has not ended. Does not reap it, so its processor time can
+    /// still be read.
     pub fn is_running(&self) -> bool {
         self.ended.is_none() && matches!(waitid(WaitId::Pid(parse_pid(self.pid())), PEEK), Ok(None))
     }
 
-    /// What it has printed on standard output so far.
+    /// Returns the program's standard output so far.
     pub fn output(&self) -> String {
         read(&self.stdout)
     }
 
-    /// Waits until it has printed `text`.
+    /// Waits until the program has printed `text`.
     pub fn wait_for_output(&mut self, text: &str, limit: Duration) {
         let deadline = Instant::now() + limit;
         while !self.output().contains(text) {
@@ -199,7 +201,7 @@ impl Program {
         }
     }
 
-    /// Waits for its end within `limit`.
+    /// Waits for the end of the program, for at most `limit`.
     pub fn wait(mut self, limit: Duration) -> Finished {
         let deadline = Instant::now() + limit;
         while self.poll().is_none() {
@@ -215,7 +217,8 @@ impl Program {
         self.finished()
     }
 
-    /// Waits for its end and says how much processor time it used, as user and system time together.
+    /// Waits for the end of the program. Also returns the processor time that it used, user and
+    /// system.
     pub fn wait_with_cpu(self, limit: Duration) -> (Finished, Duration) {
         let deadline = Instant::now() + limit;
         while self.is_running() {
@@ -226,27 +229,27 @@ impl Program {
         (self.wait(GRACE), cpu)
     }
 
-    /// The processor time it has used so far, all threads, user and system.
+    /// Returns the processor time that all threads have used so far, user and system.
     pub fn cpu(&self) -> Duration {
         let ticks = |field| stat_field(self.pid(), field).and_then(|text| text.parse::<u64>().ok());
         let total = ticks(11).unwrap_or(0) + ticks(12).unwrap_or(0);
         Duration::from_secs_f64(total as f64 / rustix::param::clock_ticks_per_second() as f64)
     }
 
-    /// Asks it to end, and waits for that.
+    /// Asks the program to end, and waits until it has.
     pub fn stop(mut self) -> Finished {
         self.end();
         self.finished()
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the program.
     pub fn signal(&mut self, signal: Signal) {
         if self.is_running() {
             let _ = kill_process(parse_pid(self.pid()), signal);
         }
     }
 
-    /// `kill -9`, and waits for the end.
+    /// Kills the program with SIGKILL, and waits for its end.
     pub fn kill(&mut self) {
         if self.poll().is_none() {
             let _ = self.child.kill();
@@ -277,7 +280,7 @@ impl Program {
         }
     }
 
-    /// Where its threads sleep, for the message of a failure.
+    /// Returns the kernel functions in which the threads sleep, for failure messages.
     fn whereabouts(&self) -> String {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten();
         let place = |task: fs::DirEntry| fs::read_to_string(task.path().join("wchan")).unwrap_or_default();
@@ -297,19 +300,19 @@ impl Drop for Program {
     }
 }
 
-/// What is known of a program that has ended.
+/// The result of a program that has ended.
 #[derive(Clone, Debug)]
 pub struct Finished {
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
-    /// What it printed on standard output.
+    /// The standard output.
     pub stdout: String,
-    /// What it printed on standard error.
+    /// The standard error output.
     pub stderr: String,
 }
 
 impl Finished {
-    /// Whether it ended by itself with 0.
+    /// Returns `true` if the program has exited with 0.
     pub fn success(&self) -> bool {
         self.status.success()
     }
@@ -319,7 +322,7 @@ fn read(path: &Path) -> String {
     fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
-/// The last lines of every output file in `dir`.
+/// Returns the last lines of every output file in `dir`.
 pub(crate) fn tails(dir: &Path) -> String {
     let mut files: Vec<_> = fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()).collect();
     files.sort();

@@ -1,9 +1,10 @@
-//! Programs that nobody here wrote, run natively and under shunt, with their content checked and the road
-//! asserted by `shunt status --json`.
+//! Compatibility tests: unmodified programs run natively and under shunt. The tests check their
+//! output, and check the transport of their connections by `shunt status --json`.
 //!
-//! A test gives [`both`] a body: it starts programs on a [`Host`] and returns what it saw. The body runs twice,
-//! natively and under shunt, each time on a fresh host (a network namespace, a temporary directory and a broker
-//! of its own), and must see the same. On a native host the road is not looked at.
+//! A test passes a body to [`both`]. The body starts programs on a [`Host`] and returns its
+//! observations. It runs twice, natively and under shunt, each time on a new host, and must return
+//! equal values. A host is a network namespace, a temporary directory and a private broker. On a
+//! native host the transport is not checked.
 
 mod answers;
 mod both;
@@ -55,7 +56,8 @@ pub use road::Expected;
 pub use road::Road;
 pub use router::{Known, Router, by_wire, two_hosts};
 
-/// Keepalive probes that the kernel has sent in the network namespace of the calling thread.
+/// Returns the number of keepalive probes that the kernel has sent in the network namespace of the
+/// calling thread.
 pub fn keepalive_probes() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/net/netstat").expect("a kernel with TCP");
     let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));

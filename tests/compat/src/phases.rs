@@ -1,5 +1,6 @@
-//! Tests in phases: a program of ours serves one connection, and does something to its process between two phases.
-//! Under shunt each phase lasts until the connection has come onto the road that the test expects.
+//! Tests in phases. A test program serves one connection, and changes its process between two
+//! phases. Under shunt each phase lasts until the connection is on the transport that the test
+//! expects.
 
 use crate::host::Host;
 use crate::launch::{Launch, Program};
@@ -12,23 +13,23 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The road a phase must come onto.
+/// The transport that the connection must use in a phase.
 #[derive(Clone, Copy, Debug)]
 pub enum Phase {
     /// Shared memory in both directions.
     Shm,
     /// TCP, with this reason at the server's end.
     Tcp(Reason),
-    /// Whatever road there is: nothing tells.
+    /// Any transport: the status does not show the connection.
     Unseen,
 }
 
-/// Compiles a C program of ours into the host's directory, where it can be started as `./NAME`.
+/// Compiles a C test program into the host's directory, where it can be started as `./NAME`.
 pub fn compile(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
     compile_by("gcc", host, name, flags)
 }
 
-/// The same for musl.
+/// Compiles a test program as [`compile`] does, with musl.
 pub fn compile_for_musl(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
     compile_by("musl-gcc", host, name, flags)
 }
@@ -47,12 +48,12 @@ fn compile_by(compiler: &str, host: &Host, name: &str, flags: &[&str]) -> PathBu
     program
 }
 
-/// A program of Go's without cgo, which is kept in a directory.
+/// Compiles a Go test program without cgo into a directory that is kept between tests.
 pub fn compile_go(kept: &Path, name: &str) -> PathBuf {
     compile_go_as(kept, &format!("static-{name}"), &[name], "0")
 }
 
-/// The same with cgo, of several sources: linked with libc.
+/// Compiles a Go test program of several sources with cgo, so that it is linked with libc.
 pub fn compile_cgo(kept: &Path, names: &[&str]) -> PathBuf {
     compile_go_as(kept, &format!("linked-{}", names[0]), names, "1")
 }
@@ -76,8 +77,8 @@ fn compile_go_as(kept: &Path, program: &str, names: &[&str], cgo: &str) -> PathB
     program
 }
 
-/// Runs a compiled program that has both ends of its connections, and says what it has printed. Under shunt some of them were on shared
-/// memory.
+/// Runs a compiled program that has both ends of its connections, and returns its output. Under
+/// shunt at least one of them must have been on shared memory.
 pub fn run_with_itself(host: &Host, name: &str, arguments: &[&str], limit: Duration) -> String {
     let on_shm = || host.status().map(|status| status.totals.share.on_shm);
     let before = on_shm();
@@ -86,7 +87,8 @@ pub fn run_with_itself(host: &Host, name: &str, arguments: &[&str], limit: Durat
     printed
 }
 
-/// Serves the phases by `server`, which says "ready" when it listens on `port`, and returns what it and its client saw.
+/// Serves the phases with `server`, which prints "ready" when it listens on `port`. Returns the
+/// output of the server and its client.
 pub fn run_phases(host: &Host, server: Launch<'_>, port: u16, phases: &[Phase]) -> String {
     compile(host, "peer", &[]);
     let mut server = server.start("server");
@@ -103,7 +105,7 @@ pub fn run_phases(host: &Host, server: Launch<'_>, port: u16, phases: &[Phase]) 
         await_end_of_phase(&client, number);
     }
     let client = client.wait(LIMIT);
-    // What has outlived its program until now may end.
+    // Processes that have outlived their program may end now.
     host.write("over", "");
     let server = server.wait(LIMIT);
     assert!(client.success(), "the client: {}", client.stderr);
@@ -118,7 +120,7 @@ fn await_end_of_phase(client: &Program, number: usize) {
     }
 }
 
-/// Waits until the status shows the connection to `port` on the road that the phase expects.
+/// Waits until the status shows the connection to `port` on the transport that the phase expects.
 fn await_road(host: &Host, port: u16, phase: Phase, number: usize, programs: &[&Program]) {
     let deadline = Instant::now() + LIMIT;
     while let Some(status) = host.status() {
@@ -139,7 +141,8 @@ fn await_road(host: &Host, port: u16, phase: Phase, number: usize, programs: &[&
     }
 }
 
-/// A direction in which nothing has been sent since the pairing is idle: its next byte is on the lane.
+/// Returns `true` if both directions are attached. A direction without a byte since the pairing is
+/// idle: its next byte is on the lane.
 fn is_on_shm(end: &Connection) -> bool {
     let ready = |one: &Direction| one.road == Taken::Shm || one.reason == Reason::Idle;
     ready(&end.send) && ready(&end.receive)

@@ -1,11 +1,11 @@
-//! Where programs are: the ones under test, and shunt itself.
+//! Finds programs: those under test, and shunt's own.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// `shunt` and `libshunt.so`, side by side.
+/// The paths of `shunt` and `libshunt.so`, which are in one directory.
 #[derive(Clone, Debug)]
 pub struct Tools {
     /// The command.
@@ -15,8 +15,8 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Those named by `SHUNT_BIN` (the command; the other lies beside it), else the release build of the
-    /// workspace. A missing file is a failure: a test is never skipped.
+    /// Returns the tools of `SHUNT_BIN`, the path of the command, or else of the workspace's
+    /// release build. A missing file is a failure, because a test is never skipped.
     pub fn locate() -> Tools {
         let shunt =
             env::var_os("SHUNT_BIN").map(PathBuf::from).unwrap_or_else(|| release_dir().join("shunt"));
@@ -27,12 +27,12 @@ impl Tools {
         Tools { shunt, library }
     }
 
-    /// A copy of both in `dir`, so that a program running as another user can reach them.
+    /// Copies both files to `dir`, so that a program that runs as another user can reach them.
     pub fn copy_to(&self, dir: &Path) -> Tools {
         let copy = Tools { shunt: dir.join("shunt"), library: dir.join("libshunt.so") };
         for (from, to) in [(&self.shunt, &copy.shunt), (&self.library, &copy.library)] {
-            // Not in this process: a test that forks meanwhile would inherit a descriptor that can write the copy, and
-            // then nobody could run it.
+            // `cp` makes the copies, because a test that forks in the meantime would inherit a
+            // writable descriptor of this process. The file could then not be executed (ETXTBSY).
             let copied = Command::new("cp").args([from, to]).status().expect("cp runs").success();
             assert!(copied, "copying {} failed", from.display());
         }
@@ -40,7 +40,7 @@ impl Tools {
     }
 }
 
-/// The release directory of the target directory that this very executable was built in.
+/// Returns the release directory of the target directory in which the running executable was built.
 fn release_dir() -> PathBuf {
     let executable = env::current_exe().expect("a running test has a path");
     executable
@@ -50,7 +50,8 @@ fn release_dir() -> PathBuf {
         .expect("tests run from cargo's target directory")
 }
 
-/// Where a package of PyPI's is that Debian has not, or not as new: fetched once, beside what cargo builds.
+/// Returns the directory of a package of PyPI that Debian does not have, or only an older version
+/// of. The package is fetched once, next to cargo's files.
 pub fn python_package(name: &str) -> PathBuf {
     let packages = release_dir().with_file_name("python");
     let place = packages.join(name);
@@ -61,14 +62,14 @@ pub fn python_package(name: &str) -> PathBuf {
             .args([half.as_os_str(), name.as_ref()])
             .status();
         assert!(fetched.expect("pip runs").success(), "fetching {name} failed");
-        // Another test may have been first.
+        // Another test may have been faster.
         let _ = std::fs::rename(&half, &place);
     }
     place
 }
 
-/// Returns the directory of a package of npm's that Debian does not have. The package is fetched once,
-/// beside what cargo builds.
+/// Returns the directory of a package of npm that Debian does not have. The package is fetched
+/// once, next to cargo's files.
 pub fn node_package(name: &str, version: &str) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,14 +93,14 @@ pub fn node_package(name: &str, version: &str) -> PathBuf {
             .arg(format!("{name}@{version}"))
             .status();
         assert!(fetched.expect("npm runs").success(), "fetching {name} failed");
-        // A test of another process may have been first.
+        // A test in another process may have been faster.
         let _ = std::fs::rename(&half, &place);
     }
     place.join("node_modules").join(name)
 }
 
-/// The full path of a program: among the distribution's, PostgreSQL's own or in PATH. PATH comes last, because
-/// version managers put wrapper scripts there.
+/// Returns the full path of a program, from the distribution's directories, PostgreSQL's or PATH.
+/// PATH comes last, because version managers put wrapper scripts there.
 pub fn find(name: &str) -> PathBuf {
     search(name).unwrap_or_else(|| panic!("{name} is not installed: run `make test`, which sets it up"))
 }
@@ -118,7 +119,8 @@ fn search(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Debian keeps PostgreSQL's programs per major version; the newest first.
+/// Returns the directories of PostgreSQL's programs, newest first. Debian has one for each major
+/// version.
 fn postgres_dirs() -> Vec<PathBuf> {
     let mut dirs: Vec<_> = std::fs::read_dir("/usr/lib/postgresql")
         .into_iter()

@@ -1,6 +1,6 @@
-//! The road that connections took, gathered from `shunt status --json` while the programs run: a connection
-//! vanishes from the status when it ends. What it has carried stays in the host's counts, which say it all where nothing but the
-//! connections in question was there.
+//! Records which transport connections use, from `shunt status --json` while the programs run. A
+//! connection vanishes from the status when it ends. The host's totals keep its bytes. They are
+//! sufficient where no other connections existed.
 
 use shunt_abi::reason::{Reason, Road as Taken};
 use shunt_abi::status::{Connection, Direction, Snapshot, Totals};
@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the status is asked for.
+/// The interval between two queries of the status.
 const PERIOD: Duration = Duration::from_millis(50);
-/// How long it may take until the counts of a process that has ended are the broker's.
+/// The maximum time until the broker has the totals of a process that has ended.
 const COUNTED: Duration = Duration::from_secs(5);
 
-/// A watch on the road. On a native host it sees nothing and expects nothing.
+/// A record of transports. On a native host it is empty, and every expectation is met.
 #[derive(Debug)]
 pub struct Road {
     watch: Option<Watch>,
@@ -29,16 +29,19 @@ struct Watch {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a test expects of the connections to one port.
+/// The expected transport of the connections to one port.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
     /// The server's port.
     pub port: u16,
-    /// How many connections must have been on shared memory in both directions, at either end.
+    /// The number of connections that must have been attached in both directions, as seen at either
+    /// end.
     pub connections: usize,
-    /// Which part of the bytes must have gone through shared memory, as last seen of each connection and since it was first
-    /// seen there: how long that takes is the machine's affair. Of all bytes a third of this part must have. Or this part of all,
-    /// by the counts.
+    /// The part of the bytes that must have passed through shared memory.
+    ///
+    /// Bytes before a connection was first seen there do not count, because that time depends on
+    /// the machine. In addition, a third of this part must hold for all bytes. Alternatively, it
+    /// must hold for all bytes by the totals.
     pub share: f64,
 }
 
@@ -50,7 +53,7 @@ struct Seen {
     snapshots: usize,
     ends: HashMap<End, EndSeen>,
     last: Snapshot,
-    /// What had been counted before the watch began.
+    /// The totals before the recording began.
     before: Totals,
     bypasses: BTreeMap<String, BTreeMap<String, u64>>,
 }
@@ -59,11 +62,11 @@ struct Seen {
 struct EndSeen {
     program: String,
     last: Connection,
-    /// Bytes by TCP when both directions were first seen on shared memory.
+    /// Bytes sent over TCP before both directions were first seen on shared memory.
     tcp_before: Option<u64>,
 }
 
-/// The present status, if the broker answers.
+/// Returns the current status, if the broker answers.
 pub(crate) fn snapshot(command: &mut Command) -> Option<Snapshot> {
     let output = command.output().ok()?;
     serde_json::from_slice(&output.stdout).ok()
@@ -89,18 +92,20 @@ impl Road {
         Road { watch }
     }
 
-    /// Whether there is anything to see.
+    /// Returns `true` if transports are recorded.
     pub fn is_watched(&self) -> bool {
         self.watch.is_some()
     }
 
-    /// The connections to `port` seen so far with both directions on shared memory.
+    /// Returns the number of connections to `port` that were seen with both directions on shared
+    /// memory.
     pub fn on_shm(&self, port: u16) -> usize {
         let Some(watch) = &self.watch else { return 0 };
         watch.seen.lock().expect("no holder panics").tally(port).on_shm()
     }
 
-    /// Waits until `connections` connections to `port` have been on shared memory. On a native host at once.
+    /// Waits until `connections` connections to `port` have been on shared memory. Returns
+    /// immediately on a native host.
     pub fn wait_for_shm(&self, port: u16, connections: usize, limit: Duration) {
         let deadline = Instant::now() + limit;
         while self.is_watched() && self.on_shm(port) < connections {
@@ -114,13 +119,14 @@ impl Road {
         }
     }
 
-    /// Panics, with all that is known, unless the connections took the road that is expected. On a native host they always did.
+    /// Panics with a report unless the connections used the expected transport. Does nothing on a
+    /// native host.
     pub fn expect(&self, expected: Expected) {
         self.wait_for(expected, COUNTED);
     }
 
-    /// The same of programs that go on meanwhile, and have so long for it: how much goes by TCP before is a matter of how busy the
-    /// machine is.
+    /// Waits until connections of running programs have used the expected transport, for at most
+    /// `limit`. How many bytes use TCP before depends on the load of the machine.
     pub fn wait_for(&self, expected: Expected, limit: Duration) {
         let Some(watch) = &self.watch else { return };
         let deadline = Instant::now() + limit;
@@ -135,13 +141,13 @@ impl Road {
         }
     }
 
-    /// Messages that the broker has counted as bad.
+    /// Returns the number of invalid messages that the broker has counted.
     pub fn bad_messages(&self) -> u64 {
         let Some(watch) = &self.watch else { return 0 };
         watch.seen.lock().expect("no holder panics").last.bad_messages.values().sum()
     }
 
-    /// What was seen of the connections to `port`, and why those on TCP were.
+    /// Returns a report of the connections to `port`, with the reasons of those on TCP.
     pub fn report(&self, port: u16) -> String {
         match &self.watch {
             Some(watch) => watch.seen.lock().expect("no holder panics").report(port),
@@ -161,7 +167,7 @@ impl Drop for Road {
     }
 }
 
-/// The ends of the connections to one port, added up.
+/// Sums over the ends of the connections to one port.
 #[derive(Debug, Default)]
 struct Tally {
     client_ends: usize,
@@ -175,19 +181,20 @@ struct Tally {
 }
 
 impl Tally {
-    /// Both ends report the same connection; either's word will do, as it may have been seen only there.
+    /// Returns the number of connections on shared memory. Both ends report a connection; one is
+    /// enough, because only one may have been seen.
     fn on_shm(&self) -> usize {
         self.client_on_shm.max(self.server_on_shm)
     }
 
-    /// See [`Expected`].
+    /// Returns `true` if the sums match the expectation; see [`Expected`].
     fn is_as(&self, expected: Expected) -> bool {
         self.on_shm() >= expected.connections
             && self.share(self.tcp_before) >= expected.share
             && self.share(0) >= expected.share / 3.0
     }
 
-    /// Of the bytes without so many that came by TCP.
+    /// Returns the part of shared memory among all bytes but the first `without` bytes of TCP.
     fn share(&self, without: u64) -> f64 {
         let (shm, tcp) = (self.shm_bytes as f64, self.tcp_bytes.saturating_sub(without) as f64);
         shm / (shm + tcp).max(1.0)
@@ -199,7 +206,8 @@ impl Seen {
         self.snapshots += 1;
         for process in &snapshot.processes {
             for connection in &process.connections {
-                // A direction in which nothing has been sent since the pairing is idle: its next byte is on the lane.
+                // A direction without a byte since the pairing is idle: its next byte is on the
+                // lane.
                 let directions = [connection.send, connection.receive];
                 let ready = |one: &Direction| one.road == Taken::Shm || one.reason == Reason::Idle;
                 let on_shm =
@@ -221,12 +229,12 @@ impl Seen {
         self.last = snapshot;
     }
 
-    /// As seen, or as counted.
+    /// Returns `true` if either the observations or the totals match.
     fn took(&self, expected: Expected) -> bool {
         self.tally(expected.port).is_as(expected) || self.counted_as(expected)
     }
 
-    /// By the host's counts, unless there were connections to other ports.
+    /// Returns `true` if the host's totals match, and no connection went to another port.
     fn counted_as(&self, expected: Expected) -> bool {
         let is_to =
             |end: &EndSeen| [end.last.local, end.last.remote].iter().any(|at| at.port() == expected.port);
@@ -236,7 +244,8 @@ impl Seen {
             && shm as f64 >= expected.share * (shm + tcp) as f64
     }
 
-    /// Since the watch began: ends that came onto shared memory, and bytes by it and by TCP.
+    /// Returns totals since the recording began: attached ends, bytes on shared memory, and bytes
+    /// on TCP.
     fn counted(&self) -> (u64, u64, u64) {
         let of =
             |totals: &Totals| (totals.share.on_shm, totals.bytes.shm, totals.bytes.tcp.values().sum::<u64>());

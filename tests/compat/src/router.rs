@@ -1,4 +1,5 @@
-//! Two hosts with a router of the overlay on each: a wire between them, and what their routers say of the roads of connections.
+//! Two hosts, each with a router of the overlay: a cable between them, and the routers' reports
+//! about connections.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -14,10 +15,10 @@ use crate::keeper::only_child;
 
 const NAMES: [&str; 2] = ["one", "two"];
 const ADDRESSES: [&str; 2] = ["192.168.77.1", "192.168.77.2"];
-/// How long it may take to start.
+/// The maximum time to start.
 const START: Duration = Duration::from_secs(30);
 
-/// The network namespaces of two hosts with a wire between them, the device `wire` on each.
+/// Creates the network namespaces of two hosts, connected by the device `wire` on each.
 pub fn two_hosts() -> [Net; 2] {
     let nets = NAMES.map(|_| Net::new());
     let ends = ADDRESSES.map(|address| format!("{address}/24"));
@@ -25,7 +26,7 @@ pub fn two_hosts() -> [Net; 2] {
     nets
 }
 
-/// Bytes that have come to a host by the wire.
+/// Returns the number of bytes that a host has received on the cable.
 pub fn by_wire(net: &Net) -> u64 {
     let mut command = Command::new("ip");
     command.args(["-j", "-s", "link", "show", "wire"]);
@@ -34,16 +35,16 @@ pub fn by_wire(net: &Net) -> u64 {
     links[0]["stats64"]["rx"]["bytes"].as_u64().expect("a number")
 }
 
-/// How routers know which containers are where.
+/// How routers learn which containers are on which host.
 #[derive(Clone, Copy, Debug)]
 pub enum Known<'a> {
-    /// What is on each host, as their files say.
+    /// From files that list the containers of each host.
     Listed([&'a str; 2]),
-    /// By the etcd at this URL.
+    /// From the etcd at this URL.
     Published(&'a str),
 }
 
-/// The router of one of the hosts.
+/// The router of one host.
 #[derive(Debug)]
 pub struct Router {
     shunt: PathBuf,
@@ -52,9 +53,10 @@ pub struct Router {
 }
 
 impl Router {
-    /// Runs that of the host `at`, whose network namespace is `net`, for supervisors that find it at `socket`, with the overlay's prefix and
-    /// how it is known what of it is on each host. `command` says how the program is started: one that trusts no container hears only
-    /// those of its own namespaces of processes and users.
+    /// Starts the router of the host `at`, whose network namespace is `net`. Supervisors find it at
+    /// `socket`; `prefix` is the overlay's prefix, and `known` is the source of container
+    /// addresses. `command` determines how the program is started: a router that trusts no
+    /// container must share its process and user namespaces with the supervisors.
     #[expect(clippy::too_many_arguments, reason = "each is one line of the router's configuration")]
     pub fn start(
         host: &Host,
@@ -106,7 +108,8 @@ impl Router {
         router
     }
 
-    /// How many connections of this end took the host network, and the reasons of those that did not.
+    /// Returns how many connections of this end used the host network, and the reasons of the
+    /// others.
     pub fn roads(&self, end: &str) -> (u64, Value) {
         let status: Value = serde_json::from_slice(&self.status().stdout).expect("it says JSON");
         let roads = &status["connections"][end];
@@ -122,7 +125,7 @@ impl Router {
 
 impl Drop for Router {
     fn drop(&mut self) {
-        // What has entered an engine's namespaces waits for the router, its child.
+        // A command that enters an engine's namespaces waits for its child, the router.
         let child = only_child(self.child.id()).and_then(|child| Pid::from_raw(child as i32));
         let _ = kill_process(child.unwrap_or(Pid::from_child(&self.child)), Signal::TERM);
         let _ = self.child.wait();

@@ -1,4 +1,5 @@
-//! `shunt run --offer at-once`: connections that end after one exchange, as most of a test suite's do, take shared memory too.
+//! `shunt run --offer at-once`: connections that end after one exchange, like most of a test
+//! suite's, use shared memory too.
 
 use shunt_compat::{Host, both, compile};
 use std::time::Duration;
@@ -6,8 +7,8 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(100);
 const CONNECTIONS: u64 = 200;
 
-/// Runs a server and a client, whose connections end after so many exchanges, and says how many of their ends were used and how many
-/// were on shared memory. Natively nobody knows.
+/// Runs a server and a client with short connections of `exchanges`. Returns how many connection
+/// ends were used and how many of those were on shared memory; `None` natively.
 fn short_connections(host: &Host, offer: &str, count: u64, exchanges: &[&str]) -> Option<(u64, u64)> {
     let (port, count) = (host.port().to_string(), count.to_string());
     let before = host.status().map(|status| status.totals.share);
@@ -21,7 +22,7 @@ fn short_connections(host: &Host, offer: &str, count: u64, exchanges: &[&str]) -
         .args(exchanges)
         .run("client", LIMIT);
     assert!(server.wait(LIMIT).success());
-    // Both have ended, and what they had counted is kept. The broker hears of an end a moment later.
+    // Both have ended, and the broker keeps their totals. It receives them a moment after the end.
     let (before, after) = (before?, host.status()?.totals.share);
     Some((after.seen - before.seen, after.on_shm - before.on_shm))
 }
@@ -43,7 +44,8 @@ fn by_default_they_are_not_worth_it() {
     });
 }
 
-/// What pairing costs they do not repay, however long they last: after some of them the rest is left alone.
+/// Such connections do not repay the cost of pairing, however long they last. After some of them
+/// shunt leaves the others on TCP.
 #[test]
 fn connections_of_a_few_exchanges_are_soon_left_alone() {
     both(LIMIT, |host| {
@@ -53,7 +55,7 @@ fn connections_of_a_few_exchanges_are_soon_left_alone() {
     });
 }
 
-/// Programs read a socket that they have connected without waiting, and whose connection was refused.
+/// Some programs read from a socket without waiting after a connect that was refused.
 #[test]
 fn a_refused_connection_was_not_used() {
     both(LIMIT, |host| {
@@ -69,7 +71,8 @@ fn a_refused_connection_was_not_used() {
     });
 }
 
-/// One thread sends while another one's call is the first that has the connection offered: what is sent just then is counted once.
+/// One thread sends while another thread's call is the first that offers the connection. The bytes
+/// sent at that moment must be counted once.
 #[test]
 fn what_another_thread_sends_meanwhile_is_no_byte_past_tcp() {
     both(LIMIT, |host| {
@@ -82,7 +85,7 @@ fn what_another_thread_sends_meanwhile_is_no_byte_past_tcp() {
     });
 }
 
-/// Nothing has gone past TCP where nothing has gone at all.
+/// No bytes have bypassed TCP if there were no bytes at all.
 #[test]
 fn who_reads_before_there_is_anything_is_offered_as_others_are() {
     both(LIMIT, |host| {

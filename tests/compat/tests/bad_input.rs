@@ -1,5 +1,6 @@
-//! Bad input: no descriptors left, little address space, rubbish on the broker's socket, a peer that scribbles
-//! over the shared memory. Each a counted fallback, never a crash or a hang.
+//! Bad conditions and bad input: no free descriptors, little address space, invalid messages on the
+//! broker's socket, a peer that corrupts the shared memory. Each must cause a counted fallback, and
+//! never a crash or a hang.
 
 use shunt_compat::{Expected, Host, Program, both, find_program, under_shunt};
 use std::time::Duration;
@@ -23,12 +24,12 @@ fn client(host: &Host, port: u16, seconds: f64) -> Program {
     host.script("python3", "echo.py").args(client_arguments(port, seconds)).start("client")
 }
 
-/// Clients with this limit of util-linux's prlimit; they must get back what they would get without it.
+/// Runs clients under this limit of util-linux's prlimit. They must receive the same as without it.
 fn limited(limit: &'static str) {
     both(Duration::from_secs(90), move |host| {
         let (server, port) = server(host, "threads");
         let python = find_program("python3");
-        // `script` writes the file; the program that is started is prlimit, which becomes python.
+        // `script` only writes the file. The program that starts is prlimit, which executes Python.
         let _ = host.script("python3", "echo.py");
         let ended = host
             .program("prlimit")
@@ -46,7 +47,8 @@ fn limited(limit: &'static str) {
 
 #[test]
 fn a_descriptor_table_with_no_room_for_more() {
-    // Three for stdio, one per connection, and what Python opens for a moment while it loads its modules.
+    // Three for stdio, one for each connection, and those that Python opens for a moment while it
+    // loads modules.
     limited("--nofile=14");
 }
 
@@ -57,11 +59,12 @@ fn a_descriptor_table_with_room_for_a_few() {
 
 #[test]
 fn an_address_space_without_room_for_a_link() {
-    // Enough for Python and its eight threads; a link or two of 32 MB each may or may not fit.
+    // Enough for Python and its eight threads. A link or two of 32 MB each may fit or not.
     limited("--as=700000000");
 }
 
-/// The shim's page would be larger than the program may make a file: not even in memory, or it is SIGXFSZ.
+/// The shim's page is larger than the program's file size limit. Exceeding it raises SIGXFSZ, even
+/// for a file in memory.
 #[test]
 fn a_limit_of_file_sizes() {
     both(Duration::from_secs(60), |host| {
@@ -98,7 +101,7 @@ fn rubbish_on_the_broker_socket() {
             .run("rubbish", LIMIT);
         assert!(rubbish.stdout.contains("sent"), "{}", rubbish.stdout);
         assert!(client.wait(LIMIT).success(), "the clients, while the broker was sent rubbish");
-        // It still pairs.
+        // The broker still pairs connections.
         let second = host.watch_road();
         let client = self::client(host, port, 1.0);
         second.wait_for_shm(port, CONNECTIONS, LIMIT);
@@ -108,7 +111,8 @@ fn rubbish_on_the_broker_socket() {
     });
 }
 
-/// The echo server has two clients: one scribbles over what it shares with the server, the other must not notice.
+/// The echo server has two clients. One corrupts the memory that it shares with the server, and the
+/// other must not be affected.
 fn scribble(style: &'static str) {
     under_shunt(Duration::from_secs(90), move |host| {
         let (server, port) = server(host, style);
@@ -123,7 +127,7 @@ fn scribble(style: &'static str) {
             .start("rubbish");
         road.wait_for_shm(port, CONNECTIONS + 4, LIMIT);
         host.write("gate", "");
-        // Its own end may come in any way, but it must come.
+        // The corrupting client may end in any way, but it must end.
         let scribbled = scribbler.wait(LIMIT);
         assert!(scribbled.stdout.contains("links"), "{}{}", scribbled.stdout, scribbled.stderr);
         assert!(!scribbled.stdout.contains("links 0"), "the scribbler found no link in its own mappings");
@@ -131,7 +135,7 @@ fn scribble(style: &'static str) {
         assert!(healthy.success(), "the healthy client: {}\n{}", healthy.stdout, healthy.stderr);
         road.expect(Expected { port, connections: CONNECTIONS + 4, share: 0.8 });
         assert!(server.is_running(), "the server fell over the scribbler");
-        // The server still takes connections and puts them on shared memory.
+        // The server still accepts connections and attaches them.
         let second = host.watch_road();
         let client = client(host, port, 1.0);
         second.wait_for_shm(port, CONNECTIONS, LIMIT);

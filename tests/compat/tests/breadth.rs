@@ -1,5 +1,5 @@
-//! The quickest of the tests that Debian's packages carry, natively and with shunt for the whole system. All of them, and how
-//! they are run: `tests/breadth`.
+//! Runs the fastest of the tests in Debian's packages natively and with shunt for the whole system.
+//! `tests/breadth` contains all of them, and describes how they are run.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ fn the_quickest_packages_tests_pass_as_natively() {
         .expect("tests/breadth/run is there, and so is Python");
     let (table, said) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{table}\n{said}");
-    // A run in which little passed natively has asked nothing.
+    // If few tests passed natively, the run has checked nothing.
     let compared =
         said.lines().rev().find_map(|line| line.strip_prefix("breadth: ")?.split_once(" passed, 0 failed"));
     let compared: usize = compared.and_then(|(count, _)| count.parse().ok()).expect("its last line");

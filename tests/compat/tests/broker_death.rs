@@ -1,5 +1,5 @@
-//! `kill -9` of the broker under load (L6): established connections go on, new ones work on TCP, and once a
-//! broker is back, new connections are paired again.
+//! Kills the broker with SIGKILL under load (L6). Established connections go on, and new ones use
+//! TCP. After the broker has been restarted, new connections are paired again.
 
 use shunt_compat::{Expected, Host, Program, under_shunt};
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn server(host: &Host) -> (Program, u16) {
     (server, port)
 }
 
-/// Clients that verify every echo, for at least `seconds`.
+/// Starts clients that verify every echo for at least `seconds`.
 fn clients(host: &Host, name: &str, port: u16, seconds: f64) -> Program {
     host.script("python3", "echo.py")
         .args(["client", "threads", &port.to_string(), &CONNECTIONS.to_string(), "20", &seconds.to_string()])
@@ -38,7 +38,8 @@ fn connections_outlive_the_broker_and_new_ones_are_paired_by_the_next() {
         };
 
         host.kill_broker();
-        // Without a broker: new connections between programs that knew it, and a program that starts without one.
+        // Without a broker: new connections of a program that knew it, and a program that starts
+        // without one.
         let orphans = clients(host, "orphans", port, 1.0);
         verified(orphans);
         verified(established);
@@ -68,7 +69,7 @@ fn redis_benchmark_does_not_notice() {
             .start("load");
         host.watch_road().wait_for_shm(port, 40, Duration::from_secs(40));
         host.kill_broker();
-        // Its next tests open new connections, while there is no broker and, later, while there is one.
+        // The load opens new connections, first without a broker and later with one.
         std::thread::sleep(Duration::from_secs(1));
         host.start_broker();
         let ended = load.wait(Duration::from_secs(60));
@@ -87,7 +88,8 @@ fn without_any_broker_programs_run_on_tcp() {
     });
 }
 
-/// A waiter that is new since the broker died can be made known to nobody: it does not look every millisecond for that.
+/// A waiter that is created after the broker's death cannot be announced to peers. It must not poll
+/// every millisecond for that reason.
 #[test]
 fn whoever_waits_first_after_the_death_sleeps_too() {
     for call in ["recv", "poll", "epoll"] {

@@ -1,5 +1,6 @@
-//! Bun, which makes and fills its epoll instances through libc and waits on them by an instruction of
-//! its own, in an executable of 90 MB. Nothing of it may be on shared memory, and all of it must work.
+//! Bun, an executable of 90 MB. It creates and fills its epoll instances through libc, and waits on
+//! them by an inline system call. None of its connections may be on shared memory, and everything
+//! must work.
 
 use shunt_compat::{Host, Launch, Way, both, converse, gate, node_package};
 use std::path::{Path, PathBuf};
@@ -10,7 +11,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 const REASON: &str = "own_calls";
 const CLIENTS: usize = 8;
 
-/// Returns the path of the build for all x86-64 processors. Hosts have no network: it is fetched before.
+/// Returns the path of the build for all x86-64 processors. Hosts have no network, so this runs
+/// before.
 fn fetch() -> PathBuf {
     node_package("@oven/bun-linux-x64-baseline", "1.4.5").join("bin/bun")
 }

@@ -1,5 +1,5 @@
-//! docs/calls.md, compared with what the glibc of this machine exports, with the hooks of libshunt.so, and with the tests
-//! that it names.
+//! Compares docs/calls.md with the exports of this machine's glibc, with the hooks of libshunt.so,
+//! and with the tests that the page names.
 
 use shunt_compat::Tools;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What is left of a name without the decoration of its variants: every function of glibc with such a stem has a row.
+/// Function names without the affixes of their variants. Every function of glibc with such a stem
+/// must have a row.
 const STEMS: &str = "
     accept accept4 aio_cancel aio_error aio_fsync aio_init aio_read aio_return aio_suspend aio_write bind bindresvport
     clone close close_range closefrom closelog connect copy_file_range daemon dprintf dup dup2 dup3 epoll_create
@@ -63,12 +64,12 @@ fn rows() -> BTreeMap<String, Row> {
     rows
 }
 
-/// What stands between backquotes.
+/// Returns the parts of a cell between backquotes.
 fn quoted(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The functions that a library exports, with their versions.
+/// Returns the functions that a library exports, with their versions.
 fn exports(library: &Path) -> Vec<(String, String)> {
     let output = Command::new("readelf").args(["-W", "--dyn-syms"]).arg(library).output().expect("readelf");
     assert!(output.status.success());
@@ -82,7 +83,7 @@ fn exports(library: &Path) -> Vec<(String, String)> {
     text.lines().filter_map(function).collect()
 }
 
-/// The C library of the test itself.
+/// Returns the path of the C library that the test itself uses.
 fn glibc() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").expect("readable");
     let path =
@@ -104,8 +105,9 @@ fn every_function_of_glibc_that_meets_a_descriptor_has_a_row() {
     assert!(missing.is_empty(), "docs/calls.md has no row for {missing:?}");
 }
 
-/// What libshunt.so names of libc and never calls in a program that has none: hooks of libc's own functions, what Rust's library does when
-/// it tells of a panic, and what is looked for to see which libc there is.
+/// Symbols of libc that libshunt.so imports and never calls in a program without a libc: hooks of
+/// libc's internal functions, imports of Rust's panic messages, and symbols with which the shim
+/// identifies the libc.
 const NOT_CALLED_WITHOUT_LIBC: &str = "_ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __cxa_finalize \
     __cxa_thread_atexit_impl __gmon_start__ __xpg_strerror_r dl_iterate_phdr dlclose environ fflush fileno free \
     _r_debug fstat64 getcwd lseek64 malloc open64 pthread_key_delete readlink realloc realpath stat64 statx";
@@ -148,7 +150,7 @@ fn every_test_that_the_page_names_is_there() {
             let found = places.iter().any(|place| {
                 let text =
                     fs::read_to_string(root.join(place).join(format!("{file}.rs"))).unwrap_or_default();
-                // A test by itself, or a scenario of a macro that makes tests.
+                // A test function, or a scenario of a macro that generates tests.
                 text.contains(&format!("\nfn {name}()")) || text.contains(&format!("\n    {name}: "))
             });
             assert!(found, "{call}: there is no test {test}");

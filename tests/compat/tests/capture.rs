@@ -1,5 +1,5 @@
-//! `shunt capture`, read back by tshark: conversations of programs that nobody here wrote, and a transfer of which every byte is
-//! there and right, or said to be missing.
+//! Reads the output of `shunt capture` with tshark: conversations of unmodified programs, and a
+//! transfer in which every byte must be present and right, or reported as missing.
 
 use shunt_compat::{Finished, Host, Program, find_program, under_shunt};
 use std::fs::{self, read_to_string};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A capture under way, and where to.
+/// A running capture, and its file.
 struct Capture {
     program: Program,
     file: PathBuf,
@@ -33,7 +33,7 @@ impl Capture {
         Capture { program, file }
     }
 
-    /// Ends it as Ctrl-C does. Returns the file, and what it says of it.
+    /// Ends the capture as Ctrl-C does. Returns the file, and the summary that was printed.
     fn stop(self) -> (PathBuf, String) {
         let Finished { status, stderr, .. } = self.program.stop();
         assert!(status.success(), "{stderr}");
@@ -46,7 +46,7 @@ fn shunt(host: &Host) -> shunt_compat::Launch<'_> {
     host.program(tools.shunt.to_str().expect("a path of ours")).native()
 }
 
-/// What tshark prints of a capture. It finds nothing wrong with it.
+/// Returns what tshark prints for a capture. It must accept the file.
 fn tshark(file: &Path, arguments: &[&str]) -> String {
     let output = Command::new(find_program("tshark")).arg("-n").arg("-r").arg(file).args(arguments).output();
     let output = output.expect("tshark runs");
@@ -55,7 +55,8 @@ fn tshark(file: &Path, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("tshark prints text")
 }
 
-/// The streams of a capture, each as what its two ends have sent, the one with the lower port first.
+/// Returns the streams of a capture. For each it has the bytes of both ends; the end with the lower
+/// port comes first.
 fn streams(file: &Path) -> Vec<[Vec<u8>; 2]> {
     let mut streams: Vec<[Vec<u8>; 2]> = Vec::new();
     let fields = ["tcp.stream", "tcp.srcport", "tcp.dstport", "tcp.payload"];
@@ -73,7 +74,7 @@ fn streams(file: &Path) -> Vec<[Vec<u8>; 2]> {
     streams
 }
 
-/// What is wrong with the order and the numbers of packets, as tshark sees it.
+/// Returns the packets with a wrong order or wrong numbers, in tshark's analysis.
 fn complaints(file: &Path) -> String {
     tshark(file, &["-Y", "tcp.analysis.flags || _ws.malformed"])
 }
@@ -118,7 +119,7 @@ fn redis_is_followed_word_for_word() {
         let resp = format!("tcp.port=={port},resp");
         let decoded = tshark(&file, &["-d", &resp, "-T", "fields", "-e", "resp.bulk_string.value"]);
         assert!(decoded.matches("6b65793a").count() > 400, "{decoded}");
-        // Who it is.
+        // The comment names the programs.
         let comment = tshark(&file, &["-c", "1", "-T", "fields", "-e", "frame.comment"]);
         assert!(comment.contains("redis-server[") && comment.contains("redis-cli["), "{comment}");
     });
@@ -130,7 +131,8 @@ fn http_is_followed_and_its_files_are_whole() {
         let (port, root) = (host.port(), host.path("www"));
         fs::create_dir(&root).expect("own directory");
         let content: Vec<u8> = (0..8000_u64).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
-        // All of it together is less than what is never missed, three quarters of a ring, however long the capture waits for a processor.
+        // All files together are smaller than three quarters of a ring, which is never missed,
+        // however long the capture waits for a processor.
         let names: Vec<_> = (0..40).map(|index| format!("file{index:02}")).collect();
         for (index, name) in names.iter().enumerate() {
             fs::write(root.join(name), &content[index..500 + 180 * index]).expect("own directory");
@@ -162,7 +164,7 @@ fn http_is_followed_and_its_files_are_whole() {
         let urls = names
             .iter()
             .flat_map(|name| ["-o".into(), "/dev/null".into(), format!("http://127.0.0.1:{port}/{name}")]);
-        // A file each 25 ms: most come once the connection is paired.
+        // One file every 25 ms, so that most are sent after the pairing.
         let curl = host.program("curl").args(["--silent", "--show-error", "--fail", "--rate", "40/s"]);
         curl.args(urls).run("curl", LIMIT);
         let (file, said) = capture.stop();
@@ -193,7 +195,7 @@ fn http_is_followed_and_its_files_are_whole() {
     });
 }
 
-/// The bodies of the answers in a stream of HTTP, from the first that begins in it.
+/// Returns the bodies of the answers in a stream of HTTP, from the first that begins in it.
 fn bodies(stream: &[u8]) -> Vec<&[u8]> {
     let find = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).position(|window| window == what);
     let mut rest = &stream[find(stream, b"HTTP/1.1 200 OK\r\n").expect("an answer")..];
@@ -282,7 +284,7 @@ fn a_transfer_is_there_and_right_or_said_to_be_missing() {
         assert_eq!(comments.lines().count(), captured.packets.len());
         let pattern = |at: u64| ((at % 1_000_003).wrapping_mul(2_654_435_761) >> 13) as u8;
         let (mut bytes, mut reached, mut missed) = (0, None, 0);
-        // The end of the stream is TOTAL bytes behind its beginning.
+        // The end of the stream is TOTAL bytes after its beginning.
         let end = captured.packets.iter().find(|packet| packet.is_end && packet.to == port).expect("an end");
         for (packet, comment) in captured.packets.iter().zip(comments.lines()) {
             if packet.to != port {
@@ -291,7 +293,7 @@ fn a_transfer_is_there_and_right_or_said_to_be_missing() {
             let at = TOTAL - u64::from(end.sequence.wrapping_sub(packet.sequence));
             let gap = gap_before(comment);
             missed += gap;
-            // Where the lane begins in the stream, only the first packet says.
+            // Only the first packet shows where the lane begins in the stream.
             assert_eq!(reached.unwrap_or(at - gap) + gap, at, "{comment}");
             reached = Some(at + packet.bytes.len() as u64);
             bytes += packet.bytes.len() as u64;
@@ -307,13 +309,13 @@ fn a_transfer_is_there_and_right_or_said_to_be_missing() {
     });
 }
 
-/// What a comment on a packet says of the bytes before it.
+/// Returns the number of missing bytes before a packet, from its comment.
 fn gap_before(comment: &str) -> u64 {
     let words = comment.split("; ").find_map(|part| part.strip_suffix(" bytes before this were missed"));
     words.map_or(0, |count| count.parse().expect("a number"))
 }
 
-/// A capture as the format says it is, packet by packet.
+/// The packets of a capture, parsed according to the format's specification.
 struct Captured {
     packets: Vec<Packet>,
 }
@@ -386,7 +388,7 @@ fn a_capture_is_read_live_and_ends_by_itself() {
             .program("redis-benchmark")
             .words(&format!("-h 127.0.0.1 -p {port} -t set -c 4 -n 100000000 -q"))
             .start("load");
-        // Connections that are under way as it begins.
+        // Let connections exist before the capture starts.
         std::thread::sleep(Duration::from_millis(500));
         let tools = host.tools().expect("under shunt");
         let line = format!(

@@ -1,5 +1,5 @@
-//! Servers that root starts and that go behind another root directory: ngIRCd, as Debian sets it up, before it becomes another user, and one
-//! that forks there. Needs root.
+//! Servers that root starts and that chroot: ngIRCd in Debian's configuration, before it changes
+//! its user, and a server that forks in the chroot. Needs root.
 
 use shunt_compat::{Expected, both};
 use std::fs;
@@ -35,7 +35,7 @@ fn ngircd() {
     });
 }
 
-/// The child cannot find the broker, and `shunt explain` says so.
+/// The child cannot reach the broker, and `shunt explain` reports that.
 #[test]
 fn forked_behind_another_root_directory() {
     both(2 * LIMIT, |host| {

@@ -1,7 +1,10 @@
-//! Pods of two nodes as Kubernetes has them, without Kubernetes: two containerds, asked by their container runtime interface, addresses by
-//! Debian's CNI plugins (bridge, host-local), and between the nodes a VXLAN with a route for each node's pods, as flannel makes it. With the
-//! runtime class of packaging/kubernetes and a router on each node, connections cross the host network only, whether pods are trusted or
-//! not. What comes back is checked, and so is the road. Needs root.
+//! Pods on two nodes, as with Kubernetes, but without it. Two containerds are used through their
+//! container runtime interface. Debian's CNI plugins (bridge, host-local) assign addresses. A VXLAN
+//! with a route for each node's pods connects the nodes, as with flannel.
+//!
+//! With the runtime class of packaging/kubernetes and a router on each node, connections must use
+//! the host network only, whether pods are trusted or not. The tests check the answers and the
+//! transport. Needs root.
 
 #[path = "../../../crates/cli/tests/overlay/attempts.rs"]
 mod attempts;
@@ -13,9 +16,9 @@ use std::path::Path;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-/// What Kubernetes calls the nodes' pod CIDRs.
+/// The nodes' pod CIDRs, in terms of Kubernetes.
 const PODS: [&str; 2] = ["10.70.1.0/24", "10.70.2.0/24"];
-/// Large beside everything that belongs to setting connections up.
+/// Much larger than the traffic that sets connections up.
 const PAYLOAD: usize = 4_000_000;
 
 const ONE: usize = 0;
@@ -23,10 +26,10 @@ const TWO: usize = 1;
 
 struct Cluster<'h> {
     host: &'h Host,
-    /// They end before the nodes whose processes they see, and so can clear up.
+    /// The routers must end before the nodes whose processes they see, to be able to clean up.
     routers: Vec<Router>,
     nets: [Net; 2],
-    /// Of the servers and of the clients.
+    /// The nodes of the servers and of the clients.
     nodes: [Node<'h>; 2],
 }
 
@@ -50,7 +53,7 @@ impl<'h> Cluster<'h> {
         Cluster { host, nets, nodes, routers: Vec::new() }
     }
 
-    /// Runs both routers, with pods that are trusted or not.
+    /// Starts both routers, for pods that are trusted or not.
     fn route(&mut self, secure: bool) {
         self.routers.clear();
         self.routers = [ONE, TWO].map(|at| self.router(at, secure)).into();
@@ -71,7 +74,8 @@ impl<'h> Cluster<'h> {
         )
     }
 
-    /// Does something, after which both routers must have put exactly so many connections on the host network, and none anywhere else.
+    /// Runs `work`. Both routers must then have put exactly `connections` new connections on the
+    /// host network, and no others elsewhere.
     fn expect_host<T>(&self, connections: u64, work: impl FnOnce() -> T) -> T {
         let roads = || (self.routers[TWO].roads("client"), self.routers[ONE].roads("server"));
         let before = roads();
@@ -82,7 +86,7 @@ impl<'h> Cluster<'h> {
         result
     }
 
-    /// Bytes that have come to a pod by its own device.
+    /// Returns the number of bytes that a pod has received on its own device.
     fn received(&self, pod: &Pod) -> u64 {
         let path = "/sys/class/net/eth0/statistics/rx_bytes";
         text(&self.nodes[ONE].exec(pod, &["cat", path]).stdout).parse().unwrap()
@@ -97,7 +101,7 @@ fn text(bytes: &[u8]) -> String {
 fn pods_of_two_nodes_talk_over_the_host_network() {
     under_shunt(Duration::from_secs(240), |host| {
         let mut cluster = Cluster::start(host);
-        // Nobody is trusted, which is a router's default.
+        // `true`: no pod is trusted, which is a router's default.
         for secure in [true, false] {
             cluster.route(secure);
             nginx_serves_a_pod_of_another_node(&cluster);
@@ -121,7 +125,7 @@ fn nginx_serves_a_pod_of_another_node(cluster: &Cluster<'_>) {
     let mount = |name: &str, place: &str| format!("{}:{place}", cluster.host.path(name).display());
     let mounts =
         [mount("nginx.conf", "/nginx.conf"), mount("file", "/served/file"), mount("group", "/etc/group")];
-    // What nginx looks for before it reads its configuration.
+    // Files that nginx needs before it reads its configuration.
     let serve = "mkdir -p /var/log/nginx /var/lib/nginx; exec nginx -c /nginx.conf";
     let [server, client] = &cluster.nodes;
     let web = server.run("shunt", "web", &mounts, &["sh", "-c", serve]);
@@ -144,7 +148,7 @@ fn nginx_serves_a_pod_of_another_node(cluster: &Cluster<'_>) {
     assert!(wire > PAYLOAD as u64, "{wire} bytes came by the host network");
     let output = cluster.expect_host(1, || curl(&user, "/seen"));
     assert_eq!(text(&output.stdout), format!("{} {}", user.address, web.address), "{output:?}");
-    // A pod that has another runtime class is on the overlay, and that is said.
+    // A pod of another runtime class uses the overlay, and the router reports that.
     let other = client.run("runc", "other", &[], &["sleep", "100000"]);
     let (host, before) = cluster.routers[ONE].roads("server");
     let output = curl(&other, "/file");
@@ -157,7 +161,7 @@ fn nginx_serves_a_pod_of_another_node(cluster: &Cluster<'_>) {
     server.remove(web);
 }
 
-/// Programs with the shim in them as well, that read and write each value.
+/// Runs programs that also have the shim in them, and that verify each value.
 fn memcached_is_loaded(cluster: &Cluster<'_>) {
     let [server, client] = &cluster.nodes;
     let memory = "memcached -u root -p 11211 -U 0 -t 1".split(' ').collect::<Vec<_>>();
@@ -174,7 +178,7 @@ fn memcached_is_loaded(cluster: &Cluster<'_>) {
     server.remove(memory);
 }
 
-/// In a pod that has whatever a pod can have, from its beginning or started in it later.
+/// Runs the attacks in a pod with every capability, from its start and in a later process.
 fn what_a_hostile_program_gets_is_what_the_page_says(cluster: &Cluster<'_>) {
     let [server, client] = &cluster.nodes;
     let mounts = [format!("{}:/attack", attack().display())];
@@ -185,7 +189,7 @@ fn what_a_hostile_program_gets_is_what_the_page_says(cluster: &Cluster<'_>) {
         assert!(Instant::now() < deadline, "it does not listen");
         std::thread::sleep(Duration::from_millis(50));
     }
-    // Its first program waits in a call that its supervisor has.
+    // Its first program waits in a call that its supervisor answers.
     let own = client.run_with(
         "shunt",
         "hostile",

@@ -1,5 +1,5 @@
-//! Containers of a real Docker engine: a server in one, its client in another, and every value that comes back checked.
-//! The broker is on the host, as docs/containers.md has it.
+//! Containers of a real Docker engine, with a server in one and a client in another, which verifies
+//! every value. The broker runs on the host, as described in docs/containers.md.
 
 use shunt_compat::{Engine, Expected, Host, Road, keepalive_probes, under_shunt};
 use std::fs;
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 
 const IMAGE: &str = "shunt-test";
 const CONNECTIONS: usize = 10;
-/// After so many seconds without a packet, connection tracking forgets a connection.
+/// Connection tracking forgets a connection after this many seconds without a packet.
 const TRACKED: u32 = 3;
 
-/// Starts memcached in a container of its own.
+/// Starts memcached in a new container.
 fn serve(engine: &Engine<'_>, how: &[String], name: &str, port: u16, options: &[&str]) {
     let mut words = run(how, options, &format!("memcached -u root -p {port} -U 0 -t 1"));
     words.splice(1..1, ["--detach".to_owned(), format!("--name={name}")]);
     engine.docker(words);
 }
 
-/// `docker run` with a command in our image.
+/// Returns the words of `docker run` with a command in the test's image.
 fn run(how: &[String], options: &[&str], command: &str) -> Vec<String> {
     let mut words = vec!["run".to_owned()];
     words.extend(how.iter().cloned());
@@ -31,7 +31,7 @@ fn run(how: &[String], options: &[&str], command: &str) -> Vec<String> {
     words
 }
 
-/// Loads the server, of which `inside` is the port in its container, from another container.
+/// Loads a server from another container. `inside` is the port in the server's container.
 fn load(
     engine: &Engine<'_>,
     host: &Host,
@@ -53,7 +53,8 @@ fn loader_for(seconds: u32, (server, port): (&str, u16)) -> String {
     format!("memcaslap -s {server}:{port} -c {CONNECTIONS} -T 1 -t {seconds}s -v 1.0 -X 1024")
 }
 
-/// Loads a server, with every value verified, and checks the road of the connections to each of these ports.
+/// Loads a server, verifies every value, and checks the transport of the connections to each of
+/// these ports.
 fn load_by(engine: &Engine<'_>, host: &Host, words: Vec<String>, ports: &[u16]) {
     let road = host.watch_road();
     let output = engine.docker(words);
@@ -67,7 +68,7 @@ fn load_by(engine: &Engine<'_>, host: &Host, words: Vec<String>, ports: &[u16]) 
 }
 
 fn expect_shm(road: &Road, port: u16) {
-    // How much has gone by TCP before the pairing depends on how busy the machine is.
+    // The number of bytes on TCP before the pairing depends on the load of the machine.
     road.expect(Expected { port, connections: CONNECTIONS, share: 0.3 });
 }
 
@@ -84,7 +85,8 @@ fn address(engine: &Engine<'_>, container: &str) -> String {
 fn containers_share_memory_on_every_kind_of_network() {
     under_shunt(Duration::from_secs(240), |host| {
         let limit = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
-        // Before the broker reads it: it reads it again after seconds only.
+        // Write this before the broker reads it, because the broker reads it again only after
+        // seconds.
         fs::write(limit, TRACKED.to_string()).expect("root of a namespace of its own");
         let engine = Engine::start(host);
         engine.image(IMAGE, &["memcached", "memcaslap"]);
@@ -104,10 +106,11 @@ fn containers_share_memory_on_every_kind_of_network() {
 
         serve("on-host", 11213, &["--network=host"]);
         load(&["--network=host"], ("127.0.0.1", 11213), 11213);
-        // A container on its bridge, and a server on the host.
+        // A container on the engine's bridge, and a server on the host.
         load(&[], ("172.17.0.1", 11213), 11213);
 
-        // From the host: between containers there would be a program of Docker's in the middle.
+        // The client is on the host. Between containers the connection would pass through Docker's
+        // proxy.
         serve("published", 11214, &["--publish=8214:11214"]);
         load(&["--network=host"], ("172.17.0.1", 8214), 11214);
         translation_is_not_forgotten(&engine, host, &how);
@@ -116,7 +119,8 @@ fn containers_share_memory_on_every_kind_of_network() {
     });
 }
 
-/// Connections to a published port are busy on shared memory for longer than their translation is kept without a packet.
+/// Connections to a published port are busy on shared memory for longer than their translation is
+/// kept without a packet.
 fn translation_is_not_forgotten(engine: &Engine<'_>, host: &Host, how: &[String]) {
     serve(engine, how, "translated", 11215, &["--publish=8215:11215"]);
     let before = keepalive_probes();
@@ -125,7 +129,7 @@ fn translation_is_not_forgotten(engine: &Engine<'_>, host: &Host, how: &[String]
     words.insert(1, "--rm".to_owned());
     load_by(engine, host, words, &[8215, 11215]);
     assert!(keepalive_probes() - before >= CONNECTIONS as u64, "{} probes", keepalive_probes() - before);
-    // The server has learned of all ends.
+    // The server has received the end of every connection.
     let open = || -> usize {
         let mut asker = TcpStream::connect("172.17.0.1:8215").expect("it is published");
         asker.write_all(b"stats\r\nquit\r\n").expect("there is room");
@@ -135,14 +139,14 @@ fn translation_is_not_forgotten(engine: &Engine<'_>, host: &Host, how: &[String]
         line.and_then(|count| count.trim().parse().ok()).unwrap_or_else(|| panic!("{stats}"))
     };
     let deadline = Instant::now() + Duration::from_secs(30);
-    // One of its own, and ours that asks.
+    // One is the server's own, and one is this query.
     while open() > 2 {
         assert!(Instant::now() < deadline, "{} connections are open", open());
         std::thread::sleep(Duration::from_millis(200));
     }
 }
 
-/// What a program in a container finds in LD_PRELOAD.
+/// The value of LD_PRELOAD in a container.
 const SHIM: &str = "LD_PRELOAD=/usr/local/lib/shunt/libshunt.so";
 
 #[test]
@@ -166,7 +170,7 @@ fn containers_are_under_shunt_by_nothing_but_their_runtime() {
     });
 }
 
-/// It reads its configuration again when it comes to it.
+/// Waits until the engine has reloaded its configuration.
 fn await_runtime(engine: &Engine<'_>) {
     let deadline = Instant::now() + Duration::from_secs(20);
     let runtimes =
@@ -182,7 +186,7 @@ fn they_share_memory(engine: &Engine<'_>, host: &Host, how: &[String]) {
     let server = address(engine, "server");
     load(engine, host, how, &[], (&server, 11211), 11211);
 
-    // As little as a container can have, and a new file system at each place of ours.
+    // A container with few rights, and with new file systems at the places of shunt's files.
     let little = [
         "--read-only",
         "--cap-drop=ALL",
@@ -194,7 +198,7 @@ fn they_share_memory(engine: &Engine<'_>, host: &Host, how: &[String]) {
     ];
     load(engine, host, how, &little, (&server, 11211), 11211);
 
-    // Its configuration is made anew.
+    // A restart creates the container's configuration again.
     engine.docker(["restart", "--time=1", "server"]);
     let server = address(engine, "server");
     let loader = loader((&server, 11211));
@@ -211,7 +215,7 @@ fn what_a_container_has_is_kept(engine: &Engine<'_>, host: &Host, how: &[String]
     assert_eq!(preloads(&[], &[]), "", "by the ordinary runtime");
     assert_eq!(preloads(how, &[]), SHIM);
     assert_eq!(preloads(how, &["--env=LD_PRELOAD=/no/a.so /no/b.so"]), format!("{SHIM}:/no/a.so /no/b.so"));
-    // What has been set up by hand is not set up twice.
+    // A container that is set up by hand is not set up twice.
     assert_eq!(preloads(&[how, &engine.by_hand()].concat(), &[]), SHIM);
 
     host.write("given", "by the user");
@@ -228,7 +232,7 @@ fn what_a_container_has_is_kept(engine: &Engine<'_>, host: &Host, how: &[String]
             "{options}"
         );
     }
-    // Where something else is mounted the container stays as it is.
+    // If another volume is mounted there, the container is not changed.
     let elsewhere = format!("--volume={}:/run/shunt:ro", host.dir().display());
     assert_eq!(preloads(how, &[&elsewhere]), "");
 }
@@ -279,7 +283,7 @@ fn a_static_program_is_left_alone(engine: &Engine<'_>, host: &Host, how: &[Strin
     engine.docker(["rm", "--force", "stays", "by-shunt", "by-runc"]);
 }
 
-/// How much they gain is not tested.
+/// The size of the gain is not tested.
 #[test]
 fn containers_are_measured_and_nothing_of_them_is_left() {
     under_shunt(Duration::from_secs(240), |host| {
@@ -289,7 +293,7 @@ fn containers_are_measured_and_nothing_of_them_is_left() {
         let mut command = engine.beside(&host.tools().expect("a host under shunt").shunt);
         command.env("DOCKER_HOST", engine.address());
         command.args(["bench", "local", "containers", "--sides", "tcp,shunt", "--json", "--repeats", "1"]);
-        // A busy machine offers a connection late.
+        // On a busy machine a connection is offered late.
         let output = command.args(["--seconds", "0.2"]).output().expect("nsenter (util-linux) runs");
         assert!(output.status.success(), "{output:?}");
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a report");

@@ -1,6 +1,6 @@
-//! Containers of two Docker engines on two hosts, on an overlay network of Docker's own (Swarm mode, VXLAN): under shunt by their runtime
-//! and with a router on each host, their connections cross the host network only; so do those of services. What comes back is checked, and so
-//! is the road.
+//! Containers of two Docker engines on two hosts, on an overlay network of Docker (Swarm mode,
+//! VXLAN). With shunt's runtime and a router on each host, their connections must use the host
+//! network only, and those of services too. The tests check the answers and the transport.
 
 #[path = "../../../crates/cli/tests/overlay/attempts.rs"]
 mod attempts;
@@ -14,17 +14,17 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const IMAGE: &str = "shunt-test";
-/// The containers' addresses on the overlay: one on each host.
+/// The containers' addresses on the overlay, one on each host.
 const SERVER: &str = "10.60.0.11";
 const CLIENT: &str = "10.60.0.12";
-/// Large beside everything that belongs to setting connections up.
+/// Much larger than the traffic that sets connections up.
 const PAYLOAD: usize = 8_000_000;
 
-/// Two hosts, by their network namespaces.
+/// Two hosts, as network namespaces.
 struct Hosts<'h> {
     host: &'h Host,
     nets: [Net; 2],
-    /// Of the server and of the client.
+    /// The engines of the server and of the client.
     engines: [Engine<'h>; 2],
     routers: [Option<Router>; 2],
 }
@@ -34,10 +34,10 @@ const ONE: usize = 0;
 const TWO: usize = 1;
 
 impl<'h> Hosts<'h> {
-    /// Wires, engines and an overlay between them; no router yet.
+    /// Creates cables, engines and an overlay between them, without routers.
     fn start(host: &'h Host) -> Hosts<'h> {
         let nets = two_hosts();
-        // Swarm asks for the way to everywhere.
+        // Swarm needs a default route.
         nets[ONE].words("ip route add default via 192.168.77.2");
         nets[TWO].words("ip route add default via 192.168.77.1");
         let start = |at: usize| nets[at].inside(|| Engine::start_apart(host, NAMES[at]));
@@ -58,7 +58,7 @@ impl<'h> Hosts<'h> {
         hosts
     }
 
-    /// Runs both routers.
+    /// Starts both routers.
     fn route(&mut self, known: Known<'_>, secure: bool) {
         self.end_routers();
         for at in [ONE, TWO] {
@@ -79,7 +79,8 @@ impl<'h> Hosts<'h> {
         self.routers[at].as_ref().expect("it runs").roads(end)
     }
 
-    /// Does something, after which both routers must have put exactly so many connections on the host network, and none anywhere else.
+    /// Runs `work`. Both routers must then have put exactly `connections` new connections on the
+    /// host network, and no others elsewhere.
     fn expect_host<T>(&self, connections: u64, work: impl FnOnce() -> T) -> T {
         let before = (self.roads(TWO, "client"), self.roads(ONE, "server"));
         let result = work();
@@ -108,7 +109,7 @@ impl<'h> Hosts<'h> {
         self.engines[TWO].try_docker(words.iter().chain(options).chain(&[image]).chain(command))
     }
 
-    /// Bytes that have come to the device of a container's, or a host's.
+    /// Returns the number of bytes that a container has received on its device.
     fn received(&self, name: &str) -> u64 {
         let path = "/sys/class/net/eth0/statistics/rx_bytes";
         self.engines[ONE].docker(["exec", name, "cat", path]).parse().unwrap()
@@ -148,7 +149,7 @@ fn containers_of_two_engines_talk_over_the_host_network() {
         let mut hosts = Hosts::start(host);
         let containers = Known::Listed([SERVER, CLIENT]);
         build_static_images(&hosts);
-        // Nobody is trusted, which is a router's default.
+        // `true`: no container is trusted, which is a router's default.
         hosts.route(containers, true);
         memcached_is_loaded(&hosts);
         nginx_serves_what_it_has_by_other_users(&hosts);
@@ -164,7 +165,7 @@ fn containers_of_two_engines_talk_over_the_host_network() {
     });
 }
 
-/// Programs of glibc, with the shim in them as well, that read and write each value.
+/// Runs programs of glibc that also have the shim in them, and that verify each value.
 fn memcached_is_loaded(hosts: &Hosts<'_>) {
     hosts.serve("memory", &[], "memcached -u root -p 11211 -U 0 -t 1");
     let load = format!("memcaslap -s {SERVER}:11211 -c 10 -T 1 -t 1s -v 1.0 -X 1024");
@@ -176,10 +177,10 @@ fn memcached_is_loaded(hosts: &Hosts<'_>) {
     };
     let load: Vec<&str> = load.split(' ').collect();
     check(hosts.expect_host(10, || hosts.ask(&[], IMAGE, &load)));
-    // As little as a container can have.
+    // A container with few rights.
     let little = ["--read-only", "--cap-drop=ALL", "--user=65534", "--tmpfs=/tmp", "--init"];
     check(hosts.expect_host(10, || hosts.ask(&little, IMAGE, &load)));
-    // By a process that comes later.
+    // A process that starts later in the container.
     let sleeps = ["--detach", "--name=sleeps"];
     let output = hosts.ask(&sleeps, IMAGE, &["sleep", "600"]);
     assert!(output.status.success(), "{output:?}");
@@ -189,7 +190,8 @@ fn memcached_is_loaded(hosts: &Hosts<'_>) {
     hosts.remove(ONE, "memory");
 }
 
-/// Its workers are another user than its first process, and neither may look at other processes.
+/// The workers of nginx run as another user than its first process, and neither may inspect other
+/// processes.
 fn nginx_serves_what_it_has_by_other_users(hosts: &Hosts<'_>) {
     let content: Vec<u8> = (0..PAYLOAD as u64).map(|at| ((at * 2_654_435_761) >> 13) as u8).collect();
     hosts.host.write("file", &content);
@@ -227,7 +229,7 @@ fn nginx_serves_what_it_has_by_other_users(hosts: &Hosts<'_>) {
     hosts.remove(ONE, "web");
 }
 
-/// Images of programs that are linked statically, and nothing else.
+/// Builds images that contain only statically linked programs.
 fn build_static_images(hosts: &Hosts<'_>) {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/cli/tests/overlay");
     for name in ["server", "client"] {
@@ -250,7 +252,7 @@ fn build_static_images(hosts: &Hosts<'_>) {
     }
 }
 
-/// What the programs say is about the addresses and the bytes of each connection: "ok" if all were right.
+/// The programs check the addresses and bytes of each connection, and print "ok" if all are right.
 fn static_programs_of_images_with_nothing_else(hosts: &Hosts<'_>) {
     let words = ["run", "--detach", "--runtime=shunt", "--network=across", "--ip", SERVER, "--name=go"];
     hosts.engines[ONE].docker(words.iter().chain(&["static", "/server", "tcp", ":9000"]));
@@ -275,7 +277,7 @@ fn endings_are_the_programs(hosts: &Hosts<'_>) {
     }
     let output = hosts.ask(&["--tty"], IMAGE, &["sh", "-c", "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo $$"]);
     assert_eq!(text(&output.stdout), "1", "{output:?}");
-    // It has no other descriptors than without shunt, and its first word is its own.
+    // The container has the same descriptors as without shunt, and prints the same first word.
     let descriptors = |options: &[&str]| hosts.ask(options, IMAGE, &["ls", "/proc/self/fd"]).stdout;
     assert_eq!(descriptors(&[]), descriptors(&["--runtime=runc"]));
     let wait = "trap 'exit 3' TERM; echo ready; while :; do sleep 0.1; done";
@@ -291,9 +293,11 @@ fn endings_are_the_programs(hosts: &Hosts<'_>) {
     hosts.remove(TWO, "waits");
 }
 
-/// In a container that has whatever a container can have, from its beginning or started in it later, and at either end.
+/// Runs the attacks in a container with every capability, from its start and in a later process,
+/// and at either end.
 fn what_a_hostile_program_gets_is_what_the_page_says(hosts: &Hosts<'_>) {
-    // All capabilities but one that has nothing to do with networks, and that whoever runs this may be without.
+    // All capabilities but one, which has nothing to do with networks and which the user of this
+    // test may lack.
     const ALL: [&str; 3] = ["--cap-add=ALL", "--cap-drop=SYS_RESOURCE", "--security-opt=seccomp=unconfined"];
     let hostile = |way, own, peer| ["/attack", way, own, peer, "192.168.77.", "wire", "-"];
     let connects = hostile("connect", CLIENT, SERVER);
@@ -306,7 +310,7 @@ fn what_a_hostile_program_gets_is_what_the_page_says(hosts: &Hosts<'_>) {
     await_until(listens, || "it does not listen".into());
     compare(&hosts.expect_host(1, || said(&hosts.ask(&ALL, "hostile", &connects))), Kept::UnderFilter);
     let sleeps = [&["--detach", "--name=sleeps"][..], &ALL].concat();
-    // Its first program waits in a call that its supervisor has.
+    // Its first program waits in a call that its supervisor answers.
     let waits = hosts.ask(&sleeps, "hostile", &hostile("accept", CLIENT, SERVER));
     assert!(waits.status.success(), "{waits:?}");
     let exec: Vec<&str> = ["exec", "sleeps"].into_iter().chain(connects).collect();
@@ -315,7 +319,8 @@ fn what_a_hostile_program_gets_is_what_the_page_says(hosts: &Hosts<'_>) {
     hosts.remove(ONE, "echo");
 }
 
-/// A container says so; and one whose profile forbids filters is under one all the same.
+/// A container may ask to stay on the overlay. A container whose profile forbids filters is under
+/// the filter anyway.
 fn whoever_says_so_stays_on_the_overlay(hosts: &Hosts<'_>) {
     hosts.serve("memory", &[], "memcached -u root -p 11211 -U 0 -t 1");
     let load =
@@ -370,7 +375,7 @@ impl Drop for Etcd {
     }
 }
 
-/// Nobody says by which runtime the containers of a service are started, nor which addresses they have.
+/// The runtime and the addresses of a service's containers are not given explicitly.
 fn services_of_the_swarm_are_found_by_etcd(hosts: &mut Hosts<'_>) {
     const ASKS: u64 = 40;
     let _etcd = Etcd::start(hosts);
@@ -389,7 +394,8 @@ fn services_of_the_swarm_are_found_by_etcd(hosts: &mut Hosts<'_>) {
         let filter = format!("label=com.docker.swarm.service.name={name}");
         hosts.engines[at].docker(["ps", "--all", "--quiet", "--filter", &filter])
     };
-    // One container of each service on each host. The name of the second is an address of its own, and its containers have another.
+    // One container of each service runs on each host. The name of the second service has a virtual
+    // address, which is not an address of its containers.
     let serves = ["socat", "TCP-LISTEN:9000,fork,reuseaddr", "PIPE"];
     create("echoes", &["--mode=global", "--endpoint-mode=dnsrr"], &serves);
     create("others", &["--mode=global"], &serves);
@@ -400,7 +406,7 @@ fn services_of_the_swarm_are_found_by_etcd(hosts: &mut Hosts<'_>) {
     for (at, name) in [(ONE, "echoes"), (TWO, "echoes"), (ONE, "others"), (TWO, "others")] {
         await_until(|| listens(at, name), || hosts.engines[ONE].docker(["service", "ps", name]));
     }
-    // It begins once both engines have told each other of their containers, and each name has two addresses.
+    // It starts when the engines have exchanged their containers, and each name has two addresses.
     let asks = format!(
         "for name in echoes tasks.others; do\n\
          until case $(getent ahostsv4 $name) in *STREAM*STREAM*) ;; *) false ;; esac; do sleep 0.1; done; done\n\

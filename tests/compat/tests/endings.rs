@@ -1,13 +1,14 @@
-//! What a program sees when its peer ends, in every way a process or a connection can end: under shunt, exactly
-//! what TCP would have shown. That no process, descriptor or file stays behind is asserted after each half.
+//! The end of a peer, in every way in which a process or connection can end. Under shunt a program
+//! must see exactly what TCP shows. After each half, no process, descriptor or file may be left.
 
 use shunt_compat::{Host, both_at_once};
 use std::time::{Duration, Instant};
 
-/// How many scenarios a group may have: one port each.
+/// The maximum number of scenarios in a group. Each uses one port.
 const SCENARIOS: u16 = 64;
 
-/// Runs the scenarios of a group. Each waits, through the file `gate`, until its connection is on shared memory.
+/// Runs the scenarios of a group. Each waits, through the file `gate`, until its connection is on
+/// shared memory.
 fn observe(host: &Host, group: &str) -> Vec<String> {
     let first = host.port() + 1000;
     let road = host.watch_road();
@@ -35,7 +36,8 @@ fn group(name: &'static str) {
     both_at_once(Duration::from_secs(120), move |host| Scenarios(observe(host, name)));
 }
 
-/// One line per scenario. A difference is shown as the lines that differ.
+/// One line for each scenario. `Debug` prints them as lines, so that a failure shows the lines that
+/// differ.
 #[derive(PartialEq)]
 struct Scenarios(Vec<String>);
 
@@ -61,7 +63,8 @@ fn a_connection_that_is_closed() {
     group("closes");
 }
 
-/// Ends that no library sees being made. What is told of them is TCP's answer to what has been read, and not to what was seen.
+/// Ends made by system calls that the shim does not see. The peer gets TCP's result for the bytes
+/// that were read, not for those that the shim saw.
 #[test]
 fn a_connection_that_is_ended_by_a_hidden_call() {
     for call in ["close", "shutdown"] {

@@ -1,15 +1,16 @@
-//! Nothing left, at any moment: whichever system call of the shim's fails, once or from then on, the program does not
-//! notice (L2). It stays on TCP, or goes back to it.
+//! Exhaustion of resources at any moment. One system call of the shim fails, once or from then on,
+//! and the program must not be affected (L2). It stays on TCP, or falls back to it.
 
 use shunt_compat::{Finished, Host, compile, under_shunt};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// More are not tried: by then the connections are long paired.
+/// The last call that is made to fail. The connections are paired long before.
 const MOST: usize = 48;
 const WORKERS: usize = 4;
 
-/// The program, with the `nth` call that only the shim makes failing with `errno`, `how` often.
+/// Runs the program, with the `nth` call that only the shim makes failing with `errno`, once or for
+/// good.
 fn run(host: &Host, nth: usize, how: &str, errno: i32) -> Finished {
     let shunt = &host.tools().expect("under shunt").shunt;
     host.program("./inject")
@@ -49,13 +50,13 @@ fn sweep(how: &'static str, errno: i32) {
                 ended.stderr
             );
         };
-        // Several at a time: most of it is waiting for answers that do not come.
+        // Several run in parallel, because most of the time is spent waiting for timeouts.
         std::thread::scope(|scope| {
             for worker in 1..=WORKERS {
                 scope.spawn(move || (worker..=last).step_by(WORKERS).for_each(one));
             }
         });
-        // And what the shim says to the broker in its need is right.
+        // The shim's messages to the broker must be valid even then.
         let status = host.status().expect("a broker");
         assert!(status.bad_messages.is_empty(), "{:?}", status.bad_messages);
     });

@@ -1,6 +1,7 @@
-//! A broker that lies: whatever it says, programs get from each other what they get without shunt, on TCP.
+//! A broker that sends wrong messages. Whatever it sends, programs must receive from each other
+//! what they receive without shunt, on TCP.
 //!
-//! HOSTILE_SEED and HOSTILE_ROUNDS choose other lies, or more of them.
+//! HOSTILE_SEED and HOSTILE_ROUNDS select other messages, or more of them.
 
 use shunt_compat::{compile, under_shunt};
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! Connections whose peer is not on this host by its address: offered only if the broker could pair them, and seldom if
-//! that is in vain (L7). And one whose peer is, although its address is not ours.
+//! Connections whose peer has an address of another host. They are offered only if the broker could
+//! pair them, and rarely if the offers are in vain (L7). In one test, both ends are on this host
+//! but have different addresses.
 
 use shunt_compat::{Host, Launch, Program, under_shunt};
 use shunt_netns::Net;
@@ -7,21 +8,21 @@ use std::fs;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Connections of a client, one after the other.
+/// The number of connections of a client, one after the other.
 const CONNECTIONS: usize = 12;
-/// With an answer each: some 128 operations.
+/// The number of requests, each with an answer: about 128 operations.
 const REQUESTS: usize = 64;
-/// So many that a busy machine's broker is heard before a connection ends.
+/// Enough requests for a connection to outlast the pairing on a busy machine.
 const MANY_REQUESTS: usize = 2000;
 
-/// Another host, as far as anybody can tell: a network namespace at the end of a cable.
+/// Creates a network namespace at the end of a cable, which looks like another host.
 fn neighbour() -> Net {
     let neighbour = Net::new();
     Net::connect((&Net::current(), "cable", "192.0.2.1/24"), (&neighbour, "cable", "192.0.2.2/24"));
     neighbour
 }
 
-/// `far.py` over there.
+/// Returns the command `far.py` in that namespace.
 fn over_there<'h>(host: &'h Host, net: &Net, words: &str) -> Launch<'h> {
     let program = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/far.py");
     let program = host.write("far.py", fs::read(program).expect("it is in the tree"));
@@ -35,7 +36,7 @@ fn serve(launch: Launch<'_>, name: &str) -> Program {
     server
 }
 
-/// Loads the neighbour's server, and says how many of the connections were offered.
+/// Loads the neighbour's server, and returns how many of the connections were offered.
 fn load(host: &Host, requests: usize) -> u64 {
     let mut client = host
         .script("python3", "far.py")
@@ -62,7 +63,8 @@ fn what_is_offered_in_vain_is_offered_ever_later() {
     under_shunt(LIMIT, |host| {
         let net = neighbour();
         let server = serve(over_there(host, &net, "serve 192.0.2.2 7000").native(), "server");
-        // Somebody over there is under shunt, so the broker pairs between the two, but not the one that is asked.
+        // Another program there is under shunt, so the broker could pair connections to it, but not
+        // to this server.
         let near = serve(over_there(host, &net, "serve 192.0.2.2 7001"), "near-server");
         let mut nearby = over_there(host, &net, "load 192.0.2.2 7001 1 64").start("nearby");
         nearby.wait_for_output("done", LIMIT);
@@ -77,7 +79,8 @@ fn what_can_be_paired_is_paired() {
     under_shunt(LIMIT, |host| {
         let net = neighbour();
         let server = serve(over_there(host, &net, "serve 192.0.2.2 7000"), "server");
-        // The server says hello during its first connections, and only then is anything worth offering.
+        // The server registers with the broker during its first connections. Before that an offer
+        // is useless.
         load(host, MANY_REQUESTS);
         let offered = load(host, MANY_REQUESTS);
         let pairs = host.status().map_or(0, |status| status.pairs_made);
@@ -89,7 +92,7 @@ fn what_can_be_paired_is_paired() {
 #[test]
 fn a_peer_that_came_to_a_loopback_address_from_another_of_this_host_is_near() {
     under_shunt(LIMIT, |host| {
-        // Gives this host an address that is no loopback one.
+        // Gives this host an address that is not a loopback address.
         let _net = neighbour();
         let (port, road) = (host.port(), host.watch_road());
         let far = |words: String| host.script("python3", "far.py").words(&words);

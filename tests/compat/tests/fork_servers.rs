@@ -1,4 +1,5 @@
-//! Servers with a process for each connection: Apache's prefork, Python's ForkingTCPServer, and what inetd does.
+//! Servers with a process for each connection: Apache's prefork, Python's ForkingTCPServer, and a
+//! program started as by inetd.
 
 use shunt_abi::reason::Reason;
 use shunt_compat::{Expected, Host, Program, both};
@@ -8,7 +9,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(30);
 const CONNECTIONS: usize = 8;
 
-/// Apache with as many processes as connections, and no other.
+/// Starts Apache with exactly as many processes as connections.
 fn apache(host: &Host, port: u16) -> Program {
     let here = host.dir().display();
     let modules = ["mpm_prefork", "authz_core", "reqtimeout"];
@@ -43,7 +44,7 @@ fn apache_with_a_process_for_each_connection() {
         let run = host.program("wrk").words(&format!("-t 1 -c {CONNECTIONS} -d 3s {url}")).run("wrk", LIMIT);
         assert!(!run.stdout.contains("Socket errors") && !run.stdout.contains("Non-2xx"), "{}", run.stdout);
         road.expect(Expected { port, connections: CONNECTIONS, share: 0.8 });
-        // The same file ten times by one connection.
+        // Fetch the same file ten times over one connection.
         let answer = host.path("answer");
         let curl = host.program("curl").args(["--silent", "--show-error", "--fail"]);
         let urls = (0..10).flat_map(|_| [url.clone(), "--output".into(), answer.display().to_string()]);
@@ -52,7 +53,7 @@ fn apache_with_a_process_for_each_connection() {
     });
 }
 
-/// Lines go to the server and come back; each connection is a process's of its own.
+/// Lines are sent to the server and come back. Each connection belongs to a separate process.
 #[test]
 fn a_forking_server_of_pythons() {
     both(Duration::from_secs(100), |host| {
@@ -69,7 +70,8 @@ fn a_forking_server_of_pythons() {
     });
 }
 
-/// A program that is started for the connection, which is its standard input and output: that stays on TCP.
+/// A program that is started for a connection, and has it as standard input and output. Such a
+/// connection stays on TCP.
 #[test]
 fn a_program_that_inetd_starts() {
     both(Duration::from_secs(100), |host| {

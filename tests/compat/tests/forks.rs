@@ -1,4 +1,4 @@
-//! Processes that share a connection or hand it on, by every kind of fork, spawn and exec.
+//! Processes that share a connection or pass it on, by every kind of fork, spawn and exec.
 
 use shunt_abi::reason::Reason;
 use shunt_compat::{Phase, both, compile, run_phases};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use Phase::{Shm, Tcp, Unseen};
 
-/// No table tells of its functions, so that a system call of its own is not found in them.
+/// Without unwind tables, shunt does not find the program's inline system calls.
 const UNSEEN_CALLS: &[&str] = &["-fno-asynchronous-unwind-tables"];
 
 fn scenario(name: &'static str, flags: &'static [&'static str], phases: &'static [Phase]) {
@@ -60,7 +60,8 @@ scenarios! {
     clone_with_a_copy: Shm, Tcp(Reason::Shared), Tcp(Reason::Shared);
 }
 
-/// Calls of the program's own that nobody finds keep it on TCP, whatever its children do.
+/// Inline system calls that shunt cannot redirect keep the program on TCP, whatever its children
+/// do.
 #[test]
 fn forks_that_are_not_found() {
     const OWN_CALLS: Phase = Tcp(Reason::OwnCalls);
@@ -69,13 +70,13 @@ fn forks_that_are_not_found() {
     scenario("orphan_of_bare_fork", UNSEEN_CALLS, &[OWN_CALLS, Unseen]);
 }
 
-/// A fork by a system call of the program's own, which leads to the shim.
+/// A fork by an inline system call, which shunt redirects to the shim.
 #[test]
 fn child_of_a_fork_that_is_found() {
     scenario("child_of_bare_fork", &[], &[Shm, Shm]);
 }
 
-/// Whatever other threads were changing when a process forked, its child finds whole.
+/// The child finds consistent state, whatever other threads were changing when the process forked.
 #[test]
 fn children_of_threads_at_work() {
     both(Duration::from_secs(180), |host| {

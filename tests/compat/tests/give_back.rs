@@ -1,4 +1,5 @@
-//! Bytes that wait in a lane when its reader goes out of the shim's reach: they must come by TCP, in their place.
+//! Bytes in a lane when its reader leaves the reach of the shim. They must arrive through TCP, in
+//! their place.
 
 use shunt_compat::{Host, both};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Calls that reach a socket on other ways than the usual ones: stdio, system calls by number, POSIX AIO, io_uring, other
-//! names of the same function. Each on a connection that is on shared memory, with bytes waiting in the lane.
+//! Unusual ways to use a socket: stdio, system calls by number, POSIX AIO, io_uring, aliases of a
+//! function. Each is used on a connection on shared memory, with bytes waiting in the lane.
 
 use shunt_abi::reason::Road;
 use shunt_abi::status::Connection;
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(20);
 const SHM: &str = "shm";
 
-/// One scenario of `programs/hidden_calls.c`, and the road on which the server's end must be afterwards: shared memory,
-/// or TCP for a reason.
+/// A scenario of `programs/hidden_calls.c`, and the expected transport of the server's end
+/// afterwards: shared memory, or the reason for TCP.
 struct Scenario(&'static str, &'static str);
 
 fn run_all(libraries: &'static [&'static str], scenarios: &'static [Scenario]) {
@@ -33,7 +33,7 @@ fn run(host: &Host, Scenario(name, road): &Scenario) -> (String, String, String)
     server.wait_for_output("listening", LIMIT);
     let mut client = program("client");
     let pid = server.pid();
-    // On shared memory, or known to be kept from it.
+    // The connection is attached, or has the expected reason for TCP.
     until(host, pid, name, |end| is_on_shm(end) || end.send.reason.label() == *road);
     host.write(&gate, "");
     server.wait_for_output("done", LIMIT);
@@ -58,7 +58,8 @@ fn is_on_shm(end: &Connection) -> bool {
     end.send.road == Road::Shm && end.receive.road == Road::Shm
 }
 
-/// Waits for what the server's end of the connection is to show; natively nothing is waited for.
+/// Waits until the server's end of the connection meets a condition. Returns immediately on a
+/// native host.
 fn until(host: &Host, pid: u32, name: &str, shows: impl Fn(&Connection) -> bool) {
     let deadline = Instant::now() + LIMIT;
     while let Some(snapshot) = host.status() {
@@ -173,8 +174,8 @@ fn rings_go_back_to_tcp() {
     );
 }
 
-/// What a ring does that is no connection's affair keeps none from shared memory, and a set that is changed by one is as if a
-/// call had changed it.
+/// A uring that is used for other files does not keep connections from shared memory. A change of
+/// an epoll instance by a uring has the effect of an epoll_ctl.
 #[test]
 fn rings_for_something_else_leave_connections_on_shared_memory() {
     run_all(
@@ -219,7 +220,8 @@ fn a_ring_that_cannot_be_looked_into_is_a_reason_for_the_whole_process() {
     );
 }
 
-/// Its instructions lead to the shim, so a ring is seen even if liburing is built in.
+/// The system calls of a static program are redirected to the shim, so it sees a uring even if
+/// liburing is linked statically.
 #[test]
 fn rings_of_a_static_program() {
     run_all(
@@ -228,13 +230,14 @@ fn rings_of_a_static_program() {
     );
 }
 
-/// So do those of a dynamic program.
+/// The inline system calls of a dynamic program are redirected too.
 #[test]
 fn rings_of_a_liburing_that_is_built_in() {
     run_all(&["-l:liburing.a"], &[Scenario("ring-set", SHM), Scenario("ring-entered", "io_uring")]);
 }
 
-/// liburing's system calls are instructions of the program's own here, and no table tells of its functions. They are found all the same.
+/// liburing's system calls are inline here, and there are no unwind tables. shunt still detects
+/// them.
 #[test]
 fn a_ring_made_by_own_calls_keeps_a_program_on_tcp() {
     run_all(&["-l:liburing.a", "-Wl,--no-eh-frame-hdr"], &[Scenario("ring-before", "own_calls")]);

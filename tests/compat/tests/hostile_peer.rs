@@ -1,7 +1,7 @@
-//! A peer that writes anything to everything it shares (L5): the server that has it neither crashes nor hangs nor spins, and
-//! its other connections lose no byte and stay on shared memory.
+//! A peer that writes anything to all memory that it shares (L5). The server must not crash, hang
+//! or spin. Its other connections must lose no byte and stay on shared memory.
 //!
-//! HOSTILE_SEED and HOSTILE_ROUNDS choose another story, or a longer one.
+//! HOSTILE_SEED and HOSTILE_ROUNDS select another sequence of writes, or a longer one.
 
 use shunt_abi::reason::Road;
 use shunt_compat::{Host, Program, under_shunt};
@@ -10,16 +10,16 @@ use std::time::Duration;
 
 const CONNECTIONS: usize = 8;
 const ROUNDS: u64 = 300;
-/// For the rounds, and then for the clients to notice that they may end.
+/// The time for all rounds, and for the clients to notice their end.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Of processor time in a second in which nothing is asked of the server.
+/// The maximum processor time of an idle server in one second.
 const AT_REST: Duration = Duration::from_millis(300);
 
 fn variable<T: FromStr>(name: &str, default: T) -> T {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Clients that verify every echo until the host has a file of their name.
+/// Starts clients that verify every echo until the host has a file with their name.
 fn honest(host: &Host, name: &str, port: u16) -> Program {
     let gate = host.path(name);
     host.script("python3", "echo.py")
@@ -34,8 +34,8 @@ fn verified(host: &Host, program: Program, name: &str) {
     assert!(ended.success(), "the {name} clients: {}\n{}", ended.stdout, ended.stderr);
 }
 
-/// Every connection of the program is on shared memory, and has been for most of its bytes. Its own report says so: that of
-/// the hostile peer says anything.
+/// Checks that every connection of the program is on shared memory, and has been for most of its
+/// bytes. The program's own report is used, because that of the hostile peer may contain anything.
 fn assert_on_shm(host: &Host, program: &Program) {
     let status = host.status().expect("a broker");
     let process =
@@ -69,7 +69,7 @@ fn hostile_peer(style: &'static str, seed: u64) {
         assert_on_shm(host, &clients);
         verified(host, clients, "honest");
 
-        // The hostile peer's connections are still there, in whatever state.
+        // The hostile peer's connections still exist, in whatever state.
         let before = server.cpu();
         std::thread::sleep(Duration::from_secs(1));
         let used = server.cpu() - before;

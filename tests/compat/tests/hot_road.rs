@@ -1,32 +1,35 @@
-//! How many instructions a call takes whose connection is in shared memory, from the program's call to its return, as callgrind counts them.
-//! On a machine that others use that is the same each time, which no time is: a change that makes the road longer fails here. A wait on an
-//! epoll set asks the kernel as well once 50 us have gone by, and how many waits go by until then is a matter of the machine's pace. So the
-//! waits that ask are counted, and both kinds have figures of their own.
+//! Counts the instructions of a call whose connection is on shared memory, from the program's call
+//! to its return, with callgrind. Unlike times, these counts do not depend on the load of the
+//! machine. A change that makes the path longer fails here.
+//!
+//! A wait on an epoll instance also asks the kernel once 50 us have passed since it last did. How
+//! many waits that are depends on the speed of the machine. So the waits that ask the kernel are
+//! counted, and both kinds have limits.
 
 use rustix::event::epoll::EventFlags;
 use shunt_compat::{Host, compile, under_shunt};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
-/// Calls that are counted.
+/// The number of calls that are counted.
 const CALLS: usize = 2000;
 
 const IN: u32 = EventFlags::IN.bits();
 const EDGES: u32 = EventFlags::ET.bits();
-/// What nginx and the runtime of Go ask for.
+/// The events for which nginx and Go's runtime register.
 const ALL_EDGES: u32 = IN | EventFlags::OUT.bits() | EventFlags::RDHUP.bits() | EDGES;
 
-/// Between two waits that both have to ask the kernel.
+/// A pause after which every wait must ask the kernel.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// What calls of a function of the program's have taken.
+/// The cost of the calls of one function of the program.
 struct Counted {
     instructions: usize,
-    /// How many of them have asked the kernel for what an epoll set has to tell.
+    /// How many of the calls asked the kernel for events of an epoll instance.
     asked: usize,
 }
 
-/// The set of the program has its connections for these events.
+/// Counts the calls of a function. The program registers its connections for `events`.
 fn count(host: &Host, function: &str, events: u32, pause: Duration) -> Counted {
     let tools = host.tools().expect("this is under shunt");
     let ended = host
@@ -52,7 +55,7 @@ fn count(host: &Host, function: &str, events: u32, pause: Duration) -> Counted {
     Counted { instructions, asked }
 }
 
-/// By TCP a call is a system call: none of its instructions, and few of ours.
+/// Checks a count. On TCP the count would be small, because the call is a system call.
 fn check(what: &str, instructions: usize, most: usize) {
     eprintln!("{what}: {instructions} instructions, {most} at most");
     assert!(instructions > 100, "{what}: {instructions} instructions: it has not gone by shared memory");

@@ -4,7 +4,8 @@ use serde_json::Value;
 use shunt_compat::{Expected, Host, both};
 use std::time::Duration;
 
-/// What must hold of a run: no error, no stream without bytes, and both ends count (nearly) the same.
+/// Checks a report: it has no error and no stream without bytes, and both ends have (nearly) the
+/// same counts.
 fn check(report: &str, streams: usize) {
     let report: Value = serde_json::from_str(report).expect("iperf3 prints JSON");
     assert!(report.get("error").is_none(), "iperf3: {}", report["error"]);
@@ -14,7 +15,7 @@ fn check(report: &str, streams: usize) {
         let sent = end["sender"]["bytes"].as_f64().unwrap_or(0.0);
         let received = end["receiver"]["bytes"].as_f64().unwrap_or(0.0);
         assert!(sent > 1e6, "a stream sent {sent} bytes only");
-        // What was under way when the sender stopped is not counted by the receiver.
+        // The receiver does not count the bytes in flight when the sender stopped.
         assert!(received > 0.5 * sent && received <= sent, "sent {sent}, received {received}");
     }
 }
@@ -25,7 +26,8 @@ fn run(arguments: &'static str, streams: usize) {
 
 fn check_run(host: &Host, arguments: &str, streams: usize) {
     let port = host.port();
-    // Without --one-off and with a --bind: the server must be there before, and end when it is told to.
+    // The server runs without --one-off, because it must be there before the client, and end only
+    // when it is stopped.
     let server =
         host.program("iperf3").words(&format!("--server --bind 127.0.0.1 --port {port}")).start("server");
     host.wait_for_port(port);
@@ -37,7 +39,7 @@ fn check_run(host: &Host, arguments: &str, streams: usize) {
         .run("client", Duration::from_secs(20));
     drop(server);
     check(&client.stdout, streams);
-    // The control connection carries a few messages only; the streams are what counts.
+    // The control connection carries only a few messages, so only the streams are checked.
     road.expect(Expected { port, connections: streams, share: 0.9 });
 }
 

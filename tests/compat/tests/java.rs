@@ -1,4 +1,5 @@
-//! A JVM: plain sockets with streams, and NIO channels with a selector, each as server and as client.
+//! A JVM: plain sockets with streams, and NIO channels with a selector, each as server and as
+//! client.
 
 use shunt_compat::{Expected, Host, both, find_program};
 use std::path::Path;
@@ -13,7 +14,7 @@ fn compile(host: &Host) {
     assert!(status.expect("javac can be started").success(), "javac did not accept Echo.java");
 }
 
-/// Server and client, and the checksum that the client prints.
+/// Runs a server and a client, and returns the checksum that the client prints.
 fn echo(host: &Host, server_style: &str, client_style: &str) -> String {
     compile(host);
     let port = host.port();
@@ -36,7 +37,7 @@ fn echo(host: &Host, server_style: &str, client_style: &str) -> String {
         .args([port.to_string(), CONNECTIONS.to_string(), String::from("1500")])
         .run("client", Duration::from_secs(40));
     road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
-    // A JVM that is asked to end by a signal says 143; only that it goes is asked of it.
+    // A JVM that is ended by a signal returns 143, so its status is not checked.
     drop(server);
     client.stdout
 }

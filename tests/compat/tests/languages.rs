@@ -1,5 +1,6 @@
-//! Run-times of languages that wait in ways of their own, as echo servers: Erlang's, Ruby's, Perl's, Tcl's, and gevent in Python.
-//! Each is asked by its own client or by Python's: the same answers as natively, and nobody waits for ever.
+//! Echo servers in languages whose runtimes have their own ways to wait: Erlang, Ruby, Perl, Tcl,
+//! and gevent in Python. Their clients are of the same language or in Python. The answers must be
+//! the same as natively, and no client may hang.
 
 use shunt_compat::{Host, Launch, Way, both, converse, gate};
 use std::time::Duration;
@@ -8,13 +9,13 @@ const LIMIT: Duration = Duration::from_secs(90);
 const CONNECTIONS: usize = 8;
 const MESSAGES: &str = "60";
 
-/// Python's client, with threads or asyncio.
+/// Returns the command of Python's client, with threads or asyncio.
 fn python<'h>(host: &'h Host, style: &str, port: u16) -> Launch<'h> {
     let (number, count) = (port.to_string(), CONNECTIONS.to_string());
     host.script("python3", "echo.py").args(["client", style, &number, &count, MESSAGES, &gate(port)])
 }
 
-/// A script's server in a style of its own.
+/// Tests a script's server in one of its styles with Python's clients.
 fn script(interpreter: &'static str, name: &'static str, style: &'static str, way: Way) {
     both(LIMIT, move |host| {
         ["threads", "asyncio"].map(|asking| {
@@ -40,7 +41,7 @@ fn ruby_with_async() {
     script("ruby", "echo.rb", "async", Way::Shm);
 }
 
-/// Its set is itself waited for, by Ruby's select.
+/// EventMachine's epoll instance is itself watched by Ruby's select.
 #[test]
 fn ruby_with_eventmachine() {
     script("ruby", "echo.rb", "eventmachine", Way::Tcp("nested_epoll"));

@@ -1,5 +1,7 @@
-//! Code that a program loads while it has connections on shared memory (L11): every byte comes in its place, whoever wrote it. What is only
-//! bound past the shim is led there, and the program goes on with shared memory; what makes system calls of its own keeps it on TCP.
+//! Libraries that a program loads while it has connections on shared memory (L11). Every byte must
+//! arrive in its place, whichever code writes it. A library that is bound past the shim is
+//! redirected to it, and the program stays on shared memory. A library with inline system calls
+//! keeps the program on TCP.
 
 use shunt_compat::{Way, both, compile, wait_for_reason};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! MariaDB with sysbench, whose threads have stacks of 64 KiB. As Debian configures it MariaDB writes its files through an
-//! io_uring, which is no affair of its connections'.
+//! MariaDB with sysbench, whose threads have stacks of 64 KiB. In Debian's configuration MariaDB
+//! writes its files through an io_uring, which must not affect its connections.
 
 use shunt_compat::{Expected, Host, both};
 use std::time::Duration;
@@ -8,11 +8,12 @@ const LIMIT: Duration = Duration::from_secs(150);
 const THREADS: usize = 8;
 const EVENTS: usize = 800;
 
-/// Runs sysbench against a server with this `option`, and gives the number of events that it counts.
+/// Runs sysbench against a server with this `option`, and returns the number of events that it
+/// counts.
 fn sysbench(host: &Host, option: &str) -> Option<String> {
     let port = host.port();
     let data = format!("--datadir={}", host.path("data").display());
-    // A server that starts removes from here what it takes for another's that has died.
+    // On start, a server removes files from this directory that look like those of a dead server.
     let temporary = host.path("");
     let made = host
         .program("mariadb-install-db")

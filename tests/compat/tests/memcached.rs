@@ -15,7 +15,7 @@ fn memcached(host: &Host, threads: usize) -> (Program, u16) {
     (server, port)
 }
 
-/// One of the lines `name: value` that memcaslap prints.
+/// Returns the value of a line `name: value` in memcaslap's output.
 fn figure(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
     line.and_then(|value| value.trim().parse().ok()).unwrap_or_else(|| panic!("no {name} in\n{text}"))

@@ -1,5 +1,5 @@
-//! What the shim's shared memory takes of a program's limits: of memory that it has locked, of a
-//! core dump, of its control group, and of the budget that an operator has given it.
+//! The effect of the shim's shared memory on the limits of a program: its locked memory, its core
+//! dumps, its control group, and the budget that an operator has set.
 
 use shunt_compat::{Host, Program, compile, under_shunt};
 use std::fs;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Connections of the program `memory`, each to another process.
+/// The number of connections of the program `memory`, each to another process.
 const PEERS: usize = 6;
 
-/// What the program says of the mappings of the shim's.
+/// The program's report of the shim's mappings.
 #[derive(Debug)]
 struct Mappings {
     count: usize,
@@ -60,7 +60,7 @@ fn core_dumps_hold_no_rings() {
     });
 }
 
-/// A server that has sent as much on each of `count` connections as does not block, and its client,
+/// A server that has sent on each of `count` connections as much as does not block, and its client,
 /// which has read nothing.
 struct Full {
     server: Program,
@@ -69,7 +69,8 @@ struct Full {
 }
 
 impl Full {
-    /// `before` is put before both commands: it ends in the command itself.
+    /// Starts both programs. The shell runs `before` in front of each command, in the process that
+    /// executes it.
     fn reach(host: &Host, name: &str, count: usize, before: &str, options: &[&str]) -> Full {
         compile(host, "budget", &[]);
         let port = host.port();
@@ -88,8 +89,8 @@ impl Full {
         Full { server, client, last }
     }
 
-    /// Returns how much memory the rings have that the server writes, how many lanes it has left for
-    /// want of more, and how many of them for the reason of the budget.
+    /// Returns the memory of the rings that the server writes, how many rings have not grown, and
+    /// how many lanes were left because of the budget.
     fn rings(&self, host: &Host) -> (u64, u64, u64) {
         let status = host.status().expect("a broker");
         let pid = self.server.pid();
@@ -127,7 +128,7 @@ fn rings_grow_no_further_than_the_operator_says() {
     });
 }
 
-/// A memory control group, of whichever version this machine has.
+/// A memory control group, of the cgroup version that this machine has.
 struct Group(PathBuf);
 
 impl Group {
@@ -154,7 +155,8 @@ impl Drop for Group {
     }
 }
 
-/// Natively the buffers of TCP take what the group has. With as many rings of the full length it would be ended.
+/// Natively, TCP's buffers take as much as the group has. Rings of full size for all connections
+/// would exceed it, and the kernel would kill the program.
 #[test]
 fn rings_leave_a_control_group_what_it_needs() {
     under_shunt(Duration::from_secs(120), |host| {

@@ -1,4 +1,4 @@
-//! Libraries that carry messages between programs: ZeroMQ and gRPC, both from Python, with threads of their own that wait.
+//! Messaging libraries: ZeroMQ and gRPC, both from Python, with threads of the library that wait.
 
 use shunt_compat::{Way, both, converse, gate};
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(90);
 const CLIENTS: usize = 4;
 
-/// Debian's Python has Debian's libraries.
+/// Debian's Python, which has Debian's libraries.
 const PYTHON: &str = "/usr/bin/python3";
 
 #[test]
 fn zeromq_through_a_broker_of_its_own() {
     both(LIMIT, |host| {
-        // Three in a row.
+        // It uses three consecutive ports.
         let (port, _, _) = (host.port(), host.port(), host.port());
         let zero = |role: &str| host.script(PYTHON, "zero.py").args([role, &port.to_string()]);
         let _workers = [0, 1].map(|number| zero("worker").start(&format!("worker{number}")));
@@ -21,7 +21,7 @@ fn zeromq_through_a_broker_of_its_own() {
     });
 }
 
-/// Its core asks of each receive how much more there is (TCP_INQ).
+/// gRPC's core asks with each receive how many bytes remain (TCP_INQ).
 #[test]
 fn grpc_with_single_calls_and_streams() {
     both(LIMIT, |host| {

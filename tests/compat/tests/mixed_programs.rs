@@ -1,6 +1,7 @@
-//! Programs that have a libc, and make system calls by themselves as well. Go's with cgo, each of whose connections must be on shared memory,
-//! with the calls of Go's run-time and those of C for one and the same. And C's with the instruction in their own functions; for Rust's see
-//! the package `shunt-runtimes`.
+//! Programs that have a libc and also make system calls directly. In Go programs with cgo, each
+//! connection must be on shared memory, although Go's runtime and C code use the same connections.
+//! C programs have the instruction in their own functions. For Rust programs see the package
+//! `shunt-runtimes`.
 
 use shunt_compat::{Host, Launch, Way, both, compile, compile_cgo, converse, gate};
 use std::path::{Path, PathBuf};
@@ -9,12 +10,12 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(100);
 const CONNECTIONS: usize = 8;
 
-/// A program of Go's that is linked with libc.
+/// Returns a Go program that is linked with libc.
 fn cgo(name: &str) -> PathBuf {
     compile_cgo(Path::new(env!("CARGO_TARGET_TMPDIR")), &[name, "echo_cgo"])
 }
 
-/// A server and its clients, with what the clients are told besides the port and how many.
+/// Runs a server and its clients. `arguments` follow the clients' port and count.
 fn with_itself(program: PathBuf, arguments: &'static [&'static str]) {
     both(LIMIT, move |host| {
         let port = host.port();
@@ -25,7 +26,7 @@ fn with_itself(program: PathBuf, arguments: &'static [&'static str]) {
     });
 }
 
-/// Python's client.
+/// Returns the command of Python's client.
 fn python(host: &Host, port: u16) -> Launch<'_> {
     let (number, count) = (port.to_string(), CONNECTIONS.to_string());
     host.script("python3", "echo.py").args(["client", "threads", &number, &count, "60", &gate(port)])
@@ -36,13 +37,14 @@ fn an_echo_of_gos() {
     with_itself(cgo("echo"), &["200"]);
 }
 
-/// Garbage is collected all the time, and what runs is stopped by signals.
+/// Go's garbage collector runs all the time, and preempts goroutines by signals.
 #[test]
 fn a_server_of_gos_and_its_clients() {
     with_itself(cgo("web"), &["40"]);
 }
 
-/// Each child is made by vfork, in its parent's memory, and becomes another program while connections are used.
+/// Each child is created by vfork in its parent's memory, and executes another program while
+/// connections are in use.
 #[test]
 fn a_program_of_gos_that_starts_others() {
     with_itself(cgo("spawn"), &[]);
@@ -63,12 +65,12 @@ fn a_server_of_gos_and_python() {
     });
 }
 
-/// A server of C's and its clients, compiled so.
+/// Runs a C server and its clients, compiled with these flags.
 fn with_own_calls(flags: &'static [&'static str], way: Way) {
     with_own_calls_under(&[], flags, way);
 }
 
-/// The same under `shunt run` with these flags.
+/// Runs a C server and its clients under `shunt run` with the flags `shunt`.
 fn with_own_calls_under(shunt: &'static [&'static str], flags: &'static [&'static str], way: Way) {
     both(LIMIT, move |host| {
         let program = compile(host, "own_calls", flags);
@@ -90,8 +92,9 @@ fn calls_in_a_program_at_a_fixed_place() {
     with_own_calls(&["-no-pie"], Way::Shm);
 }
 
-/// The program counts what has been put into it, so that it would not be as natively. But nothing tells the bytes that it has beside
-/// its functions from a function that it could call.
+/// The program prints how many executable mappings have no file, so redirected calls would show.
+/// But its data next to the functions looks like a function that it could call, so shunt cannot
+/// rule out an inline system call.
 #[test]
 fn what_only_looks_like_a_call_is_left() {
     with_own_calls(&["-DBY_LIBC"], Way::Tcp("own_calls"));
@@ -112,7 +115,7 @@ fn a_program_that_looks_whether_it_is_in_a_call_is_left() {
     with_own_calls(&["-DWATCHED"], Way::Tcp("own_calls"));
 }
 
-/// Debian's etcd, and a program of Go's that asks it.
+/// Debian's etcd, and a Go program as its client.
 #[test]
 fn etcd() {
     let program = cgo("keys");

@@ -16,7 +16,8 @@ fn every_subscriber_gets_every_message_in_order() {
         let server = host.program("mosquitto").arg("-c").arg(config).start("mosquitto");
         host.wait_for_port(port);
 
-        // Sessions that outlive their connections: what is published before a subscriber is back waits for it.
+        // The sessions outlive their connections: messages published before a subscriber returns
+        // wait for it.
         let subscribe = |index: usize, more: &str| {
             host.program("mosquitto_sub")
                 .words(&format!("-h 127.0.0.1 -p {port} -c -i subscriber{index} -q 1 -t news {more}"))

@@ -1,4 +1,4 @@
-//! Programs of musl: one libshunt.so is for them and for those of glibc.
+//! Programs of musl. The same libshunt.so serves them and programs of glibc.
 
 use shunt_abi::reason::Reason;
 use shunt_compat::Phase::{self, Shm, Tcp};
@@ -32,10 +32,11 @@ fn whoever_sleeps_is_woken() {
     both(LIMIT, |host| run(host, "next", &[&host.port().to_string()]));
 }
 
-/// The peer is a program of glibc.
+/// Runs a scenario of `forks.c` with musl. The peer is a program of glibc.
 fn forks(name: &'static str, phases: &'static [Phase]) {
     both(LIMIT, move |host| {
-        // A call of its own would keep it on TCP: those of musl's programs are led nowhere.
+        // An inline system call would keep the program on TCP, because shunt does not redirect
+        // calls in dynamic programs of musl.
         compile_for_musl(host, "forks", &["-DBY_LIBC"]);
         compile(host, "serve_on", &[]);
         let port = host.port();

@@ -1,5 +1,5 @@
-//! Block devices over TCP: nbdkit, written and read by libnbd over several connections, and by QEMU, which allows itself on every socket to
-//! send without copying (SO_ZEROCOPY) and does so for migrations alone.
+//! Block devices over TCP: nbdkit, used by libnbd with several connections, and by QEMU. QEMU
+//! enables sending without a copy (SO_ZEROCOPY) on every socket, and uses it only for migrations.
 
 use shunt_compat::{Expected, Host, Program, both};
 use std::fs;
@@ -47,7 +47,7 @@ fn copied_over_several_connections() {
             copy().arg(server.url()).arg(&back).run("nbdcopy", LIMIT);
             assert!(fs::read(&back).ok().as_ref() == Some(&content), "what was read back");
         }
-        // Which of its threads find something to do is its own affair.
+        // Which of its threads get work is up to the program.
         road.expect(Expected { port: server.port, connections: 2, share: 0.5 });
     });
 }

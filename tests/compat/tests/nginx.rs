@@ -1,4 +1,5 @@
-//! nginx with wrk, as a static server and in front of an upstream with keep-alive, with the content checked by curl.
+//! nginx with wrk, as a static server and as a proxy for an upstream with keep-alive. curl verifies
+//! the content.
 
 use shunt_compat::{Expected, Host, Mode, Program, both};
 use std::fs::{self, Permissions};
@@ -13,7 +14,7 @@ fn nginx(host: &Host, name: &str, workers: usize, http: &str, port: u16) -> Prog
     nginx_as(host, user, name, workers, http, port)
 }
 
-/// The same with a directive that says whose the workers are.
+/// Starts nginx with a directive that sets the workers' user.
 fn nginx_as(host: &Host, user: &str, name: &str, workers: usize, http: &str, port: u16) -> Program {
     let dir = host.path(name);
     fs::create_dir(&dir).expect("own directory");
@@ -35,7 +36,7 @@ fn nginx_as(host: &Host, user: &str, name: &str, workers: usize, http: &str, por
     server
 }
 
-/// Files of 1 KB and 1 MB in a directory of the host.
+/// Writes files of 1 KB and 1 MB to a directory of the host.
 fn files(host: &Host) -> String {
     let root = host.path("www");
     fs::create_dir(&root).expect("own directory");
@@ -52,7 +53,7 @@ fn files(host: &Host) -> String {
     root.display().to_string()
 }
 
-/// Fetches `name` ten times over one connection; it must be the file each time.
+/// Fetches `name` ten times over one connection, and compares it each time.
 fn fetch(host: &Host, port: u16, name: &str) {
     let url = format!("http://127.0.0.1:{port}/{name}");
     let (file, answer) = (host.path(&format!("www/{name}")), host.path("answer"));
@@ -68,7 +69,8 @@ fn fetch(host: &Host, port: u16, name: &str) {
     );
 }
 
-/// Runs wrk; it must see no error and no status but 200, and transfer what the number of requests times `size` says.
+/// Runs wrk. It must see no error and only status 200, and transfer as many bytes as the number of
+/// requests times `size`.
 fn wrk(host: &Host, port: u16, name: &str, size: f64, seconds: u32) {
     let run = host
         .program("wrk")
@@ -81,7 +83,7 @@ fn wrk(host: &Host, port: u16, name: &str, size: f64, seconds: u32) {
     let [requests, bytes, errors] = figures[..] else { panic!("wrk printed\n{}", run.stdout) };
     assert_eq!(errors, 0.0, "wrk: {}", run.stdout);
     assert!(requests >= 100.0, "wrk made {requests} requests only");
-    // A request under way at the end is counted in bytes but not in requests.
+    // A request in progress at the end is counted in bytes but not in requests.
     let most = (requests + CONNECTIONS as f64) * (size + 1000.0);
     assert!(
         bytes >= requests * size && bytes <= most,
@@ -133,7 +135,7 @@ fn two_workers_without_sendfile() {
     static_server(2, "off");
 }
 
-/// With the broker that `shunt run` starts for root, which workers of another user cannot reach by themselves.
+/// Uses the broker that `shunt run` starts for root. Workers of another user cannot connect to it.
 #[test]
 fn workers_of_another_user() {
     both(Duration::from_secs(60), |host| {

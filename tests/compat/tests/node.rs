@@ -4,8 +4,9 @@ use shunt_compat::{Expected, both};
 use std::time::Duration;
 
 const CONNECTIONS: usize = 12;
-/// What each connection sends. The client writes all it can from its first byte on, and before two ends are paired the
-/// kernel's buffers take 2 to 4 MB of it each way: the rest must outweigh that.
+/// The amount that each connection sends. The client writes as fast as it can from the start.
+/// Before the pairing, the kernel's buffers take 2 to 4 MB in each direction, and the rest must be
+/// much more than that.
 const MEGABYTES: usize = 64;
 
 #[test]

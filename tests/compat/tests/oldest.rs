@@ -1,11 +1,12 @@
-//! What the command and the shim ask of glibc: nothing that 2.28 has not, whatever they were built with.
+//! Checks that the command and the shim import nothing that is newer than glibc 2.28, whatever they
+//! were built with.
 
 use std::path::Path;
 use std::process::Command;
 
 use shunt_compat::Tools;
 
-/// The oldest that they run with, see docs/support.md.
+/// The oldest glibc that they run with, see docs/support.md.
 const OLDEST: (u32, u32) = (2, 28);
 
 fn readelf(flag: &str, file: &Path) -> String {
@@ -15,7 +16,7 @@ fn readelf(flag: &str, file: &Path) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The functions that `file` asks for with the version of glibc that each came with.
+/// Returns the functions that `file` imports, with the versions of glibc.
 fn asked(file: &Path) -> Vec<(String, (u32, u32))> {
     let parse = |line: &str| {
         let symbol = line.split_whitespace().find(|word| word.contains("@GLIBC_"))?;
@@ -26,7 +27,7 @@ fn asked(file: &Path) -> Vec<(String, (u32, u32))> {
     readelf("--dyn-syms", file).lines().filter(|line| line.contains(" UND ")).filter_map(parse).collect()
 }
 
-/// The libraries without which `file` is not loaded.
+/// Returns the libraries that `file` needs.
 fn needed(file: &Path) -> Vec<String> {
     let name = |line: &str| line.split_once("(NEEDED)")?.1.split(['[', ']']).nth(1).map(str::to_owned);
     readelf("--dynamic", file).lines().filter_map(name).collect()
@@ -43,13 +44,15 @@ fn nothing_newer_than_glibc_2_28_is_asked_for() {
     }
 }
 
-/// A library that a program has not is loaded into it, and where it had no threads libc begins to take it for one with.
+/// The dynamic linker loads these libraries into every program. With libpthread, older glibcs treat
+/// a program as one with threads.
 #[test]
 fn the_shim_brings_no_other_library_with_it() {
     assert_eq!(needed(&Tools::locate().library), ["libc.so.6"]);
 }
 
-/// glibc before 2.30 looks for a function in the library that it was asked of, unless it has met it before in another.
+/// glibc before 2.30 looks a function up in the library that is recorded with it, unless it has
+/// found it earlier in another.
 #[test]
 fn what_has_moved_is_asked_of_the_library_that_had_it() {
     let needed = needed(&Tools::locate().shunt);

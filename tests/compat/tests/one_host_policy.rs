@@ -1,5 +1,5 @@
-//! Connections between containers of one host under the overlay's policy, and under what else says that they must not go on: all of these
-//! are on shared memory and in use when it is said.
+//! Connections between containers of one host that are forbidden while they are in use on shared
+//! memory: by the overlay's policy and by other means.
 
 use shunt_abi::reason::{Reason, Road};
 use shunt_abi::status::Connection;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(120);
 const PORT: u16 = 7000;
 
-/// A container with that address, at the end of a cable.
+/// Creates a container with this address, at the end of a cable.
 fn container() -> Net {
     let net = Net::new();
     Net::connect((&Net::current(), "cable", "192.0.2.1/24"), (&net, "cable", "192.0.2.2/24"));
@@ -25,7 +25,8 @@ fn far<'h>(host: &'h Host, net: &Net, words: &str) -> Launch<'h> {
     host.program("nsenter").args([namespace.as_str(), "--", "python3"]).arg(program).words(words)
 }
 
-/// Has the overlay's router have said whether connections to the container may take shared memory.
+/// Writes the policy file of the overlay's router, which allows shared memory for connections to
+/// the container or not.
 fn publish(host: &Host, shared: bool) {
     let rule =
         format!(r#"{{"from":null,"to":["192.0.2.2/32"],"ports":[[{PORT},{PORT}]],"shared":{shared}}}"#);
@@ -34,7 +35,7 @@ fn publish(host: &Host, shared: bool) {
     host.replace("overlay.policy", text);
 }
 
-/// A server in a container, and a client of it that never ends, on shared memory.
+/// Starts a server in a container, and a client that never ends, and waits for shared memory.
 fn shared(host: &Host, net: &Net) -> (Program, Program) {
     let road = host.watch_road();
     let mut server = far(host, net, &format!("serve 192.0.2.2 {PORT}")).start("server");
@@ -47,7 +48,7 @@ fn shared(host: &Host, net: &Net) -> (Program, Program) {
     (server, client)
 }
 
-/// Waits until a program's connection is so.
+/// Waits until a program's connection meets a condition.
 fn wait_until(host: &Host, program: &Program, what: &str, is_so: impl Fn(&Connection) -> bool) -> Connection {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -75,7 +76,7 @@ fn a_connection_falls_back_when_the_overlays_policy_changes_and_carries_on() {
                 && directions.iter().any(|it| it.reason == Reason::OverlayPolicy)
         };
         let before = wait_until(host, &client, "back on TCP, for its reason", fell_back);
-        // Whatever comes from now on is TCP's, and none is lost: the client compares each answer.
+        // All later bytes use TCP, and none is lost: the client compares each answer.
         let after =
             wait_until(host, &client, "in use", |it| it.send.tcp_bytes > before.send.tcp_bytes + 10_000);
         assert_eq!(after.send.shm_bytes, before.send.shm_bytes);
@@ -83,7 +84,8 @@ fn a_connection_falls_back_when_the_overlays_policy_changes_and_carries_on() {
     });
 }
 
-/// As for what a firewall forbids by now, or a network that a container has left: docs/containers.md.
+/// This is for connections that a firewall forbids later, or whose container has left a network:
+/// docs/containers.md.
 #[test]
 fn a_connection_that_is_destroyed_ends_on_shared_memory_too() {
     under_shunt(2 * LIMIT, |host| {

@@ -1,8 +1,8 @@
 //! OpenSSH, as Debian builds it: commands, files of 80 MB by scp and sftp, and a forwarded port.
 //!
-//! sshd starts itself anew for each connection, which a process of its own in a chroot and under a seccomp filter then
-//! authenticates. It goes back to one process for root; for others two hold the connection until it ends, and so it
-//! stays on TCP.
+//! sshd executes itself again for each connection. A separate process in a chroot and under a
+//! seccomp filter then authenticates the client. For root, one process has the connection
+//! afterwards. For other users, two processes hold it until it ends, so it stays on TCP.
 
 use shunt_abi::reason::Reason;
 use shunt_compat::{Expected, Host, Program, Road, both};
@@ -11,9 +11,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// A session goes back to TCP as it forks, and is offered again after some hundred operations of up to 32 KiB: it is to last longer.
+/// The size of a transfer. A session falls back to TCP when it forks, and is offered again after
+/// some hundred operations of up to 32 KiB. The transfer must take longer than that.
 const FILE: usize = 80_000_000;
-/// A user with a shell, of the package that another test needs.
+/// A user with a shell, from a package that another test needs.
 const OTHER: &str = "postgres";
 
 struct Server {
@@ -40,7 +41,7 @@ impl Server {
              Subsystem sftp /usr/lib/openssh/sftp-server\nAllowTcpForwarding yes\n"
         );
         let config = host.write("sshd_config", config);
-        // Its empty directory is in a /run of its own.
+        // sshd's empty directory is in a private /run.
         let script = "mount -t tmpfs none /run && mkdir -m 755 /run/sshd && exec \"$0\" -D -e -f \"$1\"";
         let program = host
             .program("unshare")
@@ -52,7 +53,8 @@ impl Server {
         Server { _program: program, port }
     }
 
-    /// What the clients are told alike. They differ in the name of the port's option.
+    /// Returns the common options of the clients, which differ in the name of the option for the
+    /// port.
     fn options(&self, host: &Host, port: &str) -> Vec<String> {
         let here = host.dir().display();
         let mut options =
@@ -68,7 +70,7 @@ impl Server {
     }
 }
 
-/// Bytes that do not repeat.
+/// Returns bytes that do not repeat.
 fn noise(len: usize) -> Vec<u8> {
     let mut state = 88_172_645_463_325_252u64;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -87,7 +89,8 @@ fn large_file(host: &Host) -> (PathBuf, Vec<u8>) {
     (host.write("large", &content), content)
 }
 
-/// The transfer's bytes went by shared memory, but for those before and between the forks of a session.
+/// Expects shared memory for the transfer's bytes, but not for those before and between the forks
+/// of a session.
 fn expect_shm(road: &Road, port: u16) {
     road.expect(Expected { port, connections: 1, share: 0.3 });
 }
@@ -189,7 +192,8 @@ fn a_forwarded_port() {
     });
 }
 
-/// The process that has logged the user in keeps the connection, beside the one that serves the user.
+/// The process that has logged the user in keeps the connection, in addition to the one that serves
+/// the user.
 #[test]
 fn another_user_than_root_stays_on_tcp() {
     both(Duration::from_secs(120), |host| {
@@ -200,13 +204,14 @@ fn another_user_than_root_stays_on_tcp() {
         let ended = host
             .program("ssh")
             .args(server.options(host, "-p"))
-            // Long enough for the status to be seen.
+            // Long enough for the status to be read.
             .args([&format!("{OTHER}@127.0.0.1"), "id -un; cat; sleep 1"])
             .input(host.write("lines", &lines))
             .run("ssh", LIMIT);
         assert!(ended.stdout == format!("{OTHER}\n{lines}"), "{}", ended.stderr);
         let report = road.report(server.port);
-        // It is considered again after the fork, if there are enough sends for that; then it is told that it is shared.
+        // After the fork the connection is considered again if there are enough sends. The reason
+        // is then that it is shared.
         let named = [Reason::Shared, Reason::Fork]
             .iter()
             .any(|reason| report.contains(&format!("sshd: send on TCP because {}", reason.label())));

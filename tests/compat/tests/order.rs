@@ -1,11 +1,12 @@
-//! In which order an epoll instance tells of connections: of those on shared memory in the order in which their peer has spoken, and of
-//! none before what the peer had said by TCP before.
+//! The order in which an epoll instance returns connections. Those on shared memory come in the
+//! order in which their peers sent. No connection comes before bytes that its peer had sent over
+//! TCP.
 
 use shunt_compat::{Expected, both, compile};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Connections of `order.c` that last.
+/// The number of long-lived connections of `order.c`.
 const OLD: usize = 6;
 
 fn order(kind: &'static str) {

@@ -1,8 +1,9 @@
 //! PHP-FPM behind Apache's event MPM, by FastCGI connections that are kept and used again.
 //!
-//! A child of PHP-FPM serves one connection until that ends, and Apache's processes each keep as many as they have once
-//! needed. With more of them than children the others lie in the listener's queue and nobody answers them, natively as well:
-//! so Apache is told here that it has as many as there are children.
+//! A child of PHP-FPM serves one connection until that ends. Apache's processes each keep as many
+//! connections as they have once needed. If there are more connections than children, the others
+//! wait in the listener's queue without an answer, natively too. So Apache is configured with the
+//! number of children.
 
 use shunt_compat::{Expected, Host, Program, both, end_on_the_road};
 use std::fs;
@@ -18,7 +19,7 @@ echo $_SERVER["REQUEST_METHOD"], " ", $_SERVER["QUERY_STRING"], " ", strlen($bod
 echo str_repeat("line\n", strlen($body) % 7000);
 "#;
 
-/// Debian's name for it has the version in it.
+/// Returns the path of Debian's PHP-FPM, whose name contains the version.
 fn fpm_program() -> String {
     let programs = fs::read_dir("/usr/sbin").into_iter().flatten().flatten().map(|entry| entry.path());
     let is_fpm =
@@ -88,7 +89,8 @@ fn every_request_is_answered_by_connections_that_are_used_again() {
     });
 }
 
-/// PHP binds what it loads past libraries that were loaded before (RTLD_DEEPBIND), and libcurl with it.
+/// PHP loads extensions with RTLD_DEEPBIND, so an extension and libcurl are bound past libraries
+/// that were loaded before.
 #[test]
 fn pages_are_fetched_by_an_extension() {
     both(Duration::from_secs(100), |host| {

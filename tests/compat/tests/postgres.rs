@@ -1,4 +1,5 @@
-//! PostgreSQL with pgbench: SELECT only and TPC-B, simple and prepared, 8 clients, with the books checked by SQL.
+//! PostgreSQL with pgbench: SELECT only and TPC-B, simple and prepared, 8 clients. SQL verifies the
+//! balances.
 
 use shunt_compat::{Expected, Host, Program, both};
 use std::fs;
@@ -74,7 +75,7 @@ impl Database {
     }
 }
 
-/// A directory that belongs to the user who runs the server.
+/// Creates a directory that belongs to the user of the server.
 fn database_dir(host: &Host) -> PathBuf {
     let dir = host.path("data");
     fs::create_dir(&dir).expect("own directory");
@@ -86,7 +87,7 @@ fn database_dir(host: &Host) -> PathBuf {
     dir
 }
 
-/// `pgbench -c 8` in this mode, twice: the report must know of no failure and of every transaction.
+/// Runs `pgbench -c 8` in this mode, twice. The report must show no failure and every transaction.
 fn run(script: &'static str, mode: &'static str, transactions: usize) {
     both(Duration::from_secs(100), move |host| {
         let database = Database::start(host);
@@ -106,7 +107,7 @@ fn run(script: &'static str, mode: &'static str, transactions: usize) {
                 and (select sum(bbalance) from pgbench_branches) = (select sum(tbalance) from pgbench_tellers)",
         );
         assert_eq!(balanced.trim(), "t", "the balances do not add up");
-        // A row set that is larger than any buffer on the way.
+        // A row set that is larger than any buffer on its way.
         let rows = database.sql(host, "select aid, bid, repeat('x', 40) from pgbench_accounts order by aid");
         (history, rows)
     });

@@ -1,5 +1,5 @@
-//! Other libraries in LD_PRELOAD, before libshunt.so and behind it, programs that look functions up themselves, and valgrind,
-//! which puts itself in the kernel's place.
+//! Other libraries in LD_PRELOAD, before and after libshunt.so, programs that look functions up
+//! themselves, and valgrind, which emulates system calls.
 
 use shunt_compat::{Host, Launch, Phase, both, compile, run_phases};
 use std::path::{Path, PathBuf};
@@ -7,14 +7,15 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Where Debian has a library: in the directory of the machine's architecture.
+/// Returns the path of a library in Debian's directory for the machine's architecture.
 fn library(name: &str) -> PathBuf {
     let places = std::fs::read_dir("/usr/lib").expect("there is a /usr/lib").flatten();
     let found = places.map(|place| place.path().join(name)).find(|path| path.is_file());
     found.unwrap_or_else(|| panic!("{name} is not installed: run `make test`, which sets it up"))
 }
 
-/// Python with another library, which the dynamic linker finds before libshunt.so or behind it.
+/// Returns a command for Python with another library, before or after libshunt.so in the link
+/// order.
 fn python<'h>(host: &'h Host, other: &Path, first: bool) -> Launch<'h> {
     let python = shunt_compat::find_program("python3");
     let list = match host.tools() {
@@ -25,7 +26,8 @@ fn python<'h>(host: &'h Host, other: &Path, first: bool) -> Launch<'h> {
     host.program("env").arg(format!("LD_PRELOAD={list}")).arg("FAKETIME=-20y").arg(python)
 }
 
-/// A server with a process for each connection, and its client: malloc, fork and the clock are used on both sides.
+/// Tests a server with a process for each connection, and its client. Both use malloc, fork and the
+/// clock.
 fn with(name: &'static str) {
     with_library(move |_| library(name));
 }
@@ -68,7 +70,8 @@ fn another_clock() {
     with("faketime/libfaketime.so.1");
 }
 
-/// Behind the shim it is a part of each of the shim's own calls, and must not lead back there.
+/// Behind the shim, the library is called by each of the shim's calls, and must not lead back to
+/// the shim.
 #[test]
 fn another_library_with_some_of_the_hooks_names() {
     with_library(|host| {
@@ -87,7 +90,8 @@ fn functions_that_a_program_looks_up() {
     });
 }
 
-/// Whatever the shim needs, the program has it already: to load more would slow every start down.
+/// The shim must need no library that the program does not have. Loading more would slow every
+/// start down.
 #[test]
 fn libraries_that_come_along() {
     both(LIMIT, |host| {

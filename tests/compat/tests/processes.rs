@@ -1,4 +1,5 @@
-//! What a process does to its descriptors, its limits, its user and its namespaces while it holds a connection.
+//! Changes that a process makes to its descriptors, limits, user and namespaces while it holds a
+//! connection.
 
 use shunt_abi::reason::Reason;
 use shunt_compat::{Phase, both, compile, run_phases};

@@ -1,16 +1,16 @@
-//! Python: blocking sockets with threads, and asyncio streams, by its own event loop and by uvloop's, whose libuv changes its epoll
-//! set by an io_uring.
+//! Python: blocking sockets with threads, and asyncio streams, with Python's event loop and with
+//! uvloop. uvloop's libuv changes its epoll instance through an io_uring.
 
 use shunt_compat::{Expected, Host, both, python_package};
 use std::path::Path;
 use std::time::Duration;
 
-/// Debian's.
+/// Debian's Python.
 const PYTHON: &str = "/usr/bin/python3";
 const UVLOOP: &str = "uvloop==0.23.0";
 const CONNECTIONS: usize = 12;
 
-/// Server and client, and what the client says it got back.
+/// Runs a server and a client, and returns the client's output.
 fn echo(host: &Host, server_style: &str, client_style: &str) -> String {
     let port = host.port();
     let python = || {
@@ -43,8 +43,8 @@ fn an_asyncio_server_and_blocking_clients() {
     both(Duration::from_secs(60), |host| echo(host, "asyncio", "threads"));
 }
 
-/// Its worker waits for a listener and for connections that its threads hand back, by an array with as many places as there are sockets. It
-/// ends if it is told of one twice.
+/// The worker waits for a listener and for connections that its threads return, with an event array
+/// of as many entries as there are sockets. It fails if a socket is reported twice.
 #[test]
 fn a_worker_of_gunicorns_with_threads_lives_on() {
     both(Duration::from_secs(60), |host| {
@@ -67,7 +67,7 @@ fn a_worker_of_gunicorns_with_threads_lives_on() {
 
 #[test]
 fn uvloop_at_both_ends() {
-    // Fetched first: hosts have no network but their own.
+    // Fetch it first, because hosts have no network but their own.
     python_package(UVLOOP);
     both(Duration::from_secs(60), |host| echo(host, "uvloop", "uvloop"));
 }

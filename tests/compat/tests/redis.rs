@@ -35,7 +35,7 @@ fn cli(host: &Host, port: u16, line: &str) -> String {
         .stdout
 }
 
-/// Runs redis-benchmark, with the names of the commands it reports on as the result.
+/// Runs redis-benchmark, and returns the names of the commands in its report.
 fn benchmark(host: &Host, port: u16, requests: usize, pipeline: usize) -> Vec<String> {
     let run = host
         .program("redis-benchmark")
@@ -113,7 +113,7 @@ fn saving_in_the_background_under_load() {
             .words(&format!("-h 127.0.0.1 -p {port} -t set,get -c {CONNECTIONS} -n 200000 -r 10000 -q"))
             .start("load");
         std::thread::sleep(Duration::from_millis(700));
-        // The fork sends every connection back to TCP; those which go on come onto shared memory again or stay.
+        // The fork makes every connection fall back to TCP. Those that continue may attach again.
         let first = cli(host, port, "bgsave");
         let load = load.wait(Duration::from_secs(60));
         assert!(load.success(), "{}{}", load.stdout, load.stderr);

@@ -1,5 +1,5 @@
-//! What no call wants: numbers that are no descriptor, no length, no flag and no time, and addresses that cannot be touched. Each is
-//! refused as by the kernel, with the same errno, and nothing is lost of what the connection holds.
+//! Invalid arguments: descriptors, lengths, flags, times and addresses that no call accepts. Each
+//! must be refused as by the kernel, with the same errno, and the connection must lose nothing.
 
 use shunt_compat::{ask, both};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! rsync's daemon: a tree sent there and fetched again. The receiving side forks, and both processes use the connection.
+//! rsync's daemon: a tree is sent to it and fetched again. The receiving side forks, and both
+//! processes use the connection.
 
 use shunt_compat::{Host, both};
 use std::fs;
@@ -8,7 +9,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 const FILES: usize = 40;
 
-/// The files below `directory`, each with its content.
+/// Returns the files in `directory`, each with its content.
 fn content(directory: &Path) -> Vec<(String, Vec<u8>)> {
     let mut found: Vec<_> = fs::read_dir(directory)
         .expect("rsync made it")

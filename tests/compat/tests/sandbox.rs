@@ -1,5 +1,6 @@
-//! Programs that put themselves under a seccomp filter while they hold a connection. It kills for every system call that
-//! the plain program would not make, so the shim may make none of its own.
+//! Programs that install a seccomp filter while they hold a connection. The filter kills the
+//! program for every system call that it would not make natively, so the shim may make no
+//! additional ones.
 
 use shunt_abi::reason::Reason;
 use shunt_compat::{Phase, both, compile, run_phases};

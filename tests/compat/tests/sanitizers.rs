@@ -1,12 +1,12 @@
-//! Programs that are built with sanitizers. A runtime in a library has to come before the shim;
-//! where it does not, the program runs on TCP.
+//! Programs that are built with sanitizers. A runtime in a shared library must come before the shim
+//! in the link order. Otherwise the program runs on TCP.
 
 use shunt_compat::{Finished, Host, both, compile, under_shunt};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs the program by `shunt run`, and returns how it ended, once both ends of its connection have
+/// Runs the program with `shunt run`. Returns its result after both ends of its connection have
 /// been on shared memory.
 fn run(host: &Host, flags: &[&str], name: &str, more: &[&str]) -> Finished {
     let built = compile(host, "sanitized", flags);
@@ -21,7 +21,8 @@ fn run(host: &Host, flags: &[&str], name: &str, more: &[&str]) -> Finished {
     running.wait(LIMIT)
 }
 
-/// Of GCC: of ThreadSanitizer, as of the others, the runtime may be in a library or in the program.
+/// For GCC. The runtime of ThreadSanitizer, as of the others, may be in a library or in the
+/// program.
 #[test]
 fn programs_with_a_runtime_in_a_library() {
     both(Duration::from_secs(120), |host| {
@@ -55,7 +56,7 @@ fn what_a_lane_writes_behind_a_buffer_is_reported() {
     });
 }
 
-/// As with /etc/ld.so.preload, or where a shell has started it.
+/// The order of /etc/ld.so.preload, or of a program that a shell has started.
 #[test]
 fn a_program_whose_runtime_comes_second_runs_on_tcp_and_says_why() {
     under_shunt(Duration::from_secs(120), |host| {

@@ -1,5 +1,6 @@
-//! An epoll set that a child has inherited which is another program by now: a call on it costs what it did before, and its
-//! connections take shared memory again, also where the set is not closed by exec.
+//! An epoll instance inherited by a child that has executed another program. A call on it must cost
+//! no more than before. Its connections must use shared memory again, even if exec does not close
+//! the instance.
 
 use shunt_compat::{Expected, Host, both};
 use std::time::Duration;

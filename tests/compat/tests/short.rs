@@ -1,17 +1,20 @@
-//! What shunt costs where it brings nothing: for a connection of one exchange, which ends before it is worth offering, for an exchange
-//! on a connection that stays on TCP for want of a broker, and for one with a peer that is not under shunt. Counted are the instructions of the program's calls, by callgrind, and the system calls, by strace: both are the same each time, on a machine
-//! that others use as well.
+//! The cost of shunt for connections that gain nothing: connections of one exchange, which end
+//! before they are worth offering; an exchange on a connection that stays on TCP because there is
+//! no broker; and one with a peer that is not under shunt.
+//!
+//! callgrind counts the instructions of the program's calls, and strace the system calls. Unlike
+//! times, both counts do not depend on the load of the machine.
 
 use shunt_compat::{Finished, Host, compile, under_shunt};
 use std::path::PathBuf;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
-/// Connections of a run, and of one that says what the program takes besides.
+/// The number of connections of a run, and of a shorter run whose count is subtracted.
 const MANY: usize = 600;
 const FEW: usize = 100;
 
-/// So many connections, natively or not, under a program that counts something.
+/// Makes `connections` connections, natively or under shunt, while `counter` counts.
 fn run(
     host: &Host,
     counter: &str,
@@ -39,12 +42,12 @@ fn run(
     ended
 }
 
-/// There is none for a connection that would go to shared memory.
+/// Returns the broker's socket. A connection that would attach gets a path without a broker.
 fn broker(host: &Host, kind: &str) -> PathBuf {
     if kind == "stays" { host.path("nobody") } else { host.broker_socket() }
 }
 
-/// Instructions for a connection in the functions with these names.
+/// Returns the instructions for one connection in the functions with these names.
 fn instructions(host: &Host, functions: &str, kind: &str, under_shunt: bool) -> usize {
     let toggle = format!("--toggle-collect={functions}");
     let flags = ["--tool=callgrind", "--callgrind-out-file=/dev/null", "--trace-children=yes", &toggle];
@@ -56,7 +59,7 @@ fn instructions(host: &Host, functions: &str, kind: &str, under_shunt: bool) -> 
     (collected(MANY) - collected(FEW)) / (MANY - FEW)
 }
 
-/// System calls for a connection, both ends together.
+/// Returns the system calls for one connection, both ends together.
 fn system_calls(host: &Host, kind: &str, under_shunt: bool) -> f64 {
     let made = |connections| {
         run(host, "strace", &["-f", "-c", "-o", "calls"], connections, kind, under_shunt);
@@ -74,7 +77,7 @@ fn what_gains_nothing_costs_little() {
         for (functions, kind, most) in [
             ("measured_client_*", "plain", 1700),
             ("measured_server_*", "plain", 1790),
-            // A registration looks for others of its socket, by duplicates.
+            // A registration looks for duplicates of its socket.
             ("measured_set_*", "set", 3700),
             ("measured_stay", "stays", 670),
             ("measured_stay", "server", 380),
@@ -85,7 +88,7 @@ fn what_gains_nothing_costs_little() {
             assert!(more > 100, "{functions}: {more} instructions more: it was not under shunt");
             assert!(more <= most, "{functions}: {more} instructions more, where {most} were enough");
         }
-        // Who stays is considered for an offer now and then.
+        // A connection that stays on TCP is considered for an offer from time to time.
         for (kind, most) in [("plain", 0.0), ("set", 0.0), ("stays", 0.5)] {
             let [under, native] = [true, false].map(|under| system_calls(host, kind, under));
             eprintln!("{kind}: {under} system calls, natively {native}");

@@ -1,5 +1,5 @@
-//! Signals, sleepers, closes by other threads and the ends of threads, in calls on shared memory: our own programs ask one question a line, and the answers
-//! must be those of TCP.
+//! Signals, sleepers, closes by other threads and ends of threads, during calls on shared memory.
+//! The test programs print one answer a line, and the answers must be those of TCP.
 
 use shunt_compat::{ask, both, both_at_once};
 use std::time::Duration;
@@ -21,20 +21,21 @@ fn threads_that_are_cancelled() {
     both_at_once(LIMIT, |host| ask(host, "cancels", 1));
 }
 
-/// Handlers use sockets while the code that they interrupt does, thousands of times. The longer variant: `storm PORT GATE
-/// 100000`.
+/// Handlers use sockets while the code that they interrupt does, thousands of times. For a longer
+/// test, run `storm PORT GATE 100000`.
 #[test]
 fn a_storm_of_handlers() {
     both(LIMIT, |host| ask(host, "storm", 3));
 }
 
-/// The longer variant: `threads PORT GATE 2000`.
+/// For a longer test, run `threads PORT GATE 2000`.
 #[test]
 fn more_threads_than_waiters() {
     both(LIMIT, |host| ask(host, "threads", 100));
 }
 
-/// The calls go on, with what they were given, and the peer is told of nothing before they are over.
+/// The calls continue on their descriptors. The peer is notified of the close only after they have
+/// returned.
 #[test]
 fn numbers_that_are_closed_under_calls() {
     both_at_once(LIMIT, |host| ask(host, "closes", 47));

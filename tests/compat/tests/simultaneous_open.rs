@@ -1,4 +1,5 @@
-//! A connection that both ends open at the same time, so that their SYNs cross: it is paired as any other.
+//! A connection that both ends open simultaneously, so that their SYNs cross. It is paired like any
+//! other.
 
 use shunt_compat::{Host, Mode, Program, both_at_once};
 use std::process::Command;
@@ -22,7 +23,7 @@ fn connect(host: &Host, own: u16, peer: u16) -> Program {
 fn a_connection_that_both_ends_open_is_paired() {
     both_at_once(2 * LIMIT, |host| {
         let (one, two) = (host.port(), host.port());
-        // Both have sent a SYN before either gets one. The kernel sends them again a second later.
+        // Both send a SYN before either receives one. The kernel sends them again a second later.
         nft(
             "add table ip t; add chain ip t in { type filter hook input priority 0; }; add rule ip t in tcp flags syn drop",
         );

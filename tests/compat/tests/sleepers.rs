@@ -1,19 +1,20 @@
-//! Threads asleep in every kind of call while other threads use their connections, which come, switch and go all the time:
-//! everybody is woken, and every byte is right.
+//! Threads that sleep in every kind of call while other threads use their connections. Connections
+//! start, switch and end all the time. Every thread must be woken, and every byte must be right.
 
 use shunt_compat::{Expected, ask, both, compile};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
-/// The longer variant: `mingle serve PORT 0` and `mingle load PORT 600`, both under shunt.
+/// For a longer test, run `mingle serve PORT 0` and `mingle load PORT 600`, both under shunt.
 const SECONDS: &str = "6";
 
-/// `extra` is for both programs.
+/// Runs the programs; `extra` is an argument of both.
 fn mingle(extra: &'static [&'static str]) {
     both(LIMIT, move |host| {
         compile(host, "mingle", &[]);
         let mut reports = Vec::new();
-        // On a busy machine the broker may not be heard for a while, or a server seem to wait where it is not seen.
+        // On a busy machine the broker's messages may be late, or a server may look like an
+        // untracked waiter.
         for _ in 0..4 {
             let number = host.port();
             let port = number.to_string();
@@ -59,7 +60,8 @@ fn who_polls_what_went_back_takes_no_wake_up_of_the_next_connection() {
     });
 }
 
-/// A peer that makes no calls takes no doorbell, and so cannot wake anybody: who waits for it looks by itself, but seldom.
+/// A peer that makes no calls receives no doorbell, so it cannot wake this process. A thread that
+/// waits for it must poll, but rarely.
 #[test]
 fn who_waits_for_a_program_that_makes_no_calls_sleeps_longer_and_longer() {
     both(LIMIT, |host| {
@@ -76,7 +78,7 @@ fn who_waits_for_a_program_that_makes_no_calls_sleeps_longer_and_longer() {
             let server = status.processes.iter().find(|one| one.pid == server.pid()).expect("its server");
             let counted = |name: &str| server.totals.counters.get(name).copied().unwrap_or(0);
             assert_eq!(counted("adopted"), 1, "{:?}", server.totals.counters);
-            // 2,000 of a millisecond.
+            // Polling every millisecond would be 2,000 times.
             assert!(counted("degraded_sleeps") < 500, "{:?}", server.totals.counters);
         }
         host.write("over", "");
@@ -84,7 +86,7 @@ fn who_waits_for_a_program_that_makes_no_calls_sleeps_longer_and_longer() {
     });
 }
 
-/// More than a process has waiters, of which few wait at a time.
+/// More threads than a process has waiters. Few of them wait at the same time.
 const THREADS: usize = 100;
 
 #[test]

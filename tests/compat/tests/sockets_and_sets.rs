@@ -1,11 +1,15 @@
-//! What was done with a socket before it is connected: registered in epoll sets, duplicated, handed to another process,
-//! given options. It must hold afterwards as on TCP. And epoll sets that are watched, by poll or by other sets, and registrations
-//! of sockets that have bytes on shared memory: what lanes hold must be seen from outside the set, and nothing else.
+//! Operations on a socket before it is connected: registration in epoll instances, duplication,
+//! passing to another process, options. Afterwards they must have the same effect as on TCP.
+//!
+//! Other tests watch epoll instances, by poll or other instances, and register sockets that have
+//! bytes on shared memory. The bytes in lanes must be visible from outside the instance, and
+//! nothing else.
 
 use shunt_compat::{Expected, Host, both};
 use std::time::Duration;
 
-/// Runs the scenarios of a group: a line each. `on_shm`: every one has a connection on shared memory.
+/// Runs the scenarios of a group, which print a line each. With `on_shm`, each must have a
+/// connection on shared memory.
 fn observe(host: &Host, group: &str, on_shm: bool) -> Vec<String> {
     let first = host.port() + 1000;
     let road = host.watch_road();

@@ -1,6 +1,7 @@
-//! Connections whose bytes somebody else's programs in the kernel take from queue to queue: TCP counts none of them, so nobody could
-//! say where in the stream a lane begins. Such a connection stays as it is. Needs root. A file of its own, because the test
-//! process itself enters the control group.
+//! Connections whose bytes are moved between queues by other programs in the kernel (sockmap). TCP
+//! does not count these bytes, so the offset at which a lane begins is unknown. Such a connection
+//! must stay on TCP. Needs root. This is a separate file because the test process itself enters the
+//! control group.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use shunt_kernel::redirect::Redirect;
 
 const CONNECTIONS: usize = 4;
 
-/// In the group of a `Redirect` until it is dropped.
+/// Keeps this process in the group of a `Redirect` until it is dropped.
 struct Inside {
     back: PathBuf,
 }

@@ -1,5 +1,6 @@
-//! Programs without a dynamic linker that are started by programs under shunt: shells, supervisors, make, Python, other such programs. They
-//! are entered as the one that `shunt run` starts, and neither they nor who starts them see that anything was done.
+//! Programs without a dynamic linker that are started by programs under shunt: by shells,
+//! supervisors, make, Python, and other static programs. Their calls are redirected as in a program
+//! that `shunt run` starts. Neither they nor their starters may notice it.
 
 use shunt_compat::{
     Expected, Host, Launch, Mode, Way, both, compile, compile_for_musl, compile_go, converse,
@@ -15,10 +16,11 @@ const LIMIT: Duration = Duration::from_secs(100);
 const CONNECTIONS: usize = 4;
 const MESSAGES: &str = "60";
 
-/// An echo server, and its client.
+/// An echo server and its client.
 static ECHO: LazyLock<PathBuf> = LazyLock::new(|| compile_go(Path::new(env!("CARGO_TARGET_TMPDIR")), "echo"));
 
-/// A conversation of two programs of Go's, of which `start` starts each, given its arguments.
+/// Runs a conversation of two Go programs. `start` returns the program that starts each of them
+/// with the given arguments.
 fn converse_in_go(start: fn(&Host) -> Launch<'_>) {
     let program = &*ECHO;
     both(LIMIT, move |host| {
@@ -30,7 +32,7 @@ fn converse_in_go(start: fn(&Host) -> Launch<'_>) {
     });
 }
 
-/// As an entrypoint's script does.
+/// Executes the program as the script of an entrypoint does.
 #[test]
 fn a_shell_becomes_the_program() {
     converse_in_go(|host| host.program("sh").args(["-c", "exec \"$0\" \"$@\""]));
@@ -42,14 +44,14 @@ fn a_shell_starts_the_program() {
     converse_in_go(|host| host.program("sh").args(["-c", START]));
 }
 
-/// A shell becomes a static shell, which has its system calls led to shunt, and starts a program.
+/// A shell executes a static shell, whose system calls are redirected, and which starts a program.
 #[test]
 fn a_static_shell_starts_the_program() {
     const START: &str = "exec busybox sh -c '\"$0\" \"$@\" & trap \"kill $!\" TERM; wait' \"$0\" \"$@\"";
     converse_in_go(|host| host.program("sh").args(["-c", START]));
 }
 
-/// Whose runtime has a child by vfork in the middle of its goroutines.
+/// The starter's runtime creates a child by vfork between its goroutines.
 #[test]
 fn a_program_of_gos_starts_the_program() {
     let starter = compile_go(Path::new(env!("CARGO_TARGET_TMPDIR")), "starter");
@@ -63,7 +65,8 @@ fn a_program_of_gos_starts_the_program() {
     });
 }
 
-/// make has its commands by posix_spawn, where they need no shell. It would say where it is if it found itself started by another make.
+/// make starts commands that need no shell by posix_spawn. It would print its directory if it took
+/// itself for a child of another make.
 #[test]
 fn make_starts_the_program() {
     both(LIMIT, |host| {
@@ -77,7 +80,7 @@ fn make_starts_the_program() {
     });
 }
 
-/// What ends is started again.
+/// The supervisor restarts a program that has ended.
 #[test]
 fn a_supervisor_starts_the_program_again() {
     let program = &*ECHO;
@@ -120,10 +123,10 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()))
 }
 
-/// The ways of `starts.py`.
+/// The number of ways in which `starts.py` starts a program.
 const WAYS: usize = 8;
 
-/// Under shunt each of them has been entered, or none.
+/// Checks whether all programs were entered, or none, under shunt.
 fn assert_entered(host: &Host, files: impl IntoIterator<Item = String>, expected: bool) {
     for file in files {
         let found = read(&host.path(&file));
@@ -143,14 +146,14 @@ fn started_in_each_way(compile: fn(&Host), is_entered: bool, user: Option<&'stat
     });
 }
 
-/// Where every user may write: `told`.
+/// Creates the directory `told`, in which every user may write.
 fn open_directory(host: &Host) {
     let directory = host.path("told");
     std::fs::create_dir(&directory).expect("own directory");
     std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).expect("own directory");
 }
 
-/// What `starts.py` prints, of which `python` is the beginning.
+/// Runs `starts.py`, and returns its output. `python` is the beginning of its command.
 fn start_in_each_way(host: &Host, python: Launch, is_entered: bool) -> String {
     open_directory(host);
     let files: Vec<String> = (0..WAYS).map(|way| format!("told/{way}")).collect();
@@ -159,7 +162,7 @@ fn start_in_each_way(host: &Host, python: Launch, is_entered: bool) -> String {
     printed
 }
 
-/// A program by which `env` has what is started beside be a script instead of `shunt`, or nothing.
+/// Returns a command that uses a script as the ptrace helper in place of `shunt`, or no helper.
 fn beside<'host>(host: &'host Host, script: Option<&str>) -> Launch<'host> {
     compile(host, "born", &["-static"]);
     let path = host.path("beside");
@@ -178,7 +181,7 @@ fn started_beside(script: Option<&'static str>) {
     });
 }
 
-/// As behind chroot.
+/// Without a helper, as in a chroot.
 #[test]
 fn nothing_is_found_to_be_started_beside() {
     started_beside(None);
@@ -189,14 +192,14 @@ fn what_is_started_beside_ends_at_once() {
     started_beside(Some("#!/bin/sh\n"));
 }
 
-/// As one that is killed.
+/// The helper ends early, as if it was killed.
 #[test]
 fn what_is_started_beside_ends_before_the_program_is_executed() {
     started_beside(Some("#!/bin/sh\necho ready\n"));
 }
 
-/// A file that is open to be written is not executed: here for as long as there is somebody beside. So may a rule of the host's be that
-/// refuses an exec to whoever is traced.
+/// The kernel does not execute a file that is open for writing, and the helper keeps it open. A
+/// host's security policy may likewise refuse the exec of a traced process.
 #[test]
 fn a_program_that_cannot_be_executed_with_somebody_beside() {
     const WRITER: &str = "#!/bin/sh\nexec 3<>\"$6\"\necho ready\nwhile read -r line; do :; done\n";
@@ -209,8 +212,8 @@ fn a_program_that_cannot_be_executed_with_somebody_beside() {
     });
 }
 
-/// There is no room for another process or thread while there is somebody beside, who has a thread. The user has no other processes, and is
-/// nobody's.
+/// A limit leaves no room for another process or thread while the helper runs, which has a thread.
+/// The user has no other processes and no name.
 #[test]
 fn a_program_that_has_no_room_with_somebody_beside() {
     const USER: &str = "setpriv --reuid=3456789 --regid=3456789 --clear-groups \"$@\"";
@@ -251,7 +254,7 @@ fn what_it_and_its_parent_see_as_another_user() {
     started_in_each_way(|host| drop(compile(host, "born", &["-static"])), true, Some("daemon"));
 }
 
-/// One that becomes another user by being executed is never traced, which would keep it from that.
+/// A setuid program is never traced, because tracing would prevent the change of its user.
 #[test]
 fn a_setuid_program_is_left_alone() {
     fn compile_setuid(host: &Host) {
@@ -261,7 +264,8 @@ fn a_setuid_program_is_left_alone() {
     started_in_each_way(compile_setuid, false, Some("daemon"));
 }
 
-/// What strace follows is as without shunt: nothing is started beside it, and nothing else traces it.
+/// A program under strace behaves as without shunt: no helper is started for it, and only strace
+/// traces it.
 #[test]
 fn a_program_that_is_traced_is_left_alone() {
     both(LIMIT, |host| {
@@ -277,7 +281,7 @@ fn a_program_that_is_traced_is_left_alone() {
     });
 }
 
-/// It is still loaded by the dynamic linker into what a static program starts.
+/// The dynamic linker still loads the shim into a dynamic program that a static one starts.
 #[test]
 fn a_dynamic_program_of_a_static_one() {
     both(LIMIT, |host| {

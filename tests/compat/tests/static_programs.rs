@@ -1,5 +1,6 @@
-//! Programs without a dynamic linker, which shunt enters by their system calls: static ones of glibc and of musl, at a fixed place and
-//! anywhere, and Go's, whose run-time knows no libc. The same as natively, and on shared memory.
+//! Programs without a dynamic linker, whose system calls shunt redirects: static programs of glibc
+//! and musl, at a fixed address and position-independent, and Go programs without libc. They must
+//! behave as natively, and be on shared memory.
 
 use shunt_abi::reason::Reason;
 use shunt_compat::Phase::{self, Shm, Tcp};
@@ -13,7 +14,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(100);
 const CONNECTIONS: usize = 8;
 
-/// By whom and how a program is linked.
+/// The libc and the way of linking.
 #[derive(Clone, Copy)]
 enum Linked {
     Glibc,
@@ -53,7 +54,8 @@ fn whoever_sleeps_is_woken() {
     both(LIMIT, |host| EVERY.map(|linked| run(host, linked, "next", &[&host.port().to_string()])));
 }
 
-/// Its peers may have others: only on a machine of one processor nobody spins.
+/// The peers of a program may have other processors. So a program that may use only one processor
+/// may spin, unless the machine has only one.
 #[test]
 fn who_may_use_one_processor_spins() {
     both(LIMIT, |host| {
@@ -108,7 +110,7 @@ fn sleepers_on_a_connection_that_switches() {
     both_at_once(LIMIT, |host| ask_statically(host, "switches", 1));
 }
 
-/// musl looks where a thread stands to cancel it. Such a program is left alone.
+/// musl decides by a thread's program counter whether to cancel it. Such a program is not changed.
 #[test]
 fn threads_that_musl_cancels() {
     both(LIMIT, |host| {
@@ -152,12 +154,12 @@ fn parent_and_child_take_turns_with_musl() {
     forks(Linked::Musl, "turns", &[Shm, Tcp(Reason::Shared), Shm]);
 }
 
-/// A program of Go's without cgo.
+/// Returns a Go program without cgo.
 fn go(name: &str) -> PathBuf {
     compile_go(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
 }
 
-/// Garbage is collected all the time, and what runs is stopped by signals.
+/// Go's garbage collector runs all the time, and preempts goroutines by signals.
 #[test]
 fn a_server_of_gos_and_its_clients() {
     let program = go("web");
@@ -166,19 +168,20 @@ fn a_server_of_gos_and_its_clients() {
         let (number, count) = (port.to_string(), CONNECTIONS.to_string());
         let go = || host.program(program.to_string_lossy());
         let client = go().args(["ask", &number, &count, "40", &gate(port)]);
-        // Every tenth request has a connection of its own, which is over too soon.
+        // Every tenth request has a separate connection, which is too short for shared memory.
         converse(host, (port, CONNECTIONS), (go().args(["serve", &number]), client), Way::Shm)
     });
 }
 
-/// What one process has counted so far: rings, and bytes on shared memory.
+/// Returns two counts of a process: doorbells rung, and bytes on shared memory.
 fn rings_and_bytes(host: &Host, pid: u32) -> Option<(u64, u64)> {
     let all = host.status()?.processes;
     let one = all.into_iter().find(|process| process.pid == pid).expect("it is under shunt");
     Some((one.totals.counters["doorbells_rung"], one.totals.bytes.shm))
 }
 
-/// Each end has several threads and goroutines for a request. It is told of one by one ring at most, and so is the other of the answer.
+/// Each end has several threads and goroutines for a request. One notification at most may be sent
+/// for the request, and one for the answer.
 #[test]
 fn a_request_to_a_server_of_gos_rings_once_and_so_does_its_answer() {
     const REQUESTS: u64 = 2000;
@@ -210,7 +213,7 @@ fn a_request_to_a_server_of_gos_rings_once_and_so_does_its_answer() {
     });
 }
 
-/// The other end is Python's, with the shim from its dynamic linker.
+/// The other end is in Python, and has the shim from the dynamic linker.
 #[test]
 fn a_server_of_gos_and_python() {
     let program = go("echo");
@@ -224,7 +227,8 @@ fn a_server_of_gos_and_python() {
     });
 }
 
-/// Each child is made by vfork, in its parent's memory, and becomes another program while connections are used.
+/// Each child is created by vfork in its parent's memory, and executes another program while
+/// connections are in use.
 #[test]
 fn a_program_of_gos_that_starts_others() {
     let program = go("spawn");

@@ -1,5 +1,6 @@
-//! A broker that is stopped, as by Ctrl-Z, or hangs (L6): nobody waits for it. Established connections go on, new ones
-//! work on TCP, what ends is seen to end, and pairing goes on once the broker does.
+//! A broker that is stopped, as by Ctrl-Z, or hangs (L6). No program may wait for it. Established
+//! connections go on, new ones use TCP, and ends are noticed. Pairing resumes when the broker
+//! continues.
 
 use rustix::process::Signal;
 use shunt_abi::reason::Reason;
@@ -17,7 +18,7 @@ fn server(host: &Host) -> (Program, u16) {
     (server, port)
 }
 
-/// Clients that verify every echo, for at least `seconds`.
+/// Starts clients that verify every echo for at least `seconds`.
 fn clients(host: &Host, name: &str, port: u16, seconds: f64) -> Program {
     host.script("python3", "echo.py")
         .args(["client", "threads", &port.to_string(), &CONNECTIONS.to_string(), "20", &seconds.to_string()])
@@ -40,7 +41,8 @@ fn programs_go_on_and_are_paired_afterwards() {
             clients
         };
         host.signal_broker(Signal::STOP);
-        // A program that starts meanwhile, and a server that has known the broker.
+        // A program that starts while the broker is stopped, and a server that is registered with
+        // it.
         let meanwhile = clients(host, "meanwhile", port, 5.0);
         verified(established);
         host.signal_broker(Signal::CONT);

@@ -1,4 +1,4 @@
-//! Trio and AnyIO: Python's loops whose waits end by cancellation.
+//! Trio and AnyIO: event loops of Python in which waits are cancelled.
 
 use shunt_compat::{Expected, both};
 use std::time::Duration;

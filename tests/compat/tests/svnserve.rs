@@ -1,5 +1,5 @@
-//! Subversion: files committed to svnserve and exported again, by one client after the other and by several at once, from a server that forks for each
-//! connection and from one with threads.
+//! Subversion: files are committed to svnserve and exported again, by one client after the other
+//! and by several simultaneously. The server forks for each connection, or has threads.
 
 use shunt_compat::{Expected, Host, both};
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// Whether the files of two directories of the host are the same.
+/// Returns `true` if two directories of the host have the same files.
 fn are_same(host: &Host, one: &str, other: &str) -> bool {
     let compared =
         Command::new("diff").args(["-r", "-x", ".svn"]).args([host.path(one), host.path(other)]).output();

@@ -1,11 +1,13 @@
-//! Several wait for one connection in turn, sets and threads, as those of Varnish and HAProxy do. Whoever waits is woken by its
-//! doorbell: nobody is left to look every millisecond because another has waited before.
+//! Several epoll instances or threads wait for one connection in turn, as in Varnish and HAProxy.
+//! Each waiter must be woken by its doorbell. None may have to poll every millisecond because
+//! another has waited before.
 
 use shunt_compat::{Expected, Host, both};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// A peer may not hold a doorbell yet when that is first slept on.
+/// The maximum number of sleeps without a doorbell. A peer may not hold a doorbell yet when a
+/// thread first sleeps on it.
 const FEW: u64 = 25;
 
 fn degraded_sleeps(host: &Host, pid: u32) -> u64 {
@@ -14,7 +16,7 @@ fn degraded_sleeps(host: &Host, pid: u32) -> u64 {
     process.map_or(0, |process| process.totals.counters["degraded_sleeps"])
 }
 
-/// One connection, for which a program waits in these ways in turn.
+/// Runs a program that waits for one connection in these ways, in turn.
 fn take_turns(waits: &'static str) {
     both(LIMIT, move |host| {
         let port = host.port();
@@ -33,7 +35,8 @@ fn take_turns(waits: &'static str) {
         host.write("end", "");
         let ended = server.wait(LIMIT);
         assert!(ended.success(), "{}", ended.stderr);
-        // On a busy machine much of the little that goes to and fro may be gone before the broker is heard.
+        // On a busy machine many of the few messages may be exchanged before the broker's message
+        // arrives.
         road.expect(Expected { port, connections: 1, share: 0.3 });
         drop(client);
     });

@@ -1,5 +1,5 @@
-//! Connections through address translation whose bytes all go by lanes for longer than connection tracking remembers a silent
-//! connection: every end arrives, and every fallback to TCP gets through.
+//! Connections through address translation whose bytes all use lanes, for longer than connection
+//! tracking remembers a silent connection. Every end and every fallback to TCP must reach the peer.
 
 use shunt_compat::{Host, Mode, Program, both_at_once, keepalive_probes};
 use std::fs;
@@ -7,12 +7,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// After so many seconds of silence a connection is forgotten.
+/// Connection tracking forgets a connection after this many seconds of silence.
 const TIMEOUT: u64 = 3;
-/// So many probes of each end, a second apart, say that it would have been forgotten.
+/// After this many probes of each end, one per second, a silent connection would have been
+/// forgotten.
 const PROBES: u64 = 5;
 
-/// Connections of one pair of programs, one for each ending.
+/// Groups of connections, one for each ending. Each group uses one pair of programs.
 const GROUPS: [&str; 4] = [
     "server closes,client closes,client shuts down,server shuts down",
     "client forks",
@@ -20,7 +21,7 @@ const GROUPS: [&str; 4] = [
     "client sets options,server sets options",
 ];
 
-/// Has the kernel of this host translate connections to `outside`, and forget them soon.
+/// Makes the kernel translate connections to `outside`, and forget them soon.
 fn translate(outside: u16, inside: u16) {
     for name in ["established", "fin_wait", "close_wait"] {
         let path = format!("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_{name}");
@@ -41,7 +42,7 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Waits until all connections would have been forgotten if they had been silent since.
+/// Waits until silent connections would have been forgotten.
 fn outlast(host: &Host, ends: usize) {
     let before = keepalive_probes();
     match host.mode() == Mode::Native {
@@ -50,7 +51,7 @@ fn outlast(host: &Host, ends: usize) {
     }
 }
 
-/// The programs of a test, and how many connections each outside port has.
+/// The programs of a test, and the number of connections of each outside port.
 struct Pairs {
     programs: Vec<Program>,
     outsides: Vec<(u16, usize)>,
@@ -84,7 +85,7 @@ impl Pairs {
         self.outsides.iter().map(|(_, count)| count).sum()
     }
 
-    /// What they say in the end.
+    /// Returns the output of all programs.
     fn observed(self) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         for program in self.programs {
@@ -103,14 +104,14 @@ fn a_connection_that_is_silent_on_tcp_is_not_forgotten() {
         let pairs = Pairs::start(host, &GROUPS);
         outlast(host, 2 * pairs.connections());
         host.write("end", "");
-        // Two connections have one end that has finished, and is the one that probes.
+        // Two connections have one end that has finished, and only that end sends probes.
         outlast(host, 2);
         host.write("finish", "");
         pairs.observed()
     });
 }
 
-/// Ends of which TCP says nothing.
+/// Endings whose FIN and RST segments are dropped.
 const UNSAID: [&str; 4] = [
     "server closes,client closes,client shuts down,server shuts down",
     "server closes to poll,client closes to epoll,server closes to an edge,client closes to select",

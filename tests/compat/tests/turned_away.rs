@@ -1,5 +1,5 @@
-//! A broker that does not take a program in: of another version, as after an upgrade. The program stays on TCP, says why, and does
-//! not ask again and again.
+//! A broker of another version, as after an upgrade, which rejects a program. The program stays on
+//! TCP, reports the reason, and does not retry excessively.
 
 use shunt_abi::reason::Road;
 use shunt_compat::{Host, Program, under_shunt};
@@ -43,9 +43,11 @@ fn a_broker_of_another_version_is_asked_ever_more_rarely_and_the_reason_is_said(
         let ended = broker.wait(LIMIT);
         let came = ended.stdout.lines().find_map(|line| line.strip_prefix("came ")).expect("a count");
         let came: u32 = came.parse().expect("a number");
-        // Both programs at once, then after a tenth of a second, a fifth and so on: not sixty times each.
+        // Both programs try immediately, then after a tenth of a second, a fifth and so on: fewer
+        // than sixty times each.
         assert!((2..=20).contains(&came), "{came} times in six seconds");
-        // Once there is one that takes them in they are with it, and say how it was before.
+        // When a broker of their version starts, they register with it, and report the earlier
+        // reason.
         host.start_broker();
         let road = host.watch_road();
         road.wait_for_shm(port, 4, Duration::from_secs(40));
@@ -59,8 +61,8 @@ fn a_broker_of_another_version_is_asked_ever_more_rarely_and_the_reason_is_said(
     });
 }
 
-/// The server may have 32 descriptors for its own waiters and its peers'. The first two clients have 28 waiters, which was all but
-/// what the server needs itself.
+/// The server may use 32 descriptors for its own waiters and its peers'. The first two clients have
+/// 28 waiters, nearly all but those that the server needs itself.
 #[test]
 fn two_clients_with_many_waiters_leave_doorbells_for_a_third() {
     under_shunt(Duration::from_secs(120), |host| {
@@ -81,11 +83,12 @@ fn two_clients_with_many_waiters_leave_doorbells_for_a_third() {
         let first = clients(host, "first", port, 14, &over);
         wait_for(first.pid(), 14);
         let second = clients(host, "second", port, 14, &over);
-        // It may have a part of them only, and gives that up as well, or it takes all: whichever, it has tried by then.
+        // The second client may get only some descriptors and give them up, or get all. In both
+        // cases it has tried by then.
         std::thread::sleep(Duration::from_secs(2));
         let third = clients(host, "third", port, 4, &over);
         wait_for(third.pid(), 4);
-        // What was fair remains.
+        // The first client keeps its share.
         wait_for(first.pid(), 14);
         host.write("over", "");
         [first, second, third].into_iter().for_each(|one| assert!(one.wait(LIMIT).success()));

@@ -1,5 +1,6 @@
-//! Programs that wait by system calls of their own, which no hook sees and which are not led to the shim, since no table tells of
-//! their functions: they stay on TCP (L11), and what is sent to them reaches them. And receivers that are late (L9).
+//! Programs that wait by inline system calls. No hook sees these calls, and without unwind tables
+//! shunt does not redirect them. Such programs stay on TCP (L11) and receive everything. Other
+//! tests have receivers that are late (L9).
 
 use shunt_abi::reason::Road;
 use shunt_compat::{both, compile};
@@ -7,10 +8,12 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const MESSAGES: &str = "600";
-/// The message after which nobody sees its server wait: a connection could be on shared memory before.
+/// The message after which the server's waits become invisible. A connection could be on shared
+/// memory before.
 const LATE: &str = "300";
 
-/// The server waits in this way, from its first message on or once its connection could be on shared memory.
+/// The server waits in this way, from its first message or after its connection could be on shared
+/// memory.
 fn unseen(how: &'static str) {
     both(LIMIT, move |host| {
         compile(host, "unseen", &["-fno-asynchronous-unwind-tables"]);
@@ -57,7 +60,8 @@ fn by_another_thread() {
     unseen("thread");
 }
 
-/// Who has much to read from TCP before a lane, and reads it slowly, is no receiver that never comes by.
+/// A receiver that has many bytes to read from TCP before the lane, and reads them slowly, must not
+/// be taken for one that never reads the lane.
 #[test]
 fn who_reads_slowly_what_comes_before_a_lane_is_given_time() {
     both(LIMIT, |host| {
@@ -81,8 +85,8 @@ fn who_reads_slowly_what_comes_before_a_lane_is_given_time() {
     });
 }
 
-/// Who comes late for what lies in a lane is taken for one who waits unseen, once. Of the lane that the connection takes then, it has as
-/// much time as of the first.
+/// A receiver that is late for bytes in a lane is treated as an untracked waiter once. For the next
+/// lane of the connection it has the same time as for the first.
 #[test]
 fn who_was_late_once_is_given_time_again() {
     both(LIMIT, |host| {
@@ -102,7 +106,7 @@ fn who_was_late_once_is_given_time_again() {
         if road.is_watched() {
             let status = host.status().expect("a broker");
             let server = status.processes.iter().find(|one| one.pid == serve.pid()).expect("its server");
-            // A machine that is busy enough may be late for another in its place.
+            // On a very busy machine, the receiver may be late for another reason.
             let times = server.totals.bypasses.get("unread").copied().unwrap_or(0);
             assert!((1..=2).contains(&times), "{:?}", server.totals.bypasses);
             assert!(

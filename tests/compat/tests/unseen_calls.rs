@@ -1,5 +1,5 @@
-//! System calls that the shim does not see, on connections and epoll instances that it could put on shared memory (L11): the
-//! program gets what it gets natively, and `shunt` names the reason.
+//! System calls that the shim does not see, on connections and epoll instances that could be on
+//! shared memory (L11). The program must behave as natively, and `shunt` must report the reason.
 
 use shunt_compat::{Way, both, compile, converse, gate};
 use std::time::Duration;
@@ -7,7 +7,8 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(100);
 const CONNECTIONS: usize = 4;
 
-/// An epoll instance that is made and filled through libc, and waited on by an inline instruction, as by Bun.
+/// Tests an epoll instance that is created and filled through libc, and waited on by an inline
+/// system call, as in Bun.
 fn waits_inline(flags: &'static [&'static str], way: Way) {
     both(LIMIT, move |host| {
         let port = host.port();

@@ -1,5 +1,5 @@
-//! Programs that root starts and that become another user: with a broker that is root's alone, as `shunt run` starts it by itself, and with
-//! one that everybody may speak to. Needs root.
+//! Programs that root starts and that become another user. The broker is private to root, as `shunt
+//! run` starts it, or open to all users. Needs root.
 
 use shunt_compat::{Host, Mode, both, compile};
 use std::fs;
@@ -8,14 +8,14 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The broker is root's alone.
+/// Makes the broker private to root.
 fn close_broker(host: &Host) {
     if host.mode() == Mode::Shunt {
         fs::set_permissions(host.broker_socket(), fs::Permissions::from_mode(0o600)).expect("own socket");
     }
 }
 
-/// The broker is everybody's, and its directories let them through.
+/// Opens the broker and its directories to all users.
 fn open_broker(host: &Host) {
     if host.mode() == Mode::Shunt {
         let socket = host.broker_socket();
@@ -48,7 +48,8 @@ fn who_becomes_another_user_finds_the_broker_of_all_with_its_first_connection() 
         compile(host, "user", &[]);
         open_broker(host);
         let (port, road) = (host.port(), host.watch_road());
-        // Fewer turns than go by before a connection that found no broker looks for one again.
+        // The program makes fewer turns than pass before a connection without a broker looks for
+        // one again.
         let running = host.program("./user").args([&port.to_string(), "setuid", "gate", "100"]).start("user");
         road.wait_for_shm(port, 1, LIMIT);
         host.write("gate", "");

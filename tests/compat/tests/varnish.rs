@@ -1,4 +1,5 @@
-//! Varnish before Python's web server: threads with stacks of 80 KiB, a manager that forks its child, and pages from its cache.
+//! Varnish in front of Python's web server: threads with stacks of 80 KiB, a manager that forks its
+//! child, and pages from the cache.
 
 use shunt_compat::{Expected, both};
 use std::time::Duration;

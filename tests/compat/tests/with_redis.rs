@@ -1,4 +1,5 @@
-//! What stands before Redis: Puma with a page that asks it, and Celery, whose tasks and results go through it.
+//! Clients of Redis: Puma with a page that queries it, and Celery, whose tasks and results pass
+//! through it.
 
 use shunt_compat::{Expected, Host, Program, both, end_on_the_road};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! workerd, of the family of programs on Cap'n Proto's KJ: it registers a duplicate of each socket in
-//! its epoll instance.
+//! workerd, one of the programs on Cap'n Proto's KJ. It registers a duplicate of each socket in its
+//! epoll instance.
 
 use shunt_compat::{Host, Program, both, node_package};
 use std::path::Path;
@@ -28,7 +28,7 @@ fn workerd(host: &Host, program: &Path, port: u16) -> Program {
 
 #[test]
 fn a_worker_answers_clients_under_shunt() {
-    // Hosts have no network: it is fetched before.
+    // Hosts have no network, so fetch it before.
     let program = node_package("@cloudflare/workerd-linux-64", "1.20261117.1").join("bin/workerd");
     both(LIMIT, move |host| {
         let port = host.port();
