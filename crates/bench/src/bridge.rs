@@ -1,5 +1,5 @@
-//! Two network namespaces on a bridge, as containers have them: one for the server, one for the client. They have no
-//! name and are gone with this program.
+//! Two network namespaces on a bridge, like containers: one for the server, one for the client.
+//! They have no names and disappear with this program.
 
 use std::path::PathBuf;
 
@@ -8,19 +8,19 @@ use anyhow::Result;
 use crate::namespace::{Namespace, words};
 use crate::stage::Role;
 
-/// See the module.
+/// A bridge with the namespaces of the server and the client.
 pub(crate) struct Bridge {
     server: Namespace,
     client: Namespace,
 }
 
-/// On the bridge, the end of the server, the end of the client.
+/// The addresses of the bridge, the server and the client.
 const BRIDGE: &str = "10.213.7.1";
 const SERVER: &str = "10.213.7.2";
 const CLIENT: &str = "10.213.7.3";
 
 impl Bridge {
-    /// Builds it in the namespace of the calling thread, which must be ours alone.
+    /// Builds the bridge in the calling thread's namespace, which no other program may use.
     pub(crate) fn build() -> Result<Bridge> {
         words("ip link add shunt0 type bridge")?;
         words(&format!("ip address add {BRIDGE}/24 dev shunt0"))?;
@@ -39,12 +39,12 @@ impl Bridge {
         Ok(bridge)
     }
 
-    /// Where the server's programs are reached from the client's namespace.
+    /// Returns the server's address as seen from the client's namespace.
     pub(crate) fn host(&self) -> &'static str {
         SERVER
     }
 
-    /// For `nsenter --net=`.
+    /// Returns the namespace's path for `nsenter --net=`.
     pub(crate) fn path(&self, role: Role) -> PathBuf {
         match role {
             Role::Server => self.server.path(),

@@ -1,4 +1,4 @@
-//! A comparison as others run it: how long it takes, and what came of it, round by round, in one form whichever it is.
+//! The common interface of all comparisons: their length and their results, round by round.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use anyhow::Result;
 
 use crate::report::TimeLine;
 
-/// What `shunt bench` compares, with its arguments.
+/// A comparison of `shunt bench`, with its arguments.
 pub(crate) trait Comparison: Sync {
-    /// Why this process cannot run it, if so.
+    /// Returns the reason why this process cannot run it, if there is one.
     fn missing(&self) -> Option<String> {
         None
     }
 
-    /// How many turns, and about how long each takes.
+    /// Returns the number of turns and their approximate length.
     fn length(&self) -> (u64, Duration);
 
-    /// Runs it.
+    /// Runs the comparison.
     fn measure(&self) -> Result<Taken>;
 
-    /// What it would measure, without rounds.
+    /// Returns the points that it would measure, without rounds.
     #[cfg(test)]
     fn outline(&self) -> Vec<Point>;
 }
 
-/// What came of it.
+/// The results of a comparison.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) points: Vec<Point>,
-    /// Of one round, with the side that each is of.
+    /// The time lines of one round, each with its side.
     pub(crate) time_lines: Vec<(&'static str, TimeLine)>,
 }
 
@@ -38,24 +38,24 @@ impl From<Vec<Point>> for Taken {
     }
 }
 
-/// How a figure is had of one turn.
+/// A quantity, and the function that extracts it from a turn's result.
 pub(crate) type Figure<T> = (Quantity, fn(&T) -> f64);
 
-/// One line of a table on one side.
+/// A line of a table, for one side.
 #[derive(Clone, Debug)]
 pub(crate) struct Point {
     pub(crate) table: String,
     pub(crate) line: String,
-    /// Where it stands on which axis.
+    /// The axis and the position on it.
     pub(crate) at: Option<(&'static str, f64)>,
     pub(crate) side: &'static str,
     pub(crate) quantity: Quantity,
     pub(crate) rounds: Vec<f64>,
-    /// Why it was left out.
+    /// The reason why it was left out.
     pub(crate) missing: Option<String>,
 }
 
-/// What a figure is of.
+/// The quantity that a figure measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quantity {
     pub(crate) label: &'static str,

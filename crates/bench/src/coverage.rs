@@ -1,20 +1,22 @@
-//! What went through shared memory, and why the rest did not, as both ends of each connection count it.
+//! Counts the bytes that used shared memory, and the reasons why others used TCP, as both ends of
+//! each connection count them.
 
 use serde::Serialize;
 use shunt_abi::status::{Moved, Share, Snapshot};
 
-/// See the module.
+/// Bytes by transport.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Coverage {
     pub(crate) bytes: Moved,
     pub(crate) ends: Share,
 }
 
-/// Reasons for less than this part of all bytes are not named.
+/// Reasons with a smaller share of all bytes are not listed.
 const WORTH_A_WORD: f64 = 0.001;
 
 impl Coverage {
-    /// Everything is counted since the broker's start, also what has ended.
+    /// Returns the difference of two snapshots. A broker counts since its start, including
+    /// connections that have ended.
     pub(crate) fn between(before: &Snapshot, after: &Snapshot) -> Coverage {
         let since = |reason: &String, bytes: u64| {
             bytes.saturating_sub(before.totals.bytes.tcp.get(reason).copied().unwrap_or_default())
@@ -34,7 +36,7 @@ impl Coverage {
         }
     }
 
-    /// Of several turns.
+    /// Returns the sum of several turns.
     pub(crate) fn sum<'a>(turns: impl Iterator<Item = &'a Coverage>) -> Coverage {
         turns.fold(Coverage::default(), |mut sum, turn| {
             sum.bytes += &turn.bytes;
@@ -43,12 +45,12 @@ impl Coverage {
         })
     }
 
-    /// The part of the bytes that went through shared memory; none of nothing.
+    /// Returns the share of the bytes that used shared memory; 0 if there were none.
     pub(crate) fn share(&self) -> f64 {
         self.bytes.shm as f64 / self.bytes_in_all().max(1) as f64
     }
 
-    /// Why the rest went by TCP, each with its part of all bytes, the largest first.
+    /// Returns the reasons for TCP with their shares of all bytes, the largest first.
     pub(crate) fn reasons(&self) -> Vec<(&str, f64)> {
         let all = self.bytes_in_all().max(1) as f64;
         let parts = self.bytes.tcp.iter().map(|(reason, bytes)| (reason.as_str(), *bytes as f64 / all));

@@ -1,11 +1,12 @@
-//! Where other people's programs are.
+//! Finds installed third-party programs.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-/// Among the distribution's, PostgreSQL's own, or in PATH. PATH comes last: version managers put wrappers there. A name that ends
-/// with `*` has a version behind it: the newest.
+/// Returns the path of a program: the distribution's, one of PostgreSQL's, or one in PATH. PATH
+/// comes last because version managers put wrappers there. A name that ends with `*` matches the
+/// newest version of a program with a versioned name.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
     if let Some(beginning) = name.strip_suffix('*') {
         let programs = std::fs::read_dir("/usr/sbin").into_iter().flatten().flatten();
@@ -22,12 +23,12 @@ pub(crate) fn program(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// The same, for one that was found before.
+/// Returns the path of a program that must be installed.
 pub(crate) fn installed(name: &str) -> Result<PathBuf> {
     program(name).with_context(|| format!("{name} is not installed"))
 }
 
-/// Debian keeps PostgreSQL's programs per major version; the newest first.
+/// Returns PostgreSQL's directories, the newest first: Debian has one for each major version.
 fn postgres() -> Vec<PathBuf> {
     let directories = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut directories: Vec<_> = directories.map(|entry| entry.path().join("bin")).collect();

@@ -1,5 +1,5 @@
-//! What becomes of a comparison that is interrupted: all that it has started is ended, which ends the comparison in order, and
-//! with it goes what it has made: directories, a namespace, a control group.
+//! Ends an interrupted comparison in order: it kills all started processes, which makes the
+//! comparison fail and remove its directories, namespaces and control groups.
 
 use std::process::{Child, ExitStatus};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,16 +13,16 @@ use signal_hook::low_level::emulate_default_handler;
 
 static STATE: Mutex<State> = Mutex::new(State { signal: None, groups: Vec::new() });
 
-/// There has been a signal.
+/// Notified when a signal has arrived.
 static HEARD: Condvar = Condvar::new();
 
 struct State {
     signal: Option<i32>,
-    /// Of processes that run.
+    /// The process groups that are running.
     groups: Vec<Pid>,
 }
 
-/// Runs `work`, which returns soon once somebody wants it to end; then this process ends by that same signal.
+/// Runs `work`, which returns early after a signal. Then this process ends by the same signal.
 pub(crate) fn interruptible(work: impl FnOnce() -> Result<()>) -> Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("listening to signals")?;
     std::thread::spawn(move || signals.forever().for_each(interrupt));
@@ -34,7 +34,7 @@ pub(crate) fn interruptible(work: impl FnOnce() -> Result<()>) -> Result<()> {
     result
 }
 
-/// A process group has been started.
+/// Records a process group that has been started.
 pub(crate) fn note_begin(group: Pid) {
     let mut state = state();
     state.groups.push(group);
@@ -43,7 +43,8 @@ pub(crate) fn note_begin(group: Pid) {
     }
 }
 
-/// Collects the first process of a group if that has ended: then its number may be another's, so nobody is ended by it any more.
+/// Reaps the first process of a group if it has ended, and forgets the group, so that no signal
+/// goes to a process that reuses its PID.
 pub(crate) fn collect(child: &mut Child) -> std::io::Result<Option<ExitStatus>> {
     let mut state = state();
     let status = child.try_wait()?;
@@ -54,7 +55,7 @@ pub(crate) fn collect(child: &mut Child) -> std::io::Result<Option<ExitStatus>> 
     Ok(status)
 }
 
-/// Sleeps; an error if the comparison is to end.
+/// Sleeps, or returns an error early if a signal arrives.
 pub(crate) fn pause(duration: Duration) -> Result<()> {
     let waited = HEARD.wait_timeout_while(state(), duration, |state| state.signal.is_none());
     let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);

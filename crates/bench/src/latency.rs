@@ -1,4 +1,4 @@
-//! Times of single operations, and what is reported of them.
+//! A histogram of the durations of single operations.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 
 use crate::worker::Measured;
 
-/// Nanoseconds, to three digits.
+/// A histogram in nanoseconds, with three significant digits.
 pub(crate) struct Latencies(Histogram<u64>);
 
 impl Latencies {

@@ -1,5 +1,5 @@
-//! `shunt bench`: what each road gives and what it costs, side by side in one run. The command hands its arguments over;
-//! everything is printed from here.
+//! `shunt bench`: compares the transports, their gains and their costs, within one run. The command
+//! passes its arguments to this crate, which prints all results.
 
 #![forbid(unsafe_code)]
 

@@ -1,26 +1,26 @@
-//! What a comparison ran on.
+//! Describes the machine that a comparison runs on.
 
 use serde::Serialize;
 
 use crate::stage::Stage;
 
-/// Printed with every report: without it a figure means nothing.
+/// The machine. Every report includes it, because figures have no meaning without it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
     pub(crate) kernel: String,
     pub(crate) processor: String,
-    /// Processors that this process may use.
+    /// The number of processors that this process may use.
     pub(crate) processors: usize,
-    /// The load of the last minute before the comparison began.
+    /// The load average of the last minute before the comparison.
     pub(crate) load_before: f64,
 }
 
-/// The machine, and where on it the two programs of a local comparison have their places.
+/// The machine, and the processors of the two programs of a local comparison.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Place {
     #[serde(flatten)]
     pub(crate) machine: Machine,
-    /// The processors of the server and of the client where they are pinned.
+    /// The processors that the server and the client are pinned to.
     pub(crate) pinned: (usize, usize),
     pub(crate) own_namespace: bool,
 }

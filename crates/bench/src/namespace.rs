@@ -1,4 +1,5 @@
-//! A network namespace without a name: it is gone when neither this program nor anything that runs in it is left.
+//! A network namespace without a name. It disappears when neither this program nor a process inside
+//! uses it.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -8,13 +9,13 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow, ensure};
 use nix::sched::{CloneFlags, setns, unshare};
 
-/// See the module.
+/// An unnamed network namespace.
 pub(crate) struct Namespace {
     handle: File,
 }
 
 impl Namespace {
-    /// A new one, with its loopback interface up. Made on a thread that ends with it.
+    /// Creates a namespace with its loopback interface up, on a temporary thread.
     pub(crate) fn new() -> Result<Namespace> {
         let made = std::thread::spawn(|| -> Result<File> {
             unshare(CloneFlags::CLONE_NEWNET)?;
@@ -27,19 +28,20 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// For `nsenter --net=`.
+    /// Returns the path for `nsenter --net=`.
     pub(crate) fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.handle.as_raw_fd()).into()
     }
 
-    /// A command that runs a program inside. (`ip netns exec` would hide control groups from it.)
+    /// Returns a command that runs a program inside. (`ip netns exec` would hide control groups
+    /// from it.)
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.path().display())).arg(program);
         command
     }
 
-    /// Does something inside, on a thread that is in it for no longer.
+    /// Runs `work` inside, on a temporary thread.
     pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -50,21 +52,21 @@ impl Namespace {
         })
     }
 
-    /// Whether somebody listens at a port of IPv4.
+    /// Returns true if a socket listens on an IPv4 port.
     pub(crate) fn listens_at(&self, port: u16) -> Result<bool> {
         let state = format!(":{port:04X} 00000000:0000 0A");
         let sockets = || Ok(std::fs::read_to_string("/proc/thread-self/net/tcp")?);
         Ok(self.inside(sockets)?.contains(&state))
     }
 
-    /// Runs a line of words inside.
+    /// Runs a command line inside, split at spaces.
     pub(crate) fn words(&self, line: &str) -> Result<()> {
         let mut words = line.split_whitespace();
         succeed(self.command(words.next().context("a program")?).args(words), line)
     }
 }
 
-/// Runs a line of words where the calling thread is.
+/// Runs a command line in the calling thread's namespace, split at spaces.
 pub(crate) fn words(line: &str) -> Result<()> {
     let mut words = line.split_whitespace();
     succeed(Command::new(words.next().context("a program")?).args(words), line)

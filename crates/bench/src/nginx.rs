@@ -1,4 +1,4 @@
-//! nginx and wrk: how they are told what to do, and what wrk says.
+//! Configures nginx and wrk, and parses wrk's output.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -8,12 +8,12 @@ use anyhow::{Context, Result};
 
 use crate::worker::Measured;
 
-/// What there is to fetch, by name, and how many bytes it has.
+/// The small file to fetch: its name and its size in bytes.
 pub(crate) const SMALL: (&str, usize) = ("small", 1 << 10);
-/// The same.
+/// The large file to fetch.
 pub(crate) const LARGE: (&str, usize) = ("large", 1 << 20);
 
-/// Both files, in a directory that is made.
+/// Writes both files to a directory, which is created.
 pub(crate) fn write_files(root: &Path) -> Result<()> {
     std::fs::create_dir_all(root)?;
     for (name, size) in [SMALL, LARGE] {
@@ -22,7 +22,8 @@ pub(crate) fn write_files(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes what one worker needs to a directory, with `http` for a server's own part; nginx's arguments.
+/// Writes a configuration with one worker to a directory, and returns nginx's arguments. `http` is
+/// the configuration of the server.
 pub(crate) fn configure(directory: &Path, http: &str) -> Result<[OsString; 4]> {
     let own = directory.display();
     let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
@@ -39,14 +40,14 @@ pub(crate) fn configure(directory: &Path, http: &str) -> Result<[OsString; 4]> {
     Ok(["-e".into(), directory.join("error.log").into(), "-c".into(), file.into()])
 }
 
-/// wrk's arguments. It counts whole seconds.
+/// Returns wrk's arguments. The time is rounded up to whole seconds, which wrk requires.
 pub(crate) fn wrk(connections: u32, time: Duration, url: &str) -> [String; 8] {
     let whole = time.as_secs_f64().ceil() as u64;
     let [connections, time] = [connections.to_string(), format!("{whole}s")];
     ["-t", "1", "-c", &connections, "--latency", "-d", &time, url].map(str::to_owned)
 }
 
-/// What wrk said. None: not every request was answered, or there was none.
+/// Parses wrk's output. Returns `None` if a request failed or there were none.
 pub(crate) fn measured(output: &str) -> Option<Measured> {
     if output.contains("Non-2xx") || output.contains("Socket errors") {
         return None;
@@ -66,7 +67,7 @@ pub(crate) fn measured(output: &str) -> Option<Measured> {
     })
 }
 
-/// Its times carry their unit.
+/// Parses a time with its unit.
 fn microseconds(text: &str) -> Option<f64> {
     [("us", 1.0), ("ms", 1e3), ("s", 1e6)].iter().find_map(|(unit, factor)| {
         let number: f64 = text.strip_suffix(unit)?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! The flags that all comparisons have.
+//! Flags that all comparisons share.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Prints the text, or the whole report, and writes the page.
+    /// Prints the text or the JSON report, and writes the page if requested.
     pub(crate) fn write(
         &self,
         title: &str,
@@ -44,7 +44,7 @@ impl Output {
         Ok(())
     }
 
-    /// The same, and writes each plot under its name to the directory, if there is one.
+    /// Does that, and writes each plot under its name to the directory, if there is one.
     pub(crate) fn write_with_svg(
         &self,
         title: &str,
@@ -69,7 +69,7 @@ fn save(path: &Path, text: String) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
-/// How long something is measured.
+/// Parses the length of a measurement.
 pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     let parse = || -> Result<f64> {
         let seconds: f64 = text.parse()?;

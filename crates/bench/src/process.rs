@@ -1,4 +1,4 @@
-//! A program that was started: its lines, its processor time, its end. Dropping it ends it.
+//! A started program: its output lines, its processor time and its end. Dropping it kills it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -16,19 +16,19 @@ use rustix::process::{
 
 use crate::interrupt;
 
-/// See the module.
+/// A running program.
 pub(crate) struct Process {
     name: String,
     child: Child,
     lines: Option<Receiver<String>>,
 }
 
-/// How long a program may take to end when its input does, or when it is asked to.
+/// How long a program may take to end after the end of its input, or after a request.
 const GRACE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(2);
 
 impl Process {
-    /// Starts it in a process group of its own, so that everything it starts ends with it.
+    /// Starts a program in a new process group, so that everything it starts ends with it.
     pub(crate) fn spawn(command: &mut Command, name: &str) -> Result<Process> {
         let child = command
             .process_group(0)
@@ -39,7 +39,7 @@ impl Process {
         Ok(Process { name: name.to_owned(), child, lines: None })
     }
 
-    /// The same, with its standard output to be read by line.
+    /// Starts a program in the same way, and reads its standard output by lines.
     pub(crate) fn spawn_with_lines(command: &mut Command, name: &str) -> Result<Process> {
         let mut process = Process::spawn(command.stdout(Stdio::piped()), name)?;
         let stdout = process.child.stdout.take().context("piped")?;
@@ -47,7 +47,7 @@ impl Process {
         Ok(process)
     }
 
-    /// The next line it prints.
+    /// Returns the next line of its output.
     pub(crate) fn line(&mut self, limit: Duration) -> Result<String> {
         let lines = self.lines.as_ref().context("started with lines")?;
         match lines.recv_timeout(limit) {
@@ -60,50 +60,52 @@ impl Process {
         }
     }
 
-    /// The next line, which must begin with `word`; what comes after it.
+    /// Returns the rest of the next line, which must begin with `word`.
     pub(crate) fn expect(&mut self, word: &str, limit: Duration) -> Result<String> {
         let line = self.line(limit)?;
         let rest = line.strip_prefix(word).with_context(|| format!("{} said {line:?}", self.name))?;
         Ok(rest.trim().to_owned())
     }
 
-    /// Gives it a line to read.
+    /// Writes a line to its standard input.
     pub(crate) fn tell(&mut self, line: &str) -> Result<()> {
         writeln!(self.child.stdin.as_mut().context("its input is open")?, "{line}")
             .with_context(|| format!("telling {}", self.name))
     }
 
-    /// Its number.
+    /// Returns its PID.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Processor time so far of all its threads, ended ones included.
+    /// Returns the processor time of all its threads so far, including ended ones.
     pub(crate) fn cpu(&self) -> Duration {
         cpu(self.child.id())
     }
 
-    /// Processor time of it and of all that it started, ended children included; of these to the clock tick.
+    /// Returns the processor time of its process tree so far, including ended children. That of
+    /// ended children has the resolution of a clock tick.
     pub(crate) fn tree_cpu(&self) -> Duration {
         cpu_of_trees(&[self.child.id()])
     }
 
-    /// Memory in which it and all that it started are resident, in bytes.
+    /// Returns the resident memory of its process tree, in bytes.
     pub(crate) fn tree_resident(&self) -> u64 {
         let pages: u64 = family(&[self.child.id()]).iter().map(|stat| stat.resident_pages).sum();
         pages * rustix::param::page_size() as u64
     }
 
-    /// Memory of it and of all that it started, in bytes: what processes share is divided between them.
+    /// Returns the memory of its process tree in bytes (PSS: shared pages are divided between their
+    /// users).
     pub(crate) fn tree_pss(&self) -> u64 {
         pss_of_trees(&[self.child.id()])
     }
 
-    /// Waits for its end; what it printed, and the processor time that it used.
+    /// Waits for its end, and returns its output and its processor time.
     pub(crate) fn output(mut self, limit: Duration) -> Result<(String, Duration)> {
         drop(self.child.stdin.take());
         let deadline = Instant::now() + limit;
-        // Its figures are read before its end is collected: after that they are gone.
+        // Read its figures before it is reaped: they are lost then.
         while !self.has_ended()? {
             if Instant::now() > deadline {
                 bail!("{} does not end within {limit:?}", self.name);
@@ -120,12 +122,12 @@ impl Process {
         Ok((text, cpu))
     }
 
-    /// Nothing more comes from its standard input.
+    /// Closes its standard input.
     pub(crate) fn close_input(&mut self) {
         drop(self.child.stdin.take());
     }
 
-    /// Whether it ends within this time; then its figures can be read until that is collected.
+    /// Waits up to this time for its end. It is not reaped, so its figures remain readable.
     pub(crate) fn ends_within(&self, time: Duration) -> Result<bool> {
         let handle = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
         let mut handles = [PollFd::new(&handle, PollFlags::IN)];
@@ -136,18 +138,18 @@ impl Process {
         }
     }
 
-    /// Whether it has ended, whose figures can be read until that is collected.
+    /// Returns true if it has ended. It is not reaped, so its figures remain readable.
     pub(crate) fn has_ended(&self) -> Result<bool> {
         let peek = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
         Ok(waitid(WaitId::Pid(Pid::from_child(&self.child)), peek)?.is_some())
     }
 
-    /// Proportional share of the shared memory that links take, in bytes.
+    /// Returns its proportional share of the links' shared memory, in bytes.
     pub(crate) fn link_bytes(&self) -> u64 {
         link_bytes(self.child.id())
     }
 
-    /// Ends its standard input and waits for its end.
+    /// Closes its standard input and waits for its end.
     pub(crate) fn finish(mut self) -> Result<()> {
         drop(self.child.stdin.take());
         let status = self.end()?;
@@ -155,7 +157,7 @@ impl Process {
         Ok(())
     }
 
-    /// Waits for its end, which is due.
+    /// Waits for its end, which must come soon.
     pub(crate) fn end(&mut self) -> Result<ExitStatus> {
         let deadline = Instant::now() + GRACE;
         loop {
@@ -167,7 +169,7 @@ impl Process {
         }
     }
 
-    /// Sends it to everything in its group.
+    /// Sends a signal to its process group.
     pub(crate) fn signal(&self, signal: Signal) {
         let _ = kill_process_group(Pid::from_child(&self.child), signal);
     }
@@ -188,12 +190,12 @@ impl Drop for Process {
     }
 }
 
-/// Processor time of this program and of all that it started.
+/// Returns the processor time of this program's process tree.
 pub(crate) fn own_tree_cpu() -> Duration {
     cpu_of_trees(&[std::process::id()])
 }
 
-/// The same of these processes and of all that they started.
+/// Returns the processor time of the trees of these processes.
 pub(crate) fn cpu_of_trees(roots: &[u32]) -> Duration {
     let family = family(roots);
     let ticks: u64 = family.iter().map(|stat| stat.ended_ticks).sum();
@@ -201,13 +203,14 @@ pub(crate) fn cpu_of_trees(roots: &[u32]) -> Duration {
     family.iter().map(|stat| cpu(stat.pid)).sum::<Duration>() + ended
 }
 
-/// Processor time so far of all threads of a process, ended ones included; none of one that is gone.
+/// Returns the processor time of all threads of a process so far, including ended ones; 0 if the
+/// process is gone.
 fn cpu(pid: u32) -> Duration {
     let clock = clock_getcpuclockid(nix::unistd::Pid::from_raw(pid as i32));
     clock.and_then(clock_gettime).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Proportional share of the shared memory that links of a process take, in bytes.
+/// Returns a process's proportional share of the links' shared memory, in bytes.
 pub(crate) fn link_bytes(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
     let mut in_link = false;
@@ -224,24 +227,24 @@ pub(crate) fn link_bytes(pid: u32) -> u64 {
     kilobytes * 1024
 }
 
-/// The proportional share of a process, in bytes.
+/// Returns a process's PSS, in bytes.
 fn pss(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let kilobytes = text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
     kilobytes.and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// Memory of these processes and of all that they started, in bytes: what processes share is divided between them.
+/// Returns the memory of the trees of these processes, in bytes (PSS).
 pub(crate) fn pss_of_trees(roots: &[u32]) -> u64 {
     family(roots).iter().map(|stat| pss(stat.pid)).sum()
 }
 
-/// These processes, and all that they started.
+/// Returns the PIDs in the trees of these processes.
 pub(crate) fn trees(roots: &[u32]) -> Vec<u32> {
     family(roots).iter().map(|stat| stat.pid).collect()
 }
 
-/// The processes whose parent this is.
+/// Returns the children of a process.
 pub(crate) fn children(parent: u32) -> Vec<u32> {
     all().into_iter().filter(|stat| stat.parent == parent).map(|stat| stat.pid).collect()
 }
@@ -264,11 +267,11 @@ fn family(roots: &[u32]) -> Vec<Stat> {
     family
 }
 
-/// What /proc says of a process.
+/// A process's state in /proc.
 struct Stat {
     pid: u32,
     parent: u32,
-    /// User and system time of its children that have ended.
+    /// User and system time of its ended children.
     ended_ticks: u64,
     resident_pages: u64,
 }
@@ -276,7 +279,7 @@ struct Stat {
 impl Stat {
     fn of(pid: u32) -> Option<Stat> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The fields after the name, which may hold anything; the first is the state.
+        // Parse the fields after the name, which can contain any character. The first is the state.
         let fields: Vec<u64> =
             text.rsplit_once(") ")?.1.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
         Some(Stat {

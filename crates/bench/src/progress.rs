@@ -1,4 +1,5 @@
-//! How far a comparison is, on standard error: how long it will take, and then a bar on a terminal, or else a line now and then.
+//! Reports a comparison's progress on standard error: an estimate of its length, and then a bar on
+//! a terminal, or else a line periodically.
 
 use std::cell::{Cell, RefCell};
 use std::io::{IsTerminal, stderr};
@@ -6,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Between two lines where there is no terminal.
+/// The interval between two lines without a terminal.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// The progress of a comparison.
 pub(crate) struct Progress {
-    /// Drawn on a terminal only; it knows how far we are in any case.
+    /// Drawn only on a terminal, but always counts.
     bar: ProgressBar,
     lines: Option<Lines>,
 }
@@ -22,7 +23,7 @@ struct Lines {
 }
 
 impl Progress {
-    /// For so many turns, of which each takes about so long.
+    /// Starts with this number of turns and their approximate length.
     pub(crate) fn begin(turns: u64, turn: Duration) -> Progress {
         eprintln!("{}", estimate(turns, turn));
         let bar = ProgressBar::with_draw_target(Some(turns), ProgressDrawTarget::stderr());
@@ -33,7 +34,7 @@ impl Progress {
         Progress { bar, lines }
     }
 
-    /// What is being done now.
+    /// Sets the description of the current work.
     pub(crate) fn set_message(&self, message: String) {
         if let Some(lines) = &self.lines {
             lines.message.replace(message.clone());
@@ -41,7 +42,7 @@ impl Progress {
         self.bar.set_message(message);
     }
 
-    /// So many turns more are done.
+    /// Counts finished turns.
     pub(crate) fn inc(&self, turns: u64) {
         self.bar.inc(turns);
         let Some(lines) = self.lines.as_ref().filter(|lines| lines.said_at.get().elapsed() >= PAUSE) else {
@@ -56,7 +57,7 @@ impl Progress {
         format!("{done} of {all} turns, {} to go", time(self.bar.eta()))
     }
 
-    /// A line that stays.
+    /// Prints a line that remains visible.
     pub(crate) fn say(&self, line: &str) {
         self.bar.suspend(|| eprintln!("{line}"));
     }
@@ -70,7 +71,7 @@ fn estimate(turns: u64, turn: Duration) -> String {
     format!("{turns} turns, about {} in all", time(turn * turns.try_into().unwrap_or(u32::MAX)))
 }
 
-/// As people say it.
+/// Formats a duration for people.
 pub(crate) fn time(time: Duration) -> String {
     match time.as_secs() {
         seconds @ ..100 => format!("{} s", seconds.max(1)),

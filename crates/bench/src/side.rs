@@ -1,4 +1,4 @@
-//! The sides of a comparison: ways for the bytes to go.
+//! The sides of a comparison: the transports and configurations that it compares.
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -32,24 +32,25 @@ pub(crate) enum Side {
 }
 
 impl Side {
-    /// What the local path is compared with, in the order of the columns.
+    /// The transports that the shared-memory transport is compared with, in the order of the
+    /// columns.
     pub(crate) const ROADS: &[Side] =
         &[Side::Tcp, Side::TcpNodelay, Side::Sockmap, Side::Unix, Side::ShuntSleep, Side::Shunt];
-    /// For streams: sockmap redirect holds no sender back, and is not measured filling the kernel's memory.
+    /// For streams. Sockmap redirect has no backpressure, and would only fill the kernel's memory.
     pub(crate) const BACKPRESSURE: &[Side] =
         &[Side::Tcp, Side::TcpNodelay, Side::Unix, Side::ShuntSleep, Side::Shunt];
-    /// For programs that choose TCP_NODELAY by themselves.
+    /// For programs that set TCP_NODELAY themselves.
     pub(crate) const PROGRAM: &[Side] = &[Side::Tcp, Side::Unix, Side::ShuntSleep, Side::Shunt];
-    /// The ways to wait, where others want the processors.
+    /// The ways to wait, for tests where other threads need the processors.
     pub(crate) const SPINS: &[Side] =
         &[Side::Tcp, Side::Unix, Side::ShuntSleep, Side::Shunt, Side::ShuntFixed];
-    /// Where shunt cannot help because one side is not under it.
+    /// For tests where only one program runs under shunt, which cannot help then.
     pub(crate) const ONE_SIDED: &[Side] =
         &[Side::TcpNodelay, Side::ServerOnly, Side::TcpAgain, Side::ClientOnly];
-    /// What shunt does to what it has nothing to do with.
+    /// For tests of operations that shunt does not accelerate.
     pub(crate) const WITH_AND_WITHOUT: &[Side] = &[Side::TcpNodelay, Side::Shunt];
 
-    /// The title of its column.
+    /// Returns the title of its column.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Side::Tcp => "TCP",
@@ -65,7 +66,7 @@ impl Side {
         }
     }
 
-    /// What `shunt run --spin` is given; nothing for a program that runs without shunt.
+    /// Returns the argument of `shunt run --spin`, or `None` if the program runs without shunt.
     pub(crate) fn spin(self, role: Role) -> Option<&'static str> {
         match (self, role) {
             (Side::Shunt, _) | (Side::ServerOnly, Role::Server) | (Side::ClientOnly, Role::Client) => {
@@ -77,12 +78,12 @@ impl Side {
         }
     }
 
-    /// Whether our own loads set TCP_NODELAY. Under shunt they are those of the TCP_NODELAY side.
+    /// Returns true if the synthetic loads set TCP_NODELAY. Under shunt they do.
     pub(crate) fn nodelay(self) -> bool {
         !matches!(self, Side::Tcp | Side::Unix)
     }
 
-    /// Whether both directions are expected on shared memory.
+    /// Returns true if both directions should use shared memory.
     pub(crate) fn is_short_road(self) -> bool {
         matches!(self, Side::Shunt | Side::ShuntSleep | Side::ShuntFixed)
     }

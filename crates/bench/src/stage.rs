@@ -1,5 +1,5 @@
-//! Where a comparison takes place: a temporary directory, a broker of its own, processors for the two programs, and, for
-//! root, a network namespace, so that nothing else is met and ports are plenty.
+//! The environment of a comparison: a temporary directory, a private broker, and processors for the
+//! two programs. Root also gets a network namespace, which isolates the run and has all ports free.
 
 use std::cell::OnceCell;
 use std::ffi::OsString;
@@ -22,26 +22,27 @@ use crate::bridge::Bridge;
 use crate::process::Process;
 use crate::side::Side;
 
-/// Which program runs on which processor.
+/// The placement of the two programs on processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Placement {
-    /// The server on one, the client on another.
+    /// Each program on a different processor.
     TwoCores,
-    /// Both on the same.
+    /// Both on one processor.
     OneCore,
-    /// Both on either of the two.
+    /// Both may use the same two processors.
     Either,
-    /// The same, where both together get half a processor.
+    /// Both may use the same two processors, but get half a processor in total.
     Half,
-    /// Wherever the scheduler puts them.
+    /// No pinning.
     Free,
-    /// As on two cores, each in a network namespace of its own, with a bridge between them. For root only.
+    /// Each on a different processor and in a different network namespace, with a bridge between
+    /// them. Needs root.
     Apart,
 }
 
 impl Placement {
-    /// Why this process cannot place programs so, if so.
+    /// Returns the reason why this process cannot use the placement, if there is one.
     pub(crate) fn missing(self) -> Option<String> {
         match self {
             Placement::Apart if !rustix::process::geteuid().is_root() => {
@@ -66,42 +67,43 @@ impl Placement {
     }
 }
 
-/// Which of the two programs.
+/// One of the two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Server,
     Client,
 }
 
-/// See the module.
+/// The environment of a comparison.
 pub(crate) struct Stage {
     directory: TempDir,
     shunt: PathBuf,
     cpus: (usize, usize),
     isolated: bool,
-    /// The network namespace that the calling thread was in before.
+    /// The original network namespace of the calling thread.
     outside: File,
     bridge: OnceCell<Bridge>,
     quota: OnceCell<Quota>,
     broker: Option<Process>,
-    /// Or why there is none; nothing where it is not measured.
+    /// The sockmap redirect, or the error of its set-up. `None` if it is not measured.
     redirect: Option<Result<Redirect, LoadError>>,
 }
 
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 const BROKER_LIMIT: Duration = Duration::from_secs(5);
-/// What a machine has configured for its programs is not what is compared.
+/// Disables the machine's configuration for its programs, which is not compared.
 const NO_CONFIGURATION: &str = "";
 
 impl Stage {
-    /// Moves the calling thread, and with it all that it starts, to a namespace of its own if it may.
+    /// Creates an environment and moves the calling thread, and everything it starts, into a new
+    /// network namespace if it may.
     pub(crate) fn set() -> Result<Stage> {
         let outside = File::open(OWN_NAMESPACE)?;
         let isolated = isolate()?;
         Stage::with(isolated, outside, Some(Redirect::attach()))
     }
 
-    /// Among everything else that this machine runs and that programs may need.
+    /// Creates an environment in the machine's own network namespace, for programs that need it.
     pub(crate) fn amid() -> Result<Stage> {
         Stage::with(false, File::open(OWN_NAMESPACE)?, None)
     }
@@ -126,22 +128,23 @@ impl Stage {
         self.isolated
     }
 
-    /// Why nothing can be measured on this side here, if so.
+    /// Returns the reason why this side cannot be measured here, if there is one.
     pub(crate) fn missing(&self, side: Side) -> Option<&LoadError> {
         self.redirect.as_ref()?.as_ref().err().filter(|_| side == Side::Sockmap)
     }
 
-    /// The processors of the server and of the client.
+    /// Returns the processors of the server and the client.
     pub(crate) fn cpus(&self) -> (usize, usize) {
         self.cpus
     }
 
-    /// The address at which clients reach a server that is placed so.
+    /// Returns the address of a server with this placement.
     pub(crate) fn host(&self, placement: Placement) -> Result<&'static str> {
         Ok(if placement == Placement::Apart { self.bridge()?.host() } else { "127.0.0.1" })
     }
 
-    /// A command that runs `program` in its role in its place, under shunt if the side says so.
+    /// Returns a command that runs `program` in its role and placement, under shunt if the side
+    /// requires it.
     pub(crate) fn command(
         &self,
         program: &Path,
@@ -175,7 +178,8 @@ impl Stage {
         if let Some(spin) = side.spin(role) {
             line.extend([self.shunt.clone().into(), "run".into(), "--broker".into(), self.socket().into()]);
             line.extend(["--spin", spin].map(OsString::from));
-            // Our own loads use the standard library's sockets. Other parts of this program do not.
+            // The synthetic loads use the standard library's sockets. Other parts of this program
+            // do not.
             if program == self.shunt {
                 line.extend(["--own-calls", "trust"].map(OsString::from));
             }
@@ -188,7 +192,8 @@ impl Stage {
         Ok(command)
     }
 
-    /// This program among everything else that this machine runs: in the network namespace that the comparison was started in.
+    /// Returns a command that runs this program in the network namespace where the comparison was
+    /// started.
     pub(crate) fn shunt_outside(&self) -> Command {
         if !self.isolated {
             return Command::new(&self.shunt);
@@ -199,14 +204,14 @@ impl Stage {
         command
     }
 
-    /// The command that is one of our own loads.
+    /// Returns the command of a synthetic load.
     pub(crate) fn worker(&self, side: Side, role: Role, placement: Placement) -> Result<Command> {
         let mut command = self.command(&self.shunt, side, role, placement)?;
         command.arg("bench-worker");
         Ok(command)
     }
 
-    /// What the broker knows now.
+    /// Returns the broker's current status.
     pub(crate) fn status(&self) -> Result<Snapshot> {
         let output = Command::new(&self.shunt)
             .args(["status", "--json", "--broker"])
@@ -217,7 +222,7 @@ impl Stage {
         serde_json::from_slice(&output.stdout).context("the broker's answer")
     }
 
-    /// What `shunt explain` says of a process, as JSON.
+    /// Returns the JSON of `shunt explain` about a process.
     pub(crate) fn explain(&self, pid: u32) -> Result<Vec<u8>> {
         let mut command = Command::new(&self.shunt);
         command.args(["explain", &pid.to_string(), "--json", "--broker"]).arg(self.socket());
@@ -226,12 +231,12 @@ impl Stage {
         Ok(output.stdout)
     }
 
-    /// The broker's number.
+    /// Returns the broker's PID.
     pub(crate) fn broker_id(&self) -> Option<u32> {
         self.broker.as_ref().map(Process::id)
     }
 
-    /// Processor time of the broker so far.
+    /// Returns the processor time of the broker so far.
     pub(crate) fn broker_cpu(&self) -> Duration {
         self.broker.as_ref().map_or(Duration::ZERO, Process::cpu)
     }
@@ -277,12 +282,12 @@ impl Stage {
     }
 }
 
-/// What stands before a program that is to run in the control group of this entrance.
+/// Returns a command prefix that runs a program in the control group of this entrance.
 fn inside(entrance: PathBuf) -> [OsString; 4] {
     ["sh".into(), "-c".into(), "echo 0 > \"$0\" && exec \"$@\"".into(), entrance.into()]
 }
 
-/// Whether the calling thread is in a namespace of its own now.
+/// Moves the calling thread into a new network namespace. Returns false if it may not.
 fn isolate() -> Result<bool> {
     if !rustix::process::geteuid().is_root() {
         return Ok(false);
@@ -296,7 +301,7 @@ fn isolate() -> Result<bool> {
     Ok(true)
 }
 
-/// The first two processors that this process may use; the same twice if there is one.
+/// Returns the first two processors that this process may use, or the only one twice.
 pub(crate) fn two_cpus() -> Result<(usize, usize)> {
     let allowed = rustix::thread::sched_getaffinity(None)?;
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));

@@ -1,11 +1,11 @@
-//! Medians, spreads, and how much a median is to be believed.
+//! Medians, spreads, and confidence intervals of medians.
 
 use serde::Serialize;
 
-/// Of all repeats.
+/// The median and the extremes of all repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Spread {
-    /// The middle one, or the mean of the two in the middle.
+    /// The middle figure, or the mean of the two in the middle.
     pub(crate) median: f64,
     /// The smallest.
     pub(crate) min: f64,
@@ -14,7 +14,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Nothing of nothing.
+    /// Returns the spread, or `None` without figures.
     pub(crate) fn of(figures: impl IntoIterator<Item = f64>) -> Option<Spread> {
         let mut figures: Vec<_> = figures.into_iter().collect();
         figures.sort_by(f64::total_cmp);
@@ -23,28 +23,28 @@ impl Spread {
         Some(Spread { median, min: figures[0], max: figures[last] })
     }
 
-    /// Of a ratio, as people read it: the least and the most in brackets.
+    /// Formats a ratio, with its extremes in brackets.
     pub(crate) fn as_ratio(self) -> String {
         let Spread { median, min, max } = self;
         format!("{median:.2}x ({min:.2}-{max:.2})")
     }
 
-    /// The same in another unit.
+    /// Returns the spread multiplied by a factor.
     pub(crate) fn times(self, factor: f64) -> Spread {
         Spread { median: self.median * factor, min: self.min * factor, max: self.max * factor }
     }
 }
 
-/// A median, and between what the true one lies with a probability of 95 % at least, whatever the figures' distribution.
+/// A median with its 95 % confidence interval, valid for any distribution of the figures.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Bounded {
     pub(crate) median: f64,
-    /// Fewer than six figures give none.
+    /// `None` with fewer than six figures.
     pub(crate) interval: Option<(f64, f64)>,
 }
 
 impl Bounded {
-    /// Nothing of nothing.
+    /// Returns the median and its interval, or `None` without figures.
     pub(crate) fn of(figures: impl IntoIterator<Item = f64>) -> Option<Bounded> {
         let mut figures: Vec<_> = figures.into_iter().collect();
         let median = Spread::of(figures.iter().copied())?.median;
@@ -53,17 +53,18 @@ impl Bounded {
         Some(Bounded { median, interval })
     }
 
-    /// The least of some distances from 1 within which all of the interval is.
+    /// Returns the least of some distances from 1 that includes the whole interval.
     pub(crate) fn within(self, distances: &[f64]) -> Option<f64> {
         let (low, high) = self.interval?;
         distances.iter().copied().find(|distance| low >= 1.0 - distance && high <= 1.0 + distance)
     }
 }
 
-/// How many of so many figures may be left out at either end: each is above the true median or below it, as a coin falls.
+/// Returns how many figures may be left out at each end. Each figure is above the true median or
+/// below it with equal probability, like a coin toss.
 fn outside(count: usize) -> Option<usize> {
     const ALLOWED: f64 = 0.05 / 2.0;
-    // Of all ways in which the coins may fall, those in which so many show heads.
+    // The share of all outcomes in which this many coins show heads.
     let mut part = 0.5_f64.powi(i32::try_from(count).ok()?);
     let mut sum = 0.0;
     let mut rank = 0_usize;
@@ -81,7 +82,7 @@ fn outside(count: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// As in the tables of the sign test.
+    /// Compares with the tables of the sign test.
     #[test]
     fn the_interval_of_a_median_leaves_out_as_many_at_either_end_as_it_may() {
         for (count, expected) in

@@ -1,4 +1,4 @@
-//! Other users, as whom root runs programs that refuse to be root's.
+//! Runs programs that refuse to run as root as another user.
 
 use std::os::unix::fs::chown;
 use std::path::Path;
@@ -9,7 +9,7 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Who we are, for programs that want to be told whom to run as.
+/// Returns this process's user name, for programs that need one in their configuration.
 pub(crate) fn own_name() -> String {
     let id = rustix::process::geteuid().as_raw().to_string();
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -17,7 +17,7 @@ pub(crate) fn own_name() -> String {
     own.and_then(|line| line.split(':').next()).unwrap_or("nobody").to_owned()
 }
 
-/// A directory or file becomes the user's, if that is for us to say.
+/// Changes the owner of a directory or file, if this process is root.
 pub(crate) fn give(path: &Path, user: &str) -> Result<()> {
     if !is_root() {
         return Ok(());
@@ -29,7 +29,7 @@ pub(crate) fn give(path: &Path, user: &str) -> Result<()> {
     Ok(())
 }
 
-/// Arguments of setpriv, which becomes `program`, run by the user where we are root.
+/// Returns arguments of setpriv that run `program`, as the user if this process is root.
 pub(crate) fn becomes(user: &str, program: &Path) -> Vec<String> {
     let mut arguments = Vec::new();
     if is_root() {

@@ -1,8 +1,9 @@
-//! Processor time of everything on the lab's hosts: programs, supervisors, routers, and what the kernel does in their names.
+//! Measures the processor time of everything on the lab's hosts: programs, supervisors, routers,
+//! and the kernel's work for them.
 //!
-//! How much it is in all is the scheduler's count, and so is how often a thread of theirs went to sleep, each time to be woken again. The
-//! kernel's ticks say how it divides: into the programs' own time and the kernel's per process, and into what of that were software
-//! interrupts for the whole machine.
+//! The total comes from the scheduler, as does the count of how often their threads went to sleep
+//! and so had to be woken. The kernel's ticks divide the total: into user and kernel time for each
+//! process, and into soft interrupts for the whole machine.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use serde::Serialize;
 
 use super::lab::Lab;
 
-/// Since some beginning, or between two moments.
+/// Processor time since some moment, or between two.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Used {
     all: Duration,
@@ -24,19 +25,19 @@ pub(super) struct Used {
     sleeps: u64,
 }
 
-/// Of one operation, in a unit that the operation has.
+/// The processor time of one operation, in the operation's unit.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Cpu {
     pub(super) all: f64,
     pub(super) user: f64,
     pub(super) system: f64,
     pub(super) softirq: f64,
-    /// How often a thread went to sleep for it.
+    /// How often a thread went to sleep in it.
     pub(super) sleeps: f64,
 }
 
 impl Used {
-    /// So far.
+    /// Returns the processor time so far.
     pub(super) fn now(lab: &Lab) -> Result<Used> {
         let namespaces = lab.namespaces()?;
         let mut used = Used { softirq_ticks: softirq_ticks()?, ..Used::default() };
@@ -55,13 +56,13 @@ impl Used {
         Ok(used)
     }
 
-    /// Since `before`, for each of so many operations, times `scale`.
+    /// Returns the processor time since `before` for each operation, times `scale`.
     pub(super) fn each(self, before: Used, operations: f64, scale: f64) -> Cpu {
         let ticks = |of: fn(&Used) -> u64| of(&self).saturating_sub(of(&before)) as f64;
         let (user, kernel) = (ticks(|used| used.user_ticks), ticks(|used| used.system_ticks));
         let all = self.all.saturating_sub(before.all).as_secs_f64() * scale / operations;
         let tick = all / (user + kernel).max(1.0);
-        // There may be other programs on this machine.
+        // Clamp it, because other programs may cause soft interrupts too.
         let softirq = ticks(|used| used.softirq_ticks).min(kernel);
         let sleeps = ticks(|used| used.sleeps) / operations;
         Cpu { all, user: user * tick, system: (kernel - softirq) * tick, softirq: softirq * tick, sleeps }
@@ -72,18 +73,18 @@ struct Process {
     all: Duration,
     user_ticks: u64,
     system_ticks: u64,
-    /// The kernel's own, which does what is left over of interrupts.
+    /// A ksoftirqd thread, which handles deferred soft interrupts.
     is_ksoftirqd: bool,
 }
 
 impl Process {
-    /// None: it has ended.
+    /// Reads a process, or returns `None` if it has ended.
     fn of(pid: i32) -> Option<Process> {
         let text = std::fs::read_to_string(PathBuf::from(format!("/proc/{pid}/stat"))).ok()?;
         let (name, fields) = text.rsplit_once(") ")?;
         let fields: Vec<u64> = fields.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
         let clock = clock_getcpuclockid(nix::unistd::Pid::from_raw(pid)).ok()?;
-        // With those of its children that have ended.
+        // Includes the times of its ended children.
         let [user, system, user_ended, system_ended] = *fields.get(11..15)?.first_chunk()?;
         let ended = (user_ended + system_ended) as f64 / clock_ticks_per_second() as f64;
         Some(Process {
@@ -95,7 +96,7 @@ impl Process {
     }
 }
 
-/// Of all threads that a process has: those that have ended are not counted.
+/// Returns how often the current threads of a process went to sleep. Ended threads do not count.
 fn sleeps(pid: i32) -> u64 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let of_thread = |thread: std::fs::DirEntry| {
@@ -106,7 +107,7 @@ fn sleeps(pid: i32) -> u64 {
     threads.filter_map(of_thread).sum()
 }
 
-/// Of all processors.
+/// Returns the soft interrupt ticks of all processors.
 fn softirq_ticks() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/stat")?;
     // user, nice, system, idle, iowait, irq, softirq

@@ -1,6 +1,8 @@
-//! Two hosts with a container each, or three, as network namespaces: a wire between the hosts, which may be long, a VXLAN over it, and on each host
-//! a bridge that joins VXLAN and container. Nothing of it has a name. Everything of the client's host runs on one processor, everything of the
-//! server's on another.
+//! A lab of two or three hosts with a container each, built of unnamed network namespaces.
+//!
+//! A wire, which may have a long delay, joins the hosts. Each host has a VXLAN and a bridge that
+//! joins it with the container. The client's host runs on one processor and the server's on
+//! another.
 
 mod moving;
 
@@ -23,15 +25,16 @@ use crate::process::Process;
 use crate::stage::{Role, two_cpus};
 pub(super) use moving::{Container, Map, Moving};
 
-/// See the module.
+/// The hosts and their wires.
 pub(super) struct Lab {
     directory: TempDir,
     shunt: PathBuf,
-    /// The client's and the server's, and where there are three the one that a container moves to.
+    /// The hosts of the client and the server, and the destination of a moving container, if there
+    /// is one.
     hosts: Vec<Host>,
-    /// If it is long.
+    /// The link emulator, if the wire has a delay.
     _wire: Option<Link>,
-    /// What joins the wires of more than two.
+    /// The switch that joins more than two hosts.
     _switch: Option<Namespace>,
 }
 
@@ -44,16 +47,16 @@ struct Host {
     cpu: usize,
 }
 
-/// What becomes of connections that are over before moving them has paid.
+/// The treatment of connections that end before moving them has paid off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Brief {
-    /// They stay on the overlay, as routers have it of themselves.
+    /// They stay on the overlay, which is the routers' default.
     Stay,
-    /// They are moved as well.
+    /// They move too.
     Move,
 }
 
-/// How routers are configured.
+/// The configuration of the routers.
 #[derive(Clone, Copy, Debug)]
 struct Routing<'a> {
     is_secure: bool,
@@ -62,21 +65,22 @@ struct Routing<'a> {
 }
 
 impl Routing<'_> {
-    /// Of hosts of which a container moves.
+    /// Returns the configuration for a lab with a moving container.
     fn moving(map: &Map) -> Routing<'_> {
         Routing { is_secure: true, brief: Brief::Move, map }
     }
 }
 
-/// How long a program may take to be there.
+/// How long a program may take to start.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Routers and programs wait for each other no longer than this, in milliseconds. It is long, so that what is measured is on its road
-/// on a busy machine too.
+/// Time-out of routers and programs for each other, in milliseconds. It is long, so that
+/// connections do not fall back even on a busy machine.
 const LIMIT_MS: u32 = 1_000;
-/// Of a long wire.
+/// The MTU and, below, the rate of a wire with a delay.
 const MTU: u16 = 1_500;
 const BITS_PER_SECOND: u64 = 10_000_000_000;
-/// A client's connections are many, and each keeps its port for a minute after its end.
+/// The port range. A client makes many connections, and each keeps its port for a minute after its
+/// end.
 const PORTS: &str = "1025 65535";
 
 /// The address of another container on the client's host.
@@ -85,15 +89,15 @@ const GUEST: Ipv4Addr = Ipv4Addr::new(10, 50, 1, 3);
 impl Lab {
     /// The address of the client's container.
     pub(super) const FIRST: Ipv4Addr = Ipv4Addr::new(10, 50, 1, 2);
-    /// That of the container that moves.
+    /// The address of the moving container.
     pub(super) const MOVING: Ipv4Addr = Ipv4Addr::new(10, 50, 9, 9);
 
-    /// Wires and bridges; no router runs yet. A round trip on the wire takes `rtt`. Needs root.
+    /// Builds two hosts without routers. A round trip on the wire takes `rtt`. Needs root.
     pub(super) fn build(rtt: Duration) -> Result<Lab> {
         Lab::with(rtt, false)
     }
 
-    /// With a third host, to which a container of the server's can move.
+    /// Builds three hosts, so that a container of the server's host can move to the third.
     pub(super) fn build_for_moving() -> Result<Lab> {
         Lab::with(Duration::ZERO, true)
     }
@@ -121,12 +125,12 @@ impl Lab {
         Ok(lab)
     }
 
-    /// A file of the lab's own.
+    /// Returns the path of a file in the lab's directory.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// The same, for a directory, which is made anew.
+    /// Returns the path of an empty directory in the lab's directory.
     pub(super) fn directory(&self, name: &str) -> Result<PathBuf> {
         let path = self.path(name);
         let _ = std::fs::remove_dir_all(&path);
@@ -134,18 +138,18 @@ impl Lab {
         Ok(path)
     }
 
-    /// The processors of the server's host and of the client's.
+    /// Returns the processors of the server's and the client's hosts.
     pub(super) fn cpus(&self) -> (usize, usize) {
         (self.host(Role::Server).cpu, self.host(Role::Client).cpu)
     }
 
-    /// Where the server's programs are reached.
+    /// Returns the server's address.
     pub(super) fn server(&self, side: Side) -> Ipv4Addr {
         let server = self.host(Role::Server);
         if side == Side::Host { server.address } else { server.container_address }
     }
 
-    /// A command that runs a program in its role.
+    /// Returns a command that runs a program in its role.
     pub(super) fn command(&self, side: Side, role: Role, program: impl AsRef<OsStr>) -> Command {
         let host = self.host(role);
         self.command_in(host.net(side), host, side.is_shunt(), program)
@@ -167,14 +171,14 @@ impl Lab {
         command
     }
 
-    /// Another container on the client's host.
+    /// Adds another container to the client's host.
     pub(super) fn guest(&self) -> Result<Namespace> {
         let (host, guest) = (self.host(Role::Client), Namespace::new()?);
         host.join(&guest, "guest", GUEST)?;
         Ok(guest)
     }
 
-    /// A load of ours in it.
+    /// Returns the command of a synthetic load in that container.
     pub(super) fn guest_worker(&self, guest: &Namespace) -> Command {
         self.worker_in(guest, self.host(Role::Client), true)
     }
@@ -185,7 +189,8 @@ impl Lab {
         command
     }
 
-    /// A class of the queueing discipline of the client's host, 1:20, with so many Mbit/s, until what is returned is dropped.
+    /// Adds a class of this rate (Mbit/s) to the queueing discipline of the client's host, as 1:20,
+    /// until the result is dropped.
     pub(super) fn class(&self, megabits: u64) -> Result<Class<'_>> {
         let class = Class(&self.host(Role::Client).net);
         class.0.words("tc qdisc add dev wire root handle 1: htb default 10")?;
@@ -194,31 +199,31 @@ impl Lab {
         Ok(class)
     }
 
-    /// The command that is one of our own loads.
+    /// Returns the command of a synthetic load.
     pub(super) fn worker(&self, side: Side, role: Role) -> Command {
         let mut command = self.command(side, role, &self.shunt);
         command.arg("bench-worker");
         command
     }
 
-    /// Until the server listens at a port.
+    /// Waits until the server listens on a port.
     pub(super) fn await_server(&self, side: Side, port: u16) -> Result<()> {
         let net = self.host(Role::Server).net(side);
         await_until(|| net.listens_at(port), || format!("nothing listens at port {port}"))
     }
 
-    /// All four, as /proc names them.
+    /// Returns the names in /proc of all hosts' and containers' namespaces.
     pub(super) fn namespaces(&self) -> Result<Vec<PathBuf>> {
         let all = self.hosts.iter().flat_map(|host| [&host.net, &host.container]);
         all.map(|net| std::fs::read_link(net.path()).context("a network namespace")).collect()
     }
 
-    /// Runs the routers until what is returned is dropped.
+    /// Runs the routers until the result is dropped.
     pub(super) fn route(&self, side: Side, brief: Brief) -> Result<Routers<'_>> {
         self.start_routers(Routing { is_secure: side == Side::Secure, brief, map: &Map::File })
     }
 
-    /// The same, of hosts of which a container moves; secure.
+    /// Runs the routers of a lab with a moving container, in secure mode.
     pub(super) fn route_moving(&self, map: &Map) -> Result<Routers<'_>> {
         self.start_routers(Routing::moving(map))
     }
@@ -289,7 +294,7 @@ impl Lab {
         self.path(&format!("{}-control.sock", host.name))
     }
 
-    /// What this program says when it is given these words.
+    /// Runs this program with these arguments and returns its output.
     fn shunt(&self, words: &[&str]) -> Result<Vec<u8>> {
         let output = Command::new(&self.shunt).args(words).output().context("starting this program")?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
@@ -317,7 +322,7 @@ impl Host {
         if side == Side::Host { &self.net } else { &self.container }
     }
 
-    /// To all other hosts.
+    /// Sets up the overlay to all other hosts.
     fn overlay(&self, hosts: &[Host]) -> Result<()> {
         let own = self.address;
         self.net.words("ip link add bridge type bridge")?;
@@ -330,12 +335,13 @@ impl Host {
         self.join(&self.container, "port", self.container_address)
     }
 
-    /// Has a container be on the bridge, by a device of that name.
+    /// Attaches a container to the bridge, with a device of this name.
     fn join(&self, container: &Namespace, port: &str, address: Ipv4Addr) -> Result<()> {
         let path = container.path();
         self.net.words(&format!("ip link add {port} type veth peer name eth0 netns {}", path.display()))?;
         self.net.words(&format!("ip link set {port} master bridge up"))?;
-        // As engines have it, the hardware address goes with the other one, wherever that is.
+        // Derive the hardware address from the IP address, as container engines do, so that it
+        // moves with it.
         let [_, _, high, low] = address.octets();
         container.words(&format!("ip link set eth0 mtu 1450 address 02:00:0a:32:{high:02x}:{low:02x}"))?;
         container.words(&format!("ip address add {address}/16 dev eth0"))?;
@@ -343,7 +349,7 @@ impl Host {
     }
 }
 
-/// A wire between two hosts.
+/// Joins two hosts with a wire.
 fn connect(hosts: &[Host], rtt: Duration) -> Result<Option<Link>> {
     let [client, server] = hosts else { bail!("a wire has two ends") };
     if rtt.is_zero() {
@@ -362,33 +368,33 @@ fn connect(hosts: &[Host], rtt: Duration) -> Result<Option<Link>> {
     Ok(Some(Link::start(config, end(client)?, end(server)?)?))
 }
 
-/// Whether a router can ask all others.
+/// Returns true if a router is connected to all others.
 fn has_lines(status: &Value) -> bool {
     let to = status["now"]["lines"]["to"].as_object();
     to.is_some_and(|to| !to.is_empty() && to.values().all(|is_up| *is_up == true))
 }
 
-/// See [`Lab::class`].
+/// A class of [`Lab::class`].
 pub(super) struct Class<'a>(&'a Namespace);
 
 impl Drop for Class<'_> {
     fn drop(&mut self) {
-        // It goes with the lab in any case.
+        // On failure it is removed together with the lab.
         let _ = self.0.words("tc qdisc del dev wire root");
     }
 }
 
-/// All routers, as long as this lives.
+/// All routers, until this is dropped.
 pub(super) struct Routers<'a> {
     lab: &'a Lab,
     running: Vec<Process>,
 }
 
-/// Which roads connections have taken, as the client's router has counted.
+/// The paths of the connections, as counted by the client's router.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Roads {
     pub(super) host: u64,
-    /// By reason.
+    /// Connections that stayed on the overlay, by reason.
     pub(super) overlay: BTreeMap<String, u64>,
 }
 
@@ -403,7 +409,7 @@ impl Routers<'_> {
         })
     }
 
-    /// Has another policy hold on the client's host.
+    /// Applies another policy on the client's host.
     pub(super) fn apply(&self, policy: &str) -> Result<()> {
         let path = self.lab.path("policy.toml");
         std::fs::write(&path, policy).context("policy.toml")?;
@@ -419,7 +425,7 @@ impl Routers<'_> {
     }
 }
 
-/// Until the bridges between a container and another one forward.
+/// Waits until the bridges between a container and another address forward packets.
 fn await_answer(container: &Namespace, other: Ipv4Addr) -> Result<()> {
     let ping = || {
         let mut ping = container.command("ping");

@@ -1,4 +1,4 @@
-//! What is measured: a load, one turn of it on one side, and what came of that.
+//! The loads of the comparison, and a turn of a load on one side.
 
 use std::process::Command;
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub(super) enum Group {
     Migration,
 }
 
-/// See the module.
+/// A load.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Load {
     Throughput {
@@ -46,11 +46,11 @@ pub(super) enum Load {
     RoundTrip {
         bytes: usize,
     },
-    /// Routers know each other.
+    /// Set-up between routers that are connected.
     SetUp,
-    /// Routers have just started, and this is their first connection.
+    /// The first connection after the routers' start.
     FirstSetUp,
-    /// As routers are that nobody has told to move such connections as well.
+    /// Short connections, which the routers do not move by default.
     Short {
         exchanges: u32,
     },
@@ -63,21 +63,22 @@ pub(super) enum Load {
     },
 }
 
-/// What came of one turn.
+/// The result of a turn.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
     /// Operations a second, or MB a second.
     pub(super) rate: f64,
-    /// Of one operation, in microseconds; 0 if it is not timed.
+    /// Latency of an operation in microseconds; 0 if it is not measured.
     pub(super) p50: f64,
     pub(super) p99: f64,
-    /// Microseconds of an operation, or seconds of a GB; nothing if it is not measured.
+    /// Processor time: microseconds for an operation, or seconds for a GB. `None` if it is not
+    /// measured.
     pub(super) cpu: Option<Cpu>,
-    /// Which roads the connections took, under shunt.
+    /// The paths of the connections, under shunt.
     pub(super) roads: Option<Roads>,
 }
 
-/// How long a program may take to be ready, or to say what it measured after its time is over.
+/// How long a program may take to be ready, or to report its results after its time.
 const LIMIT: Duration = Duration::from_secs(30);
 const MEMCACHED_PORT: u16 = 11211;
 const NGINX_PORT: u16 = 80;
@@ -125,7 +126,7 @@ impl Load {
         }
     }
 
-    /// Of a message, where its size is what differs.
+    /// Returns the message size, if the loads differ by it.
     pub(super) fn bytes(self) -> Option<usize> {
         match self {
             Load::Throughput { bytes } | Load::RoundTrip { bytes } => Some(bytes),
@@ -133,7 +134,7 @@ impl Load {
         }
     }
 
-    /// Why this machine cannot run it, if so.
+    /// Returns the reason why this machine cannot run it, if there is one.
     pub(super) fn missing(self) -> Option<String> {
         let needs: &[&str] = match self {
             Load::Memcached { .. } => &["memcached"],
@@ -144,14 +145,15 @@ impl Load {
         Some(format!("{missing} is not installed"))
     }
 
-    /// One turn.
+    /// Runs one turn.
     pub(super) fn run(self, lab: &Lab, side: Side, time: Duration) -> Result<Sample> {
         let brief = if let Load::Short { .. } = self { Brief::Stay } else { Brief::Move };
         let routers = side.is_shunt().then(|| lab.route(side, brief)).transpose()?;
         let mut sample = match self {
             Load::Throughput { bytes } => {
                 let server = ours(lab, side, &["sink", "--size", &bytes.to_string()])?;
-                // A message is so many bytes: of the rate it makes MB, and of microseconds for each seconds for a GB.
+                // Convert messages to bytes: the rate to MB/s, and microseconds for a message to
+                // seconds for a GB.
                 let load = ["stream", "--size", &bytes.to_string()];
                 let sample = timed(lab, side, server, &load, time, 1e9 / bytes as f64)?;
                 Sample { rate: sample.rate * bytes as f64 / 1e6, ..sample }
@@ -183,13 +185,13 @@ impl Load {
     }
 }
 
-/// A server as long as it runs, and where it listens.
+/// A running server and its address.
 pub(super) struct Server {
     _process: Process,
     pub(super) address: String,
 }
 
-/// One of our own.
+/// Starts a synthetic server.
 pub(super) fn ours(lab: &Lab, side: Side, load: &[&str]) -> Result<Server> {
     let mut command = lab.worker(side, Role::Server);
     command.args(load).args(["--at", &format!("{}:0", lab.server(side))]);
@@ -207,7 +209,8 @@ fn memcached(lab: &Lab, side: Side) -> Result<Server> {
     Ok(Server { _process: process, address: format!("{address}:{MEMCACHED_PORT}") })
 }
 
-/// A load of ours that says when it begins. `scale` is that of its processor time, in seconds, for each operation.
+/// Runs a synthetic load that reports its start. `scale` converts the processor seconds of an
+/// operation.
 fn timed(lab: &Lab, side: Side, server: Server, load: &[&str], time: Duration, scale: f64) -> Result<Sample> {
     let mut command = lab.worker(side, Role::Client);
     command.args(load).args(["--to", &server.address, "--seconds", &time.as_secs_f64().to_string()]);
@@ -222,7 +225,7 @@ fn timed(lab: &Lab, side: Side, server: Server, load: &[&str], time: Duration, s
     Ok(Sample::of(&measured, used.each(before, measured.operations.max(1) as f64, scale)))
 }
 
-/// The first connection that there is.
+/// Measures the first connection.
 fn first(lab: &Lab, side: Side) -> Result<Sample> {
     let mut command = lab.worker(side, Role::Server);
     command.args(["serve", "--at", &format!("{}:0", lab.server(side))]);
@@ -240,7 +243,7 @@ fn first(lab: &Lab, side: Side) -> Result<Sample> {
     Ok(Sample { rate: 1.0 / seconds, p50: seconds * 1e6, p99: seconds * 1e6, ..Sample::default() })
 }
 
-/// nginx and wrk.
+/// Runs nginx and wrk.
 fn fetch(lab: &Lab, side: Side, file: &str, connections: u32, time: Duration) -> Result<Sample> {
     let (root, address) = (lab.path("www"), lab.server(side));
     nginx::write_files(&root)?;
@@ -267,7 +270,8 @@ fn fetch(lab: &Lab, side: Side, file: &str, connections: u32, time: Duration) ->
     Ok(Sample::of(&measured, used.each(before, measured.operations.max(1) as f64, 1e6)))
 }
 
-/// A shell that runs a program, and stays: as long as it does, the program's processor time is known.
+/// Runs a program in a shell that stays alive afterwards, so that the program's processor time
+/// remains readable.
 fn waiting(mut shell: Command) -> Command {
     shell.args(["-c", &format!("\"$@\"; echo {OVER}; read _; :"), "sh"]);
     shell

@@ -1,5 +1,6 @@
-//! A container that is stopped, and started with its address on another host, as table 4 of the Slim paper has it, but without a file
-//! system: how long each step takes, and when a client on a third host is answered again.
+//! Measures a container that stops and starts with its address on another host, as in table 4 of
+//! the Slim paper but without a container runtime: the time of each step, and when a client on a
+//! third host gets answers again.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use crate::report::number;
 use crate::stats::Spread;
 use crate::worker::{BEGIN, READY};
 
-/// By way, in the order of the columns.
+/// The results by way, in the order of the columns.
 #[derive(Debug, Serialize)]
 pub(super) struct Migration {
     ways: Vec<OfWay>,
@@ -28,42 +29,43 @@ pub(super) struct Migration {
 #[derive(Debug, Serialize)]
 struct OfWay {
     way: &'static str,
-    /// Why it was left out.
+    /// The reason why it was left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     missing: Option<String>,
     steps: Vec<Step>,
-    /// Of the client's first connections after it, under shunt, how many took the host network at once.
+    /// Under shunt: in how many rounds the client's first connection after the move used the host
+    /// network.
     #[serde(skip_serializing_if = "Option::is_none")]
     first_on_host: Option<usize>,
 }
 
-/// One line of the table.
+/// A line of the table.
 #[derive(Debug, Serialize)]
 struct Step {
     label: &'static str,
-    /// Round by round.
+    /// A figure for each round.
     milliseconds: Vec<f64>,
 }
 
-/// How the client finds the container.
+/// The ways in which the client's router finds the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// On the overlay, without shunt.
+    /// The overlay, without shunt.
     Vxlan,
-    /// By the routers' files, which are read again.
+    /// The routers' files, which are read again.
     File,
-    /// By etcd.
+    /// etcd.
     Etcd,
 }
 
 const WAYS: [Way; 3] = [Way::Vxlan, Way::File, Way::Etcd];
 const STEPS: [&str; 5] =
     ["stopped", "address moved", "started", "first connection answered", "from stop to answer"];
-/// The same up to the first connection that takes the host network.
+/// The last step's label: up to the first connection on the host network.
 const ON_HOST: &str = "from stop to the host network";
-/// What a turn takes: hosts' routers and programs start, and the container moves.
+/// The approximate length of a turn: start of routers and programs, and the move.
 pub(super) const TURN: Duration = Duration::from_secs(1);
-/// How long a program may take to be ready, or a client to be answered.
+/// How long a program may take to be ready, or a client to get an answer.
 const LIMIT: Duration = Duration::from_secs(30);
 
 impl Way {
@@ -80,12 +82,12 @@ impl Way {
     }
 }
 
-/// How many turns there are.
+/// Returns the number of turns.
 pub(super) fn turns(repeats: u32) -> u64 {
     u64::from(repeats) * WAYS.len() as u64
 }
 
-/// Measures it on all ways in turn.
+/// Measures all ways in turn.
 pub(super) fn measure(repeats: u32, progress: &Progress) -> Result<Migration> {
     let lab = Lab::build_for_moving().context("building a lab of three hosts")?;
     let _etcd = if Way::Etcd.missing().is_none() { Some(lab.start_etcd()?) } else { None };
@@ -109,7 +111,8 @@ pub(super) fn measure(repeats: u32, progress: &Progress) -> Result<Migration> {
     Ok(Migration { ways })
 }
 
-/// Milliseconds of each step, and from the stop to the host network, with whether the first connection was on that; these under shunt.
+/// Milliseconds of each step. Under shunt also the time from the stop to the host network, and
+/// whether the first connection used it.
 struct Moved {
     steps: [f64; STEPS.len()],
     on_host: Option<(f64, bool)>,
@@ -119,7 +122,7 @@ fn move_once(lab: &Lab, way: Way, round: usize) -> Result<Moved> {
     let map = match way {
         Way::Vxlan => None,
         Way::File => Some(Map::File),
-        // What an earlier round has published is nothing to this one.
+        // A new prefix hides the entries of earlier rounds.
         Way::Etcd => Some(Map::Etcd { prefix: format!("/round-{round}/") }),
     };
     let routers = map.as_ref().map(|map| lab.route_moving(map)).transpose()?;
@@ -182,7 +185,7 @@ fn move_once(lab: &Lab, way: Way, round: usize) -> Result<Moved> {
     Ok(Moved { steps: [step(0), step(1), step(2), step(3), all], on_host })
 }
 
-/// The program of the container that moves, and where it listens.
+/// Starts the program of the moving container and returns its address.
 fn serve(lab: &Lab, container: &Container<'_>, way: Way) -> Result<(Process, String)> {
     let mut command = lab.serving(container, way != Way::Vxlan);
     command.args(["echo", "--nodelay", "--size", "1", "--at", &format!("{}:7000", Lab::MOVING)]);

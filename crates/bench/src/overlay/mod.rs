@@ -1,6 +1,8 @@
-//! `shunt bench overlay`: containers of two hosts, on the overlay and under shunt, against programs on the hosts themselves.
+//! `shunt bench overlay`: compares containers of two hosts on the overlay and under shunt with
+//! programs on the hosts themselves.
 //!
-//! Every load is measured on all sides in turn, again and again; which side begins rotates. What is compared is always of the same round.
+//! Each round measures every load on all sides in turn, and the first side rotates. Ratios are
+//! always between figures of one round.
 
 mod cpu;
 mod lab;
@@ -53,19 +55,19 @@ pub struct Arguments {
     only: Vec<Group>,
 }
 
-/// What a turn takes besides: its programs start.
+/// The overhead of a turn: its programs start.
 const AROUND: Duration = Duration::from_millis(600);
 
-/// A load, and what came of it.
+/// A load and its results.
 struct Line {
     load: Load,
-    /// Why it was left out.
+    /// The reason why it was left out.
     missing: Option<String>,
-    /// By side, round by round.
+    /// The samples by side, in the order of the rounds.
     samples: [Vec<Sample>; Side::ALL.len()],
 }
 
-/// Runs and prints it.
+/// Runs the comparison and prints its report.
 pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(missing) = arguments.missing() {
         bail!(missing);
@@ -80,7 +82,7 @@ fn compare(arguments: &Arguments) -> Result<()> {
     write(&Report::new(machine, &lab, arguments, measured, begin.elapsed()), arguments)
 }
 
-/// All that was asked for.
+/// All requested results.
 struct Taken {
     lines: Vec<Line>,
     over_time: Option<OverTime>,
@@ -126,19 +128,19 @@ impl Arguments {
         Duration::from_secs_f64(self.seconds)
     }
 
-    /// Between two points of what is measured over time.
+    /// Returns the interval between two points of the measurement over time.
     fn every(&self) -> Duration {
         self.time() / 2
     }
 
-    /// As many turns as that is long.
+    /// Returns the length of the policy measurement, in turns.
     fn turns_of_policy(&self) -> Option<u64> {
         let length = over_time::length(self.every()).as_secs_f64();
         let turns = length / (self.time() + AROUND).as_secs_f64();
         self.wants(Group::Policy).then(|| turns.ceil() as u64)
     }
 
-    /// The same of a container that moves.
+    /// Returns the length of the migration measurement, in turns.
     fn turns_of_migration(&self) -> Option<u64> {
         let length = migration::TURN.as_secs_f64() * migration::turns(self.output.repeats) as f64;
         let turns = length / (self.time() + AROUND).as_secs_f64();

@@ -1,5 +1,6 @@
-//! Two containers of one host send to one of another, by a connection each, as fast as it goes, while the policy for the first of them
-//! changes: what both get over time, as figure 7 of the Slim paper has it.
+//! Measures the throughput of two connections over time, as in figure 7 of the Slim paper. Two
+//! containers of one host send to a container of another as fast as possible, while the policy for
+//! the first one changes.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::stage::Role;
 use crate::stats::Spread;
 use crate::worker::{BEGIN, Flowed, now};
 
-/// What came of it.
+/// The results.
 #[derive(Debug, Serialize)]
 pub(super) struct OverTime {
     seconds_per_point: f64,
@@ -27,45 +28,45 @@ pub(super) struct OverTime {
     flows: [Flow; 2],
 }
 
-/// From when on which policy held for the first connection.
+/// A phase with one policy for the first connection.
 #[derive(Debug, Serialize)]
 struct Phase {
     at: f64,
     label: String,
-    /// MB/s that the policy leaves the first connection.
+    /// The policy's limit for the first connection, in MB/s.
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<f64>,
-    /// MB/s of each connection; nothing where it had ended.
+    /// The median of each connection, in MB/s; `None` if it had ended.
     medians: [Option<f64>; 2],
 }
 
-/// One connection.
+/// The throughput of a connection.
 #[derive(Debug, Serialize)]
 struct Flow {
     label: &'static str,
-    /// Seconds since the beginning, and MB/s until then.
+    /// Seconds since the beginning, and MB/s since the previous point.
     points: Vec<(f64, f64)>,
-    /// What its program was told when it was ended.
+    /// The error that its program got at the end.
     ended: Option<String>,
 }
 
 const FLOWS: [&str; 2] = ["policy changes", "other container"];
 /// Points of a phase.
 const POINTS: usize = 8;
-/// Each with its part of what the first connection gets without a policy.
+/// Limits and, below, the class, as a share of the first connection's unlimited throughput.
 const LIMITS: [f64; 3] = [0.5, 0.25, 0.1];
 const CLASS: f64 = 0.2;
-/// Without a policy, with limits, in a class, without again, and denied.
+/// No policy, the limits, the class, no policy again, and denied.
 const PHASES: usize = LIMITS.len() + 4;
-/// Longer than the kernel takes on a busy machine to let a program send a little.
+/// How long a program may wait for permission to send a little on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// How long it takes, with a point of each connection in so many seconds.
+/// Returns the length of the measurement with a point every `every`.
 pub(super) fn length(every: Duration) -> Duration {
     every * (PHASES * POINTS) as u32
 }
 
-/// Measures it. What this machine cannot do is left out, and said.
+/// Runs the measurement. Unsupported parts are left out with a message.
 pub(super) fn measure(lab: &Lab, every: Duration, progress: &Progress) -> Result<Option<OverTime>> {
     let routers = lab.route(Side::Secure, Brief::Stay)?;
     let guest = lab.guest()?;
@@ -101,7 +102,7 @@ pub(super) fn measure(lab: &Lab, every: Duration, progress: &Progress) -> Result
 struct Running {
     processes: [Process; 2],
     begun: f64,
-    /// When each has said last how much it has sent.
+    /// Each program's last report: the time, and the bytes sent.
     last: [(f64, u64); 2],
     over_time: OverTime,
 }
@@ -138,7 +139,7 @@ impl Running {
         begin().with_context(|| label.to_owned())?;
         let at = now() - self.begun;
         let first = [self.hear_from(0, at)?, self.hear_from(1, at)?];
-        // The first point of a phase is partly of the one before.
+        // Skip the first point of a phase, which includes a part of the previous one.
         let median = |which: usize| {
             let flow = &self.over_time.flows[which];
             let rates = flow.points[first[which]..].iter().skip(1).map(|(_, rate)| *rate);
@@ -150,7 +151,8 @@ impl Running {
         Ok(())
     }
 
-    /// Until a connection has said enough since a moment, or has been ended. Which of its points is the first since then.
+    /// Waits until a connection has reported enough points since a moment, or has ended. Returns
+    /// the index of its first point since then.
     fn hear_from(&mut self, which: usize, begin: f64) -> Result<usize> {
         let flow = &mut self.over_time.flows[which];
         let since = |flow: &Flow| flow.points.iter().filter(|(at, _)| *at >= begin).count();
@@ -180,13 +182,14 @@ fn point(phase: &str, flow: &'static str, quantity: Quantity, figure: Option<f64
     }
 }
 
-/// About the first container.
+/// Returns a rule about the first container.
 fn rule(what: &str) -> String {
     format!("[[rule]]\nname = 'first'\nfrom = ['{}']\n{what}\n", Lab::FIRST)
 }
 
 impl OverTime {
-    /// What each connection got in each phase, and the first one's part of its limit.
+    /// Returns the throughput of each connection in each phase, and the first one's share of its
+    /// limit.
     pub(super) fn points(&self) -> Vec<Point> {
         let of_phase = |phase: &Phase| {
             let rates = FLOWS.into_iter().zip(phase.medians);
@@ -200,7 +203,7 @@ impl OverTime {
         self.phases.iter().flat_map(of_phase).collect()
     }
 
-    /// Of all that any phase may have.
+    /// Returns the points of every possible phase.
     #[cfg(test)]
     pub(super) fn outline() -> Vec<Point> {
         let kinds = [Quantity::MEGABYTES, Quantity::PART];

@@ -1,4 +1,4 @@
-//! What was measured, as others take it.
+//! Converts the results to the common form of all comparisons.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ fn of_line(line: &Line) -> impl Iterator<Item = Point> {
     })
 }
 
-/// Within its table.
+/// Returns the label of a load within its table.
 fn label(load: Load) -> String {
     match load {
         Load::Throughput { bytes } | Load::RoundTrip { bytes } => format!("{bytes} B"),
@@ -71,7 +71,7 @@ fn label(load: Load) -> String {
     }
 }
 
-/// As it is asked for.
+/// Returns the group's name on the command line.
 pub(super) fn name(group: Group) -> String {
     group.to_possible_value().expect("none is hidden").get_name().to_owned()
 }

@@ -1,4 +1,4 @@
-//! What the comparison says: as text for a terminal, as plots, as JSON.
+//! Formats the results: as text for a terminal, as plots, and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,11 +17,11 @@ use crate::machine::Machine;
 use crate::report::{Axes, Plot, Series, number};
 use crate::stats::Spread;
 
-/// Everything.
+/// The report.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     machine: Machine,
-    /// The processors of the server's host and of the client's.
+    /// The processors of the server's and the client's hosts.
     pinned: (usize, usize),
     rtt_ms: u64,
     repeats: u32,
@@ -34,7 +34,7 @@ pub(super) struct Report {
     migration: Option<Migration>,
 }
 
-/// One load.
+/// The results of a load.
 #[derive(Debug, Serialize)]
 struct Table {
     what: Group,
@@ -42,12 +42,13 @@ struct Table {
     bytes: Option<usize>,
     missing: Option<String>,
     figures: Vec<Figure>,
-    /// How many connections took the host network under shunt in all rounds, and how many did not, by reason.
+    /// Under shunt, in all rounds: how many connections used the host network, and below, how many
+    /// did not, by reason.
     on_host: u64,
     on_overlay: BTreeMap<String, u64>,
 }
 
-/// One line of a table.
+/// A line of a table.
 #[derive(Debug, Serialize)]
 struct Figure {
     label: &'static str,
@@ -55,7 +56,7 @@ struct Figure {
     vxlan: Spread,
     shunt: Spread,
     secure: Spread,
-    /// Round by round.
+    /// Ratios within each round.
     shunt_to_host: Spread,
     shunt_to_vxlan: Spread,
     secure_to_shunt: Spread,
@@ -82,7 +83,7 @@ impl Report {
         }
     }
 
-    /// With the name of the file of each.
+    /// Returns the plots with their file names.
     pub(super) fn plots(&self) -> Vec<(&'static str, Plot)> {
         let plot = |what: Group, of: Quantity, title: &str, y_label: &str| {
             let tables = || self.loads.iter().filter(|table| table.what == what);
@@ -142,7 +143,7 @@ impl Report {
 
 type Value = fn(&Sample) -> Option<f64>;
 
-/// What there is to say of a load.
+/// Returns the quantities of a load.
 pub(super) fn values(load: Load) -> Vec<(Quantity, Value)> {
     let (rate, cpu) = match load.group() {
         Group::Throughput => (Quantity::MEGABYTES, Quantity::CPU_OF_GB),
@@ -228,7 +229,7 @@ impl Table {
 }
 
 impl Figure {
-    /// Nothing if it was not measured.
+    /// Returns a line, or `None` if it was not measured.
     fn of(label: &'static str, line: &Line, of: Value) -> Option<Figure> {
         let all = line.samples.each_ref().map(|samples| samples.iter().filter_map(of).collect::<Vec<f64>>());
         let [host, vxlan, shunt, secure] = &all;

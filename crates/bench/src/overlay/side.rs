@@ -1,8 +1,8 @@
-//! The four ways between two containers.
+//! The four sides of the comparison: paths between two containers.
 
 use serde::Serialize;
 
-/// One of them, in the order of the columns.
+/// A side. The order is that of the columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Side {
@@ -10,16 +10,16 @@ pub(super) enum Side {
     Host,
     /// Containers on the overlay.
     Vxlan,
-    /// The same containers, both programs under `shunt overlay run`, and trusted.
+    /// Containers on the overlay, with both programs under `shunt overlay run`, trusted.
     Shunt,
-    /// The same, and not trusted.
+    /// Containers on the overlay, with both programs under `shunt overlay run`, not trusted.
     Secure,
 }
 
 impl Side {
     pub(super) const ALL: [Side; 4] = [Side::Host, Side::Vxlan, Side::Shunt, Side::Secure];
 
-    /// Whether programs are under `shunt overlay run`, with routers.
+    /// Returns true if the programs run under `shunt overlay run`, with routers.
     pub(super) fn is_shunt(self) -> bool {
         matches!(self, Side::Shunt | Side::Secure)
     }

@@ -1,4 +1,5 @@
-//! Figures as bars: one for each side, as long as its median, with the least and the most as a line, and each round as a dot.
+//! Draws figures as bars: one for each side, as long as its median, with the extremes as a line and
+//! each round as a dot.
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
@@ -9,7 +10,7 @@ use super::{Cell, TableReport, number};
 use crate::side::Side;
 use crate::stats::Spread;
 
-/// What is drawn.
+/// A bar chart.
 #[derive(Debug)]
 pub(crate) struct Bars {
     pub(crate) title: String,
@@ -17,7 +18,7 @@ pub(crate) struct Bars {
     pub(crate) groups: Vec<Group>,
 }
 
-/// What is compared with each other.
+/// Bars that are compared with each other.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) label: String,
@@ -27,14 +28,14 @@ pub(crate) struct Group {
 #[derive(Debug)]
 pub(crate) struct Bar {
     pub(crate) label: &'static str,
-    /// Which of the colours it has: the same side has the same in all groups.
+    /// The index of its colour. A side has one colour in all groups.
     pub(crate) color: usize,
     pub(crate) figure: Spread,
     pub(crate) rounds: Vec<f64>,
 }
 
 const WIDTH: u32 = 500;
-/// Where bars begin, and the longest ends: the figure stands behind it.
+/// The left end of the bars and the right end of the longest. The figure follows it.
 const LEFT: i32 = 96;
 const RIGHT: i32 = 430;
 const TITLE: i32 = 34;
@@ -42,7 +43,7 @@ const GROUP: i32 = 26;
 const BAR: i32 = 24;
 const THICK: i32 = 16;
 const GAP: i32 = 10;
-/// Of the dark and the light page alike.
+/// Colours that fit the dark and the light page.
 const COLORS: [RGBColor; 6] = [
     RGBColor(128, 138, 148),
     RGBColor(158, 128, 60),
@@ -51,13 +52,13 @@ const COLORS: [RGBColor; 6] = [
     RGBColor(90, 160, 220),
     RGBColor(28, 116, 226),
 ];
-/// The side that it is about.
+/// The colour of shunt's side.
 pub(crate) const OURS: usize = COLORS.len() - 1;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 impl Bars {
-    /// A group for each line of a table.
+    /// Returns a chart with a group for each line of a table.
     pub(super) fn of(table: &TableReport) -> Bars {
         let bar = |cell: &Cell| Bar {
             label: cell.side.label(),
@@ -71,7 +72,7 @@ impl Bars {
         Bars { title: table.title.clone(), unit: table.unit.label().to_owned(), groups: groups.collect() }
     }
 
-    /// As SVG.
+    /// Returns the chart as SVG.
     pub(crate) fn svg(&self) -> Result<String> {
         let mut out = String::new();
         self.draw(&mut out).map_err(|error| anyhow!("drawing {}: {error}", self.title))?;
@@ -104,7 +105,7 @@ impl Bars {
 }
 
 impl Group {
-    /// The height of its label.
+    /// Returns the height of the label.
     fn head(&self) -> i32 {
         if self.label.is_empty() { 0 } else { GROUP }
     }

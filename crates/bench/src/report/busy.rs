@@ -1,11 +1,12 @@
-//! What each way to wait costs, and what it leaves to threads beside it, to TCP in the same round.
+//! Formats the cost of each way to wait, and the processor time that it leaves to other threads,
+//! relative to TCP in the same round.
 
 use std::fmt::Write;
 
 use super::{Cell, Line, TableReport, number};
 use crate::side::Side;
 
-/// Below the rates.
+/// Appends the table below the rates.
 pub(super) fn append(out: &mut String, table: &TableReport, sides: &[Side], width: usize) {
     let measured = || table.lines.iter().filter(|line| line.missing.is_none());
     let cpu = |cell: &Cell| cell.cpu_to.get(&Side::Tcp).map(|ratio| ratio.as_ratio());

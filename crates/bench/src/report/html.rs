@@ -1,5 +1,5 @@
-//! One page that needs nothing else: no script, no font and no picture from elsewhere. It follows the reader's choice of light or
-//! dark, and prints. It is XML as well, so that whatever reads that can read it.
+//! Builds a self-contained HTML page, without scripts, fonts or images from elsewhere. It follows
+//! the reader's choice of light or dark, and can be printed. It is also well-formed XML.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use shunt_abi::shown::visible;
 
 use super::plot::Plot;
 
-/// What plotters draws is black on white: here it takes the colours of the page.
+/// The style sheet. It also replaces the black and white of plotters' images by the page's colours.
 const STYLE: &str = "<style>
 :root{color-scheme:light dark;--back:#fff;--text:#1f2328;--faint:#59636e;--line:#d1d9e0;--box:#f6f8fa;--good:#1a7f37;--bad:#cf222e;}
 @media (prefers-color-scheme:dark){:root{--back:#0d1117;--text:#e6edf3;--faint:#9198a1;--line:#3d444d;--box:#151b23;--good:#3fb950;
@@ -32,12 +32,12 @@ td:first-child{min-width:7em}td.number,th.number{text-align:right;font-variant-n
 pre{white-space:pre-wrap}h2{break-after:avoid}tr,.card{break-inside:avoid}}
 </style>";
 
-/// A page that is being written.
+/// A page under construction.
 pub(crate) struct Page {
     text: String,
 }
 
-/// What a column holds.
+/// The contents of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Column {
     Words,
@@ -56,27 +56,27 @@ impl Page {
         }
     }
 
-    /// Begins a part.
+    /// Starts a section.
     pub(crate) fn heading(&mut self, text: &str) {
         let _ = writeln!(self.text, "<h2>{}</h2>", escape(text));
     }
 
-    /// A paragraph, of this class or none.
+    /// Appends a paragraph, with a class unless it is empty.
     pub(crate) fn paragraph(&mut self, class: &str, text: &str) {
         let _ = writeln!(self.text, "<p class=\"{class}\">{}</p>", escape(text));
     }
 
-    /// Text as it stands.
+    /// Appends preformatted text.
     pub(crate) fn preformatted(&mut self, text: &str) {
         let _ = writeln!(self.text, "<pre>{}</pre>", escape(text));
     }
 
-    /// What must not be overlooked.
+    /// Appends a warning.
     pub(crate) fn alarm(&mut self, text: &str) {
         let _ = writeln!(self.text, "<div class=\"alarm bad\"><pre>{}</pre></div>", escape(text));
     }
 
-    /// Figures side by side, each with what it is and a class.
+    /// Appends a row of figures, each with its meaning and a class.
     pub(crate) fn cards(&mut self, cards: &[(&str, String, String)]) {
         self.text.push_str("<div class=\"cards\">\n");
         for (class, figure, what) in cards {
@@ -90,7 +90,7 @@ impl Page {
         self.text.push_str("</div>\n");
     }
 
-    /// SVG images, beside each other where there is room.
+    /// Appends SVG images, in rows where there is room.
     pub(crate) fn figures(&mut self, images: &[String]) {
         self.text.push_str("<div class=\"plots\">\n");
         for image in images {
@@ -99,7 +99,7 @@ impl Page {
         self.text.push_str("</div>\n");
     }
 
-    /// A table with a head.
+    /// Appends a table with a head.
     pub(crate) fn table(&mut self, head: &[(&str, Column)], rows: &[Vec<String>]) {
         let class = |column: Column| if column == Column::Numbers { " class=\"number\"" } else { "" };
         self.text.push_str("<div class=\"wide\"><table><thead><tr>");
@@ -123,7 +123,7 @@ impl Page {
     }
 }
 
-/// Plots, and the text beneath.
+/// Returns a page with plots and the text below them.
 pub(crate) fn page(title: &str, plots: &[Plot], text: &str) -> Result<String> {
     let mut page = Page::new(title);
     page.figures(&plots.iter().map(Plot::svg).collect::<Result<Vec<_>>>()?);
@@ -131,7 +131,7 @@ pub(crate) fn page(title: &str, plots: &[Plot], text: &str) -> Result<String> {
     Ok(page.finish())
 }
 
-/// As text, and without what no page may hold: what a program prints may be anything.
+/// Escapes text for a page, and removes characters that XML forbids: programs can print anything.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

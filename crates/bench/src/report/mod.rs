@@ -1,4 +1,4 @@
-//! What a comparison says: as text for a terminal, as a page with plots, as JSON.
+//! Formats a local comparison's results: as text for a terminal, as a page with plots, and as JSON.
 
 mod bars;
 mod busy;
@@ -26,7 +26,7 @@ pub(crate) use plot::{Axes, Plot, Series};
 pub(crate) use text::{against, number, text};
 pub(crate) use time_line::{Arrow, Flow, TimeLine, time_lines};
 
-/// Everything.
+/// The report.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     #[serde(rename = "machine")]
@@ -51,43 +51,46 @@ pub(crate) struct TableReport {
 pub(crate) struct Line {
     pub(crate) label: String,
     pub(crate) x: Option<f64>,
-    /// Why it was left out.
+    /// The reason why it was left out.
     pub(crate) missing: Option<String>,
     pub(crate) cells: Vec<Cell>,
 }
 
-/// One side of one line.
+/// A side of a line.
 #[derive(Debug, Serialize)]
 pub(crate) struct Cell {
     pub(crate) side: Side,
-    /// In the table's unit.
+    /// The figure, in the table's unit.
     pub(crate) figure: Spread,
-    /// How many times as fast as each other side, round by round.
+    /// The speed relative to each other side, within each round.
     pub(crate) ratio_to: BTreeMap<Side, Spread>,
-    /// The same of an operation's processor time, of both programs together: less is better.
+    /// The processor time of an operation relative to each other side, of both programs together:
+    /// less is better.
     pub(crate) cpu_to: BTreeMap<Side, Spread>,
-    /// The same to itself: each turn to the one before. What others do to the machine meanwhile, they do to the ratios too.
+    /// Each turn relative to the previous one of this side. The ratios have the same noise from
+    /// other programs.
     pub(crate) to_itself: Option<Spread>,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) server_cpu_us: f64,
     pub(crate) client_cpu_us: f64,
-    /// How many processors the threads beside it had.
+    /// The processors that competing threads got.
     pub(crate) beside: Option<Spread>,
-    /// The same to each other side, round by round.
+    /// The competing threads' processors relative to each other side, within each round.
     pub(crate) beside_to: BTreeMap<Side, Spread>,
-    /// Where only one side is under shunt.
+    /// For turns with only one program under shunt.
     pub(crate) to_native: Option<ToNative>,
-    /// The fewest connections of a turn that had both directions on shared memory, and how many there were.
+    /// In the turn with the fewest connections on shared memory in both directions: their number,
+    /// and the number of all connections.
     pub(crate) on_shm: Option<(usize, usize)>,
     pub(crate) on_tcp_because: BTreeMap<&'static str, usize>,
-    /// Turns in which there was no connection under shunt at all.
+    /// Turns without any connection under shunt.
     pub(crate) unseen: usize,
     /// Shared memory per connection, in bytes.
     pub(crate) link_bytes_per_connection: Option<f64>,
 }
 
-/// A plot of every table that has an axis.
+/// Returns a plot of each table that has an axis.
 pub(crate) fn plots(report: &Report) -> Vec<Plot> {
     report.tables.iter().filter(|table| table.axis.is_some()).map(Plot::of).collect()
 }
@@ -115,7 +118,7 @@ impl TableReport {
         }
     }
 
-    /// What it comes to as a picture, if anything was measured: lines where there is an axis, else bars.
+    /// Returns the table as an image, if it has figures: lines if it has an axis, otherwise bars.
     pub(crate) fn svg(&self) -> Result<Option<String>> {
         match self.lines.iter().any(|line| !line.cells.is_empty()) {
             true if self.axis.is_some() => Plot::of(self).svg().map(Some),
@@ -124,7 +127,7 @@ impl TableReport {
         }
     }
 
-    /// The sides that any line has, in the order of the columns.
+    /// Returns the sides of all lines, in the order of the columns.
     pub(crate) fn sides(&self) -> Vec<Side> {
         let mut sides: Vec<Side> =
             self.lines.iter().flat_map(|line| &line.cells).map(|cell| cell.side).collect();

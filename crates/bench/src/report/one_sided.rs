@@ -1,4 +1,5 @@
-//! What it costs to be the only side under shunt, to native in the same round.
+//! Computes and formats the cost of being the only program under shunt, relative to native runs in
+//! the same round.
 
 use std::fmt::Write;
 
@@ -9,31 +10,33 @@ use crate::local::{Point, Sample};
 use crate::side::Side;
 use crate::stats::Bounded;
 
-/// By what an interval is judged.
+/// The distances from 1 that intervals are compared with.
 const DISTANCES: [f64; 3] = [0.005, 0.01, 0.03];
 
 pub(super) const LEGEND: &str = "Only one side: to native in the same round, the median (and its 95 % confidence interval), and within what of \
      1 that lies:\n0.5, 1 or 3 %. Each turn makes as many operations as plain TCP does in its time.\n";
 
-/// A cost, and a gain.
+/// The cost and the rate, relative to native runs.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ToNative {
-    /// Processor time of an operation, of both programs together.
+    /// The processor time of an operation in both programs together.
     pub(crate) cpu: Judged,
     pub(crate) rate: Judged,
 }
 
-/// A ratio, and how near to 1 it is known to be.
+/// A ratio, and how close to 1 its confidence interval is.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Judged {
     #[serde(flatten)]
     ratio: Bounded,
-    /// The least of 0.005, 0.01 and 0.03; none if it may be further away.
+    /// The least of 0.005, 0.01 and 0.03 that includes the interval; `None` if it may be further
+    /// away.
     within: Option<f64>,
 }
 
 impl ToNative {
-    /// Native turns are compared with those before them in the same round, others with the mean of the round's native ones.
+    /// Compares native turns with the previous ones of the same round, and other turns with the
+    /// mean of the round's native ones.
     pub(super) fn of(point: &Point, side: Side, samples: &[Sample]) -> Option<ToNative> {
         let natives: &[Side] = match side {
             Side::TcpAgain => &[Side::TcpNodelay],
@@ -70,7 +73,7 @@ impl Judged {
     }
 }
 
-/// Its title, and both halves of the table: processor time, and the rate.
+/// Appends the title and both halves of the table: processor time, and rate.
 pub(super) fn append(out: &mut String, table: &TableReport, width: usize) {
     let _ = writeln!(out, "\n{}", table.title);
     for line in &table.lines {

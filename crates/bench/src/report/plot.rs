@@ -1,4 +1,4 @@
-//! Figures as a plot: a line for each series, the spread as a bar.
+//! Draws figures as a plot: a line for each series, with the spread as a bar.
 
 use anyhow::{Context, Result, anyhow};
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
@@ -7,7 +7,7 @@ use plotters::prelude::*;
 use super::TableReport;
 use crate::stats::Spread;
 
-/// What is drawn.
+/// A plot.
 #[derive(Debug)]
 pub(crate) struct Plot {
     pub(crate) title: String,
@@ -17,17 +17,17 @@ pub(crate) struct Plot {
     pub(crate) series: Vec<Series>,
 }
 
-/// What the axes are.
+/// The axes of a plot.
 #[derive(Debug)]
 pub(crate) enum Axes {
     Logarithmic,
-    /// Time from its beginning, and figures from zero; with a name for what is from each of the moments on.
+    /// A time axis from 0, and figures from 0. Each mark names the phase that starts at its time.
     Time {
         marks: Vec<(f64, String)>,
     },
 }
 
-/// One line.
+/// A line of the plot.
 #[derive(Debug)]
 pub(crate) struct Series {
     pub(crate) label: &'static str,
@@ -35,15 +35,15 @@ pub(crate) struct Series {
 }
 
 const SIZE: (u32, u32) = (1_080, 480);
-/// Where the legend begins, to the right of everything else.
+/// The position of the legend, to the right of the plot.
 const LEGEND_X: u32 = 860;
 const LEGEND_Y: i32 = 60;
 const LEGEND_LINE: i32 = 22;
-/// So many lines of names of moments, one after the other, so that neighbours do not run into each other.
+/// The number of lines for marks. Marks alternate between them, so that neighbours do not overlap.
 const MARK_LINES: usize = 3;
 
 impl Plot {
-    /// The lines of a table that have a place on its axis.
+    /// Plots the lines of a table that have a position on its axis.
     pub(super) fn of(table: &TableReport) -> Plot {
         let points = |side| {
             let figures = table.lines.iter().filter_map(|line| Some((line.x?, line.cell(side)?.figure)));
@@ -60,7 +60,7 @@ impl Plot {
         }
     }
 
-    /// As SVG.
+    /// Returns the plot as SVG.
     pub(crate) fn svg(&self) -> Result<String> {
         let mut out = String::new();
         self.draw(&mut out).map_err(|error| anyhow!("plotting {}: {error}", self.title))?;
@@ -76,7 +76,7 @@ impl Plot {
                 let (x, y) = ((x.0..x.1 * 1.01).log_scale(), (y.0 * 0.8..y.1 * 1.25).log_scale());
                 self.draw_on(out, x, y, &[])
             }
-            // With room for the names.
+            // Leave room for the names of marks.
             Axes::Time { marks } => {
                 self.draw_on(out, 0.0..x.1 * 1.01, 0.0..y.1 * 1.35, &mark_places(marks, y.1))
             }
@@ -121,15 +121,15 @@ impl Plot {
     }
 }
 
-/// A moment that has a name.
+/// A named moment.
 struct Mark {
     x: f64,
-    /// Where the name stands.
+    /// The position of the name.
     y: f64,
     label: String,
 }
 
-/// Above the lines, of which the highest reaches `top`.
+/// Returns the positions of marks above the lines, whose maximum is `top`.
 fn mark_places(marks: &[(f64, String)], top: f64) -> Vec<Mark> {
     let line = |at: usize| top * (1.31 - 0.08 * (at % MARK_LINES) as f64);
     marks
@@ -139,7 +139,7 @@ fn mark_places(marks: &[(f64, String)], top: f64) -> Vec<Mark> {
         .collect()
 }
 
-/// The least and the most.
+/// Returns the minimum and the maximum.
 fn bounds(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     values.fold(None, |bounds, value| {
         let (least, most) = bounds.unwrap_or((value, value));

@@ -1,4 +1,4 @@
-//! Tables for a terminal.
+//! Formats a report as tables for a terminal.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::{Cell, Report, TableReport, busy, one_sided};
 use crate::local::Group;
 use crate::side::Side;
 
-/// All of it.
+/// Returns the whole report.
 pub(crate) fn text(report: &Report) -> String {
     let (place, machine) = (&report.place, &report.place.machine);
     let mut out = format!(
@@ -37,7 +37,7 @@ pub(crate) fn text(report: &Report) -> String {
 }
 
 impl TableReport {
-    /// What is worth a ratio.
+    /// Returns the pairs of sides whose ratio is shown.
     fn against(&self, sides: &[Side]) -> Vec<(Side, Side)> {
         match self.group {
             Group::Busy if sides.contains(&Side::Tcp) => {
@@ -96,7 +96,7 @@ fn append(out: &mut String, table: &TableReport) {
     }
 }
 
-/// Only if the machine is not quiet enough for a ratio of single turns to say much.
+/// Returns a note about noise, if ratios of single turns are not reliable.
 fn noise(cell: &Cell) -> Option<String> {
     const QUIET: std::ops::RangeInclusive<f64> = 0.8..=1.25;
     let turns = cell.to_itself.filter(|turns| !QUIET.contains(&turns.min) || !QUIET.contains(&turns.max))?;
@@ -118,7 +118,7 @@ fn append_cpu(out: &mut String, table: &TableReport, sides: &[Side], width: usiz
     }
 }
 
-/// Only if not everything was as it should be.
+/// Appends notes about connections that did not use shared memory as expected.
 fn append_road(out: &mut String, label: &str, cell: &Cell) {
     if cell.unseen > 0 {
         let _ = writeln!(
@@ -136,7 +136,7 @@ fn append_road(out: &mut String, label: &str, cell: &Cell) {
     out.push('\n');
 }
 
-/// What is worth a ratio.
+/// Returns the pairs of sides whose ratio is shown.
 pub(crate) fn against(sides: &[Side]) -> Vec<(Side, Side)> {
     [
         (Side::Shunt, Side::Tcp),
@@ -150,7 +150,7 @@ pub(crate) fn against(sides: &[Side]) -> Vec<(Side, Side)> {
     .collect()
 }
 
-/// Three digits that count.
+/// Formats a figure with three significant digits.
 pub(crate) fn number(figure: f64) -> String {
     match figure {
         _ if figure >= 100.0 => format!("{figure:.0}"),

@@ -1,32 +1,33 @@
-//! Who sends what when, as arrows between hosts, downwards in time: one panel for each way, all on one scale.
+//! Draws packets as arrows between hosts, with time running down: a panel for each way, all on one
+//! scale.
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use serde::Serialize;
 
-/// One way.
+/// The packets of one way.
 #[derive(Clone, Debug)]
 pub(crate) struct TimeLine {
     pub(crate) label: &'static str,
-    /// From left to right.
+    /// The hosts, from left to right.
     pub(crate) hosts: [&'static str; 4],
     pub(crate) arrows: Vec<Arrow>,
-    /// When the last byte was there, in ms.
+    /// The arrival of the last byte, in ms.
     pub(crate) end: f64,
 }
 
-/// One packet.
+/// A packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrow {
-    /// The numbers of the hosts.
+    /// The indices of the hosts.
     pub(crate) ends: [usize; 2],
-    /// In ms. The same if it was lost.
+    /// The times of sending and arrival in ms, which are equal if it was lost.
     pub(crate) times: [f64; 2],
     pub(crate) flow: Flow,
 }
 
-/// What a packet is for.
+/// The purpose of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Flow {
@@ -34,7 +35,7 @@ pub(crate) enum Flow {
     Request,
     Answer,
     Acknowledgement,
-    /// Something of other connections.
+    /// A packet of another connection.
     Other,
 }
 
@@ -43,10 +44,10 @@ const MARGIN: i32 = 36;
 const TOP: i32 = 84;
 const HEIGHT: i32 = 520;
 const BOTTOM: i32 = 28;
-/// Between the lines across, in ms.
+/// The interval between the horizontal lines, in ms.
 const STEP: i32 = 100;
 
-/// In the order in which they are drawn, with what stands in the legend.
+/// The kinds of packets in the order of drawing, with their legends.
 const FLOWS: [(Flow, RGBColor, u32, &str); 5] = [
     (Flow::Other, RGBColor(200, 190, 210), 1, "other connections"),
     (Flow::Acknowledgement, RGBColor(170, 175, 180), 1, "acknowledgement"),
@@ -55,7 +56,7 @@ const FLOWS: [(Flow, RGBColor, u32, &str); 5] = [
     (Flow::Answer, RGBColor(28, 116, 226), 2, "with bytes, to the client"),
 ];
 
-/// All of them beside each other, as SVG.
+/// Returns all panels in a row, as SVG.
 pub(crate) fn time_lines(title: &str, panels: &[&TimeLine]) -> Result<String> {
     let mut out = String::new();
     draw(&mut out, title, panels).map_err(|error| anyhow!("drawing {title}: {error}"))?;
@@ -66,7 +67,7 @@ fn draw(out: &mut String, title: &str, panels: &[&TimeLine]) -> Result<()> {
     let width = MARGIN + PANEL * panels.len().max(3) as i32;
     let root =
         SVGBackend::with_string(out, (width as u32, (TOP + HEIGHT + BOTTOM) as u32)).into_drawing_area();
-    // Some packets are still under way when the last byte is there.
+    // Some packets are still in flight when the last byte arrives.
     let ends = |panel: &&TimeLine| {
         let there = panel.arrows.iter().map(|arrow| arrow.times[1]);
         there.fold(panel.end, f64::max)
@@ -132,7 +133,7 @@ mod tests {
         let svg = time_lines("both", &[&panel(1_000.0, 500.0), &panel(500.0, 0.0)]).unwrap();
         assert!(svg.contains("a &lt;way&gt;"), "{svg}");
         let [middle, bottom] = [TOP + HEIGHT / 2, TOP + HEIGHT];
-        // The end of the arrow, and the ends of both.
+        // The end of the arrow, and the end of both panels.
         for y in [middle, bottom] {
             assert!(svg.contains(&format!("cy=\"{y}\"")), "{y} in {svg}");
         }

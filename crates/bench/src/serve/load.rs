@@ -1,4 +1,5 @@
-//! What clients do, and what is measured of it. Clients and sinks are threads of this process, in the namespace.
+//! The loads of the comparison and their measurement. Clients and sinks are threads of this
+//! process, in the namespace.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,29 +13,29 @@ use serde::Serialize;
 use super::way::{ADDRESS, SINKS as FIRST_SINK};
 use crate::latency::Latencies;
 
-/// In the thesis's two benchmarks.
+/// The loads of the thesis's two benchmarks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "what")]
 pub(super) enum Load {
-    /// Each client sends so many messages at once, and another for each that comes back.
+    /// Each client sends `outstanding` messages, and another one for each that comes back.
     Echo { bytes: usize, outstanding: usize },
-    /// Each client sends what it can to all sinks in turn.
+    /// Each client sends as much as it can, to all sinks in turn.
     Forward { payload: usize },
-    /// One client sends a message now and then: how long it takes to its sink.
+    /// One client sends single messages, whose latency to the sink is measured.
     Sparse { payload: usize },
 }
 
 pub(super) const CLIENTS: usize = 8;
 pub(super) const SINKS: u16 = 20;
-/// Nothing is counted before.
+/// The warm-up time, in which nothing is counted.
 const WARM: Duration = Duration::from_millis(200);
-/// Between sparse messages.
+/// The interval between sparse messages.
 const APART: Duration = Duration::from_millis(1);
 
-/// What came of one turn.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Sample {
-    /// Messages a second.
+    /// Messages per second.
     pub(super) rate: f64,
     pub(super) p50_us: f64,
     pub(super) p99_us: f64,
@@ -48,7 +49,7 @@ impl Load {
         }
     }
 
-    /// Of a message, or of its payload.
+    /// Returns the bytes of a message, or of its payload.
     pub(super) fn bytes(self) -> usize {
         match self {
             Load::Echo { bytes, .. } => bytes,
@@ -56,7 +57,7 @@ impl Load {
         }
     }
 
-    /// Runs it against whoever serves. `sinks` outlive all turns.
+    /// Runs the load against the running server. `sinks` exist for all turns.
     pub(super) fn run(self, sinks: &Sinks, time: Duration) -> Result<Sample> {
         match self {
             Load::Echo { bytes, outstanding } => echo(bytes, outstanding, time),
@@ -163,7 +164,7 @@ fn connect() -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Framed, strict: `oneway void msg(1: i32 key, 2: string payload)`.
+/// Returns a framed, strict message: `oneway void msg(1: i32 key, 2: string payload)`.
 fn message(key: u32, payload: usize) -> Vec<u8> {
     let mut bytes = vec![0; 4];
     bytes.extend([0x80, 1, 0, 4, 0, 0, 0, 3]);
@@ -179,19 +180,19 @@ fn message(key: u32, payload: usize) -> Vec<u8> {
     bytes
 }
 
-/// Where the payload begins.
+/// The offset of the payload.
 const PAYLOAD: usize = 33;
 
-/// Where messages end.
+/// The destinations of the messages.
 pub(super) struct Sinks {
     bytes: AtomicU64,
     began: Instant,
-    /// While sparse messages come: their length, and how long they took.
+    /// During the sparse load: the messages' length and their latencies.
     latencies: Mutex<Option<(usize, Latencies)>>,
 }
 
 impl Sinks {
-    /// In the namespace of the caller, as long as this process lives.
+    /// Opens the sinks in the caller's namespace, for the life of this process.
     pub(super) fn open() -> Result<Arc<Sinks>> {
         let sinks = Sinks { bytes: AtomicU64::new(0), began: Instant::now(), latencies: Mutex::new(None) };
         let sinks = Arc::new(sinks);

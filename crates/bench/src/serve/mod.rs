@@ -1,5 +1,6 @@
-//! `shunt bench serve`: the two benchmarks of the Slick thesis, an echo and a forwarder of Thrift messages: a plain program
-//! in user space, and `shunt serve` with each of its engines. The ways take turns in every round; which begins rotates.
+//! `shunt bench serve`: the two benchmarks of the Slick thesis, an echo and a forwarder of Thrift
+//! messages. It compares a plain program in user space with each engine of `shunt serve`. All take
+//! turns in every round, and the first one rotates.
 
 mod load;
 mod points;
@@ -58,7 +59,7 @@ pub struct Arguments {
     only: Vec<Group>,
 }
 
-/// What a turn takes besides: its programs start.
+/// The overhead of a turn: its programs start.
 const AROUND: Duration = Duration::from_millis(100);
 
 /// What can be asked for by name.
@@ -74,15 +75,15 @@ enum Group {
     Sparse,
 }
 
-/// One line of a table.
+/// A line of a table.
 struct Line {
     group: Group,
     load: Load,
-    /// By way, round by round.
+    /// The samples by way, in the order of the rounds.
     samples: [Vec<Sample>; WAYS.len()],
 }
 
-/// Runs and prints it.
+/// Runs the comparison and prints its report.
 pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(missing) = arguments.missing() {
         bail!(missing);

@@ -1,4 +1,4 @@
-//! What the comparison says, as tables, plots and JSON.
+//! Formats the results as tables, plots and JSON.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::machine::Machine;
 use crate::report::{Axes, Plot, Series};
 use crate::stats::Spread;
 
-/// Everything.
+/// The report.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     machine: Machine,
@@ -26,7 +26,7 @@ pub(super) struct Report {
 struct Table {
     name: &'static str,
     title: String,
-    /// Microseconds that a message took, and not messages a second.
+    /// The figures are latencies in microseconds, instead of messages per second.
     is_latency: bool,
     lines: Vec<Row>,
 }
@@ -41,7 +41,7 @@ struct Row {
 struct Cell {
     way: Way,
     figure: Spread,
-    /// Of the plain program's figure, round by round.
+    /// The ratio to the plain program within each round.
     to_plain: Spread,
     p50_us: Spread,
     p99_us: Spread,
@@ -82,7 +82,7 @@ impl Report {
         out
     }
 
-    /// As the thesis has them, with the name of the file of each.
+    /// Returns the plots of the thesis with their file names.
     pub(super) fn plots(&self) -> Vec<(&'static str, Plot)> {
         self.tables.iter().map(|table| (table.name, table.plot())).collect()
     }

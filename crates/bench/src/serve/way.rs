@@ -1,4 +1,4 @@
-//! Who serves: a plain program as anybody would write it, or `shunt serve` with one of its engines.
+//! The servers to compare: a plain program, or `shunt serve` with one of its engines.
 
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -14,11 +14,11 @@ use crate::interrupt;
 use crate::namespace::Namespace;
 use crate::process::Process;
 
-/// In the order of the columns.
+/// A server. The order is that of the columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Way {
-    /// An echo with epoll, or a forwarder with libevent that sends each message by itself.
+    /// An echo server with epoll, or a forwarder with libevent that sends each message separately.
     Plain,
     User,
     Kernel,
@@ -27,11 +27,12 @@ pub(super) enum Way {
 
 pub(super) const WAYS: [Way; 4] = [Way::Plain, Way::User, Way::Kernel, Way::Auto];
 
-/// Where clients connect to, and the first of the sinks.
+/// The server's address and, below, the port of the first sink.
 pub(super) const ADDRESS: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 4000);
 pub(super) const SINKS: u16 = 5000;
-/// The verifier takes seconds for a long parser on a busy machine.
+/// How long a server may take to start. The verifier takes seconds for a long parser on a busy
+/// machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Way {
@@ -45,7 +46,7 @@ impl Way {
     }
 }
 
-/// The place where everything runs, with what had to be compiled.
+/// The environment of the comparison, with the compiled programs.
 pub(super) struct Stage {
     pub(super) namespace: Namespace,
     directory: TempDir,
@@ -66,7 +67,7 @@ impl Stage {
         Ok(stage)
     }
 
-    /// It serves when this returns.
+    /// Starts a server, which is ready when this returns.
     pub(super) fn start(&self, way: Way, load: Load) -> Result<Process> {
         let mut command = match (way, load) {
             (Way::Plain, Load::Echo { .. }) => {
@@ -112,7 +113,8 @@ impl Stage {
             _ => {
                 let sinks = SINKS..SINKS + super::load::SINKS;
                 let backend = |port| format!("[[backend]]\naddress = '127.0.0.1:{port}'\n");
-                // The sinks are watched once an hour: a connection that says nothing is none of the load's.
+                // Check the sinks' health only once an hour, because a health check's connection is
+                // not part of the load.
                 let text: String = sinks.map(backend).collect();
                 let file = self.path("backends.toml");
                 std::fs::write(&file, format!("[health]\ninterval = 3600.0\n{text}"))?;

@@ -1,4 +1,4 @@
-//! What loads a stack, and how what it prints is read.
+//! The loads of the stacks, and the parsers of their output.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use super::running::Texts;
 use crate::nginx;
 use crate::worker::Measured;
 
-/// See the module. All of them count whole seconds.
+/// A load. All of them run for whole seconds.
 pub(super) enum Load {
-    /// wrk, which fetches this path of the server with this name.
+    /// wrk, which fetches this path of a server.
     Wrk { server: &'static str, path: &'static str },
-    /// A test of sysbench's, on MariaDB.
+    /// A test of sysbench on MariaDB.
     Sysbench { test: &'static str },
-    /// A program of ours for a library, with these arguments: it prints what it has measured as JSON.
+    /// A script that uses a library and prints its results as JSON.
     Script { program: &'static str, file: (&'static str, &'static str) },
 }
 
-/// sysbench's arguments for making its data, and for all of its tests, which work on them.
+/// sysbench's common arguments: for the preparation of its data, and for all tests.
 macro_rules! sysbench_options {
     () => {
         "--db-driver=mysql --mysql-host=127.0.0.1 --mysql-user=root --mysql-port=@mariadb@ --tables=1 --table-size=10000"
@@ -33,7 +33,7 @@ impl Load {
         }
     }
 
-    /// Its arguments for one turn.
+    /// Returns its arguments for a turn.
     pub(super) fn arguments(&self, texts: &Texts, connections: u32, time: Duration) -> Vec<String> {
         let whole = time.as_secs_f64().ceil();
         match self {
@@ -51,7 +51,7 @@ impl Load {
         }
     }
 
-    /// What it printed. None: something has failed.
+    /// Parses its output. Returns `None` if an operation failed.
     pub(super) fn measured(&self, output: &str) -> Option<Measured> {
         match self {
             Load::Wrk { .. } => nginx::measured(output),
@@ -61,12 +61,13 @@ impl Load {
     }
 }
 
-/// What is between blanks.
+/// Splits a line at spaces.
 pub(super) fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Its times are a histogram: milliseconds, a bar, a count.
+/// Parses sysbench's output. Its times are a histogram with lines of milliseconds, a bar and a
+/// count.
 fn sysbench(output: &str) -> Option<Measured> {
     let times: Vec<(f64, u64)> = output
         .lines()

@@ -1,7 +1,8 @@
-//! `shunt bench stacks`: whole stacks of programs that nobody here wrote, with nothing under shunt and with everything under it.
+//! `shunt bench stacks`: compares whole stacks of third-party programs, with nothing under shunt
+//! and with everything under shunt.
 //!
-//! Both run all the time, idle but for their turn. The two take turns in every round; which begins rotates. What is compared is
-//! always of the same round.
+//! Both stacks are always running, and idle except in their turns. They take turns in every round,
+//! and the first one rotates. Ratios are always between figures of one round.
 
 mod load;
 mod report;
@@ -65,22 +66,22 @@ fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(STACKS.iter().map(|stack| stack.name))
 }
 
-/// With nothing under shunt, and with everything.
+/// Nothing under shunt, and everything.
 const SIDES: usize = 2;
-/// What a turn takes besides: the load starts, and the broker is asked.
+/// The overhead of a turn: the load starts, and the broker is asked.
 const AROUND: Duration = Duration::from_millis(200);
 
-/// A stack under so many connections.
+/// A stack with a number of connections.
 struct Line {
     stack: &'static Stack,
     connections: u32,
-    /// By side, round by round.
+    /// The samples by side, in the order of the rounds.
     samples: [Vec<Sample>; SIDES],
-    /// By side, in bytes.
+    /// The memory by side, in bytes.
     memory: [u64; SIDES],
 }
 
-/// Runs and prints it.
+/// Runs the comparison and prints its report.
 pub fn run(arguments: &Arguments) -> Result<()> {
     interruptible(|| compare(arguments))
 }
@@ -101,7 +102,8 @@ fn compare(arguments: &Arguments) -> Result<()> {
             }
         }
     }
-    // Of each stack and number of connections a turn of each side is for its memory, and to warm up.
+    // For each stack and number of connections, one extra turn of each side measures the memory and
+    // warms up.
     let turns = (arguments.rounds as usize + 1) * SIDES * arguments.connections.len() * stacks.len();
     let progress = Progress::begin(turns as u64, arguments.time() + AROUND);
     let (mut lines, mut failed) = (Vec::new(), BTreeMap::new());
@@ -110,7 +112,7 @@ fn compare(arguments: &Arguments) -> Result<()> {
         match measure(stack, &stage, arguments, &progress) {
             Ok(measured) => lines.extend(measured),
             Err(error) => {
-                // Unless it is the end of all.
+                // This returns an error if the comparison was interrupted.
                 pause(Duration::ZERO)?;
                 progress.say(&format!("failed: {}: {error:#}", stack.name));
                 failed.insert(stack.name, format!("{error:#}"));

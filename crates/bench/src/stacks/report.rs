@@ -1,4 +1,4 @@
-//! What the comparison says: a table, and what of it is less than what is aimed at.
+//! Formats the results: a table, and the figures that miss their targets.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,21 +13,21 @@ use crate::machine::Machine;
 use crate::report::number;
 use crate::stats::Spread;
 
-/// Everything.
+/// The report.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     machine: Machine,
-    /// The load of the last minute when it was over.
+    /// The load average of the last minute at the end.
     load_after: f64,
     rounds: u32,
-    /// What the programs under shunt are told of spinning.
+    /// The spin setting of the programs under shunt.
     spin: &'static str,
     seconds_per_turn: f64,
     seconds_in_all: f64,
     stacks: Vec<StackReport>,
-    /// Stacks that were not run, and why.
+    /// Stacks that were not run, with the reasons.
     left_out: BTreeMap<&'static str, String>,
-    /// Stacks of which a turn did not succeed, and why: nothing of them is shown.
+    /// Stacks in which a turn failed, with the errors. Their figures are not shown.
     failed: BTreeMap<&'static str, String>,
 }
 
@@ -38,23 +38,23 @@ struct StackReport {
     lines: Vec<LineReport>,
 }
 
-/// Under so many connections.
+/// The results with a number of connections.
 #[derive(Debug, Serialize)]
 struct LineReport {
     connections: u32,
-    /// Requests a second.
+    /// Requests per second.
     rate: Figure,
     p50_us: Figure,
     p99_us: Figure,
-    /// Processor time of a request, of all programs.
+    /// Processor time of a request in all programs.
     cpu_us: Figure,
-    /// Of all programs, in bytes: native and under shunt.
+    /// The memory of all programs in bytes: native and under shunt.
     memory: [u64; 2],
-    /// Processes of the stack that ended in a turn, of all turns: native and under shunt.
+    /// Processes of the stack that ended during all turns: native and under shunt.
     ended: [usize; 2],
-    /// Of all turns.
+    /// The coverage of all turns.
     coverage: Coverage,
-    /// The part of the bytes that went through shared memory.
+    /// The share of the bytes that used shared memory.
     on_shm: f64,
 }
 
@@ -62,11 +62,11 @@ struct LineReport {
 struct Figure {
     native: Spread,
     shunt: Spread,
-    /// Round by round.
+    /// The ratio within each round.
     shunt_to_native: Spread,
 }
 
-/// What is aimed at: the name of a figure, its ratio, and whether that is enough.
+/// A target: the name of a figure, the figure, and the test of its ratio.
 type Aim = (&'static str, fn(&LineReport) -> &Figure, fn(f64) -> bool);
 const AIMS: [Aim; 3] = [
     ("rate", |line| &line.rate, |ratio| ratio >= 0.99),
@@ -171,7 +171,7 @@ impl StackReport {
 }
 
 impl LineReport {
-    /// None: it has no round.
+    /// Returns `None` without a round.
     fn of(line: &Line) -> Option<LineReport> {
         let [native, shunt] = &line.samples;
         let figure = |pick: fn(&Sample) -> f64| {
@@ -208,7 +208,7 @@ impl LineReport {
         }
     }
 
-    /// What is not as it should be.
+    /// Returns the missed targets.
     fn misses(&self) -> String {
         let mut misses: Vec<String> = AIMS
             .iter()

@@ -1,4 +1,4 @@
-//! A stack that runs, on one side, and a turn of it.
+//! A running stack on one side, and its turns.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
@@ -20,47 +20,48 @@ use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
 use crate::{find, nginx, user};
 
-/// How long a program may take to be ready, to fill a database, or to say what it measured after its time is over.
+/// How long a program may take to be ready, to fill a database, or to report its results after its
+/// time.
 const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
-/// See the module.
+/// A running stack.
 pub(super) struct Running<'a> {
     stack: &'static Stack,
     stage: &'a Stage,
     side: Side,
     ports: BTreeMap<&'static str, u16>,
-    /// In the order in which they were started.
+    /// The processes, in the order of their start.
     processes: Vec<Process>,
 }
 
-/// What one turn gave.
+/// The result of a turn.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Sample {
-    /// Requests a second.
+    /// Requests per second.
     pub(super) rate: f64,
     pub(super) p50_us: f64,
     pub(super) p99_us: f64,
-    /// Processor time of a request, of all programs, the load, and the broker where there is one.
+    /// Processor time of a request in all programs, the load, and the broker if there is one.
     pub(super) cpu_us: f64,
-    /// Processes of the stack that were there before it, and were not afterwards.
+    /// Processes of the stack that ended during the turn.
     pub(super) ended: usize,
-    /// Under shunt.
+    /// The bytes by transport, under shunt.
     pub(super) coverage: Option<Coverage>,
 }
 
-/// Templates are filled with these.
+/// The values that fill templates.
 pub(super) struct Texts<'a> {
     ports: &'a BTreeMap<&'static str, u16>,
     directory: PathBuf,
 }
 
 impl<'a> Running<'a> {
-    /// All of it answers when this returns.
+    /// Starts a stack. All of its services are ready when this returns.
     pub(super) fn start(stack: &'static Stack, stage: &'a Stage, side: Side) -> Result<Running<'a>> {
         let mut running = Running { stack, stage, side, ports: BTreeMap::new(), processes: Vec::new() };
         running.choose_ports()?;
-        // Programs of other users reach their directories.
+        // Allow programs of other users to reach their directories.
         std::fs::set_permissions(stage.path(""), Permissions::from_mode(0o755))?;
         for service in stack.services {
             let directory = running.directory(service.name);
@@ -82,7 +83,7 @@ impl<'a> Running<'a> {
         Ok(running)
     }
 
-    /// One turn.
+    /// Runs a turn.
     pub(super) fn turn(&self, connections: u32, time: Duration) -> Result<Sample> {
         let is_under_shunt = self.side.is_short_road();
         let status = || is_under_shunt.then(|| self.stage.status()).transpose();
@@ -103,7 +104,8 @@ impl<'a> Running<'a> {
         })
     }
 
-    /// Memory of everything in the middle of a turn, in bytes: what processes share is divided between them.
+    /// Returns the memory of all programs in the middle of a turn, in bytes (PSS: shared pages are
+    /// divided between their users).
     pub(super) fn memory(&self, connections: u32, time: Duration) -> Result<u64> {
         let load = Process::spawn_with_lines(&mut self.load(connections, time)?, "the load")?;
         pause(time / 2)?;
@@ -175,7 +177,7 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// Runs a line to its end, without shunt.
+    /// Runs a command line to its end, without shunt.
     fn carry_out(&self, service: &Service, line: &str) -> Result<()> {
         let line = words(&self.texts(service.name).fill(line));
         let (name, arguments) = line.split_first().context("a program")?;
@@ -186,7 +188,7 @@ impl<'a> Running<'a> {
         Process::spawn_with_lines(&mut command, name)?.output(LIMIT).map(drop)
     }
 
-    /// Where it runs, and where what it says goes.
+    /// Sets the working directory, the environment and the output files of a command.
     fn place(&self, command: &mut Command, service: &Service) -> Result<()> {
         let directory = self.directory(service.name);
         command.current_dir(&directory).env("TMPDIR", &directory).env("NODE_PATH", NODE_PATH);
@@ -210,7 +212,7 @@ impl<'a> Running<'a> {
         Texts { ports: &self.ports, directory: self.directory(name) }
     }
 
-    /// Each is free, and none is another's.
+    /// Chooses a different free port for each name.
     fn choose_ports(&mut self) -> Result<()> {
         let mut listeners = Vec::new();
         let of = |service: &'static Service| {
@@ -226,7 +228,8 @@ impl<'a> Running<'a> {
 }
 
 impl Drop for Running<'_> {
-    /// Whoever is asked before whoever asks: nobody waits for connections that others keep.
+    /// Stops programs in reverse order of their start, so that no server waits for connections
+    /// which its clients keep open.
     fn drop(&mut self) {
         while self.processes.pop().is_some() {}
         for service in self.stack.services {
@@ -236,7 +239,7 @@ impl Drop for Running<'_> {
 }
 
 impl Service {
-    /// A program, and the arguments by which it runs as this service's user.
+    /// Returns a program and its arguments, which run it as the service's user.
     fn program(&self, name: &str) -> Result<(PathBuf, Vec<String>)> {
         let program = find::installed(name)?;
         match self.user {
@@ -247,7 +250,7 @@ impl Service {
 }
 
 impl Texts<'_> {
-    /// The template with what its names stand for.
+    /// Returns the template with its names replaced.
     pub(super) fn fill(&self, template: &str) -> String {
         let text = template.replace("@dir@", &self.directory.display().to_string());
         let text = text.replace("@user@", &user::own_name());

@@ -1,7 +1,8 @@
-//! What a stack is: its programs, how they are configured, what loads them, and what has to be installed.
+//! The description of a stack: its programs, their configuration, its load, and its requirements.
 //!
-//! Texts, lines and values of the environment are templates: `@NAME@` is the port of that name, `@dir@` the program's own directory.
-//! Lines are words between blanks.
+//! Texts, command lines and values of environment variables are templates: `@NAME@` is the port of
+//! that name, `@dir@` the program's directory, and `@user@` this process's user. Command lines are
+//! split at spaces.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,46 +10,47 @@ use std::process::{Command, Stdio};
 use super::load::Load;
 use crate::find;
 
-/// See the module.
+/// A stack.
 pub(super) struct Stack {
     pub(super) name: &'static str,
-    /// What goes through what.
+    /// The path of a request.
     pub(super) title: &'static str,
     pub(super) needs: &'static [Need],
-    /// In the order in which they start.
+    /// The services, in the order of their start.
     pub(super) services: &'static [Service],
     pub(super) load: Load,
 }
 
-/// A program that runs all the time.
+/// A program that runs for the whole comparison.
 pub(super) struct Service {
     pub(super) name: &'static str,
     pub(super) program: &'static str,
-    /// Who runs it where we are root, if not root.
+    /// The user that runs it, instead of root, if this process is root.
     pub(super) user: Option<&'static str>,
     pub(super) configuration: Configuration,
-    /// Whether it listens, at the port that has its name. It is ready then; else once what is run after its start has succeeded.
+    /// True if it listens on the port of its name, and is ready then. Otherwise it is ready once
+    /// the commands in `after` have succeeded.
     pub(super) listens: bool,
-    /// The names of ports that it needs besides.
+    /// The names of other ports that it needs.
     pub(super) other_ports: &'static [&'static str],
     pub(super) environment: &'static [(&'static str, &'static str)],
-    /// Run to their end before it starts, without shunt.
+    /// Command lines that run to their end before it starts, without shunt.
     pub(super) before: &'static [&'static str],
     pub(super) arguments: &'static str,
-    /// The same afterwards, each again until it succeeds.
+    /// Command lines that run after its start, without shunt, each repeated until it succeeds.
     pub(super) after: &'static [&'static str],
 }
 
-/// What is written to a program's directory.
+/// The files in a program's directory.
 pub(super) enum Configuration {
-    /// Texts by name.
+    /// Files by name, with their texts.
     Files(&'static [(&'static str, &'static str)]),
-    /// nginx's own, with this for its `http` part, and files to serve in `www`.
+    /// The configuration of nginx with this `http` section, and files to serve in `www`.
     Nginx(&'static str),
 }
 
 impl Service {
-    /// What most are, to be completed.
+    /// The defaults of a service.
     pub(super) const PLAIN: Service = Service {
         name: "",
         program: "",
@@ -72,16 +74,16 @@ impl Service {
     }
 }
 
-/// What has to be installed, and the package of Debian's that has it.
+/// A requirement, and the Debian package that has it.
 pub(super) enum Need {
     Program(&'static str, &'static str),
     /// A module for the distribution's Python.
     Python(&'static str, &'static str),
-    /// A module of Node's, where Debian's packages or npm put it.
+    /// A module for Node, from Debian's packages or npm.
     Node(&'static str, &'static str),
-    /// An extension of PHP's.
+    /// An extension for PHP.
     Php(&'static str, &'static str),
-    /// A library of Ruby's.
+    /// A library for Ruby.
     Ruby(&'static str, &'static str),
     /// A JDK of this version or a later one.
     Java(u32, &'static str),
@@ -89,11 +91,11 @@ pub(super) enum Need {
     Jar(&'static str, &'static str),
 }
 
-/// Where modules of Node's are, for programs that are not beside them.
+/// The directories of Node modules, for programs in other directories.
 pub(super) const NODE_PATH: &str = "/usr/share/nodejs:/usr/lib/node_modules:/usr/local/lib/node_modules";
 
 impl Stack {
-    /// What is not installed, if something is not, and what to install for it.
+    /// Returns the missing requirements with their packages, if there are any.
     pub(super) fn missing(&self) -> Option<String> {
         let missing: Vec<_> = self.needs.iter().filter(|need| !need.is_met()).collect();
         let list =
@@ -150,7 +152,7 @@ fn succeeds(program: &str, arguments: &[&str]) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-/// What stands in quotes in, say, `openjdk version "17.0.20" 2026-07-21`, up to the first dot.
+/// Returns Java's major version: `17` in `openjdk version "17.0.20" 2026-07-21`.
 fn java_version() -> Option<u32> {
     let output = Command::new(find::program("java")?).arg("-version").output().ok()?;
     let said = String::from_utf8(output.stderr).ok()?;

@@ -1,9 +1,10 @@
-//! The stacks. Each is configured as its users have it; what differs is that it is small, alone in a directory, and quiet.
+//! The list of stacks. Each has its users' usual configuration, but is small, alone in a directory
+//! and without logs.
 
 use super::load::{Load, sysbench_options};
 use super::stack::{Configuration, Need, Service, Stack};
 
-/// nginx before the service with this name, to which it keeps its connections.
+/// The configuration of nginx as a proxy with persistent connections to this service.
 macro_rules! proxy_of {
     ($service:literal) => {
         concat!(
@@ -16,14 +17,14 @@ macro_rules! proxy_of {
     };
 }
 
-/// A load in Python whose threads each ask, one thing at a time.
+/// A Python load whose threads each send one request at a time.
 macro_rules! threads_of {
     ($file:literal) => {
         concat!(include_str!(concat!("files/", $file)), include_str!("files/threads.py"))
     };
 }
 
-/// Where Debian's packages put what Java needs.
+/// The path of Tomcat's Java archive in Debian.
 macro_rules! tomcat_jar {
     () => {
         "/usr/share/java/tomcat10-embed-core.jar"
@@ -34,7 +35,7 @@ macro_rules! jdbc_jar {
         "/usr/share/java/postgresql.jar"
     };
 }
-/// And where its users put Kafka.
+/// The usual directory of Kafka's Java archives.
 macro_rules! kafka_jars {
     () => {
         "/opt/kafka/libs"
@@ -297,7 +298,8 @@ pub(super) const STACKS: &[Stack] = &[
                 name: "rabbitmq",
                 program: RABBITMQ_SERVER,
                 other_ports: &["distribution"],
-                // Nothing of the machine's own RabbitMQ is read or written. A file that is not there is as an empty one.
+                // Isolates this RabbitMQ from the machine's own. A missing file counts as an empty
+                // one.
                 environment: &[
                     ("HOME", "@dir@"),
                     ("ERL_EPMD_PORT", "@epmd@"),
@@ -386,7 +388,7 @@ const WRK: Need = Need::Program("wrk", "wrk");
 const NGINX: Need = Need::Program("nginx", "nginx-light");
 const REDIS_SERVER: Need = Need::Program("redis-server", "redis-server");
 const POSTGRESQL: Need = Need::Program("initdb", "postgresql");
-/// Not what is in the path, which runs it as another user.
+/// Not the wrapper in PATH, which runs it as another user.
 const RABBITMQ_SERVER: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
 const SYSBENCH_PROGRAM: Need = Need::Program("sysbench", "sysbench");
 const MARIADB_SERVER: Need = Need::Program("mariadbd", "mariadb-server");
@@ -425,7 +427,7 @@ const POSTGRES: Service = Service {
     ..Service::PLAIN
 };
 
-/// As Debian ships it, which is with an io_uring for its files.
+/// MariaDB as Debian ships it: with io_uring for its files.
 const MARIADB: Service = Service {
     name: "mariadb",
     program: "mariadbd",

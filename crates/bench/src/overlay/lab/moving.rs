@@ -1,4 +1,5 @@
-//! What there is in a lab of three hosts beside that of two: a container that moves from one to another, and where routers learn of it.
+//! The additional parts of a lab of three hosts: a container that moves between two of them, and
+//! the source from which routers learn its place.
 
 use std::process::{Command, Stdio};
 
@@ -13,21 +14,21 @@ use crate::stage::Role;
 
 const ETCD_PORT: u16 = 2379;
 
-/// Where routers learn on which host the container is that moves.
+/// The source from which routers learn the host of the moving container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::overlay) enum Map {
-    /// Their files say it.
+    /// The routers' files.
     File,
-    /// Its host's router publishes it, below this prefix.
+    /// etcd, where the host's router publishes it under this prefix.
     Etcd { prefix: String },
 }
 
-/// Where that container is.
+/// The place of the moving container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::overlay) enum Moving {
-    /// With the server.
+    /// The server's host.
     Before,
-    /// On the third host.
+    /// The third host.
     After,
 }
 
@@ -40,7 +41,7 @@ impl Moving {
     }
 }
 
-/// The container that moves, as long as it is there.
+/// The running container. It is removed on drop.
 pub(in crate::overlay) struct Container<'a> {
     host: &'a Host,
     net: Namespace,
@@ -48,13 +49,15 @@ pub(in crate::overlay) struct Container<'a> {
 
 impl Drop for Container<'_> {
     fn drop(&mut self) {
-        // Its address is free at once, and not when the kernel comes to take the namespace down.
+        // Deleting the device frees the address immediately. The kernel removes the namespace only
+        // later.
         let _ = self.host.net.words("ip link del moving");
     }
 }
 
 impl Lab {
-    /// The container that moves, on the host where it is. The overlay knows of it: it has said something to the client's container.
+    /// Starts the moving container on a host. It pings the client's container, so the overlay knows
+    /// its place.
     pub(in crate::overlay) fn moving(&self, at: Moving) -> Result<Container<'_>> {
         let container = Container { host: &self.hosts[at.host()], net: Namespace::new()? };
         container.host.join(&container.net, "moving", Lab::MOVING)?;
@@ -62,18 +65,18 @@ impl Lab {
         Ok(container)
     }
 
-    /// A load of ours in it.
+    /// Returns the command of a synthetic load in the moving container.
     pub(in crate::overlay) fn serving(&self, container: &Container<'_>, is_shunt: bool) -> Command {
         self.worker_in(&container.net, container.host, is_shunt)
     }
 
-    /// A load of ours in the client's container.
+    /// Returns the command of a synthetic load in the client's container.
     pub(in crate::overlay) fn reaching(&self, is_shunt: bool) -> Command {
         let host = self.host(Role::Client);
         self.worker_in(&host.container, host, is_shunt)
     }
 
-    /// On the client's host, until what is returned is dropped.
+    /// Starts etcd on the client's host, until the result is dropped.
     pub(in crate::overlay) fn start_etcd(&self) -> Result<Process> {
         let host = self.host(Role::Client);
         let mut command = host.net.command(find::installed("etcd")?);
@@ -91,18 +94,18 @@ impl Lab {
 }
 
 impl Routers<'_> {
-    /// Has the files say that the container has moved, and be read again.
+    /// Updates the files to the container's new place, and makes the routers read them again.
     pub(in crate::overlay) fn have_moved(&self) -> Result<()> {
         for (host, router) in self.lab.hosts.iter().zip(&self.running) {
             self.lab.write_config(host, Routing::moving(&Map::File), Moving::After)?;
-            // The router alone: supervisors are of its group.
+            // Signal only the router: its supervisors are in its process group.
             kill_process(Pid::from_raw(router.id().cast_signed()).context("a process")?, Signal::HUP)?;
         }
         Ok(())
     }
 }
 
-/// Wires of all hosts to one bridge.
+/// Joins all hosts with one bridge.
 pub(super) fn switch(hosts: &[Host]) -> Result<Namespace> {
     let switch = Namespace::new()?;
     switch.words("ip link add bridge type bridge")?;
