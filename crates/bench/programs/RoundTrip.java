@@ -1,5 +1,5 @@
-// Round trips with blocking channels: `serve ADDRESS SIZE` or `load ADDRESS SIZE SECONDS`. Speaks to the bench as its own loads
-// do. ADDRESS is HOST:PORT or the path of a Unix socket.
+// Round trips with blocking channels: `serve ADDRESS SIZE` or `load ADDRESS SIZE SECONDS`. ADDRESS
+// is HOST:PORT or the path of a Unix socket. It speaks the protocol of the bench's synthetic loads.
 
 import java.io.IOException;
 import java.net.InetSocketAddress;
@@ -77,7 +77,7 @@ final class RoundTrip {
                 buffer.clear();
             }
         } catch (IOException ended) {
-            // So has the client.
+            // The client has closed too.
         }
     }
 
@@ -139,7 +139,7 @@ final class RoundTrip {
 
     private static void untilInputEnds() throws IOException {
         while (System.in.read() >= 0) {
-            // Nothing is said there.
+            // The input is never used.
         }
         System.exit(0);
     }

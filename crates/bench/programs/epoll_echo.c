@@ -1,5 +1,6 @@
-// An echo server of one thread and one level-triggered epoll set: `epoll_echo HOST:PORT`. The same source
-// for every libc. Speaks to the bench as its own servers do, and ends with its standard input.
+// An echo server with one thread and a level-triggered epoll instance: `epoll_echo HOST:PORT`. The
+// source is the same for every libc. It speaks the protocol of the bench's synthetic servers, and
+// ends with its standard input.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -20,7 +21,8 @@ static void check(int result, const char *what) {
     }
 }
 
-// What came goes back whole: a client has no more than a message under way on a connection, and that has room.
+// Sends back the received bytes in one call. A client has at most one message in flight on a
+// connection, for which there is room.
 static int answer(int connection) {
     static char buffer[65536];
     ssize_t count = recv(connection, buffer, sizeof buffer, 0);

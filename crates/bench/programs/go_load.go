@@ -1,9 +1,10 @@
-// Servers and clients of Go's own runtime, without cgo. They speak to the bench as its own loads do.
+// Servers and clients for Go's runtime. They speak the protocol of the bench's synthetic loads.
 //
 //	go_load serve echo|http|files ADDRESS
 //	go_load load echo|http|files ADDRESS CONNECTIONS SECONDS
 //
-// Each connection has a goroutine, and one request of 64 B under way; what http answers is 1 KB, and files is http with 64 KB.
+// Each connection has a goroutine and one pending request of 64 B. http answers with 1 KB, files
+// with 64 KB.
 package main
 
 import (
@@ -25,7 +26,7 @@ const (
 	warm = 300 * time.Millisecond
 )
 
-// What is answered by HTTP.
+// The size of the answers over HTTP.
 var pages = map[string]int{"http": 1 << 10, "files": 64 << 10}
 
 func check(err error) {
@@ -68,7 +69,7 @@ func serve(kind, address string) {
 	io.Copy(io.Discard, os.Stdin)
 }
 
-// One request and its answer.
+// Returns a function that sends one request and reads its answer.
 func requester(kind, address string, client *http.Client) func() {
 	if page, isHTTP := pages[kind]; isHTTP {
 		return func() {

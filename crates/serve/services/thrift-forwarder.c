@@ -3,7 +3,7 @@
 // Forwards messages of Apache Thrift's binary protocol, framed or not, by their first argument: an
 // integer selects the backend by its value, a string by its bytes.
 //
-// 	service Forwarder { oneway void msg(1: i32 key, 2: string payload) }
+//	service Forwarder { oneway void msg(1: i32 key, 2: string payload) }
 //
 // With -D KEY_FIELD=2 the argument with that id is the key, and with -D BY_METHOD=1 the method's
 // name.

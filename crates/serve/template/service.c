@@ -1,7 +1,7 @@
 // NAME: forwards lines to the backend of their first word, and answers "hello" itself.
 //
-// 	shunt serve build NAME.c         makes NAME.bpf.o
-// 	shunt serve check NAME.bpf.o     has the kernel verify it, and runs NAME.tests
+//	shunt serve build NAME.c         makes NAME.bpf.o
+//	shunt serve check NAME.bpf.o     has the kernel verify it, and runs NAME.tests
 //
 // A service keeps no state: equal bytes always get an equal verdict. It runs in the kernel and in
 // user space, without a difference that it can see. It reads bytes only with shunt_peek and similar

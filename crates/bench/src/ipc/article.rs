@@ -1,21 +1,21 @@
-//! What the article measured in 2015, on a laptop with an i5 of 2.67 GHz and Linux 3.19.
+//! The article's results of 2015, on a laptop with an i5 at 2.67 GHz and Linux 3.19.
 
 use serde::Serialize;
 
 use crate::worker::Way;
 
-/// Bytes of its messages.
+/// The bytes of its messages.
 pub(super) const SIZE: usize = 112_192;
-/// Descriptors of its messages.
+/// The descriptors of its messages.
 pub(super) const DESCRIPTORS: usize = 2;
 
-/// Its table, and what its addendum says.
+/// The figures of its table and its addendum.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Figures {
-    /// Microseconds of a message, both processes together.
+    /// Microseconds of processor time for a message, in both processes together.
     pub(super) user: Option<f64>,
     pub(super) system: Option<f64>,
-    /// How many times as fast as the datagram socket.
+    /// The speed relative to the datagram socket.
     pub(super) speed: f64,
 }
 
@@ -30,7 +30,8 @@ pub(super) fn figures(way: Way) -> Option<Figures> {
     }
 }
 
-/// Median microseconds of a system call under strace, by the way and by our name of the call.
+/// Returns the median time of a system call under strace in microseconds, by way and by our name of
+/// the call.
 pub(super) fn call(way: Way, is_sender: bool, name: &str) -> Option<f64> {
     Some(match (way, is_sender, name) {
         (Way::Datagram, true, "sendmsg") => 29.0,

@@ -1,5 +1,5 @@
-//! The time in each system call, of the article's message by each way: one turn more, under our own tracer in the kernel.
-//! The article used strace, which costs more than what it measures.
+//! Measures the time in each system call for messages of the article's size, in an extra turn of
+//! each way with a tracer in the kernel. The article used strace, which costs more than the calls.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -9,17 +9,17 @@ use super::article;
 use super::turn::{ONE_WAY, Place};
 use crate::worker::Way;
 
-/// Messages of the turn.
+/// The messages of the turn.
 const MESSAGES: u64 = 2_000;
 
-/// Or why nothing was traced.
+/// The traced calls, or the reason why there are none.
 #[derive(Debug, Serialize)]
 pub(super) struct Traced {
     pub(super) missing: Option<String>,
     pub(super) ways: Vec<WayCalls>,
 }
 
-/// What one way's two processes called.
+/// The system calls of a way's two processes.
 #[derive(Debug, Serialize)]
 pub(super) struct WayCalls {
     pub(super) way: Way,
@@ -27,15 +27,15 @@ pub(super) struct WayCalls {
     pub(super) receiver: Vec<CallFigures>,
 }
 
-/// Of one system call.
+/// The figures of one system call.
 #[derive(Debug, Serialize)]
 pub(super) struct CallFigures {
     pub(super) name: String,
-    /// For each message.
+    /// Calls for each message.
     pub(super) count: f64,
     pub(super) mean_us: f64,
     pub(super) median_us: f64,
-    /// What the article has, by strace.
+    /// The article's figure, from strace.
     pub(super) article_us: Option<f64>,
 }
 
@@ -55,7 +55,7 @@ impl Traced {
             }
             let of = |process: u32, is_sender: bool| -> Result<Vec<CallFigures>> {
                 let calls = calls.of(process)?;
-                // What is called for a few messages only, or while it starts, is left out.
+                // Leave out calls of the start-up and of a few messages.
                 let often = calls.iter().filter(|call| call.count >= MESSAGES / 20);
                 Ok(often.map(|call| CallFigures::of(*way, is_sender, call)).collect())
             };
@@ -82,7 +82,7 @@ impl CallFigures {
     }
 }
 
-/// As strace has it.
+/// Returns the call's name in strace.
 fn name(number: u32) -> String {
     let known = [
         (libc::SYS_sendmsg, "sendmsg"),

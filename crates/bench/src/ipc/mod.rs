@@ -1,7 +1,8 @@
-//! `shunt bench ipc`: messages with descriptors from one process to another, by every way there is. The comparison of
-//! "IPC performance: sockets vs files" (Inferno Nettverk, 2015), made again.
+//! `shunt bench ipc`: compares the ways to pass messages with descriptors between two processes. It
+//! repeats the comparison of "IPC performance: sockets vs files" (Inferno Nettverk, 2015).
 //!
-//! For every size, all ways have their turn in each round; which begins rotates. What is compared is of the same round.
+//! For every size, all ways take turns in each round, and the first one rotates. Ratios are between
+//! figures of one round.
 
 mod article;
 mod calls;
@@ -58,25 +59,25 @@ pub struct Arguments {
     ways: Vec<Way>,
 }
 
-/// What a turn takes besides: its programs start.
+/// The overhead of a turn: its programs start.
 const AROUND: Duration = Duration::from_millis(100);
 
-/// What was measured of one size.
+/// The results for one size.
 struct Row {
     size: usize,
-    /// In the order of the ways; nothing of one that does not carry such messages.
+    /// The samples in the order of the ways; empty for a way that does not support such messages.
     samples: Vec<Vec<Sample>>,
 }
 
-/// Everything.
+/// All results.
 struct Measured {
     rows: Vec<Row>,
-    /// With messages of the article's size.
+    /// Sessions with messages of the article's size.
     sessions: Row,
     traced: Traced,
 }
 
-/// Runs and prints it.
+/// Runs the comparison and prints its report.
 pub fn run(arguments: &Arguments) -> Result<()> {
     ensure!((0.001..=600.0).contains(&arguments.seconds), "expected seconds, from 0.001 to 600");
     interruptible(|| compare(arguments))
@@ -115,7 +116,7 @@ fn measure_size(
     let seconds = Duration::from_secs_f64(arguments.seconds);
     let repeats = arguments.output.repeats as usize;
     let mut samples = vec![Vec::new(); ways.len()];
-    // How many messages each sends in such a time, as far as it carries them.
+    // Find how many messages each supported way sends in a turn's time.
     let mut messages = Vec::new();
     for way in ways {
         progress.set_message(format!("{size} B, {}", way.label()));
@@ -148,7 +149,8 @@ fn parse_size(text: &str) -> Result<usize, String> {
     size.ok_or_else(|| format!("expected bytes, from 0 to {}", shunt_channel::MAX_MESSAGE))
 }
 
-/// One less than the kernel passes at once: files take one.
+/// Parses a number of descriptors: at most one less than the kernel passes in a message, because
+/// the file takes one.
 fn parse_descriptors(text: &str) -> Result<usize, String> {
     let most = shunt_channel::MAX_DESCRIPTORS - 1;
     text.parse()

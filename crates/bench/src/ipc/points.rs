@@ -1,4 +1,4 @@
-//! What was measured, as others take it.
+//! Converts the results to the common form of all comparisons.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ impl Arguments {
             FIGURES.map(|(quantity, figure)| Point {
                 table: "messages".to_owned(),
                 line: format!("{} B", row.size),
-                // A logarithmic axis has no place for 0.
+                // A logarithmic axis cannot show 0.
                 at: (row.size > 0).then_some(("bytes", row.size as f64)),
                 side: way.label(),
                 quantity,
@@ -90,10 +90,10 @@ fn system(sample: &Sample) -> f64 {
     sample.sender_system + sample.receiver_system
 }
 
-/// The two that every way has whose messages are datagrams, and all others together.
+/// The two calls of all ways that use datagrams, and the sum of all others.
 const CALLS: [&str; 2] = ["sendmsg and recvmsg", "other calls"];
 
-/// The medians of the calls of a message, both ends together.
+/// Returns the median times of the calls for a message, of both ends together.
 fn of_calls(of: &WayCalls) -> impl Iterator<Item = Point> {
     let is_message = |call: &&CallFigures| call.name == "sendmsg" || call.name == "recvmsg";
     let all: Vec<&CallFigures> = of.sender.iter().chain(&of.receiver).collect();

@@ -1,4 +1,4 @@
-//! What the comparison says: the article's table with its own figures beside ours, every size, the plot, JSON.
+//! Formats the results: the article's table next to ours, every size, the plot, and JSON.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::report::{Axes, Plot, Series, number};
 use crate::stats::Spread;
 use crate::worker::Way;
 
-/// Everything.
+/// The report.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     machine: Machine,
-    /// The processors of the receiver and of the sender.
+    /// The processors of the receiver and the sender.
     pinned: Option<(usize, usize)>,
     file_system: String,
     repeats: u32,
@@ -26,29 +26,29 @@ pub(super) struct Report {
     seconds_in_all: f64,
     descriptors: usize,
     sizes: Vec<Line>,
-    /// Five messages in order count as one.
+    /// Sessions: five sequential messages count as one.
     sessions: Line,
     calls: Traced,
 }
 
-/// One size.
+/// The results for one size.
 #[derive(Debug, Serialize)]
 struct Line {
     size: usize,
     ways: Vec<Cell>,
 }
 
-/// One way of one size: nothing but its name if it does not carry such messages.
+/// The results of a way for one size: only its name if it does not support such messages.
 #[derive(Debug, Serialize)]
 struct Cell {
     way: Way,
     refused: bool,
     wall_us: Option<Spread>,
-    /// How many times as fast as the datagram socket, round by round.
+    /// The speed relative to the datagram socket, within each round.
     to_datagram: Option<Spread>,
-    /// How many times as fast as it the channel is, round by round.
+    /// The speed of the channel relative to it, within each round.
     channel_to_it: Option<Spread>,
-    /// Medians, for each message.
+    /// Medians for each message.
     sender_user_us: Option<f64>,
     sender_system_us: Option<f64>,
     receiver_user_us: Option<f64>,
@@ -79,13 +79,13 @@ impl Report {
         }
     }
 
-    /// Time of a message by its size, a line for each way.
+    /// Returns a plot of the time by message size, with a line for each way.
     pub(super) fn plot(&self) -> Plot {
         let mut ways: Vec<Way> = self.sizes.iter().flat_map(|line| &line.ways).map(|cell| cell.way).collect();
         ways.sort();
         ways.dedup();
         let points = |way: Way| {
-            // A logarithmic axis has no place for 0.
+            // A logarithmic axis cannot show 0.
             let lines = self.sizes.iter().filter(|line| line.size > 0);
             let walls = lines.filter_map(|line| Some((line.size as f64, line.cell(way)?.wall_us?)));
             walls.collect::<Vec<_>>()
@@ -159,7 +159,7 @@ impl Report {
     }
 }
 
-/// The article's own table: processor time of both processes, for each message.
+/// Appends the article's table: processor time of both processes for each message.
 fn append_article(out: &mut String, line: &Line) {
     let _ = writeln!(
         out,
@@ -194,7 +194,7 @@ fn append_article(out: &mut String, line: &Line) {
     }
 }
 
-/// What the article's program does before it forwards anything.
+/// Appends the sessions, which the article's program runs before it forwards data.
 fn append_sessions(out: &mut String, line: &Line) {
     let _ = writeln!(
         out,
@@ -265,7 +265,7 @@ impl Line {
     }
 }
 
-/// How many times as long `slow` takes as `fast`, round by round.
+/// Returns the time of `slow` relative to `fast`, within each round.
 fn ratio(slow: &[Sample], fast: &[Sample]) -> Option<Spread> {
     Spread::of(slow.iter().zip(fast).map(|(slow, fast)| slow.wall / fast.wall))
 }

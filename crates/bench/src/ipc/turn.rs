@@ -1,4 +1,4 @@
-//! One turn of one way: a process that receives, one that sends, and what both measured.
+//! A turn of one way: a receiving and a sending process, and their measurements.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use tempfile::TempDir;
 use crate::process::Process;
 use crate::worker::{BEGIN, IpcMeasured, READY, Way};
 
-/// Where the processes meet, and on which processors they run.
+/// The directory where the processes meet, and their processors.
 pub(super) struct Place {
     directory: TempDir,
     program: std::path::PathBuf,
-    /// Of the receiver and of the sender, if there are two.
+    /// The processors of the receiver and the sender, if there are two.
     pub(super) cpus: Option<(usize, usize)>,
-    /// Where temporary files are.
+    /// The file system of temporary files.
     pub(super) file_system: String,
 }
 
-/// One turn, each message's share in microseconds.
+/// The result of a turn, in microseconds for each message.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Sample {
     pub(super) wall: f64,
@@ -32,29 +32,29 @@ pub(super) struct Sample {
     pub(super) receiver_system: f64,
 }
 
-/// What the two do, each as a load of ours.
+/// The synthetic loads of the two processes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exchange {
     receiver: &'static str,
     sender: &'static str,
 }
 
-/// Messages in one direction, as fast as they go.
+/// Messages in one direction, as fast as possible.
 pub(super) const ONE_WAY: Exchange = Exchange { receiver: "ipc-receive", sender: "ipc-send" };
-/// Sessions of five messages in order, which are counted as one.
+/// Sessions of five sequential messages, which count as one.
 pub(super) const SESSIONS: Exchange = Exchange { receiver: "ipc-answer", sender: "ipc-ask" };
 
-/// Two processes of which one is about to send.
+/// Two started processes, of which one is about to send.
 pub(super) struct Pair {
     pub(super) receiver: Process,
     pub(super) sender: Process,
     messages: u64,
-    /// Where they meet, and where one of the ways makes its files.
+    /// The directory where they meet, and where the file way creates its files.
     _meeting: TempDir,
 }
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Messages of the first try, and of any turn at the least.
+/// Messages of the first attempt, which is also the minimum of a turn, and below, the maximum.
 const FEW: u64 = 20;
 const MANY: u64 = 5_000_000;
 
@@ -68,7 +68,7 @@ impl Place {
         Ok(Place { directory, program: std::env::current_exe()?, cpus, file_system })
     }
 
-    /// How many messages take about so long, or nothing if the way does not carry them.
+    /// Returns how many messages take about this time, or `None` if the way does not support them.
     pub(super) fn find_messages(
         &self,
         exchange: Exchange,
@@ -91,7 +91,7 @@ impl Place {
         }
     }
 
-    /// One turn, or nothing if the way does not carry such messages.
+    /// Runs a turn. Returns `None` if the way does not support such messages.
     pub(super) fn turn(
         &self,
         exchange: Exchange,
@@ -103,7 +103,7 @@ impl Place {
         self.start(exchange, way, size, descriptors, messages, |_| Ok(()))?.sample()
     }
 
-    /// Starts both; `between` is told of each before it does anything.
+    /// Starts both processes, and calls `between` for each before it does anything.
     pub(super) fn start(
         &self,
         exchange: Exchange,
@@ -142,7 +142,7 @@ impl Place {
 }
 
 impl Pair {
-    /// Waits for what both measured.
+    /// Waits for the measurements and the end of both.
     pub(super) fn sample(mut self) -> Result<Option<Sample>> {
         let sample = self.finish()?;
         if sample.is_some() {
@@ -152,7 +152,7 @@ impl Pair {
         Ok(sample)
     }
 
-    /// The same, and both still live.
+    /// Waits for the measurements of both, which stay alive.
     pub(super) fn finish(&mut self) -> Result<Option<Sample>> {
         let sent = measured(&mut self.sender)?;
         if sent.refused {
@@ -175,7 +175,7 @@ fn measured(process: &mut Process) -> Result<IpcMeasured> {
     serde_json::from_str(&line).with_context(|| format!("a process said {line:?}"))
 }
 
-/// The kind of file system that a directory is on.
+/// Returns the type of a directory's file system.
 fn file_system(path: &std::path::Path) -> String {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let fields = mounts.lines().filter_map(|line| {

@@ -1,4 +1,4 @@
-//! What the choices of spinning do where others want the processors.
+//! Tables about the ways to spin while other threads need the processors.
 
 use super::Group;
 use super::point::Point;
@@ -8,7 +8,8 @@ use crate::side::Side;
 use crate::stage::Placement;
 use crate::worker::Style;
 
-/// One for each load, on the same two processors and with the same to do wherever it is measured.
+/// Returns a table for each load, always on two processors and with the same work in every
+/// placement.
 pub(super) fn tables() -> [Table; 3] {
     let blocking = |threads| Pattern::RoundTrip { style: Style::Blocking, threads };
     [
@@ -25,7 +26,7 @@ pub(super) fn tables() -> [Table; 3] {
     })
 }
 
-/// By what the line is called, where the two programs are, and how many threads compute beside them.
+/// The label of a line, the placement of the programs, and the number of competing threads.
 const WHERE: [(&str, Placement, usize); 5] = [
     ("two processors, nothing beside it", Placement::Either, 0),
     ("1 thread computes beside it", Placement::Either, 1),

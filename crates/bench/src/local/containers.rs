@@ -1,6 +1,6 @@
-//! Two containers of Docker's on its own bridge, a message there and back between them: by the ordinary runtime, and by `shunt`, as
-//! `docker run --runtime=shunt` starts them. Engine, runtime and the system's broker have to be there; the image is made here, and gone
-//! with the comparison.
+//! Round trips between two Docker containers on Docker's bridge, with the ordinary runtime and with
+//! shunt's, as `docker run --runtime=shunt` starts them. The engine, the runtime and the system's
+//! broker must exist. The image is created here and removed at the end.
 
 use std::cell::OnceCell;
 use std::os::unix::process::CommandExt;
@@ -36,17 +36,17 @@ pub(super) fn table() -> Table {
 }
 
 const SIDES: &[Side] = &[Side::Tcp, Side::ShuntSleep, Side::Shunt];
-/// How long a program may take to be ready, or to end, or to say what it measured after its time is over: containers are slow at it.
+/// How long a program may take to be ready, to end, or to report its results. Containers are slow.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Two containers start and end.
+/// The overhead of a turn: two containers start and end.
 const AROUND: Duration = Duration::from_secs(2);
-/// Seconds that a client runs before it is measured, in which the number of its process is asked for.
+/// The warm-up of a client in seconds, in which its PID is determined.
 const WARM: &str = "0.5";
-/// Where this program is in a container.
+/// The path of this program in a container.
 const PROGRAM: &str = "/shunt";
-/// As `shunt runtime register` calls it.
+/// The name that `shunt runtime register` uses.
 const RUNTIME: &str = "shunt";
-/// What the engine has without being told.
+/// The engine's default runtime.
 const ORDINARY: &str = "runc";
 const BROKER: &str = "/run/shunt/broker/broker.sock";
 
@@ -101,7 +101,7 @@ impl Load for InContainers {
             serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
         let mut sample = Sample::of(&measured, server_cpu, client_cpu);
         if side.is_short_road() {
-            // A broker shows all to whoever is where it is itself.
+            // The broker shows all connections to a process in its own network namespace.
             sample.look(&status(stage.shunt_outside())?, &address);
             let all = process::trees(&pids);
             sample.link_bytes = all.into_iter().map(process::link_bytes).sum();
@@ -112,12 +112,12 @@ impl Load for InContainers {
     }
 }
 
-/// What a container needs to run this program, which is mounted into it: the libraries that it is linked with.
+/// An image with the libraries of this program, which is mounted into the container.
 #[derive(Default)]
 struct Image(OnceCell<String>);
 
 impl Image {
-    /// Made when it is first asked for.
+    /// Returns the image's name. The image is created at the first call.
     fn name(&self, stage: &Stage) -> Result<&str> {
         if self.0.get().is_none() {
             let _ = self.0.set(import(stage).context("making an image")?);
@@ -148,17 +148,17 @@ fn import(stage: &Stage) -> Result<String> {
     Ok(name)
 }
 
-/// With the dynamic linker.
+/// Returns the libraries of a program, including the dynamic linker.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let text = succeed(Command::new("ldd").arg(program).env_remove("LD_PRELOAD"))?;
     Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }
 
-/// One of our own loads in a container, which ends with it.
+/// A synthetic load in a container, which ends with it.
 struct Container {
     name: String,
     process: Process,
-    /// The number of its first process.
+    /// The PID of its first process.
     pid: u32,
     address: String,
 }
@@ -170,7 +170,8 @@ impl Container {
             Role::Client => (own_name("client"), stage.cpus().1),
         };
         let mut command = Command::new(find::installed("docker")?);
-        // By a first process of Docker's, a signal that the command is sent ends the load: alone it would be its container's first.
+        // With Docker's init process, a signal to the command ends the load. Without it the load
+        // would be the container's init process, which ignores signals without a handler.
         command.args(["run", "--rm", "--interactive", "--init", "--log-driver=none", "--pull=never"]);
         command.arg("--network=bridge");
         command.arg(format!("--name={name}")).arg(format!("--cpuset-cpus={cpu}"));
@@ -196,7 +197,7 @@ impl Container {
             ensure!(!self.process.has_ended()?, "{} ended too early", self.name);
             ensure!(Instant::now() < deadline, "{} does not start", self.name);
             pause(Duration::from_millis(10))?;
-            // Before it is there at all, nothing is known of it.
+            // Docker does not know the container before it exists.
             let Ok(said) = docker(["inspect", "--format", format, &self.name]) else { continue };
             let (pid, address) = said.split_once(' ').unwrap_or_default();
             (self.pid, self.address) = (pid.parse().unwrap_or(0), address.to_owned());
@@ -204,7 +205,7 @@ impl Container {
         Ok(())
     }
 
-    /// Ends it in order, with its container.
+    /// Ends the load, and with it the container.
     fn finish(mut self) -> Result<()> {
         self.process.close_input();
         ensure!(self.process.ends_within(LIMIT)?, "{} does not end", self.name);
@@ -222,28 +223,29 @@ impl Drop for Container {
     }
 }
 
-/// Nobody else's.
+/// Returns a unique name.
 fn own_name(what: &str) -> String {
     format!("shunt-bench-{}-{what}", std::process::id())
 }
 
-/// What the system's broker tells this program, started so.
+/// Returns the status of the system's broker, as reported to this command.
 fn status(mut shunt: Command) -> Result<Snapshot> {
     let said = succeed(shunt.args(["status", "--json", "--broker", BROKER]))?;
     serde_json::from_str(&said).context("the broker's answer")
 }
 
-/// The same, wherever the calling thread is.
+/// Returns the status of the system's broker, as reported to the calling thread's namespace.
 fn status_here() -> Result<Snapshot> {
     status(Command::new(std::env::current_exe().context("finding this program")?))
 }
 
-/// What docker says when it is given these words.
+/// Runs docker with these arguments and returns its output.
 fn docker<A: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = A>) -> Result<String> {
     succeed(Command::new(find::installed("docker")?).args(words))
 }
 
-/// In a process group of its own: who interrupts a comparison does not interrupt what tidies up.
+/// Runs a command in a separate process group, so that an interrupt of the comparison does not stop
+/// the clean-up.
 fn succeed(command: &mut Command) -> Result<String> {
     let output = command.process_group(0).stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("{} is needed", command.get_program().display()))?;

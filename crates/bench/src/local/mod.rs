@@ -1,7 +1,7 @@
-//! `shunt bench local`: the local path against TCP and Unix sockets.
+//! `shunt bench local`: compares the shared-memory transport with TCP and Unix sockets.
 //!
-//! Every point of every table is measured on all its sides in turn, again and again; which side begins rotates. What is
-//! compared is always of the same round.
+//! Each round measures every point of every table on all its sides in turn, and the first side
+//! rotates. Ratios are always between figures of one round.
 
 mod busy;
 mod containers;
@@ -94,7 +94,7 @@ pub(crate) enum Group {
     Relaying,
 }
 
-/// Runs and prints it.
+/// Runs the comparison and prints its report.
 pub fn run(arguments: &Arguments) -> Result<()> {
     interruptible(|| compare(arguments))
 }
@@ -105,7 +105,7 @@ fn compare(arguments: &Arguments) -> Result<()> {
     output.write("shunt bench local", &report, &report::plots(&report), &report::text(&report))
 }
 
-/// Measures these, on the sides that are wanted.
+/// Measures these groups on the selected sides.
 pub(crate) fn measured(
     only: &[Group],
     is_wanted: impl Fn(Side) -> bool,
@@ -121,7 +121,7 @@ fn reported(tables: Vec<Table>, repeats: u32, seconds: f64) -> Result<Report> {
     Ok(Report::new(place, &tables, repeats, seconds, begin.elapsed()))
 }
 
-/// What is asked for, or everything, on the sides that are wanted.
+/// Returns the selected tables and lines, or all, with the selected sides.
 fn wanted_tables(only: &[Group], lines: &[String], is_wanted: impl Fn(Side) -> bool) -> Vec<Table> {
     let mut tables: Vec<Table> =
         tables::all().into_iter().filter(|table| only.is_empty() || only.contains(&table.group)).collect();
@@ -134,7 +134,7 @@ fn wanted_tables(only: &[Group], lines: &[String], is_wanted: impl Fn(Side) -> b
     tables
 }
 
-/// With all that has nothing but such sides.
+/// Removes missing sides, and then points and tables without sides.
 fn leave_out(tables: &mut Vec<Table>, is_missing: impl Fn(Side) -> bool) {
     for table in &mut *tables {
         table.points.iter_mut().for_each(|point| point.leave_out(&is_missing));
@@ -200,7 +200,7 @@ fn measure(
     Ok(())
 }
 
-/// How often any side has its turn, and about how long each takes.
+/// Returns the number of all turns, and their approximate length.
 fn length(tables: &[Table], repeats: u32, turn: Duration) -> (u64, Duration) {
     let points = || tables.iter().flat_map(|table| &table.points);
     let sides: u32 = points().map(|point| point.sides.len() as u32).sum();

@@ -1,5 +1,6 @@
-//! What shunt costs where only one side is under it, so that a percent can be told: both programs are new in each turn and make
-//! the same number of operations in it, and their clocks are read while the client waits.
+//! Measures the cost of shunt where only one program runs under it, precisely enough for single
+//! percents. Both programs are started anew in each turn and make the same number of operations,
+//! and their clocks are read while the client waits.
 
 use std::cell::Cell;
 use std::process::Command;
@@ -18,12 +19,12 @@ use crate::side::Side;
 use crate::stage::{Placement, Stage};
 use crate::worker::Style;
 
-/// Seconds that a load runs before it is measured: an offer must first have been in vain for long enough to be taken back.
+/// The warm-up of a load. It must be longer than an unanswered offer stays open.
 const WARM: Duration = Duration::from_millis(1600);
-/// Two programs start and end.
+/// The overhead of a turn: two programs start and end.
 const STARTS: Duration = Duration::from_millis(300);
 
-/// All of them.
+/// Returns the tables.
 pub(super) fn tables() -> [Table; 2] {
     let two_cores = Placement::TwoCores;
     let round_trip = Pattern::RoundTrip { style: Style::Blocking, threads: 1 };
@@ -69,24 +70,24 @@ pub(super) fn tables() -> [Table; 2] {
     [requests, streams]
 }
 
-/// A server and a client of ours.
+/// A server with a synthetic client.
 pub(super) trait OneSided {
-    /// Why this machine cannot run them, if so.
+    /// Returns the reason why this machine cannot run them, if there is one.
     fn missing(&self) -> Option<String>;
 
     /// Starts the server.
     fn start(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Ready>;
 }
 
-/// A server that runs. It is ended by being dropped: memcached and Redis do not end with their input.
+/// A running server. Dropping it kills it, because memcached and Redis do not end with their input.
 pub(super) struct Ready {
     pub(super) server: Process,
     pub(super) address: String,
-    /// What starts its client.
+    /// The command of its client.
     pub(super) client: Command,
 }
 
-/// A turn is as many operations as plain TCP has made in the time that was asked for.
+/// A load whose turns have as many operations as plain TCP made in the requested time.
 struct Counted<L> {
     load: L,
     operations: Cell<Option<u64>>,

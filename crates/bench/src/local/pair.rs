@@ -1,4 +1,4 @@
-//! A server and a client that speak the protocol of our loads, one turn of them.
+//! Runs turns of a server and a client that speak the protocol of the synthetic loads.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,13 +14,13 @@ use crate::side::Side;
 use crate::stage::{Placement, Stage};
 use crate::worker::{BEGIN, Measured, READY};
 
-/// How long a program may take to be ready, or to say what it measured after its time is over.
+/// How long a program may take to be ready, or to report its results after its time.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
-/// Any line would do.
+/// The line that starts a counted measurement. Its text has no meaning.
 const GO: &str = "go";
 
-/// Where a server of the side is told to listen.
+/// Returns the address that a server of this side gets.
 pub(super) fn listen_at(stage: &Stage, side: Side, placement: Placement) -> Result<String> {
     if side != Side::Unix {
         return Ok(format!("{}:0", stage.host(placement)?));
@@ -34,7 +34,8 @@ fn remove(socket: &Path) {
     let _ = std::fs::remove_file(socket);
 }
 
-/// Starts the server, then the client that `client` makes for the server's address, and waits for what it measured.
+/// Starts the server, and then the client that `client` creates for its address. Returns the
+/// results.
 pub(super) fn run(
     stage: &Stage,
     side: Side,
@@ -49,27 +50,27 @@ pub(super) fn run(
     Ok(sample)
 }
 
-/// A server that runs, and where it listens.
+/// Starts a server and returns its address.
 pub(super) fn serve(server: &mut Command) -> Result<(Process, String)> {
     let mut server = Process::spawn_with_lines(server, "the server")?;
     let address = server.expect(READY, LIMIT)?;
     Ok((server, address))
 }
 
-/// See the module.
+/// A turn with a running server.
 pub(super) struct Turn<'a> {
     pub(super) stage: &'a Stage,
     pub(super) side: Side,
-    /// About how long it takes.
+    /// Its approximate length.
     pub(super) seconds: Duration,
-    /// Whether the client makes a number of operations, and waits for a word before them.
+    /// True if the client makes a fixed number of operations, and waits for a line before them.
     pub(super) is_counted: bool,
-    /// Whose processor time is of interest as well.
+    /// Competing threads, whose processor time is measured too.
     pub(super) beside: Option<&'a Process>,
 }
 
 impl Turn<'_> {
-    /// Starts the client, and waits for what it measured and for its end.
+    /// Runs the client and returns the results.
     pub(super) fn run(&self, server: &Process, address: &str, client: &mut Command) -> Result<Sample> {
         let mut client = Process::spawn_with_lines(client, "the client")?;
         client.expect(BEGIN, LIMIT)?;
@@ -111,8 +112,9 @@ impl Sample {
         }
     }
 
-    /// Half-way, when its connections are looked at, a load may be over, or its connections still be on their way: then so many
-    /// are on shared memory as were paired in the whole turn.
+    /// Corrects the count of connections on shared memory. Half-way through, when they are counted,
+    /// a load may be over, or its connections may not be attached yet. The pairs that the broker
+    /// made in the whole turn are counted then.
     pub(super) fn count(&mut self, pairs: u64) {
         let on_their_way =
             [Reason::None, Reason::TooFewOperations, Reason::PeerNotOffered].map(Reason::label);
@@ -129,7 +131,7 @@ impl Sample {
         self.is_unseen = self.connections == 0;
     }
 
-    /// Which roads the connections of the server at `address` take.
+    /// Counts the transports of the connections of the server at `address`.
     pub(super) fn look(&mut self, snapshot: &Snapshot, address: &str) {
         (self.connections, self.on_shm) = (0, 0);
         self.reasons.clear();

@@ -1,4 +1,4 @@
-//! One line of a table: a load, its sides, and what was measured.
+//! A line of a table: a load, its sides and its samples.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,66 +9,68 @@ use serde::Serialize;
 use crate::side::Side;
 use crate::stage::Stage;
 
-/// What can be measured on a side.
+/// A load that can run on a side.
 pub(crate) trait Load {
-    /// Why this machine cannot run it, if so.
+    /// Returns the reason why this machine cannot run it, if there is one.
     fn missing(&self) -> Option<String> {
         None
     }
 
-    /// About how long a turn takes besides: its programs start, and come onto their road.
+    /// Returns the approximate overhead of a turn: its programs start, and connections are
+    /// attached.
     fn around(&self) -> Duration {
         Duration::from_millis(300)
     }
 
-    /// Ends what it keeps running between turns.
+    /// Ends the programs that it keeps running between turns.
     fn close(&self) {}
 
-    /// One turn.
+    /// Runs a turn.
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample>;
 }
 
-/// What one turn gave.
+/// The result of a turn.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Sample {
-    /// Operations a second.
+    /// Operations per second.
     pub(crate) rate: f64,
-    /// Median and 99th percentile of one operation, in microseconds; 0 if it cannot be timed.
+    /// Median and 99th percentile of the latency in microseconds; 0 if it cannot be measured.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
-    /// Processor time of one operation, user and system, in microseconds.
+    /// Processor time of an operation, user and system, in microseconds.
     pub(crate) server_us: f64,
     pub(crate) client_us: f64,
-    /// How many processors the threads beside it had, where there are any.
+    /// The processors that competing threads got, if there were any.
     pub(crate) beside: Option<f64>,
-    /// Of the server's connections under shunt: with both directions on shared memory, and in all.
+    /// The server's connections under shunt: those on shared memory in both directions, and below,
+    /// all.
     pub(crate) on_shm: usize,
     pub(crate) connections: usize,
-    /// No connection was put on shared memory in the whole turn, and none was seen under shunt half-way.
+    /// No connection used shared memory in the turn, and none was visible under shunt half-way.
     pub(crate) is_unseen: bool,
-    /// Why directions were on TCP.
+    /// The reasons of directions on TCP.
     pub(crate) reasons: BTreeMap<&'static str, usize>,
     /// Shared memory of both programs, in bytes.
     pub(crate) link_bytes: u64,
 }
 
 impl Sample {
-    /// Of both programs.
+    /// Returns the processor time of both programs.
     pub(crate) fn cpu_us(&self) -> f64 {
         self.server_us + self.client_us
     }
 }
 
-/// See the module.
+/// A line of a table.
 pub(crate) struct Point {
     pub(crate) label: String,
-    /// Bytes of an operation, where bytes are what counts.
+    /// Bytes of an operation, if the table's unit is bytes.
     pub(crate) bytes: usize,
-    /// Where it stands on the plot's axis, if the table has one.
+    /// The position on the plot's axis, if the table has one.
     pub(crate) x: Option<f64>,
     pub(crate) sides: Vec<Side>,
     pub(super) load: Box<dyn Load>,
-    /// By side.
+    /// The samples by side.
     pub(crate) samples: Vec<Vec<Sample>>,
     pub(crate) missing: Option<String>,
 }
@@ -86,7 +88,7 @@ impl Point {
         }
     }
 
-    /// Without the sides that cannot be measured here.
+    /// Removes the sides that cannot be measured here.
     pub(super) fn leave_out(&mut self, is_missing: impl Fn(Side) -> bool) {
         self.sides.retain(|side| !is_missing(*side));
         self.samples.truncate(self.sides.len());

@@ -1,4 +1,4 @@
-//! What was measured, as others take it.
+//! Converts the results to the common form of all comparisons.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ impl Comparison for Arguments {
 }
 
 impl Arguments {
-    /// What is asked for.
+    /// Returns the selected tables.
     pub(super) fn tables(&self) -> Vec<Table> {
         wanted_tables(&self.only, &self.lines, |side| self.wants(side))
     }

@@ -1,4 +1,4 @@
-//! What the KTCP paper has of a relay's threads and buffers.
+//! Tables from the KTCP paper, about a relay's threads and buffers.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
 use crate::worker::{Call, READY};
 
-/// All of them. shunt has no part in it.
+/// Returns the tables. shunt is not involved.
 pub(super) fn tables() -> [Table; 2] {
     let calls = |label, call| Point::new(label, NATIVE, Calls(call));
     let threads = Table {
@@ -44,9 +44,9 @@ pub(super) fn tables() -> [Table; 2] {
 }
 
 const NATIVE: &[Side] = &[Side::TcpNodelay];
-/// From the paper's first one to what a pipe of shunt relay holds.
+/// Buffer sizes, from the paper's first one to that of shunt relay's pipes.
 const BUFFERS: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
-/// That the sender writes.
+/// The bytes of each write of the sender.
 const MESSAGE: usize = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(30);
 

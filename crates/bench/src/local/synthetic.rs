@@ -1,4 +1,4 @@
-//! Our own loads: a server and a client that do nothing but send and receive.
+//! The synthetic loads: a server and a client that only send and receive.
 
 use std::process::Command;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
 use crate::worker::{BEGIN, Call, Measured, READY, Style};
 
-/// What is sent how.
+/// The pattern of the messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pattern {
     RoundTrip {
@@ -25,19 +25,19 @@ pub(super) enum Pattern {
         connections: usize,
         depth: usize,
     },
-    /// Connections that end after so many exchanges.
+    /// Connections that end after this many exchanges.
     Short {
         exchanges: usize,
     },
 }
 
-/// See the module.
+/// A synthetic load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Synthetic {
     pattern: Pattern,
     size: usize,
     placement: Placement,
-    /// Threads beside it that do nothing but compute.
+    /// The number of competing threads, which only compute.
     beside: usize,
 }
 
@@ -73,7 +73,7 @@ impl Synthetic {
         Synthetic { pattern, size, placement, beside: 0 }
     }
 
-    /// With so many threads on its processors that do nothing but compute.
+    /// Adds competing threads on its processors, which only compute.
     pub(super) fn beside(self, threads: usize) -> Synthetic {
         Synthetic { beside: threads, ..self }
     }
@@ -116,7 +116,7 @@ impl Synthetic {
     }
 }
 
-/// Natively, whatever the side.
+/// Starts the competing threads, always natively.
 fn computing(stage: &Stage, threads: usize, placement: Placement) -> Result<Process> {
     let mut command = stage.worker(Side::Tcp, Role::Server, placement)?;
     command.args(["compute", "--threads", &threads.to_string()]);
@@ -125,7 +125,7 @@ fn computing(stage: &Stage, threads: usize, placement: Placement) -> Result<Proc
     Ok(process)
 }
 
-/// System calls that have nothing to do with connections.
+/// System calls that are unrelated to connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Calls(pub(super) Call);
 

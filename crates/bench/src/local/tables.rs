@@ -1,4 +1,4 @@
-//! What is compared.
+//! The tables of the comparison.
 
 use serde::Serialize;
 
@@ -14,24 +14,24 @@ use crate::side::Side;
 use crate::stage::Placement;
 use crate::worker::{Call, Style};
 
-/// What the figure of a cell is.
+/// The unit of a cell's figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unit {
-    /// Operations a second.
+    /// Operations per second.
     PerSecond,
-    /// Microseconds for one, lower is better.
+    /// Microseconds for an operation; lower is better.
     Microseconds,
-    /// Megabytes a second.
+    /// Megabytes per second.
     Megabytes,
 }
 
-/// See the module.
+/// A table.
 pub(crate) struct Table {
     pub(crate) group: Group,
     pub(crate) title: String,
     pub(crate) unit: Unit,
-    /// What the points differ in, for the plot's axis.
+    /// The parameter of the points, which labels the plot's axis.
     pub(crate) axis: Option<&'static str>,
     pub(crate) points: Vec<Point>,
 }
@@ -40,7 +40,7 @@ pub(super) const SIZES: [usize; 9] = [1, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64
 const STREAM_SIZES: [usize; 9] = [32, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 pub(super) const FEW_SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
 
-/// All of them, in the order they are run.
+/// Returns all tables, in the order of their runs.
 pub(super) fn all() -> Vec<Table> {
     let mut tables = vec![
         round_trips(Style::Blocking, Placement::TwoCores, &SIZES),
@@ -65,7 +65,7 @@ pub(super) fn all() -> Vec<Table> {
 
 fn round_trips(style: Style, placement: Placement, sizes: &[usize]) -> Table {
     let pattern = Pattern::RoundTrip { style, threads: 1 };
-    // As with programs across two containers.
+    // Like programs across two containers.
     let sides = if placement == Placement::Apart { Side::PROGRAM } else { Side::ROADS };
     Table {
         group: Group::RoundTrip,
@@ -110,7 +110,7 @@ fn connections(depth: usize) -> Table {
     }
 }
 
-/// Four times more threads that want to run than there are processors.
+/// Returns the table with four times as many runnable threads as processors.
 fn crowd() -> Table {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = 4 * processors;
@@ -125,7 +125,7 @@ fn crowd() -> Table {
     }
 }
 
-/// What it costs to come onto shared memory, and after how many exchanges that has paid.
+/// Returns the table of the cost of attaching, and of how many exchanges amortise it.
 fn short_lives() -> Table {
     let load = |exchanges| Synthetic::new(Pattern::Short { exchanges }, 64, Placement::TwoCores);
     Table {

@@ -1,4 +1,4 @@
-//! What the turns of the user's pair come to.
+//! Computes the report's figures from the turns of the user's pair.
 
 use serde::Serialize;
 use shunt_abi::reason::Reason;
@@ -10,50 +10,50 @@ use crate::coverage::Coverage;
 use crate::report::number;
 use crate::stats::Spread;
 
-/// Everything.
+/// The report.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     #[serde(rename = "machine")]
     pub(super) surroundings: Surroundings,
     pub(super) program: String,
     pub(super) load: String,
-    /// What prints this again.
+    /// The command that creates this report.
     pub(super) command: String,
     pub(super) rounds: u32,
     pub(super) seconds_in_all: f64,
     pub(super) verdict: Verdict,
-    /// What went wrong, if something did: above all what goes wrong only under shunt.
+    /// Failures, above all those that occur only under shunt.
     pub(super) findings: Vec<String>,
-    /// What a reader should know of the figures.
+    /// Notes that a reader needs to judge the figures.
     pub(super) notes: Vec<String>,
-    /// The first is what it is about.
+    /// The figures. The first one decides the verdict.
     pub(super) figures: Vec<Figure>,
     pub(super) memory: Option<Memory>,
-    /// Of all turns under shunt.
+    /// The coverage of all turns under shunt.
     pub(super) coverage: Coverage,
-    /// The part of the bytes that went through shared memory.
+    /// The share of the bytes that used shared memory.
     pub(super) on_shm: f64,
-    /// Why the rest did not.
+    /// The reasons for the rest.
     pub(super) by_tcp: Vec<ByTcp>,
-    /// Programs that are kept from shared memory as a whole.
+    /// Programs that cannot use shared memory at all.
     pub(super) kept: Vec<Kept>,
-    /// What `shunt run` said.
+    /// The messages of `shunt run`.
     pub(super) said: Vec<String>,
     pub(super) native: SideReport,
     pub(super) shunt: SideReport,
 }
 
-/// In a word.
+/// The result in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Verdict {
-    /// In every round.
+    /// Better in every round.
     Gains,
-    /// In every round.
+    /// Worse in every round.
     Loses,
-    /// Some rounds say this, some that.
+    /// The rounds differ.
     NoClearDifference,
-    /// Under shunt nothing could be measured.
+    /// No turn under shunt succeeded.
     Fails,
 }
 
@@ -62,16 +62,16 @@ pub(super) struct Figure {
     pub(super) label: String,
     pub(super) unit: String,
     pub(super) lower_is_better: bool,
-    /// It says something by itself.
+    /// The figure has a meaning without others.
     pub(super) is_whole: bool,
     pub(super) native: Spread,
     pub(super) shunt: Spread,
-    /// Round by round.
+    /// The ratio within each round.
     pub(super) shunt_to_native: Spread,
     pub(super) rounds: Vec<[f64; 2]>,
 }
 
-/// The most at a time, in bytes.
+/// The maximum memory, in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Memory {
     pub(super) native: u64,
@@ -80,36 +80,36 @@ pub(super) struct Memory {
 
 #[derive(Debug, Serialize)]
 pub(super) struct ByTcp {
-    /// Of all bytes.
+    /// The share of all bytes.
     pub(super) part: f64,
     #[serde(flatten)]
     pub(super) cause: Cause,
 }
 
-/// How the programs ended on one side.
+/// The turns of one side, and how the programs ended in them.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct SideReport {
     pub(super) turns: usize,
-    /// How the loads ended, and how the server did by SIGTERM: each way once.
+    /// The different ways in which the loads ended, and below, the server after SIGTERM.
     pub(super) load_ends: Vec<String>,
     pub(super) server_ends: Vec<String>,
     pub(super) ports: Vec<u16>,
     pub(super) failures: Vec<String>,
-    /// The end of what the load printed in the last turn.
+    /// The end of the load's output in the last turn.
     pub(super) output: String,
 }
 
-/// One side, with the turn that was looked at first.
+/// The turns of one side.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// That in which memory was looked at, which is not among the rounds.
+    /// The first turn, in which memory was measured. It does not count as a round.
     pub(super) looked: Option<Turn>,
-    /// Round by round; none where it failed.
+    /// The turn of each round, or `None` if it failed.
     pub(super) rounds: Vec<Option<Turn>>,
     pub(super) failures: Vec<String>,
 }
 
-/// What is told of the turns besides.
+/// The context of the turns.
 pub(super) struct Told {
     pub(super) program: String,
     pub(super) load: String,
@@ -174,7 +174,7 @@ impl Report {
         }
     }
 
-    /// The verdict in a sentence.
+    /// Returns the verdict in a sentence.
     pub(super) fn sentence(&self) -> String {
         let Some(figure) = self.figures.first() else {
             return "Under shunt this does not work: see the findings.".to_owned();
@@ -193,7 +193,7 @@ impl Report {
 impl Figure {
     fn of(label: String, unit: &str, lower_is_better: bool, rounds: Vec<[f64; 2]>) -> Option<Figure> {
         let side = |side: usize| Spread::of(rounds.iter().map(|round| round[side]));
-        // What is nothing natively, as the processor time of a load that waits, has no ratio.
+        // A native figure of 0, such as the processor time of a load that waits, has no ratio.
         let ratios = rounds.iter().filter(|[native, _]| *native > 0.0).map(|[native, shunt]| shunt / native);
         Some(Figure {
             label,
@@ -207,7 +207,7 @@ impl Figure {
         })
     }
 
-    /// Only what all rounds agree in is clear.
+    /// Returns the verdict. A difference is clear only if all rounds agree.
     pub(super) fn verdict(&self) -> Verdict {
         let Spread { min, max, .. } = self.shunt_to_native;
         let (is_less, is_more) = (max < 1.0, min > 1.0);
@@ -218,13 +218,13 @@ impl Figure {
         }
     }
 
-    /// By what to multiply it so that it reads well, and the unit then.
+    /// Returns a factor that makes the figure readable, with the resulting unit.
     pub(super) fn scale(&self) -> (f64, String) {
         scale(self.native.median.max(self.shunt.median), &self.unit)
     }
 }
 
-/// What a figure of about this size is to be multiplied by, and the unit then.
+/// Returns a factor for a figure of about this size, with the resulting unit.
 pub(super) fn scale(size: f64, unit: &str) -> (f64, String) {
     let (factor, prefix) = match unit {
         "s" if size < 1e-3 => (1e6, "u"),
@@ -237,20 +237,20 @@ pub(super) fn scale(size: f64, unit: &str) -> (f64, String) {
 }
 
 const WALL: &str = "Time of the load";
-/// A load that is shorter than this, in seconds, is one whose start counts.
+/// In seconds: the start of a shorter load matters for its figures.
 const SHORT: f64 = 1.0;
 
-/// A share in per cent.
+/// Formats a share in per cent.
 pub(super) fn percent(part: f64) -> String {
     format!("{:.1}%", part * 100.0)
 }
 
-/// Bytes, in words.
+/// Formats a number of bytes.
 pub(super) fn bytes(bytes: u64) -> String {
     format!("{} MB", number(bytes as f64 / 1e6))
 }
 
-/// The rounds in which both sides have done what they are for.
+/// Computes the figures from the rounds in which both sides succeeded.
 fn figures(native: &Turns, shunt: &Turns, metric_lower: bool) -> Vec<Figure> {
     let rounds: Vec<(&Turn, &Turn)> = native
         .rounds
@@ -268,7 +268,8 @@ fn figures(native: &Turns, shunt: &Turns, metric_lower: bool) -> Vec<Figure> {
         .first()
         .and_then(|(turn, _)| turn.metric.as_ref())
         .and_then(|reading| Figure::of(reading.label.clone(), &reading.unit, metric_lower, of(&value)));
-    // A load that runs for a fixed time does more work in it under shunt: its processor time alone says nothing.
+    // A load that runs for a fixed time does more work under shunt, so its processor time alone has
+    // no meaning.
     let work = metric.as_ref().filter(|_| !metric_lower).and_then(|_| {
         let label = "Processor time of all, for the same work".to_owned();
         let first = rounds.first().map(|(turn, _)| value(turn) * turn.wall)?;
@@ -336,7 +337,7 @@ fn notes(figures: &[Figure], coverage: &Coverage) -> Vec<String> {
     notes
 }
 
-/// As `shunt explain` says it.
+/// Returns the cause in the words of `shunt explain`.
 fn cause(label: &str) -> Cause {
     let reason = Reason::ALL.iter().find(|reason| reason.label() == label).copied();
     let (explanation, advice) = match reason {

@@ -1,5 +1,5 @@
-//! The comparisons of `shunt bench local` that show what there is to gain, as far as their programs are installed, in the same kind
-//! of page.
+//! The report without a user's pair: the comparisons of `shunt bench local` that show the possible
+//! gains, for the installed programs, on the same kind of page.
 
 use anyhow::Result;
 
@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::report::{Column, Page, Report, TableReport, against, number, text};
 use crate::side::Side;
 
-/// See the module.
+/// The report without a user's pair.
 pub(super) struct Known {
     report: Report,
     surroundings: Surroundings,
@@ -27,17 +27,17 @@ const GROUPS: [Group; 9] = [
     Group::Stream,
     Group::Connections,
 ];
-/// What a reader compares with: the rest is in `shunt bench local`.
+/// The sides that matter to a reader. `shunt bench local` has all of them.
 const SIDES: [Side; 4] = [Side::Tcp, Side::TcpNodelay, Side::Unix, Side::Shunt];
-/// Of one turn.
+/// The length of a turn.
 const SECONDS: f64 = 0.5;
 
 impl Known {
-    /// Says in advance how long it takes.
+    /// Runs the comparisons. Prints an estimate of their length first.
     pub(super) fn measure(rounds: u32, command: String) -> Result<Known> {
         let machine = Machine::describe();
         let mut report = measured(&GROUPS, |side| SIDES.contains(&side), rounds, SECONDS)?;
-        // Programs that everybody knows come first.
+        // Well-known programs come first.
         report.tables.sort_by_key(|table| table.axis.is_some());
         Ok(Known { report, surroundings: Surroundings::describe(machine), command })
     }

@@ -1,4 +1,5 @@
-//! What is looked at in a turn that is not measured, as looking takes time: memory, and what keeps programs from shared memory.
+//! Inspects a turn that does not count, because inspection takes time: its memory, and the causes
+//! that keep programs from shared memory.
 
 use std::time::{Duration, Instant};
 
@@ -7,25 +8,25 @@ use serde::{Deserialize, Serialize};
 use crate::process::{pss_of_trees, trees};
 use crate::stage::Stage;
 
-/// See the module.
+/// The inspection of a turn.
 pub(super) struct Look {
-    /// Looked at as well.
+    /// Other processes to inspect.
     also: Vec<u32>,
-    /// When `shunt explain` is asked.
+    /// The time at which `shunt explain` is called.
     explain_at: Option<Duration>,
     last: Option<Instant>,
     pub(super) seen: Seen,
 }
 
-/// What was found.
+/// The results of an inspection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
-    /// The most memory of all processes at a time, in bytes.
+    /// The maximum memory of all processes, in bytes.
     pub(super) memory: u64,
     pub(super) kept: Vec<Kept>,
 }
 
-/// A program that is kept from shared memory as a whole.
+/// A program that cannot use shared memory at all.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Kept {
     pub(super) program: String,
@@ -33,7 +34,7 @@ pub(super) struct Kept {
     pub(super) cause: Cause,
 }
 
-/// As `shunt explain` says it.
+/// A cause in the words of `shunt explain`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Cause {
     pub(super) label: String,
@@ -52,18 +53,18 @@ struct Explained {
     causes: Vec<Cause>,
 }
 
-/// What is said of a process that has ended and is not collected yet.
+/// The cause that `shunt explain` reports for a zombie.
 const ENDED: &str = "ended";
-/// Between two looks at the memory.
+/// The interval between two readings of the memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Look {
-    /// At the turn's own processes, and these.
+    /// Inspects the turn's processes and these.
     pub(super) fn new(also: Vec<u32>, explain_at: Option<Duration>) -> Look {
         Look { also, explain_at, last: None, seen: Seen::default() }
     }
 
-    /// At what has come of these processes, so long after the load has begun.
+    /// Inspects the trees of these processes. `elapsed` is the time since the load's start.
     pub(super) fn at(&mut self, roots: &[u32], stage: &Stage, elapsed: Duration) {
         if self.last.is_none_or(|last| last.elapsed() >= PAUSE) {
             self.seen.memory = self.seen.memory.max(pss_of_trees(&[roots, &self.also].concat()));
@@ -74,7 +75,7 @@ impl Look {
         }
     }
 
-    /// A process that has ended meanwhile is not explained.
+    /// Explains processes. Those that have ended meanwhile are skipped.
     fn explain(&mut self, pids: &[u32], stage: &Stage) {
         let answers = pids.iter().filter_map(|pid| stage.explain(*pid).ok());
         let answers = answers.filter_map(|json| serde_json::from_slice::<Answer>(&json).ok());

@@ -1,22 +1,23 @@
-//! The figure that a load prints itself, found by a regular expression.
+//! Extracts a figure from a load's output with a regular expression.
 
 use regex::Regex;
 
-/// See the module.
+/// The expression.
 #[derive(Clone, Debug)]
 pub(super) struct Metric(Regex);
 
-/// What was found.
+/// An extracted figure.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Reading {
-    /// In units without a prefix.
+    /// The value, in the unit without a prefix.
     pub(super) value: f64,
     pub(super) unit: String,
-    /// What stands before the number.
+    /// The text before the number.
     pub(super) label: String,
 }
 
-/// Units of time and their prefixes are of seconds, those of bytes and bits of one.
+/// Factors of the units of time, relative to a second, and below, of the prefixes of bytes and
+/// bits.
 const TIMES: [(&str, f64); 6] =
     [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("μs", 1e-6), ("ms", 1e-3), ("s", 1.0)];
 const PREFIXES: [(&str, f64); 10] = [
@@ -41,7 +42,7 @@ impl Metric {
         Ok(Metric(expression))
     }
 
-    /// The last that the output has: what comes before may be on the way there.
+    /// Returns the last match in the output. Earlier ones may be intermediate results.
     pub(super) fn read(&self, output: &str) -> Option<Reading> {
         let found = self.0.captures_iter(output).last()?;
         let number = found.get(1)?;
@@ -55,7 +56,7 @@ impl Metric {
     }
 }
 
-/// A unit without its prefix, and what that stood for; what is not known is left as it is.
+/// Splits a unit into a factor and the unit without a prefix. Unknown units are kept.
 fn base(unit: &str) -> (f64, String) {
     if let Some((_, factor)) = TIMES.iter().find(|(name, _)| *name == unit) {
         return (*factor, "s".to_owned());
@@ -65,7 +66,7 @@ fn base(unit: &str) -> (f64, String) {
         .iter()
         .find_map(|(prefix, factor)| {
             let rest = unit.strip_prefix(prefix).filter(|rest| is_known(rest))?;
-            // A unit may be a letter that is a prefix elsewhere, as m is for minutes.
+            // A unit may be a letter that can be a prefix, such as m for minutes.
             let is_whole = matches!(*prefix, "m" | "u") && rest.is_empty();
             (!is_whole).then(|| (*factor, rest.to_owned()))
         })

@@ -1,7 +1,8 @@
-//! `shunt report`: what shunt gains on this machine, as one page to send to a colleague.
+//! `shunt report`: shows the gain of shunt on this machine, as one page to send to a colleague.
 //!
-//! Without a pair of the user's own it is what `known` has. With one, server and load are started anew for every turn, without shunt and under it; which begins
-//! rotates. What is compared is always of the same round.
+//! Without a user's pair it runs the comparisons of `known`. With one, server and load are started
+//! anew for every turn, without shunt and under it, and the first side rotates. Ratios are always
+//! between figures of one round.
 
 mod figures;
 mod known;
@@ -102,10 +103,10 @@ pub struct Arguments {
 
 const SIDES: [Side; 2] = [Side::Tcp, Side::Shunt];
 
-/// Runs, prints and writes it.
+/// Runs the report, prints it and writes the page.
 pub fn run(arguments: &Arguments) -> Result<()> {
     interruptible(|| {
-        // Not after minutes.
+        // Fail immediately instead of after minutes.
         let place = place_beside(&arguments.out)?;
         match arguments.program.as_deref().zip(arguments.load.as_deref()) {
             Some(pair) => compare(arguments, pair, place),
@@ -145,7 +146,7 @@ fn compare_with_papers(arguments: &Arguments, place: NamedTempFile) -> Result<()
     papers.check()
 }
 
-/// A turn of each side that is looked at, and the rounds.
+/// Runs a turn of each side for inspection, and then the rounds.
 fn measure(rounds: u32, pair: &Pair<'_>) -> Result<[Turns; 2]> {
     let mut sides = [Turns::default(), Turns::default()];
     eprintln!("a first turn without shunt, and one under it ...");
@@ -185,7 +186,7 @@ fn measure(rounds: u32, pair: &Pair<'_>) -> Result<[Turns; 2]> {
     Ok(sides)
 }
 
-/// What the user's programs do wrong is a result; what we do wrong is an error.
+/// Separates failures of the user's programs, which are results, from errors of this program.
 fn tried(turn: Result<Turn>) -> Result<Result<Turn, Failure>> {
     match turn {
         Ok(turn) => Ok(Ok(turn)),
@@ -217,7 +218,7 @@ impl Arguments {
         }
     }
 
-    /// Writes the page, and prints one of the others.
+    /// Writes the page, and prints the text or the JSON.
     fn tell(&self, mut place: NamedTempFile, page: &str, json: &str, text: &str) -> Result<()> {
         let writing = || format!("writing {}", self.out.display());
         place.write_all(page.as_bytes()).with_context(writing)?;
@@ -232,18 +233,18 @@ impl Arguments {
     }
 }
 
-/// A file that becomes the page, in its directory.
+/// Creates a temporary file in the page's directory, which becomes the page.
 fn place_beside(out: &Path) -> Result<NamedTempFile> {
     let directory = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
-    // As any file that one writes: the reader may be somebody else.
+    // The permissions of an ordinary file, because other users may read it.
     builder.prefix(".shunt-report-").permissions(Permissions::from_mode(0o666));
     builder
         .tempfile_in(directory)
         .with_context(|| format!("{} cannot be written: name another by --out", out.display()))
 }
 
-/// The line that was typed, so that a shell reads it as it was meant.
+/// Returns this process's command line, quoted for a shell.
 fn own_command() -> String {
     let words = std::env::args().enumerate().map(|(index, word)| match index {
         0 => "shunt".to_owned(),

@@ -1,4 +1,4 @@
-//! The report as a page that is sent to somebody else. All that comes from the user's programs is text in it.
+//! The report as a page for other people. The output of the user's programs appears only as text.
 
 use anyhow::Result;
 
@@ -6,7 +6,7 @@ use super::figures::{Figure, Report, Verdict, bytes, percent};
 use super::text::{endings, spreads, title};
 use crate::report::{Bar, Bars, Column, Group, OURS, Page, number};
 
-/// All of it.
+/// Returns the page.
 pub(super) fn page(report: &Report) -> Result<String> {
     let mut page = Page::new("shunt report");
     page.paragraph(&format!("lead {}", class(report.verdict)), &report.sentence());
@@ -124,7 +124,7 @@ fn bars(figure: &Figure) -> Bars {
     Bars { title: figure.label.clone(), unit, groups: vec![group] }
 }
 
-/// Round by round, so that whoever doubts can see.
+/// Appends the figures of each round, so that readers can check the medians.
 fn rounds(page: &mut Page, report: &Report) {
     page.paragraph("faint", "Round by round:");
     let rounds = report.figures.iter().map(|figure| figure.rounds.len()).max().unwrap_or(0);

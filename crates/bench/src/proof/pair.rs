@@ -1,4 +1,4 @@
-//! The user's server and load, and a turn of them on one side.
+//! The user's server and load, and their turns on a side.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -21,49 +21,49 @@ use crate::process::{Process, cpu_of_trees, trees};
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
 
-/// See the module.
+/// The user's pair.
 pub(super) struct Pair<'a> {
     pub(super) stage: &'a Stage,
-    /// Lines for sh.
+    /// The server's command line for sh and, below, the load's.
     pub(super) program: &'a str,
     pub(super) load: &'a str,
     pub(super) port: Option<u16>,
     pub(super) metric: Option<&'a Metric>,
-    /// After which a load that does not end by itself is ended.
+    /// The time after which a load is interrupted.
     pub(super) seconds: Option<Duration>,
     /// How long the server may take to listen.
     pub(super) wait: Duration,
     /// How long the load may take.
     pub(super) limit: Duration,
-    /// Children that this program had before.
+    /// Earlier children of this program.
     pub(super) others: Vec<u32>,
 }
 
-/// What one turn gave.
+/// The result of a turn.
 #[derive(Clone, Debug)]
 pub(super) struct Turn {
     /// Seconds from the start of the load to its end.
     pub(super) wall: f64,
-    /// Processor seconds while the load ran.
+    /// Processor seconds during the load.
     pub(super) server_cpu: f64,
     pub(super) load_cpu: f64,
     pub(super) broker_cpu: f64,
     pub(super) metric: Option<Reading>,
     pub(super) load_end: String,
-    /// By SIGTERM.
+    /// How the server ended after SIGTERM.
     pub(super) server_end: String,
     pub(super) ports: Vec<u16>,
-    /// Under shunt.
+    /// The bytes by transport, under shunt.
     pub(super) coverage: Option<Coverage>,
-    /// If it was looked at.
+    /// The results of the inspection, if there was one.
     pub(super) seen: Seen,
-    /// The end of what the load printed.
+    /// The end of the load's output.
     pub(super) output: String,
-    /// What `shunt run` had to say.
+    /// The messages of `shunt run`.
     pub(super) said: Vec<String>,
 }
 
-/// What the user's programs did wrong; anything else is an error of ours.
+/// A failure of the user's programs, as opposed to an error of this program.
 #[derive(Clone, Debug)]
 pub(super) struct Failure(pub(super) String);
 
@@ -87,20 +87,20 @@ impl Failure {
 }
 
 const SHELL: &str = "/bin/sh";
-/// Of what a program says, this much is shown.
+/// Limits of the shown output of a program: lines, and below, characters of a line.
 const LINES: usize = 12;
 const LINE_LENGTH: usize = 200;
-/// Of what a load prints, this much is read for its figure.
+/// The most bytes of a load's output that are searched for its figure.
 const READ: u64 = 16 << 20;
-/// How often a load that runs is looked at.
+/// The polling interval of a running load.
 const SLICE: Duration = Duration::from_millis(50);
-/// How a shell tells that a program of it was ended by SIGINT.
+/// The exit status of a shell whose program was ended by SIGINT.
 const INTERRUPTED: i32 = 130;
-/// How long a port of the turn before may take to be free.
+/// How long the port of the previous turn may take to become free.
 const PORT_LIMIT: Duration = Duration::from_secs(5);
 
 impl Pair<'_> {
-    /// One turn; a [`Failure`] if the programs do not do what they are for.
+    /// Runs a turn. Returns a [`Failure`] if the programs do not work as required.
     pub(super) fn turn(&self, side: Side, mut look: Option<Look>) -> Result<Turn> {
         let coverage_before = self.status(side)?;
         self.wait_for_the_port()?;
@@ -156,7 +156,7 @@ impl Pair<'_> {
         })
     }
 
-    /// Until the load has ended; whether it was told to.
+    /// Waits for the load's end. Returns true if the load was interrupted.
     fn run(
         &self,
         load: &Process,
@@ -194,7 +194,7 @@ impl Pair<'_> {
         side.is_short_road().then(|| self.stage.status()).transpose()
     }
 
-    /// A line for sh, where the user is and with what the user has in the environment.
+    /// Returns the command of a line for sh, in the user's directory and environment.
     fn command(&self, line: &str, side: Side, role: Role, log: &Path) -> Result<Command> {
         let mut command = self.stage.command(Path::new(SHELL), side, role, Placement::Free)?;
         let log = File::create(log).with_context(|| log.display().to_string())?;
@@ -206,12 +206,12 @@ impl Pair<'_> {
         Ok(command)
     }
 
-    /// Children of this program that are not the server's.
+    /// Returns the children of this program that do not belong to the server.
     fn others(&self) -> Vec<u32> {
         self.others.iter().copied().chain(self.stage.broker_id()).collect()
     }
 
-    /// The server of the turn before may have left it a moment ago.
+    /// Waits until the port is free, which the previous turn's server may have used.
     fn wait_for_the_port(&self) -> Result<()> {
         let Some(port) = self.port else { return Ok(()) };
         let begin = Instant::now();
@@ -225,7 +225,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// The shim may come into every program of this machine, or of this shell.
+    /// Checks that a native server has no shim: the machine or the shell may preload it everywhere.
     fn check_that_it_is_native(&self, server: &Server) -> Result<()> {
         let is_shunted = |pid: &u32| {
             std::fs::read_to_string(format!("/proc/{pid}/maps"))
@@ -240,7 +240,8 @@ impl Pair<'_> {
     }
 }
 
-/// The line so that a single program takes the shell's place, whose end is then the program's and not the shell's.
+/// Returns the line with `exec` if it is a single program, so that the shell's end is the
+/// program's.
 fn replaced(line: &str) -> String {
     let is_one = !line.contains([';', '&', '|', '(', ')', '`', '\n']);
     let is_file = |word: &str| find::program(word).is_some();
@@ -259,7 +260,7 @@ fn no_metric(output: &str) -> Failure {
     Failure::with_output("--metric matches nothing that the load printed", output)
 }
 
-/// What a program has said, or the last of it.
+/// Returns a program's output, or the end of it.
 pub(super) fn read(log: &PathBuf) -> String {
     use std::io::{Read, Seek, SeekFrom};
     let mut bytes = Vec::new();
@@ -271,16 +272,16 @@ pub(super) fn read(log: &PathBuf) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Its last lines, none of them too long.
+/// Returns the last lines of an output, each truncated.
 fn excerpt(output: &str) -> String {
-    // What is written over itself, as progress is, are lines as well.
+    // Lines that overwrite each other, such as progress bars, count as lines.
     let lines: Vec<&str> = output.split(['\n', '\r']).filter(|line| !line.trim().is_empty()).collect();
     let last = &lines[lines.len().saturating_sub(LINES)..];
     let short = |line: &&str| line.chars().take(LINE_LENGTH).collect::<String>();
     last.iter().map(short).collect::<Vec<_>>().join("\n")
 }
 
-/// Lines of `shunt run`'s own.
+/// Returns the messages of `shunt run` in these outputs.
 fn said(outputs: &[&str]) -> Vec<String> {
     let lines = outputs.iter().flat_map(|output| output.lines());
     let mut said: Vec<String> = lines.filter(|line| line.starts_with("shunt: ")).map(str::to_owned).collect();

@@ -1,23 +1,23 @@
-//! When a server is ready: which TCP ports are listened at, and by whom, as /proc tells it. Nobody connects to find out: that
-//! could be the one connection that a server takes.
+//! Finds listening TCP ports and their processes in /proc, to detect when a server is ready. It
+//! does not connect, because a server may accept only one connection.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// State of a socket that listens, in /proc/net/tcp.
+/// The state of a listening socket in /proc/net/tcp.
 const LISTENS: &str = "0A";
 
-/// Whether anybody listens at this port.
+/// Returns true if a socket listens on this port.
 pub(super) fn is_listened_at(port: u16) -> bool {
     listeners().values().any(|taken| *taken == port)
 }
 
-/// The ports at which these processes listen.
+/// Returns the ports that these processes listen on.
 pub(super) fn ports_of(pids: &[u32]) -> BTreeSet<u16> {
     let listeners = listeners();
     pids.iter().flat_map(|pid| sockets(*pid)).filter_map(|inode| listeners.get(&inode).copied()).collect()
 }
 
-/// Every port that is listened at, by the inode of the socket.
+/// Returns all listening ports by the inode of their socket.
 fn listeners() -> BTreeMap<u64, u16> {
     ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
@@ -35,7 +35,7 @@ fn parse(text: &str) -> Vec<(u64, u16)> {
     text.lines().filter_map(listener).collect()
 }
 
-/// The inodes of all sockets of a process.
+/// Returns the inodes of a process's sockets.
 fn sockets(pid: u32) -> Vec<u64> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let inode =

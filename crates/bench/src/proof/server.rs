@@ -1,6 +1,8 @@
-//! The user's server, with everything that has come of it, daemons included: started, waited for, and ended as a whole.
+//! The user's server with all of its processes, including daemons: starts it, waits for it and ends
+//! it as a whole.
 //!
-//! This program is the subreaper of all that it starts: what has lost its parent becomes its child, and is the server's.
+//! This program is the subreaper of everything that it starts. A process that loses its parent
+//! becomes this program's child, and counts as the server's.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,22 +16,22 @@ use super::ready;
 use crate::interrupt::pause;
 use crate::process::{Process, children, trees};
 
-/// See the module.
+/// A running server.
 pub(super) struct Server {
     process: Process,
     log: PathBuf,
-    /// Children of this program that are not the server's.
+    /// Children of this program that do not belong to the server.
     others: Vec<u32>,
     stopped: bool,
 }
 
-/// How long it may take to end when it is asked to.
+/// How long it may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(10);
-/// A server that has listened at no further port for so long has all of them.
+/// A server that has opened no further port for this long has all of them.
 const SETTLED: Duration = Duration::from_millis(100);
 
-/// From now on whatever loses its parent is this program's; which children it has already.
+/// Makes this program a subreaper. Returns its existing children.
 pub(super) fn adopt() -> Result<Vec<u32>> {
     set_child_subreaper(Some(getpid())).context("becoming the parent of daemons")?;
     Ok(children(std::process::id()))
@@ -41,7 +43,7 @@ impl Server {
         Ok(Server { process, log, others, stopped: false })
     }
 
-    /// Waits until it listens at this port, or else at any; the ports.
+    /// Waits until it listens on this port, or on any, and returns its ports.
     pub(super) fn ready(&mut self, port: Option<u16>, limit: Duration) -> Result<Vec<u16>> {
         let begin = Instant::now();
         let mut last = (Vec::new(), begin);
@@ -64,7 +66,7 @@ impl Server {
         }
     }
 
-    /// A daemon's first process ends by itself, and leaves others.
+    /// Fails if the server has ended. The first process of a daemon may end if it leaves others.
     fn check_for_an_early_end(&mut self) -> Result<()> {
         if !self.process.has_ended()? || !self.strays().is_empty() {
             return Ok(());
@@ -74,18 +76,18 @@ impl Server {
         Err(self.failure(&format!("the server ended before it listened at a port, with {status}")).into())
     }
 
-    /// The processes from which all of its have come, which `others` have not.
+    /// Returns the roots of its process trees, without those in `others`.
     pub(super) fn roots(&self, others: &[u32]) -> Vec<u32> {
         let is_its = |child: &u32| !self.others.contains(child) && !others.contains(child);
         children(std::process::id()).into_iter().filter(is_its).collect()
     }
 
-    /// Whether its first process is there no more.
+    /// Returns true if its first process has ended.
     pub(super) fn has_ended(&self) -> Result<bool> {
         self.process.has_ended()
     }
 
-    /// With the last of what it said.
+    /// Returns a failure that includes the end of its output.
     pub(super) fn failure(&self, what: &str) -> Failure {
         Failure::with_output(what, &self.output())
     }
@@ -94,7 +96,7 @@ impl Server {
         super::pair::read(&self.log)
     }
 
-    /// Ends all of it; how that went.
+    /// Ends all of its processes, and returns how they ended.
     pub(super) fn stop(&mut self) -> Result<String> {
         self.stopped = true;
         self.process.signal(Signal::TERM);
@@ -120,14 +122,15 @@ impl Server {
         })
     }
 
-    /// What has lost its parent and runs; what does not is collected.
+    /// Returns running processes that have lost their parents, and reaps ended ones.
     fn strays(&self) -> Vec<Pid> {
         let own = self.process.id();
         let strays = self.roots(&[own]).into_iter().filter_map(|pid| Pid::from_raw(pid as i32));
         strays.filter(|pid| matches!(waitpid(Some(*pid), WaitOptions::NOHANG), Ok(None))).collect()
     }
 
-    /// Whoever loses its parent by that comes next. A child that is not collected keeps its number: nobody else is killed.
+    /// Kills all processes that have lost their parents, including those that lose them by this. A
+    /// child that is not reaped keeps its PID, so no other process is killed.
     fn kill_strays(&self) {
         loop {
             let strays = self.strays();

@@ -1,4 +1,4 @@
-//! What a figure was measured on, in more words than other comparisons print: somebody else is to read it.
+//! Describes the machine of a measurement in detail, for other people.
 
 use std::fs::read_to_string;
 use std::time::SystemTime;
@@ -7,26 +7,26 @@ use serde::Serialize;
 
 use crate::machine::Machine;
 
-/// See the module.
+/// The machine of a measurement.
 #[derive(Debug, Serialize)]
 pub(super) struct Surroundings {
     #[serde(flatten)]
     machine: Machine,
-    /// The load of the last minute when it was over.
+    /// The load average of the last minute at the end.
     load_after: f64,
     memory_bytes: u64,
-    /// It says so itself, as virtual machines mostly do.
+    /// The CPU flags report a hypervisor.
     is_virtual: bool,
-    /// Of the first processor's frequency, where that is readable.
+    /// The frequency governor of the first processor, if readable.
     governor: Option<String>,
-    /// What the kernel does about faults of the processor, by their names.
+    /// The kernel's mitigations of processor vulnerabilities, by name.
     mitigations: Vec<(String, String)>,
     shunt: &'static str,
     date: String,
 }
 
 impl Surroundings {
-    /// Once it is over, with what was described before.
+    /// Describes the machine after the measurement. `before` was described before it.
     pub(super) fn describe(before: Machine) -> Surroundings {
         let cpuinfo = read_to_string("/proc/cpuinfo").unwrap_or_default();
         let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
@@ -43,7 +43,7 @@ impl Surroundings {
         }
     }
 
-    /// Of a table: name and value.
+    /// Returns table rows of names and values.
     pub(super) fn rows(&self) -> Vec<Vec<String>> {
         let machine = &self.machine;
         let virtually = if self.is_virtual { ", in a virtual machine" } else { "" };
@@ -69,7 +69,7 @@ impl Surroundings {
         rows.into_iter().map(|(name, value)| vec![name, value]).collect()
     }
 
-    /// In one line.
+    /// Returns the description in one line.
     pub(super) fn line(&self) -> String {
         let machine = &self.machine;
         format!(
@@ -91,7 +91,7 @@ fn memory() -> u64 {
     kilobytes.and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// Of the faults that this processor has.
+/// Returns the mitigations of vulnerabilities that affect this processor.
 fn mitigations() -> Vec<(String, String)> {
     let directory = std::fs::read_dir("/sys/devices/system/cpu/vulnerabilities");
     let mut all: Vec<(String, String)> = directory

@@ -1,4 +1,4 @@
-//! The report for a terminal.
+//! Formats the report for a terminal.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::figures::{Figure, Report, SideReport, bytes, percent};
 use crate::report::number;
 use crate::stats::Spread;
 
-/// All of it.
+/// Returns the whole report.
 pub(super) fn text(report: &Report) -> String {
     let mut out = format!(
         "{}\n\nserver  {}\nload    {}\n{}\nMedians of {} rounds of each side, in turn; {:.0} s in all.\n",
@@ -74,7 +74,7 @@ fn roads(out: &mut String, report: &Report) {
     }
 }
 
-/// What a figure is, and in what.
+/// Returns a figure's label with its unit.
 pub(super) fn title(figure: &Figure) -> String {
     let (_, unit) = figure.scale();
     let unit = if unit.is_empty() { unit } else { format!(", {unit}") };
@@ -82,7 +82,7 @@ pub(super) fn title(figure: &Figure) -> String {
     format!("{}{unit}{better}", figure.label)
 }
 
-/// Of both sides, to read.
+/// Formats the spreads of both sides.
 pub(super) fn spreads(figure: &Figure) -> [String; 2] {
     let (factor, _) = figure.scale();
     let spread = |spread: Spread| {
@@ -93,7 +93,7 @@ pub(super) fn spreads(figure: &Figure) -> [String; 2] {
     [spread(figure.native), spread(figure.shunt)]
 }
 
-/// How the programs of one side ended.
+/// Returns how the programs of a side ended.
 pub(super) fn endings(side: &SideReport) -> String {
     if side.turns == 0 {
         return "no turn succeeded".to_owned();

@@ -1,11 +1,14 @@
-//! What no relay can do better than, as long as client and server are as they are.
+//! Computes the lower bound of a download's times for any relay between an unmodified client and
+//! server.
 //!
-//! To the first byte: the client's own handshake, which ends at R_C, then one round trip of the request and the answer
-//! over the whole path. That the server's connection is made meanwhile costs nothing: its SYN is on the way before the request.
+//! First byte: the client's handshake ends at R_C; then the request and the answer take one round
+//! trip of the whole path. The server's connection costs nothing, because its SYN is on the way
+//! before the request.
 //!
-//! To the last byte: the server begins with a window of ten segments, and R_C sends to the client with the same, since
-//! both face the internet; each window grows by a segment for each that is acknowledged, at once and without loss. Between
-//! the relays nothing waits but for the rate of the link. Every packet takes its time on every link.
+//! Last byte: the server starts with a window of ten segments, and so does R_C towards the client,
+//! because both face the internet. Each window grows by a segment for each acknowledged one,
+//! immediately and without loss. Between the relays only the link's rate limits. Every packet takes
+//! time on every link.
 
 use std::time::Duration;
 
@@ -13,20 +16,21 @@ use serde::Serialize;
 
 use super::lab::{CLIENT_RTT, MIDDLE_RTT, SERVER_RTT};
 
-/// Of one download, in seconds.
+/// The lower bound of a download, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Floor {
     pub(super) first_byte: f64,
     pub(super) total: f64,
 }
 
-/// What a full packet carries: an MTU of 1,500 without the headers of IPv4 and TCP with timestamps.
+/// The payload of a full packet: an MTU of 1,500 without the headers of IPv4 and TCP with
+/// timestamps.
 const SEGMENT: u64 = 1_448;
 const HEADERS: u64 = 52;
 const INITIAL_WINDOW: usize = 10;
 
 impl Floor {
-    /// Of a download of so many bytes over links of this rate.
+    /// Returns the bound for a download of this many bytes over links of this rate.
     pub(super) fn of(bytes: u64, bits_per_second: u64) -> Floor {
         let packets: Vec<f64> = (0..bytes.div_ceil(SEGMENT).max(1))
             .map(|index| {
@@ -45,14 +49,15 @@ impl Floor {
     }
 }
 
-/// From when each packet is at the one end of a link to when it is at the other. `packets` are their times on the wire; a
-/// sender without a window sends what it has.
+/// Converts the times at which packets are at one end of a link to those at the other. `packets`
+/// are their transmission times. A sender without a window sends everything it has.
 fn cross(there: &mut [f64], packets: &[f64], rtt: Duration, window: Option<usize>) {
     let rtt = rtt.as_secs_f64();
     let mut acknowledged = Vec::with_capacity(packets.len());
     let mut idle = 0.0_f64;
     for (index, at) in there.iter_mut().enumerate() {
-        // With `a` acknowledged, index - a are under way and window + a may be: it goes when a = (index - window) / 2 + 1.
+        // With `a` acknowledged, index - a are in flight and window + a may be. So it is sent when
+        // a = (index - window) / 2 + 1.
         let allowed = window.and_then(|window| Some(acknowledged[index.checked_sub(window)? / 2]));
         let begin = at.max(idle).max(allowed.unwrap_or(0.0));
         idle = begin + packets[index];
@@ -66,7 +71,7 @@ mod tests {
     use super::*;
 
     const MBIT_500: u64 = 500_000_000;
-    /// A full packet on three links.
+    /// The time of a full packet on three links.
     const ON_THE_WIRE: f64 = 3.0 * 24e-6;
 
     fn close(figure: f64, expected: f64) {
@@ -87,8 +92,8 @@ mod tests {
         close(floor.total, floor.first_byte + 9.0 * 24e-6);
     }
 
-    /// Eleven packets: the last waits for the server's first acknowledgement, a round trip later, and at R_C, whose round trip is
-    /// longer, for the client's.
+    /// Of eleven packets, the last waits for the server's first acknowledgement, a round trip
+    /// later. At R_C, whose round trip to the client is longer, it waits for the client's.
     #[test]
     fn what_exceeds_the_window_waits_for_the_longer_round_trip() {
         let floor = Floor::of(11 * SEGMENT, MBIT_500);

@@ -1,14 +1,16 @@
-//! The paper's four hosts, as network namespaces with links of their delay between them:
+//! The paper's four hosts, as network namespaces with delayed links between them:
 //!
 //! ```text
 //! client ── 32.7 ms ── R_C ── 215 ms ── R_S ── 26 ms ── server
 //!    └───────────────────── 273.7 ms ─────────────────────┘
 //! ```
 //!
-//! The link below is the direct path: the sum of the three delays and the same rate, so that what is compared is how TCP
-//! behaves, and not two networks. R_C and R_S are routers. Hosts have the kernel's own settings, but for two: on legs that face
-//! the internet senders use cubic, as ordinary hosts do, whatever the kernel was built with; and no connection remembers an
-//! earlier one. Which congestion control the leg between the relays has is the kernel's or the relay's choice.
+//! The lower link is the direct path. It has the sum of the three delays and the same rate, so that
+//! the comparison shows TCP's behaviour rather than different networks. R_C and R_S are routers.
+//!
+//! The hosts have the kernel's default settings except two. Senders on legs that face the internet
+//! use cubic, like ordinary hosts, whatever the kernel's default is. No connection uses metrics of
+//! earlier ones. The congestion control between the relays is the kernel's or the relay's choice.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,7 +26,7 @@ use tempfile::TempDir;
 use crate::interrupt;
 use crate::namespace::Namespace;
 
-/// One of the four.
+/// One of the four hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Host {
@@ -36,16 +38,16 @@ pub(super) enum Host {
     Server = 3,
 }
 
-/// What the links are like.
+/// The properties of the links.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Settings {
-    /// Of every link.
+    /// The rate of every link.
     pub(super) bits_per_second: u64,
-    /// Of every packet on every link.
+    /// The loss rate on every link.
     pub(super) loss: f64,
 }
 
-/// See the module.
+/// The four hosts and their links.
 pub(super) struct Lab {
     settings: Settings,
     directory: TempDir,
@@ -54,7 +56,7 @@ pub(super) struct Lab {
     _links: Vec<Link>,
 }
 
-/// A link, as a host sees it.
+/// A link and its two ends.
 struct Leg {
     name: &'static str,
     faces_internet: bool,
@@ -68,12 +70,13 @@ pub(super) const SERVER_RTT: Duration = Duration::from_micros(26_000);
 const MTU: u16 = 1_500;
 const SEED: u64 = 20_260;
 
-/// The server, by way of the relays and directly; and the relays, as the host on their side of the world reaches them.
+/// The addresses of the server, through the relays and directly, and of the relays, each as reached
+/// from the host on its side.
 pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 3, 0, 2);
 pub(super) const SERVER_DIRECT: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 pub(super) const EDGE: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
 pub(super) const EXIT: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);
-/// Where the server listens.
+/// The server's port.
 pub(super) const PORT: u16 = 80;
 
 const LEGS: [Leg; 4] = [
@@ -110,7 +113,7 @@ const ROUTES: [(Host, &str); 4] = [
     (Host::Server, "default via 10.3.0.1 congctl cubic"),
 ];
 
-/// The links' names, which are their devices' at both ends, and what they are between.
+/// Returns the names of the links, which are also those of their devices, and their ends.
 pub(super) fn links() -> [(&'static str, [Host; 2]); 4] {
     LEGS.each_ref().map(|leg| (leg.name, leg.ends.map(|(host, _)| host)))
 }
@@ -119,7 +122,7 @@ pub(super) fn links() -> [(&'static str, [Host; 2]); 4] {
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Lab {
-    /// Needs root.
+    /// Builds the lab. Needs root.
     pub(super) fn build(settings: Settings) -> Result<Lab> {
         let directory = tempfile::Builder::new().prefix("shunt-lab-").tempdir()?;
         let shunt = std::env::current_exe().context("finding this program")?;
@@ -145,62 +148,62 @@ impl Lab {
         self.settings
     }
 
-    /// A file of the lab's own.
+    /// Returns the path of a file in the lab's directory.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// Writes one.
+    /// Writes a file in the lab's directory.
     pub(super) fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.path(name);
         std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
         Ok(path)
     }
 
-    /// This program.
+    /// Returns the path of this program.
     pub(super) fn shunt(&self) -> &Path {
         &self.shunt
     }
 
-    /// A command that runs a program on a host.
+    /// Returns a command that runs a program on a host.
     pub(super) fn command(&self, host: Host, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = self.hosts[host as usize].command(program);
         command.current_dir(self.directory.path()).env_remove("LD_PRELOAD");
         command
     }
 
-    /// The command that is one of our own loads.
+    /// Returns the command of a synthetic load.
     pub(super) fn worker(&self, host: Host, load: &str) -> Command {
         let mut command = self.command(host, &self.shunt);
         command.args(["bench-worker", load]);
         command
     }
 
-    /// Does something where a host is.
+    /// Runs `work` in a host's namespace.
     pub(super) fn inside<T: Send>(&self, host: Host, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         self.hosts[host as usize].inside(work)
     }
 
-    /// Runs a line of words on a host.
+    /// Runs a command line on a host, split at spaces.
     pub(super) fn words(&self, host: Host, line: &str) -> Result<()> {
         self.hosts[host as usize].words(line)
     }
 
-    /// Sets one of a host's settings of IPv4.
+    /// Sets an IPv4 sysctl of a host.
     pub(super) fn set(&self, host: Host, name: &str, value: &str) -> Result<()> {
         let path = format!("/proc/sys/net/ipv4/{name}");
         let set = || std::fs::write(&path, value).with_context(|| format!("setting {path} to {value}"));
         self.hosts[host as usize].inside(set)
     }
 
-    /// One of a host's settings of IPv4.
+    /// Returns an IPv4 sysctl of a host.
     pub(super) fn setting(&self, host: Host, name: &str) -> Result<String> {
         let path = format!("/proc/sys/net/ipv4/{name}");
         let read = || std::fs::read_to_string(&path).with_context(|| format!("reading {path}"));
         Ok(self.hosts[host as usize].inside(read)?.trim().to_owned())
     }
 
-    /// Waits until a program that logs to the file `log` listens on a host at a port of IPv4.
+    /// Waits until a program that logs to the file `log` listens on an IPv4 port of a host.
     pub(super) fn await_listener(&self, host: Host, port: u16, log: &Path) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         while !self.hosts[host as usize].listens_at(port)? {
@@ -211,12 +214,12 @@ impl Lab {
         Ok(())
     }
 
-    /// How many bytes are under way when the leg between the relays is full.
+    /// Returns the bandwidth-delay product of the leg between the relays, in bytes.
     pub(super) fn middle_bytes(&self) -> u64 {
         bytes_under_way(self.settings.bits_per_second, MIDDLE_RTT)
     }
 
-    /// Its queue has room for as much as is under way.
+    /// Creates a link whose queue holds its bandwidth-delay product.
     fn link(&self, leg: &Leg) -> Result<Link> {
         let config = Config {
             delay: leg.rtt / 2,
@@ -230,7 +233,8 @@ impl Lab {
             let tun = self.hosts[host as usize].inside(|| Ok(Tun::open(name, MTU)?))?;
             self.words(host, &format!("ip address add {address}/24 dev {name}"))?;
             if leg.faces_internet {
-                // In a namespace only the route can say so: the default is for the kernel's first namespace to allow.
+                // In a namespace only a route can select it: the default is restricted to
+                // algorithms that the initial namespace allows.
                 let [a, b, c, _] = address.octets();
                 let route = format!("{a}.{b}.{c}.0/24 dev {name} proto kernel scope link src {address}");
                 self.words(host, &format!("ip route replace {route} congctl cubic"))?;
@@ -252,7 +256,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// Where the server is reached, through the relays' network.
+/// Returns the server's address through the relays' network.
 pub(super) fn server() -> SocketAddr {
     (SERVER, PORT).into()
 }

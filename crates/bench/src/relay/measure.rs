@@ -1,4 +1,4 @@
-//! What is measured on a way that is up.
+//! The measurements on a running way.
 
 use std::time::Duration;
 
@@ -16,51 +16,52 @@ use crate::worker::{BEGIN, Download};
 /// Bursts of new connections, in seconds to the first byte.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Burst {
-    /// A connection alone, just before.
+    /// A single connection just before.
     pub(super) single: f64,
-    /// The 90th percentile of a first burst, which nothing has announced.
+    /// The 90th percentile of a first burst, for which the relays are not prepared.
     pub(super) unannounced: f64,
-    /// Of a second one, soon after.
+    /// The percentiles of a second burst, soon after.
     pub(super) p50: f64,
     pub(super) p90: f64,
 }
 
-/// Processor time of a large download, in seconds for each 10^9 bytes, user and system.
+/// Processor time of a large download, user and system, in seconds for each 10^9 bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Cpu {
-    /// Of the whole machine: everything of the lab's, all of the kernel, and whatever else ran.
+    /// The whole machine: the lab, the kernel, and all other programs.
     pub(super) machine: f64,
-    /// Of the lab's programs: client, server, links and relays, with what the kernel did for them.
+    /// The lab's programs with the kernel's work for them: client, server, links and relays.
     pub(super) lab: f64,
-    /// Of the programs on the relays.
+    /// The programs on the relays.
     pub(super) relays: f64,
 }
 
-/// Memory of connections that wait, in bytes for each.
+/// Memory of idle connections, in bytes for each.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Idle {
-    /// In which the programs are resident, of both relays together.
+    /// Resident memory of the programs on both relays together.
     pub(super) resident: f64,
-    /// The kernel's slabs of sockets and what belongs to them, of all four hosts together.
+    /// The kernel's slabs for sockets and related objects, of all four hosts together.
     pub(super) slab: f64,
 }
 
-/// Several windows of a connection that begins.
+/// Bytes of the traced download: several initial windows.
 const TRACED: u64 = 50_000;
-/// Bytes of each answer in a burst: so few that the links' rate does not matter.
+/// Bytes of each answer in a burst, too few for the links' rate to matter.
 const BURST_SIZE: u64 = 1_000;
 pub(super) const BURST: usize = 200;
-/// The large download.
+/// Bytes of the large download.
 const LARGE: u64 = 200_000_000;
 pub(super) const IDLE: usize = 1_000;
-/// How long anything may take.
+/// The time-out of every measurement.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Until what connections leave behind is gone: their ends cross the whole path, and the kernel frees memory late.
+/// How long the remains of connections take to disappear: their ends cross the whole path, and the
+/// kernel frees memory late.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Until a relay has made ready what it has just learned to need.
+/// How long a relay takes to open the warm connections whose need it has just noticed.
 const REFILL: Duration = Duration::from_secs(3);
 
-/// One download of so many bytes.
+/// Runs one download.
 pub(super) fn download(lab: &Lab, way: &Running, size: u64) -> Result<Download> {
     match downloads(lab, way, size, 1)?[..] {
         [download] => Ok(download),
@@ -68,16 +69,16 @@ pub(super) fn download(lab: &Lab, way: &Running, size: u64) -> Result<Download> 
     }
 }
 
-/// A download, packet by packet.
+/// Traces the packets of a download.
 pub(super) fn time_line(lab: &Lab, way: &Running) -> Result<Trace> {
     let tap = Tap::open(lab)?;
     download(lab, way, TRACED)?;
-    // What is under way is to arrive.
+    // Let packets in flight arrive.
     interrupt::pause(SETTLE)?;
     tap.finish()
 }
 
-/// One connection, then many at once, then as many again.
+/// Measures one connection, then a burst, then another burst.
 pub(super) fn burst(lab: &Lab, way: &Running) -> Result<Burst> {
     let single = download(lab, way, BURST_SIZE)?.first_byte;
     interrupt::pause(SETTLE)?;
@@ -87,7 +88,7 @@ pub(super) fn burst(lab: &Lab, way: &Running) -> Result<Burst> {
     Ok(Burst { single, unannounced, p50, p90 })
 }
 
-/// The median and the 90th percentile of one burst.
+/// Returns the median and the 90th percentile of one burst.
 fn percentiles(lab: &Lab, way: &Running) -> Result<[f64; 2]> {
     let downloads = downloads(lab, way, BURST_SIZE, BURST)?;
     let mut first_bytes: Vec<f64> = downloads.iter().map(|download| download.first_byte).collect();
@@ -95,7 +96,7 @@ fn percentiles(lab: &Lab, way: &Running) -> Result<[f64; 2]> {
     Ok([0.5, 0.9].map(|share| first_bytes[(share * (BURST - 1) as f64) as usize]))
 }
 
-/// A large download.
+/// Measures the processor time of a large download.
 pub(super) fn cpu(lab: &Lab, way: &Running) -> Result<Cpu> {
     let used = || -> Result<[f64; 3]> {
         Ok([busy()?, process::own_tree_cpu().as_secs_f64(), way.cpu().as_secs_f64()])
@@ -107,7 +108,7 @@ pub(super) fn cpu(lab: &Lab, way: &Running) -> Result<Cpu> {
     Ok(Cpu { machine: each(0), lab: each(1), relays: each(2) })
 }
 
-/// Connections that are kept.
+/// Measures the memory of idle connections.
 pub(super) fn idle(lab: &Lab, way: &Running) -> Result<Idle> {
     let (resident_before, slab_before) = (way.resident(), slab()?);
     let mut command = lab.worker(Host::Client, "hold");
@@ -135,7 +136,7 @@ fn downloads(lab: &Lab, way: &Running, size: u64, connections: usize) -> Result<
     Ok(downloads)
 }
 
-/// Seconds that processors of the machine have been busy.
+/// Returns the busy time of all processors, in seconds.
 fn busy() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/stat")?;
     let all = text.lines().next().context("/proc/stat is empty")?;
@@ -146,7 +147,7 @@ fn busy() -> Result<f64> {
     Ok(busy as f64 / clock_ticks_per_second() as f64)
 }
 
-/// Bytes of the kernel's slabs that connections take: of all slabs, others change more than these.
+/// Returns the bytes in slabs that connections use. Other slabs would only add noise.
 fn slab() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/slabinfo").context("/proc/slabinfo")?;
     let of = |line: &str| {
@@ -157,7 +158,7 @@ fn slab() -> Result<u64> {
     Ok(text.lines().filter_map(of).sum())
 }
 
-/// A socket, its file, its place in an epoll instance, what is tracked of it, and packets that wait.
+/// Slabs for sockets, their files and epoll entries, connection tracking, and queued packets.
 const SLABS: [&str; 14] = [
     "TCP",
     "TCPv6",

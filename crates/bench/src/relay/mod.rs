@@ -1,7 +1,8 @@
-//! `shunt bench relay`: relays between two far sites, and what else there is, in the paper's topology.
+//! `shunt bench relay`: compares relays between two distant sites, and their alternatives, in the
+//! paper's topology.
 //!
-//! In every round each way is set up, measured and taken down again, one after the other; which begins rotates. Only one
-//! is up at a time, since some change the hosts' settings.
+//! Each round sets up, measures and takes down every way in turn, and the first one rotates. Only
+//! one way exists at a time, because some change the hosts' settings.
 
 mod floor;
 mod lab;
@@ -77,23 +78,23 @@ enum Group {
     Idle,
 }
 
-/// What was measured on one way, round by round.
+/// The measurements of one way, in the order of the rounds.
 struct Row {
     name: Name,
-    /// Why it was left out.
+    /// The reason why it was left out.
     missing: Option<String>,
     traces: Vec<Trace>,
-    /// By size.
+    /// The downloads by size.
     downloads: Vec<Vec<Download>>,
     bursts: Vec<Burst>,
     cpu: Vec<Cpu>,
     idle: Vec<Idle>,
 }
 
-/// What one measurement takes, more or less: they are on links with long round trips.
+/// The approximate length of a measurement, over links with long round trips.
 const MEASUREMENT: Duration = Duration::from_secs(6);
 
-/// Runs and prints it.
+/// Runs the comparison and prints its report.
 pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(missing) = arguments.missing() {
         bail!(missing);
@@ -128,7 +129,7 @@ fn measure(arguments: &Arguments) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The server, for all ways.
+/// Starts the server, which all ways use.
 fn serve(lab: &Lab) -> Result<Process> {
     let mut command = lab.worker(Host::Server, "serve");
     command.args(["--at", &format!("0.0.0.0:{PORT}")]);
@@ -169,7 +170,7 @@ impl Arguments {
         self.only.is_empty() || self.only.contains(&group)
     }
 
-    /// How often something is measured on a way in a round.
+    /// Returns the number of measurements of a way in a round.
     fn measurements(&self, name: Name) -> usize {
         let time_lines = usize::from(self.wants(Group::TimeLines));
         let downloads = if self.wants(Group::Downloads) { self.sizes.len() } else { 0 };
@@ -191,7 +192,7 @@ impl Row {
         }
     }
 
-    /// One turn.
+    /// Runs a turn.
     fn measure(&mut self, lab: &Lab, arguments: &Arguments, progress: &Progress) -> Result<()> {
         if self.missing.is_some() || arguments.measurements(self.name) == 0 {
             return Ok(());
@@ -244,12 +245,12 @@ impl Row {
     }
 }
 
-/// Each way's, of the first round.
+/// Returns the time line of each way's first round.
 fn time_lines(rows: &[Row]) -> impl Iterator<Item = TimeLine> {
     rows.iter().filter_map(|row| Some(row.traces.first()?.time_line(row.name.label().trim())))
 }
 
-/// How much is to be measured.
+/// Returns the number of all measurements.
 fn turns(rows: &[Row], arguments: &Arguments) -> u64 {
     let present = rows.iter().filter(|row| row.missing.is_none());
     let once: usize = present.map(|row| arguments.measurements(row.name)).sum();
@@ -273,7 +274,7 @@ fn parse_percent(text: &str) -> Result<f64, String> {
     percent.ok_or_else(|| "expected percent, from 0 to 50".to_owned())
 }
 
-/// A number that may end in k, m or g.
+/// Parses a number that may end in k, m or g.
 fn scaled(text: &str) -> Option<u64> {
     let scales = [('k', 1_000), ('m', 1_000_000), ('g', 1_000_000_000)];
     let scale = scales.into_iter().find_map(|(letter, scale)| Some((text.strip_suffix(letter)?, scale)));

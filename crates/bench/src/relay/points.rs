@@ -1,4 +1,4 @@
-//! What was measured, as others take it.
+//! Converts the results to the common form of all comparisons.
 
 use std::time::Duration;
 

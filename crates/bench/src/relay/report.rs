@@ -1,4 +1,5 @@
-//! What the comparison says: as text for a terminal, as plots in the manner of the paper's Figures 3 and 4, as JSON.
+//! Formats the results: as text for a terminal, as plots like the paper's figures 3 and 4, and as
+//! JSON.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -16,38 +17,38 @@ use crate::report::{Axes, Plot, Series};
 use crate::stats::Spread;
 use crate::worker::Download;
 
-/// Everything.
+/// The report.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     machine: Machine,
     links: Settings,
     repeats: u32,
     seconds_in_all: f64,
-    /// By size.
+    /// The lower bounds by size.
     floors: Vec<(u64, Floor)>,
     ways: Vec<Line>,
-    /// All of shunt relay, by size; nothing if it was not measured.
+    /// The ratios of the complete shunt relay by size; empty if it was not measured.
     ratios: Vec<Ratios>,
 }
 
-/// How long all of shunt relay takes for a download, by what it is measured against.
+/// The time of a download with the complete shunt relay, relative to others.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Ratios {
     first_byte_to_ideal: Spread,
     total_to_ideal: Spread,
-    /// How many times as long HAProxy with large windows takes, round by round.
+    /// The time of HAProxy with large windows relative to it, within each round.
     window_to_first_byte: Option<Spread>,
     window_to_total: Option<Spread>,
 }
 
-/// What one way gave.
+/// The results of one way.
 #[derive(Debug, Serialize)]
 struct Line {
     way: Name,
     missing: Option<String>,
-    /// In seconds, as `trace::MOMENTS` names them.
+    /// The times of `trace::MOMENTS`, in seconds.
     moments: Vec<Spread>,
-    /// Every packet of the first round's.
+    /// The packets of the first round's trace.
     time_line: Option<Trace>,
     downloads: Vec<Downloads>,
     burst: Option<BurstFigures>,
@@ -55,7 +56,7 @@ struct Line {
     idle: Option<IdleFigures>,
 }
 
-/// Of one size, in seconds.
+/// Downloads of one size, in seconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Downloads {
     bytes: u64,
@@ -63,18 +64,18 @@ struct Downloads {
     total: Spread,
 }
 
-/// In seconds to the first byte.
+/// Bursts, in seconds to the first byte.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct BurstFigures {
     single: Spread,
     unannounced: Spread,
     p50: Spread,
     p90: Spread,
-    /// The 90th percentile to the single one, round by round.
+    /// The 90th percentile relative to the single connection, within each round.
     ratio: Spread,
 }
 
-/// In seconds of processor time for each 10^9 bytes.
+/// Processor time in seconds for each 10^9 bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct CpuFigures {
     machine: Spread,
@@ -82,7 +83,7 @@ struct CpuFigures {
     relays: Spread,
 }
 
-/// In bytes of each connection.
+/// Memory in bytes for each connection.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct IdleFigures {
     resident: Spread,
@@ -110,7 +111,7 @@ impl Report {
         }
     }
 
-    /// Time to the first byte, and in all.
+    /// Returns the plots of the time to the first byte and the total time.
     pub(super) fn plots(&self) -> [Plot; 2] {
         let plot = |title: &str, figure: fn(&Downloads) -> Spread, floor: fn(&Floor) -> f64| {
             let at = |seconds: f64| Spread { median: seconds, min: seconds, max: seconds };
@@ -134,7 +135,7 @@ impl Report {
         ]
     }
 
-    /// For a terminal.
+    /// Returns the report as text.
     pub(super) fn text(&self) -> String {
         let machine = &self.machine;
         let mut out = format!(
@@ -272,7 +273,7 @@ impl Report {
     }
 }
 
-/// By size.
+/// Returns the ratios by size.
 fn ratios(floors: &[(u64, Floor)], rows: &[Row]) -> Vec<Ratios> {
     let by_size = |name| rows.iter().find(|row| row.name == name).map(|row| &row.downloads);
     let Some(ours) = by_size(Name::RelayTurbo) else { return Vec::new() };
@@ -348,7 +349,7 @@ impl IdleFigures {
     }
 }
 
-/// How a size is called.
+/// Formats a size.
 pub(super) fn bytes(size: u64) -> String {
     match size {
         _ if size >= 1_000_000 && size.is_multiple_of(1_000_000) => format!("{} MB", size / 1_000_000),
@@ -386,5 +387,5 @@ fn append_table<'a>(
 }
 
 const FLOOR: &str = "ideal";
-/// Of the first column.
+/// The width of the first column.
 const WIDTH: usize = 30;

@@ -1,4 +1,7 @@
-//! Who sends what when: the packets of one download as both ends of every link see them, with the kernel's own times.
+//! Traces the packets of one download at both ends of every link, with the kernel's time stamps.
+//!
+//! A packet socket on each host sees every packet twice: where it is sent, and where it arrives. A
+//! sent packet without a matching arrival was lost.
 
 use std::io::{ErrorKind, IoSliceMut};
 use std::os::fd::AsRawFd;
@@ -17,56 +20,56 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::lab::{Host, Lab, links};
 use crate::report::{Arrow, Flow, TimeLine};
 
-/// A packet with TCP, and when the host at the other end of the link had it.
+/// A sent TCP packet and its arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Sent {
     from: Host,
     to: Host,
-    /// In seconds from the first one.
+    /// The time of sending, in seconds since the first packet.
     at: f64,
-    /// Nothing if it was lost.
+    /// The time of arrival, or `None` if it was lost.
     there: Option<f64>,
     kind: Flow,
 }
 
-/// Of one download.
+/// The trace of one download.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Trace {
     packets: Vec<Sent>,
-    /// As [`MOMENTS`] says, in seconds from the first packet.
+    /// The times of [`MOMENTS`], in seconds since the first packet.
     pub(super) moments: [f64; MOMENTS.len()],
 }
 
-/// What is looked for in a trace.
+/// The events that are extracted from a trace.
 pub(super) const MOMENTS: [&str; 4] =
     ["SYN at server", "request at server", "first byte at client", "last byte at client"];
 
 const HOSTS: [Host; 4] = [Host::Client, Host::Edge, Host::Exit, Host::Server];
-/// A download takes a hundred times less.
+/// The receive buffer of a packet socket: a hundred times what a download needs.
 const ROOM: usize = 16 << 20;
-/// Of every packet as much as there can be of headers.
+/// Bytes captured of every packet, enough for all headers.
 const HEADERS: usize = 128;
-/// With fewer, a socket has nothing of what its host sends.
+/// ETH_P_ALL. Other protocols would exclude outgoing packets.
 const EVERYTHING: u16 = 3;
-/// What the kernel says of a packet that a host sends.
+/// PACKET_OUTGOING, the type of sent packets.
 const OUTGOING: u8 = 4;
-/// So many bytes of an answer cross the link on no connection but the download's.
+/// Only the download's connection carries more bytes of an answer over a link.
 const MUCH: usize = 10_000;
 
-/// Looks at every packet of all hosts from now on.
+/// Captures every packet of all hosts.
 pub(super) struct Tap {
     hosts: Vec<Ear>,
 }
 
-/// On one host.
+/// The packet socket of one host.
 struct Ear {
     host: Host,
     socket: Socket,
-    /// A link's number, and the index of its device here.
+    /// The index of each link, and the index of its device on this host.
     devices: Vec<(usize, usize)>,
 }
 
-/// A packet, as one host sees it.
+/// A packet as seen by one host.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     host: Host,
@@ -76,11 +79,11 @@ struct Seen {
     segment: Segment,
 }
 
-/// What TCP says of one.
+/// The TCP header of a packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Segment {
     ports: [u16; 2],
-    /// Of the first byte behind it.
+    /// The sequence number after its last byte.
     end: u32,
     ack: u32,
     payload: usize,
@@ -98,7 +101,7 @@ impl Tap {
         Ok(Tap { hosts: HOSTS.into_iter().map(ear).collect::<Result<_>>()? })
     }
 
-    /// What there was until the last byte was at the client.
+    /// Stops, and returns the packets until the arrival of the last byte at the client.
     pub(super) fn finish(self) -> Result<Trace> {
         let mut seen = Vec::new();
         for ear in &self.hosts {
@@ -109,7 +112,7 @@ impl Tap {
 }
 
 impl Ear {
-    /// In the namespace of the host.
+    /// Opens the packet socket in the host's namespace.
     fn open(host: Host) -> Result<Ear> {
         let socket = Socket::new(
             Domain::from(libc::AF_PACKET),
@@ -160,7 +163,7 @@ impl Ear {
 }
 
 impl Segment {
-    /// Nothing of what is not TCP.
+    /// Parses a packet, or returns `None` if it is not TCP.
     fn parse(packet: &[u8]) -> Option<Segment> {
         let half = |at: usize| Some(u16::from_be_bytes(packet.get(at..at + 2)?.try_into().ok()?));
         let word = |at: usize| Some(u32::from_be_bytes(packet.get(at..at + 4)?.try_into().ok()?));
@@ -181,7 +184,8 @@ impl Segment {
         })
     }
 
-    /// Whether one that arrived says at least what this one does. What is carried together may be shared out anew.
+    /// Returns true if an arrived packet covers this sent one. Segmentation offload may split or
+    /// merge packets between the two.
     fn is_in(&self, other: &Segment) -> bool {
         let reaches = |this: u32, that: u32| that.wrapping_sub(this) as i32 >= 0;
         self.ports == other.ports
@@ -225,7 +229,7 @@ impl Trace {
         Ok(Trace { packets: sent.map(|one| one.way(&seen, begin)).collect(), moments: found })
     }
 
-    /// To be drawn.
+    /// Returns the trace as a time line.
     pub(super) fn time_line(&self, label: &'static str) -> TimeLine {
         let arrow = |packet: &Sent| Arrow {
             ends: [packet.from as usize, packet.to as usize],
@@ -242,7 +246,7 @@ impl Trace {
 }
 
 impl Seen {
-    /// Of one that was sent.
+    /// Finds the arrival of a sent packet.
     fn way(&self, all: &[Seen], begin: Duration) -> Sent {
         let ends = links()[self.link].1;
         let to = if ends[0] == self.host { ends[1] } else { ends[0] };
@@ -258,7 +262,7 @@ impl Seen {
         Sent { from: self.host, to, at: seconds(self.at), there: arrived.map(|one| seconds(one.at)), kind }
     }
 
-    /// Whether it is of a connection that the relays have for another one.
+    /// Returns true if it belongs to a connection that the relays use for something else.
     fn is_of_others(&self, all: &[Seen]) -> bool {
         let mut ports = self.segment.ports;
         ports.sort_unstable();

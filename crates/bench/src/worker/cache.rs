@@ -1,10 +1,10 @@
-//! The load on memcached and on Redis: one thread, an epoll set and many connections with one request under way on each, as
-//! memtier and redis-benchmark do it. Nine gets to one set over 10,000 items of 1 B to 4 KB; every value that
-//! comes back is compared.
+//! The load on memcached and Redis: one thread with an epoll instance and many connections, each
+//! with one pending request, as memtier and redis-benchmark do it. One request in ten is a set,
+//! over 10,000 items of 1 B to 4 KB. Every returned value is compared.
 //!
-//! libmemcached's own generators are not used here: memcaslap knows no Unix sockets, and memcslap has a thread
-//! for each connection, so that with one CPU for the client it measures the scheduler. redis-benchmark has neither a time to warm up
-//! nor a moment from which its processor time could be counted.
+//! libmemcached's generators are not suitable. memcaslap does not support Unix sockets. memcslap
+//! has a thread for each connection, so with one CPU for the client it measures the scheduler.
+//! redis-benchmark has neither a duration nor a marked start for measuring its processor time.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -33,7 +33,7 @@ pub enum Cache {
 }
 
 impl Cache {
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Cache::Memcached => "memcached",
@@ -41,7 +41,7 @@ impl Cache {
         }
     }
 
-    /// The answer to a set.
+    /// Returns the answer to a set.
     fn stored(self) -> &'static [u8] {
         match self {
             Cache::Memcached => b"STORED\r\n",
@@ -68,7 +68,7 @@ impl Cache {
         .expect("a Vec takes all");
     }
 
-    /// The whole answer to a get.
+    /// Appends the whole answer to a get.
     fn append_answer(self, answer: &mut Vec<u8>, key: u64, value: &[u8]) {
         let size = value.len();
         let (head, tail): (_, &[u8]) = match self {
@@ -121,7 +121,7 @@ pub(super) fn run(client: &Client, cache: Cache, connections: usize) -> Result<(
     }
 }
 
-/// Stores every item once, over a connection of its own.
+/// Stores every item once, over a separate connection.
 fn store_all(client: &Client, values: &Values) -> Result<()> {
     let mut socket = Socket::connect(&client.to, client.nodelay)?;
     let mut requests = Vec::new();
@@ -138,7 +138,7 @@ fn store_all(client: &Client, values: &Values) -> Result<()> {
     Ok(())
 }
 
-/// The value of each item: a window of one block, so that size and content follow from the key.
+/// The values of the items: ranges of one block, whose size and contents follow from the key.
 struct Values {
     block: Vec<u8>,
     cache: Cache,
@@ -150,7 +150,7 @@ fn block() -> Vec<u8> {
 }
 
 impl Values {
-    /// Sizes are spread evenly over the powers of two up to 4 KB.
+    /// Returns an item's value. Sizes are distributed evenly over the powers of two up to 4 KB.
     fn of(&self, key: u64) -> &[u8] {
         let mut state = key.wrapping_add(77).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let power = next_random(&mut state) >> 32;
@@ -165,7 +165,7 @@ impl Values {
     }
 }
 
-/// One connection, with one request under way.
+/// A connection with one pending request.
 struct Conversation {
     socket: Socket,
     random: u64,
@@ -220,10 +220,11 @@ impl Conversation {
         Ok(())
     }
 
-    /// Goes as far as the socket allows; whether the answer has become complete. It must be right.
+    /// Writes and reads as much as the socket allows. Returns true if the answer is complete, and
+    /// an error if it is wrong.
     fn advance(&mut self) -> Result<bool> {
         self.write()?;
-        // One request is under way at a time: a complete answer leaves nothing more to read.
+        // Only one request is pending, so nothing follows a complete answer.
         while self.received < self.expected.len() {
             let got =
                 unless_blocked(self.socket.read(&mut self.answer[self.received..])).context("receiving")?;

@@ -1,4 +1,5 @@
-//! System calls that have nothing to do with connections: what does it cost that the shim sees them, or what do they cost at all?
+//! Times system calls that are unrelated to connections: their cost when the shim intercepts them,
+//! or their cost in general.
 
 use std::fs::File;
 use std::io::Write;
@@ -42,7 +43,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn label(self) -> &'static str {
         match self {
             Call::OpenClose => "open-close",
@@ -123,11 +124,12 @@ fn select(limit: Duration, files: &[impl AsFd]) -> Result<()> {
     })
 }
 
-/// So many that the start of the shell does not count.
+/// Enough forks to make the start of the shell negligible.
 const FORKS: u64 = 500;
 const SUBSHELLS: &str = "i=0; while [ $i -lt 500 ]; do (:); i=$((i+1)); done";
 
-/// Calls until `limit`, with a look at the clock every `batch` calls. Each stands for so many operations.
+/// Repeats a call until `limit` and reads the clock every `batch` calls. Each call counts as `each`
+/// operations.
 pub(super) fn repeat(
     limit: Duration,
     batch: u64,

@@ -1,4 +1,4 @@
-//! Threads that want the processors for themselves, and use them for nothing.
+//! Runs threads that only use processor time.
 
 use anyhow::Result;
 

@@ -1,5 +1,5 @@
-//! Downloads as a web server's clients make them: a connection, a request, an answer of the length that the request names.
-//! Sockets are left as they come.
+//! Downloads like those of a web server's clients: a connection, a request, and an answer of the
+//! requested length. Sockets have default options.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use socket2::SockRef;
 
 use super::{BEGIN, READY, say, wait_for_end};
 
-/// One download, in seconds from the call of connect().
+/// The times of a download, in seconds since the call of connect().
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Download {
     pub(crate) first_byte: f64,
@@ -21,15 +21,15 @@ pub(crate) struct Download {
 
 const BACKLOG: i32 = 4096;
 const BUFFER: usize = 256 * 1024;
-/// No answer for so long is a failure.
+/// The time-out of an answer.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// As many connections are being made at once where they are to be held.
+/// The concurrency of connection attempts in `hold`.
 const AT_ONCE: usize = 100;
 
-/// Answers each request with as many bytes as it asks for.
+/// Answers each request with the requested number of bytes.
 pub(super) fn serve(at: SocketAddr) -> Result<()> {
     let listener = TcpListener::bind(at).with_context(|| format!("listening at {at}"))?;
-    // A second listen(2) changes the backlog that std chose.
+    // A second listen(2) replaces std's backlog.
     SockRef::from(&listener).listen(BACKLOG)?;
     say(&format!("{READY} {}", listener.local_addr()?))?;
     std::thread::spawn(move || {
@@ -55,7 +55,7 @@ fn answer(mut stream: TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Makes so many downloads at once, each over a connection of its own, and says what each took.
+/// Makes concurrent downloads, each over a separate connection, and prints their times.
 pub(super) fn fetch(from: SocketAddr, size: u64, connections: usize) -> Result<()> {
     let barrier = Barrier::new(connections);
     let downloads: Result<Vec<Download>> = std::thread::scope(|scope| {
@@ -69,7 +69,7 @@ pub(super) fn fetch(from: SocketAddr, size: u64, connections: usize) -> Result<(
     say(&serde_json::to_string(&downloads?)?)
 }
 
-/// Makes so many connections, over each of which a byte has come, and keeps them until its input ends.
+/// Opens connections, receives a byte over each, and keeps them until its input ends.
 pub(super) fn hold(from: SocketAddr, connections: usize) -> Result<()> {
     let held: Result<Vec<Vec<TcpStream>>> = std::thread::scope(|scope| {
         let share = |first: usize| (first..connections).step_by(AT_ONCE);

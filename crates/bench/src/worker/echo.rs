@@ -1,4 +1,4 @@
-//! The servers: every whole message is sent back as it came.
+//! Echo servers, which send back every whole message.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use rustix::fd::AsFd;
 use super::socket::{Listener, Socket, unless_blocked};
 use super::{READY, Server, say, wait_for_end};
 
-/// A thread for each connection.
+/// Serves with a thread for each connection.
 pub(super) fn blocking(server: &Server) -> Result<()> {
     let listener = Listener::bind(&server.at)?;
     say(&format!("{READY} {}", listener.address()?))?;
@@ -26,11 +26,11 @@ pub(super) fn blocking(server: &Server) -> Result<()> {
 
 fn serve(mut socket: Socket, size: usize) {
     let mut message = vec![0; size];
-    // An end in the middle of a message is the client's end as well.
+    // The client may also close in the middle of a message.
     while socket.read_exact(&mut message).is_ok() && socket.write_all(&message).is_ok() {}
 }
 
-/// One thread, one level-triggered epoll set.
+/// Serves with one thread and a level-triggered epoll instance.
 pub(super) fn epoll(server: &Server) -> Result<()> {
     let listener = Listener::bind(&server.at)?;
     say(&format!("{READY} {}", listener.address()?))?;
@@ -73,10 +73,10 @@ const LISTENER: u64 = u64::MAX - 1;
 struct Conversation {
     socket: Socket,
     size: usize,
-    /// The part of a message that has come, then what has not been sent back.
+    /// The received part of a message, or the bytes that are not sent back yet.
     kept: Vec<u8>,
     sent: usize,
-    /// Whether `kept` is to be sent back.
+    /// True if `kept` holds bytes to send back.
     answering: bool,
     watched: EpollFlags,
 }
@@ -93,7 +93,7 @@ impl Conversation {
         }
     }
 
-    /// Whether the connection goes on.
+    /// Handles an event. Returns false if the connection has ended.
     fn advance(&mut self, buffer: &mut [u8]) -> Result<bool> {
         if self.answering && !self.answer()? {
             return Ok(true);
@@ -103,7 +103,7 @@ impl Conversation {
             return Ok(false);
         }
         if self.kept.is_empty() {
-            // What every server does where it can: no copy.
+            // Send whole messages directly, without a copy, as servers usually do.
             let whole = count - count % self.size;
             let sent = unless_blocked(self.socket.write(&buffer[..whole]))?.unwrap_or(0);
             self.answering = sent < whole;
@@ -122,7 +122,7 @@ impl Conversation {
         Ok(true)
     }
 
-    /// Whether everything has been sent back.
+    /// Sends the kept bytes. Returns true if all are sent.
     fn answer(&mut self) -> Result<bool> {
         while self.sent < self.kept.len() {
             let Some(count) = unless_blocked(self.socket.write(&self.kept[self.sent..]))? else {
@@ -136,7 +136,7 @@ impl Conversation {
         Ok(true)
     }
 
-    /// Waits for what comes next.
+    /// Registers the next event with epoll.
     fn watch(&mut self, epoll: &Epoll) -> Result<()> {
         let wanted = if self.answering { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
         if wanted != self.watched {

@@ -1,4 +1,5 @@
-//! One connection that sends as fast as it goes, and says from time to time how much that was, until it is ended.
+//! A connection that sends as fast as possible until it ends, and periodically reports the number
+//! of sent bytes.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -10,12 +11,12 @@ use rustix::time::{ClockId, clock_gettime};
 use super::socket::{Address, Socket};
 use super::{BEGIN, Flowed, say, wait_for_end};
 
-/// Of one call.
+/// The bytes of one call.
 const CHUNK: usize = 64 * 1024;
 
 pub(super) fn run(to: SocketAddr, every: Duration) -> Result<()> {
     let mut socket = Socket::connect(&Address::Tcp(to), true)?;
-    // Until whoever has started it is done with it.
+    // Exit at the end of standard input.
     std::thread::spawn(|| {
         wait_for_end();
         std::process::exit(0);
@@ -32,13 +33,13 @@ pub(super) fn run(to: SocketAddr, every: Duration) -> Result<()> {
         bytes += CHUNK as u64;
         if Instant::now() >= next {
             say(&serde_json::to_string(&Flowed::Sent { at: now(), bytes })?)?;
-            // Not sooner, however late that was.
+            // Keep the interval even after a late report.
             next = Instant::now() + every;
         }
     }
 }
 
-/// In seconds of the clock that all programs of this machine share.
+/// Returns the seconds of the monotonic clock, which all programs of the machine share.
 pub(crate) fn now() -> f64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9

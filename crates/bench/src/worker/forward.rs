@@ -1,4 +1,5 @@
-//! A relay in its plainest form: a thread for each direction of a connection, through a buffer or through a pipe of some size.
+//! A minimal relay: a thread for each direction of a connection, with a buffer or a pipe of some
+//! size.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -37,7 +38,7 @@ pub(super) fn run(forward: &Forward) -> Result<()> {
                 let forward = if splices { spliced } else { copied };
                 std::thread::spawn(move || {
                     let ended = forward(&from, &to, buffer);
-                    // What it was told goes on as well.
+                    // Forward the end of the stream too.
                     let _ = to.shutdown(Shutdown::Write);
                     ended
                 });
@@ -48,7 +49,7 @@ pub(super) fn run(forward: &Forward) -> Result<()> {
     Ok(())
 }
 
-/// Until its end.
+/// Copies until the end of the stream.
 fn copied(mut from: &TcpStream, mut to: &TcpStream, size: usize) -> Result<()> {
     let mut buffer = vec![0; size];
     loop {

@@ -1,5 +1,5 @@
-//! Many connections in one epoll set: each has as many requests under way as asked for, and every answer starts the
-//! next.
+//! Many connections in one epoll instance. Each keeps a fixed number of requests pending: every
+//! answer starts the next request.
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use super::socket::{Socket, unless_blocked};
 use super::{Client, Clock, PATIENCE_MS, Phase, finish};
 use crate::latency::Latencies;
 
-/// Answers on each connection, on average, before anything is measured: by then it is on its road.
+/// Average answers on each connection before the measurement. By then its transport is settled.
 const WARM_ANSWERS: u64 = 16;
 
 pub(super) fn run(client: &Client, connections: usize, depth: usize) -> Result<()> {
@@ -65,11 +65,11 @@ pub(super) fn run(client: &Client, connections: usize, depth: usize) -> Result<(
 struct Requester {
     socket: Socket,
     message: Vec<u8>,
-    /// Bytes that are still to be sent.
+    /// Unsent bytes.
     unsent: usize,
-    /// Bytes of the answer that is coming.
+    /// Received bytes of the current answer.
     received: usize,
-    /// When the requests under way were begun.
+    /// The start times of the pending requests.
     begun: VecDeque<Instant>,
     watched: EpollFlags,
 }
@@ -87,7 +87,8 @@ impl Requester {
         }
     }
 
-    /// Begins `count` more, each with a call of its own, as a program does that does not know of the others.
+    /// Starts `count` more requests, each with a separate call, like a program that does not know
+    /// of the others.
     fn request(&mut self, count: usize) -> Result<()> {
         for _ in 0..count {
             self.begun.push_back(Instant::now());
@@ -105,7 +106,7 @@ impl Requester {
         Ok(())
     }
 
-    /// How many answers became complete.
+    /// Reads once. Returns how many answers became complete.
     fn receive(&mut self, buffer: &mut [u8], mut complete: impl FnMut(Instant)) -> Result<usize> {
         let mut answered = 0;
         if let Some(count) = unless_blocked(self.socket.read(buffer))? {

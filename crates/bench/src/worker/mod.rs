@@ -1,8 +1,9 @@
-//! The loads: plain programs which use sockets through libc, as any other does, and know nothing of shunt. The
-//! command starts itself as them, natively or under shunt.
+//! The synthetic loads: plain programs that use sockets through libc and are unaware of shunt. The
+//! command runs itself as one of them, natively or under shunt.
 //!
-//! A server prints `ready ADDRESS` and serves until its standard input ends. A client prints `begin` when it is warm, then
-//! one JSON object, and keeps its connections until its standard input ends, so that somebody may look at them.
+//! A server prints `ready ADDRESS` and serves until its standard input ends. A client prints
+//! `begin` once it is warm, and later one JSON object. It keeps its connections until its standard
+//! input ends, so that the caller can inspect them.
 
 mod cache;
 mod calls;
@@ -222,7 +223,7 @@ pub enum Style {
 }
 
 impl Style {
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn label(self) -> &'static str {
         match self {
             Style::Blocking => "blocking",
@@ -231,30 +232,30 @@ impl Style {
     }
 }
 
-/// What a client measured.
+/// The results of a client.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Measured {
-    /// Messages, requests or calls.
+    /// The number of messages, requests or calls.
     pub(crate) operations: u64,
-    /// In how many seconds.
+    /// Their duration in seconds.
     pub(crate) seconds: f64,
-    /// Median time of one, in microseconds; 0 where one cannot be timed.
+    /// Median latency in microseconds; 0 if it cannot be measured.
     pub(crate) p50_us: f64,
-    /// 99th percentile.
+    /// The 99th percentile of the latency.
     pub(crate) p99_us: f64,
 }
 
-/// What a connection says that only sends.
+/// A report of a connection that only sends.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Flowed {
-    /// So many bytes until now, in seconds of the clock that all share.
+    /// The bytes sent so far, at this time of the shared monotonic clock.
     Sent { at: f64, bytes: u64 },
-    /// It has been ended, and how.
+    /// The connection ended with this error.
     Ended(String),
 }
 
-/// Runs one.
+/// Runs a load.
 pub fn run(worker: &Worker) -> Result<()> {
     match worker {
         Worker::Echo { server, style: Style::Blocking } => echo::blocking(server),
@@ -283,15 +284,15 @@ pub fn run(worker: &Worker) -> Result<()> {
     }
 }
 
-/// The line before which everything was warming up.
+/// The line that ends a client's warm-up.
 pub(crate) const BEGIN: &str = "begin";
-/// What a server says before its address.
+/// The word before a server's address.
 pub(crate) const READY: &str = "ready";
 
-/// No answer for so long is a failure.
+/// The time-out of an answer, in milliseconds.
 const PATIENCE_MS: u16 = 20_000;
 
-/// On this processor alone runs this thread from now on, and whatever it starts.
+/// Pins this thread, and everything it starts, to a processor.
 fn stay_on(processor: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(processor);
@@ -304,7 +305,7 @@ fn say(line: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Until whoever started this is done with it.
+/// Waits for the end of standard input.
 fn wait_for_end() {
     let mut line = String::new();
     while std::io::stdin().lock().read_line(&mut line).is_ok_and(|count| count > 0) {
@@ -312,7 +313,7 @@ fn wait_for_end() {
     }
 }
 
-/// Until whoever started this has looked at the clocks.
+/// Waits for a line, which the caller writes after it has read the clocks.
 fn wait_for_word() -> Result<()> {
     let count = std::io::stdin().lock().read_line(&mut String::new())?;
     ensure!(count > 0, "nobody is there any more who measures");
@@ -325,17 +326,17 @@ fn finish(measured: &Measured) -> Result<()> {
     Ok(())
 }
 
-/// First warms up, then measures.
+/// The warm-up and the measurement of a client.
 #[derive(Debug)]
 struct Clock {
     begin: Instant,
     end: Instant,
-    /// Rather than by time.
+    /// If set, measures this many operations instead of a duration.
     operations: Option<u64>,
     begun: bool,
 }
 
-/// What to do with an operation that has just ended.
+/// The phase of an operation that has just ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Warm,
@@ -350,7 +351,7 @@ impl Clock {
         Clock { begin, end, operations: client.operations, begun: false }
     }
 
-    /// The phase at `now`, when so many operations have been measured; says `begin` once.
+    /// Returns the phase at `now`, after `operations` measured ones. Prints `begin` once.
     fn phase(&mut self, now: Instant, operations: u64) -> Result<Phase> {
         if !self.begun {
             if now < self.begin {
@@ -361,7 +362,7 @@ impl Clock {
             if self.operations.is_some() {
                 wait_for_word()?;
             }
-            // Saying so took time.
+            // Exclude the time that printing took.
             let late = self.begin.elapsed();
             self.begin += late;
             self.end += late;

@@ -1,4 +1,5 @@
-//! Connects to a server until it has been answered, each time that it is told to, and says how long that took.
+//! Connects to a server until it answers, once for each line of input, and prints how long that
+//! took.
 
 use std::io::{BufRead, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,9 +9,9 @@ use anyhow::Result;
 
 use super::{BEGIN, say};
 
-/// As long as TCP itself waits before it tries a first time again.
+/// The time-out of an attempt: TCP's own initial retransmission time-out.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two attempts, where one fails at once.
+/// The pause between attempts that fail immediately.
 const PAUSE: Duration = Duration::from_millis(1);
 
 pub(super) fn run(to: SocketAddr) -> Result<()> {
@@ -26,7 +27,7 @@ pub(super) fn run(to: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// A byte there and back.
+/// Exchanges a byte.
 fn ask(to: SocketAddr) -> std::io::Result<()> {
     let mut stream = TcpStream::connect(to)?;
     stream.set_read_timeout(Some(PATIENCE))?;

@@ -1,4 +1,4 @@
-//! One message there and back at a time, in calls that block.
+//! Round trips with one message at a time, in blocking calls.
 
 use std::io::{Read, Write};
 use std::sync::Barrier;
@@ -40,14 +40,14 @@ pub(super) fn blocking(client: &Client, threads: usize) -> Result<()> {
     })
 }
 
-/// How far a thread goes.
+/// The extent of a thread's work.
 #[derive(Clone, Copy)]
 enum Extent {
     Time(Duration),
     Operations(u64),
 }
 
-/// The barriers are met whatever happens: an error must not leave the others waiting.
+/// Reaches the barriers even after an error, so that no other thread waits for ever.
 fn one_connection(
     client: &Client,
     measured: Extent,
@@ -62,7 +62,7 @@ fn one_connection(
         Err(_) => Ok(()),
     };
     let warm = run(Extent::Time(Duration::from_secs_f64(client.warm)), None);
-    // All are warm, and then the measurement begins.
+    // First all threads are warm; then the measurement starts.
     start.wait();
     start.wait();
     let measured = run(measured, Some(&mut latencies));

@@ -1,4 +1,4 @@
-//! Connections that carry a few requests and their answers.
+//! Short connections, with a few requests each.
 
 use std::io::{Read, Write};
 use std::time::Instant;
@@ -17,7 +17,8 @@ pub(super) fn run(client: &Client, exchanges: usize) -> Result<()> {
         let before = Instant::now();
         let mut socket = Socket::connect(&client.to, client.nodelay)?;
         if exchanges == 0 {
-            // There are so many that ports become few, and then connect takes as long as it searches for one.
+            // Avoid TIME_WAIT: with so many connections ports become scarce, and connect then
+            // spends time searching for one.
             socket.set_abortive()?;
         }
         for _ in 0..exchanges {

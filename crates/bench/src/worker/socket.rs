@@ -1,4 +1,4 @@
-//! A stream socket of either kind.
+//! Stream sockets of TCP or Unix.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use nix::errno::Errno;
 use socket2::SockRef;
 
-/// Where a server is.
+/// A server's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Address {
     Tcp(SocketAddr),
@@ -37,7 +37,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// As many as a burst of clients may connect at once.
+/// The backlog, which is enough for a burst of clients.
 const BACKLOG: i32 = 8192;
 
 pub(super) enum Listener {
@@ -52,7 +52,7 @@ impl Listener {
             Address::Unix(path) => UnixListener::bind(path).map(Listener::Unix),
         };
         let listener = listener.with_context(|| format!("listening at {address}"))?;
-        // A second listen(2) changes the backlog that std chose.
+        // A second listen(2) replaces std's backlog.
         SockRef::from(&listener).listen(BACKLOG)?;
         Ok(listener)
     }
@@ -94,7 +94,7 @@ pub(super) enum Socket {
     Unix(UnixStream),
 }
 
-/// A listener's queue that is full refuses a Unix socket at once, where TCP tries again by itself.
+/// How long to retry a Unix connect: a full backlog refuses it immediately, where TCP would retry.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Socket {
@@ -120,7 +120,7 @@ impl Socket {
         }
     }
 
-    /// Whoever closes it resets it: its port is free again at once.
+    /// Makes close(2) reset the connection, which frees its port immediately.
     pub(super) fn set_abortive(&self) -> io::Result<()> {
         SockRef::from(self).set_linger(Some(Duration::ZERO))
     }
@@ -181,7 +181,7 @@ impl AsRawFd for Socket {
     }
 }
 
-/// Nothing, where the call would have had to wait.
+/// Converts EAGAIN to `None`.
 pub(super) fn unless_blocked(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(count) => Ok(Some(count)),

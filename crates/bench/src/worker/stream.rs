@@ -1,5 +1,5 @@
-//! Messages in one direction. What is measured lies between a full pipe and a full pipe; at the end the receiver must confirm
-//! that it has every byte.
+//! Messages in one direction. The measurement begins and ends with full buffers, and at the end the
+//! receiver must confirm that it has every byte.
 
 use std::io::{Read, Write};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use super::socket::{Listener, Socket};
 use super::{Client, Clock, Measured, Phase, READY, Server, finish, say, wait_for_end};
 
-/// How often the sender looks at the clock: a look must not cost more than a message.
+/// The sender reads the clock once for this many bytes, so that this costs less than a message.
 const BYTES_PER_LOOK: usize = 64 * 1024;
 
 pub(super) fn sink(server: &Server) -> Result<()> {
@@ -25,7 +25,7 @@ pub(super) fn sink(server: &Server) -> Result<()> {
     Ok(())
 }
 
-/// Reads as netperf does: at most one message a call.
+/// Reads at most one message in a call, as netperf does.
 fn drain(mut socket: Socket, size: usize) -> Result<()> {
     let mut buffer = vec![0; size];
     let mut total: u64 = 0;

@@ -1,4 +1,5 @@
-//! What a relay pays that has a thread for each connection: switches between two that take turns on one processor.
+//! Measures context switches between two threads or processes on one processor: the cost of a relay
+//! with a thread for each connection.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +13,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::{BEGIN, Measured, finish, say, stay_on};
 
-/// As often is the processor given away before anybody looks at the clock.
+/// Yields between two readings of the clock.
 const BATCH: usize = 100;
 
-/// Two threads.
+/// Measures switches between two threads.
 pub(super) fn threads(limit: Duration) -> Result<()> {
     stay_on_one_processor()?;
     let over = Arc::new(AtomicBool::new(false));
@@ -31,7 +32,7 @@ pub(super) fn threads(limit: Duration) -> Result<()> {
     finish(&measured?)
 }
 
-/// Two processes.
+/// Measures switches between two processes.
 pub(super) fn processes(limit: Duration) -> Result<()> {
     stay_on_one_processor()?;
     let other = Other::start()?;
@@ -40,14 +41,14 @@ pub(super) fn processes(limit: Duration) -> Result<()> {
     finish(&measured?)
 }
 
-/// What the other process does, until it is killed.
+/// Yields in a loop: the second process, until it is killed.
 pub(super) fn give_way() -> Result<()> {
     loop {
         sched_yield();
     }
 }
 
-/// A thread that sleeps until there is something to do, and says that it is done.
+/// Measures the wake-up of a thread that sleeps until it gets work, and its completion message.
 pub(super) fn pool(limit: Duration) -> Result<()> {
     let (work, to_do) = mpsc::channel();
     let (done, is_done) = mpsc::channel();
@@ -84,14 +85,16 @@ impl Drop for Other {
     }
 }
 
-/// Also the thread and the process that are started next.
+/// Pins this thread, and the thread or process that it starts next, to one processor.
 fn stay_on_one_processor() -> Result<()> {
     let allowed = sched_getaffinity(None)?;
     stay_on((0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).context("a processor")?)
 }
 
-/// Counts switches, and not calls: the kernel need not switch in each. Time is the processor's, of this one of the two: what others
-/// do meanwhile does not count, and half of each switch away and half of each back is its own.
+/// Counts switches instead of calls, because the kernel need not switch in each.
+///
+/// The time is this thread's processor time, so other programs do not count. Half of each switch
+/// away and half of each switch back is charged to it.
 fn take_turns(limit: Duration) -> Result<Measured> {
     let warm = Instant::now();
     while warm.elapsed() < WARM {
@@ -109,16 +112,16 @@ fn take_turns(limit: Duration) -> Result<Measured> {
     Ok(Measured { operations, seconds, p50_us: seconds * 1e6 / operations as f64, p99_us: 0.0 })
 }
 
-/// Processor time of this thread so far.
+/// Returns the processor time of this thread so far.
 fn used() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// The other has begun by then.
+/// The warm-up time, in which the other thread or process starts.
 const WARM: Duration = Duration::from_millis(50);
 
-/// Away from this thread, so far.
+/// Returns how often the kernel has switched away from this thread.
 fn switches() -> Result<u64> {
     let usage = getrusage(UsageWho::RUSAGE_THREAD)?;
     Ok((usage.voluntary_context_switches() + usage.involuntary_context_switches()) as u64)

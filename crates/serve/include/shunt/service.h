@@ -6,11 +6,11 @@
 // distinguish them: it reads bytes only with the functions here, which never read beyond the
 // available bytes.
 //
-// 	static int parse(struct shunt_socket *socket) { return length_message(socket, 4); }
+//	static int parse(struct shunt_socket *socket) { return length_message(socket, 4); }
 //
-// 	static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict) { shunt_echo(verdict); }
+//	static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict) { shunt_echo(verdict); }
 //
-// 	SHUNT_SERVICE(.name = "length-echo", .parse = parse, .decide = decide);
+//	SHUNT_SERVICE(.name = "length-echo", .parse = parse, .decide = decide);
 
 #ifndef SHUNT_SERVICE_H
 #define SHUNT_SERVICE_H

@@ -4,11 +4,11 @@
 // are found by their id, past values of every type. Values are nested up to THRIFT_DEPTH and have
 // at most THRIFT_STEPS parts; others are refused as too complex.
 //
-// 	struct thrift_message message;
-// 	int length = thrift_next(socket, &message); // the result for parse
-// 	struct thrift_field field;
-// 	if (thrift_find(socket, &message, 1, &field) > 0 && field.type == THRIFT_I32)
-// 		... (int)field.number
+//	struct thrift_message message;
+//	int length = thrift_next(socket, &message); // the result for parse
+//	struct thrift_field field;
+//	if (thrift_find(socket, &message, 1, &field) > 0 && field.type == THRIFT_I32)
+//		... (int)field.number
 
 #ifndef SHUNT_THRIFT_H
 #define SHUNT_THRIFT_H

@@ -1,4 +1,5 @@
-//! Programs of Go's, a server and a client of net/http and of plain messages: without cgo, so that they have no libc, and with it.
+//! Go programs, a server and a client with plain messages and with net/http: without cgo, where
+//! they do not use libc, and with cgo.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,7 +17,7 @@ use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
 use crate::worker::Measured;
 
-/// Go sets TCP_NODELAY by itself; its servers and wrk are not asked for Unix sockets.
+/// Go sets TCP_NODELAY itself. Its servers and wrk are not measured on Unix sockets.
 const SIDES: &[Side] = &[Side::Tcp, Side::ShuntSleep, Side::Shunt];
 const PLACEMENT: Placement = Placement::TwoCores;
 
@@ -45,7 +46,7 @@ pub(super) fn points() -> Vec<Point> {
     ]
 }
 
-/// Whether a program has a libc, as the package net has it where cgo is on, or makes all system calls by itself.
+/// With cgo, the package net makes a program use libc. Without, it makes all system calls itself.
 #[derive(Clone, Copy, Debug)]
 enum Cgo {
     Without,
@@ -53,7 +54,7 @@ enum Cgo {
 }
 
 impl Cgo {
-    /// What it takes to build it.
+    /// Returns the programs that the build needs.
     fn needs(self) -> &'static [&'static str] {
         match self {
             Cgo::Without => &["go"],
@@ -61,7 +62,7 @@ impl Cgo {
         }
     }
 
-    /// Builds the program once, and says where it is.
+    /// Builds the program once and returns its path.
     fn program(self, stage: &Stage) -> Result<PathBuf> {
         let (name, enabled) = match self {
             Cgo::Without => ("go_load", "0"),
@@ -83,7 +84,7 @@ impl Cgo {
     }
 }
 
-/// Both ends are Go's.
+/// Plain messages between two Go programs.
 struct Talk {
     kind: &'static str,
     connections: usize,
@@ -110,7 +111,7 @@ impl Load for Talk {
     }
 }
 
-/// The server is Go's.
+/// A Go server with wrk as the client.
 struct Http {
     connections: u32,
 }

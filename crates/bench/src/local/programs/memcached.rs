@@ -1,4 +1,4 @@
-//! memcached with one thread, under our own load.
+//! memcached with one thread, under the synthetic load.
 
 use std::process::Command;
 use std::time::Duration;

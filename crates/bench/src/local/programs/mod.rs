@@ -1,4 +1,5 @@
-//! Programs that nobody here wrote. The servers of all sides run all the time, idle but for their turn.
+//! Third-party programs. The servers of all sides are always running, and idle except in their
+//! turns.
 
 mod go;
 mod memcached;
@@ -56,33 +57,33 @@ pub(super) fn tables() -> Vec<Table> {
     tables
 }
 
-/// A server with a load that somebody else wrote.
+/// A server with its load.
 pub(super) trait Program {
-    /// What must be installed.
+    /// Returns the programs that must be installed.
     fn needs(&self) -> &[&str];
 
-    /// The Unix socket of a server which has this port elsewhere.
+    /// Returns the Unix socket of a server that uses this port otherwise.
     fn socket(&self, stage: &Stage, port: u16) -> PathBuf {
         stage.path(&format!("{port}.sock"))
     }
 
-    /// Starts the server for a side. It listens at `address`, which is free.
+    /// Starts the server for a side, which listens at `address`. The address is free.
     fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>>;
 
-    /// The load for one turn.
+    /// Returns the command of the load for a turn.
     fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command>;
 
-    /// What the load printed, which was to run so long.
+    /// Parses the output of the load, which ran for `seconds`.
     fn parse(&self, output: &str, seconds: Duration) -> Option<Measured>;
 }
 
-/// Where a server of a side listens.
+/// The address of a server on a side.
 #[derive(Clone, Debug)]
 pub(super) struct Address {
     placement: Placement,
     host: &'static str,
     port: u16,
-    /// For the side that uses Unix sockets.
+    /// The path, on the side with Unix sockets.
     socket: Option<String>,
 }
 
@@ -94,7 +95,7 @@ pub(super) struct Served<P> {
 
 struct Running {
     address: Address,
-    /// The first is the one whose processor time is the server's.
+    /// The processes. The first one's processor time counts as the server's.
     processes: Vec<Process>,
 }
 
@@ -121,7 +122,8 @@ impl<P: Program> Served<P> {
     }
 }
 
-/// A server of its own for each turn: two processes of one program differ for as long as they run.
+/// Starts a new server for each turn, because two processes of one program differ for as long as
+/// they run.
 impl<P: Program> OneSided for Served<P> {
     fn missing(&self) -> Option<String> {
         self.lacks()
@@ -174,7 +176,7 @@ impl<P: Program> Load for Served<P> {
     }
 }
 
-/// Our own load on a cache.
+/// Returns the command of the synthetic load on a cache.
 fn load_on_cache(
     stage: &Stage,
     side: Side,
@@ -192,12 +194,12 @@ fn load_on_cache(
     Ok(command)
 }
 
-/// What one of our loads printed.
+/// Parses the output of a synthetic load.
 fn said_by_ours(output: &str) -> Option<Measured> {
     output.lines().find_map(|line| serde_json::from_str(line).ok())
 }
 
-/// Pairs that the broker has made so far.
+/// Returns the pairs that the broker has made so far.
 fn pairs_made(stage: &Stage, side: Side) -> Result<u64> {
     if side.is_short_road() { Ok(stage.status()?.pairs_made) } else { Ok(0) }
 }
@@ -206,7 +208,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const START_LIMIT: Duration = Duration::from_secs(20);
 
 impl Address {
-    /// Until somebody listens there.
+    /// Waits until a server listens there.
     fn wait(&self) -> Result<()> {
         let deadline = Instant::now() + START_LIMIT;
         loop {

@@ -1,4 +1,4 @@
-//! One server in C with glibc, with musl, and with musl and no dynamic linker, each under the same load of ours.
+//! A C server with glibc, with musl, and static with musl, each under the same synthetic load.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -53,7 +53,7 @@ impl Load for Built {
 }
 
 impl Built {
-    /// Builds the program once, and says where it is.
+    /// Builds the program once and returns its path.
     fn program(&self, stage: &Stage) -> Result<PathBuf> {
         let name = format!("epoll_echo.{}{}", self.compiler, self.flag.unwrap_or_default());
         let (source, program) = (stage.path("epoll_echo.c"), stage.path(&name));

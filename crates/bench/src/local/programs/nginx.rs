@@ -1,4 +1,4 @@
-//! nginx with wrk: files of 1 KB and 1 MB, and a proxy that keeps its connections to the upstream.
+//! nginx with wrk: files of 1 KB and 1 MB, and a proxy with persistent connections to the upstream.
 
 use std::process::Command;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::stage::{Placement, Role, Stage};
 use crate::worker::Measured;
 
 pub(super) fn points() -> Vec<Point> {
-    // wrk knows no Unix sockets.
+    // wrk does not support Unix sockets.
     const SIDES: &[Side] = &[Side::Tcp, Side::ShuntSleep, Side::Shunt];
     let point = |label, load| Point::new(label, SIDES, Served::new(load, Placement::TwoCores));
     vec![
@@ -52,7 +52,7 @@ impl Program for Nginx {
              server {{ listen 127.0.0.1:PORT; location / {{
                  proxy_pass http://files; proxy_http_version 1.1; proxy_set_header Connection \"\"; }} }}"
         );
-        // The upstream shares the client's processor, in all sides alike.
+        // The upstream shares the client's processor on all sides.
         Ok(vec![
             serve(stage, side, Role::Server, address.port, &proxy)?,
             serve(stage, side, Role::Client, upstream, &site)?,

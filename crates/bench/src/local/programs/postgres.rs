@@ -50,9 +50,10 @@ struct Pgbench {
 const SELECT: &[&str] = &["-S", "-M", "simple"];
 const TPC_B: &[&str] = &["-M", "simple"];
 
-/// PostgreSQL refuses to run as root; Debian makes this user.
+/// PostgreSQL refuses to run as root. Debian creates this user.
 const USER: &str = "postgres";
-/// Branches of the bank. Every transaction of TPC-B locks one: there are more than clients.
+/// Branches of the bank. Every TPC-B transaction locks one, so there are more branches than
+/// clients.
 const SCALE: usize = 10;
 /// 16 MB of data each.
 const SCALES: [usize; 4] = [1, 4, 10, 40];
@@ -135,11 +136,11 @@ impl Pgbench {
     }
 }
 
-/// A directory that belongs to the user who runs the server.
+/// Creates a directory that belongs to the server's user.
 fn data_directory(stage: &Stage, port: u16) -> Result<PathBuf> {
     let data = stage.path(&format!("data-{port}"));
     std::fs::create_dir(&data)?;
-    // The stage's own directory is root's alone.
+    // Allow that user to enter the stage's directory, which only root can.
     std::fs::set_permissions(stage.path(""), std::fs::Permissions::from_mode(0o755))?;
     user::give(&data, USER)?;
     Ok(data)

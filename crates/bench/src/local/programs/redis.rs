@@ -1,4 +1,4 @@
-//! Redis with redis-benchmark, or under our own load.
+//! Redis with redis-benchmark, or under the synthetic load.
 
 use std::process::Command;
 use std::time::Duration;
@@ -25,7 +25,8 @@ struct Redis {
     pipeline: u32,
 }
 
-/// redis-benchmark counts requests: as many as take plain TCP about the time that was asked for.
+/// redis-benchmark runs a number of requests. This rate makes them take about the requested time
+/// with plain TCP.
 const REQUESTS_PER_SECOND: f64 = 150_000.0;
 
 impl Program for Redis {
@@ -49,7 +50,8 @@ impl Program for Redis {
         Ok(command)
     }
 
-    /// A line with the rate and latencies in milliseconds: "test","rps","avg","min","p50","p95","p99","max".
+    /// Parses a line with the rate and the latencies in milliseconds:
+    /// "test","rps","avg","min","p50","p95","p99","max".
     fn parse(&self, output: &str, seconds: Duration) -> Option<Measured> {
         let line = output.lines().nth(1)?;
         let cells: Vec<f64> =
@@ -60,7 +62,7 @@ impl Program for Redis {
     }
 }
 
-/// The same server; what it is asked is what memcached is asked.
+/// Redis under the synthetic load that memcached gets.
 pub(in super::super) struct Cached {
     pub(in super::super) connections: usize,
 }

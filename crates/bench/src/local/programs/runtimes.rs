@@ -1,5 +1,5 @@
-//! Round trips in other languages, with what their runtimes do to sockets: programs of ours, since nobody has written a
-//! benchmark that is the same in all three.
+//! Round trips in other languages, with their runtimes' socket options. The programs are part of
+//! shunt, because there is no third-party benchmark that is the same in all three.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -32,7 +32,7 @@ pub(super) fn java_by_size() -> Table {
     }
 }
 
-/// Messages of so many bytes there and back.
+/// Round trips of messages of one size.
 struct Messages {
     runtime: &'static Runtime,
     size: usize,
@@ -43,7 +43,7 @@ struct Runtime {
     program: &'static str,
     file: &'static str,
     text: &'static str,
-    /// What makes of the file what is run, and the arguments by which that is named.
+    /// The compiler of the file and its arguments, if there is one.
     compiler: Option<(&'static str, &'static [&'static str])>,
 }
 

@@ -1,8 +1,9 @@
-//! What a paper shows: a figure, a table or a passage with figures, what it says there, and what of ours answers that.
+//! The description of a paper's exhibits: a figure, a table or a passage with its claims, and the
+//! measurements that correspond to them.
 
 use crate::comparison::{Point, Quantity};
 
-/// One of the papers.
+/// A paper.
 #[derive(Debug)]
 pub(super) struct Paper {
     pub(super) name: &'static str,
@@ -10,10 +11,10 @@ pub(super) struct Paper {
     pub(super) exhibits: &'static [Exhibit],
 }
 
-/// See the module.
+/// An exhibit of a paper.
 #[derive(Debug)]
 pub(super) struct Exhibit {
-    /// As the paper calls it.
+    /// The name in the paper.
     pub(super) name: &'static str,
     pub(super) shows: &'static str,
     pub(super) answer: Answer,
@@ -22,48 +23,48 @@ pub(super) struct Exhibit {
 #[derive(Debug)]
 pub(super) enum Answer {
     Measured(&'static [Claim]),
-    /// Why not.
+    /// The reason why it is not measured.
     NotMeasured(&'static str),
 }
 
-/// Something that the paper found, and where ours stands.
+/// A claim of the paper, and the corresponding measurement.
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) what: &'static str,
     pub(super) theirs: Theirs,
-    /// Where in the paper that is said.
+    /// The place in the paper.
     pub(super) place: &'static str,
     pub(super) kind: Kind,
-    /// What follows `shunt bench`.
+    /// The arguments of `shunt bench`.
     pub(super) command: &'static str,
-    /// How the title of the table begins.
+    /// The beginning of the table's title.
     pub(super) table: &'static str,
     pub(super) lines: Lines,
     pub(super) quantity: Quantity,
     pub(super) form: Form,
 }
 
-/// In the claim's form.
+/// The paper's figures, in the claim's form.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Theirs {
     Between(f64, f64),
     About(f64),
     AtLeast(f64),
     UpTo(f64),
-    /// By where a line stands on its axis.
+    /// A figure for each position on the axis.
     Each(&'static [(f64, f64)]),
     /// No figure in the text.
     Words(&'static str),
 }
 
-/// What it means.
+/// The kind of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// What is gained.
+    /// A gain.
     Gain,
-    /// What is lost.
+    /// A cost.
     Cost,
-    /// What there is without either.
+    /// A fact without either.
     Fact,
 }
 
@@ -71,22 +72,22 @@ pub(super) enum Kind {
 pub(super) enum Lines {
     All,
     Only(&'static [&'static str]),
-    /// From here to there on the axis.
+    /// A range of the axis.
     Span(f64, f64),
 }
 
-/// What is made of the sides' figures, round by round.
+/// The way in which the sides' figures are combined, within each round.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Form {
-    /// How many times as fast one is as the other.
+    /// The speed of the first relative to the second.
     TimesAsFast(&'static str, &'static str),
-    /// One's figure in parts of the other's.
+    /// The figure of the first relative to the second.
     PartOf(&'static str, &'static str),
-    /// How much more the one has than the other.
+    /// The relative excess of the first over the second.
     Beyond(&'static str, &'static str),
-    /// How much less.
+    /// The relative saving of the first against the second.
     Saves(&'static str, &'static str),
-    /// The figure of one.
+    /// The figure of one side.
     Of(&'static str),
 }
 
@@ -100,7 +101,7 @@ impl Exhibit {
 }
 
 impl Claim {
-    /// Whether it is about this line of a table.
+    /// Returns true if the claim is about this line of a table.
     pub(super) fn is_about(&self, point: &Point) -> bool {
         let is_line = match self.lines {
             Lines::All => true,
@@ -112,7 +113,7 @@ impl Claim {
 }
 
 impl Form {
-    /// The side that it is about, and what that is compared with.
+    /// Returns the side of the claim, and the side that it is compared with.
     pub(super) fn sides(self) -> (&'static str, Option<&'static str>) {
         match self {
             Form::TimesAsFast(side, than)
@@ -123,7 +124,7 @@ impl Form {
         }
     }
 
-    /// Of one round.
+    /// Returns the combined figure of one round.
     pub(super) fn of(self, quantity: Quantity, side: f64, other: f64) -> f64 {
         match self {
             Form::TimesAsFast(..) if quantity.more_is_better => side / other,
@@ -135,7 +136,7 @@ impl Form {
         }
     }
 
-    /// What it is where both sides are the same.
+    /// Returns the figure for two equal sides.
     pub(super) fn neutral(self) -> Option<f64> {
         match self {
             Form::TimesAsFast(..) | Form::PartOf(..) => Some(1.0),
@@ -144,12 +145,12 @@ impl Form {
         }
     }
 
-    /// Whether the side that it is about is the better the greater this is.
+    /// Returns true if a greater figure is better for the claim's side.
     pub(super) fn more_is_better(self, quantity: Quantity) -> bool {
         matches!(self, Form::TimesAsFast(..) | Form::Saves(..)) || quantity.more_is_better
     }
 
-    /// A figure with its unit.
+    /// Formats a figure with its unit.
     pub(super) fn show(self, quantity: Quantity, figure: &str) -> String {
         match self {
             Form::TimesAsFast(..) | Form::PartOf(..) => format!("{figure}x"),

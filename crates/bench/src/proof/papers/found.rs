@@ -1,6 +1,6 @@
-//! What was found of a claim: ours line by line, and how the two compare.
+//! Compares a claim of a paper with our measurements, line by line.
 //!
-//! A line is better or worse than something if every round says so.
+//! A line is better or worse than a figure only if every round is.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::comparison::{Point, Quantity};
 use crate::report::number;
 use crate::stats::Spread;
 
-/// See the module.
+/// The comparison of a claim.
 #[derive(Debug, Serialize)]
 pub(super) struct Found {
     pub(super) what: &'static str,
@@ -18,14 +18,14 @@ pub(super) struct Found {
     pub(super) command: String,
     pub(super) ours: String,
     pub(super) verdict: Option<String>,
-    /// Whether it is otherwise here.
+    /// True if the claim does not hold here.
     pub(super) differs: bool,
-    /// Why there is nothing of ours.
+    /// The reason why there is no measurement.
     pub(super) missing: Option<String>,
     pub(super) lines: Vec<Line>,
 }
 
-/// One line of ours.
+/// A line of our measurements.
 #[derive(Debug, Serialize)]
 pub(super) struct Line {
     label: String,
@@ -34,11 +34,11 @@ pub(super) struct Line {
     ours: Spread,
 }
 
-/// Of what is said to be about so much, so little less is as much.
+/// Figures within this tolerance count as equal to an approximate claim.
 const ABOUT: f64 = 0.95;
 
 impl Found {
-    /// Of what a command has measured, or why it has not.
+    /// Compares a claim with the results of its command, or with the reason why there are none.
     pub(super) fn of(claim: &Claim, command: String, measured: &Result<Vec<Point>, String>) -> Found {
         let (lines, missing) = match measured {
             Ok(points) => (claim.lines_of(points), claim.missing(points)),
@@ -58,17 +58,17 @@ impl Found {
         }
     }
 
-    /// With where the paper says it.
+    /// Returns the paper's figure with its place.
     pub(super) fn theirs(&self) -> String {
         if self.place.is_empty() { self.theirs.clone() } else { format!("{} ({})", self.theirs, self.place) }
     }
 
-    /// Or why there is none.
+    /// Returns our figure, or the reason why there is none.
     pub(super) fn ours(&self) -> String {
         self.missing.as_ref().map_or_else(|| self.ours.clone(), |missing| format!("left out: {missing}"))
     }
 
-    /// A line's cells: the claim, the line, theirs, ours.
+    /// Returns the cells of a line: the claim, the line, their figure, our figure.
     pub(super) fn row(&self, line: &Line) -> Vec<String> {
         let Spread { median, min, max } = line.ours;
         let ours = format!("{} ({}-{})", number(median), number(min), number(max));
@@ -88,7 +88,7 @@ impl Claim {
                 };
                 points.iter().find(is_other).map_or(&[][..], |point| &point.rounds)
             });
-            // Alone, it is compared with nothing.
+            // A side alone is paired with itself, and the pair is ignored.
             let theirs = theirs.unwrap_or(&point.rounds);
             let rounds = point.rounds.iter().zip(theirs);
             let ours = Spread::of(rounds.map(|(ours, theirs)| self.form.of(self.quantity, *ours, *theirs)))?;
@@ -126,7 +126,7 @@ impl Claim {
         }
     }
 
-    /// In words, and whether it is otherwise here.
+    /// Returns the verdict in words, and true if the claim does not hold here.
     fn verdict(&self, lines: &[Line]) -> Option<(String, bool)> {
         if lines.is_empty() {
             return None;
@@ -184,7 +184,7 @@ impl Claim {
         Some((words.unwrap_or_else(|| "gains".to_owned()), false))
     }
 
-    /// Whether every round of a line is worse than this.
+    /// Returns true if every round of a line is worse than this figure.
     fn is_worse(&self, line: &Line, than: f64) -> bool {
         let more_is_better = self.form.more_is_better(self.quantity);
         if more_is_better { line.ours.max < than } else { line.ours.min > than }
@@ -200,12 +200,12 @@ impl Claim {
         if more_is_better { line.ours.min > neutral } else { line.ours.max < neutral }
     }
 
-    /// Whether it is worse than theirs.
+    /// Returns true if it is worse than the paper's figure.
     fn is_less(&self, line: &Line) -> bool {
         self.bound(line).is_some_and(|bound| self.is_worse(line, bound))
     }
 
-    /// The least that would be as good as theirs.
+    /// Returns the worst figure that would equal the paper's.
     fn bound(&self, line: &Line) -> Option<f64> {
         let more_is_better = self.form.more_is_better(self.quantity);
         let about = |figure: f64| if more_is_better { figure * ABOUT } else { figure / ABOUT };
@@ -219,7 +219,7 @@ impl Claim {
     }
 }
 
-/// What is said of the lines of which it holds.
+/// Returns words about the lines for which `holds` is true.
 fn at(lines: &[Line], words: &str, holds: impl Fn(&Line) -> bool) -> Option<String> {
     let labels: Vec<&str> = lines.iter().filter(|line| holds(line)).map(|line| line.label.as_str()).collect();
     match labels.len() {
@@ -253,7 +253,7 @@ impl Theirs {
     }
 }
 
-/// With no more digits than it has.
+/// Formats a figure without trailing zeros.
 fn short(figure: f64) -> String {
     let text = number(figure);
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }

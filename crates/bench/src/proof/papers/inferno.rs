@@ -1,4 +1,4 @@
-//! The article on large messages between processes, as messages and as files.
+//! Inferno Nettverk's article on large messages between processes, passed as messages and as files.
 
 use super::exhibit::Answer::Measured;
 use super::exhibit::Kind::{Fact, Gain};

@@ -1,4 +1,4 @@
-//! KTCP: TCP split in two relays' kernels.
+//! KTCP: splitting TCP in the kernels of two relays.
 
 use super::exhibit::Answer::Measured;
 use super::exhibit::Kind::{Cost, Fact, Gain};
@@ -337,7 +337,7 @@ const IDLE: &str = "relay idle --ways routed,relay-turbo";
 
 const TIME_LINES: &str = "relay time-lines --ways routed,relay,relay-early,relay-pool,relay-turbo";
 
-/// shunt has no part in it.
+/// A measurement that does not involve shunt.
 const NATIVE: Form = Form::Of("TCP nodelay");
 
 const ROUTED: &str = "routed, not split";

@@ -1,4 +1,5 @@
-//! `shunt report --papers`: what the papers show that shunt comes from, and what of it this machine shows, measured now.
+//! `shunt report --papers`: compares the results of the papers behind shunt with measurements on
+//! this machine.
 
 mod exhibit;
 mod found;
@@ -30,24 +31,24 @@ use crate::{ipc, local, overlay, relay, serve};
 use exhibit::{Answer, Claim, Exhibit, Paper};
 use found::Found;
 
-/// In the order of shunt's roads.
+/// The papers, in the order of shunt's transports.
 static PAPERS: [Paper; 5] = [slipstream::PAPER, slim::PAPER, inferno::PAPER, slick::PAPER, ktcp::PAPER];
 
-/// What came of it.
+/// The results.
 #[derive(Debug, Serialize)]
 pub(super) struct Papers {
     surroundings: Surroundings,
     rounds: u32,
     seconds_in_all: f64,
     command: String,
-    /// Commands that this process could not run, and why.
+    /// Commands that this process could not run, with the reasons.
     left_out: Vec<(String, String)>,
-    /// Commands that did not end as they should.
+    /// Commands that failed, with the errors.
     failed: Vec<(String, String)>,
     exhibits: Vec<Answered>,
 }
 
-/// One figure or table.
+/// A figure or table with its comparisons.
 #[derive(Debug, Serialize)]
 struct Answered {
     paper: &'static str,
@@ -77,16 +78,16 @@ enum Bench {
     Relay(relay::Arguments),
 }
 
-/// By command.
+/// The measurements by command.
 #[derive(Default)]
 struct Measured {
-    /// Or why there are none.
+    /// The points, or the reason why there are none.
     points: BTreeMap<&'static str, Result<Vec<Point>, String>>,
-    /// With the side of each.
+    /// The time lines with their sides.
     time_lines: BTreeMap<&'static str, Vec<(&'static str, TimeLine)>>,
 }
 
-/// Of the figures of which an expression names the paper, the figure or what it shows; of all without one.
+/// Compares all exhibits, or those whose paper, name or contents match the expression.
 pub(super) fn answer(only: Option<&Regex>, rounds: u32, own: String) -> Result<Papers> {
     let (machine, begin) = (Machine::describe(), Instant::now());
     let wanted = wanted(only)?;
@@ -110,7 +111,7 @@ pub(super) fn answer(only: Option<&Regex>, rounds: u32, own: String) -> Result<P
     })
 }
 
-/// As it is asked for.
+/// Parses the expression of `--only`.
 pub(super) fn parse_only(text: &str) -> Result<Regex, regex::Error> {
     RegexBuilder::new(text).case_insensitive(true).build()
 }
@@ -131,14 +132,14 @@ fn bench(command: &str, rounds: u32) -> Result<Bench> {
     Ok(line.with_context(|| format!("shunt bench {command}"))?.bench)
 }
 
-/// As it is typed.
+/// Returns the full command line.
 fn full(command: &str, rounds: u32) -> String {
     format!("shunt bench {command} --repeats {rounds}")
 }
 
 type Commands = Vec<(String, String)>;
 
-/// Each command once; with what was left out and what failed.
+/// Runs each command once. Returns the results, and the commands that were left out or failed.
 fn measure(benches: &[(&'static str, Bench)], rounds: u32) -> Result<(Measured, Commands, Commands)> {
     let (mut measured, mut left_out, mut failed) = (Measured::default(), Vec::new(), Vec::new());
     let mut present = Vec::new();
@@ -160,7 +161,7 @@ fn measure(benches: &[(&'static str, Bench)], rounds: u32) -> Result<(Measured, 
     for (number, (command, comparison)) in present.iter().enumerate() {
         eprintln!("{} of {}: {}", number + 1, present.len(), full(command, rounds));
         let taken = apart(*comparison);
-        // What was interrupted has not failed.
+        // An interruption is not a failure of the command.
         interrupt::pause(Duration::ZERO)?;
         let points = taken.map_err(|error| format!("{error:#}")).map(|taken| {
             measured.time_lines.insert(*command, taken.time_lines);
@@ -175,7 +176,7 @@ fn measure(benches: &[(&'static str, Bench)], rounds: u32) -> Result<(Measured, 
     Ok((measured, left_out, failed))
 }
 
-/// In a thread of its own: some leave theirs in a namespace of its own.
+/// Runs a comparison on a separate thread, because some leave their thread in another namespace.
 fn apart(comparison: &dyn Comparison) -> Result<Taken> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| comparison.measure());
@@ -200,7 +201,7 @@ impl Papers {
         Ok(serde_json::to_string_pretty(self)?)
     }
 
-    /// An error if something did not work.
+    /// Returns an error if a command failed.
     pub(super) fn check(&self) -> Result<()> {
         let failed: Vec<String> =
             self.failed.iter().map(|(command, error)| format!("{command}: {error}")).collect();
@@ -229,13 +230,13 @@ impl Answered {
         })
     }
 
-    /// Whether something of it was measured in this run.
+    /// Returns true if any of its claims was measured.
     fn is_measured(&self) -> bool {
         self.claims.iter().any(|found| found.missing.is_none())
     }
 }
 
-/// The time lines of the sides that an exhibit's claims are about, beside each other.
+/// Draws the time lines of the sides in an exhibit's claims, in a row.
 fn drawn(paper: &Paper, exhibit: &Exhibit, measured: &Measured) -> Result<Vec<String>> {
     let is_of = |side: &str| {
         exhibit.claims().iter().any(|claim| {
@@ -253,7 +254,7 @@ fn drawn(paper: &Paper, exhibit: &Exhibit, measured: &Measured) -> Result<Vec<St
     Ok(vec![time_lines(&title, &panels)?])
 }
 
-/// One of each table that an exhibit's claims are about, with all sides.
+/// Draws a plot of each table in an exhibit's claims, with all sides.
 fn plots(paper: &Paper, exhibit: &Exhibit, measured: &Measured) -> Result<Vec<String>> {
     let mut drawn: Vec<(&str, &str)> = Vec::new();
     let mut plots = Vec::new();
@@ -276,7 +277,7 @@ fn plots(paper: &Paper, exhibit: &Exhibit, measured: &Measured) -> Result<Vec<St
     Ok(plots)
 }
 
-/// A line for each side where there is an axis, else bars.
+/// Draws a line for each side if there is an axis, otherwise bars.
 fn plot(title: &str, points: &[&Point]) -> Result<String> {
     let unit = points[0].quantity.label.trim().to_owned();
     let Some((axis, _)) = points[0].at.filter(|_| points.iter().all(|point| point.at.is_some())) else {
@@ -365,7 +366,8 @@ mod tests {
         }
     }
 
-    /// A command that has been changed, or a table or a side that is called otherwise now, would be found missing only after minutes.
+    /// Without this test, a changed command or a renamed table or side would be noticed only after
+    /// a whole run.
     #[test]
     fn every_claim_is_about_something_that_its_command_measures() {
         for (exhibit, claim) in claims() {

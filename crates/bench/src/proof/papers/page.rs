@@ -1,4 +1,4 @@
-//! The page.
+//! Formats the comparison with the papers as a page.
 
 use super::{Answered, Papers};
 use crate::report::{Column, Page};
@@ -81,12 +81,12 @@ impl Papers {
     }
 }
 
-/// Under which its plots and lines stand.
+/// Returns the heading of an exhibit.
 fn heading(answered: &Answered) -> String {
     format!("{}, {}", answered.paper, answered.figure)
 }
 
-/// Every line that was measured, and the plots.
+/// Appends the plots and all measured lines.
 fn lines(page: &mut Page, answered: &Answered) {
     page.heading(&heading(answered));
     page.paragraph("faint", answered.shows);

@@ -96,7 +96,7 @@ const FORWARDER: &str = "serve forward";
 
 const KERNEL: Form = Form::TimesAsFast("kernel", "plain");
 
-/// Kernel and user process, in Mbit/s, by size.
+/// The ratio of the kernel's to the user process's rate (Mbit/s), by size.
 const ECHO: [(f64, f64); 10] = [
     (32.0, 103.66 / 65.57),
     (64.0, 166.24 / 120.37),
@@ -109,7 +109,7 @@ const ECHO: [(f64, f64); 10] = [
     (8192.0, 741.97 / 747.26),
     (16384.0, 772.09 / 746.63),
 ];
-/// The same in ms.
+/// The ratio of the latencies (ms), by size.
 const ECHO_LATENCY: [(f64, f64); 10] = [
     (32.0, 31.0 / 37.0),
     (64.0, 28.0 / 32.0),
@@ -122,7 +122,7 @@ const ECHO_LATENCY: [(f64, f64); 10] = [
     (8192.0, 17.0 / 16.0),
     (16384.0, 12.0 / 17.0),
 ];
-/// Kernel and user process, each in two runs, by payload.
+/// The ratio of the kernel's to the user process's rate, each the sum of two runs, by payload.
 const FORWARD: [(f64, f64); 8] = [
     (32.0, (15.40 + 15.20) / (6.79 + 6.22)),
     (64.0, (22.88 + 22.80) / (7.21 + 7.21)),

@@ -1,4 +1,4 @@
-//! Slim: a container overlay network that does its work when a connection is set up.
+//! Slim: a container overlay network that works only during connection set-up.
 
 use super::exhibit::Answer::{Measured, NotMeasured};
 use super::exhibit::Kind::{Cost, Fact, Gain};
@@ -374,7 +374,7 @@ const MIGRATION: &str = "overlay migration";
 const HOST: &str = "host";
 const VXLAN: &str = "VXLAN";
 const TRUSTING: &str = "shunt";
-/// As the paper's, which evaluates its secure mode.
+/// The secure side, because the paper evaluates its secure mode.
 const SECURE: &str = "shunt secure";
 
 const VXLAN_OF_HOST: Form = Form::PartOf(VXLAN, HOST);

@@ -1,4 +1,4 @@
-//! Slipstream: local TCP on Unix sockets, by a shim and a daemon.
+//! Slipstream: a shim and a daemon that move local TCP to Unix sockets.
 
 use super::exhibit::Answer::{Measured, NotMeasured};
 use super::exhibit::Kind::{Cost, Gain};

@@ -1,4 +1,4 @@
-//! The report for a terminal.
+//! Formats the comparison with the papers for a terminal.
 
 use std::fmt::Write;
 
@@ -39,7 +39,7 @@ impl Papers {
         out
     }
 
-    /// What does not hold here, each in a sentence.
+    /// Returns the claims that do not hold here, each in a sentence.
     pub(super) fn differing(&self) -> impl Iterator<Item = String> {
         self.exhibits.iter().flat_map(|answered| {
             answered.claims.iter().filter(|found| found.differs).map(|found| {

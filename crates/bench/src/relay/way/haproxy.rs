@@ -1,7 +1,8 @@
-//! HAProxy on both relays, forwarding TCP by splice(2).
+//! HAProxy on both relays, which forwards TCP with splice(2).
 //!
-//! With a large window it is given, by the hosts' settings, what turbo start gives a relay of ours: an initial window of as
-//! much as the leg between the relays holds, in both senses, and buffers of that size.
+//! The variant with a large window gets through the hosts' settings what turbo start gives to shunt
+//! relay: an initial window of the bandwidth-delay product between the relays in both directions,
+//! and buffers of that size.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -12,16 +13,17 @@ use super::{Running, Way, find, not_installed};
 use crate::process::Process;
 use crate::relay::lab::{self, EDGE, EXIT, Host, Lab};
 
-/// See the module.
+/// HAProxy as a way.
 pub(super) struct Haproxy {
     pub(super) large_window: bool,
 }
 
 const PORT: u16 = 8080;
-/// Connections, more than ever come. Each may take two and a half of the descriptors that a process can have.
+/// The connection limit, which is never reached. Each connection may take two and a half of the
+/// process's descriptors.
 const MOST: usize = 4_000;
 const SEGMENT: u64 = 1_448;
-/// The kernel's own, as a host begins with them.
+/// The sysctls of the buffers, which are restored afterwards.
 const BUFFERS: [&str; 2] = ["tcp_rmem", "tcp_wmem"];
 
 impl Way for Haproxy {
@@ -63,7 +65,8 @@ fn widen(lab: &Lab) -> Result<()> {
     for host in [Host::Edge, Host::Exit] {
         lab.words(host, &format!("{} initcwnd {window} initrwnd {window}", route(host)))?;
         for name in BUFFERS {
-            // Half of a receive buffer is window, and twice of what is under way can be.
+            // Half of a receive buffer is window, and up to twice the bandwidth-delay product is in
+            // flight.
             lab.set(host, name, &format!("4096 {} {}", 4 * leg, 8 * leg))?;
         }
     }
@@ -80,7 +83,7 @@ fn narrow(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The connected route of the leg between the relays, to be replaced.
+/// Returns the command that replaces the connected route between the relays.
 fn route(host: Host) -> &'static str {
     match host {
         Host::Exit => "ip route replace 10.2.0.0/24 dev middle proto kernel scope link src 10.2.0.2",

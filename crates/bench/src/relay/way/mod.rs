@@ -1,4 +1,4 @@
-//! The ways from the client to the server that are compared.
+//! The compared ways from the client to the server.
 
 mod haproxy;
 mod plain;
@@ -16,27 +16,27 @@ use serde::Serialize;
 use super::lab::Lab;
 use crate::process::Process;
 
-/// A way, as it is set up and taken down again.
+/// A way that can be set up and taken down.
 pub(super) trait Way {
-    /// Why this machine cannot go it, if so.
+    /// Returns the reason why this machine cannot use it, if there is one.
     fn missing(&self) -> Option<String> {
         None
     }
 
-    /// Starts what it needs, and waits until that is ready.
+    /// Starts its programs and waits until they are ready.
     fn start(&self, lab: &Lab) -> Result<Running>;
 
-    /// Undoes what it changed on the hosts. What it started has ended.
+    /// Undoes its changes on the hosts, after its programs have ended.
     fn end(&self, _lab: &Lab) -> Result<()> {
         Ok(())
     }
 }
 
-/// A way that is up.
+/// A running way.
 pub(super) struct Running {
-    /// What the client connects to.
+    /// The address that the client connects to.
     pub(super) target: SocketAddr,
-    /// What runs on the relays.
+    /// The programs on the relays.
     pub(super) relays: Vec<Process>,
 }
 
@@ -67,7 +67,7 @@ pub(super) enum Name {
 }
 
 impl Name {
-    /// In its row.
+    /// Returns the label of its row.
     pub(super) fn label(self) -> &'static str {
         match self {
             Name::Direct => "direct, end to end",
@@ -99,8 +99,8 @@ impl Name {
         }
     }
 
-    /// Whether the burst, the processor time and the memory are measured too: of the whole, what it is compared with, and
-    /// what the lab itself takes.
+    /// Returns true if burst, processor time and memory are measured too: for the complete relay,
+    /// for the ways that it is compared with, and for the lab itself.
     pub(super) fn is_weighed(self) -> bool {
         matches!(
             self,
@@ -110,23 +110,24 @@ impl Name {
 }
 
 impl Running {
-    /// Nothing runs on the relays.
+    /// Returns a way without programs on the relays.
     fn without_relays(target: SocketAddr) -> Running {
         Running { target, relays: Vec::new() }
     }
 
-    /// Processor time so far of what runs on the relays.
+    /// Returns the processor time of the programs on the relays so far.
     pub(super) fn cpu(&self) -> Duration {
         self.relays.iter().map(Process::tree_cpu).sum()
     }
 
-    /// Memory in which what runs on the relays is resident.
+    /// Returns the resident memory of the programs on the relays.
     pub(super) fn resident(&self) -> u64 {
         self.relays.iter().map(Process::tree_resident).sum()
     }
 }
 
-/// Where a program is; administrators' programs are not in everybody's PATH.
+/// Finds a program, also in the directories of administrators' programs, which are not in every
+/// PATH.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories =
@@ -134,7 +135,7 @@ fn find(program: &str) -> Option<PathBuf> {
     directories.map(|directory| directory.join(program)).find(|path| path.is_file())
 }
 
-/// Why the first of these programs that is not installed stands in the way.
+/// Returns a message about the first of these programs that is not installed.
 fn not_installed(programs: &[&str]) -> Option<String> {
     let missing = programs.iter().find(|program| find(program).is_none())?;
     Some(format!("{missing} is not installed"))

@@ -1,14 +1,15 @@
-//! Without relays: the paper's end-to-end, and the same through the relays' network without splitting TCP.
+//! Ways without relays: the paper's end-to-end path, and the path through the relays' network
+//! without splitting TCP.
 
 use anyhow::Result;
 
 use super::{Running, Way};
 use crate::relay::lab::{self, Lab, PORT, SERVER_DIRECT};
 
-/// By the direct link.
+/// The direct link.
 pub(super) struct Direct;
 
-/// R_C and R_S only route.
+/// R_C and R_S as routers.
 pub(super) struct Routed;
 
 impl Way for Direct {

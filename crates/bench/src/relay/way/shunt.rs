@@ -1,4 +1,5 @@
-//! `shunt relay` on both relays. The client connects to the server's own address, which R_C, its router, intercepts.
+//! `shunt relay` on both relays. The client connects to the server's address, and R_C, its router,
+//! intercepts the connection.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,7 +12,7 @@ use crate::interrupt;
 use crate::process::Process;
 use crate::relay::lab::{self, EXIT, Host, Lab, MIDDLE_RTT, PORT};
 
-/// Which of its improvements are switched on.
+/// The enabled features of the relay.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Relay {
     pub(super) early: bool,
@@ -22,7 +23,7 @@ pub(super) struct Relay {
 
 const RELAY_PORT: u16 = 7440;
 const INTERCEPT_PORT: u16 = 7441;
-/// How long it may take to answer.
+/// How long a relay may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Way for Relay {
@@ -30,7 +31,8 @@ impl Way for Relay {
         new_key(lab, &lab.path("relay.key"))?;
         let exit = relay(lab, Host::Exit, &self.exit(lab))?;
         let edge = relay(lab, Host::Edge, &self.edge(lab))?;
-        // Warm connections are made in the background: a handshake, then who is who, at each end.
+        // Warm connections are opened in the background: a handshake and an authentication at each
+        // end.
         interrupt::pause(4 * MIDDLE_RTT)?;
         Ok(Running { target: lab::server(), relays: vec![edge, exit] })
     }
@@ -39,7 +41,7 @@ impl Way for Relay {
 impl Relay {
     fn edge(&self, lab: &Lab) -> String {
         let mode = if self.early { "early" } else { "late" };
-        // What is not said is as it is for everybody.
+        // Settings that are not listed keep their defaults.
         let pool = if self.pool { "" } else { "pool = { low = 0, high = 0 }" };
         format!(
             "name = \"edge\"\ncontrol = \"{control}\"\n\n[[peer]]\nname = \"exit\"\naddress = \"{EXIT}:{RELAY_PORT}\"\n\
@@ -62,7 +64,7 @@ impl Relay {
         )
     }
 
-    /// What both say of the leg between them.
+    /// Returns the settings of the leg between the relays.
     fn leg(&self, lab: &Lab) -> String {
         format!(
             "turbo = {}\nencrypt = {}\nbandwidth = \"{}bit\"\nrtt = \"{}ms\"\n",
@@ -87,7 +89,7 @@ fn new_key(lab: &Lab, key: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Starts one, and waits until it answers.
+/// Starts a relay and waits until it answers.
 fn relay(lab: &Lab, host: Host, config: &str) -> Result<Process> {
     let config = lab.write(&format!("relay-{}.toml", host as usize), config)?;
     let log = lab.path(&format!("relay-{}.log", host as usize));

@@ -1,5 +1,5 @@
-//! ssh's port forwarding, the paper's baseline: sshd on R_S, `ssh -L` on R_C. Its connection is up before the client comes, and
-//! carries all that are forwarded.
+//! ssh's port forwarding, the paper's baseline: sshd on R_S, and `ssh -L` on R_C. Its connection is
+//! established before the client's, and carries all forwarded ones.
 
 use std::fs::File;
 use std::process::Command;
@@ -10,7 +10,7 @@ use super::{Running, Way, find, not_installed};
 use crate::process::Process;
 use crate::relay::lab::{EDGE, EXIT, Host, Lab, PORT, SERVER};
 
-/// See the module.
+/// ssh's port forwarding as a way.
 pub(super) struct Forwarding;
 
 const FORWARDED: u16 = 8022;
@@ -46,8 +46,8 @@ fn make_key(lab: &Lab, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What serves a connection leaves sshd's process group, so it is all in a process namespace, which ends as a whole. Its empty
-/// directory is in a /run of its own.
+/// Returns the command of sshd. Its session processes leave its process group, so all run in a PID
+/// namespace, which ends as a whole. Its empty directory is in a private /run.
 fn server(lab: &Lab) -> Result<Command> {
     let here = lab.path("").display().to_string();
     let config = format!(

@@ -1,5 +1,4 @@
-// A plain echo: epoll, one thread, what was received is sent back.
-// usage: epoll_echo PORT
+// A plain echo server with epoll and one thread. Usage: epoll_echo PORT
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -11,7 +10,7 @@
 
 static char bytes[65536];
 
-// Blocks while the client does not read, as the simplest echo does.
+// Blocks while the client does not read, like a minimal echo server.
 static int send_all(int client, const char *from, ssize_t length)
 {
 	while (length > 0) {

@@ -1,6 +1,6 @@
-// The forwarder of the thesis in user space: libevent, one send for each message. Framed messages of
-// `service Forwarder { oneway void msg(1: i32 key, 2: string payload) }` go to the sink of their key.
-// usage: libevent_forwarder PORT FIRST_SINK_PORT SINKS
+// The thesis's forwarder in user space: libevent, with one send for each message. Framed messages
+// of `service Forwarder { oneway void msg(1: i32 key, 2: string payload) }` go to the sink of their
+// key. Usage: libevent_forwarder PORT FIRST_SINK_PORT SINKS
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
@@ -15,9 +15,10 @@
 #include <sys/socket.h>
 
 #define MOST 256
-// Bytes that wait for a sink before its clients wait.
+// Bytes queued for a sink at which its clients must wait.
 #define HIGH (256 * 1024)
-// Where the key is: a frame's length, version and kind, the name with its length, a number, the first field's head.
+// The offset of the key: frame length, version and kind, name with its length, sequence number,
+// head of the first field.
 #define KEY (4 + 4 + 4 + 3 + 4 + 3)
 
 static struct event_base *base;

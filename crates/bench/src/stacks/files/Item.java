@@ -1,5 +1,6 @@
-// A row of PostgreSQL's, with as many connections as are needed at a time. Its argument is the method of java.util.concurrent.Executors
-// that gives the threads for requests, if they are not to be Tomcat's own.
+// Serves a row from PostgreSQL, with as many connections as concurrent requests need. The argument
+// names the method of java.util.concurrent.Executors that creates the request threads, instead of
+// Tomcat's.
 import java.io.IOException;
 import java.sql.DriverManager;
 import java.sql.PreparedStatement;

@@ -1,4 +1,4 @@
-# So many threads, each with one task under way.
+# Threads with one pending task each.
 import time
 
 from celery import Celery

@@ -1,4 +1,4 @@
-# So many threads, each with a channel of its own and one call under way.
+# Threads with a channel and one pending call each.
 import time
 
 import grpc

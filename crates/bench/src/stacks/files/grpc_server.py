@@ -1,4 +1,4 @@
-# An echo, by gRPC's threads.
+# An echo server with gRPC's threads.
 from concurrent import futures
 
 import grpc

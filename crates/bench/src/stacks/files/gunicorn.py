@@ -1,4 +1,4 @@
-# A row of PostgreSQL's and a value of Redis', with a connection of each for every thread.
+# Serves a row from PostgreSQL and a value from Redis, with a connection to each for every thread.
 import threading
 
 import flask

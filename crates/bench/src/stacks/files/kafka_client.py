@@ -1,4 +1,4 @@
-# So many threads, each with a producer of its own, and one record of 100 B under way.
+# Threads with a producer and one pending record of 100 B each.
 import sys
 import time
 
@@ -23,7 +23,7 @@ def ask(thread, end):
         times.append(time.perf_counter() - begin)
 
 
-# With the first record they learn where the topic is.
+# The first record makes the producers look up the topic's broker.
 options = {"bootstrap.servers": "127.0.0.1:@kafka@", "acks": "all", "linger.ms": 0}
 producers = [Producer(options) for _ in range(int(sys.argv[1]))]
 for first in (produce, flush):

@@ -1,4 +1,4 @@
-# So many threads, each with a connection of its own, which sets a value and gets ten of them at once, from both servers.
+# Threads with a connection each, which set a value and get ten in one request, from both servers.
 import time
 
 from pymemcache.client.base import Client

@@ -1,4 +1,4 @@
-# So many threads, each with a connection of its own, which has one message under way: published, delivered, acknowledged.
+# Threads with a connection and one pending message each: published, delivered, acknowledged.
 import time
 
 import pika

@@ -1,6 +1,7 @@
 
 
-# So many threads call `ask` with their number and with when to stop; it notes in `times` how long each operation took.
+# Threads call `ask` with their index and the end time. `ask` appends the time of each operation to
+# `times`.
 import json
 import sys
 import threading

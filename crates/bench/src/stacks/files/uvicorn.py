@@ -1,4 +1,4 @@
-# A row of PostgreSQL's and a value of Redis', by pools.
+# Serves a row from PostgreSQL and a value from Redis, with connection pools.
 import asyncpg
 import fastapi
 import redis.asyncio

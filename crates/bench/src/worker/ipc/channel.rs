@@ -1,4 +1,4 @@
-//! By the channel.
+//! Messages over `shunt_channel`.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -41,7 +41,8 @@ impl Receive for Receiving {
             Event::Message { .. } => {
                 fds.append(&mut self.message.take_descriptors());
                 let len = self.message.bytes().len();
-                // A program works with the message where it is; only the first is compared.
+                // A program uses the message in place, so only the first one is copied, to compare
+                // it.
                 if !self.checked {
                     self.checked = true;
                     buffer[..len].copy_from_slice(self.message.bytes());

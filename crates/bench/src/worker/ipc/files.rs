@@ -1,5 +1,5 @@
-//! By a file: an empty datagram with its descriptor, and with the others. The article's second mode, system call for system
-//! call, and the same with a file in memory.
+//! Messages as files: an empty datagram passes the file's descriptor and the others. This is the
+//! article's second mode, with the same system calls, and a variant with a file in memory.
 
 use std::fs::{self, File};
 use std::io::{IoSlice, Read, Seek, SeekFrom, Write};

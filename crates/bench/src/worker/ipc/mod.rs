@@ -1,7 +1,8 @@
-//! The two processes of `shunt bench ipc`: one sends so many messages by one of the ways, the other receives them.
+//! The two processes of `shunt bench ipc`: one sends messages in one of the ways, and the other
+//! receives them.
 //!
-//! The receiver prints `ready`, the sender `begin` when it has connected; each prints what it measured of itself, or that the
-//! way does not carry such messages.
+//! The receiver prints `ready`, and the sender prints `begin` when it has connected. Each prints
+//! its measurements, or that the way does not support such messages.
 
 mod channel;
 mod files;
@@ -55,7 +56,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// The title of its column.
+    /// Returns the title of its column.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Way::Channel => "channel",
@@ -98,28 +99,29 @@ pub struct Ipc {
     cpu: Option<usize>,
 }
 
-/// What one end measured.
+/// The measurements of one end.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct IpcMeasured {
     pub(crate) seconds: f64,
     pub(crate) user: f64,
     pub(crate) system: f64,
-    /// Messages of this length are refused by the kernel.
+    /// The kernel refuses messages of this length.
     pub(crate) refused: bool,
 }
 
-/// One end, which sends. The error of a message that the way cannot carry is EMSGSIZE.
+/// The sending end. A message that the way does not support fails with EMSGSIZE.
 trait Send {
     fn send(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()>;
 }
 
-/// One end, which receives.
+/// The receiving end.
 trait Receive {
-    /// A message into `buffer`: how long it is, and its descriptors to `fds`.
+    /// Receives a message into `buffer` and its descriptors into `fds`. Returns the message's
+    /// length.
     fn receive(&mut self, buffer: &mut Vec<u8>, fds: &mut Vec<OwnedFd>) -> Result<usize>;
 }
 
-/// Messages before those that are measured, for each ten of them.
+/// One warm-up message for this many measured ones.
 const WARM: u64 = 10;
 
 pub(super) fn send(ipc: &Ipc) -> Result<()> {
@@ -162,11 +164,11 @@ pub(super) fn receive(ipc: &Ipc) -> Result<()> {
     finish(meter.stop())
 }
 
-/// Messages of a session, as the article's have them.
+/// Messages of a session, as in the article.
 const SESSION: u64 = 5;
 
-/// One end of sessions: messages go there and back in turn, and each is sent when the one before has come. Each way meets at a
-/// place of its own.
+/// Runs one end of sessions: messages alternate between the directions, and each is sent once the
+/// previous one has arrived. Each direction has a separate meeting place.
 pub(super) fn session(ipc: &Ipc, asks: bool) -> Result<()> {
     ipc.pin()?;
     let there = Ipc { at: ipc.at.clone(), ..*ipc };
@@ -196,7 +198,7 @@ pub(super) fn session(ipc: &Ipc, asks: bool) -> Result<()> {
         }
         let end = match &mut sending {
             Some(end) => end,
-            // The other end is there, for its message has come.
+            // The other end is listening, because its message has arrived.
             None => sending.insert(back.sending()?),
         };
         if let Err(error) = end.send(&bytes, &fds) {
@@ -265,7 +267,7 @@ impl Ipc {
     }
 }
 
-/// As a program's structures are: a quarter numbers that mean something, the rest zero.
+/// Returns contents like those of a program's structures: a quarter is data and the rest zero.
 fn content(size: usize) -> Vec<u8> {
     let byte = |index: usize| match index % 16 {
         0..4 => ((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8,
@@ -297,7 +299,7 @@ impl Meter {
     }
 }
 
-/// Of this process, in user and in system mode.
+/// Returns this process's user and system time.
 fn times() -> (Duration, Duration) {
     let usage = getrusage(UsageWho::RUSAGE_SELF).expect("of this process");
     let duration = |time: nix::sys::time::TimeVal| {
@@ -306,7 +308,7 @@ fn times() -> (Duration, Duration) {
     (duration(usage.user_time()), duration(usage.system_time()))
 }
 
-/// A second meeting place beside the first.
+/// Returns a second meeting place, next to the first.
 fn beside(path: &Path, what: &str) -> PathBuf {
     path.with_extension(what)
 }

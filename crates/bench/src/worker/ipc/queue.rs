@@ -1,5 +1,6 @@
-//! By a queue in shared memory, as the article's addendum has it, with four ways to keep the two ends apart. Descriptors go
-//! in an empty datagram beside it. Neither end expects the other to lie, or to die.
+//! Messages through a queue in shared memory, as in the article's addendum, with four kinds of
+//! synchronisation. Descriptors travel in a separate empty datagram. Each end trusts the other, and
+//! does not handle its death.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -18,21 +19,22 @@ use shunt_sys::mapping::Mapping;
 use super::sockets::{self, Datagrams};
 use super::{Ipc, Receive, Send, beside};
 
-/// How the ends are kept apart, and how one waits for the other.
+/// The synchronisation of the ends, and the way one waits for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lock {
-    /// A lock on the file; the receiver waits for a datagram, a sender without room yields.
+    /// A lock on the file. The receiver waits for a datagram; a sender without room yields.
     Fcntl,
-    /// The same lock, taken only by an end that knows of no room, or of no message, to see whether there is some by now.
+    /// That lock, taken only by an end that knows of no room or no message, in order to check
+    /// again.
     FewFcntl,
-    /// A mutex, and sleep, by futex.
+    /// A mutex and sleeps, both with futexes.
     Futex,
-    /// None: one writes one cursor, one the other. Both spin, then yield.
+    /// No lock: each end writes one cursor. Both spin, and then yield.
     None,
 }
 
 impl Lock {
-    /// Whether it is by a datagram that the receiver is woken.
+    /// Returns true if a datagram wakes the receiver.
     fn needs_datagram(self) -> bool {
         matches!(self, Lock::Fcntl | Lock::FewFcntl)
     }
@@ -43,21 +45,21 @@ const HEAD: usize = 128;
 const MUTEX: usize = 256;
 const TURNS: usize = 384;
 const RING: usize = 4096;
-/// The length before a message.
+/// Bytes of the length before a message.
 const PREFIX: u64 = 8;
-/// Messages that fit, at least.
+/// The least number of messages that fit, and below, the smallest queue in bytes.
 const DEPTH: usize = 4;
 const SMALLEST: usize = 64 << 10;
-/// Looks before a processor is given up.
+/// Checks before the processor is yielded.
 const SPINS: u32 = 2_000;
 
-/// The memory, as both ends have it.
+/// The shared memory, as each end maps it.
 struct Queue {
     file: File,
     memory: Mapping,
     ring: u64,
     lock: Lock,
-    /// The other end's cursor, as far as this one knows without a lock.
+    /// The last known value of the other end's cursor.
     known: Cell<u64>,
 }
 
@@ -79,7 +81,7 @@ impl Queue {
         self.memory.half_word(offset).expect("in the first page")
     }
 
-    /// Runs `work` while nobody else does.
+    /// Runs `work` under the lock, if there is one.
     fn locked<R>(&self, work: impl FnOnce(&Queue) -> R) -> Result<R> {
         match self.lock {
             Lock::None => Ok(work(self)),
@@ -98,7 +100,7 @@ impl Queue {
         }
     }
 
-    /// The mutex of "Futexes are tricky": 0 free, 1 taken, 2 taken and waited for.
+    /// Acquires the mutex of "Futexes are tricky": 0 is free, 1 locked, 2 locked with waiters.
     fn acquire(&self) -> Result<()> {
         let mutex = self.word(MUTEX);
         if mutex.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
@@ -117,7 +119,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits after `seen` turns of the other end, or not, if there have been more.
+    /// Waits for a turn of the other end after the `seen` ones, or only yields or spins, depending
+    /// on the lock. It may return early.
     fn wait(&self, seen: u32, spins: &mut u32) {
         match self.lock {
             Lock::Futex => sleep(self.word(TURNS), seen),
@@ -137,7 +140,7 @@ impl Queue {
         self.word(TURNS).load(Acquire)
     }
 
-    /// The other end may have something to do.
+    /// Notifies the other end that it may have work.
     fn tell(&self) -> Result<()> {
         if self.lock == Lock::Futex {
             self.word(TURNS).fetch_add(1, AcqRel);
@@ -158,13 +161,14 @@ impl Queue {
         self.memory.take(offset, first) && self.memory.take(RING, second)
     }
 
-    /// Where position `at` is, and how many of so many bytes from there on are at the beginning again.
+    /// Returns the offset of position `at`, and how many of `len` bytes from there wrap around.
     fn run(&self, at: u64, len: usize) -> (usize, usize) {
         let offset = at % self.ring;
         (RING + offset as usize, len.saturating_sub((self.ring - offset) as usize))
     }
 
-    /// What of the other end's cursor, at `offset`, makes `work` succeed.
+    /// Calls `work` with the other end's cursor, which is at `offset`: first with the known value,
+    /// if the lock is taken rarely, and then with the current one.
     fn with<R>(&self, offset: usize, mut work: impl FnMut(&Queue, u64) -> Option<R>) -> Result<Option<R>> {
         let look = |queue: &Queue| queue.cursor(offset).load(Acquire);
         if self.lock != Lock::FewFcntl {
@@ -177,7 +181,7 @@ impl Queue {
         Ok(work(self, self.known.get()))
     }
 
-    /// Adds a message if there is room before the receiver's cursor.
+    /// Adds a message if there is room before `head`, the receiver's cursor.
     fn try_put(&self, bytes: &[u8], head: u64) -> Option<()> {
         let tail = self.cursor(TAIL).load(Relaxed);
         let len = bytes.len() as u64;
@@ -189,7 +193,7 @@ impl Queue {
         done.then_some(())
     }
 
-    /// Takes a message if there is one before the sender's cursor.
+    /// Takes a message if there is one before `tail`, the sender's cursor.
     fn try_take(&self, buffer: &mut [u8], tail: u64) -> Option<usize> {
         let head = self.cursor(HEAD).load(Relaxed);
         if head == tail {
@@ -205,7 +209,8 @@ impl Queue {
 }
 
 fn sleep(word: &AtomicU32, value: u32) {
-    // It returns at once if the word is another, and may at any time: the caller looks again.
+    // This returns immediately if the word has changed, and may return at any time: the caller
+    // checks again.
     let _ = futex::wait(word, futex::Flags::empty(), value, None);
 }
 
@@ -257,7 +262,7 @@ impl Receiving {
 impl Receive for Receiving {
     fn receive(&mut self, buffer: &mut Vec<u8>, fds: &mut Vec<OwnedFd>) -> Result<usize> {
         if self.with_datagram {
-            // What it belongs to is in the queue already.
+            // Its message is in the queue already.
             self.socket.receive(&mut Vec::new(), fds)?;
         }
         let mut spins = 0;

@@ -1,4 +1,4 @@
-//! By a Unix socket of each kind: the message and its descriptors in one call.
+//! Messages over each kind of Unix socket, with the message and its descriptors in one call.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,9 +18,9 @@ use super::{Receive, Send};
 
 /// The most descriptors of a message here.
 const MOST: usize = 253;
-/// As much as may be had is asked for, as by the article's program.
+/// The requested buffer size, which the kernel limits. The article's program does the same.
 const BUFFER: usize = 64 << 20;
-/// The length before a message in a stream.
+/// Bytes of the length before a message in a stream.
 const PREFIX: usize = 8;
 
 fn socket(kind: SocketType) -> Result<OwnedFd> {
@@ -35,7 +35,7 @@ fn connected(kind: SocketType, path: &Path) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Sends these bytes, or as many as the socket takes, with these descriptors.
+/// Sends as many of these bytes as the socket takes, with these descriptors.
 pub(super) fn send(socket: impl AsFd, bytes: &[IoSlice<'_>], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -45,7 +45,7 @@ pub(super) fn send(socket: impl AsFd, bytes: &[IoSlice<'_>], fds: &[BorrowedFd<'
     sendmsg(socket, bytes, &mut control, SendFlags::NOSIGNAL)
 }
 
-/// Receives a message, or what there is of a stream, with its descriptors.
+/// Receives a message, or the available bytes of a stream, with the descriptors.
 pub(super) fn receive(socket: impl AsFd, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -110,7 +110,7 @@ impl Receive for Datagrams {
     }
 }
 
-/// The same, which waits for each before it asks for it.
+/// Datagrams, where the receiver waits in select(2) before each.
 pub(super) struct Selected(pub(super) Datagrams);
 
 impl Receive for Selected {
@@ -122,7 +122,7 @@ impl Receive for Selected {
     }
 }
 
-/// One connection, accepted when the first message is asked for.
+/// A connection, which is accepted when the first message is requested.
 struct Connection {
     listener: OwnedFd,
     socket: Option<OwnedFd>,
@@ -169,7 +169,7 @@ impl Stream {
 impl Receive for Stream {
     fn receive(&mut self, buffer: &mut Vec<u8>, fds: &mut Vec<OwnedFd>) -> Result<usize> {
         let socket = self.0.socket()?;
-        // Two calls: how long it is must be known before the next message's first byte is taken.
+        // Two calls, because the length must be known before any byte of the next message is read.
         let mut prefix = [0; PREFIX];
         fill(socket, &mut prefix, fds)?;
         let len = u64::from_ne_bytes(prefix) as usize;

@@ -1,4 +1,4 @@
-//! By datagrams that are compressed before and decompressed after.
+//! Messages as compressed datagrams.
 
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -15,9 +15,9 @@ use super::{Ipc, Receive, Send};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Codec {
-    /// At level 1, the fastest.
+    /// zstd at level 1, the fastest.
     Zstd,
-    /// At level 6, gzip's own.
+    /// gzip at level 6, its default.
     Gzip,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Receiving {
     squeezed: Vec<u8>,
 }
 
-/// What a header and incompressible bytes add at the most.
+/// The most that a header and incompressible data add.
 const SLACK: usize = 4096;
 
 impl Receiving {
