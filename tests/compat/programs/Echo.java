@@ -19,14 +19,15 @@ import java.util.concurrent.Future;
 import java.util.zip.CRC32;
 
 /**
- * Echo server and verifying client: plain sockets with streams and a thread each, or NIO channels with one selector.
+ * An echo server and a verifying client: plain sockets with streams and a thread each, or NIO
+ * channels with one selector.
  *
  *     Echo server streams|nio PORT
  *     Echo client streams|nio PORT CONNECTIONS MESSAGES
  *
- * A message is a 4-byte big-endian length and that many bytes, and comes back as it was. The client compares, and
- * prints one checksum over all connections, which depends on its arguments only. ECHO_HOST in the environment is another
- * address than 127.0.0.1.
+ * A message is a 4-byte big-endian length and that many bytes, and is echoed unchanged. The client
+ * compares, and prints one checksum over all connections, which depends on its arguments only. The
+ * environment variable ECHO_HOST replaces the address 127.0.0.1.
  */
 public class Echo {
     /** Milliseconds that a connection stays open after its last message, so that the status shows it. */
@@ -81,7 +82,7 @@ public class Echo {
                 output.flush();
             }
         } catch (java.io.EOFException end) {
-            // The client is done.
+            // The client has closed the connection.
         } catch (Exception error) {
             error.printStackTrace();
         }
@@ -126,7 +127,7 @@ public class Echo {
         return sum.getValue();
     }
 
-    /** What a channel still has to write, in order. */
+    /** The bytes that a channel must still write, in order. */
     static final class Pending {
         ByteBuffer buffer = ByteBuffer.allocate(2 * LARGEST + 64);
     }
@@ -154,7 +155,7 @@ public class Echo {
         }
     }
 
-    /** Reads while there is room, writes what it can, and asks for what it waits for. */
+    /** Reads while there is room, writes as much as possible, and selects the next events. */
     static void serveChannel(SelectionKey key) throws Exception {
         SocketChannel channel = (SocketChannel) key.channel();
         ByteBuffer buffer = ((Pending) key.attachment()).buffer;
@@ -170,7 +171,7 @@ public class Echo {
         key.interestOps(wanted | (buffer.hasRemaining() ? SelectionKey.OP_READ : 0));
     }
 
-    /** One NIO connection of the client: one message under way at a time. */
+    /** One NIO connection of the client, with one message at a time in progress. */
     static final class Conversation {
         final int connection;
         final int count;
@@ -198,7 +199,7 @@ public class Echo {
             return true;
         }
 
-        /** Whether the answer is complete; it must be what was sent. */
+        /** Returns true if the answer is complete. It must equal the message. */
         boolean answered() {
             if (input.hasRemaining()) return false;
             input.flip();
@@ -244,7 +245,7 @@ public class Echo {
         return sum.getValue();
     }
 
-    /** One step of a conversation; false when it is over. */
+    /** Makes one step of a conversation; returns false when it is over. */
     static boolean converse(SelectionKey key) throws Exception {
         SocketChannel channel = (SocketChannel) key.channel();
         Conversation conversation = (Conversation) key.attachment();

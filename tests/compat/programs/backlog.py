@@ -12,7 +12,7 @@ import sys
 import time
 
 MUCH, LITTLE, PIECE = 500_000, 100, 10_000
-# Longer than a receiver has of which nothing is known.
+# Longer than the unread timeout of a receiver about which nothing is known.
 PAUSE = 0.07
 
 role, port, over = sys.argv[1], int(sys.argv[2]), sys.argv[3]

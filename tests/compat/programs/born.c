@@ -1,5 +1,5 @@
-// What a program finds when it begins: it prints what whoever has started it must have given it, and nothing that differs between two
-// runs. In the file that its first argument names it leaves whether shunt is in it.
+// Prints the environment that a new program receives from its starter, without parts that differ
+// between two runs. Writes to the file in its first argument whether shunt is in the process.
 
 #include <dirent.h>
 #include <errno.h>
@@ -34,7 +34,7 @@ int main(int argc, char **argv) {
     int variables = 0;
     while (environ[variables])
         variables++;
-    // `shunt run` has put them in order.
+    // `shunt run` has reordered the variables.
     qsort(environ, variables, sizeof *environ, in_order);
     for (char **variable = environ; *variable; variable++)
         if (strncmp(*variable, "LD_PRELOAD=", 11) && strncmp(*variable, "SHUNT_", 6) && strncmp(*variable, "PATH=", 5) &&

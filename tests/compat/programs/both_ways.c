@@ -1,4 +1,5 @@
-/* Connections on which one thread sends while another receives, from the first byte on: both_ways PORT COUNT. */
+/* Connections on which one thread sends while another receives, from the first byte: both_ways
+ * PORT COUNT. */
 #include <arpa/inet.h>
 #include <err.h>
 #include <netinet/tcp.h>

@@ -1,6 +1,9 @@
-/* A server that sends much on many connections before its client reads any of it: each lane's ring
- * grows as far as it may. At first the server sends only as much as does not block.
- * usage: budget server PORT COUNT | budget client PORT COUNT GATE LAST. */
+/* A server that sends much on many connections before its client reads any of it, so that the
+ * ring of each lane grows as far as it may. At first the server sends only as much as does not
+ * block.
+ *
+ *   budget server PORT COUNT
+ *   budget client PORT COUNT GATE LAST */
 #include "lane.h"
 
 #define MUCH 200000
@@ -43,7 +46,7 @@ static void serve(const char *port, int count)
     fflush(stdout);
     for (int i = 0; i < count; i++)
         fds[i] = accept(listener, NULL, NULL);
-    /* Round trips, until the client says that it is enough. */
+    /* Make round trips until the client asks to stop. */
     char byte;
     do
         for (int i = 0; i < count; i++) {
@@ -65,7 +68,7 @@ static void serve(const char *port, int count)
     }
     printf("done\n");
     fflush(stdout);
-    /* Until the client has gone. */
+    /* Wait until the client has closed its connections. */
     while (recv(fds[0], &byte, 1, 0) > 0)
         ;
 }

@@ -1,4 +1,5 @@
-/* A connection of this program's, on shared memory once both ends have used it for a while, and calls that a shim does not see. */
+/* A connection of this program, which attaches after both ends have used it for a while, and
+ * calls that the shim does not see. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -57,7 +58,7 @@ __attribute__((unused)) static void get(int fd, char *to, size_t len) {
     }
 }
 
-/* So many exchanges that both ends have been offered and have switched. */
+/* Makes enough exchanges for both ends to be offered and attached. */
 __attribute__((unused)) static void warm(int fd, int asks) {
     char one = 0;
     for (int round = 0; round < 400; round++) {

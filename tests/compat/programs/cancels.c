@@ -1,5 +1,6 @@
-/* How threads end: cancelled in every call that may block, asleep and before it sleeps, of either type, or not at all; by
- * pthread_exit in a handler. What is left behind must work. usage: cancels PORT GATE. One line for each question. */
+/* Ends of threads: cancellation in every call that may block, during a sleep or before it, of
+ * both types, or disabled; and pthread_exit in a handler. The connection must work afterwards.
+ * Prints one line for each question. usage: cancels PORT GATE */
 #include "lane.h"
 
 static struct peer peer;
@@ -81,7 +82,7 @@ static void *work(void *argument)
     return (void *)result;
 }
 
-/* Whether the connection still does what it should, by way of this call. */
+/* Checks that the connection still works, with this call. */
 static const char *still_works(enum call call)
 {
     tell(&peer, 's', 100, 10);
@@ -174,7 +175,7 @@ static void leave(int signal)
     pthread_exit((void *)7);
 }
 
-/* A thread that never blocks, since there is always room, is cancelled all the same. */
+/* A thread that never blocks, because there is always room, must be cancelled too. */
 static void ask_busy(void)
 {
     pthread_t thread;
@@ -210,7 +211,7 @@ int main(int argc, char **argv)
     }
     ask_accept();
 
-    /* Threads come and go, and take nothing with them. */
+    /* Threads start and end, and must leave nothing locked or lost. */
     int ended = 0;
     for (int i = 0; i < 300; i++) {
         struct job job = {i % SEND, PTHREAD_CANCEL_ENABLE, PTHREAD_CANCEL_DEFERRED, 0, 1};

@@ -1,6 +1,6 @@
-/* What a call that waits in one thread returns, and what its peer sees, when another thread closes the number that it was
- * given, or gives the number to another connection. usage: closes PORT GATE. One line for each question; the same without
- * shunt. */
+/* The result of a call that waits in one thread, and the view of its peer, when another thread
+ * closes the call's descriptor or replaces it by another connection. Prints one line for each
+ * question, which must be the same without shunt. usage: closes PORT GATE */
 #include "lane.h"
 #include <sys/sendfile.h>
 
@@ -13,7 +13,7 @@ static const char *const calls[CALLS] = {"recv", "read",    "readv",    "recvmsg
 enum way { CLOSE, RANGE, ONTO, WAYS };
 static const char *const ways[WAYS] = {"closed", "closed in a range", "another's"};
 
-/* One for each question, and the one that gets the number. */
+/* One peer for each question, and the one that gets the descriptor. */
 #define PEERS (CALLS * WAYS + 11)
 static struct peer peers[PEERS];
 static int next, pipes[2], file;
@@ -102,7 +102,8 @@ static char ask(struct peer *peer, char what, int len)
     return wait_done(peer);
 }
 
-/* The number of a connection goes, one way or another; if to another connection, that has seven bytes. */
+/* Closes the descriptor of a connection in one of the ways. If another connection replaces it,
+ * that has seven bytes. */
 static void take(int fd, enum way way, struct peer *other)
 {
     if (way == CLOSE && close(fd))
@@ -130,7 +131,7 @@ static void question(enum call call, enum way way, struct peer *other)
     if (way == ONTO && !waits)
         ask(other, 's', 7);
     pause_ms(20);
-    /* While a send waits, there are bytes. */
+    /* While a send waits, the peer has bytes. */
     char meanwhile = ask(peer, 'l', 0);
     if (is_send(call))
         ask(peer, 'r', MUCH);
@@ -170,7 +171,7 @@ static void both_directions(void)
     peer->fd = -1;
 }
 
-/* A set is closed, or its number given away, under a wait that goes on. */
+/* An epoll instance is closed, or its descriptor replaced, during a wait, which must continue. */
 static void *wait_on_set(void *argument)
 {
     struct waiting *me = argument;
@@ -188,7 +189,7 @@ static void set_goes(enum way way, struct peer *other)
     struct waiting waiting = {.fd = epoll_create1(0)};
     if (epoll_ctl(waiting.fd, EPOLL_CTL_ADD, peer->fd, &event))
         die("epoll_ctl");
-    /* Until the peer can wake the set. */
+    /* Repeat until the peer can wake the epoll instance. */
     for (int i = 0; i < 20; i++, pause_ms(5)) {
         char byte;
         ask(peer, 's', 1);
@@ -227,7 +228,8 @@ static void peer_ends(int signal)
     peer->fd = -1;
 }
 
-/* A child that is forked meanwhile has the number no more than its parent, and no thread that waits. */
+/* A child that is forked in the meantime does not have the descriptor either, and has no waiting
+ * thread. */
 static void forks(void)
 {
     struct peer *peer = &peers[next++];
@@ -254,7 +256,7 @@ static void forks(void)
     peer->fd = -1;
 }
 
-/* The thread that waits is ended: nobody has the socket then. */
+/* The waiting thread is cancelled, so that no call uses the socket any more. */
 static void cancelled(void)
 {
     struct peer *peer = &peers[next++];
@@ -277,7 +279,8 @@ static void close_it(int signal)
     close(wake_fd);
 }
 
-/* A handler closes what the call that it interrupts waits for: nothing holds it then. */
+/* A handler closes the descriptor for which the interrupted call waits. No process holds the
+ * socket then. */
 static void by_handler(void)
 {
     struct peer *peer = &peers[next++];
@@ -312,7 +315,7 @@ int main(int argc, char **argv)
     forks();
     cancelled();
     by_handler();
-    /* Nothing of ours is left open. */
+    /* Leave nothing of this program open. */
     for (int i = 0; i < PEERS; i++) {
         close(peers[i].orders);
         if (peers[i].fd >= 0)

@@ -1,10 +1,13 @@
-# What Kubernetes asks of a node: its container runtime interface (runtime.v1), as much of it as runs a pod.
+# A client of the container runtime interface (runtime.v1), with the calls that run a pod.
 #
-#     cri.py SOCKET run HANDLER GROUP NAME IMAGE MOUNT,... CAPABILITY,... COMMAND...   a pod of one container; its ids and its address
-#     cri.py SOCKET exec CONTAINER COMMAND...                                          its output and its exit code
+#     cri.py SOCKET run HANDLER GROUP NAME IMAGE MOUNT,... CAPABILITY,... COMMAND...
+#         runs a pod of one container; prints its ids and its address
+#     cri.py SOCKET exec CONTAINER COMMAND...
+#         runs a command, with its output and its exit code
 #     cri.py SOCKET remove POD
 #
-# A mount is HOST:CONTAINER; capabilities are those beside the usual ones. Messages are written by the numbers of their fields: there is nothing here that compiles the interface.
+# A mount is HOST:CONTAINER. Capabilities are added to the usual ones. Messages are encoded by field
+# numbers, because no protobuf compiler is available here.
 import json
 import sys
 
@@ -66,7 +69,8 @@ def call(name, fields):
 
 
 def run(handler, group, name, image, mounts, capabilities, *command):
-    # As the kubelet has it: each container has its own processes, unless the pod says otherwise.
+    # Like the kubelet, give each container its own process namespace unless the pod requests
+    # another.
     namespaces = {2: 1}
     sandbox = {1: {1: name, 2: name, 3: "default"}, 8: {1: "/" + group, 2: {1: namespaces}}}
     pod = call("RunPodSandbox", {1: sandbox, 2: handler})[1].decode()

@@ -1,9 +1,10 @@
-// An echo server and client in Go. With echo_cgo.go it is linked with libc: Go's run-time still makes its system calls by itself.
+// An echo server and client in Go. With echo_cgo.go it is linked with libc, and Go's runtime still
+// makes inline system calls.
 //
 //	echo serve PORT
 //	echo ask PORT CONNECTIONS MESSAGES GATE
 //
-// The client repeats its messages until there is a file of the last name.
+// The client repeats its messages until the file GATE exists.
 package main
 
 import (

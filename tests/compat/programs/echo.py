@@ -81,7 +81,8 @@ def client_threads(port, connections, count, is_over):
             while first or not is_over():
                 digest = hashlib.sha256()
                 for message in messages(connection, count):
-                    # The sender is a thread of its own for large ones: neither end may need to buffer them whole.
+                    # A separate thread sends large messages, so that neither end has to buffer them
+                    # whole.
                     whole = struct.pack(">I", len(message)) + message
                     if len(whole) > 60_000:
                         sender = threading.Thread(target=sock.sendall, args=(whole,))

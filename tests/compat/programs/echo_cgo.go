@@ -1,4 +1,4 @@
-// What has a program linked with libc.
+// Makes Go link a program with libc.
 package main
 
 // #include <unistd.h>

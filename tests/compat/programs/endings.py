@@ -96,7 +96,7 @@ class Notes(list):
                 self.append([name, errno.errorcode[error.errno]])
 
 
-# What a subject does when it has the word ------------------------------------------------------------------
+# Actions of the subject ------------------------------------------------------------------------
 
 
 def end_by(way):
@@ -211,7 +211,7 @@ def stop_and_kill(talk):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-# What the observer does meanwhile --------------------------------------------------------------------------
+# Actions of the observer -----------------------------------------------------------------------
 
 
 def late(talk):
@@ -364,7 +364,8 @@ def watchers():
     for look in looks:
         for pending in ("none", "at_self", "both"):
             act = give(look) if pending != "none" else look
-            # A watcher of `both` sees the data first, and whether the end with it depends on time.
+            # A watcher of `both` sees the data first. Whether it sees the end at the same time
+            # depends on timing.
             if pending == "both" and look.__name__.startswith("blocked"):
                 continue
             yield f"{look.__name__}, {pending}", lambda talk, p=pending: die(talk, "kill", p, True), act
@@ -479,7 +480,7 @@ def observe(directory, first_port, group, gated):
             process.kill()
             status = "hung"
         try:
-            # The child of a fork outlives the subject that is waited for here.
+            # After "fork", the child outlives the subject, whose end was waited for above.
             if name == "fork":
                 wait_for(lambda: os.path.exists(talk.path("notes")), "the child's notes")
             with open(talk.path("notes")) as file:

@@ -1,5 +1,5 @@
-/* A server with threads and its clients in one process: each client sends messages of all sizes and compares what comes
- * back. Prints a sum over all of them. Makes plain calls only. */
+/* A server with threads and its clients in one process. Each client sends messages of all sizes
+ * and compares the answers. Prints a checksum over all of them. Uses ordinary libc calls only. */
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

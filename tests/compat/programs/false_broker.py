@@ -45,7 +45,8 @@ def lie(source, version, tickets):
     ]
     kind, body, count = source.choice(messages)
     message = struct.pack("<IHH", MAGIC, version, kind) + body
-    # Most lies are whole messages: after one that is none the program hears nothing more.
+    # Most wrong messages are whole, because the program closes the connection after one that is
+    # not.
     spoil = source.random()
     if spoil < 0.01:
         message = message[: source.randrange(len(message))]

@@ -1,4 +1,4 @@
-/* Processes that share a connection, or hand it on: forks PORT SCENARIO. */
+/* Processes that share a connection or pass it on: forks SCENARIO PORT */
 
 #include "phases.h"
 
@@ -9,7 +9,8 @@
 
 extern char **environ;
 
-/* Fork without libc: nobody is told. BY_LIBC: by syscall(2), so that the program has no call of its own. */
+/* Forks by an inline system call, past libc's fork. With BY_LIBC, it uses syscall(2), so that the
+ * program has no inline call. */
 static pid_t bare_fork(void) {
     long pid;
 #ifdef BY_LIBC
@@ -24,7 +25,8 @@ static pid_t raw_fork(void) {
     return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 }
 
-/* The parent closes its copy, and waits while the child serves: a server that forks for each connection. */
+/* The parent closes its copy and waits while the child serves, like a server that forks for each
+ * connection. */
 static void hand_to_child(int connection, pid_t (*fork_by)(void)) {
     pid_t child = fork_by();
     if (child == 0) {
@@ -44,8 +46,8 @@ static void child_from_the_start(int connection) {
     hand_to_child(connection, fork);
 }
 
-/* The parent has used the connection, and so has offered it, before it forks; it waits for the child by poll, and never
- * uses the connection again. */
+/* The parent has used the connection, and has therefore offered it, before it forks. It waits
+ * for the child by poll, and never uses the connection again. */
 static void child_after_an_offer(int connection) {
     int life[2];
     char byte;
@@ -56,7 +58,7 @@ static void child_after_an_offer(int connection) {
     if (child == 0) {
         close(life[0]);
         serve(connection, 'C');
-        /* The parent hears meanwhile that the peer has offered it too. */
+        /* In the meantime the parent learns that the peer has offered it too. */
         usleep(200000);
         serve(connection, 'D');
         _exit(7);
@@ -84,7 +86,8 @@ static void child_of_Fork(int connection) {
     hand_to_child(connection, _Fork);
 }
 
-/* The child serves a phase while the parent still holds the connection, then ends; the parent goes on. */
+/* The child serves a phase while the parent holds the connection, and exits. The parent
+ * continues. */
 static void take_turns(int connection, pid_t (*fork_by)(void)) {
     serve(connection, 'P');
     pid_t child = fork_by();
@@ -108,7 +111,8 @@ static void turns_of_raw_clone(int connection) {
     take_turns(connection, raw_fork);
 }
 
-/* The child ends at once; nobody asks how before the connection has been used again. */
+/* The child exits immediately. The parent waits for it only after it has used the connection
+ * again. */
 static void child_ends_unseen(int connection) {
     serve(connection, 'P');
     pid_t child = fork();
@@ -139,7 +143,7 @@ static void daemonise(int connection) {
     expect(read(done[0], &none, 1) == 0, "the daemon ends");
 }
 
-/* A program that knows nothing of shunt serves on descriptor 3, and then the parent goes on. */
+/* A program without the shim serves on descriptor 3, and then the parent continues. */
 static void exec_a_server(int connection, char *const environment[]) {
     dup2(connection, 3);
     char *const arguments[] = {"serve_on", "3", NULL};
@@ -159,7 +163,7 @@ static void exec_with_the_shim(int connection) {
     exec_a_server(connection, environ);
 }
 
-/* The next question has come, and is unread at what follows. */
+/* Waits for the next question, and leaves it unread for the following step. */
 static void await_question(int connection) {
     struct pollfd set = {.fd = connection, .events = POLLIN};
     expect(poll(&set, 1, -1) == 1, "a question");
@@ -175,7 +179,7 @@ static void fork_and_exec(int connection) {
     serve(connection, 'P');
 }
 
-/* Both programs know of the connection, and the parent goes on when the child has ended. */
+/* Both programs have the shim, and the parent continues when the child has ended. */
 static void fork_and_exec_with_the_shim(int connection) {
     serve(connection, 'P');
     await_question(connection);
@@ -186,7 +190,7 @@ static void fork_and_exec_with_the_shim(int connection) {
     serve(connection, 'P');
 }
 
-/* A server that starts another program for each connection, as sshd does. */
+/* A server that executes another program for each connection, as sshd does. */
 static void another_program_takes_over(int connection) {
     serve(connection, 'P');
     pid_t child = fork();
@@ -196,7 +200,7 @@ static void another_program_takes_over(int connection) {
     wait_for(child);
 }
 
-/* exec that fails leaves everything as it was, also in a child. */
+/* A failed exec leaves everything unchanged, also in a child. */
 static void exec_of_nothing(int connection) {
     char *const arguments[] = {"nothing", NULL};
     serve(connection, 'P');
@@ -213,7 +217,7 @@ static void exec_of_nothing(int connection) {
     serve(connection, 'P');
 }
 
-/* A program that lives on, but has not inherited the connection. */
+/* A program that keeps running, but has not inherited the connection. */
 static void beside_another_program(int connection) {
     int life[2];
     fcntl(connection, F_SETFD, FD_CLOEXEC);
@@ -232,7 +236,8 @@ static void beside_another_program(int connection) {
     wait_for(child);
 }
 
-/* A program that the shim cannot enter keeps a child with the connection, and then becomes one that it can enter. */
+/* A program that the shim cannot enter leaves a child with the connection, and then executes a
+ * program that it can enter. */
 static void through_a_static_program(int connection) {
     serve(connection, 'P');
     dup2(connection, 3);
@@ -250,16 +255,17 @@ static void vfork_and_exec(int connection) {
     serve(connection, 'P');
 }
 
-/* A process that shares our memory, but is another one. */
+/* The connection of a process that shares this process's memory. */
 static int connection_of_clone;
 
-/* What such a child closes, its parent still has: before the first use, and after it. */
+/* A vfork child closes the connection, and the parent still has it: before the first use, and
+ * after it. */
 static void vfork_and_close(int connection) {
     for (int turn = 0; turn < 2; turn++) {
         pid_t child = vfork();
         if (child == 0) {
             close(connection);
-            /* It is given the number. */
+            /* This socket gets the closed descriptor's number. */
             close(socket(AF_INET, SOCK_STREAM, 0));
             _exit(7);
         }
@@ -359,8 +365,8 @@ static void clone_with_a_copy(int connection) {
     serve(connection, 'P');
 }
 
-/* A child that nobody was told of outlives its killed parent, with a copy of everything but the connection. The parent
- * dies with a question half read, which TCP answers by a reset. */
+/* A child of such a fork outlives its killed parent. It has a copy of everything but the
+ * connection. The parent dies with a question half read, so TCP sends a reset. */
 static void orphan_of_bare_fork(int connection) {
     serve(connection, 'P');
     if (bare_fork() == 0) {

@@ -1,5 +1,6 @@
-/* Forks while other threads make, watch, duplicate and close connections: whatever a thread was changing at that moment, the child
- * finds whole. A child uses what it has inherited, and new connections. Prints how many children ended as they should. */
+/* Forks while other threads create, watch, duplicate and close connections. The child must find
+ * consistent state, whatever a thread was changing at that moment. A child uses what it has
+ * inherited, and new connections. Prints how many children succeeded. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -29,7 +30,8 @@ static void need(int holds, const char *what)
     }
 }
 
-/* Both ends of a new connection. Several threads accept from one listener, so whoever gets whose end does not matter. */
+/* Stores an end of a new connection and an accepted one. Several threads accept from one listener,
+ * so the two may belong to different connections. */
 static void connection(int ends[2])
 {
     ends[0] = socket(AF_INET, SOCK_STREAM, 0);
@@ -39,7 +41,8 @@ static void connection(int ends[2])
     need(ends[1] >= 0, "accept");
 }
 
-/* One connection's life: bytes both ways, a set of its own and the one that all share, a duplicate. */
+/* One connection: bytes in both directions, a private epoll instance and a shared one, and a
+ * duplicate. */
 static void one_life(int with_shared_set)
 {
     int ends[2], set = epoll_create1(0);
@@ -78,7 +81,7 @@ static void child(void)
     for (int fd = 0; fd < 256; fd++)
         if (fd != listener && fd != watching && fd > 2)
             close(fd);
-    /* The threads of the parent accept too, so a listener of its own. */
+    /* The parent's threads accept from the listener too, so the child creates another. */
     close(listener);
     socklen_t len = sizeof address;
     address.sin_port = 0;
@@ -90,7 +93,7 @@ static void child(void)
     _exit(0);
 }
 
-/* The child's status, or -1 if it is stuck. */
+/* Returns the child's status, or -1 if it hangs. */
 static int ended(pid_t pid)
 {
     int status = -1;

@@ -43,10 +43,10 @@ def client(port, late):
         sock.sendall(line(number))
         assert sock.recv(1) == b"."
     sock.sendall(b"".join(line(number) for number in range(20, LINES)))
-    # The server's word that it leaves the rest to another reader; nothing more is sent after it.
+    # The server leaves the rest to another reader. Nothing more is sent afterwards.
     assert sock.recv(1) == b"!"
     if late:
-        # Long enough for the other reader to be there before the end of file is.
+        # Long enough for the other reader to exist before the end of file.
         select.select([sock], [], [], 1)
     sock.shutdown(socket.SHUT_WR)
     while sock.recv(100):

@@ -1,5 +1,6 @@
-/* What a program can see of its own handlers: what they are called with and when, what sigaction and its kin say of them,
- * SIGPIPE and SIGIO. usage: handlers PORT GATE. One line for each question; the same without shunt. */
+/* Signal handlers: their arguments and order, the results of sigaction and similar calls,
+ * SIGPIPE and SIGIO. Prints one line for each question, which must be the same without shunt.
+ * usage: handlers PORT GATE */
 #include "lane.h"
 #include <sys/ioctl.h>
 #include <ucontext.h>
@@ -43,7 +44,7 @@ static void informed(int signal, siginfo_t *info, void *context)
     ran++;
     value = info->si_value.sival_int, code = info->si_code;
     order = order * 10 + value;
-    /* SIGUSR2 stays blocked behind the handler. */
+    /* SIGUSR2 stays blocked after the handler. */
     sigaddset(&((ucontext_t *)context)->uc_sigmask, SIGUSR2);
 }
 
@@ -144,7 +145,7 @@ static void registrations(void)
     printf("on the alternate stack: %d\n", on_stack);
 }
 
-/* Real-time signals that come while the thread is busy with a lane: none is lost, none out of order. */
+/* Real-time signals that arrive while the thread uses a lane. None may be lost or out of order. */
 static void *queue_all(void *argument)
 {
     for (int i = 1; i <= 9; i++) {

@@ -1,10 +1,10 @@
-// One connection, used by plain calls until both ends were seen on shared memory, and then by calls that reach a socket
-// on other ways: stdio, system calls by number, rings, other names of the same function.
+// One connection, used by ordinary calls until both ends were seen on shared memory, and then by
+// unusual ways to reach a socket: stdio, system calls by number, urings, and aliases of functions.
 //
 //   hidden_calls client|server PORT SCENARIO GATE LAST_GATE
 //
-// The server is the subject: 5000 bytes wait for it when it begins to use the scenario's calls. Everything both ends see
-// is printed, to be compared with what they see on TCP.
+// The server is the subject: 5000 bytes wait for it when it starts to use the scenario's calls.
+// Both ends print what they observe, to be compared with TCP.
 #define _GNU_SOURCE
 #include <aio.h>
 #include <arpa/inet.h>
@@ -65,7 +65,7 @@ static void check(int good, const char *what) {
     failures++;
 }
 
-// ---- what other names and other ways there are -------------------------------------------------------------------
+// ---- aliases and other ways ---------------------------------------------------------------------
 
 typedef ssize_t reader(int, char *, size_t);
 typedef ssize_t writer(int, const char *, size_t);
@@ -114,7 +114,7 @@ static ssize_t fortified_read(int fd, char *to, size_t len) {
     }
 }
 
-// ---- stdio --------------------------------------------------------------------------------------------------------
+// ---- stdio --------------------------------------------------------------------------------------
 
 static FILE *stream;
 static int stream_of;
@@ -140,7 +140,7 @@ static ssize_t unbuffered_write(int fd, const char *from, size_t len) {
     opened(fd, "r+");
     return fprintf(stream, "%.*s", (int)len, from);
 }
-// A stream that has read ahead, and plain reads behind what it holds.
+// A stream that has read ahead, and plain reads of the bytes behind its buffer.
 static ssize_t mixed_read(int fd, char *to, size_t len) {
     static char ahead[512];
     FILE *f = opened(fd, "r");
@@ -165,7 +165,7 @@ static ssize_t line_read(int fd, char *to, size_t len) {
 }
 static int stdio_close(int fd) {
     if (stream && stream_of == fd) {
-        // Left in the buffer for fclose to write.
+        // These bytes stay in the buffer, and fclose must write them.
         if (fwrite("last", 1, 4, stream) != 4) return -1;
         return fclose(stream);
     }
@@ -190,7 +190,7 @@ static ssize_t dprintf_write(int fd, const char *from, size_t len) {
     char small[64];
     int tail = snprintf(small, sizeof small, "%.1f%.2f%d", half, third, 7);
     int body = len - tail, n = 0;
-    // Floating-point arguments travel in other registers than the rest.
+    // Floating-point arguments are passed in other registers than the rest.
     switch (turn++ % 4) {
     case 0: n = dprintf(fd, "%.*s%.1f%.2f%d", body, from, half, third, 7); break;
     case 1: n = __dprintf_chk(fd, 1, "%.*s%.1f%.2f%d", body, from, half, third, 7); break;
@@ -200,7 +200,8 @@ static ssize_t dprintf_write(int fd, const char *from, size_t len) {
     return n;
 }
 
-// The socket becomes stdin and stdout, as a server started by inetd finds it, and is put back.
+// The socket becomes stdin and stdout, as in a server started by inetd, and they are restored
+// later.
 static int saved[2];
 static void become_standard(int fd) {
     fflush(stdout);
@@ -226,7 +227,7 @@ static ssize_t standard_write(int fd, const char *from, size_t len) {
     give_standard_back();
     return n;
 }
-// The same with the number of a stream of the program's own.
+// The socket replaces the descriptor of a stream that the program has opened.
 static FILE *own;
 static void open_own(void) { own = fopen("/dev/null", "r+"); }
 static ssize_t placed_write(int fd, const char *from, size_t len) {
@@ -236,7 +237,7 @@ static ssize_t placed_write(int fd, const char *from, size_t len) {
     return n;
 }
 static int placed_close(int fd) { return close(fd) || fclose(own); }
-// A stream that was made before the connection.
+// A stream that was created before the connection.
 static FILE *early;
 static ssize_t early_write(int fd, const char *from, size_t len) {
     (void)fd;
@@ -245,7 +246,7 @@ static ssize_t early_write(int fd, const char *from, size_t len) {
     return n;
 }
 
-// ---- system calls by number -----------------------------------------------------------------------------------------
+// ---- system calls by number ---------------------------------------------------------------------
 
 static ssize_t n_read(int fd, char *to, size_t len) { return syscall(SYS_read, fd, to, len); }
 static ssize_t n_write(int fd, const char *from, size_t len) { return syscall(SYS_write, fd, from, len); }
@@ -370,7 +371,7 @@ static ssize_t n_ready(int fd, char *to, size_t len) {
     }
     return syscall(SYS_read, fd, to, len);
 }
-// A socket and something else in one set, with the same user data: neither is taken for the other.
+// A socket and an eventfd in one epoll instance have the same user data. They must not be confused.
 static ssize_t same_data_read(int fd, char *to, size_t len) {
     int set = epoll_create1(0), other = eventfd(0, EFD_NONBLOCK);
     struct epoll_event of_fd = {EPOLLIN, {.fd = 77}}, of_other = {EPOLLOUT, {.fd = 77}}, seen[4];
@@ -388,7 +389,7 @@ static ssize_t same_data_read(int fd, char *to, size_t len) {
         }
     }
     check(in && out, "each is reported for itself");
-    // What one can do is not said of the other.
+    // The readiness of one must not be reported for the other.
     of_fd.events = of_other.events = 0;
     check(epoll_ctl(set, EPOLL_CTL_MOD, other, &of_other) == 0, "nothing is asked of the eventfd");
     check(epoll_wait(set, seen, 4, 20000) == 1 && seen[0].events == EPOLLIN, "the socket alone");
@@ -399,7 +400,7 @@ static ssize_t same_data_read(int fd, char *to, size_t len) {
     return read(fd, to, len);
 }
 
-// A child that libc knows nothing of reads; the parent goes on after it.
+// A child that was forked past libc reads, and the parent continues after it.
 static long by_fork(void) { return syscall(SYS_fork); }
 static long by_clone(void) { return syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, 0); }
 static long by_clone3(void) {
@@ -433,7 +434,7 @@ static ssize_t range_unshared_read(int fd, char *to, size_t len) {
     return read(fd, to, len);
 }
 
-// ---- asynchronous I/O -------------------------------------------------------------------------------------------------
+// ---- asynchronous I/O ---------------------------------------------------------------------------
 
 static ssize_t finished(struct aiocb *request) {
     const struct aiocb *list[] = {request};
@@ -496,7 +497,7 @@ static ssize_t ring_write(int fd, const char *from, size_t len) {
     io_uring_prep_send(io_uring_get_sqe(&ring), fd, from, len, 0);
     return complete();
 }
-// As liburing, with system calls by number.
+// Sets up a uring as liburing does, but with system calls by number.
 static void make_numbered_ring(void) {
     struct io_uring_params parameters = {0};
     int fd = syscall(SYS_io_uring_setup, 8, &parameters);
@@ -510,11 +511,11 @@ static ssize_t numbered_ring_read(int fd, char *to, size_t len) {
     return ring_read(fd, to, len);
 }
 
-// ---- rings that do something else -----------------------------------------------------------------------------------
+// ---- urings for other files ---------------------------------------------------------------------
 
 static int numbered;
 static int ring_fd_of(void) { return ring.ring_fd; }
-// Submits what is filled, in one call, and says how each has ended.
+// Submits the filled entries in one call, and prints how each has completed.
 static void submit(const char *what, int count) {
     if (numbered) {
         __atomic_store_n(ring.sq.ktail, ring.sq.sqe_tail, __ATOMIC_RELEASE);
@@ -553,7 +554,7 @@ static struct io_uring_sqe *entry(int number) {
         made;                                     \
     })
 
-// Files, time and nothing at all; then a read by libc.
+// The uring operates on files, time and nothing; libc reads the connection.
 static ssize_t beside_read(int fd, char *to, size_t len) {
     static int file = -1;
     char text[6] = "";
@@ -566,11 +567,11 @@ static ssize_t beside_read(int fd, char *to, size_t len) {
     ENTRY(2, io_uring_prep_timeout, &moment, 0, 0);
     submit("a read of it, nothing, and time", 3);
     puts(text);
-    // Its number is the connection's, and means buffers.
+    // The entry's fd field equals the connection's descriptor, but is a number of buffers here.
     static char buffers[64][8];
     ENTRY(0, io_uring_prep_provide_buffers, buffers, 8, fd, 1, 0);
     submit("buffers", 1);
-    // A table of its own, with other things.
+    // A registered file table, in which slot 0 is another file.
     if (io_uring_register_files(&ring, &file, 1) == 0) {
         ENTRY(0, io_uring_prep_read, 0, text, 5, 0)->flags |= IOSQE_FIXED_FILE;
         submit("a read by the table", 1);
@@ -583,7 +584,7 @@ static ssize_t numbered_beside_read(int fd, char *to, size_t len) {
     return beside_read(fd, to, len);
 }
 
-// A set that is changed by the ring, and waited for by libc.
+// An epoll instance that is changed by the uring, and waited on through libc.
 static int changed_set = -1;
 static void wait_in_set(int data) {
     struct epoll_event event = {0};
@@ -624,7 +625,7 @@ static ssize_t numbered_set_read(int fd, char *to, size_t len) {
 }
 static ssize_t linked_set_read(int fd, char *to, size_t len) { return set_read_with(fd, to, len, IOSQE_IO_LINK); }
 static ssize_t drained_set_read(int fd, char *to, size_t len) { return set_read_with(fd, to, len, IOSQE_IO_DRAIN); }
-// What the kernel refuses must not be done before it by what comes behind.
+// If the kernel refuses an entry, the effect of a later entry must not come first.
 static ssize_t refused_set_read(int fd, char *to, size_t len) {
     struct epoll_event in = {EPOLLIN, {.u32 = 7}};
     if (changed_set < 0) changed_set = epoll_create1(EPOLL_CLOEXEC);
@@ -685,7 +686,7 @@ static ssize_t entered_read(int fd, char *to, size_t len) {
     io_uring_cqe_seen(&ring, cqe);
     return n;
 }
-// Whoever polls by itself is not seen to submit.
+// The kernel polls for entries (SQPOLL), so submissions are not seen.
 static void make_polling_ring(void) {
     check(io_uring_queue_init(8, &ring, IORING_SETUP_SQPOLL) == 0, "io_uring_queue_init");
     ring_made = 1;
@@ -694,7 +695,8 @@ static ssize_t polling_ring_read(int fd, char *to, size_t len) {
     if (!ring_made) make_polling_ring();
     return read(fd, to, len);
 }
-// Made, used and gone, many times over; the connection's number is not among what it had.
+// Urings are created, used and destroyed many times. The connection's descriptor number was never
+// that of a uring.
 static ssize_t gone_read(int fd, char *to, size_t len) {
     for (int i = 0; i < 100; i++) {
         ENTRY(0, io_uring_prep_nop);
@@ -720,7 +722,7 @@ static ssize_t duplicated_ring_read(int fd, char *to, size_t len) {
     submit("by another number", 1);
     return read(fd, to, len);
 }
-// A child makes a ring of its own, and its parent goes on with its.
+// A child creates another uring, and its parent continues with the first.
 static ssize_t forked_ring_read(int fd, char *to, size_t len) {
     ENTRY(0, io_uring_prep_nop);
     submit("before a fork", 1);
@@ -736,9 +738,9 @@ static ssize_t forked_ring_read(int fd, char *to, size_t len) {
     return read(fd, to, len);
 }
 
-// ---- calls that are not ours ----------------------------------------------------------------------------------------
+// ---- calls that do not concern the shim ---------------------------------------------------------
 
-// What the kernel answers to calls that mean something else, or nothing, for a socket.
+// Prints the kernel's result for calls that have another meaning, or none, for a socket.
 #define ANSWER(call)                                                    \
     do {                                                                \
         errno = 0;                                                      \
@@ -830,7 +832,7 @@ static ssize_t passed_read(int fd, char *to, size_t len) {
     ANSWER(bindresvport(fd, NULL));
     ANSWER(listen(fd, 1));
     ANSWER(accept(fd, NULL, NULL));
-    // Descriptors of other kinds, which must stay what they are.
+    // Descriptors of other kinds, which must not be affected.
     eventfd_t count = 0;
     int event = eventfd(3, 0), memory = memfd_create("memory", 0), timer = timerfd_create(CLOCK_MONOTONIC, 0);
     ANSWER(eventfd_read(event, &count) || count != 3);
@@ -863,7 +865,8 @@ static ssize_t passed_read(int fd, char *to, size_t len) {
     return read(fd, to, len);
 }
 
-// The resolver speaks TCP by calls inside libc, on descriptors whose numbers come and go between ours.
+// The resolver uses TCP by calls inside libc. The numbers of its descriptors lie between those of
+// this program.
 static int names_port;
 static void *serve_names(void *unused) {
     (void)unused;
@@ -877,7 +880,8 @@ static void *serve_names(void *unused) {
         int fd = accept(listener, NULL, NULL);
         unsigned char q[600];
         while (read(fd, q, 2) == 2 && read(fd, q + 2, q[0] << 8 | q[1]) > 0) {
-            // The question again, with one address behind it: name as a pointer, type A, class IN, 10.1.2.3.
+            // The question again, followed by one address: the name as a pointer, type A, class IN,
+            // 10.1.2.3.
             size_t end = 14;
             while (q[end]) end += q[end] + 1;
             int is_a = q[end + 2] == 1;
@@ -886,7 +890,7 @@ static void *serve_names(void *unused) {
             unsigned char a[] = {0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4, 10, 1, 2, 3};
             if (is_a) memcpy(q + end, a, sizeof a), end += sizeof a;
             q[0] = (end - 2) >> 8, q[1] = end - 2;
-            // In pieces, as a slow server would.
+            // Write in pieces, as a slow server does.
             check(write(fd, q, 1) == 1 && write(fd, q + 1, end - 1) == (ssize_t)end - 1, "an answer");
         }
         close(fd);
@@ -979,7 +983,7 @@ static const struct scenario scenarios[] = {
     {"ring-forked", forked_ring_read, NULL, NULL, NULL},
 };
 
-// ---- the two ends ---------------------------------------------------------------------------------------------------
+// ---- the two ends -------------------------------------------------------------------------------
 
 static void fill(char *buffer, size_t len, int seed) {
     for (size_t i = 0; i < len; i++) buffer[i] = 'a' + (i * 7 + i / 26 + seed) % 26;
@@ -1036,7 +1040,7 @@ static void say(writer *write_some, int fd, size_t len, int seed) {
     printf("wrote %zu bytes\n", write_all(write_some, fd, buffer, len));
 }
 
-// A plain read of a stream's leftovers, whatever they are, to the end.
+// Reads the rest of the stream, whatever it is, by plain reads.
 static void drain(int fd) {
     char buffer[256];
     size_t done = 0;
@@ -1058,7 +1062,7 @@ static void server(int fd, const struct scenario *how, const char *last_gate) {
     }
     expect(read_some, fd, BULK, 1);
     say(write_some, fd, BULK, 2);
-    // A plain call in between, and the other way round.
+    // A plain call in between, and then the other way round.
     say(plain_write, fd, 8, 3);
     expect(read_some, fd, LITTLE, 4);
     say(write_some, fd, LITTLE, 5);
@@ -1080,7 +1084,7 @@ static void client(int fd, const char *gate) {
     writer *write_some = early ? early_write : plain_write;
     write_all(write_some, fd, message, 8);
     say(write_some, fd, BULK, 1);
-    // dprintf's ends with its own figures, which replace what was there.
+    // The output of dprintf ends with its figures, which replace the original bytes.
     static char got[BULK], expected[BULK];
     for (int round = 0; round < 2; round++) {
         size_t len = round ? LITTLE : BULK;

@@ -206,10 +206,10 @@ def main():
     memory, kept, silent, spoilt = Memory(), [], [], 0
     for number in range(rounds):
         sock = socket.create_connection(("127.0.0.1", port))
-        # Not for long: its own doorbells may be no good any more.
+        # A short timeout, because this program's own doorbells may be broken.
         sock.settimeout(0.1)
         try:
-            # On shared memory, most likely; other moments are as good.
+            # The connection is most likely on shared memory. Other states are tested too.
             for _ in range(4 if number % 20 == 0 else source.randrange(4, 24)):
                 exchange(sock, source.choice([1, 10, 1000, 5000]))
         except OSError:
@@ -217,13 +217,13 @@ def main():
         links = list(mappings("shunt-link"))
         spoilt += bool(links)
         if links and number % 20 == 0:
-            # Paired meanwhile, and never used again.
+            # The connection is paired in the meantime, and never used again.
             time.sleep(0.01)
             spoil_beginnings(memory, links)
             silent.append(sock)
             continue
         for _ in range(source.randrange(1, 4)):
-            # A link may go while we write; then there is nothing to spoil.
+            # The link may be removed during a write. There is nothing to corrupt then.
             links = list(mappings("shunt-link"))
             try:
                 if links:
@@ -232,7 +232,8 @@ def main():
                     ring_doorbells()
                 if source.random() < 0.1:
                     spoil_page(memory)
-                # The broker hangs up on who talks nonsense, and then has no more links for it for a while.
+                # The broker disconnects a client that sends invalid messages, and gives it no links
+                # for a while.
                 if number >= rounds * 2 // 3 and source.random() < 0.3:
                     talk_to_the_broker(version)
             except OSError:

@@ -1,7 +1,10 @@
-/* Both ends of some connections in one thread. What is measured has functions of its own, which a profiler finds by their names: each is
- * called so often as the first argument says, once all of the connections are in use, and all else is done outside of them. The second
- * says for which events the set has them, the third how many microseconds lie between a send and the wait for it. A call of getppid(2) shows
- * where what is measured begins. */
+/* Uses both ends of some connections in one thread. The measured calls have separate functions,
+ * which a profiler finds by name. Each is called as often as the first argument says, after all
+ * connections are in use. All other work happens outside of them.
+ *
+ * The second argument is the events for which the connections are registered in the epoll
+ * instance. The third is the number of microseconds between a send and the wait for it. A call
+ * of getppid(2) marks the beginning of the measured part. */
 
 #include <arpa/inet.h>
 #include <stdio.h>

@@ -1,10 +1,12 @@
-/* Has system calls of a program fail that only the shim makes:
+/* Makes system calls fail that only the shim makes:
  *
  *     inject NTH once|on ERRNO COMMAND...
  *
- * The NTH of them fails with ERRNO, once, or it and all that follow. 0: none. The program must use none of the calls
- * itself: what makes memfds, doorbells, shared mappings and private descriptors, and sends and takes messages with
- * descriptors. How many there were is said at the end, on standard error. Ends as the command does. */
+ * The call NTH fails with ERRNO, either once, or together with all that follow. With 0 none
+ * fails. The calls are those that create memfds, doorbells, shared mappings and private
+ * descriptors, and those that send and receive messages with descriptors. COMMAND must make none
+ * of them itself. At the end the number of calls is printed on standard error. The exit status
+ * is that of the command. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,9 +32,9 @@
 #define LOAD(what) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, what))
 #define ALLOW BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
 #define TELL BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF)
-/* Every call of that number. */
+/* Every call with this number. */
 #define ALL(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##number, 0, 1), TELL
-/* Those whose argument is `value`, or has that bit. */
+/* Calls whose argument equals `value`, or has that bit. */
 #define WITH(number, argument, test, value)                                                                            \
     BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##number, 0, 4), LOAD(args[argument]),                                     \
         BPF_JUMP(BPF_JMP | test | BPF_K, value, 0, 1), TELL, LOAD(nr)
@@ -59,7 +61,7 @@ static void die(const char *what) {
     exit(99);
 }
 
-/* In the child, which shares our descriptors until it becomes the program. */
+/* Runs in the child, which shares our descriptors until it executes the program. */
 static int become(void *argv) {
     struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
     char *word = getenv("INJECT_PIPE");
@@ -103,7 +105,7 @@ int main(int argc, char **argv) {
             }
             continue;
         }
-        /* ENOENT: whoever made the call is gone. */
+        /* ENOENT: the caller has ended. */
         if (ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &call))
             continue;
         seen++;

@@ -1,5 +1,6 @@
-/* An echo server that makes and fills its epoll instance by libc, and waits by an inline epoll_pwait2. BIG: with 9 MiB more code.
- * inline_wait PORT CONNECTIONS: ends after so many. */
+/* An echo server that creates and fills its epoll instance through libc, and waits by an inline
+ * epoll_pwait2. With BIG it has 9 MiB of additional code. It ends after CONNECTIONS connections.
+ * usage: inline_wait PORT CONNECTIONS */
 #include "bypass.h"
 
 static long wait_inline(int set, void *events, int most) {
@@ -20,7 +21,7 @@ void (*volatile keep)(void) = pad;
 
 int main(int count, char **arguments) {
     int listener = listen_at(atoi(arguments[1])), left = atoi(arguments[2]), set = epoll_create1(EPOLL_CLOEXEC);
-    /* What comes back must be the program's own. */
+    /* The events must return the program's own data. */
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = &listener}, events[64];
     epoll_ctl(set, EPOLL_CTL_ADD, listener, &event);
     static int fds[1024];

@@ -1,4 +1,4 @@
-/* A library for LD_PRELOAD that counts written bytes, and finds libc's function in libc itself. */
+/* A library for LD_PRELOAD that counts written bytes, and calls the function of libc itself. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <unistd.h>

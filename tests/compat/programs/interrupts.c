@@ -1,5 +1,6 @@
-/* What signals do to blocking calls: which go on, which say EINTR, what has been moved by then, and what becomes of a call
- * that a handler leaves by siglongjmp. usage: interrupts PORT GATE. One line for each question; the same without shunt. */
+/* Signals during blocking calls: which calls continue, which return EINTR, how many bytes were
+ * moved, and the effect of a siglongjmp out of a handler. Prints one line for each question,
+ * which must be the same without shunt. usage: interrupts PORT GATE */
 #include "lane.h"
 
 static struct peer peer;
@@ -26,7 +27,8 @@ static void catch(int signal, void (*function)(int), int flags)
     sigaction(signal, &action, NULL);
 }
 
-/* The signals of one question, each sent when the main thread sleeps; then `reply` bytes from the peer, if any. */
+/* The signals of one question. Each is sent when the main thread sleeps. Afterwards the peer
+ * sends `reply` bytes, if any. */
 struct plan {
     int signals[4];
     int reply;
@@ -114,7 +116,7 @@ static void ask(const char *title, enum call call, struct plan plan)
     pthread_join(sender, NULL);
     if (plan.reply) {
         wait_done(&peer);
-        /* What was not taken above. */
+        /* Read the bytes that the call has left. */
         long left = plan.reply - (is_wait(call) || result < 0 ? 0 : result);
         get(peer.fd, bytes, left);
     }
@@ -123,7 +125,7 @@ static void ask(const char *title, enum call call, struct plan plan)
     printf(", handlers %d %d\n", ran[SIGUSR1], ran[SIGUSR2]);
 }
 
-/* A send that the peer does not receive yet. */
+/* Interrupts a send that the peer does not receive yet. */
 static void ask_send(const char *title, int signal)
 {
     pthread_t sender;
@@ -140,7 +142,7 @@ static void ask_send(const char *title, int signal)
     }
 }
 
-/* A signal that only the call's own mask lets in. */
+/* Sends a signal that only the call's own signal mask unblocks. */
 static void ask_masked(enum call call, int ready, int ms)
 {
     sigset_t blocked, before;
@@ -181,7 +183,7 @@ static void ask_leaving(enum call call)
             break;
     }
     if (call == SEND) {
-        /* Nobody knows how much is under way: only that the next connection works. */
+        /* The number of bytes in flight is unknown. Only the next connection is tested. */
         printf("left send: %d\n", interrupted);
         return;
     }

@@ -3,8 +3,8 @@
 //	kept serve PORT
 //	kept ask PORT REQUESTS GATE
 //
-// The client asks until there is a file GATE.warm and says so, makes as many requests as it is told when there is GATE.begin and says
-// so, and ends when there is GATE.
+// The client makes requests until the file GATE.warm exists, and prints that. When GATE.begin
+// exists, it makes REQUESTS requests, and prints that. It ends when GATE exists.
 package main
 
 import (

@@ -1,8 +1,8 @@
-// Puts keys into etcd and asks for them, by its gateway for JSON.
+// Writes keys to etcd and reads them, through its JSON gateway.
 //
 //	keys URL CLIENTS GATE
 //
-// Each client repeats its requests until there is a file of the last name.
+// Each client repeats its requests until the file GATE exists.
 package main
 
 import (
@@ -26,7 +26,7 @@ func check(err error) {
 	}
 }
 
-// What etcd answers to a request.
+// Sends a request to etcd, and decodes the answer.
 func post(client *http.Client, url string, request map[string]string, answer any) {
 	body, err := json.Marshal(request)
 	check(err)

@@ -1,5 +1,6 @@
-/* A connection between this process and a child of it, brought onto shared memory where that can be: the child does as it
- * is told on a pipe. `gate` is a file that appears once the connection is where the test wants it. */
+/* A connection between this process and a child, on shared memory where that is possible. The
+ * child executes orders that it reads from a pipe. The file `gate` appears when the connection
+ * is on the transport that the test wants. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -37,7 +38,7 @@ static void pause_ms(int ms)
         ;
 }
 
-/* The whole of it, whatever interrupts. */
+/* Sends all bytes, in spite of interruptions. */
 static void put(int fd, const void *from, size_t len)
 {
     for (size_t done = 0; done < len;) {
@@ -58,9 +59,10 @@ static void get(int fd, void *to, size_t len)
     }
 }
 
-/* What the child is told: to send `len` bytes after `ms` milliseconds, to receive so many, to close. */
+/* An order to the child: send `len` bytes after `ms` milliseconds, receive `len` bytes, or
+ * close. */
 struct order {
-    char what; /* s, r, c; e: echo whatever comes; l: look, w: look once there is something to see */
+    char what; /* s, r, c as above; e: echo all; l: look; w: wait, then look */
     int len, ms;
 };
 
@@ -70,7 +72,7 @@ struct peer {
     pid_t pid;
 };
 
-/* What a receive would find: b for bytes, e for the end, r for an error, - for nothing. */
+/* Returns what a receive would find: b for bytes, e for the end, r for an error, - for nothing. */
 static inline char look(int fd)
 {
     char byte;
@@ -123,7 +125,7 @@ static char wait_done(struct peer *peer)
     return byte;
 }
 
-/* `count` connections to one child, which listens on `port`; each has orders of its own. */
+/* Opens `count` connections to children that listen on `port`. Each has a pipe for its orders. */
 static inline void connect_peers(struct peer *peers, int count, int port)
 {
     int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -151,13 +153,13 @@ static inline void connect_peers(struct peer *peers, int count, int port)
         peers[i].fd = socket(AF_INET, SOCK_STREAM, 0);
         if (connect(peers[i].fd, (void *)&address, sizeof address))
             die("connect");
-        /* Accepted by this child, not by the next. */
+        /* Wait until this child has accepted it, and not the next. */
         wait_done(&peers[i]);
     }
     close(listener);
 }
 
-/* Small round trips on all of them until the file is there. */
+/* Makes small round trips on all connections until the file exists. */
 static inline void warm_up(struct peer *peers, int count, const char *gate)
 {
     do
@@ -182,7 +184,8 @@ static inline void end_peers(struct peer *peers, int count)
     }
 }
 
-/* Whether a thread of this process sleeps, as the kernel sees it: twice, so that a short sleep is not taken for one. */
+/* Waits until a thread of this process sleeps, according to the kernel. Checks repeatedly, so
+ * that a short sleep does not count. */
 static inline void wait_asleep(pid_t tid)
 {
     char path[64], line[256];

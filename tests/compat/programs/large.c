@@ -1,5 +1,5 @@
-/* One call on more bytes than the kernel moves in one: it cuts the sum of a list at MAX_RW_COUNT. The list names one small area again and
- * again. usage: large PORT GATE. */
+/* One call on more bytes than the kernel moves in one call: it cuts the sum of a list of buffers
+ * at MAX_RW_COUNT. The list contains one small area many times. usage: large PORT GATE */
 #include "questions.h"
 
 #define AREA (4 << 20)
@@ -13,7 +13,7 @@ static struct iovec *list_of(char *area)
     return list;
 }
 
-/* The first message is cut, and counts as whole: the second follows. */
+/* The first message is cut, but counts as complete, so the second follows. */
 static void *send_them(void *list)
 {
     struct iovec last = {"!", 1};
@@ -36,7 +36,7 @@ int main(int argc, char **argv)
     long long all = 0;
     char last = 0;
     pthread_create(&sender, NULL, send_them, list);
-    /* The byte of the second message ends it. */
+    /* The byte of the second message ends the loop. */
     while (last != '!') {
         ssize_t count = recv(theirs, area, AREA, 0);
         if (count <= 0)

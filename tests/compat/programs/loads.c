@@ -1,8 +1,14 @@
-/* A program that loads code while it has a connection, and writes and reads by turns itself and by that code.
- * loads server PORT: twice a connection; "w" is echoed, digits must come in their order, "e" asks whether they did.
- * loads client PORT WAY LIBRARY GATE1 GATE2: exchanges until GATE1 is there, loads, writes by turns; and does the like on a second connection
- * until GATE2 is there. WAY: deep, lazy, apart, usual, mapped, writable; handle (libc's functions, which
- * dlsym finds in LIBRARY), version (which dlvsym finds). */
+/* A program that loads code while it has a connection, and then writes and reads alternately by
+ * itself and by that code.
+ *
+ *   loads server PORT
+ *   loads client PORT WAY LIBRARY GATE1 GATE2
+ *
+ * The server accepts two connections. It echoes "w", checks that digits arrive in their order,
+ * and answers "e" with the result. The client makes exchanges until GATE1 exists, loads the
+ * code, and writes alternately. It then does that on a second connection until GATE2 exists. WAY
+ * is deep, lazy, apart, usual, mapped, writable, handle (libc's functions, which dlsym finds in
+ * LIBRARY) or version (which dlvsym finds). */
 #include "bypass.h"
 
 typedef long by_number(long number, const long *arguments);
@@ -21,7 +27,8 @@ static ssize_t read_by_code(int fd, void *to, size_t len) {
     return code(SYS_read, arguments);
 }
 
-/* mov rax, rdi; mov rdi, [rsi]; mov rdx, [rsi+16]; mov r10, [rsi+24]; mov r8, [rsi+32]; mov r9, [rsi+40]; mov rsi, [rsi+8]; syscall; ret */
+/* mov rax, rdi; mov rdi, [rsi]; mov rdx, [rsi+16]; mov r10, [rsi+24]; mov r8, [rsi+32]; mov r9,
+ * [rsi+40]; mov rsi, [rsi+8]; syscall; ret */
 static const unsigned char CODE[] = {0x48, 0x89, 0xf8, 0x48, 0x8b, 0x3e, 0x48, 0x8b, 0x56, 0x10, 0x4c, 0x8b, 0x56, 0x18, 0x4c,
                                      0x8b, 0x46, 0x20, 0x4c, 0x8b, 0x4e, 0x28, 0x48, 0x8b, 0x76, 0x08, 0x0f, 0x05, 0xc3};
 
@@ -36,7 +43,7 @@ static void map(int stays_writable) {
     theirs_read = read_by_code;
 }
 
-/* libc's functions, as the dynamic linker finds them. */
+/* Looks up libc's functions through the dynamic linker. */
 static void look_up(const char *way, const char *library) {
 #ifdef __x86_64__
     const char *version = "GLIBC_2.2.5";
@@ -47,7 +54,7 @@ static void look_up(const char *way, const char *library) {
     int by_version = !strcmp(way, "version");
     theirs_write = by_version ? dlvsym(RTLD_DEFAULT, "write", version) : dlsym(handle, "write");
     theirs_read = by_version ? dlvsym(RTLD_DEFAULT, "read", version) : dlsym(handle, "read");
-    /* Each look-up finds the same function. */
+    /* Each look-up must find the same function. */
     if (!handle || theirs_write != dlsym(RTLD_DEFAULT, "write") || theirs_read != dlsym(RTLD_NEXT, "read")) exit(10);
     dlerror();
     if (dlsym(handle, "no_such_function") || !dlerror() || dlerror()) exit(11);

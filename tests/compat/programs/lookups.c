@@ -1,4 +1,4 @@
-/* A program that asks the dynamic linker for the calls by which it serves: lookups SCENARIO PORT. */
+/* A program that looks up the functions with which it serves: lookups SCENARIO PORT */
 
 #include "phases.h"
 
@@ -10,7 +10,7 @@ typedef ssize_t sender(int, const void *, size_t, int);
 static receiver *receive;
 static sender *send_by;
 
-/* As serve, by the functions that were found. */
+/* Serves as serve() does, with the functions that were found. */
 static void serve_by(int connection, char who) {
     struct {
         struct frame head;

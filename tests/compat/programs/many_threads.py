@@ -50,7 +50,7 @@ def server(port, directory, count):
 def client(port, directory, count):
     connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
     for _ in range(ROUNDS):
-        # So that those who wait sleep.
+        # Let the waiting threads sleep.
         time.sleep(0.01)
         for connection in connections:
             connection.sendall(b"question")

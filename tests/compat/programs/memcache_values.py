@@ -43,7 +43,7 @@ async def main(port, connections, count, gate):
                 raise ValueError(f"set: {answer!r}")
 
     async def load(connection):
-        # What the next connection has stored.
+        # Load the values that the next connection has stored.
         other = (connection + 1) % connections
         reader, writer = streams[connection]
         digest = hashlib.sha256()

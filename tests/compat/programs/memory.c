@@ -1,5 +1,6 @@
-/* What the shim's shared memory takes of a program that has locked its memory, and what a core dump would have of it: each connection is to another
- * process, so each has a link of its own. usage: memory PORT GATE no|before|after. */
+/* Reports how much of the shim's shared memory is locked in a program that has locked its
+ * memory, and how much a core dump would contain. Each connection leads to another process, so
+ * each has a separate link. usage: memory PORT GATE no|before|after */
 #include "lane.h"
 #include <sys/mman.h>
 
@@ -11,7 +12,7 @@ static void lock_all(void)
         die("mlockall");
 }
 
-/* The mappings of memfds that shunt has made. */
+/* Reports the mappings of memfds that shunt has created. */
 static void report(void)
 {
     FILE *file = fopen("/proc/self/smaps", "r");

@@ -1,7 +1,10 @@
-/* Threads that wait in every way there is, for several connections at a time, while others send on those: connections come,
- * come onto shared memory under the sleepers, carry a few exchanges and go. With `fork` both processes also fork all the time,
- * so that what is on shared memory goes back. Every byte is checked.
- * usage: mingle serve PORT 0 [fork] | mingle load PORT SECONDS [fork] */
+/* Threads that wait in every possible way, for several connections at a time, while others send
+ * on them. Connections start, attach during the waits, carry a few exchanges and end. With
+ * `fork` both processes also fork all the time, so that connections fall back to TCP. Every byte
+ * is checked.
+ *
+ *   mingle serve PORT 0 [fork]
+ *   mingle load PORT SECONDS [fork] */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -41,7 +44,8 @@ static uint32_t next(uint32_t *state)
     return *state ^= *state << 5;
 }
 
-/* What thread `way` waits for: bytes on any of these. Fills `ready`; no more than the patience of a test. */
+/* Waits in the way of thread `way` until any of these descriptors has bytes. Fills `ready`.
+ * Waits no longer than PATIENCE. */
 static void wait_for(int way, const int *fds, int count, char *ready)
 {
     struct timespec limit = {PATIENCE, 0};
@@ -136,7 +140,7 @@ static void send_all(int fd, const char *from, size_t len, uint32_t *state)
     }
 }
 
-/* Sends back what comes. Everybody waits for new connections too. */
+/* Echoes all bytes. Every thread also waits for new connections. */
 static int listener;
 
 __attribute__((noreturn)) static void *serve(void *argument)
@@ -169,7 +173,7 @@ __attribute__((noreturn)) static void *serve(void *argument)
     }
 }
 
-/* What another thread is to send. */
+/* The bytes that another thread must send. */
 struct job {
     int fd;
     uint32_t seed, len;
@@ -246,7 +250,7 @@ static void *load(void *argument)
         if (count == 0)
             break;
         if (way % WAYS == 4) {
-            /* Asleep in the receive itself. */
+            /* Sleep in the receive itself. */
             memset(ready, 0, sizeof ready);
             ready[next(&state) % count] = 1;
         } else {

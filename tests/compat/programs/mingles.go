@@ -1,9 +1,10 @@
-// Connections that Go and C use in turns: a server that accepts by Go and a client that connects by C, each of which hands them to the other.
+// Connections that Go and C use alternately. The server accepts in Go, and the client connects in
+// C. Each passes its connections to the other language.
 //
 //	mingles serve PORT
 //	mingles ask PORT CONNECTIONS GATE
 //
-// The client repeats its messages until there is a file of the last name.
+// The client repeats its messages until the file GATE exists.
 package main
 
 /*
@@ -84,14 +85,14 @@ func number(word string) int {
 	return number
 }
 
-// A connection as Go's package has it, or a file.
+// A connection of Go's net package, or a file.
 type connection interface {
 	io.ReadWriteCloser
 	SetDeadline(time.Time) error
 	SyscallConn() (syscall.RawConn, error)
 }
 
-// By C on every other turn, else by Go.
+// Sends by C on every other turn, otherwise by Go.
 func send(stream connection, turn int, what []byte) {
 	if turn%2 == 0 {
 		_, err := stream.Write(what)
@@ -123,7 +124,7 @@ func receive(stream connection, turn int, into []byte) error {
 	return result
 }
 
-// What comes is its length in four bytes, and then so many.
+// Echoes messages. Each is a length of four bytes and that many bytes.
 func serve(stream connection) {
 	defer stream.Close()
 	for turn := 0; ; turn++ {
@@ -137,7 +138,7 @@ func serve(stream connection) {
 	}
 }
 
-// A connection that C has made. A second number for it, as net.FileConn makes, would keep it on TCP.
+// Makes a connection in C. A duplicate descriptor, as net.FileConn makes, would keep it on TCP.
 func connect(port int) connection {
 	fd := C.c_connect(C.int(port))
 	if fd < 0 {
@@ -175,7 +176,7 @@ func main() {
 	debug.SetGCPercent(1)
 	go func() {
 		for {
-			// What runs without a call is stopped by a signal.
+			// A loop without calls is preempted by a signal.
 			for spins := 0; spins < 1000000; spins++ {
 			}
 			runtime.GC()

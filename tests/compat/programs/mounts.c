@@ -1,5 +1,5 @@
-/* Prints its environment and where what is mounted, and with an argument waits after that. The places only: the rest of a line of
- * mountinfo differs from one container to the next. */
+/* Prints its environment and the mount points, and with an argument waits afterwards. The rest
+ * of a line of mountinfo differs between containers. */
 
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@ extern char **environ;
 int main(int count, char **arguments) {
     (void)arguments;
     for (char **variable = environ; *variable; variable++)
-        /* Each container has a name of its own. */
+        /* Each container has another host name. */
         if (strncmp(*variable, "HOSTNAME=", 9) != 0)
             puts(*variable);
     FILE *mounts = fopen("/proc/self/mountinfo", "r");

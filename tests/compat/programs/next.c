@@ -1,5 +1,6 @@
-// A thread polls a connection that goes back to TCP meanwhile. Another connection then gets its place on shared memory: whoever
-// waits for that must be woken, whatever the first thread hears later.
+// A thread polls a connection that falls back to TCP in the meantime. Another connection then
+// reuses its place on shared memory. A thread that waits for that connection must be woken,
+// whatever event the first thread receives later.
 
 #include <arpa/inet.h>
 #include <poll.h>
@@ -34,7 +35,7 @@ static void ask(int fd, int rounds) {
     for (int round = 0; round < rounds; round++) {
         give(fd);
         take(fd);
-        // The broker answers in the pauses.
+        // The broker answers during the pauses.
         usleep(300);
     }
 }
@@ -60,7 +61,7 @@ static int serve(int listener, int go) {
     answer(second, ROUNDS);
     must(read(go, &byte, 1) == 1, "read");
     usleep(100 * 1000);
-    // The thread is woken, and goes on to sleep.
+    // The thread is woken, and sleeps again.
     shutdown(first, SHUT_WR);
     usleep(100 * 1000);
     give(second);
@@ -96,7 +97,7 @@ int main(int count, char **arguments) {
     pthread_t sleeper;
     must(pthread_create(&sleeper, NULL, sleep_for_the_end, &first) == 0, "pthread_create");
     usleep(100 * 1000);
-    // Back to TCP, and both ends leave their place.
+    // The connection falls back to TCP, and both ends release their place.
     must(setsockopt(first, SOL_SOCKET, SO_RCVLOWAT, &(int){2}, sizeof(int)) == 0, "setsockopt");
     ask(first, LATER);
     int second = dial(&address);

@@ -1,4 +1,5 @@
-/* Numbers that no call wants: as a descriptor, a count, a length, a flag, a time, a signal. usage: numbers PORT GATE. */
+/* Invalid numbers as a descriptor, a count, a length, a flag, a time or a signal. usage: numbers
+ * PORT GATE */
 #include "questions.h"
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
@@ -14,7 +15,7 @@ static const char *label(const char *what, int number)
     return label_text;
 }
 
-/* Every call that takes a descriptor takes this one. */
+/* Passes the number to every call that takes a descriptor. */
 static void as_descriptor(int n)
 {
     struct iovec list = {bytes, 4};
@@ -84,7 +85,7 @@ static void as_descriptor(int n)
     ASK(label("close_range", n), close_range((unsigned)INT32_MAX, (unsigned)n, 0));
 }
 
-/* A child is given it. */
+/* Passes the number to functions that start a child. */
 static void as_a_childs(int n)
 {
     posix_spawn_file_actions_t actions;
@@ -94,7 +95,7 @@ static void as_a_childs(int n)
     posix_spawn_file_actions_destroy(&actions);
 }
 
-/* Every other number of a call on a connection that it does no harm to. */
+/* Passes the number as other arguments, to calls that leave the connection intact. */
 static void as_anything_else(int n)
 {
     struct iovec list = {bytes, 4};
@@ -149,7 +150,7 @@ static fd_set *only(int fd, fd_set *into)
     return into;
 }
 
-/* Times and counts of descriptors, while there is something to read. */
+/* Passes the number as a time or a count of descriptors, while there are bytes to read. */
 static void as_a_limit(int n)
 {
     struct epoll_event events[4];
@@ -216,7 +217,7 @@ static void as_memory(int n)
     munmap(page, 8192);
 }
 
-/* Each of these may send the connection back to TCP, so each has one of its own. */
+/* Each of these flags may make the connection fall back to TCP, so each has a new connection. */
 static void flags_of_data(void)
 {
     static const int flags[] = {-1, INT32_MIN, INT32_MAX & ~MSG_OOB & ~MSG_FASTOPEN, 1 << 28, 1 << 20, 1 << 19};
@@ -233,7 +234,8 @@ static void flags_of_data(void)
     }
 }
 
-/* What is sent with such a flag is on its way at once, as long as there is nothing of which the other end has not spoken. */
+/* Bytes that are sent with such a flag are transmitted immediately, unless earlier bytes are
+ * unacknowledged. */
 static void nothing_is_held_back(void)
 {
     int held_back = 0;
@@ -249,7 +251,7 @@ static void nothing_is_held_back(void)
     printf("held back: %d\n", held_back);
 }
 
-/* While a select waits for whole seconds, given as microseconds, bytes come. */
+/* Sends bytes while a select waits, whose whole seconds are given as microseconds. */
 static void *speak(void *of)
 {
     wait_asleep(*(pid_t *)of);
@@ -276,7 +278,7 @@ static void sleepers(void)
     }
 }
 
-/* What succeeds leaves errno alone, whatever happens to the connection meanwhile. */
+/* Calls that succeed must not change errno, whatever happens to the connection in the meantime. */
 static void successes(void)
 {
     struct sockaddr_in address;
@@ -331,7 +333,8 @@ static void successes(void)
     connect_anew();
 }
 
-/* Lengths that no memory has, of buffers that are good for a few bytes, and far from the end of memory. */
+/* Lengths that exceed all memory. The buffers are valid for a few bytes, and far from the end of
+ * memory. */
 static void lengths(void)
 {
     static const size_t longest[] = {SIZE_MAX, (size_t)SSIZE_MAX, (size_t)INT32_MAX + 1, (size_t)1 << 46, (size_t)1 << 47};

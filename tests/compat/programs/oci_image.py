@@ -25,7 +25,7 @@ with tarfile.open(fileobj=packed, mode="w") as tar:
     tar.add(tree, arcname=".")
 layer = blob("layer.v1.tar", packed.getvalue())
 machine = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
-# A pod's first container is started without a command: it sleeps.
+# The pause container of a pod is started without a command, so the image's entrypoint sleeps.
 config = {
     "architecture": machine,
     "os": "linux",

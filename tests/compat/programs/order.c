@@ -1,6 +1,9 @@
-/* A client speaks on many connections, one after the other, old ones and some that are new each time; a server asleep in
- * epoll_wait says in which order it was told: whether of the old ones in theirs, and of none before what was said on a new one before
- * that. usage: order PORT level|edge. */
+/* A client sends on many connections, one after the other. Some are old, and some are new in
+ * each round. A server sleeps in epoll_wait and reports the order of events: whether the old
+ * connections come in the order of the sends, and whether any comes before bytes that were sent
+ * on a new one earlier.
+ *
+ *   usage: order PORT level|edge */
 #include "lane.h"
 #include <netinet/tcp.h>
 
@@ -22,7 +25,7 @@ static int open_one(struct sockaddr_in *address)
     return fd;
 }
 
-/* Waits for the server's word that it has seen all of a round, on a connection of its own. */
+/* Sends, and waits on a separate connection until the server has seen all of a round. */
 static void speak(struct sockaddr_in *address)
 {
     int fds[ALL], control = open_one(address);
@@ -51,7 +54,7 @@ static void speak(struct sockaddr_in *address)
             order[i] = order[other];
             order[other] = kept;
         }
-        /* The server has gone to sleep, or is about to. */
+        /* The server sleeps, or is about to. */
         usleep(random_below(400));
         for (int i = 0; i < ALL; i++) {
             char number = order[i] < OLD ? i : NEW | i;
@@ -111,7 +114,7 @@ int main(int argc, char **argv)
                 put(fd, &byte, 1);
                 continue;
             }
-            /* Below the last number of an old one nothing may come any more. */
+            /* After an old connection's number, no smaller number may follow. */
             if (byte & NEW) {
                 overtaken += (byte & ~NEW) < last;
             } else {
@@ -127,7 +130,8 @@ int main(int argc, char **argv)
         }
     }
     waitpid(client, NULL, 0);
-    /* A busy kernel may bring what was sent by TCP after the send has returned, and somebody else's word by then. */
+    /* A busy kernel may deliver bytes on TCP only after the send has returned. Another
+     * connection's bytes may then come first. */
     printf("old ones %s, new ones %s\n", wrong ? "in the wrong order" : "in their order", overtaken > ROUNDS * YOUNG / 20 ? "overtaken" : "not overtaken");
     fprintf(stderr, "of %d, %d were told out of their turn, and %d overtaken\n", ROUNDS * ALL, wrong, overtaken);
     return 0;

@@ -1,12 +1,14 @@
-/* An echo server and its client, which make their calls for connections by themselves, or as it is compiled:
+/* An echo server and its client, which make inline system calls for their connections, or,
+ * depending on how it is compiled:
  *
- *   BY_LIBC  by libc's functions; the two bytes of such a call are inside another instruction, and in data beside the code
- *   STUCK    the call that waits stands where nothing can be put in its place
- *   WATCHED  the program knows the place behind it, as one does that looks whether a thread stands there
+ *   BY_LIBC  use libc's functions. The two bytes of a system call occur inside another
+ *            instruction, and in data next to the code.
+ *   STUCK    have the waiting call at a place where it cannot be redirected.
+ *   WATCHED  take the address behind the waiting call, like a program that checks whether a
+ *            thread is there.
  *
  *   own_calls serve PORT
- *   own_calls ask PORT CONNECTIONS ROUNDS GATE   asks so often at least, and until there is that file
- */
+ *   own_calls ask PORT CONNECTIONS ROUNDS GATE   at least ROUNDS rounds, until GATE exists */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -32,7 +34,7 @@ static void must(int holds, const char *what)
 
 #ifdef BY_LIBC
 #define raw syscall
-/* As in libgcc, which looks for a handler's return so. */
+/* As in libgcc, which recognises the return from a handler by these bytes. */
 volatile uint64_t inside;
 __asm__(".text\n.byte 0xb8, 1, 0, 0, 0, 0x0f, 0x05, 0xc3\n");
 #else
@@ -64,7 +66,7 @@ static long wait_for(int set, struct epoll_event *events, int count)
 #endif
 }
 
-/* How many stretches of code have no file: none, but where calls have been led elsewhere. */
+/* Returns the number of executable mappings without a file. Only redirected calls add some. */
 static inline int nameless(void)
 {
     char line[512];
@@ -105,7 +107,7 @@ static void serve(int port)
     }
 }
 
-/* What comes back is what was sent, each message other bytes. */
+/* Sends a message and compares the answer. Each message has other bytes. */
 static void ask(int fd, unsigned round)
 {
     char sent[MESSAGE], heard[MESSAGE];

@@ -1,8 +1,9 @@
 /* The client of a test in phases: peer PORT DIR PHASES
  *
- * Sends frames of growing and shrinking length, each when the one before has been answered, and checks every byte of
- * the answers. A phase is over when DIR/gate.N exists, and after 40 frames at least. For each phase it prints who
- * answered, in order of their first answer; at the end, how the connection ended. */
+ * Sends frames of growing and shrinking length, each after the answer to the previous one, and
+ * checks every byte of the answers. A phase ends when DIR/gate.N exists, after 40 frames at least.
+ * For each phase it prints who answered, in order of their first answer. At the end it prints how
+ * the connection ended. */
 
 #include "phases.h"
 
@@ -14,7 +15,8 @@ static int connect_to(int port) {
     return connection;
 }
 
-/* Sends a frame and checks the answer: who gave it, 0 at the end of the stream, -1 for an error. */
+/* Sends a frame and checks the answer. Returns the answering process's letter, 0 at the end of
+ * the stream, or -1 for an error. */
 static int ask(int connection, uint32_t number, int last) {
     struct {
         struct frame head;

@@ -1,5 +1,6 @@
-/* The two sides of a test in phases: see peer.c. A scenario accepts one connection, answers its frames, and does
- * something to its process between two phases. Every answer names who gave it. */
+/* The two sides of a test in phases; see peer.c. A scenario accepts one connection, answers its
+ * frames, and changes its process between two phases. Every answer contains the letter of the
+ * process that gave it. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -34,7 +35,7 @@ static void expect(int holds, const char *what) {
         fail(what);
 }
 
-/* 0 at the end of the stream. */
+/* Reads `length` bytes. Returns 0 at the end of the stream. */
 static int read_all(int fd, void *buffer, size_t length) {
     for (size_t done = 0; done < length;) {
         ssize_t count = read(fd, (char *)buffer + done, length - done);
@@ -65,7 +66,8 @@ __attribute__((unused)) static char pattern(uint32_t number, size_t at) {
     return (char)(number * 31 + at * 7);
 }
 
-/* Answers frames until the phase is over (1) or the peer has gone (0). */
+/* Answers frames until the phase ends (returns 1) or the peer has closed the connection (returns
+ * 0). */
 __attribute__((unused)) static int serve(int fd, char who) {
     struct {
         struct frame head;
@@ -96,7 +98,7 @@ static int listen_on(int port) {
     return listener;
 }
 
-/* Listens, says so, and takes the one connection. */
+/* Listens, prints "ready", and accepts one connection. */
 __attribute__((unused)) static int accept_one(int port) {
     int listener = listen_on(port);
     printf("ready\n");
@@ -122,7 +124,7 @@ struct scenario {
     void (*run)(int connection);
 };
 
-/* Runs the scenario that the command line names: PROGRAM SCENARIO PORT. */
+/* Runs the scenario on the command line: PROGRAM SCENARIO PORT */
 __attribute__((unused)) static int run_scenario(int argc, char **argv, const struct scenario *all, size_t count) {
     for (size_t index = 0; argc >= 3 && index < count; index++)
         if (strcmp(all[index].name, argv[1]) == 0) {

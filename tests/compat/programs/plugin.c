@@ -1,5 +1,5 @@
-/* A library that writes and reads by libc's functions or, with INLINE, by inline system calls. With
- * ASKS it has the functions from dlsym, by that handle. */
+/* A library that writes and reads by libc's functions or, with INLINE, by inline system calls.
+ * With ASKS it looks the functions up by dlsym with that handle. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ typedef ssize_t reader(int, void *, size_t);
 
 static void *find(const char *name) {
     void *found = dlsym(ASKS, name);
-    /* The same function as the program's. */
+    /* The result must be the same function as in the program. */
     if (found != dlsym(dlopen(NULL, RTLD_LAZY), name)) exit(10);
     return found;
 }

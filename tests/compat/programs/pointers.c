@@ -1,15 +1,16 @@
-/* Bad addresses, which the kernel refuses: by number, where no function of libc stands before it, and through functions that hand
- * them on. What there is to tell is still there afterwards. usage: pointers PORT GATE. */
+/* Bad addresses, which the kernel refuses. They are passed in system calls by number, where no
+ * libc function checks them, and through functions that pass them on. Unread data must still be
+ * there afterwards. usage: pointers PORT GATE */
 #include "questions.h"
 
-static char *none, *fixed; /* Pages that cannot be touched, and not be written. */
+static char *none, *fixed; /* Pages without any access, and pages that are read-only. */
 static char bytes[64] = "0123456789", label_text[128];
 static int ends[2], file, folder;
 
-/* What cannot be touched, for a reason each. */
+/* Addresses that cannot be accessed, each for another reason. */
 static char *bad[4];
 
-/* No string ends before what cannot be touched. */
+/* Leaves no end of a string before the inaccessible page. */
 static void leave_no_end(void)
 {
     memset(none - 64, 'x', 64);
@@ -90,7 +91,7 @@ static void others_by_number(int index)
     ASK(label("execveat, a variable", index), syscall(SYS_execveat, AT_FDCWD, "/bin/true", arguments, list, 0));
 }
 
-/* libc hands these on. */
+/* Functions of libc that pass addresses on. */
 static void functions(int index)
 {
     char *at = bad[index], *list[] = {at, NULL}, *arguments[] = {"true", NULL};
@@ -134,7 +135,7 @@ static void functions(int index)
     ASK(label("lio_listio, mode", index), lio_listio(99, (void *)at, 1, NULL));
 }
 
-/* What can be read but not be written. */
+/* Memory that can be read but not written. */
 static void written_by_the_kernel(void)
 {
     struct iovec one = {bytes + 32, 2};
@@ -166,7 +167,7 @@ static void written_by_the_kernel(void)
     show_left("what is written");
 }
 
-/* Of two messages the second cannot be read: one has been sent, and nothing is wrong. */
+/* The second of two messages cannot be read. The first is sent, and the call succeeds. */
 static void half_of_two(void)
 {
     struct iovec one = {bytes, 4};
@@ -178,7 +179,7 @@ static void half_of_two(void)
     show_left("half of two");
 }
 
-/* Descriptors are looked for in control data as far as that goes. */
+/* Descriptors are looked for in control data only within its length. */
 static void control_data(void)
 {
     static const size_t lengths[] = {0, 15, 16, 20, 24, 4000, SIZE_MAX, (size_t)SSIZE_MAX};
@@ -197,7 +198,7 @@ static void control_data(void)
     close(pair[0]), close(pair[1]);
 }
 
-/* What a wait cannot tell stays where it is. */
+/* Events that a wait cannot return must stay pending. */
 static void events(uint32_t kind, const char *name)
 {
     struct epoll_event event = {.events = EPOLLIN | kind, .data.fd = 1}, *edge = (void *)(none - sizeof event);
@@ -229,7 +230,7 @@ static void events(uint32_t kind, const char *name)
     close(set), close(other[0]), close(other[1]);
 }
 
-/* Members beyond the program's own table of descriptors, and in it. */
+/* Descriptors in an fd_set beyond the process's descriptor table, and within it. */
 static void stale_members(void)
 {
     static const int numbers[] = {60, 63, 64, 127, 128, 900, 1023};

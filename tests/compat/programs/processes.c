@@ -1,4 +1,4 @@
-/* What a process does to itself while it holds a connection: processes SCENARIO PORT. */
+/* Changes that a process makes to itself while it holds a connection: processes SCENARIO PORT */
 
 #include "phases.h"
 
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-/* ---- a descriptor that goes to another process ------------------------------------------------------------------- */
+/* ---- a descriptor that is passed to another process ------------------------------------- */
 
 static ssize_t by_sendmsg(int to, struct msghdr *message) {
     return sendmsg(to, message, 0);
@@ -39,7 +39,7 @@ static int receive_descriptor(int from) {
     return fd;
 }
 
-/* A child without the connection gets it, serves, and ends; the parent goes on. */
+/* A child without the connection receives it, serves, and ends. The parent continues. */
 static void pass_on(int connection, ssize_t (*pass)(int, struct msghdr *)) {
     int pair[2];
     expect(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
@@ -74,7 +74,7 @@ static void passed_by_number(int connection) {
     pass_on(connection, by_number);
 }
 
-/* As tools do that show what a process has open. */
+/* Duplicates the descriptor, as tools do that show the open files of a process. */
 static void looked_at_by_pidfd(int connection) {
     int pair[2];
     char byte;
@@ -97,7 +97,8 @@ static void looked_at_by_pidfd(int connection) {
     serve(connection, 'P');
 }
 
-/* A socket that two processes have held since before it was connected: to a third one, which echoes. */
+/* Echoes bytes: the third process, connected to a socket that two processes have held since
+ * before the connect. */
 static void echo(int listener) {
     int far = accept(listener, NULL, NULL);
     char byte;
@@ -147,7 +148,7 @@ static void shared_before_connect(int connection) {
     serve(connection, 'P');
 }
 
-/* ---- numbers that may be taken ----------------------------------------------------------------------------------- */
+/* ---- descriptor numbers that may be taken ---------------------------------------------- */
 
 static void closing_everything_else(int connection) {
     serve(connection, 'P');
@@ -232,7 +233,7 @@ static void few_descriptors_from_the_start(int connection) {
     serve(connection, 'P');
 }
 
-/* ---- who one is, and where --------------------------------------------------------------------------------------- */
+/* ---- users and namespaces --------------------------------------------------------------- */
 
 static void another_user(int connection) {
     serve(connection, 'P');
@@ -267,7 +268,7 @@ static void another_network(int connection) {
     serve(connection, 'Q');
 }
 
-/* Its children are numbered anew. */
+/* The process's children are in a new PID namespace. */
 static void another_numbering(int connection) {
     serve(connection, 'P');
     expect(unshare(CLONE_NEWPID) == 0, "unshare");

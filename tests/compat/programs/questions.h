@@ -1,5 +1,6 @@
-/* Questions about calls that are refused: what they return, what errno is then, and what the connection still holds. Both ends
- * of a connection are this process's. One line for each question; the same without shunt. */
+/* Questions about calls that are refused: their results, errno, and the bytes that the
+ * connection still holds. Both ends of a connection are in this process. Prints one line for
+ * each question, which must be the same without shunt. */
 #pragma once
 #include "lane.h"
 #include <aio.h>
@@ -13,7 +14,7 @@
 #include <sys/prctl.h>
 #include <sys/sendfile.h>
 
-/* A call that succeeds leaves errno alone. */
+/* The value of errno before a call. A call that succeeds must not change it. */
 #define UNTOUCHED 4242
 
 static int listener, ours, theirs;
@@ -65,12 +66,12 @@ static inline void connect_anew(void)
     if (connect(ours, (void *)&address, sizeof address))
         die("connect");
     theirs = accept(listener, NULL, NULL);
-    /* What is sent is there at once. */
+    /* Bytes that are sent arrive immediately. */
     setsockopt(ours, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     setsockopt(theirs, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
 }
 
-/* The first connection, once it is where the test wants it. */
+/* Opens the first connection, and waits until it is on the transport that the test wants. */
 static inline void first_connection(const char *gate)
 {
     connect_anew();
@@ -79,7 +80,7 @@ static inline void first_connection(const char *gate)
     while (access(gate, F_OK) != 0);
 }
 
-/* Another, which has had the time to follow. */
+/* Opens another connection, and gives it time to attach. */
 static inline void next_connection(void)
 {
     close(ours), close(theirs);
@@ -88,7 +89,7 @@ static inline void next_connection(void)
         use(8);
 }
 
-/* Bytes that are there when a question is asked. */
+/* Sends bytes that are there when a question is asked. */
 static inline void lay(const char *text)
 {
     struct pollfd there = {theirs, POLLIN, 0};
@@ -96,7 +97,7 @@ static inline void lay(const char *text)
     poll(&there, 1, 5000);
 }
 
-/* What nobody has read, at both ends. */
+/* Prints the unread bytes at both ends. */
 static inline void show_left(const char *label)
 {
     char bytes[4096];

@@ -42,7 +42,7 @@ def serve(port, directory):
     waiter = select.epoll()
     for connection in connections:
         connection.setblocking(False)
-        # What is sent is to have arrived.
+        # Bytes that are sent must arrive immediately.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         waiter.register(connection, select.EPOLLIN)
     print("used", flush=True)

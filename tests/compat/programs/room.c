@@ -1,5 +1,6 @@
-/* Threads send on a connection each, to a child that reads as fast as it can, and wait when there is no room; another thread waits in
- * epoll_wait for all of them, by edges, and tells them when there is some. usage: room PORT GATE. */
+/* Threads send on one connection each, to a child that reads as fast as it can, and wait when
+ * there is no room. Another thread waits in epoll_wait for edges of all connections, and
+ * notifies them of room. usage: room PORT GATE */
 #include "lane.h"
 #include <semaphore.h>
 

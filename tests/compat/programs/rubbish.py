@@ -31,7 +31,7 @@ def to_the_broker(path):
         for _ in range(source.randrange(1, 8)):
             size = source.choice([0, 1, 3, 4, 8, 16, 24, 32, 64, 128, 1000, 4096])
             message = bytearray(source.randbytes(size))
-            # Half of them begin as a real message does: small numbers in the header.
+            # Half of the messages begin like a valid one, with small numbers in the header.
             if source.random() < 0.5 and size >= 4:
                 message[:4] = bytes([source.randrange(16), 0, source.randrange(4), 0])
             count = source.choice([0, 0, 0, 1, 2, 5])
@@ -49,7 +49,7 @@ def to_the_broker(path):
             except OSError:
                 pass
         sock.close()
-    # Many that say nothing at all.
+    # Many clients that send nothing.
     silent = [connect(path) for _ in range(100)]
     for sock in silent:
         sock.close()
@@ -83,7 +83,7 @@ def scribble(port, directory):
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
         for _ in range(3000):
             for start, stop in mapped:
-                # Mostly at the front, where the waiters and the lanes' headers are.
+                # Mostly at the front, where the waiters and the headers of the lanes are.
                 front = min(stop - start, 32768)
                 span = front if source.random() < 0.9 else stop - start
                 place = start + source.randrange(span // 8) * 8
@@ -91,7 +91,7 @@ def scribble(port, directory):
                 memory.seek(place)
                 memory.write(word.to_bytes(8, "little"))
             for sock in socks:
-                # Our own connections may break in any way; only that nobody else's do is asked.
+                # Our own connections may break in any way. Those of other processes must not.
                 try:
                     sock.send(b"\0\0\0\x01x", socket.MSG_DONTWAIT)
                     sock.recv(64, socket.MSG_DONTWAIT)

@@ -1,6 +1,6 @@
-/* Programs that forbid themselves system calls while they hold a connection: sandbox SCENARIO PORT.
+/* Programs that install a seccomp filter while they hold a connection: sandbox SCENARIO PORT
  *
- * A filter kills for everything that the plain program does not need afterwards. */
+ * The filter kills the process for every call that the plain program does not need afterwards. */
 
 #include "phases.h"
 
@@ -14,7 +14,8 @@
 #include <sys/syscall.h>
 #include <sys/time.h>
 
-/* Allows the calls that are listed, up to -1; or, negated, kills for these and allows the rest. */
+/* Builds a filter that allows the listed calls, up to -1, or, if negated, kills for these and
+ * allows the others. */
 static struct sock_fprog filter_of(const int *calls, int negated) {
     static struct sock_filter code[128];
     unsigned short length = 0;
@@ -46,7 +47,7 @@ static void by_prctl(int connection) {
 
 static void by_seccomp(int connection) {
     serve(connection, 'P');
-    /* Whether the kernel has filters at all is a question, not a filter. */
+    /* This only asks whether the kernel has filters, and installs none. */
     expect(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, NULL) < 0 && errno == EFAULT, "a question");
     serve(connection, 'Q');
     struct sock_fprog filter = filter_of((const int[]){SYS_read, SYS_write, SYS_exit_group, -1}, 0);
@@ -63,7 +64,7 @@ static void strict(int connection) {
     syscall(SYS_exit, 0);
 }
 
-/* With a question half read, whose rest is in the lane. */
+/* Installs the filter when a question is half read, and its rest is in the lane. */
 static void half_read(int connection) {
     struct {
         struct frame head;
@@ -88,7 +89,7 @@ static void half_read(int connection) {
     _exit(0);
 }
 
-/* As serve, but waits for what it reads. */
+/* Serves as serve() does, but waits before it reads. */
 static int serve_waiting(int connection, char who, void (*wait)(void *), void *set) {
     struct {
         struct frame head;
@@ -172,7 +173,7 @@ static void tick(int number) {
     ticks += number == SIGALRM;
 }
 
-/* Handlers that were installed before. */
+/* Uses handlers that were installed before. */
 static void handlers(int connection) {
     signal(SIGALRM, tick);
     struct itimerval time = {{0, 500}, {0, 500}};
@@ -186,7 +187,7 @@ static void handlers(int connection) {
     _exit(0);
 }
 
-/* A connection that is made in the sandbox, to the program itself. */
+/* Makes a connection to the program itself in the sandbox. */
 static void made_inside(int connection) {
     serve(connection, 'P');
     int listener = listen_on(0), far, near;
@@ -217,7 +218,7 @@ static void made_inside(int connection) {
     _exit(0);
 }
 
-/* What the shim needs for itself, and this program does not. */
+/* Calls that the shim needs and this program does not. */
 #define OURS                                                                                                      \
     SYS_memfd_create, SYS_eventfd2, SYS_socket, SYS_connect, SYS_sendmsg, SYS_recvmsg, SYS_getsockopt, SYS_ioctl, \
         SYS_fcntl, SYS_fstat, SYS_pidfd_open, SYS_getpid, SYS_getppid, SYS_madvise, SYS_preadv2, SYS_ppoll, SYS_prlimit64
@@ -234,7 +235,8 @@ static void fork_inside(int connection) {
     serve(connection, 'S');
 }
 
-/* The child is in a sandbox, its parent is not; the parent goes on when the child has ended. */
+/* The child is in a sandbox, and its parent is not. The parent continues when the child has
+ * ended. */
 static void child_in_sandbox(int connection) {
     serve(connection, 'P');
     pid_t child = fork();
@@ -247,7 +249,8 @@ static void child_in_sandbox(int connection) {
     serve(connection, 'P');
 }
 
-/* What a child in a sandbox has forked may hold the connection, and nobody knows. It ends when its grandparent has served. */
+/* A child in a sandbox forks unnoticed, and the grandchild may hold the connection. It ends when
+ * its grandparent has served. */
 static void grandchild_in_sandbox(int connection) {
     int over[2];
     char none;

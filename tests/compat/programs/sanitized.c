@@ -1,6 +1,6 @@
-/* A program that is built with sanitizers. usage: sanitized PORT GATE [overflow].
- * It has children of both kinds: one that is not sanitized, and itself. With "overflow" a receive
- * gets more room than its buffer has, which a sanitizer is to report. */
+/* A program that is built with sanitizers. It has a child that is not sanitized, and executes
+ * itself too. With "overflow", a receive gets a length that exceeds its buffer, which a
+ * sanitizer must report. usage: sanitized PORT GATE [overflow] */
 #include "questions.h"
 
 static void *echo(void *arg)

@@ -1,4 +1,4 @@
-/* Another program that is handed a connection: serve_on DESCRIPTOR. */
+/* A program that receives a connection as a descriptor: serve_on DESCRIPTOR */
 
 #include "phases.h"
 

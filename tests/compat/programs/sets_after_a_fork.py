@@ -15,7 +15,7 @@ import time
 OTHERS = 150
 CHANGES = 1000
 LOOKS_ALLOWED = 8
-# What a program does at its start that was not meant to inherit anything.
+# Programs that do not want to inherit descriptors close them all at their start.
 CHILD = "import os, sys; os.closerange(3, 4096); print(flush=True); sys.stdin.readline()"
 
 

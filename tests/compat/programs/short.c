@@ -1,7 +1,11 @@
-/* Connections of one exchange, one after another, both ends in one thread. What is measured has functions of its own, which a profiler finds
- * by their names; all else is done outside of them. The first argument says how many connections, the second whether the server has them in
- * an epoll set ("set") or not ("plain"), or that there is one, with as many exchanges ("stays"). The ends of one may be two processes: "server",
- * which counts once it has had all of a long conversation, and "client"; the third argument is the port. */
+/* Connections of one exchange, one after another, with both ends in one thread. The measured
+ * calls have separate functions, which a profiler finds by name. All other work happens outside
+ * of them.
+ *
+ * The first argument is the number of connections. The second is "set" if the server registers
+ * them in an epoll instance, "plain" if not, and "stays" for a single connection with that
+ * number of exchanges. "server" and "client" are the two ends of one connection in two
+ * processes. The server counts after a long conversation, and the third argument is the port. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>

@@ -24,7 +24,7 @@ print("connected", flush=True)
 sent = received = 0
 goes_on = True
 while goes_on:
-    # The one with the lower port says when it is over.
+    # The end with the lower port decides when to stop.
     if own < peer:
         goes_on = not os.path.exists(os.path.join(directory, "end"))
         connection.sendall(bytes([goes_on]) * 1000)

@@ -1,6 +1,6 @@
-/* Threads with the least stack that there is connect, accept and use connections in many ways, and so does a handler on a signal
- * stack that leaves it 8 KiB beyond what the kernel itself puts there. Says "fine"; on standard error, how deep each got.
- * usage: small_stacks PORT */
+/* Threads with the smallest possible stack connect, accept and use connections in many ways. So
+ * does a handler on a signal stack that has 8 KiB in addition to the kernel's frame. Prints
+ * "fine", and on standard error the stack depth of each. usage: small_stacks PORT */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <limits.h>
@@ -30,7 +30,7 @@ static int listener, in_handler;
 static void must(int good, const char *what)
 {
     if (!good) {
-        /* stdio would not fit. */
+        /* stdio needs too much stack. */
         ssize_t ignored = write(2, what, strlen(what));
         _exit(1 + (ignored < 0));
     }
@@ -51,7 +51,7 @@ static size_t used(const unsigned char *stack, size_t size)
     return size - untouched;
 }
 
-/* One byte there and back, in a different way each time. */
+/* Sends one byte there and back, in a different way each time. */
 static void exchange(int fd, int set, int way)
 {
     char byte = 'x', back = 0;
@@ -97,13 +97,13 @@ static void *client(void *unused)
         must(!epoll_ctl(set, EPOLL_CTL_ADD, fd, &event), "epoll_ctl\n");
         for (int way = 0; way < ROUNDS; way++) {
             exchange(fd, set, way);
-            /* For the broker to be heard. */
+            /* Wait for messages of the broker. */
             if (way % 50 == 0)
                 usleep(5000);
         }
-        /* For the test to see the road. */
+        /* Let the test see the transport. */
         usleep(200000);
-        /* Back to TCP: a name more, and a call that lanes do not answer. */
+        /* Fall back to TCP: by a duplicate, and a call that lanes do not support. */
         int name = dup(fd);
         must(name >= 0 && !close(fd), "dup\n");
         exchange(name, set, 0);
@@ -133,7 +133,7 @@ static void handler(int signal)
     exchange(handled_fd, handled_set, in_handler++);
 }
 
-/* A thread whose handler uses a connection, on a stack of its own. */
+/* A thread whose handler uses a connection, on a separate signal stack. */
 static void *signalled(void *alternate)
 {
     size_t kernels = getauxval(AT_MINSIGSTKSZ);

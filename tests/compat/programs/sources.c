@@ -1,5 +1,6 @@
-/* sendfile from everything that has a descriptor, at every kind of offset: what it returns, what errno is, where the offsets stand afterwards,
- * and that the bytes come between those that were written before and after. usage: sources PORT GATE. */
+/* Uses sendfile with every kind of descriptor and offset. Prints the result, errno and the
+ * offsets afterwards. The bytes must lie between those that were written before and after.
+ * usage: sources PORT GATE */
 #include "questions.h"
 #include <sys/eventfd.h>
 
@@ -68,7 +69,8 @@ static struct source {
 
 static off_t offsets[] = {0, 5, 16, 100, -1, 1LL << 62, INT64_MAX};
 
-/* `from`: of `offsets`, or -1 for the file's own, or -2 for a pointer that cannot be read. */
+/* `from` is an index in `offsets`, -1 for the file's own offset, or -2 for a pointer that cannot
+ * be read. */
 static void try_source(struct source *source, int from)
 {
     char text[200], bytes[COUNT + 4] = {0};

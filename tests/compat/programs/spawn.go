@@ -1,10 +1,11 @@
-// An echo server and a client, both of which start other programs all the time, one of them this very one.
+// An echo server and a client, both of which start other programs all the time. One of these is
+// this program.
 //
 //	spawn serve PORT
 //	spawn ask PORT CONNECTIONS GATE
 //	spawn say WORD
 //
-// The client repeats its messages until there is a file of the last name.
+// The client repeats its messages until the file GATE exists.
 package main
 
 import (
@@ -20,7 +21,7 @@ import (
 
 const patience = 10 * time.Second
 
-// Between two looks for the file.
+// The number of turns between two checks for the file.
 const turns = 500
 
 func check(err error) {
@@ -30,7 +31,7 @@ func check(err error) {
 	}
 }
 
-// What the other programs say must be what they were told.
+// Starts other programs, which must print their argument.
 func start(turn int) {
 	word := fmt.Sprint("word", turn)
 	for _, command := range [][]string{{"echo", word}, {os.Args[0], "say", word}} {

@@ -1,5 +1,5 @@
-// A program that starts another and waits for it, as a supervisor does: its arguments are the other one's command line. A goroutine collects
-// garbage meanwhile.
+// Starts the program of its command line and waits for it, as a supervisor does. A goroutine
+// collects garbage in the meantime.
 package main
 
 import (

@@ -13,10 +13,10 @@ import threading
 
 program, files = sys.argv[1], sys.argv[2:]
 told = []
-# Those that Python would wait for by itself when they are nowhere any more.
+# Python would wait for a child by itself when its object is collected, so keep the objects.
 kept = []
 signal.signal(signal.SIGCHLD, lambda *_: told.append(1))
-# Python ignores it. What breaks here must not end this program.
+# Python ignores SIGPIPE. With the default action, a broken pipe of the shim would end this program.
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
@@ -95,7 +95,7 @@ for way, file in zip(WAYS, files, strict=True):
     except ChildProcessError:
         print("and no other; signals:", len(told))
 
-# What cannot be executed is refused, and nothing is left of it.
+# A file that cannot be executed is refused, and nothing is left of the attempt.
 for refuse in (os.devnull, os.path.dirname(program), program + ".missing"):
     try:
         os.posix_spawn(refuse, [refuse], os.environ)

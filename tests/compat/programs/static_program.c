@@ -1,5 +1,5 @@
-/* A static program that is handed a connection as descriptor 3. It becomes another program, which serves; a child of its own
- * serves once that has ended. */
+/* A static program that receives a connection as descriptor 3. It executes another program,
+ * which serves. Its child serves after that has ended. */
 
 #include "phases.h"
 

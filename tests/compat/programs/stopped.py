@@ -15,7 +15,7 @@ import sys
 import time
 
 LIMIT = 10
-# Long after a broker that does not answer is taken for awake.
+# Much longer than the time after which a silent broker is no longer taken for running.
 LATER = 0.1
 
 
@@ -79,7 +79,7 @@ def closes(listener, broker, rounds):
     source = random.Random(7)
     for _ in range(rounds):
         os.kill(broker, signal.SIGCONT)
-        # So that the broker is known to be awake.
+        # Make sure that the broker is known to be running.
         exchange(*connection(listener), 40)
         for way, expected in WAYS.items():
             client, server = connection(listener)
@@ -101,7 +101,8 @@ def killed(listener, broker, rounds):
         child = os.fork()
         if child == 0:
             clients = []
-            # The first two may be shown to the broker before it is known to be stopped; the others may not.
+            # The first two may be offered to the broker before it is known to be stopped. The
+            # others may not.
             for operations in (40, 16, 16, 16):
                 client = socket.create_connection(listener.getsockname())
                 clients.append(client)

@@ -1,11 +1,12 @@
-/* Handlers that come thousands of times a second, and use sockets, while the code that they interrupt does the same, and
- * allocates. Every byte is checked. usage: storm PORT GATE [HANDLERS]. Prints what must be the same without shunt. */
+/* Signal handlers run thousands of times a second and use sockets, while the interrupted code
+ * does the same and allocates. Every byte is checked. Prints what must be the same without
+ * shunt. usage: storm PORT GATE [HANDLERS] */
 #include "lane.h"
 #include <sys/time.h>
 
-#define MAIN 0   /* what the main thread echoes by */
-#define ALARM 1  /* what the handlers echo by */
-#define SENDER 2 /* what the threads send and receive by */
+#define MAIN 0   /* the connection of the main thread */
+#define ALARM 1  /* the connection of the handlers */
+#define SENDER 2 /* the connection of the threads that send and receive */
 #define PEERS 3
 
 static struct peer peers[PEERS];
@@ -21,7 +22,7 @@ static void mistake(const char *what, long got)
         _exit(3);
 }
 
-/* Sends a few bytes, waits for them by poll, reads them back: with calls that are safe in a handler, or should be. */
+/* Sends a few bytes, polls for them and reads them back, with calls that are async-signal-safe. */
 static void handler(int signal)
 {
     unsigned char bytes[3] = {sequence, sequence + 1, sequence + 2}, back[3] = {0};
@@ -42,7 +43,7 @@ static void handler(int signal)
     if (memcmp(bytes, back, 3))
         mistake("bytes in a handler", back[0]);
     sequence += 3;
-    /* Descriptors come and go as well. */
+    /* Descriptors are created and closed too. */
     int copy = dup(peers[ALARM].fd);
     if (copy < 0 || close(copy))
         mistake("dup in a handler", copy);
@@ -50,7 +51,7 @@ static void handler(int signal)
     errno = before;
 }
 
-/* A handler on a thread that receives: it looks at the very connection that the thread is using. */
+/* A handler on a receiving thread: it checks the connection that the thread is using. */
 static void onlooker(int signal)
 {
     int before = errno, left;
@@ -117,7 +118,7 @@ static void *molest(void *argument)
     return NULL;
 }
 
-/* The main thread: small messages there and back, with heap traffic, the timer on. */
+/* The main thread: small messages are echoed, with heap allocations, while the timer runs. */
 static void echo(long handlers)
 {
     for (long done = 0; handled < handlers && !mistakes;) {
@@ -158,7 +159,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < PEERS; i++)
         tell(&peers[i], 'e', 0, 0);
 
-    /* Half of them restart calls. */
+    /* One of the two handlers restarts calls. */
     struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
     sigaction(SIGALRM, &action, NULL);
     action.sa_flags = 0;
@@ -175,7 +176,7 @@ int main(int argc, char **argv)
     pthread_create(&threads[0], NULL, send_all, &total);
     pthread_create(&threads[1], NULL, receive_all, &total);
     pthread_create(&third, NULL, molest, threads);
-    /* One handler at a time: each does a round trip of its own. */
+    /* One handler runs at a time, because each makes a round trip. */
     action.sa_handler = handler;
     action.sa_mask = timers;
     sigaction(SIGVTALRM, &action, NULL);

@@ -1,6 +1,6 @@
-/* A thread sleeps on two connections, one on shared memory and one that is not yet, or on the second alone. That is used by
- * another thread, which brings it to shared memory, and then its other end speaks: the sleeper hears it, whatever it sleeps in.
- * usage: switches PORT GATE. */
+/* A thread sleeps on two connections, of which one is on shared memory and one not yet, or on
+ * the second alone. Another thread uses the second until it attaches, and then its peer sends.
+ * The sleeper must be woken, whatever call it sleeps in. usage: switches PORT GATE */
 #include "lane.h"
 
 enum { ROUNDS = 3, SETTLED = 10 };
@@ -41,7 +41,7 @@ static int wait_by_epoll(int one, int other)
     return count;
 }
 
-/* Each of these takes the byte. */
+/* Each of these functions receives the byte. */
 static int take_by_recv(int one, int other)
 {
     char byte;
@@ -136,7 +136,7 @@ int main(int argc, char **argv)
             make_pair(listener, &address, second);
             if (pthread_create(&sleeper, NULL, sleep_until_heard, NULL))
                 die("pthread_create");
-            /* Long enough to be paired. */
+            /* Repeat for long enough to be paired. */
             for (int used = 0; used < 300; used++) {
                 put(second[1], bytes, sizeof bytes);
                 get(second[0], bytes, sizeof bytes);

@@ -103,7 +103,7 @@ def main():
         while answer := connection.recv(64):
             answers += 1
             if answers > USED:
-                # So that the server sleeps.
+                # Let the server sleep.
                 time.sleep(0.002)
             connection.sendall(answer)
 

@@ -30,7 +30,7 @@ def join(parts):
 def main():
     texts = [f"{number} some text " * (1 + number * 7 % 97) for number in range(int(sys.argv[1]))]
     want = [hashlib.md5(text.encode()).hexdigest() for text in texts]
-    # One after the other, many at once, and one that waits for the many.
+    # Tasks one after the other, many in parallel, and one that waits for many.
     one_by_one = [digest.delay(text).get(timeout=PATIENCE) for text in texts[:10]]
     assert one_by_one == want[:10], one_by_one
     at_once = group(digest.s(text) for text in texts)().get(timeout=PATIENCE)

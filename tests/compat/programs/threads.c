@@ -1,5 +1,5 @@
-/* More threads than there are waiters, each asleep on a connection of its own: all are woken, each gets its own bytes, and
- * asleep they cost (next to) nothing. usage: threads PORT GATE [THREADS]. */
+/* More threads than waiters, each sleeping on a separate connection. All must be woken and get
+ * their own bytes, and sleeping must cost next to nothing. usage: threads PORT GATE [THREADS] */
 #include "lane.h"
 #include <sys/resource.h>
 
@@ -62,7 +62,8 @@ int main(int argc, char **argv)
         if (pthread_create(&threads[i], &small, receive, (void *)i))
             die("pthread_create");
     for (int round = 0; round < 3; round++) {
-        /* The short sleeps of a few hundred threads would take more than half of a processor, for ever. */
+        /* If a few hundred threads polled with short sleeps, they would use more than half of a
+         * processor. */
         double cost = 1;
         for (int seconds = 0; cost > 0.2 && seconds < 15; seconds++) {
             double before = used();

@@ -23,7 +23,7 @@ OPTIONS = {
     "count": (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
 }
 BLOCK = 1000
-# Prints the options of an inherited socket as the kernel has them.
+# Prints the options of an inherited socket as the kernel reports them.
 READ = f"import socket, sys; s = socket.socket(fileno=int(sys.argv[1])); print([s.getsockopt(*o) for o in {list(OPTIONS.values())}])"
 
 
@@ -184,7 +184,7 @@ def end(connection, ending, is_client):
             notes.append("done")
     except (OSError, EOFError) as error:
         notes.append(repr(error))
-    # In one piece: other threads write too.
+    # Write in one piece, because other threads write too.
     os.write(1, f"{ending} {notes}\n".encode())
 
 
@@ -194,7 +194,7 @@ def main():
     listener = None if is_client else socket.create_server(address)
     print("ready", flush=True)
     threads = []
-    # In this order at both ends, since one connects after the other.
+    # The order is the same at both ends, since one connects after the other.
     for ending in sys.argv[4].split(","):
         connection = socket.create_connection(address) if is_client else listener.accept()[0]
         threads.append(threading.Thread(target=end, args=(connection, ending, is_client)))

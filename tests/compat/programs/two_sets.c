@@ -1,5 +1,6 @@
-/* A connection in two epoll sets, by edges: once its peer has read what has filled it, both tell of room, to one thread that asks one after
- * the other and to two that wait; and so does poll. usage: two_sets PORT GATE. */
+/* A connection in two edge-triggered epoll instances. When its peer has read a full buffer, both
+ * must report room: to one thread that asks them in turn, and to two threads that wait. poll
+ * must report it too. usage: two_sets PORT GATE */
 #include "lane.h"
 
 enum { ROUNDS = 9, SETS = 2, LONG_MS = 3000 };
@@ -19,7 +20,7 @@ static void *poll_for_room(void *argument)
     return (void *)(long)(poll(&one, 1, LONG_MS) == 1 && one.revents & POLLOUT);
 }
 
-/* Until there is no room; then the peer is told to read it all. */
+/* Sends until there is no room, then makes the peer read all bytes. */
 static void fill(void)
 {
     static char bytes[32 << 10];
@@ -64,7 +65,7 @@ int main(int argc, char **argv)
         if (!found)
             printf("round %d: the second is not told\n", round);
         wait_done(&peer);
-        /* Armed anew, so that the next round begins as this one did. */
+        /* Arm the registrations again, so that the next round starts like this one. */
         struct epoll_event event = {.events = EPOLLOUT | EPOLLET};
         for (int i = 0; i < SETS; i++)
             epoll_ctl(sets[i], EPOLL_CTL_MOD, peer.fd, &event);

@@ -1,8 +1,8 @@
-/* A server that accepts, reads and writes by libc's functions, and waits by system calls of its own, which nobody can see.
+/* A server that accepts, reads and writes through libc, and waits by inline system calls, which
+ * are not seen.
  *
- *   unseen serve PORT HOW WHEN    waits in this way from its message WHEN on, and before that in a blocking recv
- *   unseen ask PORT HOW COUNT     asks so many times, and waits for each answer in this way
- */
+ *   unseen serve PORT HOW WHEN    waits this way from message WHEN on, and before by recv
+ *   unseen ask PORT HOW COUNT     makes COUNT requests, and waits for each answer this way */
 #define _GNU_SOURCE
 #include "lane.h"
 #include <linux/io_uring.h>
@@ -71,7 +71,7 @@ static void wait_by_signal(int fd)
             return;
 }
 
-/* A ring of its own, and a poll in it. */
+/* Waits by a poll in a private uring. */
 static void wait_by_ring(int fd)
 {
     static int ring = -1;
@@ -104,7 +104,7 @@ static void wait_by_ring(int fd)
     __atomic_store_n(completed, *completed + 1, __ATOMIC_RELEASE);
 }
 
-/* Another thread sleeps for the program, in a peek by a system call of its own. */
+/* Another thread sleeps for the program, in an inline call that peeks. */
 static void *peek(void *fd)
 {
     char byte;
@@ -146,7 +146,7 @@ static void serve(struct sockaddr_in address, const char *how, int when)
         if (got == 0 && i > 0)
             return;
         if (got == 0) {
-            /* Somebody has looked whether there is a server. */
+            /* The test has only checked whether there is a server. */
             close(fd);
             fd = accept(listener, NULL, NULL);
             i--;

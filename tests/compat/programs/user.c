@@ -1,6 +1,8 @@
-/* Becomes another user in one of the ways in which a program of root's does, perhaps behind another root directory, and then talks to
-   itself over one connection, until there is the file GATE; or so many TURNS, slowly, and then waits for the file.
-   user PORT HOW GATE [TURNS] */
+/* Becomes another user in one of the ways of programs that root starts, possibly in a chroot.
+ * Then it talks to itself over one connection until the file GATE exists. With TURNS, it makes
+ * that many turns, slowly, and then waits for the file.
+ *
+ *   usage: user PORT HOW GATE [TURNS] */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <pthread.h>

@@ -1,10 +1,11 @@
-// A server and a client of net/http, without cgo: a static program, which makes its system calls by itself.
+// A server and a client of net/http without cgo: a static program with inline system calls.
 //
 //	web serve PORT
 //	web ask PORT CLIENTS REQUESTS GATE
 //
-// Bodies are of all sizes, with and without a length, and requests come on kept connections and on new ones. Garbage is collected all the
-// time, which stops goroutines by signals. The client repeats its requests until there is a file of the last name.
+// Bodies are of all sizes, with and without a length, and requests use kept connections and new
+// ones. Garbage is collected all the time, so goroutines are preempted by signals. The client
+// repeats its requests until the file GATE exists.
 package main
 
 import (
@@ -36,7 +37,7 @@ func number(word string) int {
 	return number
 }
 
-// What a seed and a length stand for.
+// Returns the bytes for a seed and a length.
 func content(seed, length int) []byte {
 	bytes := make([]byte, length)
 	state := uint32(seed)*2654435761 + 1
@@ -47,7 +48,7 @@ func content(seed, length int) []byte {
 	return bytes
 }
 
-// The sum of what came, and what its seed and length stand for.
+// Answers with the checksum of the request's body, and with the bytes for its seed and length.
 func answer(writer http.ResponseWriter, request *http.Request) {
 	body, err := io.ReadAll(request.Body)
 	if err != nil {
@@ -58,7 +59,7 @@ func answer(writer http.ResponseWriter, request *http.Request) {
 	writer.Header().Set("Sum", fmt.Sprintf("%x", sha256.Sum256(body)))
 	back := content(seed, length)
 	if seed%2 == 0 {
-		// In pieces, without a length.
+		// Write in pieces, without a length.
 		for len(back) > 0 {
 			piece := min(len(back), 3000)
 			writer.Write(back[:piece])
@@ -106,7 +107,7 @@ func main() {
 	debug.SetGCPercent(1)
 	go func() {
 		for {
-			// What runs without a call is stopped by a signal.
+			// A loop without calls is preempted by a signal.
 			for spins := 0; spins < 1000000; spins++ {
 			}
 			runtime.GC()

@@ -63,7 +63,7 @@ def ask(context, port, client, count, gate):
             answer = sock.recv_multipart()
             assert answer == [name, hashlib.md5(message).hexdigest().encode() + message[:100]], answer
             digest.update(answer[1])
-    # A subscription takes its time: what is heard in the end is what was said last.
+    # A subscription takes time, so read until the last published message arrives.
     heard = news.recv_multipart()
     while heard != answer:
         heard = news.recv_multipart()
