@@ -60,8 +60,9 @@ int notice(struct bpf_sock_ops *ops)
 			bpf_map_update_elem(&established, &end, &yes, BPF_ANY);
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
-		// The connection is closing. Use TCP from here on, which keeps the bytes and the FIN in order.
-		// For an accepted connection this callback can precede the state change.
+		// The connection is closing. Use TCP from here on, which keeps the bytes and the
+		// FIN in order. For an accepted connection this callback can precede the state
+		// change.
 		if (ops->args[1] != BPF_TCP_ESTABLISHED)
 			bpf_map_delete_elem(&established, &end);
 		break;

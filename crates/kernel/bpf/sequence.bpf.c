@@ -154,8 +154,8 @@ int sequence(struct bpf_raw_tracepoint_args *args)
 		return NOT_THERE;
 	bpf_probe_read_kernel(&file, sizeof(file), BPF_CORE_READ(table, fd) + fd);
 
-	// If the file is not a socket, these read other kernel memory. That is harmless, and nothing
-	// matches.
+	// If the file is not a socket, these read other kernel memory. That is harmless, and
+	// nothing matches.
 	struct socket *socket = BPF_CORE_READ(file, private_data);
 	struct sock *sk = BPF_CORE_READ(socket, sk);
 

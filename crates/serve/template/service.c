@@ -37,7 +37,8 @@ static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict)
 	} else if (shunt_is(socket, word.offset, word.length, "hello")) {
 		shunt_write_all(verdict, HELLO, sizeof(HELLO) - 1);
 	} else {
-		// Alternatives: shunt_echo, shunt_drop, shunt_close, shunt_forward_by_number, shunt_forward_to.
+		// Alternatives: shunt_echo, shunt_drop, shunt_close, shunt_forward_by_number,
+		// shunt_forward_to.
 		shunt_forward_by_bytes(verdict, word.offset, word.length);
 	}
 }

@@ -81,7 +81,8 @@ impl Both {
 #[test]
 fn a_message_is_known_at_its_end_and_no_earlier() {
     let mut both = Both::new();
-    // A map of i32 to list of struct { 2: set<uuid> }, a list of doubles, an empty map, and the key at last.
+    // A map of i32 to list of struct { 2: set<uuid> }, a list of doubles, an empty map, and last
+    // the key.
     let mut fields = vec![13, 0, 5, 8, 15, 0, 0, 0, 1, 0, 0, 0, 7, 12, 0, 0, 0, 2];
     fields.extend([14, 0, 2, 16, 0, 0, 0, 1]);
     fields.extend([0xee; 16]);

@@ -63,9 +63,9 @@ struct shunt_conversation {
 	__u64 in_window; // messages in it
 	__u64 unused;
 	__u8 kept[SHUNT_KEPT];
-	// The verdict about the current message. Only messages from the client have one, and they are
-	// handled under the client socket's lock, so one buffer is enough. A per-CPU buffer would not be
-	// safe: the data of one socket can interrupt the handling of another's.
+	// The verdict about the current message. Only messages from the client have one, and they
+	// are handled under the client socket's lock, so one buffer is enough. A per-CPU buffer
+	// would not be safe: the data of one socket can interrupt the handling of another's.
 	struct shunt_verdict verdict;
 };
 
@@ -412,7 +412,8 @@ int shunt_arrived(struct __sk_buff *skb)
 	struct shunt_arrival arrival = { .skb = skb };
 	int done;
 
-	// The end of the stream: there is nothing to redirect, and user space gets its own event for it.
+	// The end of the stream: there is nothing to redirect, and user space gets its own event
+	// for it.
 	if (!skb->len)
 		return SK_DROP;
 	if (!place)

@@ -8,7 +8,10 @@
 //
 //	static int parse(struct shunt_socket *socket) { return length_message(socket, 4); }
 //
-//	static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict) { shunt_echo(verdict); }
+//	static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict)
+//	{
+//		shunt_echo(verdict);
+//	}
 //
 //	SHUNT_SERVICE(.name = "length-echo", .parse = parse, .decide = decide);
 
@@ -112,29 +115,30 @@ struct shunt_piece {
 // A service. src/service/native.rs has the same layout.
 struct shunt_service {
 	const char *name;
-	// Returns the message's length as soon as it can be computed, even if the message is incomplete; 0
-	// if that needs more bytes; or a negated enum shunt_refusal.
+	// Returns the message's length as soon as it can be computed, even if the message is
+	// incomplete; 0 if that needs more bytes; or a negated enum shunt_refusal.
 	int (*parse)(struct shunt_socket *socket);
 	// Returns the length of a backend's reply in the same form. Null: backends do not reply.
 	int (*parse_reply)(struct shunt_socket *socket);
-	// Decides about a message. `socket` has exactly its bytes. The verdict is initially SHUNT_DROP.
+	// Decides about a message. `socket` has exactly its bytes. The verdict is initially
+	// SHUNT_DROP.
 	void (*decide)(struct shunt_socket *socket, struct shunt_verdict *verdict);
-	// Answers a message that cannot be served. `socket` has its first 128 bytes, or fewer if the
-	// message is shorter. If `parse` refused it, the connection is closed afterwards, because the
-	// beginning of the next message is unknown. It is also closed if this function sets no action or
-	// is null.
+	// Answers a message that cannot be served. `socket` has at least its first 128 bytes, or
+	// all bytes of a shorter message. If `parse` refused it, the connection is closed
+	// afterwards, because the beginning of the next message is unknown. It is also closed if
+	// this function sets no action or is null.
 	void (*refuse)(struct shunt_socket *socket, enum shunt_refusal why, struct shunt_verdict *verdict);
-	// Greets a new client with SHUNT_REPLY, or rejects it with SHUNT_CLOSE. The verdict is initially
-	// SHUNT_DROP, which sends nothing.
+	// Greets a new client with SHUNT_REPLY, or rejects it with SHUNT_CLOSE. The verdict is
+	// initially SHUNT_DROP, which sends nothing.
 	void (*accepted)(struct shunt_verdict *verdict);
 	__u32 max_message; // SHUNT_MAX_MESSAGE if 0
 	__u32 retry; // a message may be sent to another backend if its own fails before it replies
-	// Makes the next part of a message that `decide` has split (SHUNT_SPLIT), in user space. The part
-	// is a message that `decide` forwards. Returns 0 if there are no more.
+	// Makes the next part of a message that `decide` has split (SHUNT_SPLIT), in user space.
+	// The part is a message that `decide` forwards. Returns 0 if there are no more.
 	int (*part)(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece);
-	// Selects the client's share of the answer to a part, which is in `socket`. The engine calls this
-	// for each part in order, once all are answered. Returns 0 if this answer cannot be joined with
-	// the others: it alone then answers the whole message.
+	// Selects the client's share of the answer to a part, which is in `socket`. The engine
+	// calls this for each part in order, once all are answered. Returns 0 if this answer cannot
+	// be joined with the others: it alone then answers the whole message.
 	int (*join)(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece);
 };
 

@@ -90,9 +90,9 @@ SHUNT_FUNCTION int thrift_header(struct shunt_socket *socket, struct thrift_mess
 	if (there < 4)
 		return 0;
 	if (!(first >> 31)) {
-		// This is the length of a frame, or of the name in an old header without a frame. In a frame the
-		// next byte has the sign bit of a strict header, or is the high byte, 0, of a name's length. In a
-		// name it is a character.
+		// This is the length of a frame, or of the name in an old header without a frame.
+		// In a frame the next byte has the sign bit of a strict header, or is the high
+		// byte, 0, of a name's length. In a name it is a character.
 		if (first > SHUNT_MAX_LENGTH - 4)
 			return -SHUNT_TOO_LONG;
 		if (there < 5)

@@ -107,7 +107,7 @@ pub enum Verdict {
     Reply(Vec<u8>),
     /// Answer with these bytes, if any, and close the connection.
     Close(Vec<u8>),
-    /// It cannot be served, but the next one may be: ask [`Service::refuse`] what to answer.
+    /// Refuse it: [`Service::refuse`] makes the answer, and may close the connection.
     Refuse(Refusal),
     /// The whole message is needed for a decision.
     More,
@@ -145,9 +145,9 @@ pub enum Refusal {
     Malformed = 1,
     /// Longer than the service takes.
     TooLong,
-    /// Of a version of the protocol that is not known.
+    /// The protocol's version is unknown.
     UnknownVersion,
-    /// Without the field that the service decides by.
+    /// The field that the service decides by is missing.
     MissingField,
     /// A command that the service does not serve.
     UnknownCommand,
