@@ -5,13 +5,14 @@
 //! both. So a doorbell does not depend on them:
 //!
 //! - The counter starts at 2^63, and each read decrements it by one (EFD_SEMAPHORE).
-//! - To ring is to read. RWF_NOWAIT makes that one read non-blocking, whatever the file flags are.
+//! - A notification ([`ring`]) is a read. RWF_NOWAIT makes that one read non-blocking, whatever the
+//!   file flags are.
 //! - The listener waits for *edges* of EPOLLIN or EPOLLOUT. Every read wakes with EPOLLOUT and
 //!   every write with EPOLLIN.
 //!
 //! So no peer can empty the counter in practice, and a full counter changes nothing. Example: peer
-//! A writes the counter full, then peer B rings. B's read decrements the counter, which is an edge,
-//! and the listener wakes. See ADR 7.
+//! A writes the counter full, then peer B notifies the listener. B's read decrements the counter,
+//! which is an edge, and the listener wakes. See ADR 7.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -26,7 +27,7 @@ use crate::{Errno, Result};
 /// so epoll never drops an edge.
 pub const EDGES: epoll::EventFlags =
     epoll::EventFlags::IN.union(epoll::EventFlags::OUT).union(epoll::EventFlags::ET);
-/// The initial counter: more rings than can happen in the life of a machine.
+/// The initial counter: more notifications than can happen in the life of a machine.
 const RINGS: u64 = 1 << 63;
 /// The offset for preadv2 on a file without a position.
 const NO_OFFSET: u64 = u64::MAX;
@@ -49,8 +50,8 @@ pub fn ring(fd: impl AsFd) -> Result<()> {
     }
 }
 
-/// Returns a descriptor that polls readable from the next ring until [`heard`]. No other process
-/// may share it.
+/// Returns a descriptor that polls readable from the next notification until [`heard`]. No other
+/// process may share it.
 pub fn listen(doorbell: impl AsFd) -> Result<OwnedFd> {
     let listener = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     epoll::add(&listener, doorbell, epoll::EventData::new_u64(0), EDGES)?;
@@ -58,7 +59,7 @@ pub fn listen(doorbell: impl AsFd) -> Result<OwnedFd> {
     Ok(listener)
 }
 
-/// Returns `true` if the doorbell has been rung since the last call.
+/// Returns `true` if there was a notification since the last call.
 pub fn heard(listener: impl AsFd) -> Result<bool> {
     let mut event = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -124,7 +125,8 @@ mod tests {
         }
     }
 
-    /// Between a ring and the listener's check, another holder may write or read the doorbell.
+    /// Between a notification and the listener's check, another holder may write or read the
+    /// doorbell.
     #[test]
     fn nobody_can_silence_a_doorbell() {
         let bell = create().unwrap();

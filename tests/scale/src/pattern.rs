@@ -1,5 +1,12 @@
 //! The bytes of an exchange. A request's head has the lengths of both bodies and the seed of their
 //! contents, so that each end can check every byte of the other.
+//!
+//! ```text
+//! request:  u32 length of the body, u32 length of the answer, u64 seed, the body made from the seed
+//! answer:   the body made from the inverted seed
+//! ```
+//!
+//! All numbers are little-endian.
 
 use anyhow::{Result, ensure};
 
