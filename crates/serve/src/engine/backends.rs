@@ -68,11 +68,21 @@ impl Default for Health {
 
 impl Health {
     pub(crate) fn interval(&self) -> Duration {
-        Duration::from_secs_f64(self.interval.clamp(0.01, 3600.0))
+        Duration::from_secs_f64(self.interval)
     }
 
     pub(crate) fn timeout(&self) -> Duration {
-        Duration::from_secs_f64(self.timeout.clamp(0.01, 60.0))
+        Duration::from_secs_f64(self.timeout)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if !(0.01..=3600.0).contains(&self.interval) {
+            return Err("interval in [health] is from 0.01 to 3600 seconds".to_owned());
+        }
+        if !(0.01..=60.0).contains(&self.timeout) {
+            return Err("timeout in [health] is from 0.01 to 60 seconds".to_owned());
+        }
+        Ok(())
     }
 }
 
@@ -210,6 +220,7 @@ impl Backends {
             return Err("reply-timeout is from 0.1 to 86400 seconds, or 0 for none".to_owned());
         }
         let reply_timeout = seconds.map(Duration::from_secs_f64);
+        file.health.check()?;
         Ok(Backends { list, chooser, health: file.health, reply_timeout })
     }
 
@@ -238,6 +249,26 @@ mod tests {
         let second = Backends::parse(other, None, Some(&first)).unwrap();
         assert!(Arc::ptr_eq(&first.list[1], &second.list[0]));
         assert!(!second.list[0].is_well() && second.list[1].is_well());
+    }
+
+    #[test]
+    fn times_of_the_health_check_that_are_none_are_refused() {
+        for (name, values) in [
+            ("interval", ["nan", "inf", "-1.0", "0.0", "3601.0"]),
+            ("timeout", ["nan", "inf", "-1.0", "0.0", "61.0"]),
+        ] {
+            for value in values {
+                let error =
+                    Backends::parse(&format!("[health]\n{name} = {value}\n"), None, None).unwrap_err();
+                assert!(error.starts_with(name), "{name} = {value}: {error}");
+            }
+        }
+        let file = "[health]\ninterval = 0.01\ntimeout = 60.0\n";
+        let health = Backends::parse(file, None, None).unwrap().health;
+        assert_eq!(
+            (health.interval(), health.timeout()),
+            (Duration::from_millis(10), Duration::from_secs(60))
+        );
     }
 
     #[test]

@@ -223,10 +223,7 @@ impl Conversation {
     /// Takes the whole messages for which there is room. Returns their bytes and their count.
     fn take_messages(&mut self, bytes: &[u8], round: &mut Round<'_>) -> (usize, u64) {
         let (mut at, mut messages) = (0, 0);
-        while at < bytes.len() {
-            if self.stopped {
-                return (bytes.len(), messages);
-            }
+        while at < bytes.len() && !self.stopped {
             match round.service.parse(&bytes[at..]) {
                 Parse::More => break,
                 Parse::Message(length) if length > bytes.len() - at => break,
@@ -247,7 +244,8 @@ impl Conversation {
         }
         round.counts.messages[USER].add(messages);
         round.counts.bytes[USER].add(at as u64);
-        (at, messages)
+        // Bytes after the message that closed the conversation are discarded.
+        (if self.stopped { bytes.len() } else { at }, messages)
     }
 
     /// Takes one message. Returns false if its backend's buffer has no room.
