@@ -1,7 +1,7 @@
 //! Changes limits and priorities of connections in use, in any process, without their descriptors.
 
 use std::collections::HashMap as Table;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 
 use aya::maps::{HashMap, MapData};
 use aya::programs::Iter;
@@ -73,8 +73,16 @@ impl Shaper {
         let program: &mut Iter = load::program(&mut self.loaded, PROGRAM);
         let link = program.attach().map_err(refusal)?;
         let mut file = program.take_link(link).map_err(refusal)?.into_file().map_err(refusal)?;
-        file.read_to_end(&mut Vec::new()).map_err(refusal)?;
-        Ok(())
+        // The program prints nothing. End of file means that it has visited all sockets; among very
+        // many sockets the kernel returns EAGAIN in between, and the read must be repeated.
+        loop {
+            match file.read(&mut [0; 8]) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(refusal(error)),
+            }
+        }
     }
 
     fn shapes(&mut self) -> Result<HashMap<&mut MapData, u64, Value>, LoadError> {
