@@ -5,9 +5,11 @@
 //! WAITERS_OFFSET    2 sides x WAITERS x 64 bytes
 //! LANES_OFFSET      CONNS x 2 directions x LANE_BYTES
 //! RINGS_OFFSET      CONNS x 2 directions x ring_bytes, each page aligned
+//! spills_offset     CONNS x 2 directions x spill_bytes
 //! ```
 //!
-//! Lane `(conn, side)` is the direction whose *sender* is `side`.
+//! Lane `(conn, side)` is the direction whose *sender* is `side`. Its *spill* takes what TCP's
+//! buffers would take while its ring is full.
 
 /// Connections per link: one bit each of a 64-bit ready word.
 pub const CONNS: usize = 64;
@@ -27,8 +29,10 @@ pub const LANE_TAIL_OFFSET: usize = 0;
 pub const LANE_RETURNED: u64 = 1 << 62;
 /// Where the word stands that says how much its receiver has read.
 pub const LANE_HEAD_OFFSET: usize = 128;
+/// The bit of the first by which the sender says that bytes are in the spill.
+pub const LANE_SPILLED: u64 = 1 << 60;
 /// The bits of both that count bytes.
-pub const LANE_CURSOR: u64 = (1 << 61) - 1;
+pub const LANE_CURSOR: u64 = (1 << 60) - 1;
 /// The bit of the first that ends the lane.
 pub const LANE_CLOSED: u64 = 1 << 63;
 /// Where in a lane's header the word stands that says where in the stream it begins: 1 + the offset, or 0.
@@ -51,6 +55,8 @@ pub const LANE_END_SHARED: u64 = 16;
 pub const LANE_END_ABANDONED: u64 = 32;
 /// Where the link-wide words stand: `known[2]`.
 pub const KNOWN_OFFSET: usize = 0;
+/// Where the words stand by which each side says that it has mapped the spills.
+pub const SPILLS_MAPPED_OFFSET: usize = KNOWN_OFFSET + 16;
 /// Where the waiters stand.
 pub const WAITERS_OFFSET: usize = 4096;
 /// Where the lane headers stand.
@@ -63,6 +69,11 @@ pub const DEFAULT_RING_BYTES: usize = 256 * 1024;
 pub const MIN_RING_BYTES: usize = 4096;
 /// The largest ring.
 pub const MAX_RING_BYTES: usize = 16 * 1024 * 1024;
+/// A spill is so many times as large as its ring.
+const SPILL_TIMES: usize = 16;
+/// But no larger than this: together with a ring more than TCP's buffers take of a sender whose
+/// receiver reads nothing, which is 4.0 MB on loopback where `tcp_wmem` ends at 4 MiB.
+const MAX_SPILL_BYTES: usize = 4 * 1024 * 1024;
 
 const _: () = assert!(RINGS_OFFSET.is_multiple_of(4096));
 
@@ -112,8 +123,18 @@ impl Geometry {
         self.ring_bytes
     }
 
+    /// Bytes of one spill, a power of two.
+    pub fn spill_bytes(self) -> usize {
+        (self.ring_bytes * SPILL_TIMES).min(MAX_SPILL_BYTES)
+    }
+
     /// Bytes of the whole link.
     pub fn link_bytes(self) -> usize {
+        self.spills_offset() + CONNS * 2 * self.spill_bytes()
+    }
+
+    /// Where the spills begin: bytes of a link without them.
+    pub fn spills_offset(self) -> usize {
         RINGS_OFFSET + CONNS * 2 * self.ring_bytes
     }
 
@@ -134,6 +155,12 @@ impl Geometry {
         assert!(conn < CONNS);
         RINGS_OFFSET + (conn * 2 + sender as usize) * self.ring_bytes
     }
+
+    /// Where the spill of that lane begins.
+    pub fn spill_offset(self, conn: usize, sender: Side) -> usize {
+        assert!(conn < CONNS);
+        self.spills_offset() + (conn * 2 + sender as usize) * self.spill_bytes()
+    }
 }
 
 impl Default for Geometry {
@@ -152,9 +179,24 @@ mod tests {
         let mut starts: Vec<usize> = (0..CONNS)
             .flat_map(|conn| [geometry.ring_offset(conn, Side::A), geometry.ring_offset(conn, Side::B)])
             .collect();
-        starts.push(geometry.link_bytes());
+        starts.push(geometry.spills_offset());
         assert!(starts.windows(2).all(|pair| pair[1] - pair[0] == MIN_RING_BYTES));
         assert!(starts[0] >= geometry.lane_offset(CONNS - 1, Side::B) + LANE_BYTES);
+    }
+
+    #[test]
+    fn spills_lie_behind_the_rings_and_do_not_overlap() {
+        for ring_bytes in [MIN_RING_BYTES, DEFAULT_RING_BYTES, MAX_RING_BYTES] {
+            let geometry = Geometry::new(ring_bytes).unwrap();
+            let spill_bytes = geometry.spill_bytes();
+            let mut starts: Vec<usize> = (0..CONNS)
+                .flat_map(|conn| [geometry.spill_offset(conn, Side::A), geometry.spill_offset(conn, Side::B)])
+                .collect();
+            starts.push(geometry.link_bytes());
+            assert!(starts.windows(2).all(|pair| pair[1] - pair[0] == spill_bytes));
+            assert_eq!(starts[0], geometry.ring_offset(CONNS - 1, Side::B) + ring_bytes);
+            assert!(spill_bytes.is_power_of_two() && starts[0].is_multiple_of(MIN_RING_BYTES));
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub mod shown;
 pub mod status;
 
 /// Version of the control protocol and of the shared layouts. A different version is refused, never guessed.
-pub const VERSION: u16 = 14;
+pub const VERSION: u16 = 15;
 
 /// Environment variables shared by `shunt run` and the shim.
 pub mod env {

@@ -73,6 +73,7 @@ impl Memory {
         while unclean != 0 {
             let conn = unclean.trailing_zeros() as usize;
             self.map.give_back(self.geometry.ring_offset(conn, Side::A), 2 * self.geometry.ring_bytes());
+            self.map.give_back(self.geometry.spill_offset(conn, Side::A), 2 * self.geometry.spill_bytes());
             let bit = 1 << conn;
             unclean = self.unclean.fetch_and(!bit, AcqRel) & !bit;
         }

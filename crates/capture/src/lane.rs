@@ -13,7 +13,8 @@ use std::sync::atomic::{Ordering::Acquire, fence};
 
 use shunt_abi::geometry::{
     Geometry, LANE_BASE_OFFSET, LANE_CLOSED, LANE_CURSOR, LANE_END_CLOSED, LANE_END_OFFSET,
-    LANE_END_SHUT_DOWN, LANE_HEAD_OFFSET, LANE_RETURNED, LANE_START_OFFSET, LANE_TAIL_OFFSET, Side,
+    LANE_END_SHUT_DOWN, LANE_HEAD_OFFSET, LANE_RETURNED, LANE_SPILLED, LANE_START_OFFSET, LANE_TAIL_OFFSET,
+    Side,
 };
 use shunt_sys::view::View;
 
@@ -61,6 +62,7 @@ pub struct Lane {
     header: usize,
     ring: usize,
     size: u64,
+    spill: u64,
     passed: Passed,
     ended: Option<Ended>,
     /// The lane held impossible values. It is not read any more.
@@ -74,6 +76,7 @@ impl Lane {
             header: geometry.lane_offset(conn, sender),
             ring: geometry.ring_offset(conn, sender),
             size: geometry.ring_bytes() as u64,
+            spill: geometry.spill_bytes() as u64,
             passed: Passed::default(),
             ended: None,
             is_spoiled: false,
@@ -117,7 +120,7 @@ impl Lane {
         let tail = self.word(memory, LANE_TAIL_OFFSET);
         !self.is_spoiled
             && self.ended.is_none()
-            && (tail.is_some_and(|tail| tail != self.passed.seen) || self.is_shut(memory))
+            && (tail.is_some_and(|tail| tail & !LANE_SPILLED != self.passed.seen) || self.is_shut(memory))
     }
 
     /// Returns the sender's cursor, as a limit for [`Lane::look`].
@@ -146,6 +149,9 @@ impl Lane {
         // down.
         let is_shut = self.is_shut(memory);
         let word = self.word(memory, LANE_TAIL_OFFSET)?;
+        if word & LANE_SPILLED != 0 {
+            return self.miss(memory, word, is_shut);
+        }
         let cursors = self.cursors(memory, word)?;
         let Some(window) = cursors.window(self.passed, limit, self.size).ok()? else {
             return Some(Look::default());
@@ -171,6 +177,21 @@ impl Lane {
             self.note_end(memory, word, is_shut)?;
         }
         Some(Look { missed, is_behind: window.is_behind() })
+    }
+
+    /// Counts the unread bytes as missed, since some lie in the spill, which a capture does not
+    /// copy. No sender begins to use a spill once it is followed.
+    fn miss(&mut self, memory: &impl Memory, word: u64, is_shut: bool) -> Option<Look> {
+        let tail = word & LANE_CURSOR;
+        let head = self.word(memory, LANE_HEAD_OFFSET)? & LANE_CURSOR;
+        let missed = tail.checked_sub(self.passed.seen)?;
+        // As in `Cursors::window`, of both parts.
+        if head < self.passed.head || tail > head.saturating_add(self.size + self.spill) {
+            return None;
+        }
+        self.passed = Passed { seen: tail, head };
+        self.note_end(memory, word, is_shut)?;
+        Some(Look { missed, is_behind: false })
     }
 
     /// Loads the cursors after `tail`, in the order that [`Cursors`] needs.

@@ -30,7 +30,7 @@ use shunt_sys::memfd::create_fixed;
 use shunt_sys::seqpacket;
 use shunt_sys::view::for_reading;
 
-const FAR: u64 = 1 << 60;
+const FAR: u64 = 1 << 59;
 /// The maximum number of bytes that one poll copies.
 const CHUNK: u64 = 256 * 1024;
 

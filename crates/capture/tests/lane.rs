@@ -36,7 +36,7 @@ impl Link {
         let memfd = create_fixed("shunt-test", geometry.link_bytes()).unwrap();
         let memory = Mapping::map(&memfd, geometry.link_bytes()).unwrap();
         // SAFETY: the mapping is kept in the same structure.
-        let links = unsafe { LinkView::new(memory.as_ptr(), geometry) };
+        let links = unsafe { LinkView::new(memory.as_ptr(), geometry, true) };
         let view = View::map(for_reading(&memfd).unwrap(), RINGS_OFFSET).unwrap();
         let (producer, consumer) = (Producer::new(), Consumer::new());
         Link { memory, links, view, geometry, producer, consumer, sent: 0, under_way: 0 }
@@ -147,6 +147,28 @@ fn what_was_overwritten_is_a_gap_of_its_length() {
     assert_eq!(look(&mut lane, &link.view, &mut bytes), 500_000 - (RING as u64 - 65_536));
     link.send(700);
     assert_eq!((look(&mut lane, &link.view, &mut bytes), bytes.len()), (0, 700));
+}
+
+/// A capture may begin while a sender uses the spill, which is not read along.
+#[test]
+fn what_is_in_the_spill_is_missed_and_what_follows_is_not() {
+    let mut link = Link::new(RING);
+    let (mut lane, mut bytes) = (link.lane(), Vec::new());
+    link.send(RING / 2);
+    link.send(RING / 2);
+    assert_eq!(look(&mut lane, &link.view, &mut bytes), 0);
+    assert_eq!(bytes.len(), RING);
+    {
+        let (header, ring) = (link.links.lane(CONN, Side::B), link.links.ring(CONN, Side::B));
+        assert!(link.producer.spill(header, &ring));
+    }
+    link.send(500);
+    let mut link = link.followed();
+    assert_eq!(look(&mut lane, &link.view, &mut bytes), 500);
+    assert_eq!(link.receive(2 * RING), RING + 500);
+    link.send(300);
+    assert_eq!(look(&mut lane, &link.view, &mut bytes), 0);
+    assert_eq!(bytes.len(), 300);
 }
 
 #[test]

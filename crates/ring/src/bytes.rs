@@ -1,8 +1,14 @@
 //! The bytes of a ring, behind a trait so that the model checker can watch them too.
 
+use std::hint::cold_path;
+use std::ptr;
+
 use shunt_abi::reason::Reason;
 
 use crate::user::{Fault, Sink, Source};
+
+/// Positions from here on are in the spill of a ring.
+pub const SPILL: u64 = 1 << 62;
 
 /// A power-of-two ring of bytes that a peer may be writing at the same time: never a slice.
 pub trait Ring {
@@ -13,6 +19,13 @@ pub trait Ring {
     #[inline]
     fn mask(&self) -> usize {
         self.len() - 1
+    }
+
+    /// Number of bytes of the spill, which has the positions from [`SPILL`] on; a power of two, or 0
+    /// if there is none.
+    #[inline]
+    fn spill_len(&self) -> usize {
+        0
     }
 
     /// Makes sure that there is memory behind `count` bytes from position `at` onwards, which are about to be written.
@@ -94,6 +107,8 @@ unsafe fn copy_part<const N: usize>(from: *const u8, to: *mut u8, at: usize) {
 pub struct MappedRing {
     base: *mut u8,
     mask: usize,
+    spill: *mut u8,
+    spill_len: usize,
 }
 
 // SAFETY: the memory is shared between processes anyway; all access is by raw copies that assume nothing
@@ -110,17 +125,37 @@ impl MappedRing {
     /// `len` must be a power of two.
     pub unsafe fn new(base: *mut u8, len: usize) -> MappedRing {
         debug_assert!(len.is_power_of_two());
-        MappedRing { base, mask: len - 1 }
+        MappedRing { base, mask: len - 1, spill: ptr::null_mut(), spill_len: 0 }
+    }
+
+    /// Gives the ring a spill of `len` bytes.
+    ///
+    /// # Safety
+    /// As of [`new`](Self::new).
+    pub unsafe fn with_spill(self, spill: *mut u8, len: usize) -> MappedRing {
+        debug_assert!(len.is_power_of_two());
+        MappedRing { spill, spill_len: len, ..self }
     }
 
     /// The contiguous run at position `at`, at most `limit` bytes, for whoever copies by other means.
     #[inline]
     pub fn run(&self, at: u64, limit: usize) -> (*mut u8, usize) {
+        if at >= SPILL && self.spill_len > 0 {
+            cold_path();
+            let offset = at as usize & (self.spill_len - 1);
+            return (self.spill.wrapping_add(offset), limit.min(self.spill_len - offset));
+        }
         let offset = at as usize & self.mask;
         (self.base.wrapping_add(offset), limit.min(self.len() - offset))
     }
 
-    /// Where `len` bytes at position `at` are, at least one, if they are one run.
+    /// Where position `at` of the ring itself is.
+    #[inline(always)]
+    pub fn in_ring(&self, at: u64) -> *mut u8 {
+        self.base.wrapping_add(at as usize & self.mask)
+    }
+
+    /// Where `len` bytes at position `at` of the ring itself are, at least one, if they are one run.
     #[inline(always)]
     pub fn whole_run(&self, at: u64, len: usize) -> Option<*mut u8> {
         let offset = at as usize & self.mask;
@@ -140,8 +175,13 @@ impl Ring for MappedRing {
     }
 
     #[inline]
+    fn spill_len(&self) -> usize {
+        self.spill_len
+    }
+
+    #[inline]
     fn fill(&self, mut at: u64, mut count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
-        debug_assert!(count <= self.len() && count <= source.remaining());
+        debug_assert!(count <= self.len().max(self.spill_len) && count <= source.remaining());
         while count > 0 {
             let (to, room) = self.run(at, count);
             let (from, run) = source.run(room)?;
@@ -158,7 +198,7 @@ impl Ring for MappedRing {
 
     #[inline]
     fn drain(&self, mut at: u64, mut count: usize, sink: &mut Sink<'_>) -> Result<(), Fault> {
-        debug_assert!(count <= self.len() && count <= sink.remaining());
+        debug_assert!(count <= self.len().max(self.spill_len) && count <= sink.remaining());
         while count > 0 {
             let (from, room) = self.run(at, count);
             let (to, run) = sink.run(room)?;

@@ -3,10 +3,29 @@
 //! The sender's end is a [`Producer`], the receiver's a [`Consumer`]. Each keeps its own cursor privately and
 //! copies the other's from shared memory, checked on every load (L5). Either may end the lane: see
 //! *Switch back* in `docs/local-path.md`.
+//!
+//! A lane may have a *spill*, a second ring, for a sender whose receiver reads nothing for a while:
+//!
+//! ```text
+//!                         spilled_at
+//!            head             |               tail
+//!   stream: ..|###############|################|
+//!             `---- ring -----'---- spill -----'
+//! ```
+//!
+//! Bytes from `spilled_at` on are in the spill, which is a ring as well. The flag [`SPILLED`] of
+//! `tail` says so; with it the receiver's fast paths find nothing. The sender leaves the spill when
+//! the lane is empty, so at any time at most one border lies among the unread bytes. Example: the
+//! ring holds 256 KiB, and the sender writes 300,000 bytes. The ring takes 262,144. After a while
+//! the sender [spills](Producer::spill): `spilled_at` is 262,144, and the rest goes to the
+//! beginning of the spill. Once the receiver has read all, the next byte goes to the beginning of
+//! the ring again.
+
+use std::ops::Range;
 
 use shunt_abi::reason::Reason;
 
-use crate::bytes::Ring;
+use crate::bytes::{Ring, SPILL};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*, full_fence_after_rmw};
 use crate::user::{Fault, Sink, Source};
 
@@ -17,7 +36,9 @@ const RETURNED: u64 = 1 << 62;
 /// The bit of `tail`, set together with [`CLOSED`], by which the sender says that it goes on in TCP: from then on nothing can be
 /// given back.
 const LEFT: u64 = 1 << 61;
-const FLAGS: u64 = CLOSED | RETURNED | LEFT;
+/// The bit of `tail` by which the sender says that bytes from `spilled_at` on are in the spill.
+const SPILLED: u64 = 1 << 60;
+const FLAGS: u64 = CLOSED | RETURNED | LEFT | SPILLED;
 /// The bit of `head` by which the sender takes what was given back. A receiver, one of two processes since a fork, that has not
 /// read it by then never does.
 const TAKEN: u64 = 1 << 63;
@@ -57,6 +78,8 @@ struct SenderLine {
     /// See [`Stamp`].
     marked_at: AtomicU64,
     behind: AtomicU64,
+    /// While [`SPILLED`] is set: the value of `tail` that stands at the beginning of the spill.
+    spilled_at: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -88,6 +111,7 @@ const _: () = {
     assert!(std::mem::offset_of!(LaneHeader, sender.followed) == shunt_abi::geometry::LANE_FOLLOWED_OFFSET);
     assert!(std::mem::offset_of!(LaneHeader, sender.base) == shunt_abi::geometry::LANE_BASE_OFFSET);
     assert!(CLOSED == shunt_abi::geometry::LANE_CLOSED);
+    assert!(SPILLED == shunt_abi::geometry::LANE_SPILLED);
     assert!(RETURNED == shunt_abi::geometry::LANE_RETURNED && !FLAGS == shunt_abi::geometry::LANE_CURSOR);
     assert!(End::ShutDown as u64 == shunt_abi::geometry::LANE_END_SHUT_DOWN);
     assert!(End::Closed as u64 == shunt_abi::geometry::LANE_END_CLOSED);
@@ -160,6 +184,17 @@ pub struct Stamp {
     pub behind: u64,
 }
 
+/// What the spill of a full lane is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spill {
+    /// Nothing: there is none, or bytes must stay in the ring because a capture reads along.
+    None,
+    /// It has room, but is not used yet, or is held.
+    Closed,
+    /// It has no room.
+    Full,
+}
+
 /// What a [`Producer::write`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
@@ -170,7 +205,8 @@ pub enum Published {
     /// The lane has ended. The sender is to [leave](LaneHeader::leave) it, or to [take back](LaneHeader::take_back) what was published
     /// and not read; everything not published before belongs to TCP.
     Closed,
-    /// The lane has ended, and what was published but not read belongs to TCP too: see [`Producer::unread_range`].
+    /// The lane has ended, and published bytes that are unread belong to TCP too: see
+    /// [`Producer::unread_ranges`].
     Returned,
     /// Nothing: see [`Fault`].
     Fault,
@@ -192,6 +228,7 @@ impl LaneHeader {
                 base: AtomicU64::new(0),
                 marked_at: AtomicU64::new(0),
                 behind: AtomicU64::new(0),
+                spilled_at: AtomicU64::new(0),
             },
             head: HeadLine { head: AtomicU64::new(0), read: AtomicU64::new(0), reached: AtomicU64::new(0) },
             receiver: ReceiverLine {
@@ -484,8 +521,20 @@ pub struct Producer {
     head: u64,
     base: u64,
     /// How far the tail may go [at once](Producer::place_at_once): to the end of the page that is being written to, and not past the
-    /// receiver's cursor, as far as that is known.
+    /// receiver's cursor, as far as that is known. 0 while the lane is spilled.
     until: u64,
+    spill: Option<Spilled>,
+}
+
+/// The sender's part of a lane that is spilled.
+#[derive(Clone, Copy, Debug)]
+struct Spilled {
+    /// The first byte in the spill.
+    at: u64,
+    /// `tail` has the flag.
+    is_said: bool,
+    /// Nothing is added until the lane is empty.
+    is_held: bool,
 }
 
 impl Producer {
@@ -501,7 +550,43 @@ impl Producer {
 
     /// Where in the ring the next byte goes.
     pub fn position(&self) -> u64 {
-        self.tail - self.base
+        match self.spill {
+            None => self.tail - self.base,
+            Some(spill) => SPILL + (self.tail - spill.at),
+        }
+    }
+
+    /// Has what follows go to the spill, until the lane is empty. `false`: it has none, or its bytes
+    /// are to stay in the ring, because a capture reads along.
+    pub fn spill(&mut self, lane: &LaneHeader, ring: &impl Ring) -> bool {
+        match &mut self.spill {
+            Some(spill) => spill.is_held = false,
+            None if ring.spill_len() == 0 || lane.is_followed() => return false,
+            None => {
+                self.spill = Some(Spilled { at: self.tail, is_said: false, is_held: false });
+                self.until = 0;
+            }
+        }
+        true
+    }
+
+    /// Adds nothing to the spill until the lane is empty, or it is [spilled](Self::spill) again.
+    pub fn hold_spill(&mut self) {
+        if let Some(spill) = &mut self.spill {
+            spill.is_held = true;
+        }
+    }
+
+    /// What the spill is good for, if the lane is full.
+    pub fn spill_of(&self, lane: &LaneHeader, ring: &impl Ring) -> Spill {
+        match self.spill {
+            None if ring.spill_len() == 0 || lane.is_followed() => Spill::None,
+            None => Spill::Closed,
+            Some(spill) => {
+                let has_room = self.tail - self.head.max(spill.at) < ring.spill_len() as u64;
+                if spill.is_held && has_room { Spill::Closed } else { Spill::Full }
+            }
+        }
     }
 
     /// Publishes as much of `source` as fits, a block at the most. Whatever it returns, what has been published is that by which
@@ -532,8 +617,11 @@ impl Producer {
 
     /// After a write: its last byte is on the page that is being written to, which has memory.
     fn see_how_far(&mut self, size: u64) {
+        if self.spill.is_some() {
+            return;
+        }
         // Both are powers of two.
-        let end = self.position().next_multiple_of(PAGE.min(size));
+        let end = (self.tail - self.base).next_multiple_of(PAGE.min(size));
         self.until = (self.base + end).min(self.head + size);
     }
 
@@ -585,10 +673,26 @@ impl Producer {
     /// [`write`](Producer::write) does this by itself; a caller that had the kernel fill the ring uses it.
     #[inline(always)]
     pub fn commit(&mut self, lane: &LaneHeader, count: usize) -> Result<Published, Misbehaved> {
-        match self.publish(lane, count) {
+        let outcome = match self.spill {
+            None => self.publish(lane, count),
+            Some(spill) => self.publish_spilled(lane, count, spill),
+        };
+        match outcome {
             Ok(()) => Ok(Published::Bytes(count)),
             Err(found) => self.end(lane, found),
         }
+    }
+
+    #[cold]
+    fn publish_spilled(&mut self, lane: &LaneHeader, count: usize, spill: Spilled) -> Result<(), u64> {
+        let before = if spill.is_said { SPILLED } else { 0 };
+        let tail = self.tail + count as u64;
+        lane.sender.spilled_at.store(spill.at, Relaxed);
+        lane.tail.compare_exchange(self.tail | before, tail | SPILLED, AcqRel, Acquire)?;
+        full_fence_after_rmw();
+        self.tail = tail;
+        self.spill = Some(Spilled { is_said: true, ..spill });
+        Ok(())
     }
 
     /// The same of a lane that has not ended, as most have not. `Err`: nothing has happened, and [`commit`](Self::commit) sees to that.
@@ -620,6 +724,9 @@ impl Producer {
     /// Room in the ring; looks at the receiver's cursor only if `wanted` bytes do not fit otherwise, or not on this page.
     #[inline]
     pub fn room(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Result<usize, Misbehaved> {
+        if let Some(spill) = self.spill {
+            return self.room_in_spill(lane, ring, spill);
+        }
         let size = ring.len() as u64;
         if self.leaves_page(size, wanted as u64) || size - (self.tail - self.head) < wanted as u64 {
             self.refresh(lane)?;
@@ -628,24 +735,54 @@ impl Producer {
         Ok((size - (self.tail - self.head)) as usize)
     }
 
+    #[cold]
+    fn room_in_spill(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        spill: Spilled,
+    ) -> Result<usize, Misbehaved> {
+        self.refresh(lane)?;
+        if self.head == self.tail {
+            self.leave_spill(lane, spill);
+            return Ok(ring.len());
+        }
+        let size = if spill.is_held { 0 } else { ring.spill_len() as u64 };
+        Ok(size.saturating_sub(self.tail - self.head.max(spill.at)) as usize)
+    }
+
+    /// The lane is empty. As in [`goes_to_first_page`](Self::goes_to_first_page), the receiver looks
+    /// where bytes are only when it sees some.
+    fn leave_spill(&mut self, lane: &LaneHeader, spill: Spilled) {
+        self.spill = None;
+        self.base = self.tail;
+        self.until = self.tail;
+        lane.sender.base.store(self.base, Relaxed);
+        if spill.is_said {
+            lane.tail.fetch_and(!SPILLED, AcqRel);
+        }
+    }
+
     /// Where `wanted` bytes go that fit on one page, as far as is known without a look at the receiver's cursor, or if that shows the lane
     /// empty. The page has memory behind it. They are to be [published](Self::publish) there.
     #[inline(always)]
     pub fn place_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Option<u64> {
         let place = self.place_on_page(wanted);
-        place.or_else(|| self.turns_page(lane, ring.len() as u64, wanted as u64).then(|| self.position()))
+        let turns = |this: &mut Self| this.turns_page(lane, ring.len() as u64, wanted as u64);
+        place.or_else(|| turns(self).then(|| self.tail - self.base))
     }
 
     /// The same if that is the page which is being written to.
     #[inline(always)]
     pub fn place_on_page(&self, wanted: usize) -> Option<u64> {
-        (self.tail + wanted as u64 <= self.until).then(|| self.position())
+        (self.tail + wanted as u64 <= self.until).then(|| self.tail - self.base)
     }
 
     /// Goes back to the first page for so many bytes, which has been written to before, if [`room`](Self::room) would.
     #[inline(never)]
     fn turns_page(&mut self, lane: &LaneHeader, size: u64, wanted: u64) -> bool {
-        let turns = self.leaves_page(size, wanted)
+        let turns = self.spill.is_none()
+            && self.leaves_page(size, wanted)
             && self.refresh(lane).is_ok()
             && self.goes_to_first_page(lane)
             && wanted <= PAGE.min(size);
@@ -658,7 +795,7 @@ impl Producer {
     /// If the lane is empty: the receiver reads the base only when it sees bytes to read, and as long as it has any the base stays.
     #[inline]
     fn goes_to_first_page(&mut self, lane: &LaneHeader) -> bool {
-        let goes = self.head == self.tail && self.position() > 0 && !lane.is_followed();
+        let goes = self.head == self.tail && self.tail > self.base && !lane.is_followed();
         if goes {
             self.base = self.tail;
             self.until = self.tail;
@@ -671,7 +808,7 @@ impl Producer {
     #[inline]
     fn leaves_page(&self, size: u64, wanted: u64) -> bool {
         // Both are powers of two.
-        let (at, page) = (self.position(), PAGE.min(size));
+        let (at, page) = (self.tail - self.base, PAGE.min(size));
         at > 0 && ((at - 1) & (page - 1)) + 1 + wanted > page
     }
 
@@ -681,9 +818,13 @@ impl Producer {
         Ok(self.tail - self.head)
     }
 
-    /// Positions in the ring of what the receiver gave back. After [`Published::Returned`].
-    pub fn unread_range(&self) -> std::ops::Range<u64> {
-        self.head - self.base..self.position()
+    /// Positions of what the receiver gave back, first those in the ring and then those in the
+    /// spill. After [`Published::Returned`].
+    pub fn unread_ranges(&self) -> [Range<u64>; 2] {
+        let border = self.spill.map_or(self.tail, |spill| spill.at);
+        let in_ring = self.head.min(border) - self.base..border - self.base;
+        let in_spill = SPILL + (self.head.max(border) - border)..SPILL + (self.tail - border);
+        [in_ring, in_spill]
     }
 
     fn refresh(&mut self, lane: &LaneHeader) -> Result<(), Misbehaved> {
@@ -705,6 +846,10 @@ pub struct Consumer {
     /// How much of what is behind the cursor others have read, or the sender has taken back.
     gone: u64,
     ended: bool,
+    /// The first byte in the spill, if that was used at the last look.
+    spilled_at: Option<u64>,
+    /// It has ended, or spilled.
+    is_slow: bool,
 }
 
 impl Consumer {
@@ -762,7 +907,7 @@ impl Consumer {
     #[inline(always)]
     fn known_at_once(&self, lane: &LaneHeader) -> Option<u64> {
         let tail = lane.tail.load(Acquire);
-        (!self.ended && tail >= self.tail).then(|| tail.wrapping_sub(self.head))
+        (!self.is_slow && tail >= self.tail).then(|| tail.wrapping_sub(self.head))
     }
 
     #[inline]
@@ -770,14 +915,43 @@ impl Consumer {
         if !self.ended {
             let word = lane.tail.load(Acquire);
             let tail = word & !FLAGS;
-            // L5: the sender's cursor only moves forward, and never further than the ring is long.
-            if tail < self.tail || tail - self.head > ring.len() as u64 {
-                return Err(Misbehaved);
+            if word & SPILLED != 0 {
+                self.look_at_spill(lane, ring, tail)?;
+            } else {
+                // L5: the sender's cursor only moves forward, and never further than the ring is long.
+                if tail < self.tail || tail - self.head > ring.len() as u64 {
+                    return Err(Misbehaved);
+                }
+                self.spilled_at = None;
             }
             self.tail = tail;
             self.ended = word & CLOSED != 0;
+            self.is_slow = self.ended || self.spilled_at.is_some();
         }
         Ok(())
+    }
+
+    /// The tail says that bytes are in the spill. The sender leaves it only when the lane is empty,
+    /// so as long as there are bytes the border is that of this tail.
+    #[cold]
+    fn look_at_spill(&mut self, lane: &LaneHeader, ring: &impl Ring, tail: u64) -> Result<(), Misbehaved> {
+        let at = lane.sender.spilled_at.load(Relaxed);
+        // L5: as for the ring alone; and no part has more than fits there.
+        let in_ring = at.saturating_sub(self.head);
+        let in_spill = tail.wrapping_sub(at.max(self.head));
+        let fits = in_ring <= ring.len() as u64 && in_spill <= ring.spill_len() as u64;
+        if tail < self.tail || tail > self.head && !fits || ring.spill_len() == 0 {
+            return Err(Misbehaved);
+        }
+        self.spilled_at = Some(at);
+        Ok(())
+    }
+
+    /// How many of the bytes behind the cursor are in the same part of the lane.
+    #[inline]
+    fn to_border(&self) -> usize {
+        let border = self.spilled_at.filter(|at| *at > self.head);
+        border.map_or(usize::MAX, |at| (at - self.head) as usize)
     }
 
     /// The same, but no more than are known of if those are `enough`: the line of the sender's cursor stays with the sender.
@@ -834,7 +1008,7 @@ impl Consumer {
         let mut most = BLOCK;
         loop {
             let known = self.known_or_available(lane, ring, sink.remaining())?;
-            let count = known.min(sink.remaining()).min(most);
+            let count = known.min(sink.remaining()).min(most).min(self.to_border());
             let read = match count {
                 0 => return Ok(0),
                 1..=WHOLE => self.read_piece(lane, ring, sink, count)?,
@@ -895,7 +1069,7 @@ impl Consumer {
     pub fn look_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Option<usize> {
         if self.known() >= wanted {
             // Of an ended lane somebody else may read too.
-            let is_open = !self.ended && lane.receiver.over.load(Relaxed) == 0;
+            let is_open = !self.is_slow && lane.receiver.over.load(Relaxed) == 0;
             return (is_open && wanted > 0).then_some(wanted);
         }
         let known = self.known_at_once(lane)?;
@@ -938,8 +1112,12 @@ impl Consumer {
         sink: &mut Sink<'_>,
     ) -> Result<usize, ReadError> {
         let count = self.known().min(sink.remaining());
+        let first = count.min(self.to_border());
         if count > 0 {
-            ring.drain(self.position(lane)?, count, sink)?;
+            ring.drain(self.position(lane)?, first, sink)?;
+        }
+        if count > first {
+            ring.drain(SPILL, count - first, sink)?;
         }
         Ok(count)
     }
@@ -962,6 +1140,11 @@ impl Consumer {
     /// Where in the ring the next byte is. Asked when there is one: the tail, read with acquire, brought the base along.
     #[inline]
     fn position(&self, lane: &LaneHeader) -> Result<u64, Misbehaved> {
+        if let Some(at) = self.spilled_at
+            && at <= self.head
+        {
+            return Ok(SPILL + (self.head - at));
+        }
         // L5: the base was the tail of an empty lane, so nothing before it is unread.
         self.head.checked_sub(lane.sender.base.load(Relaxed)).ok_or(Misbehaved)
     }

@@ -14,6 +14,6 @@ mod sync;
 pub mod user;
 pub mod waiter;
 
-pub use lane::{Consumer, LaneHeader, Misbehaved, Producer, Published, ReadError};
+pub use lane::{Consumer, LaneHeader, Misbehaved, Producer, Published, ReadError, Spill};
 pub use user::{Fault, Sink, Source};
 pub use waiter::WaiterLine;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-use shunt_abi::geometry::{Geometry, KNOWN_OFFSET, Side, WAITERS};
+use shunt_abi::geometry::{Geometry, KNOWN_OFFSET, SPILLS_MAPPED_OFFSET, Side, WAITERS};
 
 use crate::bytes::MappedRing;
 use crate::lane::LaneHeader;
@@ -13,6 +13,7 @@ use crate::waiter::WaiterLine;
 pub struct LinkView {
     base: *mut u8,
     geometry: Geometry,
+    has_spills: bool,
 }
 
 // SAFETY: only atomics and raw rings are handed out.
@@ -24,10 +25,11 @@ impl LinkView {
     /// Views the mapping at `base`.
     ///
     /// # Safety
-    /// `base` must be page aligned and mapped, shared, for reads and writes, for `geometry.link_bytes()` bytes, as
-    /// long as the view or anything obtained from it is used.
-    pub unsafe fn new(base: *mut u8, geometry: Geometry) -> LinkView {
-        LinkView { base, geometry }
+    /// `base` must be page aligned and mapped, shared, for reads and writes, for
+    /// `geometry.link_bytes()` bytes, or without spills for `geometry.spills_offset()`, as long as
+    /// the view or anything obtained from it is used.
+    pub unsafe fn new(base: *mut u8, geometry: Geometry, has_spills: bool) -> LinkView {
+        LinkView { base, geometry, has_spills }
     }
 
     /// The header of the lane that `sender` writes.
@@ -43,7 +45,13 @@ impl LinkView {
     pub fn ring(&self, conn: usize, sender: Side) -> MappedRing {
         let offset = self.geometry.ring_offset(conn, sender);
         // SAFETY: the whole ring is inside the mapping, and its size is a power of two (`Geometry::new`).
-        unsafe { MappedRing::new(self.base.add(offset), self.geometry.ring_bytes()) }
+        let ring = unsafe { MappedRing::new(self.base.add(offset), self.geometry.ring_bytes()) };
+        if !self.has_spills {
+            return ring;
+        }
+        let spill = self.geometry.spill_offset(conn, sender);
+        // SAFETY: as of the ring.
+        unsafe { ring.with_spill(self.base.add(spill), self.geometry.spill_bytes()) }
     }
 
     /// A waiter of `side`.
@@ -69,6 +77,21 @@ impl LinkView {
     /// Whether `side` holds the doorbell of its peer's waiter `slot`.
     pub fn is_known(&self, side: Side, slot: usize) -> bool {
         self.known(side).load(Acquire) & 1 << slot != 0
+    }
+
+    /// Says that `side` has mapped the spills.
+    pub fn set_maps_spills(&self, side: Side) {
+        self.maps_spills_word(side).store(1, Release);
+    }
+
+    /// Whether `side` has mapped the spills.
+    pub fn maps_spills(&self, side: Side) -> bool {
+        self.maps_spills_word(side).load(Acquire) != 0
+    }
+
+    fn maps_spills_word(&self, side: Side) -> &AtomicU64 {
+        // SAFETY: as in `known`.
+        unsafe { &*self.base.add(SPILLS_MAPPED_OFFSET + side as usize * 8).cast() }
     }
 
     fn known(&self, side: Side) -> &AtomicU64 {

@@ -9,15 +9,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::bytes::{MappedRing, Ring, SPILL};
 use shunt_ring::user::Piece;
-use shunt_ring::{Consumer, LaneHeader, Misbehaved, Producer, Published, ReadError, Sink, Source};
+use shunt_ring::{Consumer, LaneHeader, Misbehaved, Producer, Published, ReadError, Sink, Source, Spill};
 
 use common::Buffer;
 
 /// What no write may touch, on both sides of a ring.
 const GUARD: usize = 64;
+/// A spill is so many times as long as its ring.
+const SPILL_TIMES: usize = 2;
 const CLOSED: u64 = 1 << 63;
+const SPILLED: u64 = 1 << 60;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -27,6 +30,8 @@ enum Op {
     Read(usize, Vec<usize>),
     Peek(usize, Vec<usize>),
     Discard(usize),
+    Spill,
+    HoldSpill,
     CloseBySender,
     CloseByReceiver,
 }
@@ -39,6 +44,8 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (1..100usize, cuts()).prop_map(|(len, cuts)| Op::Read(len, cuts)),
         2 => (1..100usize, cuts()).prop_map(|(len, cuts)| Op::Peek(len, cuts)),
         2 => (0..20usize).prop_map(Op::Discard),
+        2 => Just(Op::Spill),
+        1 => Just(Op::HoldSpill),
     ]
 }
 
@@ -60,9 +67,11 @@ struct Lane {
 
 impl Lane {
     fn new(size: usize) -> Lane {
-        let mut memory = vec![0xee; size + 2 * GUARD];
+        let mut memory = vec![0xee; (1 + SPILL_TIMES) * size + 3 * GUARD];
+        let (start, spill) = (memory.as_mut_ptr().wrapping_add(GUARD), SPILL_TIMES * size);
         // SAFETY: the vector is kept beside the ring and never resized.
-        let ring = unsafe { MappedRing::new(memory.as_mut_ptr().wrapping_add(GUARD), size) };
+        let ring =
+            unsafe { MappedRing::new(start, size).with_spill(start.wrapping_add(size + GUARD), spill) };
         Lane {
             header: LaneHeader::new(),
             memory,
@@ -115,13 +124,89 @@ impl Lane {
 
     fn guards_are_whole(&self) -> bool {
         let (front, rest) = self.memory.split_at(GUARD);
+        let between = &rest[self.ring.len()..][..GUARD];
         let back = &rest[rest.len() - GUARD..];
-        [front, back].concat().iter().all(|&byte| byte == 0xee)
+        [front, between, back].concat().iter().all(|&byte| byte == 0xee)
+    }
+}
+
+/// What a test knows of a lane's spill: which byte is its first, and whether it is held.
+type Spilled = Option<(u64, bool)>;
+
+/// Room in the lane for the next byte, which leaves the spill if the lane is empty.
+fn room(lane: &Lane, spilled: &mut Spilled, unread: usize) -> usize {
+    if unread == 0 {
+        *spilled = None;
+    }
+    match *spilled {
+        None => lane.ring.len() - unread,
+        Some((_, true)) => 0,
+        Some((at, false)) => {
+            let head = lane.written - unread as u64;
+            lane.ring.spill_len() - (lane.written - at.max(head)) as usize
+        }
     }
 }
 
 fn pattern(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// Unread bytes are given back from the ring and from the spill.
+#[test]
+fn what_is_given_back_is_in_two_ranges() {
+    let mut lane = Lane::new(16);
+    assert_eq!(lane.write(16, &[]), Ok(Published::Bytes(16)));
+    assert_eq!(lane.write(5, &[]), Ok(Published::Full));
+    assert_eq!(lane.producer.spill_of(&lane.header, &lane.ring), Spill::Closed);
+    assert!(lane.producer.spill(&lane.header, &lane.ring));
+    assert_eq!(lane.write(5, &[]), Ok(Published::Bytes(5)));
+    assert_eq!(lane.read(3, &[], false).map(|bytes| bytes.len()), Ok(3));
+    assert!(lane.header.give_back());
+    assert_eq!(lane.write(1, &[]), Ok(Published::Returned));
+    let ranges = lane.producer.unread_ranges();
+    assert_eq!(ranges, [3..16, SPILL..SPILL + 5]);
+    let given: Vec<u8> = ranges
+        .into_iter()
+        .flatten()
+        .map(|at| {
+            // SAFETY: a byte of the ring or its spill.
+            unsafe { *lane.ring.run(at, 1).0 }
+        })
+        .collect();
+    assert_eq!(given, (3..21).map(pattern).collect::<Vec<u8>>());
+}
+
+/// No capture follows a lane into its spill.
+#[test]
+fn a_lane_that_is_followed_does_not_spill() {
+    let mut lane = Lane::new(16);
+    Poke::Small(84, 1).apply(&lane.header);
+    assert_eq!(lane.producer.spill_of(&lane.header, &lane.ring), Spill::None);
+    assert!(!lane.producer.spill(&lane.header, &lane.ring));
+}
+
+/// The receiver's fast path finds nothing while bytes are in the spill.
+#[test]
+fn what_is_in_the_spill_is_not_found_at_once() {
+    let mut lane = Lane::new(16);
+    lane.write(16, &[]).unwrap();
+    assert_eq!(lane.consumer.look_at_once(&lane.header, &lane.ring, 4), Some(4));
+    lane.producer.spill(&lane.header, &lane.ring);
+    lane.write(4, &[]).unwrap();
+    // Those were known before.
+    assert_eq!(lane.consumer.look_at_once(&lane.header, &lane.ring, 16), Some(16));
+    assert_eq!(lane.consumer.take(&lane.header, 16), Ok(()));
+    assert_eq!(lane.consumer.look_at_once(&lane.header, &lane.ring, 4), None);
+    assert_eq!(lane.consumer.available_at_once(&lane.header, &lane.ring), None);
+    assert_eq!(lane.consumer.available(&lane.header, &lane.ring), Ok(4));
+    assert_eq!(lane.consumer.look_at_once(&lane.header, &lane.ring, 4), None);
+    assert_eq!(lane.read(4, &[], false).map(|bytes| bytes.len()), Ok(4));
+    // The lane is empty, so the next byte is in the ring.
+    lane.write(1, &[]).unwrap();
+    assert_eq!(lane.consumer.look_at_once(&lane.header, &lane.ring, 4), None, "it looks first");
+    assert_eq!(lane.consumer.available(&lane.header, &lane.ring), Ok(1));
+    assert_eq!(lane.consumer.look_at_once(&lane.header, &lane.ring, 1), Some(1));
 }
 
 fn count(outcome: Result<Published, Misbehaved>) -> usize {
@@ -147,9 +232,12 @@ proptest! {
         let size = 1 << bits;
         let mut lane = Lane::new(size);
         let mut queue = VecDeque::new();
-        let mut closed = false;
+        let (mut closed, mut spilled) = (false, None);
         for op in ops {
-            let room = size - queue.len();
+            let room = match op {
+                Op::Write(..) | Op::Commit(_) => room(&lane, &mut spilled, queue.len()),
+                _ => 0,
+            };
             match op {
                 Op::Write(len, cuts) => {
                     let before = lane.written;
@@ -178,6 +266,14 @@ proptest! {
                 Op::Discard(len) => {
                     let expected = queue.drain(..len.min(queue.len())).count();
                     prop_assert_eq!(lane.consumer.discard(&lane.header, &lane.ring, len), Ok(expected));
+                }
+                Op::Spill => {
+                    prop_assert!(lane.producer.spill(&lane.header, &lane.ring));
+                    spilled = Some((spilled.map_or(lane.written, |(at, _)| at), false));
+                }
+                Op::HoldSpill => {
+                    lane.producer.hold_spill();
+                    spilled = spilled.map(|(at, _)| (at, true));
                 }
                 Op::CloseBySender | Op::CloseByReceiver => {
                     lane.header.close();
@@ -212,12 +308,14 @@ proptest! {
                 Op::Read(len, cuts) => drop(lane.read(len, &cuts, false)),
                 Op::Peek(len, cuts) => drop(lane.read(len, &cuts, true)),
                 Op::Discard(len) => drop(lane.consumer.discard(&lane.header, &lane.ring, len)),
+                Op::Spill => drop(lane.producer.spill(&lane.header, &lane.ring)),
+                Op::HoldSpill => lane.producer.hold_spill(),
                 Op::CloseBySender | Op::CloseByReceiver => {}
             }
             if closing {
                 lane.header.close();
             }
-            let size = lane.ring.len() as u64;
+            let size = (lane.ring.len() + lane.ring.spill_len()) as u64;
             prop_assert!((written..=written + size).contains(&lane.producer.published()));
             // Who reads may be told that another has read a whole ring before it.
             prop_assert!((read..=read + size + 100).contains(&lane.consumer.consumed()));
@@ -258,18 +356,23 @@ enum Poke {
     Tail(u64),
     Start(u64),
     Head(u64),
+    SpilledAt(u64),
     /// One of the 32-bit words, by its offset.
     Small(usize, u32),
 }
 
 fn poke() -> impl Strategy<Value = Poke> {
     // Values that could be right are the dangerous ones.
-    let cursor = || prop_oneof![0..300u64, (0..300u64).prop_map(|near| near | CLOSED), any::<u64>()];
+    let cursor = || {
+        let flagged = |flag| (0..300u64).prop_map(move |near| near | flag);
+        prop_oneof![0..300u64, flagged(CLOSED), flagged(SPILLED), flagged(CLOSED | SPILLED), any::<u64>()]
+    };
     let small = prop_oneof![0..3u32, 60..70u32, any::<u32>()];
     prop_oneof![
         3 => cursor().prop_map(Poke::Tail),
         1 => prop_oneof![any::<u64>(), Just(u64::MAX), Just(0)].prop_map(Poke::Start),
         3 => cursor().prop_map(Poke::Head),
+        1 => cursor().prop_map(Poke::SpilledAt),
         1 => (prop::sample::select(vec![72, 76, 80, 192, 196, 200]), small).prop_map(|(at, value)| Poke::Small(at, value)),
     ]
 }
@@ -285,6 +388,7 @@ impl Poke {
             Poke::Tail(value) => store(0, value),
             Poke::Start(value) => store(64, value),
             Poke::Head(value) => store(128, value),
+            Poke::SpilledAt(value) => store(112, value),
             // SAFETY: as above, for 32 bits.
             Poke::Small(at, value) => unsafe {
                 (*base.wrapping_add(at).cast::<AtomicU32>()).store(value, Relaxed)

@@ -10,6 +10,7 @@ pub mod rx;
 pub mod tx;
 
 pub use rx::{Received, Rx};
+pub use shunt_ring::Spill;
 pub use tx::{Sent, Tx};
 
 use shunt_ring::Sink;

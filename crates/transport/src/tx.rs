@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use shunt_abi::reason::{Reason, Road};
 use shunt_ring::bytes::Ring;
-use shunt_ring::{LaneHeader, Producer, Published, Source};
+use shunt_ring::{LaneHeader, Producer, Published, Source, Spill};
 
 use crate::Kernel;
 
@@ -15,8 +15,9 @@ enum State {
     /// Paired, but the receiver is not watching yet, or a thread is inside a kernel send.
     Adopted(Producer),
     Lane(Producer),
-    /// The receiver gave back what it had not read: these positions of the ring must go to TCP before anything else.
-    Returning(Range<u64>),
+    /// The receiver gave back what it had not read: these positions, of the ring and of its spill,
+    /// must go to TCP before anything else.
+    Returning([Range<u64>; 2]),
 }
 
 /// What became of a write.
@@ -190,16 +191,17 @@ impl Tx {
 
     fn begin_returning(&mut self, reason: Reason) -> Sent {
         let State::Lane(producer) = std::mem::take(&mut self.state) else { return Sent::UseTcp };
-        let range = producer.unread_range();
-        if range.is_empty() {
+        let ranges = producer.unread_ranges();
+        let unread: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        if unread == 0 {
             self.state = State::Lane(producer);
             self.leave(reason);
             return Sent::UseTcp;
         }
         self.reason = reason;
         // The rest has not gone through the lane after all.
-        self.done += producer.published() - (range.end - range.start);
-        self.state = State::Returning(range);
+        self.done += producer.published() - unread;
+        self.state = State::Returning(ranges);
         Sent::SendAgain
     }
 
@@ -225,19 +227,21 @@ impl Tx {
         true
     }
 
-    /// The positions of the ring whose bytes must go to TCP next.
+    /// The positions whose bytes must go to TCP next.
     pub fn returning(&self) -> Option<Range<u64>> {
         match &self.state {
-            State::Returning(range) => Some(range.clone()),
+            State::Returning(ranges) => ranges.iter().find(|range| !range.is_empty()).cloned(),
             _ => None,
         }
     }
 
     /// So many of them have gone.
     pub fn returned(&mut self, count: usize) {
-        if let State::Returning(range) = &mut self.state {
-            range.start += count as u64;
-            if range.is_empty() {
+        if let State::Returning(ranges) = &mut self.state {
+            if let Some(range) = ranges.iter_mut().find(|range| !range.is_empty()) {
+                range.start += count as u64;
+            }
+            if ranges.iter().all(Range::is_empty) {
                 self.leave(self.reason);
             }
         }
@@ -290,6 +294,27 @@ impl Tx {
         match producer.room(lane, ring, wanted) {
             Ok(room) => Some(room >= wanted),
             Err(_) => None,
+        }
+    }
+
+    /// Has what does not fit into the ring go to its spill. `false`: it has none, or this side is not on the lane.
+    pub fn spill(&mut self, lane: &LaneHeader, ring: &impl Ring) -> bool {
+        let State::Lane(producer) = &mut self.state else { return false };
+        producer.spill(lane, ring)
+    }
+
+    /// Adds nothing to the spill until the lane is empty, or it is [spilled](Self::spill) again.
+    pub fn hold_spill(&mut self) {
+        if let State::Lane(producer) = &mut self.state {
+            producer.hold_spill();
+        }
+    }
+
+    /// What the lane's spill is good for, if the lane is full.
+    pub fn spill_of(&self, lane: &LaneHeader, ring: &impl Ring) -> Spill {
+        match &self.state {
+            State::Lane(producer) => producer.spill_of(lane, ring),
+            _ => Spill::None,
         }
     }
 

@@ -19,6 +19,10 @@ use shunt_transport::{EAGAIN, Kernel, Received, Rx, Sent, Tx, Waiting};
 use common::{Buffer, Wire};
 
 const RING: usize = 64;
+const SPILL: usize = 2 * RING;
+/// What a lane holds at the most.
+const WHOLE: usize = RING + SPILL;
+const SPILLED: u64 = 1 << 60;
 const CLOSED: u64 = 1 << 63;
 const RETURNED: u64 = 1 << 62;
 /// The same bit of `head`: the sender has taken back what was returned.
@@ -28,6 +32,7 @@ const TAIL: usize = 0;
 const START: usize = 64;
 const END: usize = 72;
 const BASE: usize = 88;
+const SPILLED_AT: usize = 112;
 const HEAD: usize = 128;
 const WANTS: usize = 80;
 const WATCHING: usize = 192;
@@ -47,9 +52,10 @@ struct Lane {
 
 impl Lane {
     fn new() -> Lane {
-        let mut memory = vec![0; RING];
+        let mut memory = vec![0; WHOLE];
+        let start = memory.as_mut_ptr();
         // SAFETY: the vector is kept beside the ring and never resized.
-        let ring = unsafe { MappedRing::new(memory.as_mut_ptr(), RING) };
+        let ring = unsafe { MappedRing::new(start, RING).with_spill(start.wrapping_add(RING), SPILL) };
         Lane { header: LaneHeader::new(), ring, _memory: memory }
     }
 
@@ -112,7 +118,7 @@ struct Busy<'a> {
 }
 
 /// A call that has done so much with a ring of so few bytes goes on for ever.
-const FOR_EVER: usize = 64 * RING;
+const FOR_EVER: usize = 64 * WHOLE;
 
 impl Busy<'_> {
     fn step(&self) {
@@ -135,6 +141,10 @@ impl Busy<'_> {
 impl Ring for Busy<'_> {
     fn len(&self) -> usize {
         self.lane.ring.len()
+    }
+
+    fn spill_len(&self) -> usize {
+        self.lane.ring.spill_len()
     }
 
     fn back(&self, _: u64, _: usize) -> Result<(), Reason> {
@@ -232,7 +242,19 @@ fn a_sender_leaves_a_lane_whose_reader_lies() {
 
 #[test]
 fn a_receiver_leaves_a_lane_whose_sender_lies() {
-    let lies: [Lie; 3] = [
+    let lies: [Lie; 6] = [
+        ("more than ring and spill hold", |lane| {
+            lane.poke(SPILLED_AT, 8);
+            lane.poke(TAIL, (8 + SPILL as u64 + 1) | SPILLED);
+        }),
+        ("more before the spill than the ring holds", |lane| {
+            lane.poke(SPILLED_AT, 8 + RING as u64 + 1);
+            lane.poke(TAIL, (8 + RING as u64 + 2) | SPILLED);
+        }),
+        ("a spill that begins behind its end", |lane| {
+            lane.poke(SPILLED_AT, 20);
+            lane.poke(TAIL, 19 | SPILLED);
+        }),
         ("more than the ring holds", |lane| lane.poke(TAIL, RING as u64 + 9)),
         ("a tail that goes back", |lane| lane.poke(TAIL, 3)),
         ("a base ahead of what was read", |lane| {
@@ -292,14 +314,16 @@ enum Op {
     CloseTx,
     CloseRx,
     GiveBack,
+    Spill,
+    HoldSpill,
 }
 
 fn place() -> impl Strategy<Value = usize> {
-    prop::sample::select(vec![TAIL, START, END, WANTS, BASE, HEAD, WATCHING, OVER])
+    prop::sample::select(vec![TAIL, START, END, WANTS, BASE, SPILLED_AT, HEAD, WATCHING, OVER])
 }
 
 fn flags() -> impl Strategy<Value = u64> {
-    prop::sample::select(vec![0, CLOSED, RETURNED, CLOSED | RETURNED])
+    prop::sample::select(vec![0, CLOSED, RETURNED, CLOSED | RETURNED, SPILLED, SPILLED | CLOSED])
 }
 
 fn twist() -> impl Strategy<Value = Twist> {
@@ -337,6 +361,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::CloseTx),
         1 => Just(Op::CloseRx),
         1 => Just(Op::GiveBack),
+        2 => Just(Op::Spill),
+        1 => Just(Op::HoldSpill),
     ]
 }
 
@@ -365,9 +391,11 @@ proptest! {
                 Op::Road => drop(tx.road(&out.header, &tcp, true)),
                 Op::Write(len) => {
                     if let Sent::Bytes(count) = write(&mut tx, &out, len) {
-                        prop_assert!((1..=len.min(RING)).contains(&count));
+                        prop_assert!((1..=len.min(WHOLE)).contains(&count));
                     }
                 }
+                Op::Spill => drop(tx.spill(&out.header, &out.ring)),
+                Op::HoldSpill => tx.hold_spill(),
                 Op::WriteAtOnce(len) => {
                     if let Some(found) = tx.place_at_once(&out.header, &out.ring, len) {
                         prop_assert_eq!(out.ring.run(found.place, len).1, len);
@@ -376,7 +404,7 @@ proptest! {
                 }
                 Op::WriteWith(wanted, count) => {
                     let fill = |_, room: usize| {
-                        assert!(room <= RING);
+                        assert!(room <= SPILL);
                         Ok::<_, ()>(count.min(room))
                     };
                     let _ = tx.write_with(&out.header, &out.ring, wanted, fill);
@@ -385,7 +413,7 @@ proptest! {
                 Op::Returned(count) => {
                     if let Some(range) = tx.returning() {
                         let left = range.end - range.start;
-                        prop_assert!((1..=RING as u64).contains(&left), "{range:?}");
+                        prop_assert!((1..=SPILL as u64).contains(&left), "{range:?}");
                         tx.returned(count.min(left as usize));
                     }
                 }
@@ -411,11 +439,11 @@ proptest! {
                 }
                 Op::Discard(len) => prop_assert!(rx.discard(&inn.header, &inn.ring, &tcp, len) <= len),
                 Op::Ask => {
-                    prop_assert!(rx.available(&inn.header, &inn.ring, &tcp) <= inn.ring.len());
-                    prop_assert!(rx.unread(&inn.header, &inn.ring) <= inn.ring.len());
+                    prop_assert!(rx.available(&inn.header, &inn.ring, &tcp) <= WHOLE);
+                    prop_assert!(rx.unread(&inn.header, &inn.ring) <= WHOLE);
                     rx.available(&inn.header, &inn.ring, &tcp);
                     rx.has_arrived_behind(&inn.header);
-                    prop_assert!(tx.unread(&out.header) <= RING as u64);
+                    prop_assert!(tx.unread(&out.header) <= WHOLE as u64);
                     tx.is_writable(&out.header, &out.ring);
                 }
                 Op::CloseTx => tx.close(&out.header, Reason::Fork),
@@ -425,7 +453,7 @@ proptest! {
         }
         // However it stands, the program can have both directions back.
         tx.close(&out.header, Reason::Fork);
-        if let Some(range) = tx.returning() {
+        while let Some(range) = tx.returning() {
             tx.returned((range.end - range.start) as usize);
         }
         prop_assert!(!tx.on_lane() && !tx.is_adopted());
@@ -457,7 +485,7 @@ proptest! {
                     if let Sent::Bytes(count) =
                         tx.write(header, &busy, &mut Buffer::zeroed(len, &[]).source())
                     {
-                        prop_assert!((1..=len.min(RING)).contains(&count));
+                        prop_assert!((1..=len.min(WHOLE)).contains(&count));
                     }
                 }
                 Op::Receive(len) => {
@@ -484,10 +512,12 @@ proptest! {
                     }
                 }
                 Op::Discard(len) => prop_assert!(rx.discard(header, &busy, &busy, len) <= len),
-                Op::Ask => prop_assert!(rx.available(header, &busy, &busy) <= RING),
+                Op::Ask => prop_assert!(rx.available(header, &busy, &busy) <= WHOLE),
                 Op::CloseTx => tx.close(header, Reason::Fork),
                 Op::CloseRx => rx.close(header, &busy, Reason::Fork),
                 Op::GiveBack => drop(rx.give_back(header, Reason::Exec)),
+                Op::Spill => drop(tx.spill(header, &busy)),
+                Op::HoldSpill => tx.hold_spill(),
                 Op::Poke(..) | Op::Tcp(_) | Op::WriteWith(..) | Op::NoticeReturn | Op::Returned(_) => {}
             }
         }

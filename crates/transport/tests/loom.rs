@@ -82,7 +82,7 @@ impl Connection {
     fn adopted() -> Arc<Connection> {
         let connection = Connection {
             header: LaneHeader::new(),
-            ring: CheckedRing::new(2),
+            ring: CheckedRing::new(2, 0),
             tcp: Tcp(Mutex::default()),
             sending: Mutex::default(),
             receiving: Mutex::default(),

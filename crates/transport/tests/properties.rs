@@ -45,6 +45,8 @@ enum Op {
     LeaveReceive(usize),
     Arrive(usize),
     TcpNews,
+    Spill,
+    HoldSpill,
     CloseTx,
     CloseRx,
     /// The kernel's count of sent bytes does not settle for once.
@@ -74,6 +76,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => len().prop_map(Op::LeaveReceive),
         8 => len().prop_map(Op::Arrive),
         5 => Just(Op::TcpNews),
+        3 => Just(Op::Spill),
+        1 => Just(Op::HoldSpill),
         2 => Just(Op::CloseTx),
         2 => Just(Op::CloseRx),
         1 => Just(Op::Renew),
@@ -120,9 +124,10 @@ struct Lane {
 
 impl Lane {
     fn new() -> Rc<Lane> {
-        let mut memory = vec![0; 32];
+        let mut memory = vec![0; 32 + 64];
+        let start = memory.as_mut_ptr();
         // SAFETY: the vector is kept beside the ring and never resized.
-        let ring = unsafe { MappedRing::new(memory.as_mut_ptr(), memory.len()) };
+        let ring = unsafe { MappedRing::new(start, 32).with_spill(start.wrapping_add(32), 64) };
         let header = LaneHeader::new();
         Rc::new(Lane { header, ring, _memory: memory, tx_adopted: false.into(), rx_adopted: false.into() })
     }
@@ -298,6 +303,8 @@ impl World {
                 self.sender_in_kernel.set(true)
             }
             Op::LeaveSend(len) if self.sender_in_kernel.replace(false) => self.send_by_tcp(len),
+            Op::Spill => drop(tx.spill(&lane.header, &lane.ring)),
+            Op::HoldSpill => tx.hold_spill(),
             Op::CloseTx => tx.close(&lane.header, Reason::Stalled),
             Op::Unsettle => self.unsettled.set(true),
             Op::Finish => {

@@ -3,7 +3,7 @@
  * must report it too. usage: two_sets PORT GATE */
 #include "lane.h"
 
-enum { ROUNDS = 9, SETS = 2, LONG_MS = 3000 };
+enum { ROUNDS = 45, SETS = 2, LONG_MS = 3000 };
 
 static struct peer peer;
 
@@ -20,8 +20,9 @@ static void *poll_for_room(void *argument)
     return (void *)(long)(poll(&one, 1, LONG_MS) == 1 && one.revents & POLLOUT);
 }
 
-/* Sends until there is no room, then makes the peer read all bytes. */
-static void fill(void)
+/* Sends until there is no room, then makes the peer read all bytes: before a lane spills, after
+ * that, or while it does. */
+static void fill(int round)
 {
     static char bytes[32 << 10];
     int sent = 0;
@@ -29,7 +30,7 @@ static void fill(void)
         sent += n;
     if (errno != EAGAIN)
         die("send");
-    tell(&peer, 'r', sent, 5);
+    tell(&peer, 'r', sent, 2 + round % 5);
 }
 
 int main(int argc, char **argv)
@@ -50,7 +51,7 @@ int main(int argc, char **argv)
             if (!wait_for_room(&sets[i]))
                 printf("round %d: no room in set %d\n", round, i);
         pthread_t other;
-        fill();
+        fill(round);
         if (round % 3 == 1)
             pthread_create(&other, NULL, wait_for_room, &sets[1]);
         if (round % 3 == 2)

@@ -36,8 +36,9 @@ pub(crate) fn run(bytes: &[u8]) {
             }
             8 => {
                 if producer.commit(lane, 0) == Ok(Published::Returned) {
-                    let range = producer.unread_range();
-                    assert!(range.start <= range.end && range.end - range.start <= RING as u64);
+                    for range in producer.unread_ranges() {
+                        assert!(range.start <= range.end && range.end - range.start <= RING as u64);
+                    }
                     return;
                 }
             }

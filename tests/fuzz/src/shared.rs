@@ -34,7 +34,7 @@ impl Shared {
         // SAFETY: aligned to a page, kept in the same structure as the view, and made of atomics,
         // so it may be written through a shared reference. Only the rings of connection 0 are used,
         // which are inside.
-        let view = unsafe { LinkView::new(base, geometry) };
+        let view = unsafe { LinkView::new(base, geometry, false) };
         Shared { memory, view }
     }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
-use shunt_ring::bytes::Ring;
+use shunt_ring::bytes::{Ring, SPILL};
 use shunt_ring::{Fault, Sink, Source};
 
 use super::{pour, take};
@@ -13,7 +13,10 @@ use super::{pour, take};
 ///
 /// That is stricter than atomics, which would show a missing release only as one of several values, and it adds no
 /// branches to the search.
-pub(crate) struct CheckedRing(Vec<UnsafeCell<u8>>);
+pub(crate) struct CheckedRing {
+    ring: Vec<UnsafeCell<u8>>,
+    spill: Vec<UnsafeCell<u8>>,
+}
 
 // SAFETY: loom checks every access of a cell.
 unsafe impl Send for CheckedRing {}
@@ -21,19 +24,25 @@ unsafe impl Send for CheckedRing {}
 unsafe impl Sync for CheckedRing {}
 
 impl CheckedRing {
-    pub(crate) fn new(len: usize) -> CheckedRing {
-        assert!(len.is_power_of_two());
-        CheckedRing((0..len).map(|_| UnsafeCell::new(0)).collect())
+    pub(crate) fn new(len: usize, spill: usize) -> CheckedRing {
+        assert!(len.is_power_of_two() && (spill == 0 || spill.is_power_of_two()));
+        let cells = |len| (0..len).map(|_| UnsafeCell::new(0)).collect();
+        CheckedRing { ring: cells(len), spill: cells(spill) }
     }
 
     fn cell(&self, at: u64) -> &UnsafeCell<u8> {
-        &self.0[at as usize & (self.0.len() - 1)]
+        let cells = if at >= SPILL { &self.spill } else { &self.ring };
+        &cells[at as usize & (cells.len() - 1)]
     }
 }
 
 impl Ring for CheckedRing {
     fn len(&self) -> usize {
-        self.0.len()
+        self.ring.len()
+    }
+
+    fn spill_len(&self) -> usize {
+        self.spill.len()
     }
 
     fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {

@@ -768,6 +768,7 @@ impl Control {
                 if let (Some(geometry), Some(side)) = (geometry, Side::parse(body.side))
                     && memfd::verify_fixed(&fd, geometry.link_bytes()).is_ok()
                     && let Ok(mapping) = Mapping::map(&fd, geometry.link_bytes())
+                        .or_else(|_| Mapping::map(&fd, geometry.spills_offset()))
                 {
                     let peer = self.peer(body.peer);
                     let identity = Identity::new(body.link, side, peer, self.epoch, &mapping, geometry);

@@ -21,7 +21,7 @@ use crate::socket::endpoint::Endpoint;
 use crate::socket::incoming::{self, Found};
 use crate::socket::links::{Link, Pin};
 use crate::socket::tcp::Tcp;
-use crate::socket::{lost, outgoing};
+use crate::socket::{lost, outgoing, stall};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
@@ -489,10 +489,8 @@ impl Inner {
             return Patience::Unrung(until_known(in_a_row));
         }
         self.forget_room();
-        match self.full.is_empty() {
-            true => Patience::Endless,
-            false => Patience::Room(outgoing::STALL_NANOS),
-        }
+        let full = self.full.iter().filter_map(|fd| self.registrations.get(fd)?.endpoint());
+        full.map(outgoing::longest_sleep).min().map_or(Patience::Endless, Patience::Room)
     }
 
     /// The same once more, after the last look before the sleep.
@@ -508,7 +506,7 @@ impl Inner {
             let Some(registration) = registrations.get_mut(fd) else { return false };
             let wanted = registration.events & OUT != 0 && !registration.held.is_disarmed();
             let endpoint = registration.endpoint();
-            let is_full = endpoint.is_some_and(|endpoint| endpoint.tx.lock().seen.full_since.is_some());
+            let is_full = endpoint.is_some_and(|endpoint| endpoint.tx.lock().seen.backlog.is_waiting());
             registration.full = wanted && is_full;
             if wanted && !is_full && registration.due {
                 line.enter(&mut registration.place, *fd);
@@ -586,7 +584,21 @@ impl Inner {
         attached.filter(|endpoint| !incoming::can_be_rung(endpoint, Some(slot))).collect()
     }
 
-    /// Senders whose receiver does not read go back to TCP.
+    /// Returns the senders that have [waited](Self::stalled) for too long, at most once in a while:
+    /// for a set that always has something to tell, so that none of its waits ends without.
+    #[inline]
+    pub(crate) fn stalled_if_due(&mut self, now: u64) -> Vec<&'static Endpoint> {
+        if self.full.is_empty() || now.saturating_sub(self.looked_at_full) < stall::AWAKE_LOOK_NANOS {
+            return Vec::new();
+        }
+        self.looked_at_full = now;
+        self.forget_room();
+        self.stalled()
+    }
+
+    /// Returns the senders that have waited for room in their lanes for too long, which are to fall
+    /// back to TCP.
+    #[cold]
     pub(crate) fn stalled(&mut self) -> Vec<&'static Endpoint> {
         let full = self.full.iter().filter_map(|fd| self.registrations.get(fd)?.endpoint());
         full.filter(|endpoint| outgoing::has_stalled(endpoint)).collect()

@@ -164,6 +164,8 @@ pub(crate) struct Inner {
     must_ask: bool,
     /// Registrations whose lanes had no room for what the program wants to send.
     full: Vec<RawFd>,
+    /// When those were last looked at.
+    looked_at_full: u64,
     /// Threads asleep in the kernel on this instance.
     pub(crate) sleepers: u32,
     /// All of them look at the lanes by themselves, every [`DEGRADED_NANOS`] or a while later.

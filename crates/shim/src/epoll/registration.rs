@@ -694,7 +694,7 @@ impl Inner {
             && (registration.due
                 || registration.full
                 || registration.may_tell(endpoint, false)
-                || endpoint.tx.lock().seen.full_since.is_some());
+                || endpoint.tx.lock().seen.backlog.is_waiting());
         if (enough && !too_much && !has_left) || !registration.held.is_armed() {
             return;
         }

@@ -374,7 +374,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
         }
         tx.at = None;
         rx.at = None;
-        tx.seen.backed.give_up();
+        tx.seen.give_up_memory();
         let at = at.pin();
         at.link.vacate(at.conn);
         endpoint.offer_after.store(worth::again(endpoint), Relaxed);
@@ -485,7 +485,7 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
         let mut tx = endpoint.tx.lock();
         let mut rx = endpoint.rx.lock();
         rx.at = None;
-        tx.seen.backed.give_up();
+        tx.seen.give_up_memory();
         tx.at.take().map(Attachment::pin)
     };
     worth::note_end(endpoint);

@@ -147,7 +147,9 @@ fn round(
         inner.begin_asking();
         let asked_all = order::now();
         let set = inner.fd();
+        let stalled = inner.stalled_if_due(now);
         drop(inner);
+        stalled.into_iter().for_each(send::give_up);
         // What lanes have told of already, and the doorbell, may take the places of others there.
         let mut unseen = report.room().len() + report.len() + 1;
         loop {
@@ -239,6 +241,9 @@ fn round(
     }
     let found = inner.finish(report);
     if found > 0 {
+        let stalled = inner.stalled_if_due(now);
+        drop(inner);
+        stalled.into_iter().for_each(send::give_up);
         return Round::Over(Some(found));
     }
     let (stalled, deaf) = (inner.stalled(), inner.deaf());

@@ -379,6 +379,10 @@ fn poll_mixed(
             if lost::is_lost(one.endpoint, one.fd) {
                 resets::reset_if_lost(one.endpoint, one.fd);
             }
+            // Also where other descriptors always have something to say.
+            if fds[one.index].events & OUT != 0 && outgoing::has_stalled(one.endpoint) {
+                send::give_up(one.endpoint);
+            }
         }
         let lanes = answer(fds, watch);
         let only_lanes = watched.len() == fds.len()
@@ -440,11 +444,6 @@ fn poll_mixed(
         }
         if deadline.is_some_and(|deadline| deadline <= process::now()) {
             return Some(0);
-        }
-        for one in watch.watched.iter().filter(|one| fds[one.index].events & OUT != 0) {
-            if outgoing::has_stalled(one.endpoint) {
-                send::give_up(one.endpoint);
-            }
         }
         for one in &watch.watched {
             if !incoming::can_be_rung(one.endpoint, thread::this().slot()) {
@@ -542,7 +541,7 @@ fn announce(fds: &[pollfd], watch: &mut Watch, slot: Option<Slot>) -> Option<u64
             one.at.link.view().waiter(one.at.link.side, slot.0).announce_sleep();
         }
         if events & OUT != 0 && outgoing::writability(one.endpoint, slot) == Some(false) {
-            at_most(Some(outgoing::STALL_NANOS));
+            at_most(Some(outgoing::longest_sleep(one.endpoint)));
         }
     }
     step

@@ -24,6 +24,7 @@ use crate::ops::sleep::{Deadline, Woken};
 use crate::ops::{self, Slowly, held, sleep};
 use crate::socket::endpoint::{self, Endpoint, Seen, TxSide};
 use crate::socket::links::{Attachment, Backed};
+use crate::socket::stall::Verdict;
 use crate::socket::{outgoing, settings};
 
 /// Flags whose meaning on a lane is that of TCP, or that mean nothing to a send of TCP.
@@ -133,7 +134,7 @@ fn put<const FEW: bool>(
     let (lane, ring) = at.outgoing();
     let found = if FEW { tx.place_on_page(len) } else { tx.place_at_once(lane, &ring, len) }?;
     // A page of the ring is one run.
-    let to = ring.run(found.place, len).0;
+    let to = ring.in_ring(found.place);
     // SAFETY: so much can be read there, and written here.
     if !unsafe { ops::copy::<FEW>(base, to, len) } {
         return None;
@@ -156,7 +157,7 @@ fn complete(endpoint: &Endpoint, side: &TxSide, sleeper: Option<&'static WaiterL
 /// Bytes have come into the lane, with which so many have gone by lanes.
 #[inline(always)]
 fn note_progress(endpoint: &Endpoint, total: u64, seen: &mut Seen) {
-    seen.full_since = None;
+    seen.backlog.forget_wait();
     seen.sends = seen.sends.wrapping_add(1);
     if let Some(entry) = endpoint.entry() {
         entry.shm_sent.store(total, Relaxed);
@@ -384,7 +385,7 @@ enum Lane {
     Done,
     /// There is no room.
     Full,
-    /// There has been no room for so long that nobody seems to read.
+    /// There has been no room for so long that TCP is to take the rest.
     Stalled,
     /// The other end has been closed, or its process is gone.
     Deserted,
@@ -405,8 +406,8 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         return Lane::Deserted;
     }
     let before = source.remaining();
-    let ring = Backed { ring, backed: &side.seen.backed };
     let outcome = loop {
+        let ring = Backed::new(ring, &side.seen);
         let left = source.remaining();
         let sent = side.tx.write(lane, &ring, source);
         // The lane may have ended behind bytes that it took.
@@ -416,7 +417,11 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         match sent {
             Sent::Bytes(_) if source.remaining() == 0 => break Lane::Done,
             Sent::Bytes(_) => {}
-            Sent::Full => break Lane::Full,
+            Sent::Full => match outgoing::look(side, &at) {
+                Verdict::Spill => {}
+                Verdict::FallBack => break Lane::Stalled,
+                Verdict::Hold(_) | Verdict::Wait(_) => break Lane::Full,
+            },
             Sent::Ended => leave_ended(endpoint, &mut side.tx, &at),
             Sent::UseTcp => break Lane::Left,
             Sent::SendAgain => break Lane::Returned,
@@ -424,10 +429,12 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         }
     };
     if source.remaining() < before {
+        if outcome != Lane::Full {
+            outgoing::end_wait(&mut side.seen);
+        }
         note_progress(endpoint, side.tx.lane_total(), &mut side.seen);
     }
     match outcome {
-        Lane::Full if outgoing::is_stalled(side, &at) => Lane::Stalled,
         Lane::Left => {
             if side.tx.reason() != Reason::PeerWentBack {
                 process::count_bypass(side.tx.reason());
@@ -497,7 +504,7 @@ fn sleep_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline)
     }
     let woken = if outgoing::writability(endpoint, slot) == Some(false) {
         let held = held::sleep(endpoint, at, slot);
-        sleep::sleep(hold, 0, slot, deadline, Some(outgoing::STALL_NANOS), held)
+        sleep::sleep(hold, 0, slot, deadline, Some(outgoing::longest_sleep(endpoint)), held)
     } else {
         Woken::LookAgain { tcp: false }
     };
@@ -625,6 +632,7 @@ pub(crate) fn send_file(
                 moved += count;
                 announce(endpoint, &at, &side.seen);
                 let total = side.tx.lane_total();
+                outgoing::end_wait(&mut side.seen);
                 note_progress(endpoint, total, &mut side.seen);
             }
             Ok(Sent::Ended) => {
@@ -642,13 +650,15 @@ pub(crate) fn send_file(
                     return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Err(libc::EAGAIN) };
                 }
             }
-            Ok(Sent::Full) if outgoing::is_stalled(&mut side, &at) => {
-                drop(side);
-                give_up(endpoint);
-            }
             Ok(Sent::Full) => {
+                let verdict = outgoing::look(&mut side, &at);
                 drop(side);
-                if waits && settings::really_blocks(endpoint, fd) && hold.take() {
+                if verdict == Verdict::Spill {
+                    continue;
+                }
+                if verdict == Verdict::FallBack {
+                    give_up(endpoint);
+                } else if waits && settings::really_blocks(endpoint, fd) && hold.take() {
                     if let Some(outcome) = wait_for_space(hold, endpoint, deadline).ends(moved) {
                         return outcome.map(FileStep::Moved);
                     }
@@ -687,7 +697,7 @@ fn fill_from_file(
     read_file: impl FnOnce(*mut u8, usize) -> Result<usize, i32>,
 ) -> Result<Sent, i32> {
     // A quarter of the ring at a time, so that the reader can begin.
-    let backed = Backed { ring: *ring, backed: &side.seen.backed };
+    let backed = Backed::new(*ring, &side.seen);
     side.tx.write_with(lane, &backed, wanted.min(ring.len() / 4), |at, room| {
         if room == 0 {
             return Ok(0);

@@ -27,6 +27,7 @@ use crate::socket::family::{self, Holders, Shareable};
 use crate::socket::keepalive::Keepalive;
 use crate::socket::links::{Attachment, Growth, Peer};
 use crate::socket::low_water::LowWater;
+use crate::socket::stall::Backlog;
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
@@ -63,19 +64,29 @@ pub(crate) struct TxSide {
 /// What has been seen of the lane that a direction has now. Of the next it says nothing.
 #[derive(Default)]
 pub(crate) struct Seen {
-    /// When it was first found full, and how much the receiver had not read then.
-    pub(crate) full_since: Option<(u64, u64)>,
+    /// The waits for room in it.
+    pub(crate) backlog: Backlog,
     /// When bytes of it were first found unread, and how far the receiver was then: what it had read of the lane, and what it had to
     /// read of TCP before.
     pub(crate) unread_since: Option<(u64, [u64; 2])>,
     /// Bytes of the ring, from its first, with memory behind them.
     pub(crate) backed: Growth,
+    /// Bytes of the spill, from its first, with memory behind them.
+    pub(crate) spill_backed: Growth,
     /// Bytes of it have been sent that are to be looked at again: see [`crate::life::overdue`].
     pub(crate) is_listed: Cell<bool>,
     /// What both lanes had carried when that was last asked for [`crate::life::idle`].
     pub(crate) moved: Option<u64>,
     /// Sends of which it has taken something.
     pub(crate) sends: u32,
+}
+
+impl Seen {
+    /// The lane is no longer this endpoint's: its memory is not charged any more.
+    pub(crate) fn give_up_memory(&self) {
+        self.backed.give_up();
+        self.spill_backed.give_up();
+    }
 }
 
 /// The receiving direction and what belongs to its lock.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
-use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::bytes::{MappedRing, Ring, SPILL};
 use shunt_ring::lane::Stamp;
 use shunt_ring::link::LinkView;
 use shunt_ring::user::Fault;
@@ -24,6 +24,7 @@ use crate::base::names::EndpointRef;
 use crate::base::private::PrivateFd;
 use crate::base::waiter::Slot;
 use crate::base::{budget, order, process};
+use crate::socket::endpoint::Seen;
 
 /// Another process, or this one, at the far side of links.
 pub(crate) struct Peer {
@@ -157,8 +158,14 @@ impl Identity {
         mapping: &Mapping,
         geometry: Geometry,
     ) -> Identity {
-        // SAFETY: the mapping has `geometry.link_bytes()` bytes, and the link keeps it as long as it has this identity.
-        let view = unsafe { LinkView::new(mapping.as_ptr(), geometry) };
+        // Where the address space is limited, there may be no room for them.
+        let has_spills = mapping.len() >= geometry.link_bytes();
+        // SAFETY: the mapping has `geometry.link_bytes()` bytes, or those before the spills, and the
+        // link keeps it as long as it has this identity.
+        let view = unsafe { LinkView::new(mapping.as_ptr(), geometry, has_spills) };
+        if has_spills {
+            view.set_maps_spills(side);
+        }
         for slot in peer.known_slots() {
             view.set_known(side, slot);
         }
@@ -276,9 +283,11 @@ pub(crate) static GROWN_AT: AtomicU64 = AtomicU64::new(0);
 /// A ring to write to, of which each page gets its memory before it is touched. That is asked for once, since a lane with
 /// little under way stays on its first page.
 pub(crate) struct Backed<'a> {
-    pub(crate) ring: MappedRing,
+    ring: MappedRing,
     /// Bytes of it, from the first, that are known to have memory.
-    pub(crate) backed: &'a Growth,
+    backed: &'a Growth,
+    /// Bytes of the spill, from its first, that are known to have memory.
+    spill_backed: &'a Growth,
 }
 
 /// Bytes of a ring, from its first, that are known to have memory. They are charged to the [budget]
@@ -304,6 +313,13 @@ impl Drop for Growth {
     }
 }
 
+impl<'a> Backed<'a> {
+    #[inline]
+    pub(crate) fn new(ring: MappedRing, seen: &'a Seen) -> Backed<'a> {
+        Backed { ring, backed: &seen.backed, spill_backed: &seen.spill_backed }
+    }
+}
+
 impl Backed<'_> {
     /// Whether this part of it is known to have memory.
     #[inline]
@@ -324,7 +340,16 @@ impl Ring for Backed<'_> {
     }
 
     #[inline]
+    fn spill_len(&self) -> usize {
+        self.ring.spill_len()
+    }
+
+    #[inline]
     fn back(&self, at: u64, count: usize) -> Result<(), Reason> {
+        if at >= SPILL {
+            let end = ((at - SPILL) as usize + count).min(self.spill_len());
+            return if end <= self.spill_backed.get() { Ok(()) } else { self.back_spill_up_to(end) };
+        }
         if self.is_backed(at, count) { Ok(()) } else { self.back_up_to(self.end_of(at, count)) }
     }
 
@@ -340,20 +365,30 @@ impl Ring for Backed<'_> {
 impl Backed<'_> {
     #[cold]
     fn back_up_to(&self, end: usize) -> Result<(), Reason> {
-        let (from, to) = (self.backed.get(), end.next_multiple_of(4096));
+        self.grow(self.backed, 0, end)
+    }
+
+    #[cold]
+    fn back_spill_up_to(&self, end: usize) -> Result<(), Reason> {
+        self.grow(self.spill_backed, SPILL, end)
+    }
+
+    /// Has the first `end` bytes from position `first` on get memory.
+    fn grow(&self, backed: &Growth, first: u64, end: usize) -> Result<(), Reason> {
+        let (from, to) = (backed.get(), end.next_multiple_of(4096));
         let refused = |reason| {
             process::count(Counter::RingsNotGrown, 1);
             Err(reason)
         };
-        if !budget::charge(to - from, from == 0 && to <= FIRST_PAGE) {
+        if !budget::charge(to - from, first == 0 && from == 0 && to <= FIRST_PAGE) {
             return refused(Reason::MemoryBudget);
         }
-        let (start, _) = self.ring.run(from as u64, 0);
+        let (start, _) = self.ring.run(first + from as u64, 0);
         if shunt_sys::mapping::back(start, to - from).is_err() {
             budget::release(to - from);
             return refused(Reason::NoMemory);
         }
-        self.backed.0.set(to);
+        backed.0.set(to);
         if to > FIRST_PAGE && GROWN_AT.load(Relaxed) == 0 {
             GROWN_AT.store(process::now(), Relaxed);
         }
@@ -482,6 +517,20 @@ impl Attachment {
     pub(crate) fn ring(&self, sleeper: &'static WaiterLine) {
         let before = std::ptr::from_ref(sleeper).addr() - self.waiters.as_ptr().addr();
         self.link.ring(before / size_of::<WaiterLine>());
+    }
+
+    /// Wakes the waiter of this end that waits for space, as the peer does. After the lane has spilled.
+    pub(crate) fn announce_own_space(&self) {
+        if let Some(slot) = self.outgoing().0.take_space_wanted()
+            && self.link.view().waiter(self.link.side, slot).notify(self.conn)
+        {
+            Slot(slot).ring();
+        }
+    }
+
+    /// Whether the peer has mapped the spills.
+    pub(crate) fn can_spill(&self) -> bool {
+        self.link.view().maps_spills(self.link.side.other())
     }
 
     /// Whether the waiter that is woken for our bytes sleeps all the same.

@@ -11,5 +11,6 @@ pub(crate) mod lost;
 pub(crate) mod low_water;
 pub(crate) mod outgoing;
 pub(crate) mod settings;
+pub(crate) mod stall;
 pub(crate) mod tcp;
 pub(crate) mod worth;

@@ -1,14 +1,12 @@
 //! What a lane takes, as readiness sees it, and what has become of what it has taken.
 
+use shunt_transport::Spill;
+
 use crate::base::process;
 use crate::base::waiter::Slot;
-use crate::socket::endpoint::{Endpoint, TxSide};
+use crate::socket::endpoint::{Endpoint, Seen, TxSide};
 use crate::socket::links::Attachment;
-
-/// A receiver that sleeps and has not read for this long is not going to: TCP takes more than a ring does.
-pub(crate) const STALL_NANOS: u64 = 20_000_000;
-/// One that is awake may only be busy, and is given this long.
-const BUSY_STALL_NANOS: u64 = 1_000_000_000;
+use crate::socket::stall::{self, Look, Verdict};
 
 /// The peer said, or the broker did, that nobody reads at the other end any more. What TCP then answers is TCP's.
 #[inline]
@@ -16,29 +14,57 @@ pub(crate) fn peer_has_left(at: &Attachment) -> bool {
     at.incoming().0.is_left()
 }
 
-/// Whether the receiver has stood still for too long. Under the send lock, when the lane is full.
-pub(crate) fn is_stalled(side: &mut TxSide, at: &Attachment) -> bool {
-    let (unread, now) = (side.tx.unread(at.outgoing().0), process::now());
-    match side.seen.full_since {
-        Some((since, then)) if then == unread => {
-            // A receiver may also wait for us to read what it has sent; then it is we who are slow.
-            let idle = at.receiver_sleeps() && at.incoming().0.looks_empty();
-            let patience = if idle { STALL_NANOS } else { BUSY_STALL_NANOS };
-            now - since >= patience
+/// Decides what the sender does about a full lane, and has the lane spill if that is it: then there
+/// is room. Under the send lock.
+#[cold]
+pub(crate) fn look(side: &mut TxSide, at: &Attachment) -> Verdict {
+    let (lane, ring) = at.outgoing();
+    let unread = side.tx.unread(lane);
+    let verdict = side.seen.backlog.look(Look {
+        now: process::now(),
+        read: side.tx.lane_total().wrapping_sub(unread),
+        // A receiver may also wait for us to read what it has sent; then it is we who are slow.
+        is_asleep: at.receiver_sleeps() && at.incoming().0.looks_empty(),
+        spill: if at.can_spill() { side.tx.spill_of(lane, &ring) } else { Spill::None },
+    });
+    match verdict {
+        Verdict::Spill => {
+            side.tx.spill(lane, &ring);
+            at.announce_own_space();
         }
-        _ => {
-            side.seen.full_since = Some((now, unread));
-            false
-        }
+        Verdict::Hold(_) => side.tx.hold_spill(),
+        Verdict::Wait(_) | Verdict::FallBack => {}
     }
+    verdict
 }
 
-/// The same question from outside: for waiters that slept on a full lane.
-pub(crate) fn has_stalled(endpoint: &Endpoint) -> bool {
+/// Returns what a waiter decides that sleeps on a full lane. `None`: it is not full, or the sender
+/// is not on it.
+fn look_again(endpoint: &Endpoint) -> Option<Verdict> {
     let mut side = endpoint.tx.lock();
-    let Some(at) = side.at.filter(|_| side.seen.full_since.is_some()) else { return false };
+    let at = side.at.filter(|_| side.seen.backlog.is_waiting())?;
     let (lane, ring) = at.outgoing();
-    side.tx.is_writable(lane, &ring) == Some(false) && (is_stalled(&mut side, &at) || peer_has_left(&at))
+    if side.tx.is_writable(lane, &ring) != Some(false) {
+        // Other epoll instances with the connection see that the wait has ended, and report room.
+        end_wait(&mut side.seen);
+        return None;
+    }
+    Some(if peer_has_left(&at) { Verdict::FallBack } else { look(&mut side, &at) })
+}
+
+/// Whether a sender that waits for room has waited for too long.
+pub(crate) fn has_stalled(endpoint: &Endpoint) -> bool {
+    look_again(endpoint) == Some(Verdict::FallBack)
+}
+
+/// Returns the longest sleep of a waiter that waits for room in a lane, in nanoseconds.
+pub(crate) fn longest_sleep(endpoint: &Endpoint) -> u64 {
+    match look_again(endpoint) {
+        Some(Verdict::Hold(nanos) | Verdict::Wait(nanos)) => nanos,
+        // There is room, or TCP is to be asked.
+        Some(Verdict::Spill | Verdict::FallBack) => 0,
+        None => stall::LOOK_NANOS,
+    }
 }
 
 /// Whether a send on the lane would make progress; `None`: ask TCP. If not, `slot` is told when it would.
@@ -58,10 +84,10 @@ pub(crate) fn room(endpoint: &Endpoint, slot: Option<Slot>) -> (Option<bool>, bo
     }
     let Some(writable) = side.tx.is_writable(lane, &ring) else { return (None, false) };
     if writable {
-        side.seen.full_since = None;
+        end_wait(&mut side.seen);
         return (Some(true), false);
     }
-    is_stalled(&mut side, &at);
+    look(&mut side, &at);
     if let Some(slot) = slot {
         lane.want_space(slot.0);
     }
@@ -84,9 +110,16 @@ fn has_room_on_lane(TxSide { tx, at, seen, .. }: &mut TxSide) -> bool {
     let (lane, ring) = at.outgoing();
     let has_room = !peer_has_left(at) && tx.is_writable(lane, &ring) == Some(true);
     if has_room {
-        seen.full_since = None;
+        end_wait(seen);
     }
     has_room
+}
+
+/// Notes that a wait for room has ended, if one was under way.
+pub(crate) fn end_wait(seen: &mut Seen) {
+    if seen.backlog.is_waiting() {
+        seen.backlog.end_wait(process::now());
+    }
 }
 
 /// Whether the receiver at the other end has given bytes back. Every waiter asks when it looks, because the sender may
