@@ -7,7 +7,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// Connections of `full_lanes.c`.
-const KINDS: usize = 4;
+const KINDS: usize = 5;
 
 fn writes(style: &'static str) {
     both_at_once(LIMIT, move |host| {
@@ -22,9 +22,9 @@ fn writes(style: &'static str) {
         let ended = program.wait(LIMIT);
         assert!(ended.success(), "{}", ended.stderr);
         let expected = "both write before they read: 0 late\nthe reader pauses: 0 late\n\
-                        the reader is slow: 0 late\nas much as TCP takes: 0 late\n";
+                        the reader is slow: 0 late\nas much as TCP takes: 0 late\nmore than TCP takes: whole\n";
         assert_eq!(ended.stdout, expected, "{}", ended.stderr);
-        road.expect(Expected { port, connections: KINDS, share: 0.95 });
+        road.expect(Expected { port, connections: KINDS, share: 0.9 });
     });
 }
 

@@ -624,8 +624,9 @@ pub unsafe extern "C-unwind" fn sendfile64(
     offset: *mut off64_t,
     count: size_t,
 ) -> ssize_t {
-    // SAFETY: the program's own call.
-    let kernel = |out| unsafe { real::sendfile64(out, from, offset, count) };
+    // SAFETY: the program's own call, of which so much has been done.
+    let rest = |out, done| unsafe { real::sendfile64(out, from, offset, count - done) };
+    let kernel = |out| rest(out, 0);
     let ours = |endpoint: &'static Endpoint| {
         // What cannot be read at an offset (a pipe, a socket, nothing at all), the kernel refuses.
         let begin = match start_of(from, offset) {
@@ -652,7 +653,10 @@ pub unsafe extern "C-unwind" fn sendfile64(
                 // moves only when all is done.
                 advance(from, offset, begin + count as off64_t).map(|()| count)
             }
-            Ok(send::FileStep::UseTcp) => send::file_by_tcp(&hold, endpoint, &kernel),
+            Ok(send::FileStep::UseTcp(0)) => send::file_by_tcp(&hold, endpoint, &kernel),
+            // A call that blocks returns once all is sent, also if the lane has ended in the middle.
+            Ok(send::FileStep::UseTcp(count)) => advance(from, offset, begin + count as off64_t)
+                .map(|()| count + send::rest_of_file_by_tcp(&hold, endpoint, &|out| rest(out, count))),
         };
         hold.release();
         outcome

@@ -586,8 +586,9 @@ pub(crate) fn empty_message(list: &mut [iovec]) -> msghdr {
 pub(crate) enum FileStep {
     /// So many bytes of the file are in the lane; 0 at its end.
     Moved(usize),
-    /// Not a lane, or not a file that can be read into one: the kernel's own sendfile must do it.
-    UseTcp,
+    /// So many bytes are in the lane, and the rest belongs to TCP: the kernel's own sendfile sends
+    /// it. It also does if the transport is TCP, or the file cannot be read into a lane.
+    UseTcp(usize),
 }
 
 /// sendfile onto a lane: the kernel reads the file straight into the ring. `read_file` is told where to, how much at
@@ -605,20 +606,20 @@ pub(crate) fn send_file(
     while moved < wanted {
         let fd = hold.fd();
         if hold.is_void() {
-            return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Ok(FileStep::UseTcp) };
+            return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Ok(FileStep::UseTcp(0)) };
         }
         let mut side = endpoint.tx.lock();
         let Some(at) = side.at.filter(|_| side.tx.on_lane()) else {
             drop(side);
             if moved > 0 {
-                return Ok(FileStep::Moved(moved));
+                return Ok(FileStep::UseTcp(moved));
             }
             resets::notice_reset(endpoint, fd);
             // Only bytes meet an error: a file that has none is the kernel's to refuse.
             let mut byte = [0u8];
             let meets_error = endpoint.owes() && read_file(byte.as_mut_ptr(), 1, 0) == Ok(1);
             let owed = if meets_error { endpoint.take_owed(fd) } else { None };
-            return owed.map_or(Ok(FileStep::UseTcp), Err);
+            return owed.map_or(Ok(FileStep::UseTcp(0)), Err);
         };
         let (lane, ring) = at.outgoing();
         if outgoing::peer_has_left(&at) && !lane.is_returned() {
@@ -646,8 +647,15 @@ pub(crate) fn send_file(
             }
             Ok(Sent::SendAgain) => {
                 drop(side);
-                if !attach::send_again(endpoint, fd) {
+                if attach::send_again(endpoint, fd) {
+                    continue;
+                }
+                if !(waits && settings::really_blocks(endpoint, fd) && hold.take()) {
                     return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Err(libc::EAGAIN) };
+                }
+                let woken = sleep::sleep(hold, libc::POLLOUT, None, deadline, None, Held::NOTHING);
+                if let Some(outcome) = woken.ends(moved) {
+                    return outcome.map(FileStep::Moved);
                 }
             }
             Ok(Sent::Full) => {
@@ -687,6 +695,27 @@ pub(crate) fn file_by_tcp(
     let outcome = outcome.inspect(|count| endpoint.count_sent(*count));
     endpoint.leave_send();
     outcome
+}
+
+/// Sends the rest of a file by the kernel's own sendfile, which `kernel` calls with an fd. Returns
+/// how many bytes that were.
+#[inline(never)]
+pub(crate) fn rest_of_file_by_tcp(
+    hold: &Hold,
+    endpoint: &'static Endpoint,
+    kernel: &dyn Fn(RawFd) -> ssize_t,
+) -> usize {
+    // A call that has done something says that, and leaves the error to the next.
+    if endpoint.owes() || kernel::has_error(hold.fd()) {
+        return 0;
+    }
+    let outcome = file_by_tcp(hold, endpoint, kernel);
+    if let Err(errno) = outcome
+        && is_of_connection(errno)
+    {
+        endpoint.owe(hold.fd(), errno);
+    }
+    outcome.unwrap_or(0)
 }
 
 fn fill_from_file(
