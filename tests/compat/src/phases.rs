@@ -29,6 +29,11 @@ pub fn compile(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
     compile_by("gcc", host, name, flags)
 }
 
+/// Compiles a C++ program of ours, as [`compile`] does. Its file is named as those of C are.
+pub fn compile_cpp(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
+    compile_by("g++", host, name, flags)
+}
+
 /// Compiles a test program as [`compile`] does, with musl.
 pub fn compile_for_musl(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
     compile_by("musl-gcc", host, name, flags)

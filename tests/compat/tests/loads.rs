@@ -3,7 +3,7 @@
 //! redirected to it, and the program stays on shared memory. A library with inline system calls
 //! keeps the program on TCP.
 
-use shunt_compat::{Way, both, compile, wait_for_reason};
+use shunt_compat::{Way, both, compile, compile_cpp, wait_for_reason};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
@@ -79,6 +79,18 @@ fn library_that_asks_for_the_next_function_is_led_to_the_shim() {
 #[test]
 fn library_that_is_bound_to_libc_directly_and_asks_for_a_function_is_too() {
     loads("deep", &["-DASKS=RTLD_DEFAULT"], Way::Shm);
+}
+
+#[test]
+fn exception_of_a_constructor_reaches_the_caller_of_dlopen() {
+    both(LIMIT, |host| {
+        let built = compile_cpp(host, "throws", &["-shared", "-fPIC", "-DLIBRARY"]);
+        std::fs::rename(built, host.path("thrower")).expect("it has been built");
+        compile_cpp(host, "throws", &["-ldl"]);
+        let ended = host.program("./throws").arg("./thrower").run("throws", LIMIT);
+        assert!(ended.success(), "{}", ended.stderr);
+        ended.stdout
+    });
 }
 
 #[cfg(target_arch = "x86_64")]

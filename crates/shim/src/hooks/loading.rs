@@ -20,7 +20,7 @@ trampolines! {
     dlvsym: before_dlvsym;
 }
 
-extern "C" fn before_dlopen(call: &mut Call) -> *mut c_void {
+extern "C-unwind" fn before_dlopen(call: &mut Call) -> *mut c_void {
     let real = real::address!("dlopen");
     let (path, flags) = (call.argument(0) as *const c_char, call.argument(1) as c_int);
     load(call, Load { path, flags, caller: call.caller, is_at_home: true }, real, || {
@@ -28,14 +28,14 @@ extern "C" fn before_dlopen(call: &mut Call) -> *mut c_void {
         unsafe {
             let dlopen = std::mem::transmute::<
                 *mut c_void,
-                unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void,
+                unsafe extern "C-unwind" fn(*const c_char, c_int) -> *mut c_void,
             >(real);
             dlopen(path, flags)
         }
     })
 }
 
-extern "C" fn before_dlmopen(call: &mut Call) -> *mut c_void {
+extern "C-unwind" fn before_dlmopen(call: &mut Call) -> *mut c_void {
     let real = real::address!("dlmopen");
     let (space, path, flags) =
         (call.argument(0) as c_long, call.argument(1) as *const c_char, call.argument(2) as c_int);
@@ -44,7 +44,7 @@ extern "C" fn before_dlmopen(call: &mut Call) -> *mut c_void {
         unsafe {
             let dlmopen = std::mem::transmute::<
                 *mut c_void,
-                unsafe extern "C" fn(c_long, *const c_char, c_int) -> *mut c_void,
+                unsafe extern "C-unwind" fn(c_long, *const c_char, c_int) -> *mut c_void,
             >(real);
             dlmopen(space, path, flags)
         }
@@ -56,9 +56,10 @@ fn load(call: &mut Call, load: Load, real: *mut c_void, make: impl FnOnce() -> *
     match unsafe { loads::prepare(&load) } {
         Way::Pass => real,
         Way::Here => {
-            loads::begin();
+            // Also ends the load if a constructor of the library throws an exception.
+            let under_way = loads::begin();
             let handle = make();
-            loads::end();
+            drop(under_way);
             call.answer_pointer(handle)
         }
     }

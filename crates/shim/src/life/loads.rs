@@ -38,7 +38,7 @@ pub(crate) struct Load {
 pub(crate) enum Way {
     /// By its caller: it brings nothing, or nothing can be on shared memory any more.
     Pass,
-    /// By the shim, between [`begin`] and [`end`].
+    /// By the shim, after [`begin`].
     Here,
 }
 
@@ -129,18 +129,23 @@ fn is_loaded_by_name(name: &CStr) -> bool {
     is_there
 }
 
-/// Before the shim makes the call.
-pub(crate) fn begin() {
+/// A load that the shim makes. Its end is the end of the value.
+pub(crate) struct UnderWay(());
+
+/// Begins a load, before the shim makes the call.
+pub(crate) fn begin() -> UnderWay {
     code::begin_load();
     fall_back();
+    UnderWay(())
 }
 
-/// After it.
-pub(crate) fn end() {
-    let before = errno::get();
-    census::lead_calls();
-    errno::set(before);
-    code::end_load();
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let before = errno::get();
+        census::lead_calls();
+        errno::set(before);
+        code::end_load();
+    }
 }
 
 /// Nothing is on shared memory from now on, until a census has found all code clean.

@@ -43,9 +43,13 @@ impl Call {
 macro_rules! pass_through {
     () => {
         concat!(
+            // An exception may unwind through the call.
+            ".cfi_startproc\n",
             "stp x29, x30, [sp, -16]!\n",
+            ".cfi_adjust_cfa_offset 16\n .cfi_rel_offset x29, 0\n .cfi_rel_offset x30, 8\n",
             "mov x29, sp\n",
             "sub sp, sp, 208\n",
+            ".cfi_adjust_cfa_offset 208\n",
             "stp q0, q1, [sp]\n stp q2, q3, [sp, 32]\n stp q4, q5, [sp, 64]\n stp q6, q7, [sp, 96]\n",
             "stp x0, x1, [sp, 128]\n stp x2, x3, [sp, 144]\n stp x4, x5, [sp, 160]\n stp x6, x7, [sp, 176]\n",
             "stp x8, x30, [sp, 192]\n",
@@ -57,7 +61,9 @@ macro_rules! pass_through {
             "ldr x8, [sp, 192]\n",
             "add sp, sp, 208\n",
             "ldp x29, x30, [sp], 16\n",
-            "br x16",
+            ".cfi_adjust_cfa_offset -224\n .cfi_restore x29\n .cfi_restore x30\n",
+            "br x16\n",
+            ".cfi_endproc",
         )
     };
 }

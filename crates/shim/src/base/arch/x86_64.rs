@@ -46,9 +46,11 @@ impl Call {
 macro_rules! pass_through {
     () => {
         concat!(
-            // Seven pushes leave the stack aligned for a call.
+            // Seven pushes leave the stack aligned for a call. An exception may unwind through it.
+            ".cfi_startproc\n",
             "push rdi\n push rsi\n push rdx\n push rcx\n push r8\n push r9\n push rax\n",
             "sub rsp, 128\n",
+            ".cfi_adjust_cfa_offset 184\n",
             "movups [rsp], xmm0\n movups [rsp + 16], xmm1\n movups [rsp + 32], xmm2\n movups [rsp + 48], xmm3\n",
             "movups [rsp + 64], xmm4\n movups [rsp + 80], xmm5\n movups [rsp + 96], xmm6\n movups [rsp + 112], xmm7\n",
             "mov rdi, rsp\n",
@@ -58,7 +60,9 @@ macro_rules! pass_through {
             "movups xmm4, [rsp + 64]\n movups xmm5, [rsp + 80]\n movups xmm6, [rsp + 96]\n movups xmm7, [rsp + 112]\n",
             "add rsp, 128\n",
             "pop rax\n pop r9\n pop r8\n pop rcx\n pop rdx\n pop rsi\n pop rdi\n",
-            "jmp r11",
+            ".cfi_adjust_cfa_offset -184\n",
+            "jmp r11\n",
+            ".cfi_endproc",
         )
     };
 }
