@@ -164,6 +164,7 @@ fn fall_back() {
     }
     for endpoint in endpoint::all() {
         attach::go_back(endpoint, Reason::NewCode);
+        endpoint.keep_for_calls();
     }
     for endpoint in endpoint::all() {
         attach::send_again_if_returned(endpoint, endpoint.fd.load(std::sync::atomic::Ordering::Relaxed));

@@ -44,6 +44,7 @@ pub(crate) fn leave(reason: Reason) {
     let _shield = Shield::raise();
     for endpoint in endpoint::all() {
         attach::bar_reading(endpoint, reason);
+        endpoint.keep_for_calls();
     }
     // Nobody whom we do not see may meet what is ours there.
     epoll::surrender();

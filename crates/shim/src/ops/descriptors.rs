@@ -260,9 +260,7 @@ pub(crate) fn end_held(endpoint: &Endpoint) {
 
 /// In a forked child, where the calls that hold such sockets are not.
 pub(crate) fn end_all_held() {
-    for endpoint in endpoint::all().filter(|endpoint| endpoint.is_held()) {
-        endpoint.end_if_held_by_nobody();
-    }
+    endpoint::all().for_each(Endpoint::end_if_held_by_nobody);
 }
 
 /// A descriptor of an epoll instance or a ring goes, or of a socket that is not connected. Before its number can be another's: whoever
@@ -370,8 +368,14 @@ fn forget(old: Entry, fd: RawFd) {
         && let Some(endpoint) = name.resolve()
         && endpoint.drop_name()
     {
-        attach::before_close(endpoint, fd);
-        end_close(old);
+        // Calls hold it still, as the kernel's calls hold the open file.
+        if endpoint.calls_in_progress() > held::own_calls(endpoint) {
+            endpoint.hold(endpoint.take_kept());
+            endpoint.end_if_held_by_nobody();
+        } else {
+            attach::before_close(endpoint, fd);
+            end_close(old);
+        }
     }
     forget_in_sets(old, fd);
 }

@@ -32,6 +32,8 @@ pub(crate) struct Hold {
 struct Taken {
     name: EndpointRef,
     place: usize,
+    /// The call began when closes were unseen already. Then it is the kernel's, which holds the file.
+    is_late: bool,
 }
 
 impl Hold {
@@ -48,7 +50,8 @@ impl Hold {
         }
         let Some(name) = take_for(self.endpoint, self.number) else { return false };
         let place = held::begin_call(self.endpoint, std::ptr::from_ref(self).addr());
-        self.taken.set(Some(Taken { name, place }));
+        let is_late = self.endpoint.kept().is_some();
+        self.taken.set(Some(Taken { name, place, is_late }));
         true
     }
 
@@ -57,14 +60,19 @@ impl Hold {
     pub(crate) fn fd(&self) -> RawFd {
         match self.taken.get() {
             None => self.number,
-            Some(Taken { name, .. }) => number_of(name, self.number),
+            Some(Taken { name, is_late, .. }) => {
+                let kept = self.endpoint.kept().filter(|_| !is_late && name.resolve().is_some());
+                kept.unwrap_or_else(|| number_of(name, self.number))
+            }
         }
     }
 
     /// Whether a handler has closed the socket that ran while this very call waited. In the kernel nothing held it then.
     #[inline]
     pub(crate) fn is_void(&self) -> bool {
-        self.taken.get().is_some_and(|taken| taken.name.resolve().is_none())
+        // No descriptor: it was closed where no hook saw it, and given to another.
+        let is_there = |endpoint: &Endpoint| !endpoint.is_held() || endpoint.fd.load(Relaxed) >= 0;
+        self.taken.get().is_some_and(|taken| !taken.name.resolve().is_some_and(is_there))
     }
 
     /// Whether the number names the socket no more.

@@ -20,6 +20,7 @@ use crate::base::clib::is_single_threaded;
 use crate::base::lock::Lock;
 use crate::base::names::{EndpointRef, EpollRef};
 use crate::base::pace::{Pace, Unanswered};
+use crate::base::private::PrivateFd;
 use crate::base::table::{self, Entry};
 use crate::base::waiter::Slot;
 use crate::base::{kernel, order, process};
@@ -131,6 +132,9 @@ pub(crate) struct Endpoint {
     calls: AtomicU32,
     /// One of them.
     pub(crate) fd: AtomicI32,
+    /// A private descriptor by which calls go on that began before code came whose closes no hook
+    /// sees. 0: there is none.
+    kept: AtomicI32,
     pub(crate) nonblocking: AtomicU32,
     /// Directions that were shut down: 1 reading, 2 writing.
     shut: AtomicU32,
@@ -418,8 +422,11 @@ pub(crate) fn after_fork_in_child() {
 
 /// A descriptor by which calls hold a socket has moved to another number.
 pub(crate) fn renumber(old: RawFd, new: RawFd) {
-    for endpoint in all().filter(|endpoint| endpoint.is_held()) {
-        let _ = endpoint.fd.compare_exchange(old, new, AcqRel, Relaxed);
+    for endpoint in all() {
+        if endpoint.is_held() {
+            let _ = endpoint.fd.compare_exchange(old, new, AcqRel, Relaxed);
+        }
+        let _ = endpoint.kept.compare_exchange(old, new, AcqRel, Relaxed);
     }
 }
 
@@ -591,6 +598,31 @@ impl Endpoint {
         counts.into_iter().fold(0, |sum, count| sum.saturating_add(count.load(SeqCst)))
     }
 
+    /// Has the calls in progress go on by a private descriptor, whatever becomes of the descriptor
+    /// that they were given: code has come whose closes no hook sees.
+    pub(crate) fn keep_for_calls(&self) {
+        if self.calls_in_progress() == 0 || self.is_held() || self.kept.load(SeqCst) > 0 {
+            return;
+        }
+        if let Some(kept) = PrivateFd::duplicate(self.fd.load(Relaxed)) {
+            self.kept.store(kept.into_raw(), SeqCst);
+            self.end_if_held_by_nobody();
+        }
+    }
+
+    /// Returns that descriptor.
+    pub(crate) fn kept(&self) -> Option<RawFd> {
+        Some(self.kept.load(SeqCst)).filter(|kept| *kept > 0)
+    }
+
+    /// Takes that descriptor from the endpoint; -1 if there is none.
+    pub(crate) fn take_kept(&self) -> RawFd {
+        match self.kept.swap(0, SeqCst) {
+            0 => -1,
+            kept => kept,
+        }
+    }
+
     /// The program's last number of it goes, and calls keep it, by `fd`.
     pub(crate) fn hold(&self, fd: RawFd) {
         self.fd.store(fd, Relaxed);
@@ -615,8 +647,20 @@ impl Endpoint {
 
     #[inline]
     pub(crate) fn end_if_held_by_nobody(&self) {
+        // Written before the calls are counted, and read after a call has ended: one of the two ends it.
+        if self.kept.load(SeqCst) > 0 {
+            self.close_kept_after_calls();
+        }
         if self.is_held() && self.calls_in_progress() == 0 && self.let_go_of_held() {
             END_HELD.call(self.reference());
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn close_kept_after_calls(&self) {
+        if self.calls_in_progress() == 0 {
+            PrivateFd::close_raw(self.take_kept());
         }
     }
 
