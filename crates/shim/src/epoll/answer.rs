@@ -470,7 +470,8 @@ impl Inner {
     }
 
     /// How long a sleep may last at most, beside what the program wants.
-    pub(crate) fn patience(&mut self) -> Patience {
+    pub(crate) fn patience(&mut self, epoll: &Epoll) -> Patience {
+        self.put_bell_back(epoll);
         if self.answered.is_none() {
             return match self.shared && shared::may_be_added() {
                 true => Patience::Unrung(DEGRADED_NANOS),
@@ -483,6 +484,10 @@ impl Inner {
         let Some(slot) = self.slot().filter(|_| !self.answered.has_looks() && !self.shared) else {
             return Patience::Unrung(DEGRADED_NANOS);
         };
+        if self.is_unheard() {
+            // What is left in lanes was there before. What comes now, TCP brings.
+            return Patience::Unrung(until_known(u32::MAX));
+        }
         slot.register();
         self.rung |= self.links.learn_known(slot);
         if let Some(in_a_row) = self.links.note_sleep_unknown() {

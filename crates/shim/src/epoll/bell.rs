@@ -10,6 +10,7 @@ use super::nested::LAMPS;
 use super::registration::change;
 use super::watched::Watched;
 use super::{Epoll, Inner};
+use crate::base::code;
 use crate::base::waiter::Slot;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,6 +97,10 @@ impl Inner {
         if self.hidden {
             self.show_bell();
         }
+        // A wait that no hook sees may come, which would return the doorbell.
+        if !code::is_clean() {
+            return;
+        }
         let Some(heard) = self.bell.heard(self.nested) else { return };
         if heard.is_lamp() && heard.slot().and_then(Slot::make_listener).is_none() {
             return;
@@ -109,6 +114,19 @@ impl Inner {
             epoll.active.fetch_sub(1, AcqRel);
             self.bell.be_unheard();
         }
+    }
+
+    /// Puts the doorbell back into the kernel's set, which a load has taken out, once its code has
+    /// been judged.
+    pub(super) fn put_bell_back(&mut self, epoll: &Epoll) {
+        if !self.shared && !self.answered.is_none() {
+            self.put_bell(epoll);
+        }
+    }
+
+    /// Returns whether the kernel's set lacks the doorbell, so that lanes wake no wait.
+    pub(super) fn is_unheard(&self) -> bool {
+        matches!(self.bell, Unheard(_))
     }
 
     /// Puts into the kernel's set what belongs there.

@@ -556,6 +556,8 @@ impl Inner {
         let Inner { registrations, names, fd: set, .. } = self;
         for (&fd, one) in registrations.iter_mut().filter(|(_, one)| one.name.is_token()) {
             let is_given = match one.held.is_disarmed() {
+                // The kernel has disarmed it, and reports nothing of it, not even an error.
+                true if one.held == Held::Silent => false,
                 true => change(*set, libc::EPOLL_CTL_MOD, fd, one.events & PRIVATE, one.data),
                 false => one.give_to_kernel(*set, fd),
             };
@@ -563,8 +565,9 @@ impl Inner {
                 names.give(&mut one.name, fd, Name::Given);
             }
         }
+        // Where a lane still holds something, waits of libc's look for that by themselves.
+        self.take_bell_out(epoll);
         if self.answered.is_none() {
-            self.take_bell_out(epoll);
             self.let_slot_go();
         }
     }

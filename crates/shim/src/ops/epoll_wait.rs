@@ -186,7 +186,7 @@ fn round(
     }
     let mut inner = epoll.lock();
     let mut report = inner.begin(events);
-    let patience = if sleeps { inner.patience() } else { Patience::Endless };
+    let patience = if sleeps { inner.patience(epoll) } else { Patience::Endless };
     if sleeps {
         inner.announce_sleep(patience);
         inner.collect(epoll, &mut report);
