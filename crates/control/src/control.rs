@@ -19,6 +19,7 @@ use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader as AsyncReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -40,7 +41,15 @@ pub enum AskError {
         /// The error.
         source: io::Error,
     },
-    /// The other process ended, did not answer in time, or sent no valid answer.
+    /// The daemon did not answer in time.
+    #[error("the {what} at {path} does not answer within {} s: is it stopped, or very busy?", ANSWER_WITHIN.as_secs())]
+    Silent {
+        /// The kind of daemon that should answer.
+        what: &'static str,
+        /// The path of the socket.
+        path: PathBuf,
+    },
+    /// The other process ended, or sent no valid answer.
     #[error("what answers at {path} is no {what} of this version")]
     Strange {
         /// The kind of daemon that should listen there.
@@ -53,14 +62,24 @@ pub enum AskError {
     Refused(String),
 }
 
+/// The time that [`ask`] waits for an answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// The time that a client of a control socket has for its request.
+const ASK_WITHIN: Duration = Duration::from_secs(30);
+
 /// Sends a request to the daemon with that control socket. `what` is the kind of daemon, for
 /// messages.
 pub fn ask(what: &'static str, path: &Path, request: &impl Serialize) -> Result<Value, AskError> {
     let absent = |source| AskError::Absent { what, path: path.to_owned(), source };
     let is_strange = || AskError::Strange { what, path: path.to_owned() };
-    let strange = |_| is_strange();
+    let strange = |error: io::Error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            AskError::Silent { what, path: path.to_owned() }
+        }
+        _ => is_strange(),
+    };
     let mut stream = StdStream::connect(path).map_err(absent)?;
-    stream.set_read_timeout(Some(Duration::from_secs(30))).map_err(absent)?;
+    stream.set_read_timeout(Some(ANSWER_WITHIN)).map_err(absent)?;
     let line = serde_json::to_string(request).expect("it has no maps with odd keys");
     writeln!(stream, "{line}").map_err(strange)?;
     let mut answer = String::new();
@@ -133,12 +152,15 @@ async fn answer<Request: DeserializeOwned>(mut stream: UnixStream, asked: mpsc::
     let may_ask = may_ask(&stream);
     let (read, mut write) = stream.split();
     let mut line = String::new();
-    let read = AsyncReader::new(read.take(LINE)).read_line(&mut line).await;
-    let answer = match (read, serde_json::from_str(&line)) {
-        (Err(_), _) => return,
+    let mut read = AsyncReader::new(read.take(LINE));
+    // A client that sends no request keeps neither a task nor a descriptor.
+    if !matches!(timeout(ASK_WITHIN, read.read_line(&mut line)).await, Ok(Ok(_))) {
+        return;
+    }
+    let answer = match serde_json::from_str(&line) {
         _ if !may_ask => Answer::Failed("only the user that it runs as and root may ask it".to_owned()),
-        (_, Err(error)) => Answer::Failed(format!("this is no request: {error}")),
-        (_, Ok(request)) => {
+        Err(error) => Answer::Failed(format!("this is no request: {error}")),
+        Ok(request) => {
             let (sender, receiver) = oneshot::channel();
             if asked.send((request, sender)).await.is_err() {
                 return;

@@ -20,6 +20,8 @@ pub(crate) struct KeyFile {
 struct State {
     keys: Arc<Keys>,
     version: Version,
+    /// This version could not be read, for a cause that may pass.
+    is_unread: bool,
 }
 
 /// Identifies a version of the file. The file has changed if any of these fields differs.
@@ -36,7 +38,7 @@ impl KeyFile {
         let version = version(path);
         let keys = Arc::new(Keys::read(path)?);
         let version = version.map_err(|source| KeyError::File { path: path.to_owned(), source })?;
-        Ok(KeyFile { path: path.to_owned(), state: Mutex::new(State { keys, version }) })
+        Ok(KeyFile { path: path.to_owned(), state: Mutex::new(State { keys, version, is_unread: false }) })
     }
 
     /// Returns the current keys. An exchange about a connection ends with the keys with which it
@@ -50,18 +52,23 @@ impl KeyFile {
     pub(crate) fn look_again(&self) -> bool {
         let mut state = lock(&self.state);
         let Ok(version) = version(&self.path) else { return false };
-        if version == state.version {
+        let is_retry = version == state.version;
+        if is_retry && !state.is_unread {
             return false;
         }
         state.version = version;
-        match Keys::read(&self.path) {
+        let read = Keys::read(&self.path);
+        state.is_unread = matches!(read, Err(KeyError::File { .. }));
+        match read {
             Ok(keys) => {
                 tracing::info!(count = keys.all().count(), "the key file is another");
                 state.keys = Arc::new(keys);
                 true
             }
             Err(error) => {
-                tracing::warn!(%error, "the keys stay as they were");
+                if !is_retry {
+                    tracing::warn!(%error, "the keys stay as they were");
+                }
                 false
             }
         }
@@ -92,8 +99,25 @@ mod tests {
         assert_eq!(file.now().all().count(), 2);
         fs::write(&path, "nonsense").unwrap();
         assert!(!file.look_again());
+        assert!(!lock(&file.state).is_unread, "it stays nonsense until it changes");
         fs::remove_file(&path).unwrap();
         assert!(!file.look_again());
         assert_eq!(file.now().all().count(), 2);
+    }
+
+    #[test]
+    fn a_file_that_could_not_be_read_once_is_read_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        new_key(&path).unwrap();
+        let file = KeyFile::read(&path).unwrap();
+        // Stands for a lack of descriptors: a directory has a version, but cannot be read.
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(!file.look_again());
+        fs::remove_dir(&path).unwrap();
+        new_key(&path).unwrap();
+        lock(&file.state).version = version(&path).unwrap();
+        assert!(file.look_again(), "the version is the one that was seen, but was not read");
     }
 }

@@ -46,7 +46,12 @@ pub fn beside(kept: OwnedFd, life: impl FnOnce(OwnedFd)) -> Result<()> {
 const KEPT: i32 = 3;
 
 fn keep_only(kept: &OwnedFd) -> Result<OwnedFd> {
-    let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
+    // Both move above the fds that they are copied to, so that no copy replaces the other.
+    let kept = rustix::io::fcntl_dupfd_cloexec(kept, KEPT + 1)?;
+    let null = {
+        let opened = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
+        rustix::io::fcntl_dupfd_cloexec(&opened, KEPT + 1)?
+    };
     for standard in 0..KEPT {
         // SAFETY: the arguments are values, and no code in this process uses the three standard
         // fds.
@@ -54,12 +59,11 @@ fn keep_only(kept: &OwnedFd) -> Result<OwnedFd> {
     }
     // Close it before another descriptor takes its fd.
     drop(null);
-    if kept.as_raw_fd() != KEPT {
-        let arguments = [kept.as_raw_fd() as usize, KEPT as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
-        // SAFETY: the arguments are values. Code that owned this fd never runs again in this
-        // process. That is also true of every fd that is closed below.
-        unsafe { raw::call(libc::SYS_dup3, arguments)? };
-    }
+    let arguments = [kept.as_raw_fd() as usize, KEPT as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
+    // SAFETY: the arguments are values. Code that owned this fd never runs again in this process.
+    // That is also true of every fd that is closed below.
+    unsafe { raw::call(libc::SYS_dup3, arguments)? };
+    drop(kept);
     // SAFETY: as above.
     unsafe { raw::call(libc::SYS_close_range, [KEPT as usize + 1, u32::MAX as usize, 0, 0, 0, 0])? };
     // SAFETY: the fd is open, and the code that owned its number before never runs again.

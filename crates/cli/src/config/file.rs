@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
@@ -63,7 +63,8 @@ impl fmt::Display for Fault {
 /// Reads and checks the file. Returns `None` if it does not exist.
 pub(crate) fn read(path: &Path) -> Result<Option<Content>, Vec<Fault>> {
     let failed = |what: String| vec![Fault::of(path, what)];
-    let mut file = match File::open(path) {
+    // A FIFO must not keep the program waiting for a writer.
+    let mut file = match File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(None);
@@ -72,6 +73,9 @@ pub(crate) fn read(path: &Path) -> Result<Option<Content>, Vec<Fault>> {
     };
     // The metadata is that of the open file, even if the path meanwhile names another one.
     let data = file.metadata().map_err(|error| failed(error.to_string()))?;
+    if !data.is_file() {
+        return Err(failed("it is no regular file".into()));
+    }
     if data.mode() & 0o002 != 0 {
         return Err(failed("everybody may write it: `chmod o-w` takes that away".into()));
     }
@@ -262,5 +266,16 @@ mod tests {
         assert!(read(&path).unwrap().is_some());
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
         assert!(read(&path).unwrap_err()[0].to_string().contains("everybody may write it"));
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_and_does_not_block() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("shunt.toml");
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        for path in [&path, directory.path()] {
+            assert!(read(path).unwrap_err()[0].to_string().contains("no regular file"));
+        }
     }
 }
