@@ -194,6 +194,8 @@ pub(crate) fn stray() {
         process::reset_lock();
         budget::reset_lock();
         links::reset_lock();
+        // First: a thread of the parent may have been using a private descriptor, and a close of one would wait for that thread.
+        private::after_fork_in_child();
         control::disown();
         endpoint::reset_locks();
         epoll::reset_locks();

@@ -108,8 +108,17 @@ static void take(int fd, enum way way, struct peer *other)
 {
     if (way == CLOSE && close(fd))
         die("close");
-    if (way == RANGE && close_range(fd, fd, 0))
-        die("close_range");
+    if (way == RANGE) {
+        /* A call that the kernel refuses closes nothing. */
+        char bytes[100];
+        if (close_range(fd, fd, 1 << 10) != -1 || errno != EINVAL)
+            die("close_range with an unknown flag");
+        pause_ms(20);
+        if (recv(fd, bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT) != -1 || errno != EAGAIN)
+            die("recv after it");
+        if (close_range(fd, fd, 0))
+            die("close_range");
+    }
     if (way == ONTO) {
         if (dup2(other->fd, fd) != fd)
             die("dup2");

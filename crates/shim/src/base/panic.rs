@@ -38,7 +38,7 @@ fn said(payload: &dyn Any) -> &str {
 fn describe(report: &mut Report, what: &str, place: Option<&Location<'_>>) -> fmt::Result {
     let (file, line) = place.map_or(("nowhere", 0), |place| (place.file(), place.line()));
     // Room is kept for what to do.
-    let what = what.get(..MOST / 2).unwrap_or(what);
+    let what = &what[..what.floor_char_boundary(MOST / 2)];
     writeln!(report, "shunt: a bug in libshunt.so {VERSION} ends this program: {what} ({file}:{line})")?;
     writeln!(report, "shunt: please report this line and what the program was doing")?;
     writeln!(report, "shunt: until it is mended, run the program without shunt, or with SHUNT_TRANSPORT=tcp")
@@ -85,6 +85,12 @@ mod tests {
         for part in ["fd != -1", "panic.rs:", VERSION, "please report", "without shunt"] {
             assert!(told.contains(part), "{part:?} is missing: {told}");
         }
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_between_characters() {
+        let report = text(&format!("a{}", "é".repeat(MOST)));
+        assert!(report.contains("please report") && report.contains("without shunt"), "{report}");
     }
 
     /// Alone in a process of its own, which it ends.

@@ -244,13 +244,19 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     let Some(endpoint) = endpoint::behind(fd) else { return kernel() };
-    if endpoint.is_settled() || flags & libc::MSG_ERRQUEUE != 0 {
+    if flags & libc::MSG_ERRQUEUE != 0 {
         return kernel();
+    }
+    // SAFETY: the kernel has filled in so many entries.
+    let bytes = |received: &c_int| unsafe { bytes_of(messages, *received) };
+    if endpoint.is_settled() {
+        let received = kernel();
+        endpoint.count_received(bytes(&received));
+        return received;
     }
     let by_tcp = {
         let _shield = begin(endpoint, fd, flags);
-        // SAFETY: the kernel has filled in so many entries.
-        by_tcp::<Receiving, _>(endpoint, kernel, |received| unsafe { bytes_of(messages, *received) })
+        by_tcp::<Receiving, _>(endpoint, kernel, bytes)
     };
     if let Some(received) = by_tcp {
         return received;

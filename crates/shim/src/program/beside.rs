@@ -248,7 +248,10 @@ unsafe fn find(executed: Executed) -> Option<RawFd> {
 fn interpreter(line: &mut [u8; 256], read: usize) -> Option<*const c_char> {
     let name = line[..read].strip_prefix(b"#!")?;
     let blanks = name.iter().take_while(|byte| b" \t".contains(byte)).count();
-    let (begin, len) = (2 + blanks, name[blanks..].iter().position(|byte| b" \t\n\0".contains(byte))?);
+    let name = &name[blanks..];
+    // At the end of a file nothing need follow: the kernel reads zeroes there.
+    let end = name.iter().position(|byte| b" \t\n\0".contains(byte)).unwrap_or(name.len());
+    let (begin, len) = (2 + blanks, end);
     *line.get_mut(begin + len)? = 0;
     (len > 0).then(|| line[begin..].as_ptr().cast())
 }
@@ -523,7 +526,9 @@ mod tests {
         for (text, expected) in [
             ("#!/bin/sh\n", Some(c"/bin/sh")),
             ("#! \t/usr/bin/env x\n", Some(c"/usr/bin/env")),
+            ("#!/bin/sh", Some(c"/bin/sh")),
             ("#!\n", None),
+            ("#!", None),
             ("echo\n", None),
             ("", None),
         ] {
