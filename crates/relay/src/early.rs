@@ -25,6 +25,8 @@ pub(crate) type Ends = (SocketAddr, SocketAddr);
 pub(crate) struct Begun {
     pub(crate) worker: Worker,
     pub(crate) since: Instant,
+    /// The time from which on the client can end its handshake. `None` while its SYN is held.
+    pub(crate) answered: Option<Instant>,
     pub(crate) onward: oneshot::Receiver<Result<Onward, Verdict>>,
 }
 
@@ -48,16 +50,24 @@ impl Early {
         Ok(())
     }
 
+    /// Notes that a client's SYN is not held any more.
+    pub(crate) fn release(&self, ends: Ends) {
+        if let Some(begun) = self.all().get_mut(&ends) {
+            begun.answered = Some(Instant::now());
+        }
+    }
+
     pub(crate) fn take(&self, ends: Ends) -> Option<Begun> {
         self.all().remove(&ends)
     }
 
     /// Drops the connections whose clients have not ended their handshake in time. Returns their
-    /// number.
-    pub(crate) fn expire(&self) -> usize {
+    /// number. A client whose SYN is held has no handshake to end.
+    pub(crate) fn expire(&self, now: Instant) -> usize {
         let mut all = self.all();
         let before = all.len();
-        all.retain(|_, begun| begun.since.elapsed() < PATIENCE);
+        let is_late = |answered| now.saturating_duration_since(answered) >= PATIENCE;
+        all.retain(|_, begun| !begun.answered.is_some_and(is_late));
         before - all.len()
     }
 

@@ -24,7 +24,7 @@ pub(crate) struct Queue {
 /// A packet that waits for a verdict.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Packet {
-    id: u32,
+    pub(crate) id: u32,
     /// Its first bytes, starting with the IP header.
     pub(crate) head: Vec<u8>,
 }

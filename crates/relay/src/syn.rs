@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use crate::config::{Intercept, Mode};
 use crate::dial::{Onward, Request};
@@ -62,7 +63,7 @@ impl Syns {
                 },
                 Some(answer) = self.answers.1.recv() => self.answered(answer),
                 _ = tick.tick() => {
-                    for _ in 0..self.shared.early.expire() {
+                    for _ in 0..self.shared.early.expire(Instant::now()) {
                         self.shared.metrics.count_early("expired");
                     }
                 }
@@ -77,6 +78,12 @@ impl Syns {
         let (Some(ends), Some(route)) = (ends, route) else {
             return self.decide(&packet, Fate::Pass(None));
         };
+        // The first transmission is still held. It must keep its place: without a verdict it would
+        // take room in the kernel's queue for as long as the relay runs.
+        if self.held.contains_key(&ends) {
+            self.shared.metrics.count_early("repeated");
+            return self.decide(&packet, Fate::Drop);
+        }
         let faithful = route.mode == Mode::Faithful;
         if self.shared.is_draining() || route.mode == Mode::Late {
             return self.decide(&packet, Fate::Pass(None));
@@ -90,8 +97,6 @@ impl Syns {
         });
         match begun {
             Ok(()) if faithful => drop(self.held.insert(ends, packet)),
-            // The first transmission is still held.
-            Err(Refusal::Begun) if self.held.contains_key(&ends) => self.decide(&packet, Fate::Drop),
             _ => self.decide(&packet, Fate::Pass(None)),
         }
     }
@@ -103,25 +108,29 @@ impl Syns {
         let (worker, since) = (self.shared.next_worker(), Instant::now());
         let (shared, answers) = (self.shared.clone(), self.answers.0.clone());
         self.shared.spawn(worker, async move {
-            let mut onward = request.dial(&shared, &[]).await;
+            let dialed = request.dial(&shared, &[]);
             if let Some(ends) = asked {
-                onward = answer(onward).await;
+                let answered = timeout(HOLD, async { answer(dialed.await).await }).await;
+                let onward = answered.unwrap_or(Err(Verdict::TimedOut));
                 let verdict = onward.as_ref().map_or_else(|verdict| *verdict, |_| Verdict::Connected);
                 // The connection must be there before the verdict lets the client's SYN continue.
                 let _ = sender.send(onward);
                 let _ = answers.send((ends, verdict));
             } else {
-                let _ = sender.send(onward);
+                let _ = sender.send(dialed.await);
             }
         });
-        Begun { worker, since, onward }
+        Begun { worker, since, answered: asked.is_none().then_some(since), onward }
     }
 
     fn answered(&mut self, (ends, verdict): Answer) {
         let Some(packet) = self.held.remove(&ends) else { return };
         let marked = |mark: Mark| Fate::Pass(Some(mark.of(self.marks)));
         let fate = match verdict {
-            Verdict::Connected => return self.decide(&packet, Fate::Pass(None)),
+            Verdict::Connected => {
+                self.shared.early.release(ends);
+                return self.decide(&packet, Fate::Pass(None));
+            }
             Verdict::Refused | Verdict::Denied | Verdict::Full | Verdict::Circle => marked(Mark::Refused),
             Verdict::Unreachable | Verdict::NoRelay => marked(Mark::Unreachable),
             // The target has not answered, so neither does the relay. The client retransmits its
@@ -139,6 +148,18 @@ impl Syns {
         }
     }
 }
+
+impl Drop for Syns {
+    /// The kernel drops the packets of a closed queue.
+    fn drop(&mut self) {
+        for ends in self.held.keys() {
+            self.shared.early.release(*ends);
+        }
+    }
+}
+
+/// How long a SYN may be held. Later, even a patient client has stopped to retransmit it.
+const HOLD: Duration = Duration::from_secs(130);
 
 /// Waits for the verdict of the next relay, if `onward` leads to a relay.
 async fn answer(onward: Result<Onward, Verdict>) -> Result<Onward, Verdict> {
@@ -178,8 +199,47 @@ fn ends(packet: &[u8]) -> Option<Ends> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use shunt_netns::Net;
+    use tokio::runtime::Handle;
 
     use super::*;
+    use crate::config::Loaded;
+
+    /// Returns a SYN of the IPv4 address 10.0.0.1 for 10.3.0.2.
+    fn syn() -> Vec<u8> {
+        let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0, 0, 64, TCP, 0, 0, 10, 0, 0, 1, 10, 3, 0, 2];
+        packet.extend([0x9c, 0x40, 0, 80]);
+        packet
+    }
+
+    #[tokio::test]
+    async fn a_held_syn_stays_the_first_one_however_long_the_target_takes() {
+        let text = "name = 'a'\n[intercept]\n[[route]]\nto = ['10.3.0.0/24']\nmode = 'faithful'\n";
+        let loaded = Loaded::parse(text).unwrap();
+        let intercept = loaded.config.intercept.clone().unwrap();
+        let shared = Arc::new(Shared::new(loaded, vec![Handle::current()]));
+        let (net, handle) = (Net::new(), Handle::current());
+        let mut syns = net.inside(|| {
+            let _entered = handle.enter();
+            Syns::open(shared.clone(), &intercept).unwrap()
+        });
+        let ends = ends(&syn()).unwrap();
+        syns.arrived(Packet { id: 1, head: syn() });
+        assert_eq!(shared.early.expire(Instant::now() + Duration::from_secs(3600)), 0);
+        // The client retransmits.
+        syns.arrived(Packet { id: 2, head: syn() });
+        assert_eq!(syns.held[&ends].id, 1);
+        // The time of the client's handshake begins when its SYN continues.
+        syns.answered((ends, Verdict::Connected));
+        assert!(syns.held.is_empty());
+        assert_eq!(shared.early.expire(Instant::now()), 0);
+        assert_eq!(shared.early.expire(Instant::now() + Duration::from_secs(3600)), 1);
+        // A closed queue holds no SYN.
+        syns.arrived(Packet { id: 3, head: syn() });
+        assert_eq!(syns.held[&ends].id, 3);
+        drop(syns);
+        assert_eq!(shared.early.expire(Instant::now() + Duration::from_secs(3600)), 1);
+    }
 
     #[test]
     fn the_ends_of_a_packet_are_read() {
