@@ -45,6 +45,8 @@ struct Seal {
     /// Received bytes that are not decrypted yet, because the decrypted ones before them have not
     /// been read.
     incoming: Cursor<Vec<u8>>,
+    /// Why TLS accepts no more records. The bytes of the records before can still be read.
+    broken: Option<rustls::Error>,
 }
 
 /// The largest number of bytes that are read or written in one step.
@@ -66,7 +68,8 @@ impl Wire {
     /// Performs the TLS handshake, and returns the encrypted connection.
     pub(crate) async fn sealed(stream: TcpStream, mut tls: Connection) -> io::Result<Wire> {
         tls.set_buffer_limit(Some(2 * PIECE));
-        let wire = Wire::with(stream, Some(Box::new(Mutex::new(Seal { tls, incoming: Cursor::default() }))));
+        let seal = Seal { tls, incoming: Cursor::default(), broken: None };
+        let wire = Wire::with(stream, Some(Box::new(Mutex::new(seal))));
         loop {
             wire.flush().await?;
             let more = wire.seal().is_some_and(|seal| seal.tls.is_handshaking());
@@ -153,7 +156,13 @@ impl Wire {
                 Ok(0) => break,
                 Ok(count) => have += count,
                 Err(_) if have > 0 && !seal.has_incoming() => break,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => seal.advance(&self.stream)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    match seal.advance(&self.stream) {
+                        // The next read reports the error.
+                        Err(_) if have > 0 => break,
+                        advanced => advanced?,
+                    }
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -277,14 +286,19 @@ impl From<StdStream> for Parked {
 }
 
 impl Seal {
-    /// Receives bytes, as far as TLS has room for them, and decrypts them.
+    /// Receives bytes, as far as TLS has room for them, and decrypts them. After a record that
+    /// cannot be decrypted, the first call succeeds, because the records before it can be read. All
+    /// further calls fail.
     fn advance(&mut self, stream: &TcpStream) -> io::Result<()> {
+        if let Some(error) = &self.broken {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, error.clone()));
+        }
         if self.has_incoming() {
             self.tls.read_tls(&mut self.incoming)?;
         } else {
             self.receive(stream)?;
         }
-        self.tls.process_new_packets().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        self.broken = self.tls.process_new_packets().err();
         // TLS may have to answer. What cannot be sent now is sent with the next write. A failure to
         // send is not the reader's error: received bytes can still be read, and the missing
         // close_notify shows afterwards.
@@ -477,5 +491,40 @@ mod tests {
         forged.extend([7; 40]);
         send(one.stream(), &forged, FLAGS).unwrap();
         assert_eq!(two.read(&mut [0; 8]).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+    #[tokio::test]
+    async fn what_came_before_a_forged_record_is_read_first() {
+        // A buffer that ends before, at and behind the bytes before the forged record.
+        for room in [3, 4, 8, 40_000] {
+            let (one, two) = wires(true).await;
+            let sent = sample(if room > 8 { 30_000 } else { 4 }, 7);
+            // The records arrive in one piece.
+            let mut records = Vec::new();
+            {
+                let mut seal = one.seal().unwrap();
+                seal.tls.writer().write_all(&sent).unwrap();
+                while seal.tls.wants_write() {
+                    seal.tls.write_tls(&mut records).unwrap();
+                }
+            }
+            records.extend([0x17, 3, 3, 0, 40]);
+            records.extend([7; 40]);
+            send(one.stream(), &records, FLAGS).unwrap();
+            while recv(two.stream(), &mut vec![0; PIECE][..], RecvFlags::PEEK).map_or(0, |it| it.0)
+                < records.len()
+            {
+                tokio::task::yield_now().await;
+            }
+            let (mut got, mut buffer) = (Vec::new(), vec![0; room]);
+            let error = loop {
+                match two.read(&mut buffer).await {
+                    Ok(count) => got.extend_from_slice(&buffer[..count]),
+                    Err(error) => break error,
+                }
+            };
+            assert!(got == sent, "{} of {} bytes", got.len(), sent.len());
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+            assert_eq!(two.read(&mut buffer).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
     }
 }
