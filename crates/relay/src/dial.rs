@@ -11,10 +11,10 @@ use tokio::time::timeout;
 
 use crate::config::Source;
 use crate::frame::{MAX_HOPS, Open, Verdict};
-use crate::leg;
+use crate::leg::{self, LegError};
 use crate::shared::Shared;
 use crate::socket;
-use crate::wire::{Parked, Wire};
+use crate::wire::Wire;
 
 /// A connection to be made, and the next relay that it goes through.
 #[derive(Clone, Debug)]
@@ -57,16 +57,12 @@ impl Request {
     async fn to_relay(&self, shared: &Arc<Shared>, name: &str, first: &[u8]) -> Result<Wire, Verdict> {
         let hops = self.open.hops.checked_sub(1).ok_or(Verdict::Circle)?;
         let pool = shared.pool(name).ok_or(Verdict::NoRelay)?;
-        let wire = match pool.take().map(Parked::resume) {
-            Some(Ok(wire)) => wire,
-            _ => pool.make().await.map_err(|error| {
-                tracing::warn!(peer = name, %error, "the next relay cannot be reached");
-                Verdict::NoRelay
-            })?,
-        };
         let open = Open { hops, ..self.open }.encode();
-        wire.write_all(&[&open[..], first].concat()).await.map_err(|_| Verdict::NoRelay)?;
-        Ok(wire)
+        let ready = pool.take().and_then(|parked| parked.resume().ok());
+        send(ready, || pool.make(), &[&open[..], first].concat()).await.map_err(|error| {
+            tracing::warn!(peer = name, %error, "the next relay cannot be reached");
+            Verdict::NoRelay
+        })
     }
 
     async fn to_target(&self, shared: &Arc<Shared>) -> io::Result<Wire> {
@@ -84,6 +80,24 @@ impl Request {
     }
 }
 
+/// Sends a request over the ready connection, or over a new one if there is none or if it has died
+/// meanwhile. Nothing else waits to be sent on a ready connection, so the kernel accepts a request
+/// as a whole or not at all. The other relay gets it once.
+async fn send<M: Future<Output = Result<Wire, LegError>>>(
+    ready: Option<Wire>,
+    make: impl FnOnce() -> M,
+    bytes: &[u8],
+) -> Result<Wire, LegError> {
+    if let Some(wire) = ready
+        && wire.write_all(bytes).await.is_ok()
+    {
+        return Ok(wire);
+    }
+    let wire = make().await?;
+    wire.write_all(bytes).await?;
+    Ok(wire)
+}
+
 /// Binds to the client's address; needs CAP_NET_ADMIN.
 fn bind_as(socket: &Socket, client: SocketAddr) -> io::Result<()> {
     socket::make_transparent(socket, client)?;
@@ -95,4 +109,33 @@ fn bind_as(socket: &Socket, client: SocketAddr) -> io::Result<()> {
 
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::Shutdown;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    async fn wires() -> (Wire, Wire) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (Wire::plain(one), Wire::plain(listener.accept().await.unwrap().0))
+    }
+
+    #[tokio::test]
+    async fn a_request_is_sent_again_when_the_ready_connection_has_died() {
+        let ((dead, _other), (fresh, peer)) = (wires().await, wires().await);
+        rustix::net::shutdown(dead.stream(), Shutdown::Write).unwrap();
+        let _wire = send(Some(dead), || async { Ok(fresh) }, b"open").await.unwrap();
+        assert_eq!(&peer.read_exact::<4>().await.unwrap(), b"open");
+    }
+
+    #[tokio::test]
+    async fn a_new_connection_is_tried_once() {
+        let (dead, _other) = wires().await;
+        rustix::net::shutdown(dead.stream(), Shutdown::Write).unwrap();
+        assert!(send(None, || async { Ok(dead) }, b"open").await.is_err());
+    }
 }
