@@ -64,12 +64,9 @@ impl Queue {
         message.attribute(CFG_MASK, &FAIL_OPEN.to_be_bytes());
         message.attribute(CFG_FLAGS, &FAIL_OPEN.to_be_bytes());
         send(&queue.socket, &message.finish(), SendFlags::empty())?;
-        let mut answer = [0; 256];
-        let count = recv(&queue.socket, &mut answer[..], RecvFlags::empty())?.0;
-        match error_of(&answer[..count]) {
-            Some(0) => {}
-            Some(error) => return Err(io::Error::from_raw_os_error(-error)),
-            None => return Err(io::ErrorKind::InvalidData.into()),
+        let receive = |buffer: &mut [u8]| Ok(recv(&queue.socket, buffer, RecvFlags::empty())?.0);
+        for packet in acknowledged(receive)? {
+            queue.decide(&packet, Fate::Pass(None))?;
         }
         rustix::io::ioctl_fionbio(&queue.socket, true)?;
         Ok(queue)
@@ -161,10 +158,25 @@ impl Message {
     }
 }
 
-/// Returns the error code in an answer: 0 means success.
+/// Waits for the answer to the request that binds. Returns the packets that came before it: the
+/// queue exists a moment before the kernel answers.
+fn acknowledged(mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<Vec<Packet>> {
+    let (mut early, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        let count = receive(&mut buffer)?;
+        early.extend(packets(&buffer[..count]));
+        match error_of(&buffer[..count]) {
+            Some(0) => return Ok(early),
+            Some(error) => return Err(io::Error::from_raw_os_error(-error)),
+            None => {}
+        }
+    }
+}
+
+/// Returns the error code of the first answer among these messages: 0 means success.
 fn error_of(bytes: &[u8]) -> Option<i32> {
-    let (kind, body) = messages(bytes).next()?;
-    (kind == ERROR).then(|| body.get(..4).map(|code| i32::from_ne_bytes(code.try_into().expect("four"))))?
+    let (_, body) = messages(bytes).find(|(kind, _)| *kind == ERROR)?;
+    Some(i32::from_ne_bytes(body.get(..4)?.try_into().expect("four")))
 }
 
 fn packets(bytes: &[u8]) -> Vec<Packet> {
@@ -224,6 +236,30 @@ mod tests {
         let expected =
             [Packet { id: 1, head: b"abcde".to_vec() }, Packet { id: 0x0102_0304, head: Vec::new() }];
         assert_eq!(packets(&bytes), expected);
+    }
+
+    fn answer(error: i32) -> Vec<u8> {
+        let mut bytes = vec![0; HEADER];
+        bytes[4..6].copy_from_slice(&ERROR.to_ne_bytes());
+        bytes.extend(error.to_ne_bytes());
+        Message(bytes).finish()
+    }
+
+    #[test]
+    fn packets_may_come_before_the_answer() {
+        let after = |messages: &[Vec<u8>]| {
+            let mut messages = messages.iter();
+            acknowledged(|buffer| {
+                let message = messages.next().expect("the answer was not found");
+                buffer[..message.len()].copy_from_slice(message);
+                Ok(message.len())
+            })
+        };
+        let ids = |early: Vec<Packet>| early.iter().map(|packet| packet.id).collect::<Vec<_>>();
+        assert!(after(&[answer(0)]).unwrap().is_empty());
+        assert_eq!(ids(after(&[shown(1, b"a"), shown(2, b"b"), answer(0)]).unwrap()), [1, 2]);
+        let error = after(&[shown(1, b"a"), answer(-1)]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
     }
 
     proptest! {
