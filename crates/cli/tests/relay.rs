@@ -17,7 +17,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lab::{EXIT, LIMIT, Lab, SERVER, SERVER6, Site, await_until, edge, receive, sample, send, with_limits};
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process_group, setrlimit};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getrlimit, kill_process, kill_process_group, setrlimit,
+};
 use socket2::SockRef;
 
 fn reset(stream: TcpStream) {
@@ -540,6 +542,16 @@ fn a_drained_relay_ends_with_its_last_connection() {
     assert!(lab.ask(Site::Edge, &["drain"]).status.success());
     let (direct, other) = lab.pair(&listener);
     assert_eq!(other.peer_addr().unwrap(), direct.local_addr().unwrap(), "new ones pass it by");
+    // A change must not start to intercept again.
+    for words in [&["reload"][..], &["set", "log-connections=true"]] {
+        let refused = lab.ask(Site::Edge, words);
+        assert!(!refused.status.success(), "{words:?}");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("the relay drains"), "{refused:?}");
+    }
+    kill_process(Pid::from_raw(lab.pid(Site::Edge) as i32).unwrap(), Signal::HUP).unwrap();
+    await_until(|| lab.log(Site::Edge).contains("the relay drains"), || lab.log(Site::Edge));
+    let (direct, other) = lab.pair(&listener);
+    assert_eq!(other.peer_addr().unwrap(), direct.local_addr().unwrap(), "new ones still pass it by");
     exchange(&client, &server, 1 << 20);
     drop((client, server));
     lab.await_end(Site::Edge);

@@ -227,6 +227,10 @@ impl Relay {
     }
 
     async fn change(&mut self, loaded: Result<Loaded, ConfigError>) -> Result<Value, String> {
+        // New listeners and rules would attract connections that a draining relay resets.
+        if self.shared.is_draining() {
+            return Err("the relay drains, so its configuration cannot be changed".to_owned());
+        }
         let loaded = loaded.map_err(|error| error.to_string())?;
         let before = self.shared.loaded();
         if loaded.config.control != before.config.control {
