@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use ipnet::IpNet;
 
 use crate::config::{Intercept, Mode, Route};
+use crate::socket;
 use crate::tool::{Tool, ToolError};
 
 /// The installed rules. They are removed when this is dropped.
@@ -32,7 +33,7 @@ impl Queueing {
     }
 
     fn load(&self, routes: &[Route], jump: &str) -> Result<(), ToolError> {
-        for family in &FAMILIES {
+        for family in families(socket::has_ipv6()) {
             family.restore.run(["--noflush"], &script(family, &self.intercept, routes, jump))?;
         }
         Ok(())
@@ -53,7 +54,7 @@ struct Family {
 }
 
 const PACKAGE: &str = "iptables";
-const FAMILIES: [Family; 2] = [
+static FAMILIES: [Family; 2] = [
     Family {
         command: Tool { program: "iptables", package: PACKAGE },
         restore: Tool { program: "iptables-restore", package: PACKAGE },
@@ -65,6 +66,11 @@ const FAMILIES: [Family; 2] = [
         has: |net| matches!(net, IpNet::V6(_)),
     },
 ];
+
+/// Returns the families whose rules the kernel can have. ip6tables fails without IPv6 sockets.
+fn families(has_ipv6: bool) -> &'static [Family] {
+    if has_ipv6 { &FAMILIES } else { &FAMILIES[..1] }
+}
 
 /// Returns the script that replaces the content of the chain. The first rule that matches applies.
 fn script(family: &Family, intercept: &Intercept, routes: &[Route], jump: &str) -> String {
@@ -90,7 +96,7 @@ fn script(family: &Family, intercept: &Intercept, routes: &[Route], jump: &str) 
 
 /// Removes any rules that exist.
 fn remove() {
-    for Family { command, .. } in &FAMILIES {
+    for Family { command, .. } in families(socket::has_ipv6()) {
         let table = |line: &str| command.run(["-t", "mangle"].into_iter().chain(line.split(' ')), "");
         while table("-D PREROUTING -j SHUNT-RELAY").is_ok() {}
         let _ = table("-F SHUNT-RELAY");
@@ -123,5 +129,13 @@ mod tests {
             ]
         );
         assert_eq!(lines(&FAMILIES[1]).len(), 2);
+    }
+
+    #[test]
+    fn a_kernel_without_ipv6_gets_no_ipv6_rules() {
+        let programs =
+            |has_ipv6| families(has_ipv6).iter().map(|it| it.command.program).collect::<Vec<_>>();
+        assert_eq!(programs(true), ["iptables", "ip6tables"]);
+        assert_eq!(programs(false), ["iptables"]);
     }
 }

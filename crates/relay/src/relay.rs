@@ -25,7 +25,7 @@ use crate::request::{RELAY, Request};
 use crate::shared::Shared;
 use crate::syn::Syns;
 use crate::tool::ToolError;
-use crate::{edge, exit, leg};
+use crate::{edge, exit, leg, socket};
 
 /// Why a relay does not run.
 #[derive(Debug, Error)]
@@ -122,7 +122,7 @@ impl Relay {
                 windows.set(end, segments).map_err(|error| Error::Host(error.to_string()))?;
             }
         }
-        let (wanted, config) = (posts(&loaded.config), loaded.config.clone());
+        let (wanted, config) = (posts(&loaded.config, socket::has_ipv6()), loaded.config.clone());
         self.shared.adopt(loaded);
         self.leave(|post| !wanted.contains(post)).await;
         for post in wanted {
@@ -292,8 +292,9 @@ impl Relay {
     }
 }
 
-/// Returns everything that a configuration wants tasks to wait for.
-fn posts(config: &Config) -> Vec<Post> {
+/// Returns everything that a configuration wants tasks to wait for. Without IPv6 sockets, no IPv6
+/// packets can be diverted, and none come.
+fn posts(config: &Config, has_ipv6: bool) -> Vec<Post> {
     let mut posts: Vec<Post> = config.forwards.iter().map(|forward| Post::Forward(forward.listen)).collect();
     posts.extend(config.metrics.map(Post::Metrics));
     if let Some(accept) = &config.accept {
@@ -303,7 +304,9 @@ fn posts(config: &Config) -> Vec<Post> {
     if let Some(intercept) = &config.intercept {
         let port = intercept.port;
         posts.push(Post::Diverted((Ipv4Addr::UNSPECIFIED, port).into()));
-        posts.push(Post::Diverted((Ipv6Addr::UNSPECIFIED, port).into()));
+        if has_ipv6 {
+            posts.push(Post::Diverted((Ipv6Addr::UNSPECIFIED, port).into()));
+        }
         posts.push(Post::Syns(intercept.queue, intercept.mark));
     }
     posts
@@ -353,5 +356,26 @@ fn listening(place: impl ToString) -> impl FnOnce(io::Error) -> Error {
 fn raise_descriptor_limit() {
     if let Err(error) = limits::raise_descriptors() {
         tracing::debug!(%error, "the descriptor limit stays as it is");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_without_ipv6_has_no_ipv6_listener() {
+        let config = Loaded::parse("name = 'a'\n[intercept]\n").unwrap().config;
+        let diverted = |has_ipv6| {
+            let posts = posts(&config, has_ipv6).into_iter();
+            posts
+                .filter_map(|post| match post {
+                    Post::Diverted(address) => Some(address.to_string()),
+                    _ => None,
+                })
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(diverted(true), ["0.0.0.0:7441", "[::]:7441"]);
+        assert_eq!(diverted(false), ["0.0.0.0:7441"]);
     }
 }
