@@ -534,6 +534,62 @@ fn its_configuration_changes_while_connections_go_on() {
     exchange(&client, &server, 100_000);
 }
 
+/// A configuration that cannot be applied changes nothing, whichever part of it fails.
+#[test]
+fn a_configuration_that_fails_leaves_everything_as_it_was() {
+    let mut lab = Lab::build();
+    lab.start(Site::Exit, EXIT);
+    // nft refuses the next table if the file exists.
+    let (tools, failing) = (lab.path("tools"), lab.path("failing"));
+    std::fs::create_dir(&tools).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let script = "#!/bin/sh\ntext=$(cat)\ncase $text in *chain*)\n\
+        if [ -e 'FAILING' ]; then rm 'FAILING'; exit 1; fi;;\nesac\n\
+        printf '%s\\n' \"$text\" | PATH='TOOLS' nft \"$@\"\n";
+    let script = script.replace("FAILING", failing.to_str().unwrap()).replace("TOOLS", &path);
+    std::fs::write(tools.join("nft"), script).unwrap();
+    std::fs::set_permissions(tools.join("nft"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
+    command.env("PATH", format!("{}:{path}", tools.display()));
+    let forward = |address: &str| format!("[[forward]]\nlisten = '{address}'\ntarget = '10.3.0.2:80'\n");
+    let (kept, added) = (forward("10.1.0.1:8080"), forward("10.1.0.1:8081"));
+    lab.start_by(Site::Edge, &format!("{}{kept}", edge("")), command);
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let before = lab.status(Site::Edge)["config"].clone();
+    let expect_nothing_has_changed = |what: &str| {
+        assert_eq!(lab.status(Site::Edge)["config"], before, "{what}");
+        let (client, server) = lab.pair(&listener);
+        assert_ne!(server.peer_addr().unwrap(), client.local_addr().unwrap(), "{what}: still intercepted");
+        exchange(&client, &server, 1000);
+        let client = lab.connect(SocketAddr::from(([10, 1, 0, 1], 8080))).unwrap();
+        exchange(&client, &with_limits(listener.accept().unwrap().0), 1000);
+        let unwanted = lab.connect(SocketAddr::from(([10, 1, 0, 1], 8081)));
+        assert_eq!(unwanted.unwrap_err().kind(), ErrorKind::ConnectionRefused, "{what}");
+    };
+    // An address is taken. The port of the kept forward would move to another task.
+    let taken = lab.edge.inside(|| TcpListener::bind("10.1.0.1:9000").unwrap());
+    let elsewhere = "metrics = '10.1.0.1:8080'\n";
+    let config = format!("{elsewhere}{}{added}{}", edge(""), forward("10.1.0.1:9000"));
+    lab.write_config(Site::Edge, &config.replace("10.3.0.0/24'", "10.9.0.0/24'"));
+    assert!(!lab.ask(Site::Edge, &["reload"]).status.success());
+    expect_nothing_has_changed("an address is taken");
+    drop(taken);
+    // The rules fail: those of another interception, and those of the same one.
+    for route in ["", "mode = 'late'"] {
+        for intercept in ["[intercept]\n", "[intercept]\nport = 7450\n"] {
+            let config = format!("{elsewhere}{}{added}", edge(route)).replace("[intercept]\n", intercept);
+            lab.write_config(Site::Edge, &config);
+            std::fs::write(&failing, "").unwrap();
+            assert!(!lab.ask(Site::Edge, &["reload"]).status.success());
+            assert!(!failing.exists());
+            expect_nothing_has_changed(intercept);
+        }
+    }
+    // Nothing fails any more.
+    assert!(lab.ask(Site::Edge, &["reload"]).status.success());
+    drop(lab.connect(SocketAddr::from(([10, 1, 0, 1], 8081))).unwrap());
+}
+
 #[test]
 fn a_drained_relay_ends_with_its_last_connection() {
     let mut lab = Lab::with_relays("");

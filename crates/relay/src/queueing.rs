@@ -133,8 +133,7 @@ mod tests {
 
     #[test]
     fn a_kernel_without_ipv6_gets_no_ipv6_rules() {
-        let programs =
-            |has_ipv6| families(has_ipv6).iter().map(|it| it.command.program).collect::<Vec<_>>();
+        let programs = |has_ipv6| families(has_ipv6).iter().map(|it| it.command.program).collect::<Vec<_>>();
         assert_eq!(programs(true), ["iptables", "ip6tables"]);
         assert_eq!(programs(false), ["iptables"]);
     }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -112,9 +113,32 @@ enum Post {
     Metrics(SocketAddr),
 }
 
+/// Waits for connections until it is aborted.
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl Post {
+    /// Returns whether this one cannot be opened while the other is open.
+    fn needs_place_of(&self, other: &Post) -> bool {
+        match (self, other) {
+            (Post::Syns(queue, _), Post::Syns(other, _)) => queue == other,
+            _ => self.port().is_some_and(|port| other.port() == Some(port)),
+        }
+    }
+
+    fn port(&self) -> Option<u16> {
+        match self {
+            Post::Forward(address)
+            | Post::Relays(address, _)
+            | Post::Diverted(address)
+            | Post::Metrics(address) => Some(address.port()),
+            Post::Syns(..) => None,
+        }
+    }
+}
+
 impl Relay {
-    /// Applies a configuration without losing connections. If a listener or the rules fail, the
-    /// error is returned, but the new configuration stays in use.
+    /// Applies a configuration without losing connections. After an error, the configuration before
+    /// is still in use.
     async fn apply(&mut self, loaded: Loaded) -> Result<(), Error> {
         leg::check(&loaded).map_err(Error::Host)?;
         if let Some(windows) = &mut self.windows {
@@ -122,57 +146,113 @@ impl Relay {
                 windows.set(end, segments).map_err(|error| Error::Host(error.to_string()))?;
             }
         }
-        let (wanted, config) = (posts(&loaded.config, socket::has_ipv6()), loaded.config.clone());
-        self.shared.adopt(loaded);
-        self.leave(|post| !wanted.contains(post)).await;
-        for post in wanted {
-            if !self.posts.contains_key(&post) {
-                let task = self.man(&post, &config)?;
-                self.posts.insert(post, task);
+        let before = self.shared.loaded();
+        let wanted = posts(&loaded.config, socket::has_ipv6());
+        let mut stopped = Vec::new();
+        let opened = self.open_all(&wanted, &loaded.config, &mut stopped).await;
+        // The rules come last, because all that follows succeeds.
+        let opened = opened.and_then(|opened| {
+            self.divert(&before.config, &loaded.config)?;
+            Ok(opened)
+        });
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.reopen(stopped, &before.config);
+                return Err(error);
             }
-        }
-        self.rules = match (self.rules.take(), &config.intercept) {
-            (Some(mut rules), Some(intercept)) if rules.intercept() == intercept => {
-                rules.replace(&config)?;
-                Some(rules)
-            }
-            (old, Some(intercept)) => {
-                drop(old);
-                Some(Rules::make(intercept, &config)?)
-            }
-            (_, None) => None,
         };
+        // This thread carries the listeners' tasks. None of them runs before all has changed.
+        self.shared.adopt(loaded);
+        self.posts.extend(opened.into_iter().map(|(post, task)| (post, tokio::spawn(task))));
+        self.leave(|post| !wanted.contains(post)).await;
         Ok(())
     }
 
-    fn man(&self, post: &Post, config: &Config) -> Result<JoinHandle<()>, Error> {
+    /// Opens the sockets of all wanted posts that are not there yet. A task whose address is needed
+    /// is stopped before, if it is not wanted any more. `stopped` lists these, also after an error.
+    async fn open_all(
+        &mut self,
+        wanted: &[Post],
+        config: &Config,
+        stopped: &mut Vec<Post>,
+    ) -> Result<Vec<(Post, Task)>, Error> {
+        let mut opened = Vec::new();
+        for post in wanted {
+            if self.posts.contains_key(post) {
+                continue;
+            }
+            let in_the_way = |other: &Post| !wanted.contains(other) && post.needs_place_of(other);
+            stopped.extend(self.posts.keys().filter(|other| in_the_way(other)).cloned());
+            self.leave(in_the_way).await;
+            opened.push((post.clone(), self.open(post, config)?));
+        }
+        Ok(opened)
+    }
+
+    /// Starts tasks again that were stopped for a configuration that failed.
+    fn reopen(&mut self, stopped: Vec<Post>, config: &Config) {
+        for post in stopped {
+            match self.open(&post, config) {
+                Ok(task) => drop(self.posts.insert(post, tokio::spawn(task))),
+                Err(error) => tracing::error!(%error, "a listener is missing until the next reload"),
+            }
+        }
+    }
+
+    /// Installs the rules of a configuration. After an error, those of the configuration before are
+    /// installed.
+    fn divert(&mut self, before: &Config, config: &Config) -> Result<(), ToolError> {
+        let Some(intercept) = &config.intercept else {
+            self.rules = None;
+            return Ok(());
+        };
+        if let Some(rules) = self.rules.as_mut().filter(|rules| rules.intercept() == intercept) {
+            return rules.replace(config).inspect_err(|_| restored(rules.replace(before)));
+        }
+        let old = self.rules.take().map(|rules| rules.intercept().clone());
+        match (Rules::make(intercept, config), old) {
+            (Ok(rules), _) => self.rules = Some(rules),
+            (Err(error), None) => return Err(error),
+            (Err(error), Some(old)) => {
+                let made = Rules::make(&old, before);
+                self.rules = made.map_err(|error| restored(Err(error))).ok();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the socket of a post. The returned task waits for its connections.
+    fn open(&self, post: &Post, config: &Config) -> Result<Task, Error> {
         let shared = self.shared.clone();
         Ok(match post {
             Post::Forward(address) => {
                 let listener = edge::listen(*address).map_err(listening(address))?;
-                tokio::spawn(edge::forward(shared, listener, *address))
+                Box::pin(edge::forward(shared, listener, *address))
             }
             Post::Diverted(address) => {
                 let listener = edge::listen_for_all(*address).map_err(listening(address))?;
-                tokio::spawn(edge::intercept(shared, listener))
+                Box::pin(edge::intercept(shared, listener))
             }
             Post::Relays(address, _) => {
                 let peers = config.accept.as_ref().map_or(&[][..], |accept| &accept.peers);
                 let listener = leg::listen(*address, peers).map_err(listening(address))?;
-                tokio::spawn(exit::accept(shared, listener))
+                Box::pin(exit::accept(shared, listener))
             }
             Post::Syns(queue, _) => {
                 let intercept = config.intercept.as_ref().expect("its post is wanted");
                 let place = format!("netfilter queue {queue}");
-                tokio::spawn(Syns::open(shared, intercept).map_err(listening(place))?.watch())
+                Box::pin(Syns::open(shared, intercept).map_err(listening(place))?.watch())
             }
             Post::Metrics(address) => {
                 let listener = std::net::TcpListener::bind(address).and_then(|listener| {
                     listener.set_nonblocking(true)?;
                     TcpListener::from_std(listener)
                 });
+                let listener = listener.map_err(listening(address))?;
                 let text = move || shared.metrics.text(shared.strangers.count(), shared.levels().into_iter());
-                tokio::spawn(serve_metrics(text, listener.map_err(listening(address))?))
+                Box::pin(serve_metrics(text, listener))
             }
         })
     }
@@ -346,6 +426,13 @@ fn windows(loaded: &Loaded) -> Result<Option<Windows>, Error> {
         tracing::warn!(%error, "turbo start begins with the kernel's own congestion window");
     }
     Ok(windows.ok())
+}
+
+/// Logs that the rules of the configuration before could not be installed again.
+fn restored(done: Result<(), ToolError>) {
+    if let Err(error) = done {
+        tracing::error!(%error, "nothing may be intercepted until the next reload");
+    }
 }
 
 fn listening(place: impl ToString) -> impl FnOnce(io::Error) -> Error {
