@@ -359,6 +359,35 @@ fn windows_need_no_mount_of_control_groups() {
     exchange(&client, &server, 100_000);
 }
 
+/// Turbo start is switched on and off while the relay runs, and so are the windows of the
+/// connections that are made then.
+#[test]
+fn windows_follow_the_configuration() {
+    let mut lab = Lab::build();
+    lab.start(Site::Exit, EXIT);
+    let plain = edge("").replace("turbo = true", "turbo = false");
+    lab.start(Site::Edge, &plain);
+    for (config, is_wide) in [(&plain, false), (&edge(""), true), (&plain, false)] {
+        lab.write_config(Site::Edge, config);
+        assert!(lab.ask(Site::Edge, &["reload"]).status.success());
+        let windows = || {
+            let words = ["-tinOH", "state", "established", "dst", "10.2.0.2:7440"];
+            let output = lab.edge.inside(|| Command::new("ss").args(words).output()).unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let windows = text.split_whitespace().filter_map(|word| word.strip_prefix("cwnd:"));
+            windows.map(|window| window.parse().unwrap()).collect::<Vec<u32>>()
+        };
+        let fit = |windows: &[u32]| windows.iter().all(|window| (*window > 1000) == is_wide);
+        await_until(
+            || {
+                let windows = windows();
+                windows.len() >= 4 && fit(&windows)
+            },
+            || format!("{is_wide}: {:?}\n{}", windows(), lab.log(Site::Edge)),
+        );
+    }
+}
+
 #[test]
 fn an_exit_connects_only_where_it_may_and_only_for_its_peers() {
     let mut lab = Lab::build();

@@ -1,6 +1,7 @@
 //! Connections between two relays. Turbo start lets them fill the leg from the first byte on, and
 //! keepalive detects soon that the other end is gone.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -14,7 +15,7 @@ use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-use crate::config::{AcceptedPeer, Leg, Loaded, Peer};
+use crate::config::{AcceptedPeer, Config, Leg, Loaded, Peer};
 use crate::frame::FrameError;
 use crate::handshake;
 use crate::probe;
@@ -79,15 +80,28 @@ pub(crate) fn welcome(stream: &TcpStream, leg: &Leg) -> io::Result<()> {
 }
 
 /// Returns the initial congestion windows for connections to or at these addresses, in segments.
-pub(crate) fn windows(loaded: &Loaded) -> Vec<(End, u32)> {
-    let segments = |leg: &Leg| leg.window().map_or(0, |bytes| bytes.div_ceil(SEGMENT) as u32);
-    let to = loaded.config.peers.iter().map(|peer| (End::To(peer.address), segments(&peer.leg)));
-    let accept = loaded.config.accept.iter();
-    let at = accept.flat_map(|accept| {
-        let widest = accept.peers.iter().map(|peer| segments(&peer.leg)).max().unwrap_or(0);
+pub(crate) fn windows(config: &Config) -> HashMap<End, u32> {
+    let segments = |leg: &Leg| leg.window().map(|bytes| bytes.div_ceil(SEGMENT) as u32);
+    let to = config.peers.iter().map(|peer| (End::To(peer.address), segments(&peer.leg)));
+    let at = config.accept.iter().flat_map(|accept| {
+        let widest = accept.peers.iter().filter_map(|peer| segments(&peer.leg)).max();
         accept.listen.iter().map(move |address| (End::At(address.port()), widest))
     });
-    to.chain(at).filter(|(_, segments)| *segments > 0).collect()
+    let mut windows = HashMap::new();
+    for (end, segments) in to.chain(at) {
+        if let Some(segments) = segments.filter(|segments| *segments > 0) {
+            let widest = windows.entry(end).or_insert(segments);
+            *widest = segments.max(*widest);
+        }
+    }
+    windows
+}
+
+/// Returns the windows to set so that `wanted` replaces `now`. 0 restores the default.
+pub(crate) fn changes(now: &HashMap<End, u32>, wanted: &HashMap<End, u32>) -> Vec<(End, u32)> {
+    let removed = now.keys().filter(|end| !wanted.contains_key(end)).map(|end| (*end, 0));
+    let new = wanted.iter().filter(|(end, segments)| now.get(end) != Some(segments));
+    removed.chain(new.map(|(end, segments)| (*end, *segments))).collect()
 }
 
 /// Returns an error if the configuration requires a feature that this host lacks.
@@ -153,4 +167,35 @@ fn pace(socket: impl AsFd, leg: &Leg) -> io::Result<()> {
 
 fn watch_over(socket: SockRef<'_>, (idle, interval): (Duration, Duration)) -> io::Result<()> {
     socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leg_without_turbo_start_gets_the_default_window_back() {
+        let turbo = "turbo = true\nbandwidth = '1gbit'\nrtt = '20ms'\n";
+        let peer = |name: &str, port: u16, more: &str| {
+            format!("[[peer]]\nname = '{name}'\naddress = '10.2.0.2:{port}'\nkey = 'k'\n{more}")
+        };
+        let windows = |peers: &str, accepted: &str| {
+            let accept = "[accept]\nlisten = ['0.0.0.0:7440']\n[[accept.peer]]\nname = 'd'\nkey = 'k'\n";
+            let text = format!("name = 'a'\n{peers}{accept}{accepted}");
+            super::windows(&toml::from_str(&text).unwrap())
+        };
+        let to = |port| End::To(([10, 2, 0, 2], port).into());
+        let both = windows(&[peer("b", 1, turbo), peer("c", 2, turbo)].concat(), turbo);
+        assert_eq!(both, HashMap::from([(to(1), 1727), (to(2), 1727), (End::At(7440), 1727)]));
+        let one = windows(&peer("b", 1, ""), "");
+        assert!(one.is_empty());
+        let mut removed = changes(&both, &one);
+        removed.sort_by_key(|(end, _)| format!("{end:?}"));
+        assert_eq!(removed, [(End::At(7440), 0), (to(1), 0), (to(2), 0)]);
+        assert_eq!(changes(&one, &windows(&peer("b", 1, turbo), "")), [(to(1), 1727)]);
+        assert_eq!(changes(&both, &both), []);
+        // One of two peers at an address wants a larger window.
+        let shared = windows(&[peer("b", 1, turbo), peer("c", 1, "")].concat(), "");
+        assert_eq!(shared, HashMap::from([(to(1), 1727)]));
+    }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use shunt_control::{Asked, Control, serve_metrics};
-use shunt_kernel::window::Windows;
+use shunt_kernel::window::{End, Windows};
 use shunt_sys::limits;
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -73,13 +73,16 @@ pub async fn run(
     raise_descriptor_limit();
     let control_path = loaded.config.control.clone();
     let control = Control::open(RELAY, &control_path).map_err(listening(control_path.display()))?;
-    // The program must be attached before anything listens: it only affects sockets that are made
-    // afterwards.
-    let windows = windows(&loaded)?;
     let crew = Crew::hire()?;
     let shared = Arc::new(Shared::new(loaded.clone(), crew.handles.clone()));
-    let mut relay =
-        Relay { path, shared, windows, posts: HashMap::new(), rules: None, began: Instant::now() };
+    let mut relay = Relay {
+        path,
+        shared,
+        turbo: Turbo::default(),
+        posts: HashMap::new(),
+        rules: None,
+        began: Instant::now(),
+    };
     relay.apply(loaded).await?;
     let (sender, mut asked) = mpsc::channel(16);
     ready();
@@ -95,7 +98,7 @@ pub async fn run(
 struct Relay {
     path: PathBuf,
     shared: Arc<Shared>,
-    windows: Option<Windows>,
+    turbo: Turbo,
     /// The tasks that wait for connections.
     posts: HashMap<Post, JoinHandle<()>>,
     rules: Option<Rules>,
@@ -141,12 +144,12 @@ impl Relay {
     /// is still in use.
     async fn apply(&mut self, loaded: Loaded) -> Result<(), Error> {
         leg::check(&loaded).map_err(Error::Host)?;
-        if let Some(windows) = &mut self.windows {
-            for (end, segments) in leg::windows(&loaded) {
-                windows.set(end, segments).map_err(|error| Error::Host(error.to_string()))?;
-            }
+        let (before, windows) = (self.shared.loaded(), self.turbo.set.clone());
+        // Before anything listens, because the program only affects sockets that are made later.
+        if let Err(error) = self.turbo.widen(&leg::windows(&loaded.config)) {
+            self.turbo.restore(&windows);
+            return Err(error);
         }
-        let before = self.shared.loaded();
         let wanted = posts(&loaded.config, socket::has_ipv6());
         let mut stopped = Vec::new();
         let opened = self.open_all(&wanted, &loaded.config, &mut stopped).await;
@@ -158,6 +161,7 @@ impl Relay {
         let opened = match opened {
             Ok(opened) => opened,
             Err(error) => {
+                self.turbo.restore(&windows);
                 self.reopen(stopped, &before.config);
                 return Err(error);
             }
@@ -415,17 +419,44 @@ impl Crew {
     }
 }
 
-/// Attaches the program that sets initial congestion windows, if a leg uses turbo start and the
-/// kernel accepts the program.
-fn windows(loaded: &Loaded) -> Result<Option<Windows>, Error> {
-    if leg::windows(loaded).is_empty() {
-        return Ok(None);
+/// The initial congestion windows of turbo start.
+#[derive(Default)]
+struct Turbo {
+    /// The program that sets them. It is attached when a leg uses turbo start for the first time,
+    /// if the kernel accepts it.
+    program: Option<Windows>,
+    /// The windows that the program sets now.
+    set: HashMap<End, u32>,
+}
+
+impl Turbo {
+    /// Sets the wanted windows, and the default for all others. An error may leave some of them as
+    /// they were.
+    fn widen(&mut self, wanted: &HashMap<End, u32>) -> Result<(), Error> {
+        if self.program.is_none() && !wanted.is_empty() {
+            let attached = Windows::attach();
+            if let Err(error) = &attached {
+                tracing::warn!(%error, "turbo start begins with the kernel's own congestion window");
+            }
+            self.program = attached.ok();
+        }
+        let Some(program) = &mut self.program else { return Ok(()) };
+        for (end, segments) in leg::changes(&self.set, wanted) {
+            program.set(end, segments).map_err(|error| Error::Host(error.to_string()))?;
+            match segments {
+                0 => self.set.remove(&end),
+                segments => self.set.insert(end, segments),
+            };
+        }
+        Ok(())
     }
-    let windows = Windows::attach();
-    if let Err(error) = &windows {
-        tracing::warn!(%error, "turbo start begins with the kernel's own congestion window");
+
+    /// Sets the windows of the configuration before, after an error.
+    fn restore(&mut self, before: &HashMap<End, u32>) {
+        if let Err(error) = self.widen(before) {
+            tracing::error!(%error, "some congestion windows are wrong until the next reload");
+        }
     }
-    Ok(windows.ok())
 }
 
 /// Logs that the rules of the configuration before could not be installed again.
