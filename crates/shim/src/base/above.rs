@@ -1,9 +1,9 @@
-//! What a floor of the shim must have done by one above it, which it does not know: the one way by which a call runs upwards. Each is
-//! set once, before the program's main, by the library's start.
+//! Upcalls: the only way in which a lower layer of the shim calls a function of a higher one. The
+//! library's start sets each of them once, before the program's main.
 
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
-/// A function of a floor above that takes a `T`.
+/// A function of a higher layer that takes a `T`.
 pub(crate) struct Above<T>(AtomicPtr<()>, std::marker::PhantomData<fn(T)>);
 
 impl<T> Above<T> {
@@ -15,7 +15,8 @@ impl<T> Above<T> {
         self.0.store(function as *mut (), Release);
     }
 
-    /// Nothing happens before it has been set: there is nothing yet that it could concern.
+    /// Calls the function. Does nothing before one has been set: nothing exists yet that it could
+    /// concern.
     pub(crate) fn call(&self, what: T) {
         let function = self.0.load(Acquire);
         if !function.is_null() {

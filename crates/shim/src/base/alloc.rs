@@ -1,8 +1,10 @@
-//! The shim's own heap. The program's may not be used: poll, select and close may be called in a signal handler that has
-//! interrupted malloc, and a program's malloc may be anything, even one that uses sockets.
+//! The shim's own heap. The shim cannot use the program's heap: a signal handler that interrupted
+//! malloc may call poll, select and close, and a program's malloc may do anything, even use
+//! sockets.
 //!
-//! Small blocks are of a power of two, and go back to a list of their size; large ones are mappings of their own. Each
-//! thread keeps a few of the smallest for itself: behind the shield nothing else of it runs, so that takes no lock.
+//! The size of a small block is a power of two, and a freed block goes to a list of blocks of its
+//! size. A large block is a mapping. Each thread caches a few of the smallest blocks. The cache
+//! needs no lock, because no signal handler runs on the thread while its shield is raised.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::null_mut;
@@ -15,10 +17,10 @@ use crate::base::signal::Shield;
 use crate::base::thread;
 
 const SMALLEST: usize = 16;
-/// The largest block that is not a mapping of its own.
+/// The largest block that is not a separate mapping.
 const LARGEST: usize = 16 * 1024;
 const SIZES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
-/// What is asked of the kernel at a time for small blocks.
+/// Bytes that the heap takes from the kernel at a time for small blocks.
 const CHUNK: usize = 256 * 1024;
 const PAGE: usize = 4096;
 
@@ -32,7 +34,7 @@ struct Allocator;
 struct Heap {
     /// Free blocks of each size, each pointing to the next.
     free: [*mut u8; SIZES],
-    /// The rest of the present chunk.
+    /// The unused rest of the current chunk, and its length in `left`.
     next: *mut u8,
     left: usize,
 }
@@ -40,7 +42,8 @@ struct Heap {
 // SAFETY: the blocks belong to the process, not to a thread.
 unsafe impl Send for Heap {}
 
-// SAFETY: blocks are as long as asked, aligned to their size or to a page, and nobody's else until they are given back.
+// SAFETY: a block is as long as its layout, aligned to its size or to a page, and belongs to one
+// owner until it is freed.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match class_of(layout) {
@@ -74,7 +77,7 @@ unsafe impl GlobalAlloc for Allocator {
         // SAFETY: the caller's promise.
         let block = unsafe { self.alloc(layout) };
         if !block.is_null() && class_of(layout).is_some() {
-            // SAFETY: as long as that. Mappings are zeroes already.
+            // SAFETY: the block has that length. A mapping is zeroed already.
             unsafe { block.write_bytes(0, layout.size()) };
         }
         block
@@ -87,12 +90,12 @@ unsafe impl GlobalAlloc for Allocator {
             (Some(old), Some(new)) if old == new => block,
             (None, None) => {
                 let (old, new) = (pages(layout.size()), pages(size));
-                // SAFETY: a mapping of that length, which the caller gives up where it is.
+                // SAFETY: a mapping of that length. The caller gives up the old address.
                 unsafe { mremap(block.cast(), old, new, MremapFlags::MAYMOVE) }
                     .map_or(null_mut(), |at| at.cast())
             }
             _ => {
-                // SAFETY: the caller's promise; both blocks are as long as what is copied.
+                // SAFETY: the caller's promise; both blocks are at least as long as the copy.
                 unsafe {
                     let fresh = self.alloc(wanted);
                     if !fresh.is_null() {
@@ -121,7 +124,8 @@ impl Heap {
             return block;
         }
         let size = SMALLEST << class;
-        // Blocks are aligned to their size: what that skips is lost, once for each change of size in a chunk.
+        // Blocks are aligned to their size. The bytes skipped for that are lost, once per change of
+        // size in a chunk.
         let skip = self.next.align_offset(size);
         if self.next.is_null() || self.left < skip + size {
             let chunk = map(CHUNK);
@@ -133,19 +137,19 @@ impl Heap {
         }
         // SAFETY: within the chunk, as was just checked.
         let block = unsafe { self.next.add(skip) };
-        // SAFETY: the same; one past the end at most.
+        // SAFETY: the end of the block is within the chunk, or one past its end.
         self.next = unsafe { block.add(size) };
         self.left -= skip + size;
         block
     }
 }
 
-/// Gives back what a thread has kept, which is over.
+/// Frees the blocks that an ended thread had cached.
 pub(crate) fn give_back(kept: &Kept) {
     kept.take_each(|class, block| HEAP.lock().give(class, block));
 }
 
-/// Which size of block a layout gets; `None`: a mapping.
+/// Returns the size class of a layout, or `None` if it gets a mapping.
 fn class_of(layout: Layout) -> Option<usize> {
     let size = layout.size().max(layout.align()).max(SMALLEST);
     (size <= LARGEST).then(|| (size.next_power_of_two() / SMALLEST).trailing_zeros() as usize)
@@ -163,12 +167,13 @@ fn map(size: usize) -> *mut u8 {
     }
 }
 
-/// Keeps the heap whole while the process is copied: another thread may be in the middle of it.
+/// Takes the heap's lock before a fork, so that the child gets a consistent copy.
 pub(crate) fn hold_lock() {
     HEAP.hold();
 }
 
-/// In a child that nobody announced: another thread of its parent's may have held the heap.
+/// Resets the lock in the child of a fork that no hook saw. A thread of the parent may have held
+/// it.
 ///
 /// # Safety
 /// This must be the only thread of the process.
@@ -177,7 +182,7 @@ pub(crate) unsafe fn reset_lock() {
     unsafe { HEAP.reset() };
 }
 
-/// In both processes.
+/// Releases the lock after a fork, in parent and child.
 ///
 /// # Safety
 /// After [`hold_lock`], on the same thread.

@@ -1,5 +1,5 @@
-//! How much memory the rings may have that this process writes. A sender asks when its ring is
-//! about to have more, and never for a byte that goes onto a page which has memory already.
+//! The limit for the memory of the rings that this process writes. A sender asks before its ring
+//! grows, and never for a byte that goes onto a page which has memory already.
 //!
 //! ```text
 //! charge(bytes) ── more than the budget of the process ──────────► refused
@@ -27,20 +27,20 @@ use crate::base::lock::Lock;
 use crate::base::process;
 
 const MIB: usize = 1 << 20;
-/// What holds unless the operator says otherwise: this, or an eighth of the machine's memory if that is less.
+/// The default budget. An eighth of the machine's memory is used instead if that is less.
 const DEFAULT: usize = 256 * MIB;
-/// One look grants no more.
+/// Upper bound of the bytes that one reading of the control groups grants.
 const MOST_GRANTED: usize = 4 * MIB;
-/// A grant is good for so long.
+/// How long a grant is valid.
 const GRANT_NANOS: u64 = 1_000_000_000;
-/// After a look that granted too little there is none for so long.
+/// After a reading that granted too little, the groups are not read again for so long.
 const DENIAL_NANOS: u64 = 100_000_000;
 
 /// The budget in bytes; 0: not known yet.
 static BUDGET: AtomicUsize = AtomicUsize::new(0);
-/// Bytes that the rings have.
+/// Bytes of memory that the rings have now.
 static HELD: AtomicUsize = AtomicUsize::new(0);
-/// Bytes that may be taken before the next look, and until when.
+/// Bytes that may still be taken before the next reading. They are valid until `GRANT_UNTIL`.
 static GRANT: AtomicUsize = AtomicUsize::new(0);
 static GRANT_UNTIL: AtomicU64 = AtomicU64::new(0);
 static DENIED_UNTIL: AtomicU64 = AtomicU64::new(0);
@@ -51,19 +51,19 @@ static SCRATCH: Lock<Scratch> = Lock::new(Scratch::NEW);
 fn budget_of(setting: Option<&[u8]>, memory: usize) -> usize {
     let mib = setting.and_then(|text| std::str::from_utf8(text).ok()?.parse::<usize>().ok());
     match mib {
-        // Of nothing a lane has its first page.
+        // A budget of 0 allows each lane its first page, and 0 in `BUDGET` means "not known".
         Some(mib) => mib.saturating_mul(MIB).max(1),
         None => DEFAULT.min(memory / 8).max(MIB),
     }
 }
 
-/// Returns whether a ring may have more, so that all have `held` bytes then. The first page of a
-/// ring costs no more than TCP's buffers would, so the budget does not refuse it.
+/// Returns whether a ring may grow, so that all rings together have `held` bytes. The first page of
+/// a ring costs no more than TCP's buffers would, so the budget does not refuse it.
 fn fits(held: usize, budget: usize, is_first_page: bool) -> bool {
     is_first_page || held <= budget
 }
 
-/// Returns how many bytes rings may take before the next look.
+/// Returns how many bytes rings may take before the next reading.
 fn grant_of(tightest: Option<Group>) -> usize {
     let Some(group) = tightest else { return MOST_GRANTED };
     let reserve = (group.limit / 8).min(64 * MIB as u64);
@@ -71,7 +71,7 @@ fn grant_of(tightest: Option<Group>) -> usize {
     MOST_GRANTED.min(usize::try_from(free / 4).unwrap_or(usize::MAX))
 }
 
-/// Reads the setting, before main.
+/// Reads the setting. Runs before main.
 pub(crate) fn start(setting: Option<&[u8]>) {
     // SAFETY: zeroes are valid there, and the kernel writes no more than the structure.
     let machine = unsafe {
@@ -83,7 +83,7 @@ pub(crate) fn start(setting: Option<&[u8]>) {
     BUDGET.store(budget_of(setting, memory), Relaxed);
 }
 
-/// Charges `bytes` that a ring is about to have. Returns `false` if it must not have them.
+/// Charges `bytes` by which a ring is about to grow. Returns `false` if it must not grow.
 #[cold]
 pub(crate) fn charge(bytes: usize, is_first_page: bool) -> bool {
     let held = HELD.fetch_add(bytes, Relaxed) + bytes;
@@ -95,7 +95,7 @@ pub(crate) fn charge(bytes: usize, is_first_page: bool) -> bool {
     false
 }
 
-/// Ends the charge for memory that a ring no longer has.
+/// Ends the charge for memory that a ring has no longer.
 pub(crate) fn release(bytes: usize) {
     if bytes > 0 {
         HELD.fetch_sub(bytes, Relaxed);
@@ -129,12 +129,12 @@ fn take_from_grant(bytes: usize) -> bool {
     GRANT.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).is_ok()
 }
 
-/// No thread looks while the process is copied.
+/// Takes the lock before a fork, so that no thread reads the groups while the process is copied.
 pub(crate) fn hold_lock() {
     SCRATCH.hold();
 }
 
-/// In both processes.
+/// Releases the lock after a fork, in parent and child.
 ///
 /// # Safety
 /// After [`hold_lock`], on the same thread.
@@ -143,7 +143,7 @@ pub(crate) unsafe fn release_lock() {
     unsafe { SCRATCH.release() };
 }
 
-/// In a child of a fork that no hook has seen.
+/// Resets the lock in the child of a fork that no hook saw.
 ///
 /// # Safety
 /// This must be the only thread of the process.

@@ -1,4 +1,5 @@
-//! Functions of files and threads that are a system call each, whatever libc has for them: like those of [`split`](crate::base::split).
+//! Functions for files and threads that are always one system call, however libc implements them.
+//! The functions of [`split`](crate::base::split) bypass libc in a similar way.
 
 use std::ffi::{c_int, c_long};
 

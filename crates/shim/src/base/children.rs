@@ -1,6 +1,8 @@
-//! Children: those that hold a socket of ours although we have not seen them being made, and those of a child that has become
-//! another program. The first is asked where the answer would end the connection for them, too: before a close that resets, or
-//! one of a socket that the broker still holds.
+//! Questions about child processes. [`may_hold`] asks whether a child that the shim did not see
+//! being made still holds a socket. [`any_of_family`] searches the descendants of a process.
+//!
+//! `may_hold` is called before a close whose effect would reach those children too: a close that
+//! resets the connection, or the close of a socket that the broker still holds.
 
 use std::ffi::CStr;
 use std::io::Write;
@@ -13,21 +15,23 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use crate::base::private::{borrow, close_owned};
 
-/// Memory for the entries of a directory that are read at a time, of three directories at once: one is larger than any.
+/// Bytes of directory entries that are read at a time. Three directories are open together, so
+/// three such buffers are on the stack. One buffer is larger than any entry.
 const ENTRIES: usize = 512;
 
-/// A directory or a file, closed as our own descriptors are: what `OwnedFd` calls is the program's close, which is a hook.
+/// An open directory or file. Dropping it calls the shim's own close, because `OwnedFd` would call
+/// the program's close, which is a hook.
 pub(crate) struct Opened(Option<OwnedFd>);
 
-/// Whether a child of this process may hold the socket `fd`: it has a descriptor of it, or cannot be looked into. One
-/// system call where there are no children.
+/// Returns whether a child of this process may hold the socket `fd`: the child has a descriptor of
+/// it, or its descriptors cannot be read. Costs one system call if there are no children.
 pub(crate) fn may_hold(fd: RawFd) -> bool {
     exist() && any_holds(fd).unwrap_or(true)
 }
 
-/// Whether this process has children, however they were made.
+/// Returns whether this process has children, in whichever way they were made.
 fn exist() -> bool {
-    // Looks and takes nothing. Children whose end is told by no SIGCHLD count too.
+    // The call reaps nothing. `__WALL` includes children whose end raises no SIGCHLD.
     let all = WaitIdOptions::from_bits_retain(libc::__WALL as u32);
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | all;
     !matches!(waitid(WaitId::All, look), Err(Errno::CHILD))
@@ -41,7 +45,7 @@ fn any_holds(fd: RawFd) -> Result<bool> {
         any_number(&list, |child| {
             let mut name = [0; 64];
             let held = match open(CWD, write(&mut name, format_args!("/proc/{child}/fd"))?) {
-                // It has ended meanwhile.
+                // The child has ended meanwhile.
                 Err(Errno::NOENT) => return Ok(false),
                 held => held?,
             };
@@ -53,7 +57,8 @@ fn any_holds(fd: RawFd) -> Result<bool> {
     })
 }
 
-/// Whether `is_it` says so of a process, or of any that it has made and that are still its family's.
+/// Returns whether `is_it` holds for a process or one of its descendants that are still reachable
+/// through their parents.
 pub(crate) fn any_of_family(pid: u32, is_it: impl Fn(u32) -> Result<bool>) -> Result<bool> {
     let mut family = vec![pid];
     while let Some(pid) = family.pop() {
@@ -62,7 +67,7 @@ pub(crate) fn any_of_family(pid: u32, is_it: impl Fn(u32) -> Result<bool>) -> Re
         }
         let mut name = [0; 64];
         let threads = match open(CWD, write(&mut name, format_args!("/proc/{pid}/task"))?) {
-            // It has ended meanwhile.
+            // The process has ended meanwhile.
             Err(Errno::NOENT) => continue,
             threads => threads?,
         };
@@ -79,7 +84,7 @@ pub(crate) fn any_of_family(pid: u32, is_it: impl Fn(u32) -> Result<bool>) -> Re
     Ok(false)
 }
 
-/// Whether `is_it` says so of any entry of a directory.
+/// Returns whether `is_it` holds for any entry of a directory, except hidden ones.
 pub(crate) fn any_entry(
     directory: &Opened,
     mut is_it: impl FnMut(&Opened, &CStr) -> Result<bool>,
@@ -96,7 +101,7 @@ pub(crate) fn any_entry(
     Ok(false)
 }
 
-/// Whether `is_it` says so of any number in a file that separates them by spaces.
+/// Returns whether `is_it` holds for any number in a file of numbers that end with a space each.
 fn any_number(file: &Opened, mut is_it: impl FnMut(u32) -> Result<bool>) -> Result<bool> {
     let mut buffer = [0; 128];
     let mut number = 0;
@@ -115,13 +120,13 @@ fn any_number(file: &Opened, mut is_it: impl FnMut(u32) -> Result<bool>) -> Resu
     }
 }
 
-/// Opens it for reading.
+/// Opens a file or directory for reading.
 pub(crate) fn open(directory: impl AsFd, name: &CStr) -> Result<Opened> {
     openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(|fd| Opened(Some(fd)))
 }
 
 impl Opened {
-    /// Which descriptor it is.
+    /// Returns its file descriptor.
     pub(crate) fn number(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
@@ -139,7 +144,7 @@ impl Drop for Opened {
     }
 }
 
-/// A name without allocating.
+/// Formats a path into `buffer`, without allocating.
 pub(crate) fn write<'b>(buffer: &'b mut [u8; 64], name: std::fmt::Arguments<'_>) -> Result<&'b CStr> {
     let mut rest = &mut buffer[..63];
     rest.write_fmt(name).map_err(|_| Errno::NAMETOOLONG)?;

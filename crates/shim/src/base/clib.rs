@@ -1,5 +1,6 @@
-//! What is not the same in glibc and musl, of which a program has one. The shim needs nothing to be loaded that only one of them has:
-//! that is looked up when the shim starts, or has its place in [`real`].
+//! Differences between glibc and musl. A program has one of the two, and the shim must load with
+//! both. So a function that only one of them has is looked up when the shim starts, or is in
+//! [`real`].
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering::*};
@@ -8,14 +9,14 @@ use libc::{cmsghdr, msghdr};
 
 use crate::base::{real, split};
 
-/// Which it is: not known yet, glibc, or musl.
+/// Which libc the program has. 0: not known yet.
 static KIND: AtomicU8 = AtomicU8::new(0);
 const GLIBC: u8 = 1;
 const MUSL: u8 = 2;
 
-/// See sys/single_threaded.h of glibc.
+/// Points to glibc's `__libc_single_threaded`, see sys/single_threaded.h.
 static SINGLE_THREADED: AtomicPtr<c_char> = AtomicPtr::new((&raw const UNSAID).cast_mut());
-/// What is read in its place where nobody says: no.
+/// The value that is read where libc has no such variable: the process may have several threads.
 static UNSAID: c_char = 0;
 
 fn find(name: &CStr) -> *mut c_void {
@@ -23,7 +24,8 @@ fn find(name: &CStr) -> *mut c_void {
     unsafe { split::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
-/// Before there are handlers that ask: a look-up takes the dynamic linker's lock.
+/// Looks the names up, before a signal handler could ask: a look-up takes the dynamic linker's
+/// lock.
 pub(crate) fn start() {
     let said = find(c"__libc_single_threaded");
     if !said.is_null() {
@@ -43,23 +45,27 @@ fn kind() -> u8 {
     }
 }
 
-/// Whether the process has one thread, and no other is in the middle of anything. musl does not say: then it may have more.
+/// Returns whether the process has only this thread. musl does not report that, so there the answer
+/// is always `false`.
 #[inline]
 pub(crate) fn is_single_threaded() -> bool {
-    // SAFETY: a byte of glibc's, which other threads do not write, or one of ours, which nobody writes.
+    // SAFETY: a byte of glibc's, which other threads do not write, or `UNSAID`, which is never
+    // written.
     unsafe { SINGLE_THREADED.load(Relaxed).read_volatile() != 0 }
 }
 
 type Handler = unsafe extern "C" fn();
 
-/// Has three functions, which live as long as the program, called around every fork. In glibc pthread_atfork is a function of each
-/// library's own, which musl's programs do not have.
+/// Registers three functions that run around every fork, and live as long as the program. In glibc,
+/// pthread_atfork is linked statically into each library and calls `__register_atfork`, which musl
+/// does not have.
 pub(crate) fn at_fork(before: Handler, in_parent: Handler, in_child: Handler) {
     type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
     let name = if kind() == GLIBC { c"__register_atfork" } else { c"pthread_atfork" };
     let found = find(name);
     if !found.is_null() {
-        // SAFETY: they have this prototype, pthread_atfork without the last one, which names the library that will be unloaded: none.
+        // SAFETY: both functions have this prototype. pthread_atfork ignores the last argument,
+        // which names a library that may be unloaded: none here.
         unsafe {
             std::mem::transmute::<*mut c_void, Register>(found)(
                 before,
@@ -71,14 +77,15 @@ pub(crate) fn at_fork(before: Handler, in_parent: Handler, in_child: Handler) {
     }
 }
 
-/// A checked function, as _FORTIFY_SOURCE has them, has found that its buffer is too small.
+/// Ends the program after a checked function (_FORTIFY_SOURCE) found that its buffer is too small.
 pub(crate) fn overflow() -> ! {
-    // SAFETY: reports that and ends the program.
+    // SAFETY: the function reports the overflow and ends the program.
     unsafe { real::__chk_fail() };
     std::process::abort()
 }
 
-/// The header of a message as the kernel is to read it: musl's has narrower lengths, and beside them whatever has been there before.
+/// Returns a message header as the kernel reads it. musl's lengths are narrower, and the padding
+/// next to them may hold arbitrary bytes.
 pub(crate) fn header(mut header: msghdr) -> msghdr {
     if kind() == MUSL {
         header.msg_iovlen = header.msg_iovlen as u32 as usize;
@@ -87,7 +94,7 @@ pub(crate) fn header(mut header: msghdr) -> msghdr {
     header
 }
 
-/// The same of a piece of control data.
+/// Returns the header of a control message as the kernel reads it, see [`header`].
 pub(crate) fn piece(mut piece: cmsghdr) -> cmsghdr {
     if kind() == MUSL {
         piece.cmsg_len = piece.cmsg_len as u32 as usize;

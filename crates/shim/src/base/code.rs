@@ -1,4 +1,6 @@
-//! Whether all code of the process has been judged: L11, no state of the shim where a call that it cannot see could meet it.
+//! Whether all code of the process has been judged (L11: no state of the shim may exist where a
+//! call that the shim cannot see could meet it). The census judges code: it searches executable
+//! memory for system calls that bypass libc.
 //!
 //! ```text
 //!                  settle(clean)                      settle(may bypass), give_up
@@ -7,24 +9,26 @@
 //!        └──────── disturb: n + 1 ────┘
 //! ```
 //!
-//! The number tells a judgement that has begun before code was added from one that has begun after it: only the latter settles.
+//! The number `n` counts how often code was added. A judgement settles the state only if no code
+//! was added since the judgement began.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 use shunt_abi::reason::Reason;
 
 static STATE: AtomicU64 = AtomicU64::new(0);
-/// How many loads of libraries are under way: what they bring cannot be judged before they have ended.
+/// Number of loads of libraries in progress. The code that they add cannot be judged before they
+/// end.
 static LOADS: AtomicU32 = AtomicU32::new(0);
 
-/// What is known of the code of the process.
+/// The state of the code of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
-    /// Some has not been judged yet. How often code has been added before.
+    /// Some code has not been judged yet. Holds how often code has been added.
     Unjudged(u64),
-    /// None makes system calls that the shim does not see.
+    /// No code makes system calls that the shim does not see.
     Clean(u64),
-    /// Some may, so the process stays on TCP.
+    /// Some code may make such calls, so the process stays on TCP.
     MayBypass,
 }
 
@@ -45,7 +49,7 @@ impl Code {
         }
     }
 
-    /// Code may have been added.
+    /// Returns the state after code may have been added.
     fn disturbed(self) -> Code {
         match self {
             Code::Unjudged(number) | Code::Clean(number) => Code::Unjudged(number + 1),
@@ -53,7 +57,7 @@ impl Code {
         }
     }
 
-    /// All code that was there when the state was `judged` makes no such calls.
+    /// Returns the state after a judgement that began in the state `judged` found no such calls.
     fn settled(self, judged: Code) -> Code {
         match (self, judged) {
             (Code::Unjudged(now), Code::Unjudged(then)) if now == then => Code::Clean(now),
@@ -62,19 +66,19 @@ impl Code {
     }
 }
 
-/// The present state.
+/// Returns the current state.
 #[inline]
 pub(crate) fn state() -> Code {
     Code::unpack(STATE.load(SeqCst))
 }
 
-/// Whether all code has been judged, and is clean.
+/// Returns whether all code has been judged and found clean.
 #[inline]
 pub(crate) fn is_clean() -> bool {
     matches!(state(), Code::Clean(_))
 }
 
-/// Why nothing may be on shared memory now.
+/// Returns why no connection may use shared memory now, or `None` if it may.
 pub(crate) fn objection() -> Option<Reason> {
     match state() {
         Code::Clean(_) => None,
@@ -83,39 +87,42 @@ pub(crate) fn objection() -> Option<Reason> {
     }
 }
 
-/// Code may be added from now on.
+/// Records that code may be added from now on.
 pub(crate) fn disturb() {
     change(Code::disturbed);
 }
 
-/// A load of a library begins. Counted before the state changes, so that a judgement that sees the new state sees the load.
+/// Records that a load of a library begins. The load is counted before the state changes, so that a
+/// judgement that sees the new state also sees the load.
 pub(crate) fn begin_load() {
     LOADS.fetch_add(1, SeqCst);
     disturb();
 }
 
-/// It has ended.
+/// Records that a load has ended.
 pub(crate) fn end_load() {
-    // A child may have forgotten it.
+    // In a child, `forget_loads` may have reset the count during this load.
     let _ = LOADS.fetch_update(SeqCst, SeqCst, |loads| loads.checked_sub(1));
 }
 
-/// Whether one is under way. Asked after the state has been read.
+/// Returns whether a load is in progress. Call it after reading the state.
 pub(crate) fn is_loading() -> bool {
     LOADS.load(SeqCst) != 0
 }
 
-/// In a child, which has one thread: the loads of others ended with them. One of its own has come as far as to run the library's code.
+/// Resets the count in a child of a fork, which has only one thread: the loads of other threads do
+/// not continue there. A load of the forking thread itself is running the library's initialisers
+/// already.
 pub(crate) fn forget_loads() {
     LOADS.store(0, SeqCst);
 }
 
-/// A judgement that began in the state `judged` has found all of it clean.
+/// Records that a judgement that began in the state `judged` found all code clean.
 pub(crate) fn settle(judged: Code) {
     change(|state| state.settled(judged));
 }
 
-/// The process stays on TCP.
+/// Records that the process stays on TCP.
 pub(crate) fn give_up() {
     change(|_| Code::MayBypass);
 }

@@ -1,17 +1,18 @@
-//! The end of a thread: what it has left comes back.
+//! The end of a thread: returns the resources that it still has.
 
 use crate::base::alloc;
 use crate::base::signal::Shield;
 use crate::base::thread;
 
-/// At its end, also by cancellation. A way into the library, which the test of the stack's bound finds by this name.
+/// Runs at the end of a thread, also after cancellation. The test of the stack's bound finds this
+/// entry point by its name.
 #[inline(never)]
 pub(crate) fn ends() {
     over();
     thread::this().apart.give_back();
 }
 
-/// The same while it still makes calls.
+/// Returns what a thread has, except its separate stack: the thread still makes calls after this.
 pub(crate) fn over() {
     let thread = thread::this();
     let _shield = Shield::raise();

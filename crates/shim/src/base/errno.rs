@@ -1,4 +1,4 @@
-//! errno, as C programs see it.
+//! Access to errno of the C library.
 
 /// Sets errno of this thread.
 #[inline]
@@ -7,7 +7,7 @@ pub(crate) fn set(errno: i32) {
     unsafe { *libc::__errno_location() = errno }
 }
 
-/// errno of this thread.
+/// Returns errno of this thread.
 #[inline]
 pub(crate) fn get() -> i32 {
     // SAFETY: as in `set`.

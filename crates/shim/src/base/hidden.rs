@@ -1,7 +1,8 @@
-//! Functions that this library has under the name of one of libc's, for Rust's runtime in it and for itself, and nobody outside.
-//! What is linked here finds them before any library's, so that the dynamic linker is asked for none.
+//! Functions that this library defines under names of libc, for Rust's runtime in it and for
+//! itself. They are hidden from other libraries. The linker binds the library's calls to them, so
+//! the dynamic linker has no such name to resolve.
 
-/// Has `$name` be `$function` within this library.
+/// Defines `$name` as `$function` within this library.
 macro_rules! hidden {
     ($name:ident, $function:path) => {
         std::arch::global_asm!(
@@ -19,7 +20,7 @@ macro_rules! hidden {
 }
 pub(crate) use hidden;
 
-/// A name as C has it, of a literal that ends in a zero.
+/// Returns a C string of a literal that ends in a zero.
 pub(crate) const fn c_name(name: &'static str) -> &'static std::ffi::CStr {
     match std::ffi::CStr::from_bytes_with_nul(name.as_bytes()) {
         Ok(name) => name,

@@ -1,38 +1,45 @@
-//! What a thread has announced for the time of a sleep, in case it never comes back from it: a handler may leave a call
-//! by longjmp, and a cancelled thread's frames are gone.
+//! An undo log of each thread, for calls that sleep and never return: a signal handler may leave a
+//! call by longjmp, and cancellation unwinds a thread's frames.
 //!
-//! Entries of calls that were left are found by the stack pointer: their frames lie below the present one. That says
-//! nothing across two stacks, so an alternate signal stack is left out, and one that calls are answered on; then, or with more entries
-//! than there is room for, what was announced stays so until the thread ends. That costs a connection its lane, but never a byte.
+//! An entry is abandoned if its frame lies below the current stack pointer. Example: recv adds an
+//! entry for its frame at 0x1000, and a handler leaves it by longjmp. The next call that sleeps has
+//! its frame at 0x1800, so it undoes that entry.
+//!
+//! The comparison is meaningless between two stacks. So entries made on the alternate signal stack,
+//! or on the shim's separate stack, are not checked. Those entries, and entries beyond the log's
+//! capacity, stay in effect until the thread ends. That may cost a connection its lane, but never a
+//! byte.
 
 use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
 
-/// Room for blocking calls of one thread that interrupt each other; each may have two.
+/// Capacity, for blocking calls of one thread that interrupt each other. A call makes up to two
+/// entries.
 const ENTRIES: usize = 12;
 
-/// What has been announced, as whoever announces it understands it: see `crate::ops::held`.
+/// One entry, which its [`Kind`] interprets. See `crate::ops::held`.
 #[derive(Clone, Copy)]
 pub(crate) struct Held {
     pub(crate) kind: &'static Kind,
     pub(crate) words: Words,
 }
 
-/// Four numbers, or addresses.
+/// Four integers or addresses.
 pub(crate) type Words = [usize; 4];
 
-/// What is to be done about one kind of it.
+/// The operations on one kind of entry.
 pub(crate) struct Kind {
-    /// Nobody comes back to undo it.
+    /// Undoes the entry, because its call will not return.
     pub(crate) undo: fn(Words),
-    /// How often the endpoint at this address counts it among the calls in progress.
+    /// Returns how often this entry counts as a call in progress on the endpoint at the given
+    /// address.
     pub(crate) calls_on: fn(Words, usize) -> u32,
-    /// Counts it again, where all counts have been forgotten.
+    /// Counts the entry again, after all counts were reset.
     pub(crate) count_again: fn(Words),
 }
 
 impl Kind {
-    /// Nothing is, and no endpoint counts it.
+    /// An entry that has no effect and that no endpoint counts.
     pub(crate) const NOTHING: Kind = Kind { undo: |_| {}, calls_on: |_, _| 0, count_again: |_| {} };
 }
 
@@ -44,11 +51,11 @@ impl Held {
     }
 }
 
-/// The entries of one thread, the innermost last.
+/// The entries of one thread. The innermost call's entry is the last.
 pub(crate) struct Journal {
     len: Cell<usize>,
     entries: UnsafeCell<[MaybeUninit<(usize, Held)>; ENTRIES]>,
-    /// Where the alternate signal stack is, as of the last handler.
+    /// The bounds of the alternate signal stack, when the last handler ran.
     pub(crate) alternate: Cell<(usize, usize)>,
 }
 
@@ -58,8 +65,9 @@ impl Journal {
         self.len.get() == 0
     }
 
-    /// Enters what is held by a frame at `here`, and undoes what calls that were left have held. Of other stacks than the alternate one
-    /// `is_elsewhere` knows. Under the shield, and with the end of the thread awaited.
+    /// Adds an entry for a frame at `here`, and undoes the entries of abandoned calls.
+    /// `is_elsewhere` tests for stacks other than the alternate signal stack. The caller has raised
+    /// the shield and registered for the end of the thread.
     #[inline]
     pub(crate) fn enter(&self, held: Held, here: usize, is_elsewhere: impl Fn(usize) -> bool) -> usize {
         if !self.is_empty() {
@@ -67,14 +75,16 @@ impl Journal {
         }
         let place = self.len.get();
         if place < ENTRIES {
-            // SAFETY: within the array. Handlers enter theirs in the call to come, and leave before it does.
+            // SAFETY: within the array. A signal handler's entries are made in the next call, and
+            // removed before that call returns.
             unsafe { (*self.entries.get())[place].write((here, held)) };
             self.len.set(place + 1);
         }
         place
     }
 
-    /// The call has come back. What is above its entry was left by a handler within it.
+    /// Removes the entry of a call that has returned. Entries after it belong to calls that a
+    /// handler abandoned within this call.
     #[inline]
     pub(crate) fn leave(&self, place: usize) {
         while self.len.get() > place + 1 {
@@ -96,7 +106,7 @@ impl Journal {
         }
     }
 
-    /// Undoes everything: the thread is over.
+    /// Undoes all entries at the end of the thread.
     pub(crate) fn undo_all(&self) {
         while self.last().is_some() {
             self.pop();
@@ -109,7 +119,7 @@ impl Journal {
         Some(unsafe { (*self.entries.get())[index].assume_init() })
     }
 
-    /// From the outermost.
+    /// Returns the entries from the outermost call to the innermost.
     pub(crate) fn all(&self) -> impl Iterator<Item = Held> {
         // SAFETY: as above.
         (0..self.len.get()).map(|index| unsafe { (*self.entries.get())[index].assume_init() }.1)

@@ -1,12 +1,12 @@
-//! The free blocks that a thread keeps of the shim's heap (`base::alloc`), for itself alone.
+//! The free blocks of the shim's heap (`base::alloc`) that one thread caches.
 
 use std::cell::Cell;
 
-/// Sizes of which a thread keeps blocks, from the smallest, and how many of each.
+/// Number of size classes that are cached, from the smallest, and of blocks in each.
 const SIZES: usize = 8;
 const BLOCKS: u8 = 8;
 
-/// See the module. Used behind the shield.
+/// The cache. It is used only with the shield raised.
 pub(crate) struct Kept {
     first: [Cell<*mut u8>; SIZES],
     count: [Cell<u8>; SIZES],
@@ -24,7 +24,7 @@ impl Kept {
         Some(block)
     }
 
-    /// `false` if there are enough.
+    /// Adds a block to the cache. Returns `false` if the cache has enough of its size.
     pub(crate) fn keep(&self, class: usize, block: *mut u8) -> bool {
         if class >= SIZES || self.count[class].get() == BLOCKS {
             return false;
@@ -36,7 +36,7 @@ impl Kept {
         true
     }
 
-    /// Takes all, each with its size.
+    /// Removes all blocks, and passes each with its size class to `taken`.
     pub(crate) fn take_each(&self, mut taken: impl FnMut(usize, *mut u8)) {
         for class in 0..SIZES {
             while let Some(block) = self.take(class) {

@@ -1,4 +1,4 @@
-//! Calls of the kernel that do not wait, and leave errno as it was: for who holds a lock.
+//! System calls that do not wait and leave errno unchanged, for callers that hold a lock.
 
 use std::os::fd::RawFd;
 
@@ -8,8 +8,8 @@ use libc::{epoll_event, msghdr, pollfd, socklen_t};
 
 use crate::base::{errno, real};
 
-/// A system call that does not wait, made under a lock: libc's own function could be a cancellation point, and a thread
-/// that ended there would keep the lock.
+/// Makes a system call that does not wait, under a lock. libc's own function could be a
+/// cancellation point, and a thread that ended there would never release the lock.
 ///
 /// # Safety
 /// As the system call.
@@ -25,7 +25,7 @@ pub(crate) unsafe fn call(number: c_long, arguments: [c_long; 6]) -> Result<usiz
     })
 }
 
-/// recvmsg that does not wait.
+/// Calls recvmsg without waiting.
 ///
 /// # Safety
 /// As recvmsg; the flags contain MSG_DONTWAIT.
@@ -34,7 +34,7 @@ pub(crate) unsafe fn recvmsg_now(fd: RawFd, message: *mut msghdr, flags: c_int) 
     unsafe { call(libc::SYS_recvmsg, [fd.into(), message as _, flags.into(), 0, 0, 0]) }
 }
 
-/// send that neither waits nor raises SIGPIPE.
+/// Calls send without waiting or raising SIGPIPE.
 ///
 /// # Safety
 /// As send.
@@ -44,15 +44,15 @@ pub(crate) unsafe fn send_now(fd: RawFd, base: *const u8, len: usize) -> Result<
     unsafe { call(libc::SYS_sendto, [fd.into(), base as _, len as _, flags.into(), 0, 0]) }
 }
 
-/// Sends a byte of urgent data, which lies beside the stream.
+/// Sends a byte of urgent data, which is not part of the stream. Returns whether that worked.
 pub(crate) fn send_urgent_now(fd: RawFd) -> bool {
     let byte = [0u8];
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_OOB;
-    // SAFETY: a byte of ours.
+    // SAFETY: the byte is a local variable.
     unsafe { call(libc::SYS_sendto, [fd.into(), byte.as_ptr() as _, 1, flags.into(), 0, 0]) }.is_ok()
 }
 
-/// pread, of a regular file.
+/// Calls pread on a regular file.
 ///
 /// # Safety
 /// As pread.
@@ -61,34 +61,37 @@ pub(crate) unsafe fn read_at(file: RawFd, base: *mut u8, len: usize, offset: i64
     unsafe { call(libc::SYS_pread64, [file.into(), base as _, len as _, offset, 0, 0]) }
 }
 
-/// Dissolves the socket's association, which leaves ECONNRESET as its error.
+/// Dissolves the socket's association (connect with AF_UNSPEC), which leaves ECONNRESET as its
+/// error.
 pub(crate) fn dissolve(fd: RawFd) {
     let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
     let (address, len) = (std::ptr::from_ref(&nowhere) as c_long, size_of_val(&nowhere) as c_long);
-    // SAFETY: an address of ours.
+    // SAFETY: the address is a local variable.
     let _ = unsafe { call(libc::SYS_connect, [fd.into(), address, len, 0, 0, 0]) };
 }
 
-/// Whether a number is the same open file in two processes, one of them this. `None`: the kernel does not say.
+/// Returns whether descriptor `fd` is one open file in both processes, this one and another.
+/// `None`: the kernel does not answer.
 pub(crate) fn is_same_file(own: u32, other: u32, fd: RawFd) -> Option<bool> {
     const KCMP_FILE: c_long = 0;
     // SAFETY: a plain call, which writes nothing.
     match unsafe { call(libc::SYS_kcmp, [own.into(), other.into(), KCMP_FILE, fd.into(), fd.into(), 0]) } {
         Ok(order) => Some(order == 0),
-        // The other has no such number, or has ended.
+        // The other process has no such descriptor, or has ended.
         Err(libc::EBADF | libc::ESRCH) => Some(false),
         Err(_) => None,
     }
 }
 
-/// Has TCP send what it holds back only because little of it has come together (TCP_NODELAY does, and is taken back).
+/// Makes TCP send segments that it delays because they are small. Sets TCP_NODELAY for that, and
+/// clears it again.
 #[cold]
 pub(crate) fn push(fd: RawFd) {
     let mut on: c_int = 0;
     let mut len = size_of::<c_int>() as libc::socklen_t;
     let (level, name) = (c_long::from(libc::IPPROTO_TCP), c_long::from(libc::TCP_NODELAY));
     let (value, room) = (std::ptr::from_mut(&mut on) as c_long, std::ptr::from_mut(&mut len) as c_long);
-    // SAFETY: a number of ours, and its length, here and below.
+    // SAFETY: a local integer and its length, here and below.
     let asked = unsafe { call(libc::SYS_getsockopt, [fd.into(), level, name, value, room, 0]) };
     if asked.is_err() || on != 0 {
         return;
@@ -107,20 +110,20 @@ pub(crate) fn shut_down_reading(fd: RawFd) {
     let _ = unsafe { call(libc::SYS_shutdown, [fd.into(), libc::SHUT_RD.into(), 0, 0, 0, 0]) };
 }
 
-/// Whether the socket has an error to tell, which is told once.
+/// Returns whether the socket has a pending error. Does not consume the error.
 pub(crate) fn has_error(fd: RawFd) -> bool {
     let mut polled = [pollfd { fd, events: 0, revents: 0 }];
     poll_now(&mut polled) > 0 && polled[0].revents & libc::POLLERR != 0
 }
 
-/// Whether urgent data waits.
+/// Returns whether urgent data is waiting.
 pub(crate) fn has_urgent(fd: RawFd) -> bool {
     let mut polled = [pollfd { fd, events: libc::POLLPRI, revents: 0 }];
     poll_now(&mut polled);
     polled[0].revents & libc::POLLPRI != 0
 }
 
-/// poll that does not wait. An interrupted one has found nothing.
+/// Calls poll without waiting. Returns 0 if it fails.
 pub(crate) fn poll_now(fds: &mut [pollfd]) -> usize {
     let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let time = std::ptr::from_ref(&at_once) as c_long;
@@ -128,14 +131,14 @@ pub(crate) fn poll_now(fds: &mut [pollfd]) -> usize {
     unsafe { call(libc::SYS_ppoll, [fds.as_mut_ptr() as _, fds.len() as _, time, 0, 0, 0]) }.unwrap_or(0)
 }
 
-/// epoll_wait that does not wait.
+/// Calls epoll_wait without waiting. Returns 0 if it fails.
 pub(crate) fn epoll_now(epoll: RawFd, events: &mut [epoll_event]) -> usize {
     let (base, len) = (events.as_mut_ptr() as c_long, events.len() as c_long);
     // SAFETY: the array is as long as it says.
     unsafe { call(libc::SYS_epoll_pwait, [epoll.into(), base, len, 0, 0, 0]) }.unwrap_or(0)
 }
 
-/// A call of ours that leaves errno alone. `Err` is its errno.
+/// Runs a call of the shim's and restores errno. `Err` holds the errno of the call.
 pub(crate) fn quietly(call: impl FnOnce() -> c_int) -> Result<(), i32> {
     let before = errno::get();
     let result = call();
@@ -144,7 +147,7 @@ pub(crate) fn quietly(call: impl FnOnce() -> c_int) -> Result<(), i32> {
     if result == 0 { Ok(()) } else { Err(failed) }
 }
 
-/// An option of this length.
+/// Returns a socket option of type `T`, or `None` if the kernel returns another length or fails.
 pub(crate) fn option<T: Copy>(fd: RawFd, level: c_int, name: c_int) -> Option<T> {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
     let mut len = size_of::<T>() as socklen_t;
@@ -154,19 +157,19 @@ pub(crate) fn option<T: Copy>(fd: RawFd, level: c_int, name: c_int) -> Option<T>
     (asked.is_ok() && len as usize == size_of::<T>()).then(|| unsafe { value.assume_init() })
 }
 
-/// Sets an option that is an integer. An error is nobody's to be told.
+/// Sets an integer option. Ignores errors.
 pub(crate) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) {
     let (base, len) = (std::ptr::from_ref(&value) as c_long, size_of::<c_int>() as c_long);
-    // SAFETY: a number of ours, and its length.
+    // SAFETY: a local integer and its length.
     let _ = unsafe { call(libc::SYS_setsockopt, [fd.into(), level.into(), name.into(), base, len, 0]) };
 }
 
-/// The error that waits for the socket, which is told once.
+/// Returns and clears the socket's pending error (SO_ERROR).
 pub(crate) fn take_error(fd: RawFd) -> Option<i32> {
     option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ERROR).filter(|errno| *errno != 0)
 }
 
-/// SO_RCVLOWAT where it is more than 1; else 0.
+/// Returns SO_RCVLOWAT if it is more than 1, else 0.
 pub(crate) fn low_water(fd: RawFd) -> usize {
     let bytes: c_int = option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
     usize::try_from(bytes).map_or(0, |bytes| if bytes > 1 { bytes } else { 0 })

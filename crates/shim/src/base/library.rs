@@ -1,29 +1,29 @@
-//! The objects that the dynamic linker has loaded, as it describes them: it is asked for nothing that takes the lock which it holds
-//! while it loads another.
+//! The objects that the dynamic linker has loaded, read from its own tables. Nothing here needs the
+//! lock that the dynamic linker holds while it loads an object.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-/// One that is loaded.
+/// A loaded object.
 #[derive(Clone, Copy)]
 pub(crate) struct Library<'a> {
-    /// What is added to the addresses in its file.
+    /// The load bias: the difference between an address in memory and the address in the file.
     pub(crate) base: usize,
     pub(crate) segments: &'a [libc::Elf64_Phdr],
-    /// Its path, or nothing for the program.
+    /// The path of its file. Empty for the program.
     pub(crate) name: &'a CStr,
 }
 
-/// Called with each until it says that this was the last.
+/// Calls `visitor` with each loaded object, until it returns `true`.
 pub(crate) fn each_library(mut visitor: &mut dyn FnMut(&Library<'_>) -> bool) {
-    // SAFETY: what the function below takes.
+    // SAFETY: `visit` takes a pointer to the visitor.
     unsafe { iterate()(Some(visit), std::ptr::from_mut(&mut visitor).cast()) };
 }
 
 type Visit = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
 type Iterate = unsafe extern "C" fn(Option<Visit>, *mut c_void) -> c_int;
 
-// Only glibc's dynamic linker has it.
+// Only glibc's dynamic linker has this symbol.
 std::arch::global_asm!(
     ".weak _r_debug",
     ".pushsection .data.rel.ro.shunt_debug, \"aw\", @progbits",
@@ -40,7 +40,7 @@ unsafe extern "C" {
     static shunt_debug: Option<&'static Debug>;
 }
 
-/// The beginning of `struct r_debug` (link.h), which is there for debuggers.
+/// The beginning of `struct r_debug` (link.h), which exists for debuggers.
 #[repr(C)]
 struct Debug {
     version: c_int,
@@ -64,14 +64,14 @@ fn iterate() -> Iterate {
     static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     let mut found = FOUND.load(Relaxed);
     if found.is_null() {
-        // SAFETY: written before anything ran.
+        // SAFETY: the dynamic linker relocates it before any code of this library runs.
         found = unsafe { shunt_debug }.map_or(std::ptr::null_mut(), find_iterate);
         if found.is_null() {
             found = libc::dl_iterate_phdr as *mut c_void;
         }
         FOUND.store(found, Relaxed);
     }
-    // SAFETY: it has this prototype.
+    // SAFETY: the function has this prototype.
     unsafe { std::mem::transmute::<*mut c_void, Iterate>(found) }
 }
 
@@ -80,7 +80,7 @@ fn find_iterate(debug: &Debug) -> *mut c_void {
     // SAFETY: libc is among the libraries that the program began with. They are the first of the
     // list and are not unloaded.
     while let Some(map) = unsafe { next.as_ref() } {
-        // SAFETY: zeroes are a segment without a kind.
+        // SAFETY: zeroes are a valid segment, of type PT_NULL.
         let mut segment = unsafe { std::mem::zeroed::<libc::Elf64_Phdr>() };
         segment.p_type = libc::PT_DYNAMIC;
         segment.p_vaddr = map.dynamic.wrapping_sub(map.base) as u64;
@@ -94,7 +94,8 @@ fn find_iterate(debug: &Debug) -> *mut c_void {
 }
 
 unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, visitor: *mut c_void) -> c_int {
-    // SAFETY: the dynamic linker's own description of a library that is loaded, and the visitor above.
+    // SAFETY: `info` is the dynamic linker's description of a loaded library. `visitor` comes from
+    // `each_library`.
     unsafe {
         let (info, visitor) = (&*info, visitor.cast::<&mut dyn FnMut(&Library<'_>) -> bool>());
         let segments = match info.dlpi_phdr.is_null() {
@@ -107,7 +108,7 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, visitor: *mu
 }
 
 impl Library<'_> {
-    /// Whether the address is in it.
+    /// Returns whether the address is in one of its loaded segments.
     pub(crate) fn has(&self, address: usize) -> bool {
         let is_inside = |segment: &libc::Elf64_Phdr| {
             let from = self.base.wrapping_add(segment.p_vaddr as usize);
@@ -121,11 +122,11 @@ impl Library<'_> {
         const DT_STRTAB: usize = 5;
         const DT_SONAME: usize = 14;
         let (names, offset) = (self.table(DT_STRTAB)?, self.number(DT_SONAME)?);
-        // SAFETY: the library's own table of names.
+        // SAFETY: the name is in the library's string table.
         Some(unsafe { CStr::from_ptr((names + offset) as *const c_char) })
     }
 
-    /// From its first byte to its last.
+    /// Returns the addresses from its first byte to its last.
     pub(crate) fn range(&self) -> std::ops::Range<usize> {
         let loaded = || self.segments.iter().filter(|segment| segment.p_type == libc::PT_LOAD);
         let at = |address: u64| self.base.wrapping_add(address as usize);
@@ -133,18 +134,19 @@ impl Library<'_> {
         from..loaded().map(|one| at(one.p_vaddr + one.p_memsz)).max().unwrap_or(from)
     }
 
-    /// A table of its dynamic section.
+    /// Returns the address of a table in its dynamic section.
     pub(crate) fn table(&self, wanted: usize) -> Option<usize> {
         let at = self.number(wanted)?;
-        // glibc writes addresses where musl, and the kernel's own, leave what is in the file.
+        // glibc replaces the file's addresses by addresses in memory. musl, and the kernel in its
+        // vDSO, do not.
         Some(if at < self.base { self.base + at } else { at })
     }
 
-    /// A number of its dynamic section.
+    /// Returns an entry of its dynamic section.
     pub(crate) fn number(&self, wanted: usize) -> Option<usize> {
         let dynamic = self.segments.iter().find(|segment| segment.p_type == libc::PT_DYNAMIC)?;
         let entries = self.base.wrapping_add(dynamic.p_vaddr as usize) as *const [usize; 2];
-        // SAFETY: the section ends in a zero.
+        // SAFETY: an entry of kind 0 ends the section.
         let found =
             (0..).map(|index| unsafe { *entries.add(index) }).find(|[kind, _]| [wanted, 0].contains(kind));
         found.filter(|[kind, _]| *kind != 0).map(|[_, number]| number)
@@ -159,8 +161,8 @@ impl Library<'_> {
         let names = self.table(DT_STRTAB).unwrap_or(0);
         let symbols = self.table(DT_SYMTAB).unwrap_or(0) as *const libc::Elf64_Sym;
         let hashes = self.table(DT_GNU_HASH).unwrap_or(0) as *const u32;
-        // SAFETY: the tables are as a linker makes them: a list for each bucket, which ends in an
-        // odd hash.
+        // SAFETY: a linker made the tables. Each bucket has a list of hashes, and the last one in
+        // the list is odd.
         let word = move |index: usize| unsafe { *hashes.add(index) };
         let [buckets, first, words_of_filter] = match hashes.is_null() {
             true => [0; 3],
@@ -172,14 +174,15 @@ impl Library<'_> {
             let is_last = move |index: usize| word(heads + buckets + index - first) & 1 == 1;
             std::iter::successors(Some(start), move |index| (!is_last(*index)).then_some(index + 1))
         };
-        // SAFETY: as above; each symbol has its name in that table.
+        // SAFETY: as above. The string table has the name of each symbol.
         let name = move |index| unsafe {
             CStr::from_ptr((names + (*symbols.add(index)).st_name as usize) as *const c_char)
         };
         starts.filter(move |start| *start >= first).flat_map(list).map(name)
     }
 
-    /// The address of a function, or of data, by the hash table, or null. Of several versions it is the one that programs are linked with.
+    /// Returns the address of a function or variable from the hash table, or null. If there are
+    /// several versions, returns the default one.
     pub(crate) fn address_of(&self, name: &CStr) -> *mut c_void {
         self.look_up(name).unwrap_or(std::ptr::null_mut())
     }
@@ -198,7 +201,8 @@ impl Library<'_> {
         let versions = self.table(DT_VERSYM).map(|at| at as *const u16);
         let djb = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(*byte));
         let hash = name.to_bytes().iter().fold(5381, djb);
-        // SAFETY: the tables are as a linker makes them: lists of hashes, each of which ends in an odd one, in the order of the symbols.
+        // SAFETY: a linker made the tables. The lists of hashes are in the order of the symbols,
+        // and the last hash of each list is odd.
         unsafe {
             let [buckets, first, words_of_filter] = [0, 1, 2].map(|index| *hashes.add(index) as usize);
             let lists = hashes.add(WORDS_OF_HEAD + 2 * words_of_filter);
@@ -224,15 +228,16 @@ impl Library<'_> {
     }
 }
 
-/// How often the dynamic linker has added an object, in any namespace.
+/// Returns how often the dynamic linker has added an object, in all its namespaces.
 pub(crate) fn times_added() -> u64 {
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, times: *mut c_void) -> c_int {
-        // SAFETY: the dynamic linker's own description of an object, and the number below.
+        // SAFETY: `info` is the dynamic linker's description of an object, and `times` points to
+        // the local below.
         unsafe { times.cast::<u64>().write((*info).dlpi_adds) };
         1
     }
     let mut times = 0_u64;
-    // SAFETY: what the function above takes.
+    // SAFETY: `visit` takes a pointer to a `u64`.
     unsafe { iterate()(Some(visit), (&raw mut times).cast()) };
     times
 }

@@ -1,11 +1,17 @@
-//! A mutex for use inside hooks: it touches neither errno nor libc, and can be reset in a forked child.
+//! A mutex for use inside hooks: it touches neither errno nor libc, and can be reset in a forked
+//! child.
 //!
-//! Critical sections are short and never sleep in the kernel, so it spins a little before it asks the kernel. They lie
-//! behind the shield (`crate::base::signal`), so that no handler interrupts one.
+//! Critical sections are short and never sleep in the kernel, so a waiter spins a little before it
+//! waits on a futex. The shield (`crate::base::signal`) is up in a critical section, so that no
+//! signal handler interrupts it.
 //!
-//! A process with one thread takes its locks by plain moves, as glibc does with its own: a locked instruction costs as much as all else that
-//! a short send does. Nobody comes to be a second thread in between, since nothing in a critical section makes one. And any process gives
-//! them back by plain moves, unless somebody is seen to wait. Who begins to wait just then is not woken, and looks again by itself.
+//! A process of one thread takes the lock by plain loads and stores, as glibc does with its locks.
+//! An atomic read-modify-write costs as much as all other work of a short send. No second thread
+//! can appear meanwhile, since nothing in a critical section makes one.
+//!
+//! Every process also releases by a plain store, unless the word shows a waiter. A waiter that
+//! marks the word just before that store is not woken. So a waiter sleeps for [`SLEEP`] at most,
+//! and then tries again.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -19,7 +25,7 @@ const FREE: u32 = 0;
 const HELD: u32 = 1;
 const CONTENDED: u32 = 2;
 const SPINS: u32 = 100;
-/// How long a waiter sleeps that nobody wakes.
+/// The longest sleep of a waiter, in case its mark was overwritten.
 const SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// A value behind a lock.
@@ -35,23 +41,26 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 /// Access to the value, until dropped.
 pub(crate) struct Guard<'a, T>(&'a Lock<T>);
 
-/// The same without a destructor, which takes instructions also where nothing unwinds.
+/// Access to the value without a destructor: a destructor costs instructions even where nothing
+/// unwinds. [`end`](Brief::end) ends the access.
 pub(crate) struct Brief<'a, T>(&'a Lock<T>);
 
 impl<T> Brief<'_, T> {
     #[inline(always)]
     pub(crate) fn value(&mut self) -> &mut T {
-        // SAFETY: this thread holds it, or is the only one.
+        // SAFETY: this thread holds the lock, or is the only thread.
         unsafe { &mut *self.0.value.get() }
     }
 
     #[inline(always)]
     pub(crate) fn end(self) {
-        // SAFETY: it has been taken for this, or is free and no other thread is there to take it.
+        // SAFETY: `briefly` took the lock, or it is free and the process has no other thread that
+        // could take it.
         unsafe { self.0.release() };
     }
 
-    /// The same unless somebody is to be woken.
+    /// Ends the access, unless a waiter must be woken. Then returns `Err`, and the lock is still
+    /// held.
     #[inline(always)]
     pub(crate) fn end_at_once(self) -> Result<(), Self> {
         if self.0.release_at_once() { Ok(()) } else { Err(self) }
@@ -92,8 +101,8 @@ impl<T> Lock<T> {
         }
     }
 
-    /// The value, for something that ends by returning and does not ask for this lock, until [`Brief::end`]. Where there is one thread the
-    /// lock need not even be taken for that.
+    /// Returns the value, until [`Brief::end`], for code that returns without unwinding and does
+    /// not take this lock again. In a process of one thread, the lock is not even taken.
     #[inline(always)]
     pub(crate) fn briefly(&self) -> Brief<'_, T> {
         debug_assert!(is_shielded(), "a handler could ask for the lock that its own thread holds");
@@ -103,7 +112,8 @@ impl<T> Lock<T> {
         Brief(self)
     }
 
-    /// The same unless somebody holds it. `true`: it is to be [taken over](Self::take_over).
+    /// Takes the lock for [`take_over`](Self::take_over), unless it is held. Returns whether that
+    /// worked.
     #[inline(always)]
     pub(crate) fn try_hold_briefly(&self) -> bool {
         debug_assert!(is_shielded());
@@ -113,46 +123,46 @@ impl<T> Lock<T> {
         self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok()
     }
 
-    /// What whoever took it [briefly](Self::briefly) has left to others to end.
+    /// Returns the access that [`try_hold_briefly`](Self::try_hold_briefly) has taken.
     ///
     /// # Safety
-    /// This thread must have done so.
+    /// This thread must have taken it, and not ended it.
     #[inline(always)]
     pub(crate) unsafe fn take_over(&self) -> Brief<'_, T> {
         Brief(self)
     }
 
-    /// Puts another value in the place of what is there.
+    /// Replaces the value.
     pub(crate) fn set(&self, value: T) {
         let mut brief = self.briefly();
         *brief.value() = value;
         brief.end();
     }
 
-    /// Takes it for a time that no guard spans: until [`release`](Self::release).
+    /// Takes the lock for a time that no guard spans, until [`release`](Self::release).
     pub(crate) fn hold(&self) {
         std::mem::forget(self.lock());
     }
 
-    /// The value, for whoever [holds](Self::hold) it.
+    /// Returns the value to the thread that [holds](Self::hold) the lock.
     ///
     /// # Safety
-    /// This thread must hold it.
+    /// This thread must hold the lock.
     pub(crate) unsafe fn value(&self) -> &T {
         // SAFETY: the caller's promise.
         unsafe { &*self.value.get() }
     }
 
-    /// Whether anybody holds it.
+    /// Returns whether a thread holds the lock.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.word.load(Relaxed) != FREE
     }
 
-    /// Frees a lock that is [held](Self::hold).
+    /// Releases a lock that is [held](Self::hold).
     ///
     /// # Safety
-    /// This thread must hold it.
+    /// This thread must hold the lock.
     #[inline]
     pub(crate) unsafe fn release(&self) {
         if !self.release_at_once() {
@@ -160,7 +170,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// The same unless somebody is to be woken. `false`: it is still held.
+    /// Releases the lock, unless a waiter must be woken. Returns `false` if the lock is still held.
     #[inline(always)]
     fn release_at_once(&self) -> bool {
         let is_alone = self.word.load(Relaxed) != CONTENDED;
@@ -177,12 +187,12 @@ impl<T> Lock<T> {
         let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
     }
 
-    /// Frees a lock whose holder did not come along into a child that nobody announced.
+    /// Frees the lock in the child of a fork that no hook saw, where its holder does not exist.
     ///
     /// # Safety
     /// This must be the only thread of the process.
     pub(crate) unsafe fn reset(&self) {
-        // Not written without need: the kernel would have to copy the page.
+        // Writes only if needed: a write makes the kernel copy the page.
         if self.is_held() {
             self.word.store(FREE, Relaxed);
         }
@@ -196,7 +206,7 @@ fn is_shielded() -> bool {
 impl<T> Drop for Guard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: the guard is the proof.
+        // SAFETY: the guard exists only while this thread holds the lock.
         unsafe { self.0.release() };
     }
 }

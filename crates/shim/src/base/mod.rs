@@ -1,5 +1,5 @@
-//! The lowest floor: memory, locks, threads and signals, the kernel's calls, and what each number of the program's is. It knows nothing of
-//! connections.
+//! The lowest layer of the shim: memory, locks, threads, signals, system calls, and the table of
+//! descriptors. It knows nothing of connections.
 
 pub(crate) mod above;
 pub(crate) mod alloc;

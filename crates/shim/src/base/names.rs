@@ -1,7 +1,7 @@
-//! Names for what a process has many of, and uses again when it is done with. Whoever holds one notices when its place has gone
-//! to another.
+//! Handles for objects that live in reusable slots. A handle consists of the slot's index and a
+//! generation. A holder notices by the generation that its slot now contains another object.
 
-/// A place, and how often it had been used again.
+/// Defines a handle: the index of a slot, and how often the slot had been reused.
 macro_rules! name {
     ($(#[$about:meta])* $name:ident) => {
         $(#[$about])*
@@ -24,7 +24,7 @@ macro_rules! name {
                 self.generation
             }
 
-            /// As a number below 2^56.
+            /// Returns the handle as an integer below 2^56.
             pub(crate) fn pack(self) -> u64 {
                 u64::from(self.index) | u64::from(self.generation) << 24
             }
@@ -37,10 +37,10 @@ macro_rules! name {
 }
 
 name!(
-    /// A name for an endpoint.
+    /// A handle of an endpoint.
     EndpointRef
 );
 name!(
-    /// A name for an epoll instance.
+    /// A handle of an epoll instance.
     EpollRef
 );

@@ -1,5 +1,6 @@
-//! How large the kernel's table of descriptors would be without those of ours, which are high. select looks at no number beyond
-//! the table: a bit that a program has left there is nothing, with a larger table a bad descriptor, and an error.
+//! The size that the kernel's descriptor table would have without the shim's descriptors, which
+//! have high numbers. select ignores bits beyond the table. If the shim's descriptors enlarge the
+//! table, a stray bit that a program left there refers to a bad descriptor, and select fails.
 
 use std::os::fd::RawFd;
 
@@ -9,10 +10,11 @@ use crate::base::children::{any_entry, open};
 use crate::base::private;
 use crate::base::table::{self, Entry};
 
-/// A process begins with a table of this size.
+/// Initial size of a process's table.
 const SMALLEST: RawFd = 64;
 
-/// How many of the numbers below `count` have a place in it, if some have none. Asked only where a number is bad.
+/// Returns the size of the program's table if that is less than `count`. Called only after select
+/// found a bad descriptor.
 #[cold]
 pub(crate) fn shorter_than(count: RawFd) -> Option<RawFd> {
     if !private::are_held() {
@@ -23,7 +25,7 @@ pub(crate) fn shorter_than(count: RawFd) -> Option<RawFd> {
     any_entry(&directory, |_, number| {
         let number = number.to_str().ok().and_then(|number| number.parse().ok());
         let own = number.filter(|&fd| table::look_up(fd) != Entry::Private && fd != directory.number());
-        // The kernel makes room by the next power of two.
+        // The kernel enlarges the table to the next power of two.
         size = own.map_or(size, |fd| size.max((fd as u32 + 1).next_power_of_two() as RawFd));
         Ok(false)
     })

@@ -1,43 +1,47 @@
-//! When a receiver looks for more of a stream of small messages.
+//! The pace at which a receiver checks for more of a stream of small messages.
 //!
-//! A receiver that is faster than the sender finds one or two messages each time it looks, and each look takes the line of
-//! the sender's cursor away from the sender, who needs it back to publish the next: that costs both of them more than the
-//! message does. So such a receiver leaves the sender alone for a moment, until there are some more messages for a look. Only one
-//! that may wait does this, and that sends nothing on the connection meanwhile: a peer that waits for an answer has no
-//! more to say.
+//! A receiver that is faster than the sender finds only one or two messages at each check. Each
+//! check takes the cache line of the sender's cursor away from the sender, which needs it back to
+//! publish the next message. That costs both ends more than the message itself. So such a receiver
+//! pauses before each check, until a check finds several messages.
+//!
+//! Only a receiver that may wait does so, and only while it sends nothing on the connection: a peer
+//! that waits for an answer has no more to send.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::base::process::{self, Spin};
 
-/// What a receiving direction has learnt. Under its lock.
+/// The state of one receiving direction, under the lock of that direction.
 #[derive(Default)]
 pub(crate) struct Pace {
-    /// How long it waits before a look.
+    /// Length of the pause before a check.
     nanos: u64,
-    /// Looks to go before it is tried again.
+    /// Checks without a pause before the next attempt to pause.
     rest: u32,
 }
 
-/// Looks that have found something since the last send. Each direction has a lock of its own, and this lies between them.
+/// The number of successful checks since the last send. Sender and receiver share it, because each
+/// direction has its own lock.
 #[derive(Default)]
 pub(crate) struct Unanswered(AtomicU32);
 
-/// Looks that nothing is sent between make a stream.
+/// Number of successful checks without a send that make a stream.
 const STREAM: u32 = 32;
-/// Messages that are worth a look.
+/// Number of messages that make a check worthwhile.
 const ENOUGH: usize = 8;
 const SHORTEST_NANOS: u64 = 100;
-/// A sender that has not said enough by then is a slow one, and its messages are waited for one by one,
+/// Longest pause. If it does not bring enough messages, the sender is slow, and the receiver checks
+/// for each message,
 const LONGEST_NANOS: u64 = 1_600;
-/// for as many looks as this.
+/// for this many checks.
 const REST: u32 = 1_024;
 
 impl Unanswered {
-    /// This end sends.
+    /// Records a send of this end.
     #[inline]
     pub(crate) fn answer(&self) {
-        // Not written without need: another thread may be receiving.
+        // Writes only if needed: another thread may be receiving.
         if self.0.load(Relaxed) != 0 {
             self.0.store(0, Relaxed);
         }
@@ -53,13 +57,13 @@ impl Unanswered {
 }
 
 impl Pace {
-    /// Whether a look is waited for.
+    /// Returns whether a check is preceded by a pause.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
         self.nanos > 0
     }
 
-    /// Before a look.
+    /// Pauses before a check.
     #[inline]
     pub(crate) fn wait(&self) {
         if self.nanos > 0 {
@@ -70,7 +74,7 @@ impl Pace {
         }
     }
 
-    /// A look for `wanted` bytes has found that there are `found`.
+    /// Learns from a check that wanted `wanted` bytes and found `found`.
     #[inline]
     pub(crate) fn learn(&mut self, found: usize, wanted: usize, unanswered: &Unanswered) {
         if found == 0 {

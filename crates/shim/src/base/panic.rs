@@ -1,7 +1,9 @@
-//! What becomes of a panic, which is a bug of ours: it says what happened and what to do about it, once, and ends the program. It
-//! crosses no C boundary: unwinding through a program's frames would be a second bug.
+//! Handling of a panic, which is always a bug of the shim: reports once what happened and what to
+//! do about it, and ends the program. A panic never crosses a C boundary, because unwinding through
+//! a program's frames would be a second bug.
 //!
-//! It may have happened anywhere, so nothing here allocates, takes a lock or calls a function of libc's.
+//! A panic can happen anywhere, so the report allocates nothing, takes no lock and calls no
+//! function of libc.
 
 use std::any::Any;
 use std::fmt::{self, Write};
@@ -13,17 +15,17 @@ use crate::base::private::borrow;
 
 const STANDARD_ERROR: RawFd = 2;
 
-/// From now on.
+/// Installs the panic hook.
 pub(crate) fn install() {
     std::panic::set_hook(Box::new(tell));
 }
 
 fn tell(info: &PanicHookInfo<'_>) {
     static TOLD: AtomicBool = AtomicBool::new(false);
-    // Threads that panic together have one story.
+    // If several threads panic together, only the first reports.
     if !TOLD.swap(true, Relaxed) {
         let mut report = Report { text: [0; MOST], len: 0 };
-        // What does not fit is left out.
+        // Text beyond the buffer is dropped.
         let _ = describe(&mut report, said(info.payload()), info.location());
         let _ = rustix::io::write(borrow(STANDARD_ERROR), report.text());
     }
@@ -37,7 +39,7 @@ fn said(payload: &dyn Any) -> &str {
 
 fn describe(report: &mut Report, what: &str, place: Option<&Location<'_>>) -> fmt::Result {
     let (file, line) = place.map_or(("nowhere", 0), |place| (place.file(), place.line()));
-    // Room is kept for what to do.
+    // Leaves room for the advice.
     let what = &what[..what.floor_char_boundary(MOST / 2)];
     writeln!(report, "shunt: a bug in libshunt.so {VERSION} ends this program: {what} ({file}:{line})")?;
     writeln!(report, "shunt: please report this line and what the program was doing")?;
@@ -47,7 +49,7 @@ fn describe(report: &mut Report, what: &str, place: Option<&Location<'_>>) -> fm
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const MOST: usize = 1024;
 
-/// Text in a place of its own.
+/// A text buffer of fixed size.
 struct Report {
     text: [u8; MOST],
     len: usize,
@@ -93,7 +95,7 @@ mod tests {
         assert!(report.contains("please report") && report.contains("without shunt"), "{report}");
     }
 
-    /// Alone in a process of its own, which it ends.
+    /// Runs in a separate process, which it ends.
     #[test]
     #[ignore = "ends the process: a_panic_speaks_once_and_ends_the_process runs it"]
     fn panics() {

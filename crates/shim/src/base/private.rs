@@ -1,4 +1,19 @@
 //! Descriptors that belong to the shim: high, close-on-exec, and out of the program's reach.
+//!
+//! A thread may close such a descriptor while another one is about to use it, and the number may be
+//! reused immediately. So users borrow the descriptor ([`PrivateFd::lend`]), and a closer waits for
+//! the borrows that began before the number was removed from its place:
+//!
+//! ```text
+//! borrower                        closer
+//!   LENT[epoch] += 1
+//!   read the place: fd 1030
+//!                                 store -1 in the place
+//!                                 TURN += 1: later borrows count in the next epoch
+//!   use fd 1030                   wait until LENT[old epoch] is 0
+//!   LENT[epoch] -= 1
+//!                                 close(1030)
+//! ```
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
@@ -10,24 +25,26 @@ use rustix::process::{Resource, getrlimit};
 use crate::base::lock::Lock;
 use crate::base::table::{self, Entry};
 
-/// Private descriptors start here, where the limit allows: above what select(2) can name is best, and programs
-/// take the lowest free number.
+/// Private descriptors start here, if the limit allows: above FD_SETSIZE, out of the way of
+/// select(2) and of programs, which get the lowest free descriptors.
 const HIGH: u64 = 1024;
-/// ... or so far below the limit.
+/// Otherwise they start so far below the limit.
 const BELOW_LIMIT: u64 = 128;
-/// Peers' doorbells may take this part of what the program may open: the rest is its own (L8).
+/// Doorbells of peers may take one part in `SHARE` of the program's descriptor limit. The rest is
+/// for the program (L8).
 const SHARE: u64 = 8;
 
-/// With fewer that it may open, a program could lack the very ones that are ours.
+/// With a limit below this, the shim's descriptors could be the ones that the program lacks.
 const FEW: u64 = 32;
 
-/// Private descriptors now open.
+/// Number of open private descriptors.
 static HELD: AtomicU64 = AtomicU64::new(0);
 
-/// Calls under way on descriptors that others may close: each counts in the turn in which it began.
+/// Borrows in progress of descriptors that other threads may close. Each counts in the epoch
+/// (`TURN`, modulo 2) in which it began.
 static LENT: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 static TURN: AtomicUsize = AtomicUsize::new(0);
-/// One thread at a time waits for those of a turn.
+/// Held by the one thread that waits for the borrows of an epoch.
 static WAITING: Lock<()> = Lock::new(());
 
 /// An owned private descriptor.
@@ -35,14 +52,15 @@ static WAITING: Lock<()> = Lock::new(());
 pub(crate) struct PrivateFd(RawFd);
 
 impl PrivateFd {
-    /// Moves `fd` out of the program's way. `None` if the process has no descriptor left.
+    /// Moves `fd` to a high descriptor. Returns `None` if the process has no descriptor left.
     pub(crate) fn adopt(fd: OwnedFd) -> Option<PrivateFd> {
         let high = PrivateFd::duplicate(fd.as_raw_fd());
         close_owned(fd);
         high
     }
 
-    /// One more descriptor of the file that `fd` of the program's names. `None` as above, or if it names none.
+    /// Duplicates the program's descriptor `fd`. Returns `None` if the process has no descriptor
+    /// left, or `fd` is not open.
     pub(crate) fn duplicate(fd: RawFd) -> Option<PrivateFd> {
         let raw = fcntl_dupfd_cloexec(borrow(fd), floor()).ok()?.into_raw_fd();
         table::replace(raw, Entry::Private);
@@ -50,8 +68,9 @@ impl PrivateFd {
         Some(PrivateFd(raw))
     }
 
-    /// The same for a peer's, which may have thousands of them, and `has` so many: within the share of descriptors that is ours, and
-    /// of that what leaves half as much to other peers.
+    /// Moves a peer's descriptor, of which the peer `has` so many already, to a high one. Returns
+    /// `None` also if that would exceed the shim's share of descriptors, or two thirds of what
+    /// other peers have left of the share.
     pub(crate) fn adopt_one_of_many(fd: OwnedFd, has: usize) -> Option<PrivateFd> {
         if !may_have_more(has as u64, HELD.load(Relaxed), limit()) {
             close_owned(fd);
@@ -60,36 +79,39 @@ impl PrivateFd {
         PrivateFd::adopt(fd)
     }
 
-    /// Its number.
+    /// Returns the file descriptor.
     pub(crate) fn raw(&self) -> RawFd {
         self.0
     }
 
-    /// Takes back what `into_raw` gave out.
+    /// Takes ownership of a descriptor that `into_raw` returned.
     pub(crate) fn from_raw(raw: RawFd) -> PrivateFd {
         PrivateFd(raw)
     }
 
-    /// Gives up ownership without closing; [`close_raw`](Self::close_raw) ends it.
+    /// Gives up ownership without closing. Use [`close_raw`](Self::close_raw) to close the
+    /// descriptor.
     pub(crate) fn into_raw(self) -> RawFd {
         let raw = self.0;
         std::mem::forget(self);
         raw
     }
 
-    /// Closes a descriptor that `into_raw` gave out; a negative one is nothing.
+    /// Closes a descriptor that `into_raw` returned. A negative number is ignored.
     pub(crate) fn close_raw(raw: RawFd) {
         if raw >= 0 && table::look_up(raw) == Entry::Private {
             table::replace(raw, Entry::None);
             HELD.fetch_sub(1, Relaxed);
             wait_for_borrowers();
-            // SAFETY: it is ours (the table says so) and forgotten here.
+            // SAFETY: the table says that the descriptor is the shim's, and no place refers to it
+            // any more.
             unsafe { rustix::io::close(raw) };
         }
     }
 
-    /// Lends the descriptor whose number stands at `place`, if one does. Until `use_it` is over the number is not another's, whatever
-    /// happens to `place`; so it must neither wait nor close a private descriptor.
+    /// Lends the descriptor stored at `place`, if there is one. The descriptor stays open until
+    /// `use_it` returns, even if another thread changes `place` meanwhile. So `use_it` must neither
+    /// wait nor close a private descriptor.
     #[inline]
     pub(crate) fn lend<R>(place: &AtomicI32, use_it: impl FnOnce(BorrowedFd<'_>) -> R) -> Option<R> {
         let turn = loop {
@@ -101,15 +123,16 @@ impl PrivateFd {
             LENT[turn].fetch_sub(1, SeqCst);
         };
         let raw = place.load(SeqCst);
-        // SAFETY: private descriptors are open as long as their number stands anywhere, and until all borrowers are done.
+        // SAFETY: a private descriptor is open while any place stores it, and until all its
+        // borrowers are done.
         let result = (raw >= 0).then(|| use_it(unsafe { BorrowedFd::borrow_raw(raw) }));
         LENT[turn].fetch_sub(1, SeqCst);
         result
     }
 }
 
-/// Waits until nobody uses a number any more that stands nowhere now. Those who borrow meanwhile find what stands there instead, and
-/// count in the next turn.
+/// Waits until no thread uses a descriptor that has been removed from its place. Threads that
+/// borrow meanwhile read the new content of the place, and count in the next epoch.
 fn wait_for_borrowers() {
     let _one_at_a_time = WAITING.lock();
     let before = TURN.fetch_add(1, SeqCst) & 1;
@@ -118,7 +141,7 @@ fn wait_for_borrowers() {
     }
 }
 
-/// Those who borrowed are not in a forked child.
+/// Forgets the borrows in a forked child, where the borrowing threads do not exist.
 ///
 /// # Safety
 /// This must be the only thread of the process.
@@ -141,23 +164,25 @@ impl AsFd for PrivateFd {
     }
 }
 
-/// Whether one that `has` so many of our descriptors may have another, with `held` in all.
+/// Returns whether a peer that `has` so many descriptors may get another, if all peers together
+/// have `held`.
 fn may_have_more(has: u64, held: u64, limit: u64) -> bool {
     has < 2 * (limit / SHARE).saturating_sub(held)
 }
 
-/// Where private descriptors start in this process; the number below is that of a handover, between exec and the start of
-/// the next program.
+/// Returns the lowest number for private descriptors in this process. The number below it is the
+/// handover's, between exec and the start of the next program.
 pub(crate) fn floor() -> RawFd {
     HIGH.min(limit().saturating_sub(BELOW_LIMIT)).max(1) as RawFd
 }
 
-/// Whether there is any.
+/// Returns whether any private descriptor is open.
 pub(crate) fn are_held() -> bool {
     HELD.load(Relaxed) > 0
 }
 
-/// Whether the program may open so few descriptors that all of them are its own (L8).
+/// Returns whether the descriptor limit is so low that the program needs all descriptors itself
+/// (L8).
 pub(crate) fn are_scarce() -> bool {
     limit() < FEW
 }
@@ -166,9 +191,10 @@ fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// The program wants this number for itself: what is ours moves, and `renumber` has whoever knows it by that use the new one.
+/// Moves a private descriptor, because the program wants the number `raw` for itself. `renumber`
+/// stores the new number, or -1, in all places that had the old one.
 pub(crate) fn surrender(raw: RawFd, renumber: impl FnOnce(RawFd)) {
-    // SAFETY: the table says that it is ours, hence open.
+    // SAFETY: the table says that it is the shim's descriptor, hence open.
     let moved =
         fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(raw) }, 0).ok().and_then(PrivateFd::adopt);
     let new = moved.map_or(-1, PrivateFd::into_raw);
@@ -178,19 +204,22 @@ pub(crate) fn surrender(raw: RawFd, renumber: impl FnOnce(RawFd)) {
     wait_for_borrowers();
 }
 
-/// Closes without libc, whose `close` is our own hook.
+/// Closes without libc, whose `close` is a hook of this library.
 pub(crate) fn close_owned(fd: OwnedFd) {
     // SAFETY: the descriptor was owned and is given up here.
     unsafe { rustix::io::close(fd.into_raw_fd()) };
 }
 
-/// A number that the program names in a call, for the length of it. Any number: one that is not open is the kernel's to refuse.
+/// Borrows a descriptor that the program passed to a call, for the length of that call. The
+/// descriptor need not be open: then the kernel refuses it.
 #[inline]
 pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
-    /// The types have no room for a negative number. This one is as little a descriptor: no table reaches as far.
+    /// Stands for all negative numbers, which `BorrowedFd` cannot hold. No descriptor table reaches
+    /// this number either.
     const NONE: RawFd = RawFd::MAX;
     let fd = if fd < 0 { NONE } else { fd };
-    // SAFETY: it is not negative. If it is not open the kernel answers EBADF, as it would have.
+    // SAFETY: the number is not negative. If it is not open, the kernel returns EBADF, as it would
+    // have without the shim.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
@@ -202,11 +231,12 @@ mod tests {
     use std::time::{Duration, Instant};
 
     fn is_open(raw: RawFd) -> bool {
-        // SAFETY: the kernel says whether it is open.
+        // SAFETY: fails with EBADF if it is not open.
         rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(raw) }).is_ok()
     }
 
-    /// What rings a doorbell reads eight bytes of it: of whatever has its number by then.
+    /// A doorbell is rung by reading eight bytes from its descriptor. A reused number would be read
+    /// instead.
     #[test]
     fn a_number_is_nobody_elses_while_it_is_lent() {
         let (reader, _writer) = std::io::pipe().unwrap();
@@ -227,7 +257,7 @@ mod tests {
                 let _shield = Shield::raise();
                 PrivateFd::close_raw(place.swap(-1, SeqCst));
             });
-            // It has begun to wait; and whoever comes now finds that there is nothing.
+            // The closer has begun to wait. A thread that borrows now finds no descriptor.
             let deadline = Instant::now() + Duration::from_secs(30);
             while TURN.load(SeqCst) == 0 {
                 assert!(Instant::now() < deadline, "closed although it is lent");
@@ -241,7 +271,7 @@ mod tests {
         assert!(!is_open(raw));
     }
 
-    /// What two clients cannot take from a third.
+    /// Checks that two peers cannot take everything from a third.
     #[test]
     fn each_peer_leaves_something_to_others() {
         let mut held = 3;

@@ -1,4 +1,5 @@
-//! What the shim knows of its process: its settings, its page, its counters, and what the broker shows it on its board.
+//! State of the shim that concerns its whole process: settings, the page, counters, and the
+//! broker's board.
 
 use std::ffi::{CStr, CString};
 use std::mem::offset_of;
@@ -16,27 +17,27 @@ use shunt_sys::memfd;
 use crate::base::lock::Lock;
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
-/// The board of the broker that has taken this process in last.
+/// The board of the last broker that accepted this process.
 static BOARD: AtomicPtr<Board> = AtomicPtr::new(std::ptr::null_mut());
-/// Where boards are mapped, one over the other, once there has been one.
+/// The address of the board, once there has been one. A new board replaces the old mapping there.
 static BOARD_PLACE: AtomicPtr<Board> = AtomicPtr::new(std::ptr::null_mut());
 static ROWS: Lock<Rows> = Lock::new(Rows::NONE);
 static PID: AtomicI32 = AtomicI32::new(0);
 static BROKER_PATHS: OnceLock<Vec<CString>> = OnceLock::new();
 static DOOR_PATH: OnceLock<CString> = OnceLock::new();
-/// 1: on, 2: off, 0: not asked yet.
+/// Whether the shim is off. 1: on, 2: off, 0: not determined yet.
 static OFF: AtomicU32 = AtomicU32::new(0);
 static SPIN: AtomicU32 = AtomicU32::new(SPIN_AUTO);
 /// See [`is_in_use`].
 static IN_USE: AtomicBool = AtomicBool::new(false);
-/// What has been counted while there was no page.
+/// Counts from the time before there was a page.
 static UNTOLD: [AtomicU64; Counter::COUNT] = [const { AtomicU64::new(0) }; Counter::COUNT];
 static OFFERS_AT_ONCE: AtomicBool = AtomicBool::new(false);
 static TRUSTS_OWN_CALLS: AtomicBool = AtomicBool::new(false);
-/// How many control messages have been taken from the socket.
+/// Number of control messages that have been received from the broker.
 pub(crate) static SEEN: AtomicU64 = AtomicU64::new(0);
-/// What is as [`SEEN`] if a call need look at nothing but its own connection: the board's count of the messages that the broker has
-/// sent, or where there is no board, that number itself.
+/// Points to a word that equals [`SEEN`] if a call need check only its own connection. The word is
+/// the board's count of messages that the broker has sent, or without a board, `SEEN` itself.
 static GATE: AtomicPtr<AtomicU64> = AtomicPtr::new((&raw const SEEN).cast_mut());
 /// See [`shut_gate`].
 static GATE_IS_SHUT: AtomicBool = AtomicBool::new(false);
@@ -47,14 +48,14 @@ const SPIN_AUTO: u32 = u32::MAX;
 struct Rows {
     free: Vec<u16>,
     next: u16,
-    /// Bytes of the page, from its first, with memory behind them.
+    /// Length of the page's beginning that is backed by memory.
     backed: usize,
 }
 
 impl Rows {
     const NONE: Rows = Rows { free: Vec::new(), next: 0, backed: 0 };
 
-    /// Whether there is memory behind the next row.
+    /// Backs the next row with memory. Returns `false` if there is none.
     fn back_next(&mut self, page: &Page) -> bool {
         let needed = with_rows(self.next as usize + 1);
         let first = std::ptr::from_ref(page).cast_mut().cast::<u8>().wrapping_add(self.backed);
@@ -71,16 +72,17 @@ impl Rows {
 /// How a waiter may spin before it sleeps: `shunt run --spin`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Spin {
-    /// For a bounded time, while it pays.
+    /// For a bounded time, while spinning pays off.
     Auto,
-    /// So many nanoseconds each time; 0 is off.
+    /// For this time before each sleep. 0 turns spinning off.
     Nanos(u64),
 }
 
 /// Reads the settings, before main: some programs clear their environment later.
 pub(crate) fn start() {
     PID.store(current_pid(), Relaxed);
-    // What finds the clock reads files where the kernel is old, and takes more stack than any thread may have later.
+    // The first call of `now` finds the clock. On an old kernel it reads files for that, and needs
+    // more stack than a thread may have later.
     now();
     let _ = BROKER_PATHS.set(broker_paths_now());
     if let Some(path) = variable(c"SHUNT_DOOR") {
@@ -105,8 +107,9 @@ pub(crate) fn ring_memory() -> Option<&'static [u8]> {
     setting(c"SHUNT_RING_MEMORY", "ring-memory")
 }
 
-/// Whether it is to be on TCP (`--transport tcp`), or the program is in a sandbox (`crate::program::sandbox`): then nothing is tracked at all,
-/// and no hook makes a system call that the program has not asked for.
+/// Returns whether the shim is off: by `--transport tcp`, or because the program is in a sandbox
+/// (`crate::program::sandbox`). Then it tracks no descriptor, and no hook makes a system call that
+/// the program did not ask for.
 #[inline]
 pub(crate) fn is_off() -> bool {
     match OFF.load(Acquire) {
@@ -119,7 +122,8 @@ pub(crate) fn is_off() -> bool {
     }
 }
 
-/// Before anything is tracked, and before a lock that belongs to it is taken.
+/// Records that the shim is in use. Call it before tracking anything, and before taking a lock that
+/// belongs to tracked state.
 #[inline]
 pub(crate) fn note_use() {
     if !IN_USE.load(Relaxed) {
@@ -127,13 +131,14 @@ pub(crate) fn note_use() {
     }
 }
 
-/// Whether this process, or one that it was forked from, has ever tracked a descriptor. Until then there is nothing to do
-/// around a fork, and nothing is written: the kernel would have to copy every page of memory that is.
+/// Returns whether this process, or one that it was forked from, has ever tracked a descriptor.
+/// Until then, nothing is done around a fork, and no memory is written: each write makes the kernel
+/// copy a page.
 pub(crate) fn is_in_use() -> bool {
     IN_USE.load(SeqCst)
 }
 
-/// Nothing is tracked from now on.
+/// Turns the shim off: it tracks nothing from now on.
 pub(crate) fn turn_off() {
     OFF.store(2, Release);
 }
@@ -145,22 +150,25 @@ pub(crate) fn spin() -> Spin {
     }
 }
 
-/// Whether connections are offered at their first use: `shunt run --offer at-once`.
+/// Returns whether connections are offered at their first use: `shunt run --offer at-once`.
 pub(crate) fn offers_at_once() -> bool {
     OFFERS_AT_ONCE.load(Relaxed)
 }
 
-/// Returns whether the operator vouches for the system calls that the program makes past libc: `shunt run --own-calls trust`.
+/// Returns whether the operator vouches for the system calls that the program makes past libc:
+/// `shunt run --own-calls trust`.
 pub(crate) fn trusts_own_calls() -> bool {
     TRUSTS_OWN_CALLS.load(Relaxed)
 }
 
-/// The command that enters programs without a dynamic linker, if whoever started this one has said where it is.
+/// Returns the path of the command that enters programs without a dynamic linker, if the
+/// environment names it.
 pub(crate) fn door_path() -> Option<&'static CStr> {
     DOOR_PATH.get().map(CString::as_c_str)
 }
 
-/// Where the broker may be, best first. Nowhere before the settings have been read.
+/// Returns the paths where the broker may listen, best first. Empty before the settings have been
+/// read.
 pub(crate) fn broker_paths() -> &'static [CString] {
     BROKER_PATHS.get().map_or(&[], Vec::as_slice)
 }
@@ -177,7 +185,7 @@ fn broker_paths_now() -> Vec<CString> {
     per_user.into_iter().chain([c"/run/shunt/broker/broker.sock".to_owned()]).collect()
 }
 
-/// The path that the process was started by, as execve was given it.
+/// Returns the path of the program, as it was passed to execve.
 pub(crate) fn started_from() -> &'static CStr {
     // SAFETY: the kernel's own string, or null.
     unsafe {
@@ -186,7 +194,8 @@ pub(crate) fn started_from() -> &'static CStr {
     }
 }
 
-/// What the environment says of `key`: in a variable of its own, else in the rules of the configuration.
+/// Returns the setting `key`: from its environment variable, else from the rules of the
+/// configuration.
 fn setting(name: &CStr, key: &str) -> Option<&'static [u8]> {
     let own = variable(name).map(CStr::to_bytes);
     own.or_else(|| {
@@ -196,16 +205,16 @@ fn setting(name: &CStr, key: &str) -> Option<&'static [u8]> {
 }
 
 fn variable(name: &CStr) -> Option<&'static CStr> {
-    // SAFETY: a look-up in the environment; values are copied or compared at once, before the program could
-    // change them.
+    // SAFETY: a look-up in the environment. Callers copy or compare the value before the program
+    // could change it.
     unsafe {
         let value = libc::getenv(name.as_ptr());
         (!value.is_null()).then(|| CStr::from_ptr(value))
     }
 }
 
-/// Whether this is the process the shim was started in, and not a child of vfork or clone that shares or copied
-/// its memory without our knowledge.
+/// Returns whether this is the process in which the shim was started, rather than a child (vfork,
+/// clone) that shares or copies its memory without the shim's knowledge.
 pub(crate) fn is_home() -> bool {
     PID.load(Relaxed) == current_pid()
 }
@@ -214,31 +223,31 @@ fn current_pid() -> i32 {
     rustix::process::getpid().as_raw_pid()
 }
 
-/// Process id as of the last fork that was seen.
+/// Returns the process id, as of the last fork that a hook saw.
 pub(crate) fn pid() -> i32 {
     PID.load(Relaxed)
 }
 
-/// A forked child has an id of its own.
+/// Updates the process id in a forked child.
 pub(crate) fn renew_id() {
     PID.store(current_pid(), Relaxed);
 }
 
-/// A forked child starts without page.
+/// Detaches a forked child from its parent's page.
 pub(crate) fn forget_page() {
-    // The parent's page stays mapped: endpoints of the parent's may be read while this is done.
+    // The parent's page stays mapped: other code may still read endpoints of the parent.
     PAGE.store(std::ptr::null_mut(), Release);
     forget_board();
     *ROWS.lock() = Rows::NONE;
     UNTOLD.iter().for_each(|count| count.store(0, Relaxed));
 }
 
-/// Nobody changes a row while the process is copied.
+/// Takes the lock before a fork, so that no thread changes a row while the process is copied.
 pub(crate) fn hold_lock() {
     ROWS.hold();
 }
 
-/// In both processes.
+/// Releases the lock after a fork, in parent and child.
 ///
 /// # Safety
 /// After [`hold_lock`], on the same thread.
@@ -247,7 +256,7 @@ pub(crate) unsafe fn release_lock() {
     unsafe { ROWS.release() };
 }
 
-/// In a child that nobody announced.
+/// Resets the lock in the child of a fork that no hook saw.
 ///
 /// # Safety
 /// This must be the only thread of the process.
@@ -256,7 +265,7 @@ pub(crate) unsafe fn reset_lock() {
     unsafe { ROWS.reset() };
 }
 
-/// The page, once there is one.
+/// Returns the page, once there is one.
 #[inline]
 pub(crate) fn page() -> Option<&'static Page> {
     let page = PAGE.load(Acquire);
@@ -264,7 +273,7 @@ pub(crate) fn page() -> Option<&'static Page> {
     (!page.is_null()).then(|| unsafe { &*page })
 }
 
-/// The board, once a broker has taken this process in.
+/// Returns the board, once a broker has accepted this process.
 #[inline]
 pub(crate) fn board() -> Option<&'static Board> {
     let board = BOARD.load(Acquire);
@@ -272,7 +281,8 @@ pub(crate) fn board() -> Option<&'static Board> {
     (!board.is_null()).then(|| unsafe { &*board })
 }
 
-/// Keeps the board that came with a welcome. `false` if it is none, or cannot be mapped.
+/// Maps the board that came with a `Welcome`. Returns `false` if it is not a board or cannot be
+/// mapped.
 pub(crate) fn set_board(memfd: impl AsFd) -> bool {
     if memfd::verify_sealed(&memfd, BOARD_BYTES).is_err() {
         return false;
@@ -286,7 +296,7 @@ pub(crate) fn set_board(memfd: impl AsFd) -> bool {
         BOARD_PLACE.store(fresh.as_ptr().cast_mut().cast(), Release);
         std::mem::forget(fresh);
     } else {
-        // SAFETY: a board, so of the same length, which is never unmapped.
+        // SAFETY: the place has a board, which has the same length and is never unmapped.
         if unsafe { fresh.move_over(place.cast_const().cast()) }.is_err() {
             return false;
         }
@@ -298,22 +308,24 @@ pub(crate) fn set_board(memfd: impl AsFd) -> bool {
     true
 }
 
-/// There is no board before the next welcome. The memory stays mapped: other threads may look at it.
+/// Forgets the board until the next `Welcome`. The memory stays mapped, because other threads may
+/// be reading it.
 fn forget_board() {
     set_gate(&SEEN);
     BOARD.store(std::ptr::null_mut(), Release);
     SEEN.store(0, Release);
 }
 
-/// Whether a call need look at nothing but its own connection.
+/// Returns whether a call need check only its own connection: no control message is waiting, and
+/// the gate is not shut.
 #[inline(always)]
 pub(crate) fn is_gate_open() -> bool {
-    // SAFETY: of a board that is never unmapped, or of our own.
+    // SAFETY: the word is in a board, which is never unmapped, or a static.
     let word = unsafe { &*GATE.load(Acquire) };
     word.load(Acquire) == SEEN.load(Relaxed)
 }
 
-/// There is something else for every call to look at, for good.
+/// Makes every call check more than its own connection, for good.
 pub(crate) fn shut_gate() {
     GATE_IS_SHUT.store(true, SeqCst);
     GATE.store((&raw const NEVER).cast_mut(), SeqCst);
@@ -321,14 +333,15 @@ pub(crate) fn shut_gate() {
 
 fn set_gate(word: &AtomicU64) {
     GATE.store(std::ptr::from_ref(word).cast_mut(), SeqCst);
-    // Also if another thread does so at this moment.
+    // Another thread may have shut the gate meanwhile.
     if GATE_IS_SHUT.load(SeqCst) {
         shut_gate();
     }
 }
 
-/// Makes a page for a hello, and returns a descriptor of its memfd, which nobody else can map for writing. A page is made anew for
-/// each hello, because only then is there a descriptor; it takes the place of the one before, with what that one reported.
+/// Makes a page for a `Hello`, and returns a descriptor of its memfd, which no other process can
+/// map for writing. Each `Hello` needs a new page, because only a new page has a descriptor. The
+/// new page replaces the old one and takes over its contents.
 pub(crate) fn make_page() -> Option<OwnedFd> {
     let (memfd, fresh): (OwnedFd, Mapping) = memfd::create_sealed("shunt-page", PAGE_BYTES).ok()?;
     let backed = with_rows(page().map_or(0, |old| old.used().len()));
@@ -352,12 +365,12 @@ pub(crate) fn make_page() -> Option<OwnedFd> {
     Some(memfd)
 }
 
-/// Bytes of a page up to the end of so many rows, in whole pages of memory.
+/// Returns the length of a page with so many rows, rounded up to whole pages of memory.
 fn with_rows(rows: usize) -> usize {
     (offset_of!(Page, entries) + rows * size_of::<Entry>()).next_multiple_of(4096)
 }
 
-/// What a process has counted goes with it to its next broker.
+/// Copies counters and rows to the page for the next broker.
 fn copy_report(old: &Page, fresh: &Page) {
     for (from, to) in old.counters.iter().zip(&fresh.counters) {
         to.store(from.load(Relaxed), Relaxed);
@@ -380,7 +393,7 @@ fn row_of(page: &Page, entry: &Entry) -> Option<usize> {
     (row < ENTRIES).then_some(row)
 }
 
-/// A free row of the page.
+/// Returns a free row of the page.
 pub(crate) fn list() -> Option<&'static Entry> {
     let page = page()?;
     let mut rows = ROWS.lock();
@@ -399,7 +412,7 @@ pub(crate) fn list() -> Option<&'static Entry> {
     Some(&page.entries[row as usize])
 }
 
-/// Gives a row back. What it has counted is kept.
+/// Frees a row, and adds its counts to those of the process.
 pub(crate) fn unlist(entry: &Entry) {
     count_tcp(entry, Which::Sent);
     count_tcp(entry, Which::Received);
@@ -410,26 +423,27 @@ pub(crate) fn unlist(entry: &Entry) {
     }
 }
 
-/// Keeps what a direction has moved by TCP, before its row shows another reason or none.
+/// Adds what a direction has moved by TCP to the sums by reason. Call it before the row's reason
+/// changes or ends.
 pub(crate) fn count_tcp(entry: &Entry, which: Which) {
     if let Some(page) = page() {
         page.count_tcp(entry, which);
     }
 }
 
-/// Counts something for `shunt status`.
+/// Adds to a counter of `shunt status`.
 pub(crate) fn count(counter: Counter, amount: u64) {
     let counters = page().map_or(&UNTOLD, |page| &page.counters);
     counters[counter as usize].fetch_add(amount, Relaxed);
 }
 
-/// Sets a counter that stands for an amount.
+/// Sets a counter that shows an amount.
 pub(crate) fn set_count(counter: Counter, amount: u64) {
     let counters = page().map_or(&UNTOLD, |page| &page.counters);
     counters[counter as usize].store(amount, Relaxed);
 }
 
-/// Counts a bypass.
+/// Counts a connection that stays on TCP for `reason`.
 pub(crate) fn count_bypass(reason: Reason) {
     if let Some(page) = page() {
         page.bypasses[reason as usize].fetch_add(1, Relaxed);

@@ -1,7 +1,7 @@
-//! The functions that our hooks stand in front of, found once behind us in the link order.
+//! The functions that the hooks replace, found behind this library in the link order.
 //!
-//! Calling them, rather than making system calls, keeps other preloaded libraries in the chain and keeps
-//! cancellation points what they are.
+//! The shim calls them rather than making system calls. So other preloaded libraries stay in the
+//! chain, and cancellation points remain cancellation points.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
@@ -22,7 +22,7 @@ fn resolve(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
     if found.is_null()
         && let Some(plain) = plain(name)
     {
-        // SAFETY: the same.
+        // SAFETY: as above.
         found = unsafe { split::dlsym(libc::RTLD_NEXT, plain.as_ptr()) };
     }
     if found.is_null() {
@@ -32,14 +32,15 @@ fn resolve(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
         found = split::find_behind(name);
     }
     if found.is_null() {
-        // Not kept: the library that has it may be loaded later.
+        // The result is not cached: a library that has the function may be loaded later.
         return missing as *mut c_void;
     }
     cell.store(found, Relaxed);
     found
 }
 
-/// The name by which musl has a function for large files: to it all files are. Nothing is allocated: the allocator may be what looks it up.
+/// Returns musl's name of a function for large files. In musl all file offsets are 64 bits wide.
+/// Allocates nothing: the allocator itself may be the caller of this look-up.
 fn plain(name: &CStr) -> Option<&'static CStr> {
     match name.to_bytes() {
         b"fcntl64" => Some(c"fcntl"),
@@ -49,7 +50,8 @@ fn plain(name: &CStr) -> Option<&'static CStr> {
     }
 }
 
-/// What stands in for a function that this libc does not have, or null. A program makes such a call by its number (`hooks::raw`).
+/// Returns a substitute for a function that this libc lacks, or null. Without such a function, a
+/// program makes the system call by syscall(2) (`hooks::raw`).
 fn by_number(name: &CStr) -> *mut c_void {
     match name.to_bytes() {
         b"epoll_pwait2" => epoll_pwait2_by_number as *mut c_void,
@@ -65,13 +67,13 @@ fn by_number(name: &CStr) -> *mut c_void {
 macro_rules! by_number {
     ($($function:ident($($arg:ident),*) = $number:ident($a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr);)*) => { $(
         unsafe extern "C-unwind" fn $function($($arg: c_long),*) -> c_long {
-            // SAFETY: the program's own call.
+            // SAFETY: the arguments are those of the program's own call.
             unsafe { syscall(libc::$number, $a, $b, $c, $d, $e, $f) }
         }
     )* };
 }
 
-/// Bytes of a signal mask, as the kernel has it.
+/// Size of the kernel's signal mask.
 const MASK_BYTES: c_long = 8;
 
 by_number! {
@@ -83,13 +85,13 @@ by_number! {
     pkey_mprotect_by_number(address, len, access, key) = SYS_pkey_mprotect(address, len, access, key, 0, 0);
 }
 
-/// Stands in for any other.
+/// Substitute for any other function that this libc lacks.
 extern "C" fn missing() -> c_long {
     crate::base::errno::set(libc::ENOSYS);
     -1
 }
 
-/// Where the next definition of a function is, for hooks that jump to it.
+/// Returns the address of the next definition of a function, for hooks that jump to it.
 macro_rules! address {
     ($name:literal) => {{
         static CELL: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
@@ -135,7 +137,8 @@ macro_rules! real {
     };
 }
 
-/// Finds all of them at once: a look-up takes the dynamic linker's lock, so none may be made in a signal handler.
+/// Finds all functions in advance: a look-up takes the dynamic linker's lock, so a signal handler
+/// must not make one.
 pub(crate) fn find_all() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Relaxed) {

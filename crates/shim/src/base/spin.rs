@@ -1,5 +1,5 @@
-//! Spinning before a sleep, and before a call that does not wait says that there is nothing: only while it has been paying off, and
-//! nobody else wants the processor.
+//! Spinning before a sleep, and before a non-blocking call reports that there is nothing. A thread
+//! spins only while that has paid off, and while no other thread wants the processor.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -11,44 +11,50 @@ use crate::base::process::{self, Spin};
 use crate::base::signal;
 use crate::base::thread::{self, Spinner};
 
-/// Spins before this thread sleeps, as its settings and its luck allow, until `ready` says so. `true` if it did.
+/// Spins until `ready` returns `true`, before this thread sleeps, as the settings and past results
+/// allow. Returns whether it succeeded.
 pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
     thread::this().spinner.spin(&BEFORE_SLEEP, ready)
 }
 
-/// The same before a call that does not wait says that `what` has nothing: what comes within so short a time is not worth the way to a sleep,
-/// which may be long; in Go it leads through the scheduler. Only where this thread has asked nothing else since it last found
-/// nothing: who serves several has others to look at meanwhile.
+/// Spins before a non-blocking call reports that `what` has nothing. The program's way from there
+/// to a sleep may be long (in Go it leads through the scheduler), and the bytes may come sooner.
+///
+/// Spins only if this thread's last such call was about the same `what`. A thread that serves
+/// several connections has other work meanwhile.
 pub(crate) fn linger(what: usize, ready: impl FnMut() -> bool) -> bool {
     let thread = thread::this();
     let again = thread.asked.replace(what) == what;
     again && process::spin() == Spin::Auto && thread.lingerer.spin(&BEFORE_NOTHING, ready)
 }
 
-/// What is spun for.
+/// The parameters of one occasion to spin.
 struct Occasion {
-    /// Once a spin has hit, the next is twice as long in automatic mode, but at least this,
+    /// After a hit, the next spin is twice as long in automatic mode, but at least this,
     short: u64,
     /// and at most this.
     long: u64,
-    /// The longest before that.
+    /// Length of a trial: a spin that no hit precedes.
     trial: u64,
     trials: Trials,
 }
 
-/// A program in a slow language answers in 20 us, and to wake up takes as long again. In a trial the peer may be asleep, and a processor that
-/// is idle takes a while to wake. Once both are awake they find each other at once.
+/// A program in a slow language answers in 20 us, and a wake-up takes as long again. In a trial the
+/// peer may be asleep, and an idle processor takes a while to wake. Once both threads are awake,
+/// each finds the other within a microsecond.
 static BEFORE_SLEEP: Occasion =
     Occasion { short: 20_000, long: 60_000, trial: 150_000, trials: Trials::new() };
-/// Both must be awake.
+/// Lengths are short, because both threads must be awake already.
 static BEFORE_NOTHING: Occasion =
     Occasion { short: 5_000, long: 12_000, trial: 12_000, trials: Trials::new() };
 
-/// How long a spin goes on before it asks whether somebody else wants the processor; one without a hit before it only looks a few times.
+/// A spin yields the processor so often, to learn whether another thread wants it. A trial yields
+/// for the first time after a few checks.
 const YIELD_NANOS: u64 = 5_000;
-/// Somebody does if giving it up took as long as this: then spinning takes time from those who have something to do.
+/// If a yield took longer than this, another thread wanted the processor. Spinning would take time
+/// from threads that have work.
 const OTHERS_NANOS: u64 = 3_000;
-/// Looks between two looks at the clock.
+/// Number of checks between two readings of the clock.
 const LOOKS: u32 = 32;
 const MISSES_ALLOWED: u32 = 1;
 const LONGEST_PAUSE: u32 = 4096;
@@ -87,7 +93,8 @@ impl Spinner {
                 rustix::thread::sched_yield();
                 let after = process::now();
                 if after - now > OTHERS_NANOS {
-                    // Perhaps the peer itself: then it is there now, but a sleep would have been as quick.
+                    // Perhaps the peer ran: then its bytes are there now, but a sleep would have
+                    // been as fast.
                     (is_crowded, given) = (true, after - now);
                     break ready();
                 }
@@ -95,7 +102,7 @@ impl Spinner {
             }
         };
         let spent = process::now() - begin;
-        // What others have had of it is not spent.
+        // Time that other threads had is not counted as spent.
         process::count(Counter::SpinNanos, spent - given);
         let has_paid = found && !is_crowded;
         match (is_crowded, is_trial) {
@@ -121,21 +128,24 @@ impl Spinner {
     }
 }
 
-/// Spins without a hit before them, by all threads together. What one of them learns holds for the others, of which there may be
-/// hundreds: one tries at a time, and where that finds nothing none tries again for a while. For longer still where somebody else wants the
-/// processor: who gives it up there has it back after milliseconds, while who is woken from a sleep has it at once.
+/// The trials of all threads. What one thread learns holds for the others, of which there may be
+/// hundreds. Only one thread tries at a time, and after a miss no thread tries for a while.
+///
+/// The pause is longer if another thread wanted the processor. A thread that yields there gets the
+/// processor back after milliseconds, while a thread that is woken from a sleep gets it
+/// immediately.
 struct Trials {
-    /// No other begins before this time.
+    /// No trial begins before this time.
     next: AtomicU64,
-    /// How long they were last left alone; less after each hit.
+    /// Length of the last pause. Hits make it shorter.
     left: AtomicU64,
 }
 
-/// How long they are left alone after the second that has not paid,
+/// Length of the pause after the second miss,
 const LEFT_NANOS: u64 = 1_000_000;
-/// after many in a row that found nothing,
+/// after many misses in a row,
 const LONGEST_LEFT_NANOS: u64 = 16_000_000;
-/// and after many that found somebody else.
+/// and after many trials in a row that met another thread.
 const LONGEST_CROWDED_NANOS: u64 = 128_000_000;
 
 impl Trials {
@@ -143,7 +153,8 @@ impl Trials {
         Trials { next: AtomicU64::new(0), left: AtomicU64::new(0) }
     }
 
-    /// Whether one may begin.
+    /// Begins a trial, unless it is too early or another thread begins one. Returns whether it
+    /// began.
     fn begin(&self, now: u64) -> bool {
         let next = self.next.load(Relaxed);
         let until = now + self.left.load(Relaxed).max(LEFT_NANOS);
@@ -151,7 +162,7 @@ impl Trials {
     }
 
     fn note_hit(&self) {
-        // Not written without need: all threads look here.
+        // Writes only if needed: all threads read these words.
         let left = self.left.load(Relaxed);
         if left != 0 || self.next.load(Relaxed) != 0 {
             self.left.store(left / 4, Relaxed);
@@ -159,17 +170,18 @@ impl Trials {
         }
     }
 
-    /// One has found nothing.
+    /// Records a trial that found nothing.
     fn note_miss(&self, now: u64) {
         self.leave(now, LONGEST_LEFT_NANOS);
     }
 
-    /// Somebody else wants the processor.
+    /// Records that another thread wanted the processor.
     fn note_crowd(&self, now: u64) {
         self.leave(now, LONGEST_CROWDED_NANOS);
     }
 
-    /// After a row of hits one that has not paid counts for nothing: something passed by.
+    /// Begins the next pause. The first miss after a row of hits causes almost none: it may be an
+    /// exception.
     fn leave(&self, now: u64, longest: u64) {
         let left = match self.left.load(Relaxed) {
             0 => 1,
@@ -180,16 +192,18 @@ impl Trials {
     }
 }
 
-/// Whether there is one processor in the whole machine.
+/// Whether the whole machine has only one processor.
 static IS_SINGLE: AtomicBool = AtomicBool::new(false);
 
-/// Before the program's first instruction: afterwards a descriptor that is opened, if only for a moment, might be missed.
+/// Counts the processors. Runs before the program's first instruction: later, a program might
+/// notice the descriptor that is open for a moment.
 pub(crate) fn start() {
     let is_bound = sched_getaffinity(None).is_ok_and(|processors| processors.count() == 1);
     IS_SINGLE.store(is_bound && !has_several_processors(), Relaxed);
 }
 
-/// A program that is bound to one processor may have peers on others.
+/// Returns whether the machine has several processors. A program that is bound to one may have
+/// peers on others.
 fn has_several_processors() -> bool {
     let file =
         openat(CWD, c"/sys/devices/system/cpu/online", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
@@ -203,7 +217,7 @@ fn has_several_processors() -> bool {
 mod tests {
     use super::*;
 
-    /// When the next may begin, after one at `now` that ends by `note`.
+    /// Begins a trial at `now`, ends it by `note`, and returns when the next one may begin.
     fn next(trials: &Trials, now: u64, note: impl Fn(&Trials, u64)) -> u64 {
         assert!(trials.begin(now));
         assert!(!trials.begin(now), "another thread at the same time");

@@ -1,9 +1,14 @@
-//! What the shim calls that has not always been in libc. Until 2.33 glibc had the functions of the dynamic linker, of threads and of
-//! POSIX AIO in libraries of their own, and a few of files in none at all. To need those libraries would have them loaded into every
-//! program, which is another program then: libc does more for one that has threads. To need newer names of these functions would keep the
-//! shim, and by its LD_PRELOAD the program too, from being started where libc is older. So the dynamic linker is asked for none of them:
-//! dlsym is looked for here, and finds the others. Where libc has none, what it would find is looked for here as well: such a glibc's
-//! allocates, and the allocator may be what makes the call that needs a function.
+//! Functions that the shim calls and that have not always been in libc. Until 2.33, glibc had the
+//! functions of the dynamic linker, of threads and of POSIX AIO in separate libraries, and lacked a
+//! few functions of files.
+//!
+//! If the shim depended on those libraries, every program would load them, and behave differently:
+//! libc does more in a program with threads. If it depended on newer symbol versions, it could not
+//! be loaded with an older libc, and LD_PRELOAD would keep the program from starting.
+//!
+//! So the shim's symbol table names none of these functions. This file finds dlsym, which finds the
+//! others. Where libc has no dlsym, it looks the others up itself too. Such a glibc's dlsym
+//! allocates, and the program's allocator may be the caller that needs the function.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -26,7 +31,7 @@ std::arch::global_asm!(
 type Symbol = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 unsafe extern "C" {
-    /// What stands in for dlsym where there is no dynamic linker (`door::libc`).
+    /// The substitute for dlsym in a program without a dynamic linker (`door::libc`).
     static shunt_stand_in: Option<Symbol>;
 }
 
@@ -38,7 +43,7 @@ pub(crate) unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char)
     static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     let mut found = FOUND.load(Relaxed);
     if found.is_null() {
-        // SAFETY: written before anything ran.
+        // SAFETY: relocated before any code of this library runs.
         let stand_in = unsafe { shunt_stand_in };
         found = stand_in.map_or_else(symbol_of_libc, |stand_in| stand_in as *mut c_void);
         FOUND.store(found, Relaxed);
@@ -51,14 +56,14 @@ pub(crate) unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char)
         }
         found = find_behind(c"dlsym");
     }
-    // SAFETY: it has this prototype, or is null, which is none; the rest is the caller's promise.
+    // SAFETY: it has this prototype, or is null, which is `None`. The rest is the caller's promise.
     unsafe {
         let symbol = std::mem::transmute::<*mut c_void, Option<Symbol>>(found);
         symbol.map_or(std::ptr::null_mut(), |symbol| symbol(library, name))
     }
 }
 
-/// dlsym, if libc has it.
+/// Returns libc's dlsym, or null if libc has none.
 fn symbol_of_libc() -> *mut c_void {
     let mut found = std::ptr::null_mut();
     each_library(&mut |library| {
@@ -71,8 +76,9 @@ fn symbol_of_libc() -> *mut c_void {
     found
 }
 
-/// What the first library behind this one has under that name, or null: in the order in which they were loaded, which is that of the
-/// program's look-ups. Also of one that has come after the program's start, where RTLD_NEXT does not look.
+/// Returns the definition of `name` in the first library behind this one, or null. Goes through the
+/// libraries in the order in which they were loaded, which is the order of the program's look-ups.
+/// Unlike RTLD_NEXT, it also finds a library that was loaded after the program's start.
 pub(crate) fn find_behind(name: &CStr) -> *mut c_void {
     let (mut is_behind, mut found) = (false, std::ptr::null_mut());
     each_library(&mut |library| {
@@ -85,7 +91,7 @@ pub(crate) fn find_behind(name: &CStr) -> *mut c_void {
     found
 }
 
-/// What is told of an address without dladdr: in which library it is.
+/// Substitute for dladdr, which fills in only the library that contains an address.
 unsafe fn library_of(address: *const c_void, info: *mut libc::Dl_info) -> c_int {
     let mut is_found = 0;
     each_library(&mut |library| {
@@ -102,7 +108,7 @@ unsafe fn library_of(address: *const c_void, info: *mut libc::Dl_info) -> c_int 
     is_found
 }
 
-/// Wherever it is.
+/// Returns the function `name` of any library, or null.
 #[inline(never)]
 fn find(cell: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let mut found = cell.load(Relaxed);
@@ -117,17 +123,17 @@ fn find(cell: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
-/// Functions that are elsewhere, and what each answers where it is nowhere.
+/// Defines functions that may be in another library, each with its result if no library has it.
 macro_rules! elsewhere {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty = $without:expr;)*) => { $(
-        /// The function of that name, wherever it is.
+        /// Calls the function of that name in whichever library has it.
         ///
         /// # Safety
         /// As in C.
         pub(crate) unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
             static CELL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             let found = find(&CELL, const { c_name(concat!(stringify!($name), "\0")) });
-            // SAFETY: it has this prototype, or is null, which is none.
+            // SAFETY: it has this prototype, or is null, which is `None`.
             let found = unsafe {
                 std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn($($ty),*) -> $ret>>(found)
             };
@@ -154,7 +160,7 @@ elsewhere! {
     fn pthread_setspecific(key: c_uint, value: *const c_void) -> c_int = libc::EINVAL;
 }
 
-// Not dlopen and dlsym, in front of which there are hooks.
+// dlopen and dlsym are missing here, because this library exports hooks of these names.
 hidden!(dlclose, dlclose);
 hidden!(dladdr, dladdr);
 hidden!(pthread_key_create, pthread_key_create);
@@ -167,7 +173,7 @@ mod tests {
 
     #[test]
     fn what_is_looked_for_here_is_what_the_dynamic_linker_has() {
-        // Some have several versions.
+        // Some of these have several versions.
         for name in [c"dlsym", c"getpid", c"posix_spawn", c"pthread_cond_wait", c"fcntl64", c"aio_read"] {
             // SAFETY: a look-up of a constant name.
             let expected = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };

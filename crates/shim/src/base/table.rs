@@ -1,11 +1,19 @@
-//! What each descriptor of the process is to us: one look-up answers "nothing" for everything that is no TCP
-//! socket (L7).
+//! The table of descriptors: what each descriptor of the process is to the shim. One look-up
+//! answers "nothing" for every descriptor that is not a TCP socket (L7).
 //!
-//! Two levels, so that a process with few descriptors pays for few. Chunks are never freed.
+//! The table has two levels, so that a process with few descriptors needs little memory. Chunks are
+//! never freed.
 //!
-//! The kernel wipes the upper level in every child that gets a copy of our memory. A fork that we see restores it; a child
-//! made by a system call of the program's own finds nothing there, and is told apart by that from a process that never
-//! had a socket, without a look-up costing more.
+//! ```text
+//!  UPPER.chunks[fd / 1024] ──> Chunk.cells[fd % 1024]   packed Entry
+//!         │ wiped by the kernel in each forked child
+//!         └── COPY: a fork that the shim sees restores UPPER from it
+//! ```
+//!
+//! The kernel wipes the upper level in every child that gets a copy of this memory
+//! (MADV_WIPEONFORK). A fork that the shim sees restores it. In a child made by a bare system call
+//! it stays empty. A look-up that finds UPPER empty and COPY not empty calls [`STRAY`]. So
+//! detecting such a child costs a normal look-up nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
@@ -19,33 +27,33 @@ use crate::base::{process, thread};
 
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
-/// Descriptors in a word of a set for select.
+/// Number of descriptors in a word of an `fd_set`.
 pub(crate) const WORD: usize = 64;
 
 struct Chunk {
     cells: [AtomicU64; CHUNK],
-    /// What was last [remembered](remember) of each: a word that is as its cell if nothing stands against what is done [at a
-    /// glance](glance).
+    /// The word that was last [remembered](remember) for each descriptor. While the word equals the
+    /// descriptor's cell, a call may take the fast path, see [`glance`].
     words: [AtomicPtr<AtomicU64>; CHUNK],
-    /// A bit for every descriptor that has ever been a connection or an epoll instance.
+    /// A bit for each descriptor that has ever been a connection or an epoll instance.
     pollable: [AtomicU64; CHUNK / WORD],
 }
 
-/// The upper level, on pages of its own.
+/// The upper level of the table. It shares its memory pages with no other data.
 #[repr(C)]
 #[cfg_attr(target_arch = "x86_64", repr(align(4096)))]
 #[cfg_attr(target_arch = "aarch64", repr(align(65536)))]
 struct Upper {
-    /// Whether it must be asked who this process is: [`ASK`], [`HOME`] or [`SHARED`].
+    /// Whether this process is known to own the table: [`ASK`], [`HOME`] or [`SHARED`].
     whose: AtomicU32,
     chunks: [AtomicPtr<Chunk>; CHUNKS],
 }
 
 const _: () = assert!(align_of::<Upper>() == arch::LARGEST_PAGE);
 
-/// As the kernel leaves it in a child.
+/// Not known, so the process id must be checked. The kernel's wipe leaves this value in a child.
 const ASK: u32 = 0;
-/// It has been asked, and is the one that the table is of.
+/// This process owns the table.
 const HOME: u32 = 1;
 /// Another process may run in this memory at any time.
 const SHARED: u32 = 2;
@@ -57,41 +65,41 @@ impl Upper {
     }
 }
 
-/// This process is a child that nobody announced.
+/// Called in a child of a fork that no hook saw, at its first look-up.
 pub(crate) static STRAY: Above<()> = Above::new();
 
-/// The kernel wipes the upper level in children.
+/// Whether the kernel wipes the upper level in children.
 static IS_WIPED: AtomicBool = AtomicBool::new(false);
 
 static UPPER: Upper = Upper::new();
-/// What the upper level is restored from. Written after it.
+/// A copy from which the upper level is restored. It is written after the upper level.
 static COPY: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
 
-/// What is remembered where nothing has been: as no cell is.
+/// The word that stands for "nothing remembered". No cell has its value.
 static NOTHING: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// What a descriptor is.
+/// What a descriptor is to the shim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// Nothing of ours.
+    /// Nothing.
     None,
-    /// A TCP socket that is not connected, and what will stand against shared memory once it is.
+    /// A TCP socket that is not connected, and the reason that will keep the connection on TCP.
     Unconnected(Reason),
     /// A connected TCP socket.
     Endpoint(EndpointRef),
     /// An epoll instance.
     Epoll(EpollRef),
-    /// One of the shim's own descriptors: the program must neither close nor use it.
+    /// A descriptor of the shim. The program must neither close nor use it.
     Private,
-    /// An io_uring, by its place among those that are looked into.
+    /// An io_uring, by its index among those that the shim inspects.
     Ring(u8),
 }
 
-/// In the word of a socket that is not connected: a set may have it.
+/// Bit in the cell of an unconnected socket: an epoll instance may have it.
 const REGISTERED: u64 = 1 << 32;
 
 impl Entry {
-    /// As a number, which is 0 for nothing, and for a connection below 2^59.
+    /// Returns the entry as an integer. It is 0 for nothing, and below 2^59 for a connection.
     pub(crate) fn pack(self) -> u64 {
         match self {
             Entry::None => 0,
@@ -116,16 +124,18 @@ impl Entry {
     }
 }
 
-/// Has the upper level wiped in children. A kernel that cannot leaves children of such system calls unnoticed.
+/// Makes the kernel wipe the upper level in children. On a kernel without that feature, children
+/// made by bare system calls stay unnoticed.
 pub(crate) fn start() {
     let pages = (&raw const UPPER).cast_mut().cast();
-    // SAFETY: whole pages of our own; what is in them is restored in every child.
+    // SAFETY: whole pages of this library. Their contents are restored in every child.
     let wiped = unsafe { madvise(pages, size_of::<Upper>(), Advice::LinuxWipeOnFork) };
     IS_WIPED.store(wiped.is_ok(), Relaxed);
 }
 
-/// [`process::is_home`] without a system call, as far as has been seen: of a child that runs in this memory and that no hook has seen being
-/// made, it is not known. So only for what would do no more harm there than to keep a connection on TCP.
+/// Returns [`process::is_home`], without a system call where the answer is already known. The
+/// answer is wrong in a child that runs in this memory and that no hook saw being made. So use it
+/// only where a wrong answer merely keeps a connection on TCP.
 #[inline]
 pub(crate) fn is_home() -> bool {
     UPPER.whose.load(Relaxed) == HOME && !thread::this().is_lent.get() || ask_who_this_is()
@@ -144,19 +154,19 @@ fn ask_who_this_is() -> bool {
     is_home
 }
 
-/// A child is made that runs in this memory at the same time as the thread that makes it.
+/// Records that a child is made that runs in this memory at the same time as its parent.
 pub(crate) fn share_memory() {
     UPPER.whose.store(SHARED, Relaxed);
 }
 
-/// In a forked child.
+/// Restores the upper level in a forked child.
 pub(crate) fn restore() {
     for (upper, copy) in UPPER.chunks.iter().zip(&COPY) {
         upper.store(copy.load(Acquire), Release);
     }
 }
 
-/// Nothing is known of any descriptor any more, but which are our own.
+/// Removes all entries except those of the shim's own descriptors.
 pub(crate) fn clear() {
     for (fd, _) in known(0, u32::MAX).filter(|(_, entry)| *entry != Entry::Private) {
         replace(fd, Entry::None);
@@ -175,7 +185,8 @@ fn chunk(index: usize) -> Option<&'static Chunk> {
     unsafe { chunk.as_ref() }.or_else(|| missing(index))
 }
 
-/// Nothing there: because there never was, or because this is a child that nobody announced.
+/// Handles an empty place in the upper level: it was never used, or this is the child of a fork
+/// that no hook saw.
 #[cold]
 #[inline(never)]
 fn missing(index: usize) -> Option<&'static Chunk> {
@@ -190,7 +201,7 @@ fn missing(index: usize) -> Option<&'static Chunk> {
     unsafe { present().as_ref() }
 }
 
-/// What `fd` is.
+/// Returns what `fd` is.
 #[inline]
 pub(crate) fn look_up(fd: i32) -> Entry {
     match cell(fd) {
@@ -199,15 +210,17 @@ pub(crate) fn look_up(fd: i32) -> Entry {
     }
 }
 
-/// The word that was last [remembered](remember) of `fd`, if it is as its entry is. `None`: [`look_up`] says what that is.
+/// Returns the word that was last [remembered](remember) for `fd`, if it equals the descriptor's
+/// entry. If `None`, use [`look_up`].
 #[inline(always)]
 pub(crate) fn glance(fd: i32) -> Option<*const AtomicU64> {
     let (entry, word) = remembered(fd)?;
-    // SAFETY: what is remembered lives as long as the process.
+    // SAFETY: a remembered word lives as long as the process.
     (unsafe { &*word }.load(SeqCst) == entry).then_some(word)
 }
 
-/// What `fd` is, [packed](Entry::pack), and the word that was last [remembered](remember) of it.
+/// Returns the [packed](Entry::pack) entry of `fd`, and the word that was last
+/// [remembered](remember) for it.
 #[inline(always)]
 pub(crate) fn remembered(fd: i32) -> Option<(u64, *const AtomicU64)> {
     let chunk = UPPER.chunks.get(fd as u32 as usize / CHUNK)?.load(Acquire);
@@ -217,36 +230,39 @@ pub(crate) fn remembered(fd: i32) -> Option<(u64, *const AtomicU64)> {
     Some((chunk.cells[at].load(Acquire), chunk.words[at].load(Acquire)))
 }
 
-/// Has a [`glance`] at this descriptor compare its [packed](Entry::pack) entry with this word, for as long as nothing else is remembered.
+/// Makes [`glance`] compare the [packed](Entry::pack) entry of this descriptor with `word`, until
+/// another word is remembered.
 pub(crate) fn remember(fd: i32, word: *const AtomicU64) {
     if let Some(chunk) = chunk(fd as u32 as usize / CHUNK) {
         chunk.words[fd as usize % CHUNK].store(word.cast_mut(), Release);
     }
 }
 
-/// Which of the descriptors from `WORD * index` on may be a connection or an epoll instance: a bit for each.
+/// Returns a bit for each of the descriptors from `WORD * index` on. A set bit means that the
+/// descriptor may be a connection or an epoll instance.
 #[inline]
 pub(crate) fn pollable(index: usize) -> u64 {
     const WORDS: usize = CHUNK / WORD;
     chunk(index / WORDS).map_or(0, |chunk| chunk.pollable[index % WORDS].load(Acquire))
 }
 
-/// How many descriptors something can be said of.
+/// Number of descriptors that the table has room for.
 pub(crate) const PLACES: usize = CHUNK * CHUNKS;
 
-/// Whether anything can be said of `fd`.
+/// Returns whether the table has room for `fd`.
 pub(crate) fn has_place_for(fd: i32) -> bool {
     (0..PLACES as i32).contains(&fd)
 }
 
-/// Says what `fd` is from now on, and returns what it was. A descriptor beyond the table stays unknown, and so
-/// on TCP.
+/// Sets the entry of `fd`, and returns the old one. A descriptor beyond the table stays unknown,
+/// and so on TCP.
 #[inline]
 pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
     Entry::unpack(swap(fd, entry))
 }
 
-/// The same where a socket comes to be connected. Says also whether a set may have had it before.
+/// Sets the entry of a socket that has been connected. Returns the old entry, and whether an epoll
+/// instance may have had the socket before.
 pub(crate) fn connect(fd: i32, name: EndpointRef) -> (Entry, bool) {
     let word = swap(fd, Entry::Endpoint(name));
     (Entry::unpack(word), word & REGISTERED != 0)
@@ -260,7 +276,7 @@ fn swap(fd: i32, entry: Entry) -> u64 {
     let Some(chunk) = chunk(index).or_else(|| make(index, entry)) else { return 0 };
     if matches!(entry, Entry::Endpoint(_) | Entry::Epoll(_)) {
         let (word, bit) = (&chunk.pollable[at / WORD], 1 << (at % WORD));
-        // Most numbers have been one before.
+        // Most descriptors have been one before, so the bit is set already.
         if word.load(Relaxed) & bit == 0 {
             word.fetch_or(bit, AcqRel);
         }
@@ -275,7 +291,7 @@ fn make(index: usize, entry: Entry) -> Option<&'static Chunk> {
         return None;
     }
     process::note_use();
-    // Made where it stays: the thread may have little stack.
+    // Allocated in place, because the thread may have little stack.
     // SAFETY: zeroes are valid for atomics.
     let fresh = unsafe { Box::<Chunk>::new_zeroed().assume_init() };
     fresh.words.iter().for_each(|word| word.store((&raw const NOTHING).cast_mut(), Relaxed));
@@ -283,20 +299,22 @@ fn make(index: usize, entry: Entry) -> Option<&'static Chunk> {
     if UPPER.chunks[index].compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_ok() {
         COPY[index].store(fresh, Release);
     } else {
-        // SAFETY: it was made above and nobody else has seen it.
+        // SAFETY: it was made above, and no other thread has seen it.
         drop(unsafe { Box::from_raw(fresh) });
     }
     chunk(index)
 }
 
-/// A set is about to have this socket. Whoever connects it later is told that.
+/// Records that an unconnected socket is about to be registered in an epoll instance. [`connect`]
+/// returns that.
 pub(crate) fn note_registered(fd: i32) {
     let Some(cell) = cell(fd) else { return };
     let registered = |word| matches!(Entry::unpack(word), Entry::Unconnected(_)).then_some(word | REGISTERED);
     let _ = cell.fetch_update(AcqRel, Acquire, registered);
 }
 
-/// Has a socket that is not connected stay on TCP once it is. `false`: it is no such socket, or not any more.
+/// Gives an unconnected socket a reason to stay on TCP after it is connected. Returns `false` if
+/// the descriptor is not, or no longer, an unconnected socket.
 pub(crate) fn hold_back(fd: i32, reason: Reason) -> bool {
     let Some(cell) = cell(fd) else { return false };
     let held_back = |word| match Entry::unpack(word) {
@@ -307,7 +325,7 @@ pub(crate) fn hold_back(fd: i32, reason: Reason) -> bool {
     cell.fetch_update(AcqRel, Acquire, held_back).is_ok()
 }
 
-/// Every descriptor from `first` to `last` that is something to us.
+/// Returns every descriptor from `first` to `last` that has an entry.
 pub(crate) fn known(first: u32, last: u32) -> impl Iterator<Item = (i32, Entry)> {
     (first as usize / CHUNK..CHUNKS.min(last as usize / CHUNK + 1))
         .filter(|&index| chunk(index).is_some())
@@ -317,7 +335,7 @@ pub(crate) fn known(first: u32, last: u32) -> impl Iterator<Item = (i32, Entry)>
         .filter(|(_, entry)| *entry != Entry::None)
 }
 
-/// A descriptor that is `entry`.
+/// Returns a descriptor whose entry is `entry`.
 pub(crate) fn name_of(entry: Entry) -> Option<i32> {
     known(0, u32::MAX).find(|(_, other)| *other == entry).map(|(fd, _)| fd)
 }

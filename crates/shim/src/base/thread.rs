@@ -1,4 +1,4 @@
-//! What the shim keeps for each thread, in zeroed memory that even a signal handler finds at once: `thread_local!` may
+//! State of each thread, in zeroed memory that even a signal handler can reach. `thread_local!` may
 //! have to allocate, or to wait for the dynamic linker's lock, which the interrupted code may hold.
 
 use std::cell::{Cell, UnsafeCell};
@@ -13,65 +13,70 @@ use crate::base::arch;
 use crate::base::journal::Journal;
 use crate::base::kept::Kept;
 
-/// One thread's. Only its own thread and the handlers that interrupt it use it, so relaxed atomics are plain moves here;
-/// [`Shield`](crate::base::signal::Shield) says where the compiler must keep their order.
+/// The state of one thread. Only the thread and the signal handlers that interrupt it use it, so
+/// relaxed atomics are plain loads and stores here. [`Shield`](crate::base::signal::Shield) has
+/// compiler fences where the order matters.
 #[repr(C, align(64))]
 pub(crate) struct Thread {
     /// How many shields are up; see [`Shield`](crate::base::signal::Shield).
     pub(crate) shields: AtomicU32,
-    /// The signal that waits until they are down, or 0.
+    /// The signal that is deferred until the shield is down, or 0.
     pub(crate) deferred: AtomicI32,
-    /// What is known of the handlers that have run since the present call began; see [`crate::base::signal::Ran`].
+    /// The kind of handler that has run since the current call began, see
+    /// [`crate::base::signal::Ran`].
     pub(crate) ran: AtomicU32,
-    /// 1 + the waiter whose doorbell ends the sleep of this thread, where there is one.
+    /// 1 + the waiter whose doorbell a signal handler rings to end the thread's sleep, or 0.
     pub(crate) bell: AtomicU32,
-    /// Whether pthread_cancel may act at any instruction.
+    /// Whether the thread has asynchronous cancellation (PTHREAD_CANCEL_ASYNCHRONOUS).
     pub(crate) cancelled_anywhere: Cell<bool>,
     /// Whether [`ENDS`] will be called.
     pub(crate) end_is_awaited: Cell<bool>,
-    /// 1 + the slot of the waiter that this thread has, or 0.
+    /// 1 + the slot of this thread's waiter, or 0.
     pub(crate) slot: Cell<u32>,
-    /// Whether a child of vfork may be running in the thread's place.
+    /// Whether a vfork child may be running in the thread's place.
     pub(crate) is_lent: Cell<bool>,
     pub(crate) apart: Apart,
-    /// Sleeps of this thread in a row that were short for want of a ring, and ended by themselves.
+    /// Number of sleeps in a row that were short because a peer lacks the doorbell, and that found
+    /// nothing.
     pub(crate) slept_unrung: Cell<u32>,
-    /// Calls of this thread that wait, or were left by a handler while they did: what one has announced names the slot.
+    /// Number of this thread's calls that wait, or that a handler abandoned while they did. The
+    /// undo log of an abandoned call may refer to the slot.
     waits: Cell<u32>,
     pub(crate) spinner: Spinner,
-    /// The same of calls that do not wait.
+    /// Spinning before non-blocking calls that would find nothing.
     pub(crate) lingerer: Spinner,
-    /// Which of what they ask had nothing last.
+    /// The object that such a call last found empty.
     pub(crate) asked: Cell<usize>,
     pub(crate) journal: Journal,
     pub(crate) kept: Kept,
     pub(crate) deferral: UnsafeCell<Deferred>,
 }
 
-/// A signal that waits for the shield, and the mask of the code that it interrupted.
+/// A deferred signal, and the signal mask of the code that it interrupted.
 pub(crate) struct Deferred {
     pub(crate) info: libc::siginfo_t,
     pub(crate) mask: u64,
 }
 
-/// What a thread has learned of spinning: see `base::spin`.
+/// What a thread has learned about spinning, see `base::spin`.
 pub(crate) struct Spinner {
-    /// Sleeps to go without spinning.
+    /// Number of sleeps before the next spin.
     pub(crate) pause: Cell<u32>,
-    /// Misses since the last quick hit; the pause doubles with each.
+    /// Misses since the last fast hit. Each doubles the pause.
     pub(crate) misses: Cell<u32>,
-    /// How long the last spin took, if it hit; else 0.
+    /// Duration of the last spin if it was a hit, else 0.
     pub(crate) hit: Cell<u64>,
 }
 
-/// A stack for system calls of the program's own, made where it has little: see `crate::door::linked`.
+/// A separate stack for answering system calls where the program's own stack is small. See
+/// `crate::door::linked`.
 #[repr(C)]
 pub(crate) struct Apart {
-    /// Its end, or 0.
+    /// Address of the end of the stack, or 0.
     pub(crate) end: Cell<usize>,
-    /// Whether a call is being answered there: 0 or 1.
+    /// 1 while a call is being answered on the stack, else 0.
     pub(crate) is_in_use: Cell<u32>,
-    /// The program's stack meanwhile.
+    /// The program's stack pointer meanwhile.
     pub(crate) programs: Cell<usize>,
 }
 
@@ -81,20 +86,20 @@ impl Apart {
         (end.saturating_sub(BLOCK)..end).contains(&at)
     }
 
-    /// Unless a call is being answered there.
+    /// Unmaps the stack, unless a call is being answered on it.
     pub(crate) fn give_back(&self) {
         if self.is_in_use.get() != 0 {
             return;
         }
         let end = self.end.replace(0);
         if end != 0 {
-            // SAFETY: mapped for this thread alone, which does not run there.
+            // SAFETY: mapped for this thread alone, which is not running on it.
             let _ = unsafe { munmap((end - BLOCK) as *mut c_void, BLOCK) };
         }
     }
 }
 
-// Each thread has one, in its thread-local storage: `arch::this_thread` finds it.
+// Each thread has one block in its thread-local storage. `arch::this_thread` returns its address.
 std::arch::global_asm!(
     ".pushsection .tbss.shunt_thread, \"awT\", @nobits",
     ".balign 64",
@@ -107,26 +112,26 @@ std::arch::global_asm!(
     size = const size_of::<Thread>(),
 );
 
-/// This thread's.
+/// Returns the state of the current thread.
 #[inline(always)]
 pub(crate) fn this() -> &'static Thread {
     // SAFETY: zeroes are valid for every field, and the block lives as long as the thread.
     unsafe { &*arch::this_thread().cast() }
 }
 
-/// Gives back what the thread has that is over, also by cancellation.
+/// Returns the resources of a thread that ends, also by cancellation.
 pub(crate) static ENDS: Above<()> = Above::new();
 static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
 const NO_KEY: u32 = u32::MAX;
 
-/// Has [`ENDS`] called at the end of each thread that asks for it. Without threads in the program there may be no keys yet
-/// (`base::split`).
+/// Creates the key whose destructor calls [`ENDS`] at the end of each thread that asks for it. In a
+/// program without threads, libc may have no keys yet (`base::split`).
 pub(crate) fn start() {
     let mut key = 0;
-    // SAFETY: the key is ours; the destructor lives as long as the program.
+    // SAFETY: the key is local. The destructor lives as long as the program.
     let made = unsafe { libc::pthread_key_create(&mut key, Some(ends)) } == 0;
     if made && KEY.compare_exchange(NO_KEY, key, Relaxed, Relaxed).is_err() {
-        // SAFETY: another thread has made one at the same time, and nobody knows of this one.
+        // SAFETY: another thread has created one meanwhile, and no code uses this one.
         unsafe { libc::pthread_key_delete(key) };
     }
 }
@@ -136,32 +141,35 @@ unsafe extern "C" fn ends(_: *mut c_void) {
 }
 
 impl Thread {
-    /// Has what this thread holds given back at its end.
+    /// Registers this thread for [`ENDS`].
     pub(crate) fn await_end(&self) {
         if !self.end_is_awaited.get() {
             if KEY.load(Relaxed) == NO_KEY {
                 start();
             }
             let key = KEY.load(Relaxed);
-            // SAFETY: the first keys of a process have their room in the thread's own block, so this allocates nothing.
+            // SAFETY: the values of a process's first keys are in the thread's own block, so this
+            // allocates nothing.
             let set: c_int = unsafe { libc::pthread_setspecific(key, std::ptr::from_ref(self).cast()) };
-            // The first thread of a program without keys asks once: it ends with the program.
+            // Without a key the program has only its first thread, which ends with the program. So
+            // this is not tried again.
             self.end_is_awaited.set(set == 0 || key == NO_KEY);
         }
     }
 
-    /// A sleep in poll or a receive is over: one that was to be `short` has found something or not.
+    /// Records a sleep in poll or a receive. A sleep is `short` if a peer may lack the doorbell,
+    /// and `found` if it found something.
     pub(crate) fn note_sleep(&self, short: bool, found: bool) {
         let in_a_row = if short && !found { self.slept_unrung.get().saturating_add(1) } else { 0 };
         self.slept_unrung.set(in_a_row);
     }
 
-    /// A call begins to wait.
+    /// Records that a call begins to wait.
     pub(crate) fn begin_wait(&self) {
         self.waits.set(self.waits.get() + 1);
     }
 
-    /// It has waited. `true` if none waits any more.
+    /// Records that a call has waited. Returns `true` if no other call of this thread waits.
     pub(crate) fn end_wait(&self) -> bool {
         self.waits.set(self.waits.get() - 1);
         self.waits.get() == 0

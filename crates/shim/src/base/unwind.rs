@@ -1,8 +1,9 @@
-//! The unwinder, found when it is first needed.
+//! The functions of the unwinder (libgcc_s), looked up when first needed.
 //!
-//! Frames of ours are unwound when a thread is cancelled or ends in a call that sleeps, or when a handler throws out of one. Who
-//! unwinds them has loaded libgcc_s, as a rule. To be linked against it would have it loaded into every program, and a third of
-//! what the shim adds to the start of one was that. So what Rust's runtime asks of it goes by way of here.
+//! Frames of the shim are unwound when a thread is cancelled or ends in a call that sleeps, or when
+//! a handler throws out of such a call. The code that unwinds them has usually loaded libgcc_s
+//! already. Linking the shim against it would load it into every program, which was a third of what
+//! the shim adds to a program's start. So Rust's runtime in this library calls the functions here.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -10,13 +11,14 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 use crate::base::hidden::{c_name, hidden};
 use crate::base::split;
 
-/// Each function twice: under its own name, for Rust's runtime and nobody outside this library, and as what that jumps to.
+/// Defines each function, and a symbol of its name that is hidden from other libraries, for Rust's
+/// runtime in this one.
 macro_rules! unwinder {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => { $(
-        /// libgcc_s's function of that name.
+        /// Calls libgcc_s's function of that name.
         ///
         /// # Safety
-        /// As that.
+        /// As that function.
         #[allow(non_snake_case)]
         unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
             static CELL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -32,7 +34,7 @@ macro_rules! unwinder {
     )* };
 }
 
-/// What `_Unwind_Backtrace` calls for each frame.
+/// The callback of `_Unwind_Backtrace` for each frame.
 type Trace = extern "C-unwind" fn(*mut c_void, *mut c_void) -> c_int;
 
 unwinder! {
@@ -55,10 +57,11 @@ fn find(cell: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     if !known.is_null() {
         return known;
     }
-    // SAFETY: a library that is there already, or that glibc itself loads to end a thread; a look-up of a constant name.
+    // SAFETY: a library that is loaded already, or that glibc itself loads to end a thread. The
+    // name is constant.
     let found = unsafe { split::dlsym(split::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
     if found.is_null() {
-        // As glibc does where a thread is to be unwound, and there is no unwinder.
+        // glibc does so too if a thread must be unwound and there is no unwinder.
         std::process::abort();
     }
     cell.store(found, Relaxed);

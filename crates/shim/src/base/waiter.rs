@@ -1,9 +1,12 @@
-//! The waiters of this process: who sleeps, and by which doorbell it is woken.
+//! The waiters of this process: what sleeps, and which doorbell wakes it.
 //!
-//! A waiter owns one of 64 slots and a doorbell. Threads get theirs when they first sleep on a lane,
-//! and keep it while there are enough; epoll instances when a registered connection is first watched. A slot's doorbell is made once and used again by the
-//! next owner, so that the broker hears of it once. An instance listens to it in its own kernel set, a thread by a
-//! descriptor that belongs to the slot.
+//! A waiter has one of 64 slots and a doorbell. A thread gets a slot when it first sleeps on a
+//! lane, and keeps it while enough slots are free. An epoll instance gets one when a registered
+//! connection is first watched.
+//!
+//! A slot's doorbell is made once, and the slot's next owner uses it again, so the broker needs to
+//! get it only once. An epoll instance has the doorbell in its own kernel set. A thread sleeps on a
+//! second descriptor of the slot, the *listener*.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
@@ -16,20 +19,21 @@ use crate::base::thread::{self, Thread};
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static DOORBELLS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
-/// What a thread sleeps on: see `shunt_sys::eventfd::listen`. Made when a thread first has the slot.
+/// The descriptors that threads sleep on, see `shunt_sys::eventfd::listen`. Each is made when it is
+/// first needed.
 static LISTENERS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
-/// Slots whose doorbell the present broker has been told.
+/// Slots whose doorbell the current broker has.
 static TOLD: AtomicU64 = AtomicU64::new(0);
-/// Tells it of one.
+/// Sends a slot's doorbell to the broker.
 pub(crate) static TELL_BROKER: Above<Slot> = Above::new();
 
-/// A slot, owned until given back.
+/// A slot, owned until `give_back`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot(pub(crate) usize);
 
 impl Slot {
-    /// Takes a free slot. `None` when 64 are taken or there is no descriptor for a doorbell: the waiter then
-    /// sleeps in short steps.
+    /// Takes a free slot. Returns `None` if all 64 are taken or there is no descriptor for a
+    /// doorbell. The waiter then sleeps in short steps.
     pub(crate) fn take() -> Option<Slot> {
         let mut taken = TAKEN.load(Acquire);
         let index = loop {
@@ -60,7 +64,7 @@ impl Slot {
         Some(slot)
     }
 
-    /// The [`listener`](Self::listener), also if nobody had one before.
+    /// Returns the [`listener`](Self::listener), and makes it if the slot has none yet.
     pub(crate) fn make_listener(self) -> Option<i32> {
         let listen = || {
             let made = PrivateFd::lend(&DOORBELLS[self.0], |fd| shunt_sys::eventfd::listen(fd));
@@ -73,36 +77,38 @@ impl Slot {
         TAKEN.fetch_and(!(1 << self.0), AcqRel);
     }
 
-    /// The number of the doorbell.
+    /// Returns the doorbell's file descriptor.
     pub(crate) fn doorbell(self) -> i32 {
         DOORBELLS[self.0].load(Acquire)
     }
 
-    /// The descriptor that is readable once the doorbell has been rung, until that is [heard](Self::hear).
+    /// Returns the descriptor that is readable after the doorbell was rung, until
+    /// [`hear`](Self::hear).
     pub(crate) fn listener(self) -> i32 {
         LISTENERS[self.0].load(Acquire)
     }
 
-    /// Tells the broker, unless it knows. Whoever cannot be told is woken by its own short sleeps.
+    /// Sends the doorbell to the broker, unless the broker has it. If that fails, the waiter
+    /// depends on short sleeps.
     pub(crate) fn register(self) {
         if TOLD.load(Acquire) & 1 << self.0 == 0 {
             TELL_BROKER.call(self);
         }
     }
 
-    /// The broker knows it.
+    /// Records that the broker has the doorbell.
     pub(crate) fn note_told(self) {
         TOLD.fetch_or(1 << self.0, AcqRel);
     }
 
-    /// Wakes this waiter: something it must look at has changed.
+    /// Wakes this waiter, because something that it must check has changed.
     pub(crate) fn ring(self) {
         PrivateFd::lend(&DOORBELLS[self.0], |fd| {
             let _ = shunt_sys::eventfd::ring(fd);
         });
     }
 
-    /// Takes note of the rings so far.
+    /// Acknowledges the rings so far.
     pub(crate) fn hear(self) {
         PrivateFd::lend(&LISTENERS[self.0], |fd| {
             let _ = shunt_sys::eventfd::heard(fd);
@@ -110,7 +116,8 @@ impl Slot {
     }
 }
 
-/// Has a slot's descriptor made, unless an earlier owner had. `false` if there is none left.
+/// Makes a descriptor of a slot, unless an earlier owner has. Returns `false` if no descriptor is
+/// left.
 fn make(place: &AtomicI32, new: impl FnOnce() -> rustix::io::Result<OwnedFd>) -> bool {
     if place.load(Acquire) < 0 {
         match new().ok().and_then(PrivateFd::adopt) {
@@ -121,30 +128,31 @@ fn make(place: &AtomicI32, new: impl FnOnce() -> rustix::io::Result<OwnedFd>) ->
     true
 }
 
-/// A descriptor has moved to another number; the broker and the peers hold the eventfd itself.
+/// Replaces the number of a descriptor that has moved. Broker and peers need no change: they have
+/// the eventfd itself.
 pub(crate) fn renumber(old: i32, new: i32) {
     for place in DOORBELLS.iter().chain(&LISTENERS) {
         let _ = place.compare_exchange(old, new, SeqCst, Relaxed);
     }
 }
 
-/// A new broker knows no doorbell yet.
+/// Forgets which doorbells the broker has, because there is a new broker.
 pub(crate) fn forget_told() {
     TOLD.store(0, Release);
 }
 
-/// Those that somebody has.
+/// Returns the slots that are taken.
 pub(crate) fn in_use() -> impl Iterator<Item = Slot> {
     let taken = TAKEN.load(Acquire);
     (0..WAITERS).filter(move |slot| taken & 1 << slot != 0).map(Slot)
 }
 
-/// Wakes every waiter, where it cannot be told which of them it concerns.
+/// Wakes every waiter, where it is not known which one is concerned.
 pub(crate) fn ring_all() {
     in_use().for_each(Slot::ring);
 }
 
-/// A forked child has none of its parent's waiters.
+/// Closes the doorbells in a forked child, which has none of its parent's waiters.
 pub(crate) fn after_fork_in_child() {
     for place in DOORBELLS.iter().chain(&LISTENERS) {
         PrivateFd::close_raw(place.swap(-1, AcqRel));
@@ -171,10 +179,12 @@ impl Thread {
     }
 }
 
-/// While fewer slots are free, a thread has one only as long as it waits: of hundreds of threads, few do at a time.
+/// While fewer slots than this are free, a thread keeps its slot only while it waits: of hundreds
+/// of threads, few wait at a time.
 const SCARCE: u32 = 16;
 
-/// What waits in `call`, if anything does, waits by the slot of this thread.
+/// Runs a call that may wait by this thread's slot, and afterwards gives the slot back if slots are
+/// scarce.
 pub(crate) fn waiting<T>(call: impl FnOnce() -> T) -> T {
     let thread = thread::this();
     thread.begin_wait();
@@ -189,7 +199,7 @@ pub(crate) fn waiting<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The slot of this thread, taken at first use.
+/// Returns the slot of this thread, and takes one at first use.
 pub(crate) fn of_this_thread() -> Option<Slot> {
     let thread = thread::this();
     if thread.slot().is_none()

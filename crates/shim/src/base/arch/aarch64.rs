@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 
-/// Pages have 4, 16 or 64 KiB: the kernel was built for one of these.
+/// The largest page size. The kernel was built for pages of 4, 16 or 64 KiB.
 pub(crate) const LARGEST_PAGE: usize = 64 * 1024;
 
-/// Goes on to the function `{to}`.
+/// Jumps to the function `{to}`.
 macro_rules! jump {
     () => {
         "b {to}"
@@ -13,12 +13,12 @@ macro_rules! jump {
 }
 pub(crate) use jump;
 
-/// A call as it came: the registers that carry arguments, and where it returns to.
+/// The registers that carry the arguments of an intercepted call, and its return address.
 #[repr(C)]
 pub(crate) struct Call {
     /// q0 to q7.
     vectors: [[u64; 2]; 8],
-    /// x0 to x7. Variadic functions have theirs there too.
+    /// x0 to x7. Variadic functions get their arguments there too.
     arguments: [u64; 8],
     /// x8, where a large result goes.
     result: u64,
@@ -32,18 +32,19 @@ impl Call {
         self.arguments[index]
     }
 
-    /// Changes the first of them.
+    /// Replaces the first argument.
     pub(crate) fn set_first(&mut self, argument: u64) {
         self.arguments[0] = argument;
     }
 }
 
-/// All of a function: has `{before}` see the [`Call`], and jumps to the function that it returns. By x16: where branches are checked, what is
-/// called may be jumped to by that.
+/// The whole body of a function that calls `{before}` with the [`Call`], then jumps to the function
+/// that it returns. The jump goes through x16: with branch target identification, a jump through
+/// x16 may enter a function that expects a call.
 macro_rules! pass_through {
     () => {
         concat!(
-            // An exception may unwind through the call.
+            // An exception may unwind through this frame.
             ".cfi_startproc\n",
             "stp x29, x30, [sp, -16]!\n",
             ".cfi_adjust_cfa_offset 16\n .cfi_rel_offset x29, 0\n .cfi_rel_offset x30, 8\n",
@@ -69,13 +70,16 @@ macro_rules! pass_through {
 }
 pub(crate) use pass_through;
 
-/// This thread's own, which is zero at its beginning and lives as long. What the compiler has for `thread_local!` asks the dynamic linker for
-/// no function by its name here: it calls by a descriptor, which in a preloaded library leads to an offset.
+/// Returns the address of this thread's block, which is zero when the thread begins and lives as
+/// long as the thread. `thread_local!` needs no function of the dynamic linker by name on this
+/// architecture: the compiler calls through a TLS descriptor, which in a preloaded library resolves
+/// to an offset.
 #[inline(always)]
 pub(crate) fn this_thread() -> *const c_void {
     let at: *const c_void;
-    // SAFETY: the initial-exec model of thread-local storage: the offset of that block from the thread pointer, which
-    // the dynamic linker stores in the GOT. A preloaded library always has its block in static storage.
+    // SAFETY: the initial-exec model of thread-local storage. The dynamic linker stores the offset
+    // of the block from the thread pointer in the GOT. A preloaded library always has its block in
+    // static storage.
     unsafe {
         std::arch::asm!(
             "adrp {at}, :gottprel:shunt_thread",
@@ -90,12 +94,14 @@ pub(crate) fn this_thread() -> *const c_void {
     at
 }
 
-/// A number that grows with time, on all processors alike: the kernel lets programs read the counter that its own clocks are made of.
+/// Returns a counter that grows with time and is the same on all processors. The kernel lets
+/// programs read the counter that its clocks use.
 #[inline]
 pub(crate) fn ticks() -> u64 {
     let count;
-    // SAFETY: it changes nothing. It counts as an access to memory, so that the compiler leaves it where it is; the barrier does the same
-    // for the processor, which could read the counter before what was loaded earlier.
+    // SAFETY: the instructions change nothing. The asm counts as an access to memory, so that the
+    // compiler does not move it. `isb` keeps the processor from reading the counter before earlier
+    // loads.
     unsafe { std::arch::asm!("isb", "mrs {count}, cntvct_el0", count = out(reg) count, options(nostack)) };
     count
 }

@@ -1,4 +1,4 @@
-//! What each processor does in a way of its own: one file each, with the same names in it.
+//! Code that depends on the processor: one file per architecture, each with the same items.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

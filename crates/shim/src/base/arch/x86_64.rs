@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 
-/// Pages have this size.
+/// The largest page size. x86-64 has only this base page size.
 pub(crate) const LARGEST_PAGE: usize = 4096;
 
-/// Goes on to the function `{to}`.
+/// Jumps to the function `{to}`.
 macro_rules! jump {
     () => {
         "jmp {to}"
@@ -13,12 +13,12 @@ macro_rules! jump {
 }
 pub(crate) use jump;
 
-/// A call as it came: the registers that carry arguments, and the stack.
+/// The registers that carry the arguments of an intercepted call, and its return address.
 #[repr(C)]
 pub(crate) struct Call {
     /// xmm0 to xmm7.
     vectors: [[u64; 2]; 8],
-    /// How many of those a variadic function was given.
+    /// How many vector registers a variadic call uses (in al).
     rax: u64,
     r9: u64,
     r8: u64,
@@ -36,17 +36,19 @@ impl Call {
         [self.rdi, self.rsi, self.rdx, self.rcx, self.r8, self.r9][index]
     }
 
-    /// Changes the first of them.
+    /// Replaces the first argument.
     pub(crate) fn set_first(&mut self, argument: u64) {
         self.rdi = argument;
     }
 }
 
-/// All of a function: has `{before}` see the [`Call`], and jumps to the function that it returns.
+/// The whole body of a function that calls `{before}` with the [`Call`], then jumps to the function
+/// that it returns.
 macro_rules! pass_through {
     () => {
         concat!(
-            // Seven pushes leave the stack aligned for a call. An exception may unwind through it.
+            // Seven pushes leave the stack aligned for a call. An exception may unwind through this
+            // frame.
             ".cfi_startproc\n",
             "push rdi\n push rsi\n push rdx\n push rcx\n push r8\n push r9\n push rax\n",
             "sub rsp, 128\n",
@@ -68,8 +70,9 @@ macro_rules! pass_through {
 }
 pub(crate) use pass_through;
 
-// What the compiler calls for `thread_local!`, also for those of the standard library. The dynamic linker's would have the shim need
-// glibc's own by its name, may allocate, and may wait for a lock. All of them are in the block of `shunt_thread`
+// The function that the compiler calls for `thread_local!`, also in the standard library. With the
+// dynamic linker's version, the shim would depend on glibc's symbol, and the function may allocate
+// and wait for a lock. All thread-locals are in the block of `shunt_thread`
 // (`crate::base::thread`).
 std::arch::global_asm!(
     ".pushsection .text.__tls_get_addr, \"ax\", @progbits",
@@ -87,12 +90,14 @@ std::arch::global_asm!(
     ".popsection",
 );
 
-/// This thread's own, which is zero at its beginning and lives as long.
+/// Returns the address of this thread's block, which is zero when the thread begins and lives as
+/// long as the thread.
 #[inline(always)]
 pub(crate) fn this_thread() -> *const c_void {
     let at: *const c_void;
-    // SAFETY: the initial-exec model of thread-local storage: the offset of that block from the thread pointer, which
-    // the dynamic linker stores in the GOT. A preloaded library always has its block in static storage.
+    // SAFETY: the initial-exec model of thread-local storage. The dynamic linker stores the offset
+    // of the block from the thread pointer in the GOT. A preloaded library always has its block in
+    // static storage.
     unsafe {
         std::arch::asm!(
             "mov {at}, qword ptr [rip + shunt_thread@GOTTPOFF]",
@@ -104,9 +109,9 @@ pub(crate) fn this_thread() -> *const c_void {
     at
 }
 
-/// A number that grows with time, on all processors alike.
+/// Returns a counter that grows with time and is the same on all processors.
 #[inline]
 pub(crate) fn ticks() -> u64 {
-    // SAFETY: an instruction of every such processor, which touches no memory.
+    // SAFETY: every x86-64 processor has this instruction, and it touches no memory.
     unsafe { std::arch::x86_64::_rdtsc() }
 }

@@ -1,7 +1,8 @@
-//! What the program wants done at each signal, which the kernel is told with the trampoline in place of a handler.
+//! The program's signal handlers. The kernel gets the trampoline in place of each handler.
 //!
-//! The kernel's own record says whether a signal is caught at all, in a vfork child, after an exec or behind calls that we
-//! do not see: the table only says what the trampoline stands for.
+//! Only the kernel knows whether a signal is caught at all: in a vfork child, after an exec, or
+//! after calls that the shim did not see. The table here only records which handler the trampoline
+//! stands for.
 
 use std::ffi::{c_int, c_long, c_ulong};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -15,14 +16,14 @@ use crate::base::lock::Lock;
 use crate::base::{errno, process, real};
 
 const SIGNALS: usize = 65;
-/// Flags that the kernel is not given as the program gave them.
+/// Flags that the trampoline handles itself, so that the kernel may get other values.
 const OURS: c_int = SA_SIGINFO | SA_RESETHAND;
 /// Signals that cannot be blocked.
 const UNBLOCKABLE: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
 
 static ACTIONS: Lock<[Action; SIGNALS]> = Lock::new([Action { handler: 0, flags: 0, mask: 0 }; SIGNALS]);
 
-/// A handler of the program's.
+/// A handler of the program.
 #[derive(Clone, Copy)]
 pub(super) struct Action {
     pub(super) handler: usize,
@@ -30,7 +31,7 @@ pub(super) struct Action {
     pub(super) mask: u64,
 }
 
-/// How the kernel takes an action.
+/// The kernel's `struct sigaction`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct KernelAction {
@@ -50,11 +51,12 @@ pub(crate) unsafe fn sigaction(
     old: *mut libc::sigaction,
 ) -> c_int {
     if !is_known_to_libc(signal) {
-        // Refused before anything is looked at.
+        // libc refuses these before it reads the pointers.
         // SAFETY: the program's own call.
         return unsafe { real::sigaction(signal, action, old) };
     }
-    // libc's own function touches what it is given, too, so both are touched where that may end badly: outside the lock.
+    // libc's function dereferences the pointers too. Both are read and written outside the lock,
+    // because a bad pointer faults.
     // SAFETY: the program's promise: null or valid.
     let given = unsafe { action.as_ref() }.copied();
     let wanted = given.map(|given| Action {
@@ -62,9 +64,9 @@ pub(crate) unsafe fn sigaction(
         flags: given.sa_flags,
         mask: first_word(&given.sa_mask),
     });
-    // From now on hooks may run in handlers, where nothing can be looked up.
+    // From now on hooks may run in signal handlers, where no function can be looked up.
     real::find_all();
-    // libc leaves most of the mask as it was.
+    // libc writes only a part of the mask.
     // SAFETY: the program's promise: null or valid. Zeroes are a valid action.
     let mut replaced = unsafe { old.as_ref().copied().unwrap_or_else(|| std::mem::zeroed()) };
     {
@@ -76,11 +78,11 @@ pub(crate) unsafe fn sigaction(
         {
             passed.sa_sigaction = our_handler();
             passed.sa_flags = our_flags(wanted.flags);
-            // SAFETY: fills a set of ours.
+            // SAFETY: fills a local set.
             unsafe { libc::sigfillset(&mut passed.sa_mask) };
         }
         let pointer = passed.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: two structures of ours; the handler is the program's.
+        // SAFETY: two local structures. The handler is the program's, or the trampoline.
         let result = unsafe { real::sigaction(signal, pointer, &mut replaced) };
         if result != 0 {
             return result;
@@ -97,10 +99,10 @@ pub(crate) unsafe fn sigaction(
     0
 }
 
-/// The same by syscall(2).
+/// Implements rt_sigaction(2), for programs that call it by syscall(2).
 ///
 /// # Safety
-/// As rt_sigaction(2), with a mask of 64 bits. What is bad about the pointers, the kernel says.
+/// As rt_sigaction(2), with a mask of 64 bits. Bad pointers give EFAULT.
 pub(crate) unsafe fn kernel_sigaction(
     signal: c_int,
     action: *const KernelAction,
@@ -130,7 +132,7 @@ pub(crate) unsafe fn kernel_sigaction(
         });
         let pointer = passed.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let into = std::ptr::from_mut(&mut replaced);
-        // SAFETY: two structures of ours; the handler is the program's.
+        // SAFETY: two local structures. The handler is the program's, or the trampoline.
         let result = unsafe {
             let (number, size) = (libc::SYS_rt_sigaction, size_of::<u64>() as c_long);
             real::syscall(number, signal.into(), pointer.addr() as c_long, into.addr() as c_long, size, 0, 0)
@@ -147,8 +149,8 @@ pub(crate) unsafe fn kernel_sigaction(
         }
         note(&mut actions, signal, wanted);
     }
-    // The kernel, too, has done it before it finds out that it cannot say what was there.
-    // SAFETY: the program wants it there.
+    // The kernel too changes the action before it finds that it cannot write the old one.
+    // SAFETY: the program passed this address for the old action.
     if !old.is_null() && !unsafe { memory::write(old, replaced) } {
         errno::set(libc::EFAULT);
         return -1;
@@ -156,12 +158,14 @@ pub(crate) unsafe fn kernel_sigaction(
     0
 }
 
-/// The handler that runs now. One that was to run once is no longer there when it begins.
+/// Returns the action whose handler is about to run. An action with SA_RESETHAND is reset to the
+/// default first.
 pub(super) fn begin(signal: c_int) -> Action {
     let _shield = Shield::raise();
     let action = ACTIONS.lock()[signal as usize];
     if action.flags & SA_RESETHAND != 0 {
-        // SAFETY: zeroes are a valid action, the default one; the flags and the mask outlast the handler, as in the kernel.
+        // SAFETY: zeroes are a valid action, the default one. Flags and mask stay after the reset,
+        // as in the kernel.
         unsafe {
             let mut default: libc::sigaction = std::mem::zeroed();
             default.sa_flags = action.flags;
@@ -172,24 +176,26 @@ pub(super) fn begin(signal: c_int) -> Action {
     action
 }
 
-/// Whether every handler of which the trampoline does not tell restarts the calls that it interrupts: those of faults, and
-/// those that were installed by bare system calls.
+/// Returns whether every handler that bypasses the trampoline restarts the calls that it
+/// interrupts. Such handlers are those of faults, and those that were installed by bare system
+/// calls.
 pub(crate) fn unseen_handlers_restart() -> bool {
     (1..SIGNALS as c_int).all(|signal| {
         // SAFETY: zeroes are a valid action.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: only asks; the structure is ours.
+        // SAFETY: a query, into a local structure.
         let asked = unsafe { real::sigaction(signal, std::ptr::null(), &mut action) } == 0;
         let unseen = asked && ![SIG_DFL, SIG_IGN, our_handler()].contains(&action.sa_sigaction);
         !unseen || action.sa_flags & SA_RESTART != 0
     })
 }
 
-/// The kernel is told the program's own handlers, and calls them from now on.
+/// Gives the program's own handlers to the kernel, which calls them from now on.
 pub(crate) fn give_back() {
     let actions = ACTIONS.lock();
     for signal in 1..SIGNALS as c_int {
-        // SAFETY: zeroes are a valid action; the first call fills it in, and the second passes the program's own.
+        // SAFETY: zeroes are a valid action. The first call fills it in, and the second installs
+        // the program's handler.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             let asked = real::sigaction(signal, std::ptr::null(), &mut action) == 0;
@@ -201,26 +207,26 @@ pub(crate) fn give_back() {
     }
 }
 
-/// Puts the program's handler where ours is.
+/// Replaces the trampoline by the program's handler in `action`.
 fn show_own(action: &mut libc::sigaction, own: &Action) {
     action.sa_sigaction = own.handler;
     action.sa_flags = action.sa_flags & !OURS | own.flags & OURS;
-    // SAFETY: the first word of the set; libc leaves the rest as it was.
+    // SAFETY: the first word of the mask. libc leaves the rest as it was.
     unsafe { std::ptr::from_mut(&mut action.sa_mask).cast::<u64>().write(own.mask) };
 }
 
-/// Another thread of the parent's may have held the table.
+/// Drops a deferred signal in a forked child, and restores its signal mask.
 #[inline]
 pub(crate) fn after_fork_in_child() {
     super::deliver::forget(crate::base::thread::this());
 }
 
-/// Nobody changes an action while the process is copied.
+/// Takes the lock before a fork, so that no thread changes an action while the process is copied.
 pub(crate) fn hold_lock() {
     ACTIONS.hold();
 }
 
-/// In both processes.
+/// Releases the lock after a fork, in parent and child.
 ///
 /// # Safety
 /// After [`hold_lock`], on the same thread.
@@ -229,7 +235,7 @@ pub(crate) unsafe fn release_lock() {
     unsafe { ACTIONS.release() };
 }
 
-/// In a child that nobody announced.
+/// Resets the lock in the child of a fork that no hook saw.
 ///
 /// # Safety
 /// This must be the only thread of the process.
@@ -238,22 +244,25 @@ pub(crate) unsafe fn reset_lock() {
     unsafe { ACTIONS.reset() };
 }
 
-/// Handlers do, but not those of faults, nor those that a child of vfork installs in our memory for itself.
+/// Returns whether the kernel gets the trampoline for this action. It does not for the handlers of
+/// faults, nor for handlers that a vfork child installs for itself in the shared memory.
 fn passes_through_us(signal: c_int, wanted: &Action) -> bool {
     let handler = wanted.handler != SIG_DFL && wanted.handler != SIG_IGN;
     let nameable = (1..SIGNALS as c_int).contains(&signal) && !FAULTS.contains(&signal);
     handler && nameable && !process::is_off() && process::is_home()
 }
 
-/// The first two of the real-time signals are libc's own.
+/// Returns whether libc accepts this signal. The first two real-time signals are libc's own.
 fn is_known_to_libc(signal: c_int) -> bool {
     (1..SIGNALS as c_int).contains(&signal) && !(32..=33).contains(&signal)
 }
 
-/// What the kernel knows in place of this library's handler: 0, or what a program without a libc has it come in by.
+/// The handler that the kernel gets. 0 means the trampoline. A program without libc has another
+/// entry point.
 static ENTRANCE: AtomicUsize = AtomicUsize::new(0);
 
-/// Has signals come in by `entrance`, which calls [`super::handler`]. Before there is any handler.
+/// Makes the kernel deliver signals to `entrance`, which calls [`super::handler`]. Call it before
+/// any handler is installed.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn set_entrance(entrance: usize) {
     ENTRANCE.store(entrance, Relaxed);
@@ -277,6 +286,6 @@ fn note(actions: &mut [Action; SIGNALS], signal: c_int, wanted: Option<Action>) 
 }
 
 fn first_word(set: &libc::sigset_t) -> u64 {
-    // SAFETY: a set is longer than that, and aligned.
+    // SAFETY: a set is longer than a word, and aligned.
     unsafe { std::ptr::from_ref(set).cast::<u64>().read() }
 }

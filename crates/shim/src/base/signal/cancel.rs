@@ -1,12 +1,14 @@
-//! pthread_cancel. A thread is cancelled inside a blocking call, which is always in `open`, or where a call begins; a
-//! thread that may be cancelled at any instruction may not while the shield is up.
+//! pthread_cancel. A thread with deferred cancellation can end only in a blocking call, which is
+//! always in `open`, or at the beginning of a call. A thread with asynchronous cancellation has
+//! that type suspended while the shield is up.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
 use crate::base::{process, real, thread};
 
-/// Whether this process has ever cancelled a thread, or had one that may be cancelled at any instruction.
+/// Whether this process has ever cancelled a thread, or had a thread with asynchronous
+/// cancellation.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
 fn note_use() {
@@ -31,7 +33,7 @@ pub(crate) unsafe fn cancel(thread: libc::pthread_t) -> c_int {
 pub(crate) unsafe fn set_type(kind: c_int, old: *mut c_int) -> c_int {
     let thread = thread::this();
     let before = thread.cancelled_anywhere.get();
-    // Noted before it can act.
+    // Recorded before the new type takes effect.
     if kind == PTHREAD_CANCEL_ASYNCHRONOUS {
         note_use();
     }
@@ -44,7 +46,8 @@ pub(crate) unsafe fn set_type(kind: c_int, old: *mut c_int) -> c_int {
     result
 }
 
-/// A call that a lane may answer begins: it is a cancellation point even if it need not wait.
+/// The cancellation point at the beginning of a call that a lane may answer. The call is a
+/// cancellation point even if it does not wait.
 #[inline]
 pub(crate) fn point() {
     if IN_USE.load(Relaxed) {
@@ -53,14 +56,15 @@ pub(crate) fn point() {
     }
 }
 
-/// Makes a call that would be a cancellation point, where the thread must not end: half of the work is done.
+/// Makes a call that would be a cancellation point with cancellation disabled, because the shim's
+/// work is half done.
 #[inline]
 pub(crate) fn without<R>(call: impl FnOnce() -> R) -> R {
     if !IN_USE.load(Relaxed) {
         return call();
     }
     let mut before = PTHREAD_CANCEL_DISABLE;
-    // SAFETY: changes this thread's own state, and changes it back.
+    // SAFETY: changes this thread's own cancel state, restored below.
     unsafe { real::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut before) };
     let result = call();
     // SAFETY: as above.
@@ -80,6 +84,6 @@ pub(super) fn hold_off() {
 
 #[cold]
 pub(super) fn let_in() {
-    // SAFETY: as above; the thread may end here.
+    // SAFETY: changes this thread's own type. The thread may end here.
     unsafe { real::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, std::ptr::null_mut()) };
 }

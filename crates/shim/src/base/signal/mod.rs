@@ -1,11 +1,16 @@
-//! Signals, and everything else that can end a call in the middle: see `docs/adr/0008`.
+//! Signals, and everything else that can end a call in the middle. See
+//! `docs/adr/0008-handlers-wait-for-the-shim.md`.
 //!
-//! Three promises. No handler of the program's runs while this thread is inside the shim's own code: it waits for
-//! the microseconds until the [`Shield`] is down. A call that sleeps does so in [`open`], where handlers run as they
-//! would in the kernel, and where the thread holds no lock: it may be left for good from there, by longjmp, an
-//! exception, pthread_exit or pthread_cancel, and what it had announced is in its
-//! [`Journal`](crate::base::journal::Journal). And a call that was
-//! interrupted knows by what kind of handler ([`Ran`]), so that it ends or goes on as the kernel's would.
+//! Three guarantees hold:
+//!
+//! - No handler of the program runs while this thread is in the shim's own code. It waits for
+//!   microseconds, until the [`Shield`] is down.
+//! - A call that sleeps does so in [`open`], where handlers run as they would in the kernel and the
+//!   thread holds no lock. A longjmp, an exception, pthread_exit or pthread_cancel may leave the
+//!   call from there. The thread's [`Journal`](crate::base::journal::Journal) has what must be
+//!   undone then.
+//! - An interrupted call knows which kind of handler ran ([`Ran`]), so it ends or continues as the
+//!   kernel's call would.
 
 mod action;
 mod announced;
@@ -26,7 +31,7 @@ pub(crate) use deliver::trampoline as handler;
 pub(crate) use deliver::{Ran, ring_bell_on_signal, take_ran};
 pub(crate) use shield::{Brief, Shield, has_deferred, is_due, open};
 
-/// What a thread does to itself. These are never put off, since the code that made them cannot go on, and never pass
-/// through us.
+/// Signals that a thread raises by its own instructions. They are never deferred, since the code
+/// that raised them cannot go on, and the trampoline does not handle them.
 pub(crate) const FAULTS: [std::ffi::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];

@@ -1,7 +1,8 @@
 //! The shield: while it is up, the program's signal handlers wait.
 //!
-//! It costs two moves to memory of the thread's own when it goes up and two when it comes down, and no system call: the
-//! kernel still delivers signals, but to `deliver::trampoline`, which sees the shield and puts them off.
+//! Raising and lowering it cost two stores each to the thread's own memory, and no system call. The
+//! kernel still delivers signals, but to `deliver::trampoline`, which sees the shield and defers
+//! them.
 
 use std::hint::black_box;
 use std::sync::atomic::{Ordering::*, compiler_fence};
@@ -12,7 +13,8 @@ use crate::base::journal::Held;
 use crate::base::process;
 use crate::base::thread::{self, Thread};
 
-/// Up until dropped. Raised by every hook before it touches what the shim knows of the program's descriptors.
+/// Keeps the shield up until dropped. Every hook raises it before it uses state of the program's
+/// descriptors.
 pub(crate) struct Shield {
     thread: &'static Thread,
     below: u32,
@@ -31,17 +33,17 @@ impl Shield {
             thread.bell.store(0, Relaxed);
         }
         thread.shields.store(below + 1, Relaxed);
-        // The handler that looks at it runs on this very thread, so only the compiler must keep the order.
+        // The signal handler that reads it runs on this thread, so a compiler fence is enough.
         compiler_fence(SeqCst);
         Shield { thread, below }
     }
 
-    /// Stays up beyond this scope, until [`Shield::take_over`].
+    /// Leaves the shield up beyond this scope, until [`Shield::take_over`].
     pub(crate) fn stay_up(self) {
         std::mem::forget(self);
     }
 
-    /// The shield that [`Shield::stay_up`] left behind.
+    /// Returns the shield that [`Shield::stay_up`] left up.
     #[inline]
     pub(crate) fn take_over() -> Shield {
         let thread = thread::this();
@@ -49,13 +51,14 @@ impl Shield {
     }
 }
 
-/// The same for something that waits for nothing and ends by returning, until [`Brief::lower`]: without a destructor, which takes instructions
-/// also where nothing unwinds.
+/// A shield without a destructor, for code that never waits and returns without unwinding. A
+/// destructor costs instructions even where nothing unwinds. [`Brief::lower`] ends it.
 pub(crate) struct Brief(&'static Thread);
 
 impl Brief {
-    /// `None`: one is up already. What is known of handlers stays: nobody asks for it. No thread may be cancelled anywhere, since the
-    /// [gate](process::is_gate_open) is open.
+    /// Raises the shield, or returns `None` if one is up already. Does not reset
+    /// [`Ran`](super::Ran), which no caller of this reads. No thread has asynchronous cancellation,
+    /// since the [gate](process::is_gate_open) is open.
     #[inline(always)]
     pub(crate) fn raise() -> Option<Brief> {
         let thread = thread::this();
@@ -67,13 +70,14 @@ impl Brief {
         Some(Brief(thread))
     }
 
-    /// The one that is up, which whoever raised it has left to others to lower.
+    /// Returns the shield that another function has raised and left up.
     #[inline(always)]
     pub(crate) fn take_over() -> Brief {
         Brief(thread::this())
     }
 
-    /// Returns `answer`, so that whoever has nothing else to do can leave the rest to what this calls.
+    /// Lowers the shield and returns `answer`. A caller with nothing else to do can so end in a
+    /// tail call.
     #[inline(always)]
     pub(crate) fn lower(self, answer: isize) -> isize {
         compiler_fence(SeqCst);
@@ -90,7 +94,8 @@ impl Brief {
 #[inline(never)]
 fn release_before(thread: &'static Thread, answer: isize) -> isize {
     deliver::release(thread);
-    // Unknown to a caller, which would otherwise keep it over the call, in a register that it had to save before.
+    // Hides the value from the compiler. A caller that knew it would keep it in a callee-saved
+    // register, which it would have to save first.
     black_box(answer)
 }
 
@@ -101,7 +106,8 @@ impl Drop for Shield {
     }
 }
 
-/// An absolute number, not one less: unwinding may have left an [`open`] by way of which this is the outermost.
+/// Sets the count to `to` rather than decrementing it: unwinding may have left an [`open`] that had
+/// set it to 0.
 #[inline]
 fn lower(thread: &'static Thread, to: u32) {
     compiler_fence(SeqCst);
@@ -117,9 +123,9 @@ fn lower(thread: &'static Thread, to: u32) {
     }
 }
 
-/// Makes a call that may block with the shield down: handlers run, the thread may be cancelled, and either may leave for
-/// good. No lock is held here. What the thread has announced is in `held`: it is undone if nobody comes back, and the
-/// caller's to undo otherwise.
+/// Makes a call that may block, with the shield down. Handlers run and the thread may be cancelled,
+/// and either may abandon the call. No lock is held here. `held` is undone if the call is
+/// abandoned. Otherwise, undoing it is the caller's task.
 #[inline]
 pub(crate) fn open<R>(held: Held, call: impl FnOnce() -> R) -> R {
     let thread = thread::this();
@@ -136,12 +142,13 @@ pub(crate) fn open<R>(held: Held, call: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Whether a handler waits, or one has run since the present call began and nobody has asked for it.
+/// Returns whether a signal is deferred, or a handler has run since the current call began and has
+/// not been taken by `take_ran`.
 pub(crate) fn is_due() -> bool {
     has_deferred() || thread::this().ran.load(Relaxed) != 0
 }
 
-/// Whether a handler waits: whoever spins must give way.
+/// Returns whether a signal is deferred. A spinning thread must then stop.
 #[inline]
 pub(crate) fn has_deferred() -> bool {
     thread::this().deferred.load(Relaxed) != 0
