@@ -1,4 +1,4 @@
-//! The other names under which glibc exports what we hook.
+//! The other names under which glibc exports functions that have hooks.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
@@ -8,13 +8,13 @@ use super::{descriptor, io, readiness, socket, stdio};
 
 macro_rules! aliases {
     ($($name:ident = $module:ident::$hook:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => { $(
-        /// Another name of glibc's.
+        /// Another name of a hooked function in glibc.
         ///
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
-            // SAFETY: the same call.
+            // SAFETY: the arguments of the same call.
             unsafe { $module::$hook($($arg),*) }
         }
     )* };

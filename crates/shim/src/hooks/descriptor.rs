@@ -1,4 +1,4 @@
-//! dup, close, fcntl, ioctl: what happens to numbers.
+//! dup, close, fcntl, ioctl: calls that create, close or change descriptors.
 
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
@@ -14,7 +14,7 @@ use crate::socket::endpoint;
 /// See close(2).
 ///
 /// # Safety
-/// As in C; so for every hook.
+/// As in C. That holds for every hook.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     descriptors::close(fd)
@@ -26,7 +26,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // SAFETY: the program's own call, in parts.
+    // SAFETY: the program's own call, split into ranges.
     let real = |first, last| unsafe { real::close_range(first, last, flags) };
     if flags & libc::CLOSE_RANGE_UNSHARE as c_int != 0 {
         unseen::leave(Reason::OwnTable);
@@ -81,7 +81,7 @@ pub unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_
     descriptors::duplicate_onto(old, new, || unsafe { real::dup3(old, new, flags) })
 }
 
-/// See fcntl(2). C passes the third argument, if there is one, where a named one would be.
+/// See fcntl(2). The C calling convention passes a variadic third argument like a named one.
 ///
 /// # Safety
 /// As in C.
@@ -115,7 +115,7 @@ pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_u
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    // SAFETY: the same call: off_t has 64 bits here.
+    // SAFETY: the arguments of the same call. off_t has 64 bits here.
     unsafe { fcntl64(fd, command, argument) }
 }
 

@@ -1,4 +1,4 @@
-//! epoll.
+//! The hooks of epoll.
 
 use std::ffi::c_int;
 use std::ptr::null;
@@ -19,7 +19,7 @@ use crate::ops::{descriptors, epoll_wait as waiting, poll as polling};
 /// See epoll_create(2).
 ///
 /// # Safety
-/// As in C; so for every hook.
+/// As in C. That holds for every hook.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
     // SAFETY: the program's own call.
@@ -65,9 +65,10 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     let is_socket = matches!(entry, Entry::Endpoint(_) | Entry::Unconnected(_));
     if is_socket && let Some(epoll) = epoll::behind(epfd) {
         if !bad && operation != libc::EPOLL_CTL_DEL {
-            // SAFETY: it can be read; they are plain numbers.
+            // SAFETY: the event is readable, and consists of integers.
             let events = unsafe { (&raw const (*event).events).read_unaligned() };
-            // The kernel's set gets a token for it, which nobody else may meet.
+            // The kernel's registration will get a token, which no call past the shim may meet
+            // (L11).
             if events & libc::EPOLLONESHOT as u32 != 0 {
                 census::settle();
             }
@@ -84,7 +85,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     let result = unsafe { real::epoll_ctl(epfd, operation, fd, event) };
     if is_socket && result == 0 && process::is_home() {
         match epoll::take_in(epfd) {
-            // SAFETY: the kernel has done what the program asked for.
+            // SAFETY: the kernel has accepted these arguments.
             Some(epoll) => unsafe { epoll.note_control(operation, fd, event) },
             None => descriptors::hand_on(fd, Reason::UnknownEpoll),
         }
@@ -92,7 +93,8 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     result
 }
 
-/// The instance of a call, if it is one and the kernel refuses neither the array nor the mask without a look at it.
+/// Returns the epoll instance of a call. Returns `None` if there is none, or if the kernel refuses
+/// the array or the mask by their addresses alone.
 #[inline]
 fn waited_for(
     epfd: c_int,
@@ -109,7 +111,8 @@ fn waited_for(
         .then_some(epoll)
 }
 
-/// One that was made elsewhere: what lies in a lane when a connection comes into it is to be told to those who wait already.
+/// Returns an instance that the shim has not seen being made. It is taken in now, because a
+/// connection with bytes in a lane may be registered there while this wait sleeps.
 #[cold]
 fn unknown(epfd: c_int) -> Option<&'static Epoll> {
     if process::is_off() || !process::is_home() || table::look_up(epfd) != Entry::None {
@@ -119,12 +122,13 @@ fn unknown(epfd: c_int) -> Option<&'static Epoll> {
     epoll::is_set(epfd).then(|| epoll::take_in(epfd)).flatten()
 }
 
-/// Has `wait` fill the array of a call, or as much of it as can be written: the kernel puts there what it can, and keeps the
-/// rest. If that is nothing, what there is to tell stays where it is, and is an error. A set that the kernel answers for is waited for by the
-/// program's own call, `kernel`.
+/// Makes `wait` fill the array of a call, or its writable beginning: the kernel too reports as many
+/// events as it can write and keeps the rest. If no event can be written, the events stay pending
+/// and the call fails. If the kernel answers for the instance, the program's own call `kernel` does
+/// the wait.
 ///
 /// # Safety
-/// As epoll_wait: `events` has room for `max`, or is a bad address; `mask` is the program's.
+/// As epoll_wait: `events` has room for `max`, or is a bad address. `mask` is the program's.
 #[inline(always)]
 unsafe fn fill(
     (epoll, epfd): (&'static Epoll, c_int),
@@ -138,11 +142,11 @@ unsafe fn fill(
         let name = epoll.name();
         let deadline = timeout.filter(|nanos| *nanos > 0).map(|nanos| process::now().saturating_add(nanos));
         let told = kernel();
-        // If it has been closed meanwhile, nothing of ours was left in the kernel's set.
+        // If the instance was closed meanwhile, its kernel set contained no token of the shim.
         if told <= 0 || !epoll.must_translate() || epoll.name() != name {
             return told;
         }
-        // SAFETY: the kernel has written there, and what it has not written it could.
+        // SAFETY: the kernel has written the first entries, and `room` has checked the others.
         let events = unsafe { std::slice::from_raw_parts_mut(events, room(events, max as usize)) };
         let kept = waiting::translate(epoll, events, told as usize);
         if kept > 0 {
@@ -154,7 +158,7 @@ unsafe fn fill(
     let _shield = Shield::raise();
     match room(events, max as usize) {
         0 => refuse(epfd, timeout, mask),
-        // SAFETY: so many can be written.
+        // SAFETY: `room` has checked that so many entries are writable.
         room => waiting::wait(
             epoll,
             unsafe { std::slice::from_raw_parts_mut(events, room) },
@@ -164,20 +168,21 @@ unsafe fn fill(
     }
 }
 
-/// How many events can be written at `events`, of `max`.
+/// Returns how many of `max` events can be written at `events`.
 #[inline]
 fn room(events: *mut epoll_event, max: usize) -> usize {
-    /// Of a longer array the rest is believed: it would cost more to look at than it is ever used.
+    /// Only so many entries are checked. Programs rarely use more, and checking them would cost
+    /// more than that is worth.
     const LOOKED_AT: usize = 1024;
     let looked_at = max.min(LOOKED_AT);
     let is_good = |count: usize| memory::is_writable(events.cast(), count * size_of::<epoll_event>());
     if is_good(looked_at) { max } else { good_part(looked_at, is_good) }
 }
 
-/// How many of the first `bad` can be, of which not all can.
+/// Returns how many entries are writable, by bisection. Fewer than `bad` are.
 #[cold]
 fn good_part(mut bad: usize, is_good: impl Fn(usize) -> bool) -> usize {
-    // Good ones come before bad ones.
+    // Writable entries precede the others.
     let mut good = 0;
     while bad - good > 1 {
         let middle = good.midpoint(bad);
@@ -186,12 +191,13 @@ fn good_part(mut bad: usize, is_good: impl Fn(usize) -> bool) -> usize {
     good
 }
 
-/// A wait that can tell nothing: it ends when there is something to tell. poll sees that without taking it.
+/// Handles a wait that cannot report any event. It ends with EFAULT when an event is pending. poll
+/// notices that without consuming the event.
 fn refuse(epfd: c_int, timeout: Option<u64>, mask: *const sigset_t) -> c_int {
     let mut set = [pollfd { fd: epfd, events: libc::POLLIN, revents: 0 }];
     let (base, time) = (set.as_mut_ptr(), timeout.map(as_timespec));
     let pointer = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: an array of ours, and the program's mask.
+    // SAFETY: a local array, and the program's mask.
     let found = polling::poll(&mut set, timeout, mask, || unsafe { real::ppoll(base, 1, pointer, mask) });
     if found > 0 {
         errno::set(libc::EFAULT);
@@ -201,7 +207,7 @@ fn refuse(epfd: c_int, timeout: Option<u64>, mask: *const sigset_t) -> c_int {
 }
 
 fn millis(nanos: Option<u64>) -> c_int {
-    // Rounded up: a wait must not end before its time.
+    // Rounded up, because a wait must not end early.
     nanos.map_or(-1, |nanos| nanos.div_ceil(1_000_000).min(i32::MAX as u64) as c_int)
 }
 

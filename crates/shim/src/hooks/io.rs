@@ -1,4 +1,4 @@
-//! Everything that moves bytes, but for messages.
+//! The hooks that move bytes, except those for messages.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::hint::cold_path;
@@ -17,7 +17,7 @@ use crate::ops::{self, descriptors, files, held, pipe, receive, send};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::family;
 
-/// The answer of an operation, as C wants it.
+/// Returns the result of an operation in the form of C: a count, or -1 and errno.
 #[inline]
 pub(super) fn answer(outcome: Result<usize, i32>) -> ssize_t {
     match outcome {
@@ -29,13 +29,13 @@ pub(super) fn answer(outcome: Result<usize, i32>) -> ssize_t {
     }
 }
 
-/// Which way bytes move, and how that is announced (L4) and counted.
+/// The direction of a data call: how it is announced (L4) and counted.
 pub(super) trait Direction {
     fn enter(endpoint: &Endpoint) -> bool;
     fn leave(endpoint: &Endpoint);
     fn held(endpoint: &'static Endpoint) -> Held;
     fn count(endpoint: &Endpoint, bytes: usize);
-    /// The kernel has done it to a socket that is no endpoint.
+    /// Records that the kernel has made such a call on a socket that is not an endpoint.
     fn has_passed(fd: c_int);
 }
 
@@ -89,7 +89,7 @@ impl Direction for Sending {
         endpoint.count_sent(bytes);
     }
 
-    /// It may have been connected by another number since.
+    /// The socket may have been connected meanwhile by another descriptor.
     #[inline]
     fn has_passed(fd: c_int) {
         if matches!(table::look_up(fd), table::Entry::Unconnected(_)) {
@@ -98,7 +98,8 @@ impl Direction for Sending {
     }
 }
 
-/// A data call: the kernel's own while the endpoint is on TCP, counted as being inside the kernel (L4).
+/// Makes a data call. While the endpoint is on TCP, it is the kernel's call, counted as a call in
+/// progress in the kernel (L4). Otherwise `ours` handles it.
 #[inline]
 pub(super) fn moving<D: Direction>(
     fd: c_int,
@@ -112,7 +113,8 @@ pub(super) fn moving<D: Direction>(
     }
 }
 
-/// The endpoint behind `fd`, if a lane may have something to say of it. Else the call is made.
+/// Returns the endpoint behind `fd` if a lane may be concerned. Otherwise makes the kernel's call
+/// and returns its result as `Err`.
 #[inline(always)]
 fn unsettled<D: Direction>(fd: c_int, kernel: impl Fn() -> ssize_t) -> Result<&'static Endpoint, ssize_t> {
     let Some(endpoint) = endpoint::behind(fd) else {
@@ -140,7 +142,8 @@ fn moving_unsettled<D: Direction>(
 ) -> ssize_t {
     let bytes = |result: &ssize_t| usize::try_from(*result).unwrap_or(0);
     let _shield = begin(endpoint, fd, flags);
-    // The end, for one who has waited for it since before bytes went over a lane, where they may lie unread.
+    // End of file, in a call that began to wait before bytes went to a lane. The lane may still
+    // have unread bytes.
     let is_lost = |result| result == 0 && endpoint.is_attached() && resets::reset_if_lost(endpoint, fd);
     match by_tcp::<D, _>(endpoint, kernel, bytes).filter(|result| !is_lost(*result)) {
         None => answer_of(endpoint, ours(endpoint)),
@@ -149,7 +152,8 @@ fn moving_unsettled<D: Direction>(
     }
 }
 
-/// The answer of an operation that may have told of a reset.
+/// Returns the result of an operation, and records that the program has seen a reset if it is
+/// ECONNRESET.
 #[inline]
 fn answer_of(endpoint: &Endpoint, outcome: Result<usize, i32>) -> ssize_t {
     if outcome == Err(libc::ECONNRESET) {
@@ -158,7 +162,7 @@ fn answer_of(endpoint: &Endpoint, outcome: Result<usize, i32>) -> ssize_t {
     answer(outcome)
 }
 
-/// What every data call does first on an endpoint that may come onto a lane, or is on one.
+/// Begins a data call on an endpoint that is on a lane, or may be moved to one.
 #[inline(always)]
 pub(super) fn begin(endpoint: &'static Endpoint, fd: c_int, flags: c_int) -> Shield {
     signal::point();
@@ -168,7 +172,8 @@ pub(super) fn begin(endpoint: &'static Endpoint, fd: c_int, flags: c_int) -> Shi
     shield
 }
 
-/// The kernel's own call, counted as being inside it until its bytes are. `None`: the endpoint is not on TCP alone.
+/// Makes the kernel's call, and counts it as a call in progress until its bytes are counted.
+/// Returns `None` if the endpoint is not on TCP alone.
 #[inline]
 pub(super) fn by_tcp<D: Direction, R>(
     endpoint: &'static Endpoint,
@@ -187,23 +192,26 @@ pub(super) fn by_tcp<D: Direction, R>(
     Some(result)
 }
 
-/// Urgent data lies beside the stream, also where it has been sent or read before the connection could be offered.
+/// Bars a connection with urgent data, which is not part of the stream, from shared memory. That
+/// holds also if the urgent data came before the connection could be offered.
 #[inline]
 fn note_urgent(endpoint: &Endpoint, flags: c_int) {
     if flags & libc::MSG_OOB != 0 {
         attach::bar(endpoint, Reason::OutOfBand);
-        // Nor does the kernel tell the others of an urgent byte that one has taken, though it counts as it did before.
+        // The kernel does not report to the other holders of the socket that one of them has read
+        // an urgent byte, although the byte still affects its counts.
         family::note_change(endpoint);
     }
 }
 
-/// What the kernel says to a call that it refuses, or that has nothing to do with a stream.
+/// Makes a call that the kernel refuses, or that does not concern the stream.
 pub(super) fn by_kernel(kernel: impl FnOnce() -> ssize_t) -> Result<usize, i32> {
     usize::try_from(signal::open(Held::NOTHING, kernel)).map_err(|_| errno::get())
 }
 
-/// The piece of a call with one buffer, or `None` if the kernel must refuse it. The calls of files are also refused for what is
-/// longer than memory, of which those of sockets move no more than they can.
+/// Returns the piece of a call with one buffer, or `None` if the kernel must refuse it. For file
+/// calls, the kernel checks the whole length against the address space. For socket calls, it first
+/// reduces the length to the most that one call can move.
 #[inline]
 fn piece(base: *const c_void, len: size_t, of: Calls) -> Option<[Piece; 1]> {
     let most = len.min(most_at_once());
@@ -211,16 +219,16 @@ fn piece(base: *const c_void, len: size_t, of: Calls) -> Option<[Piece; 1]> {
     memory::is_of_user(base as usize, checked).then(|| [Piece { base: base.cast_mut().cast(), len: most }])
 }
 
-/// Which family a call is of.
+/// The family of a call, which determines how the kernel checks its buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Calls {
     /// read and write.
     Files,
-    /// recv, send and their kin.
+    /// recv, send and their variants.
     Sockets,
 }
 
-/// The pieces of an iovec list, or `None` if the kernel must refuse it.
+/// Returns the pieces of an iovec list, or `None` if the kernel must refuse it.
 ///
 /// # Safety
 /// As readv: `iov` points to `count` entries, or is a bad address, or the count is too large.
@@ -233,16 +241,17 @@ pub(super) unsafe fn pieces<'a>(iov: *const iovec, count: usize) -> Option<&'a [
     if count > IOV_MAX || !memory::is_readable(iov.cast(), count * size_of::<iovec>()) {
         return None;
     }
-    // SAFETY: it can be read, and Piece has the layout of iovec.
+    // SAFETY: the list is readable, and Piece has the layout of iovec.
     let pieces: &[Piece] = unsafe { std::slice::from_raw_parts(iov.cast(), count) };
-    // A single piece may be longer than memory: no more of it is used than can be.
+    // A single piece may be longer than the address space. The kernel uses only as much as one call
+    // can move.
     let is_single = count == 1 && pieces[0].len <= isize::MAX as usize;
     let counted = |piece: &Piece| if is_single { piece.len.min(most_at_once()) } else { piece.len };
     pieces.iter().all(|piece| memory::is_of_user(piece.base as usize, counted(piece))).then_some(pieces)
 }
 
-/// What a call that is to be answered at once does first, if its connection is [one for that](endpoint::at_once). If it is not answered, it
-/// [begins](begin) as any other.
+/// Begins a call on the fast path, if its connection is [eligible](endpoint::at_once). A call that
+/// does not complete there [begins](begin) again on the slow path.
 #[inline(always)]
 fn begin_at_once(fd: c_int) -> Option<(&'static Endpoint, signal::Brief)> {
     let endpoint = endpoint::at_once(fd)?;
@@ -252,7 +261,7 @@ fn begin_at_once(fd: c_int) -> Option<(&'static Endpoint, signal::Brief)> {
     Some((endpoint, signal::Brief::raise()?))
 }
 
-/// A receive into one buffer, which goes on `slowly` unless it finds what most do.
+/// Receives into one buffer on the fast path. All but the most common cases take the slow path.
 #[inline(always)]
 fn receive_at_once(
     fd: c_int,
@@ -273,11 +282,11 @@ fn receive_at_once(
     receive::receive_few(endpoint, shield, fd, Piece { base: buf.cast(), len }, flags, slowly)
 }
 
-/// A call on one buffer, of an endpoint of which a lane may have something to say.
+/// The slow path of a call with one buffer, for an endpoint that may have a lane.
 type Unsettled<P> =
     fn(&'static Endpoint, c_int, (P, size_t, Calls), c_int, &dyn Fn(c_int) -> ssize_t) -> ssize_t;
 
-/// A call on one buffer that is not answered at once.
+/// Makes a call with one buffer on the slow path.
 #[inline(always)]
 fn one_slowly<D: Direction, P>(
     fd: c_int,
@@ -307,7 +316,7 @@ fn receive_unsettled(
     moving_unsettled::<Receiving>(endpoint, fd, flags, ours, || kernel(fd))
 }
 
-/// A send of one buffer, which goes on `slowly` unless it does what most do.
+/// Sends one buffer on the fast path. All but the most common cases take the slow path.
 #[inline(always)]
 fn send_at_once(
     fd: c_int,
@@ -342,7 +351,7 @@ fn send_unsettled(
 /// See read(2).
 ///
 /// # Safety
-/// As in C; so for every hook.
+/// As in C. That holds for every hook.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
     receive_at_once(fd, buf, len, 0, read_slowly)
@@ -353,7 +362,7 @@ fn read_slowly(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_
     // SAFETY: the program's own call.
     let kernel = move |fd| unsafe { real::read(fd, buf, len) };
     if len == 0 {
-        // Unlike recv it waits for nothing.
+        // Unlike recv, an empty read does not wait.
         return kernel(fd);
     }
     one_slowly::<Receiving, _>(fd, (buf, len, Calls::Files), flags, kernel, receive_unsettled)
@@ -375,7 +384,7 @@ fn write_slowly(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssi
     one_slowly::<Sending, _>(fd, (buf, len, Calls::Files), flags, kernel, send_unsettled)
 }
 
-/// readv, with flags for the socket that preadv2 has other names for.
+/// Implements readv. `flags` are those of recv, translated from the flags of preadv2.
 unsafe fn read_list(
     fd: c_int,
     iov: *const iovec,
@@ -393,7 +402,7 @@ unsafe fn read_list(
     moving::<Receiving>(fd, 0, ours, || kernel(fd))
 }
 
-/// writev, the same way.
+/// Implements writev. `flags` are those of send.
 unsafe fn write_list(
     fd: c_int,
     iov: *const iovec,
@@ -403,7 +412,7 @@ unsafe fn write_list(
 ) -> ssize_t {
     // SAFETY: the program's list.
     let ours = |endpoint| match unsafe { pieces(iov, count as usize) } {
-        // Nothing does not come as far as the socket, unlike with sendmsg.
+        // An empty writev does not reach the socket, unlike an empty sendmsg.
         Some(pieces) if pieces.iter().any(|piece| piece.len > 0) => {
             send::send(endpoint, fd, pieces, flags, kernel)
         }
@@ -432,11 +441,12 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_in
     unsafe { write_list(fd, iov, count, 0, &|fd| real::writev(fd, iov, count)) }
 }
 
-/// The flags of preadv2 and pwritev2 that a socket takes, all but the first without effect.
+/// The only flag of preadv2 and pwritev2 with an effect on a socket.
 const RWF_NOWAIT: c_int = 8;
 const RWF_KNOWN: c_int = 0x3f;
 
-/// preadv2 and pwritev2 at offset -1 are readv and writev; sockets know no other offset.
+/// Defines preadv2 and pwritev2. At offset -1 they are readv and writev, and the kernel accepts no
+/// other offset for a socket.
 macro_rules! at_current_offset {
     ($($name:ident, $real:ident, $plain:ident;)*) => { $(
         /// See preadv2(2).
@@ -451,7 +461,7 @@ macro_rules! at_current_offset {
                 return kernel(fd);
             }
             let socket_flags = if flags & RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
-            // SAFETY: the same.
+            // SAFETY: the program's own call.
             unsafe { $plain(fd, iov, count, socket_flags, &kernel) }
         }
     )* };
@@ -511,16 +521,17 @@ pub unsafe extern "C-unwind" fn recvfrom(
 ) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = |fd| unsafe { real::recvfrom(fd, buf, len, flags, from, fromlen) };
-    // Before the kernel writes there.
+    // Read before the kernel overwrites it.
     let is_asked = !from.is_null() && is_unsettled(fd);
-    // SAFETY: the program's pointer, to a plain number.
+    // SAFETY: the program's pointer to an integer.
     let room = is_asked.then(|| unsafe { memory::read(fromlen) }).flatten();
     let ours = |endpoint| {
         let Some(piece) = piece(buf, len, Calls::Sockets) else { return by_kernel(|| kernel(fd)) };
         let taken = receive::receive_named(endpoint, fd, &piece, flags, &kernel);
         if let (Err(_), Some(room)) = (&taken, room) {
-            // The kernel may have said that the stream has ended, where TCP has an error and leaves this alone.
-            // SAFETY: the program wants a length there.
+            // The kernel may have stored a length at the end of the stream. With an error, TCP
+            // leaves it unchanged, so the old value is restored.
+            // SAFETY: the program passed this address for a length.
             unsafe { memory::write(fromlen, room) };
         }
         let taken = taken?;
@@ -532,18 +543,19 @@ pub unsafe extern "C-unwind" fn recvfrom(
     moving::<Receiving>(fd, flags, ours, || kernel(fd))
 }
 
-/// Whether a lane may have something to say of `fd`.
+/// Returns whether `fd` is an endpoint that may have a lane.
 pub(super) fn is_unsettled(fd: c_int) -> bool {
     endpoint::behind(fd).is_some_and(|endpoint| !endpoint.is_settled())
 }
 
-/// TCP names no sender, and says so in the length. The bytes are gone even if that fails.
+/// Stores the length 0, because TCP reports no sender's address. If that fails, the received bytes
+/// are lost, as in the kernel.
 pub(super) fn name_no_sender(len: *mut socklen_t) -> Result<(), i32> {
-    // SAFETY: the program's pointer, to a plain number, here and below.
+    // SAFETY: the program's pointer to an integer.
     if (unsafe { memory::read(len) }.ok_or(libc::EFAULT)? as c_int) < 0 {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the program wants a length there.
+    // SAFETY: the program passed this address for a length.
     if unsafe { memory::write(len, 0) } { Ok(()) } else { Err(libc::EFAULT) }
 }
 
@@ -563,7 +575,7 @@ pub unsafe extern "C-unwind" fn sendto(
     // SAFETY: the program's own call.
     let kernel = |fd| unsafe { real::sendto(fd, buf, len, flags, to, tolen) };
     if flags & libc::MSG_FASTOPEN != 0 && matches!(table::look_up(fd), table::Entry::Unconnected(_)) {
-        // It connects as well; such a socket stays unknown.
+        // The call also connects the socket. Such a socket stays unknown to the shim.
         let _shield = Shield::raise();
         descriptors::forget_unconnected(fd);
         return kernel(fd);
@@ -575,41 +587,43 @@ pub unsafe extern "C-unwind" fn sendto(
     moving::<Sending>(fd, flags, ours, || kernel(fd))
 }
 
-/// Whether an address is one that a connected TCP socket ignores: the kernel copies it all the same.
+/// Returns whether a connected TCP socket ignores this address. The kernel copies the address
+/// before it ignores it.
 pub(super) fn is_ignored(to: *const sockaddr, len: socklen_t) -> bool {
     let len = len as usize;
     to.is_null() || len <= size_of::<libc::sockaddr_storage>() && memory::is_readable(to.cast(), len)
 }
 
-/// The kernel takes a length for a signed number, and refuses such.
+/// Returns whether a length is negative as a signed number. The kernel refuses those.
 fn is_negative(len: size_t) -> bool {
     len > isize::MAX as usize
 }
 
-/// Whether the program has asked that writes append, which sendfile refuses.
+/// Returns whether writes to `out` append (O_APPEND), which sendfile refuses.
 fn is_appended_to(out: c_int) -> bool {
     rustix::fs::fcntl_getfl(crate::base::private::borrow(out))
         .is_ok_and(|flags| flags.contains(rustix::fs::OFlags::APPEND))
 }
 
-/// Where a sendfile begins to read: at the offset that the program gave, else at the file's own.
+/// Returns where sendfile begins to read: at the program's offset if there is one, else at the
+/// file's own.
 fn start_of(file: c_int, offset: *const off64_t) -> Result<off64_t, i32> {
     if offset.is_null() {
         return rustix::fs::tell(crate::base::private::borrow(file))
             .map(|at| at as off64_t)
             .map_err(|errno| errno.raw_os_error());
     }
-    // SAFETY: the program's pointer, to a plain number.
+    // SAFETY: the program's pointer to an integer.
     unsafe { memory::read(offset) }.ok_or(libc::EFAULT)
 }
 
-/// Where it has come.
+/// Stores the new offset, in the program's variable or the file.
 fn advance(file: c_int, offset: *mut off64_t, to: off64_t) -> Result<(), i32> {
     if offset.is_null() {
         let _ = rustix::fs::seek(crate::base::private::borrow(file), rustix::fs::SeekFrom::Start(to as u64));
         return Ok(());
     }
-    // SAFETY: the program wants it there.
+    // SAFETY: the program passed this address for the offset.
     if unsafe { memory::write(offset, to) } { Ok(()) } else { Err(libc::EFAULT) }
 }
 
@@ -624,11 +638,12 @@ pub unsafe extern "C-unwind" fn sendfile64(
     offset: *mut off64_t,
     count: size_t,
 ) -> ssize_t {
-    // SAFETY: the program's own call, of which so much has been done.
+    // SAFETY: the program's own call, less the bytes that have been sent.
     let rest = |out, done| unsafe { real::sendfile64(out, from, offset, count - done) };
     let kernel = |out| rest(out, 0);
     let ours = |endpoint: &'static Endpoint| {
-        // What cannot be read at an offset (a pipe, a socket, nothing at all), the kernel refuses.
+        // The kernel refuses a descriptor that cannot be read at an offset, such as a pipe or a
+        // socket.
         let begin = match start_of(from, offset) {
             Ok(begin) if count > 0 && !is_negative(count) && !is_appended_to(out) => begin,
             _ => return by_kernel(|| kernel(out)),
@@ -645,16 +660,17 @@ pub unsafe extern "C-unwind" fn sendfile64(
         };
         let step = send::send_file(&hold, endpoint, count.min(most_at_once()), read_file);
         let outcome = match step {
-            // What cannot be read like this cannot be sent either, and sendfile has another word for it.
+            // A file that cannot be read in this way cannot be sent either. sendfile has another
+            // errno for it.
             Err(libc::EISDIR) => by_kernel(|| kernel(out)),
             Err(errno) => Err(errno),
             Ok(send::FileStep::Moved(count)) => {
-                // A quarter of the ring may have been read when the lane turns out to have ended, so the file's offset
-                // moves only when all is done.
+                // A quarter of the ring may have been read from the file when the lane turns out to
+                // have ended. So the file's offset moves only at the end.
                 advance(from, offset, begin + count as off64_t).map(|()| count)
             }
             Ok(send::FileStep::UseTcp(0)) => send::file_by_tcp(&hold, endpoint, &kernel),
-            // A call that blocks returns once all is sent, also if the lane has ended in the middle.
+            // A blocking call returns once all bytes are sent, even if the lane ends meanwhile.
             Ok(send::FileStep::UseTcp(count)) => advance(from, offset, begin + count as off64_t)
                 .map(|()| count + send::rest_of_file_by_tcp(&hold, endpoint, &|out| rest(out, count))),
         };
@@ -679,7 +695,7 @@ pub unsafe extern "C-unwind" fn sendfile(
     unsafe { sendfile64(out, from, offset, count) }
 }
 
-/// The flags that splice takes.
+/// The flags that splice accepts.
 const SPLICE_KNOWN: c_uint =
     libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
@@ -698,7 +714,7 @@ pub unsafe extern "C-unwind" fn splice(
 ) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::splice(from, from_offset, to, to_offset, len, flags) };
-    // Refused whatever the descriptors are.
+    // The kernel refuses these for any descriptors.
     if flags & !SPLICE_KNOWN != 0 || is_negative(len) {
         return kernel();
     }
@@ -721,7 +737,7 @@ pub unsafe extern "C-unwind" fn splice(
     attach::bar(endpoint, Reason::Splice);
     let takes = from_offset.is_null() && to_offset.is_null() && len > 0;
     if takes && rustix::pipe::fcntl_getpipe_size(crate::base::private::borrow(to)).is_ok() {
-        // What the lane still holds comes first.
+        // Bytes that the lane still has come first.
         if let Some(outcome) = pipe::move_to_pipe(endpoint, from, to, len.min(most_at_once()), flags) {
             return answer(outcome);
         }
@@ -737,7 +753,7 @@ pub unsafe extern "C-unwind" fn splice(
             usize::try_from(signal::open(held::receive(endpoint), kernel)).map_err(|_| errno::get());
         endpoint.leave_receive();
         match outcome {
-            // The end, for one whose bytes may lie unread in a lane.
+            // End of file, on a connection that may have unread bytes in a lane.
             Ok(0) if takes && resets::reset_if_lost(endpoint, from) => {
                 endpoint.take_owed(from).map_or_else(|| by_kernel(kernel), Err)
             }

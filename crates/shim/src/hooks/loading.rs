@@ -1,5 +1,6 @@
-//! dlopen and dlmopen: nothing may be on shared memory while code comes that has not been judged (L11).
-//! dlsym and dlvsym: a look-up of a function of libc's returns the hook.
+//! Hooks of the dynamic linker. dlopen and dlmopen: no connection may be on shared memory while
+//! code is loaded that has not been judged (L11). dlsym and dlvsym: a look-up of a libc function
+//! that has a hook returns the hook.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -56,7 +57,7 @@ fn load(call: &mut Call, load: Load, real: *mut c_void, make: impl FnOnce() -> *
     match unsafe { loads::prepare(&load) } {
         Way::Pass => real,
         Way::Here => {
-            // Also ends the load if a constructor of the library throws an exception.
+            // The guard also ends the load if a constructor of the library throws an exception.
             let under_way = loads::begin();
             let handle = make();
             drop(under_way);
@@ -67,7 +68,8 @@ fn load(call: &mut Call, load: Load, real: *mut c_void, make: impl FnOnce() -> *
 
 extern "C" fn before_dlsym(call: &mut Call) -> *mut c_void {
     static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-    // Without a dynamic linker's, as before glibc 2.34 in a program that has no libdl, ours looks as far as it can.
+    // Before glibc 2.34, a program without libdl has no dlsym. Then the shim's own searches the
+    // loaded libraries.
     let real = behind(&REAL, c"dlsym", split::dlsym as *mut c_void);
     look_up(call, false, real, |handle, name, _| {
         // SAFETY: the prototype of dlsym, and the program's own arguments.

@@ -1,5 +1,6 @@
-//! mmap, munmap, mprotect, mremap: what is known of the program's memory, so that a bad pointer is EFAULT, ends here. And what
-//! becomes executable is judged before it can run (L11).
+//! mmap, munmap, mprotect, mremap. These calls invalidate what the shim has cached about the
+//! program's memory, which it needs to return EFAULT for bad pointers. Memory that becomes
+//! executable is judged before it can run (L11).
 
 use std::ffi::{c_int, c_void};
 
@@ -10,10 +11,11 @@ use crate::base::{errno, real};
 use crate::life::census;
 use crate::ops::locking;
 
-/// Finds the real functions before the program starts: they are called by allocators that hold locks of their own.
+/// Finds the real functions before the program starts. Later calls may come from allocators that
+/// hold their own locks.
 pub(crate) fn prepare() {
     let (nowhere, before) = (std::ptr::null_mut(), errno::get());
-    // SAFETY: none of these changes anything: nothing is mapped at length 0.
+    // SAFETY: the calls change nothing, because their length is 0.
     unsafe {
         real::mmap(nowhere, 0, 0, 0, -1, 0);
         real::munmap(nowhere, 0);
@@ -27,7 +29,7 @@ pub(crate) fn prepare() {
 /// See mmap(2).
 ///
 /// # Safety
-/// As in C; so for every hook.
+/// As in C. That holds for every hook.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn mmap(
     address: *mut c_void,
@@ -48,7 +50,8 @@ pub unsafe extern "C-unwind" fn mmap(
     mapped
 }
 
-/// Has memory judged that becomes executable. `false`: [`census::code_has_come`] is to be called once it is.
+/// Judges memory that becomes executable. Returns `false` if the caller must call
+/// [`census::code_has_come`] once it is.
 #[inline]
 pub(super) fn note_access(address: usize, len: usize, access: c_int) -> bool {
     access & libc::PROT_EXEC == 0
@@ -68,7 +71,7 @@ pub unsafe extern "C-unwind" fn mmap64(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    // SAFETY: the same call: off_t has 64 bits here.
+    // SAFETY: the arguments of the same call. off_t has 64 bits here.
     unsafe { mmap(address, len, access, flags, fd, offset) }
 }
 
@@ -130,7 +133,7 @@ pub unsafe extern "C-unwind" fn mlockall(flags: c_int) -> c_int {
     locking::lock_all(flags)
 }
 
-/// See mremap(2). C passes the last argument, if there is one, where a named one would be.
+/// See mremap(2). The C calling convention passes a variadic last argument like a named one.
 ///
 /// # Safety
 /// As in C.

@@ -1,4 +1,4 @@
-//! recvmsg, sendmsg and their kin.
+//! recvmsg, sendmsg and their variants for several messages.
 
 use std::ffi::{c_int, c_uint};
 use std::ops::Range;
@@ -27,8 +27,8 @@ use crate::socket::endpoint;
 pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = |fd| unsafe { real::recvmsg(fd, message, flags) };
-    // Before the kernel writes there.
-    // SAFETY: the program's pointer; what is bad about it, the kernel says.
+    // Read before the kernel overwrites it.
+    // SAFETY: the program's pointer. A bad one is left to the kernel.
     let read = is_unsettled(fd).then(|| unsafe { read_header(message) }).flatten();
     let ours = |endpoint| {
         let Some((header, pieces)) = read else { return by_kernel(|| kernel(fd)) };
@@ -50,21 +50,22 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     moving::<Receiving>(fd, flags, ours, || kernel(fd))
 }
 
-/// With an error TCP leaves the header alone, but the kernel may have said that the stream has ended.
+/// Restores the header after an error. TCP does not change it then, but the kernel may have done so
+/// at the end of the stream.
 ///
 /// # Safety
-/// `message` has been read before.
+/// `message` has been read with success before.
 unsafe fn take_back(message: *mut msghdr, header: &msghdr) {
     // SAFETY: the program's header.
     unsafe { memory::write(message, *header) };
 }
 
-/// A message header and its list. `None` if the kernel must refuse it.
+/// Returns a message header and its list, or `None` if the kernel must refuse it.
 ///
 /// # Safety
 /// `message` is the program's argument.
 unsafe fn read_header<'a>(message: *const msghdr) -> Option<(msghdr, &'a [Piece])> {
-    // SAFETY: the caller's promise; zeroes and all else are a valid header.
+    // SAFETY: the caller's promise. Every bit pattern is a valid header.
     let header = clib::header(unsafe { memory::read(message) }?);
     if !header.msg_name.is_null() && (header.msg_namelen as c_int) < 0 {
         return None;
@@ -74,11 +75,11 @@ unsafe fn read_header<'a>(message: *const msghdr) -> Option<(msghdr, &'a [Piece]
     Some((header, pieces))
 }
 
-/// What the kernel reports with bytes of a TCP connection: no sender; and no control data, but how many bytes are `waiting` if
-/// the program has asked for that.
+/// Fills in the header as the kernel does for bytes of TCP: without a sender's address, and without
+/// control data except the number of `waiting` bytes, if the program asked for that (TCP_INQ).
 ///
 /// # Safety
-/// `message` has been read before.
+/// `message` has been read with success before.
 unsafe fn say_the_rest(
     message: *mut msghdr,
     header: &msghdr,
@@ -90,7 +91,7 @@ unsafe fn say_the_rest(
     }
     // SAFETY: the program's own header.
     let (told, lost) = waiting.map_or((0, 0), |waiting| unsafe { tell_waiting(header, waiting) });
-    // SAFETY: it can be written.
+    // SAFETY: the header is writable.
     unsafe {
         if !header.msg_name.is_null() {
             (&raw mut (*message).msg_namelen).write_unaligned(0);
@@ -101,8 +102,8 @@ unsafe fn say_the_rest(
     Ok(())
 }
 
-/// Puts the message that TCP_INQ asks for where the program wants control data, or as much of it as there is room for. How
-/// much room it took, and MSG_CTRUNC if it was not enough.
+/// Writes the control message of TCP_INQ, or as much of it as there is room for. Returns the length
+/// that it took, and MSG_CTRUNC if the room was too small.
 ///
 /// # Safety
 /// `header` is the program's.
@@ -117,14 +118,14 @@ unsafe fn tell_waiting(header: &msghdr, waiting: c_int) -> (usize, c_int) {
     if !memory::is_writable(header.msg_control.cast(), len) {
         return (0, 0);
     }
-    // SAFETY: zeroes are a valid head.
+    // SAFETY: zeroes are a valid `cmsghdr`.
     let mut head: cmsghdr = unsafe { std::mem::zeroed() };
     head.cmsg_len = len;
     head.cmsg_level = libc::SOL_TCP;
     head.cmsg_type = libc::TCP_CM_INQ;
     let to: *mut u8 = header.msg_control.cast();
     let number = waiting.to_ne_bytes();
-    // SAFETY: so much can be written.
+    // SAFETY: `len` bytes are writable.
     unsafe {
         to.cast::<cmsghdr>().write_unaligned(head);
         std::ptr::copy_nonoverlapping(number.as_ptr(), to.add(HEAD), len - HEAD);
@@ -132,12 +133,13 @@ unsafe fn tell_waiting(header: &msghdr, waiting: c_int) -> (usize, c_int) {
     (WHOLE.next_multiple_of(size_of::<usize>()).min(room), if len < WHOLE { libc::MSG_CTRUNC } else { 0 })
 }
 
-/// The kernel has said how many bytes are waiting, and knows nothing of those in a lane.
+/// Corrects the number of waiting bytes that the kernel has written, which does not include those
+/// in a lane.
 ///
 /// # Safety
 /// `message` is the program's argument.
 unsafe fn correct_waiting(message: *const msghdr, waiting: c_int) {
-    // SAFETY: the caller's promise; the control data is the program's, too.
+    // SAFETY: the caller's promise. The control data is the program's too.
     unsafe {
         let Some((header, _)) = read_header(message) else { return };
         each_part(&header, |part, data| {
@@ -148,8 +150,8 @@ unsafe fn correct_waiting(message: *const msghdr, waiting: c_int) {
     }
 }
 
-/// Each part of a message's control data and where what it carries lies, as far as the kernel would go: to what cannot be read, or is
-/// longer than the rest.
+/// Calls `seen` with each control message and the range of its data. Stops where the kernel would:
+/// at memory that is not readable, or a message longer than the rest.
 ///
 /// # Safety
 /// `header` is the program's.
@@ -159,7 +161,7 @@ unsafe fn each_part(header: &msghdr, mut seen: impl FnMut(&cmsghdr, Range<*const
     }
     let control: *const u8 = header.msg_control.cast();
     let mut rest = 0..header.msg_controllen;
-    // SAFETY: the program's control data; they are plain numbers.
+    // SAFETY: the program's control data, which consists of integers.
     while let Some(part) = unsafe { memory::read(control.wrapping_add(rest.start).cast()) }.map(clib::piece)
         && (size_of::<cmsghdr>()..=rest.len()).contains(&part.cmsg_len)
     {
@@ -179,7 +181,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     let kernel = |fd| unsafe { real::sendmsg(fd, message, flags) };
     let Some(endpoint) = endpoint::behind(fd) else {
         if !process::is_off() {
-            // SAFETY: the program's pointer, which is looked at before it is read.
+            // SAFETY: the program's pointer, which is checked before it is read.
             unsafe { pass_on(message) };
         }
         let result = kernel(fd);
@@ -187,7 +189,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
         return result;
     };
     let ours = |_| {
-        // SAFETY: the program's pointer; what is bad about it, the kernel says.
+        // SAFETY: the program's pointer. A bad one is left to the kernel.
         let Some((header, pieces)) = (unsafe { read_header(message) }) else {
             return by_kernel(|| kernel(fd));
         };
@@ -201,10 +203,11 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     moving::<Sending>(fd, flags, ours, || kernel(fd))
 }
 
-/// The kernel copies no more of a name.
+/// The kernel copies at most so many bytes of an address.
 const MOST_OF_A_NAME: socklen_t = size_of::<sockaddr_storage>() as socklen_t;
 
-/// A connection that is sent to another process goes back to TCP first.
+/// Prepares connections whose descriptors are sent to another process (SCM_RIGHTS): they fall back
+/// to TCP first.
 ///
 /// # Safety
 /// `message` is the program's argument.
@@ -220,7 +223,7 @@ pub(super) unsafe fn pass_on(message: *const msghdr) {
             return;
         }
         for at in (data.start.addr()..data.end.addr()).step_by(size_of::<c_int>()) {
-            // SAFETY: the program's control data; a plain number.
+            // SAFETY: the program's control data. The value is an integer.
             let Some(fd) = (unsafe { memory::read(data.start.with_addr(at).cast()) }) else { return };
             descriptors::pass_on(fd);
         }
@@ -263,13 +266,13 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     }
     // SAFETY: the program's pointer.
     let Ok(limit) = (unsafe { from_timespec(timeout) }) else { return kernel() };
-    // Here an error comes before bytes.
+    // recvmmsg returns a pending error before any bytes.
     resets::notice_reset(endpoint, fd);
     if let Some(errno) = endpoint.take_owed(fd).or_else(|| kernel::take_error(fd)) {
         errno::set(errno);
         return -1;
     }
-    // Of no message at all the kernel refuses what it would of one.
+    // The kernel checks the descriptor even if there is no message to receive.
     if count == 0 {
         return kernel();
     }
@@ -279,11 +282,12 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     let mut flags = flags;
     let mut done = 0;
     while done < count {
-        // Between two messages the number may have been closed, and be another's.
+        // Between two messages, another thread may have closed the descriptor, and its number may
+        // be reused.
         if done > 0 && !endpoint::behind(fd).is_some_and(|now| std::ptr::eq(now, endpoint)) {
             break;
         }
-        // SAFETY: the program's array; what is bad about an entry is found below.
+        // SAFETY: the program's array. `receive_entry` checks the entry.
         let received =
             unsafe { receive_entry(fd, messages.wrapping_add(done as usize), flags & !libc::MSG_WAITFORONE) };
         if received < 0 && done == 0 {
@@ -297,14 +301,14 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         if flags & libc::MSG_WAITFORONE != 0 {
             flags |= libc::MSG_DONTWAIT;
         }
-        // As in the kernel, the limit is looked at between two messages only.
+        // The kernel too checks the timeout only between two messages.
         left = deadline.map(|deadline| deadline.saturating_sub(process::now()));
         if left == Some(0) {
             break;
         }
     }
-    // The messages are gone even if that fails.
-    // SAFETY: the program wants it there.
+    // If the write fails, the messages are lost, as in the kernel.
+    // SAFETY: the program passed this address for the remaining time.
     if left.is_some_and(|left| !unsafe { memory::write(timeout, as_timespec(left)) }) {
         errno::set(libc::EFAULT);
         return -1;
@@ -312,7 +316,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     done as c_int
 }
 
-/// One message of recvmmsg.
+/// Receives one message of recvmmsg.
 ///
 /// # Safety
 /// As recvmsg.
@@ -321,7 +325,7 @@ unsafe fn receive_entry(fd: c_int, entry: *mut mmsghdr, flags: c_int) -> ssize_t
         errno::set(libc::EFAULT);
         return -1;
     }
-    // SAFETY: it can be read and written; the rest is the program's own call.
+    // SAFETY: the entry is readable and writable. The rest is the program's own call.
     unsafe {
         let received = recvmsg(fd, &raw mut (*entry).msg_hdr, flags);
         if received >= 0 {
@@ -331,17 +335,17 @@ unsafe fn receive_entry(fd: c_int, entry: *mut mmsghdr, flags: c_int) -> ssize_t
     }
 }
 
-/// How many bytes went with the first `count` messages.
+/// Returns how many bytes the first `count` messages carried. A negative count means none.
 ///
 /// # Safety
-/// There are so many, if any.
+/// The array has at least `count` entries.
 unsafe fn bytes_of(messages: *const mmsghdr, count: c_int) -> usize {
     // SAFETY: the caller's promise.
     let len = |index| unsafe { (&raw const (*messages.add(index)).msg_len).read_unaligned() as usize };
     (0..usize::try_from(count).unwrap_or(0)).map(len).sum()
 }
 
-/// The kernel sends no more of them in one call.
+/// The kernel sends at most so many messages in one call.
 const MOST_MESSAGES: c_uint = 1024;
 
 /// See sendmmsg(2).
@@ -361,7 +365,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     let Some(endpoint) = endpoint::behind(fd) else {
         if !process::is_off() {
             for index in 0..count as usize {
-                // SAFETY: the program's array, whose entries are looked at before they are read.
+                // SAFETY: the program's array, whose entries are checked before they are read.
                 unsafe { pass_on(&raw const (*messages.wrapping_add(index)).msg_hdr) };
             }
         }
@@ -369,7 +373,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(
         Sending::has_passed(fd);
         return result;
     };
-    // Of no message at all the kernel refuses what it would of one.
+    // The kernel checks the descriptor even if there is no message to send.
     if count == 0 {
         return kernel();
     }
@@ -389,17 +393,18 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     }
     let before = errno::get();
     for index in 0..count {
-        // Between two messages the number may have been closed, and be another's.
+        // Between two messages, another thread may have closed the descriptor, and its number may
+        // be reused.
         if index > 0 && !endpoint::behind(fd).is_some_and(|now| std::ptr::eq(now, endpoint)) {
             return index as c_int;
         }
-        // SAFETY: the program's array; what is bad about an entry is found below.
+        // SAFETY: the program's array. `send_entry` checks the entry.
         let whole = unsafe { send_entry(fd, messages.wrapping_add(index as usize), flags) };
         match whole {
             Some(true) => {}
             Some(false) => return index as c_int + 1,
             None if index == 0 => return -1,
-            // What has been sent counts.
+            // The count of sent messages takes precedence over the error.
             None => {
                 errno::set(before);
                 return index as c_int;
@@ -409,7 +414,8 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     count as c_int
 }
 
-/// One message of sendmmsg. Whether all of it was sent; `None` and errno if nothing was.
+/// Sends one message of sendmmsg. Returns whether all of it was sent, or `None` with errno if
+/// nothing was.
 ///
 /// # Safety
 /// As sendmsg.
@@ -418,7 +424,7 @@ unsafe fn send_entry(fd: c_int, entry: *mut mmsghdr, flags: c_int) -> Option<boo
         errno::set(libc::EFAULT);
         return None;
     }
-    // SAFETY: it can be read and written; the rest is the program's own call.
+    // SAFETY: the entry is readable and writable. The rest is the program's own call.
     unsafe {
         let header = &raw const (*entry).msg_hdr;
         let wanted = read_header(header).map_or(0, |(_, pieces)| user::most_of(pieces));

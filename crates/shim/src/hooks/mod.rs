@@ -1,7 +1,9 @@
-//! The C functions that programs meet instead of libc's. They only translate: `crate::ops` decides.
+//! The C functions that programs call instead of libc's. A hook only translates its arguments and
+//! result: `crate::ops` decides.
 //!
-//! Every one of them ends in one of three ways: handled, failed with errno, or given to the real function because the
-//! descriptor is none of ours or its connection is on TCP. See `docs/hooks.md`.
+//! Each hook ends in one of three ways: it has handled the call, it fails with an errno, or it
+//! calls the real function. It calls the real function if the descriptor means nothing to the shim,
+//! or its connection is on TCP. See `docs/hooks.md`.
 
 #![expect(unreachable_pub, reason = "the symbols are exported to C programs, not to Rust")]
 

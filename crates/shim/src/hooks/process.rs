@@ -1,4 +1,5 @@
-//! fork and exec. Ordinary forks are seen by handlers, see `crate::fork`.
+//! fork, exec, and other calls that start or change a process. libc's handlers notice ordinary
+//! forks, see `crate::fork`.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -16,14 +17,14 @@ use crate::program::sandbox;
 /// See _Fork(3): a fork that runs no handlers.
 ///
 /// # Safety
-/// As in C; so for every hook.
+/// As in C. That holds for every hook.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
-    // SAFETY: what surrounds every other fork.
+    // SAFETY: these calls surround every other fork too.
     unsafe { fork::before() };
     // SAFETY: the program's own call.
     let pid = unsafe { real::_Fork() };
-    // SAFETY: as above; a child has one thread.
+    // SAFETY: as above. A forked child has one thread.
     unsafe {
         match pid {
             0 => fork::after_in_child(),
@@ -36,7 +37,7 @@ pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
     pid
 }
 
-/// See fork(2). Handlers do what there is to do, unless the kernel refuses.
+/// See fork(2). The handlers of `crate::fork` do all work, except if the kernel refuses.
 ///
 /// # Safety
 /// As in C.
@@ -66,7 +67,8 @@ macro_rules! exec {
                 if beside.is_none() {
                     return failed;
                 }
-                // Perhaps because it was traced: the outcome is that of the program alone.
+                // The kernel may have refused because the process is traced by the helper. So the
+                // program tries again without it.
                 drop(beside);
                 real::$name($($arg),*)
             }
@@ -80,7 +82,7 @@ unsafe extern "C" {
     static environ: List;
 }
 
-/// Of a program that is searched for, or that a descriptor names.
+/// Stands for a program that is searched for, or named by a descriptor.
 const NO_PATH: *const c_char = std::ptr::null();
 
 exec! {
@@ -92,7 +94,8 @@ exec! {
     execveat(dir: c_int, path: *const c_char, argv: List, envp: List, flags: c_int) as Executed::from(dir, path, flags), NO_PATH, envp;
 }
 
-// Variadic functions, which Rust cannot define. Nobody is told by them what is inherited.
+// Variadic functions, which Rust cannot define. A program that they start gets no handover of
+// inherited connections.
 trampolines! {
     /// See exec(3).
     execl: before_execl;
@@ -117,15 +120,15 @@ variadic_exec! {
     before_execle: "execle";
 }
 
-// What comes back twice, or on another stack.
+// These calls return twice, or on another stack.
 trampolines! {
     /// See vfork(2).
     vfork: before_vfork;
-    /// Another name of glibc's.
+    /// Another name of the function in glibc.
     __vfork: before_vfork;
     /// See clone(2).
     clone: before_clone;
-    /// Another name of glibc's.
+    /// Another name of the function in glibc.
     __clone: before_clone;
 }
 
@@ -139,17 +142,18 @@ extern "C" fn before_clone(call: &Call) -> *mut c_void {
     real::address!("clone")
 }
 
-/// A child is about to be made, with these flags of clone: one that is no thread and runs in this memory is not to be taken for this process.
+/// Records that a child is about to be made with these flags of clone. A child that is not a thread
+/// and runs in this memory must not be mistaken for this process.
 pub(super) fn lending(flags: c_int) {
     if flags & (libc::CLONE_VM | libc::CLONE_THREAD) != libc::CLONE_VM {
         return;
     }
     if flags & libc::CLONE_VFORK != 0 {
-        // This thread sleeps meanwhile.
+        // This thread sleeps until the child execs or ends.
         thread::this().is_lent.set(true);
     }
     if flags & (libc::CLONE_VFORK | libc::CLONE_SETTLS) != libc::CLONE_VFORK {
-        // It has not, or the child has another thread's data.
+        // The thread goes on meanwhile, or the child has other thread-local storage.
         table::share_memory();
     }
 }
@@ -165,14 +169,14 @@ extern "C" fn before_prctl(call: &Call) -> *mut c_void {
     real::address!("prctl")
 }
 
-/// prctl installs a seccomp filter, or turns the strict mode on.
+/// Handles prctl calls that install a seccomp filter or turn on the strict mode.
 pub(super) fn controlling(option: c_int, mode: u64, filter: u64) {
     if option == libc::PR_SET_SECCOMP {
         filtering(mode == libc::SECCOMP_MODE_FILTER.into(), filter);
     }
 }
 
-/// So does seccomp. Whoever only asks what the kernel can do names no filter.
+/// Handles seccomp. A call without a filter only asks what the kernel supports.
 pub(super) fn filtering(by_filter: bool, filter: u64) {
     if !by_filter || filter != 0 {
         sandbox::before_filter();
@@ -194,7 +198,7 @@ pub unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
 
 macro_rules! other_user {
     ($($name:ident($($arg:ident),*) becomes $effective:ident;)*) => { $(
-        /// Makes the process another user's.
+        /// Changes the user of the process.
         ///
         /// # Safety
         /// As in C.
@@ -238,7 +242,8 @@ unsafe fn spawn(executed: Executed, environment: Strings, start: impl Fn() -> c_
             beside.await_end();
             0
         }
-        // Perhaps because it was traced, or there was one process more: the outcome is that of the program alone.
+        // The call may have failed because the child was traced, or because there was one process
+        // more. So the program tries again without the helper.
         (libc::EAGAIN | libc::ENOMEM | libc::EPERM | libc::EACCES, Some(beside)) => {
             drop(beside);
             start()
@@ -311,7 +316,7 @@ run_command! {
     popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
 }
 
-/// See posix_spawn_file_actions_adddup2(3): a child will be given a descriptor.
+/// See posix_spawn_file_actions_adddup2(3). A child will get a copy of the descriptor.
 ///
 /// # Safety
 /// As in C.

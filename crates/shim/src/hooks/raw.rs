@@ -1,10 +1,11 @@
-//! syscall(2), through which some programs make the calls we hook: libuv closes descriptors this way.
+//! syscall(2). Some programs use it for calls that have hooks: libuv closes descriptors in this
+//! way.
 //!
-//! What has a hook is given to it. Everything else is jumped to as it is: a child of clone or vfork comes back on a stack
-//! that none of our frames may be on.
+//! A call that has a hook is passed to the hook. Every other call is jumped to unchanged, because a
+//! child of clone or vfork returns on a stack where no frame of the shim may be.
 //!
-//! Here pointers and sizes are the kernel's to refuse, where libc's functions have good ones of their own or crash: a call
-//! that it would refuse for one is made as it is.
+//! With syscall, the kernel checks pointers and sizes, while libc's functions use good values of
+//! their own or crash. So a call that the kernel would refuse for a bad pointer is made unchanged.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod door;
@@ -31,17 +32,18 @@ trampolines! {
 }
 
 extern "C" fn route(call: &Call) -> *mut c_void {
-    // The last one, which is on the stack, nobody looks at.
+    // The last argument, which is on the stack, is not needed here.
     let [a, b, c, d, e] = [1, 2, 3, 4, 5].map(|index| call.argument(index) as c_long);
     let (number, arguments) = (call.argument(0) as c_long, Arguments([a, b, c, d, e, 0]));
     lend(number, &arguments);
     if is_answered(number, &arguments) { hooked as *mut c_void } else { real::address!("syscall") }
 }
 
-/// Whether a call has a hook that is to answer it. What the shim must know of before it is made is told here in any case.
+/// Returns whether a hook answers this call. Calls that the shim only has to know about are
+/// recorded here.
 fn is_answered(number: c_long, call: &Arguments) -> bool {
     match number {
-        // What is not watched is not answered either.
+        // If the shim is off, it answers nothing.
         _ if crate::base::process::is_off() => return false,
         libc::SYS_prctl => process::controlling(call.int(0), call.0[1] as u64, call.0[2] as u64),
         libc::SYS_seccomp => match call.0[0] as u32 {
@@ -58,10 +60,10 @@ fn is_answered(number: c_long, call: &Arguments) -> bool {
             crate::life::unseen::leave(Reason::OwnTable);
         }
         libc::SYS_chroot => exec::before_other_root(),
-        // Of the calling thread alone, where libc's functions change all of them.
+        // These change only the calling thread. libc's functions change all threads.
         libc::SYS_setuid => exec::before_other_user(call.0[0] as u32),
         libc::SYS_setreuid | libc::SYS_setresuid => exec::before_other_user(call.0[1] as u32),
-        // glibc's fcntl turns the owner's sign around.
+        // glibc's fcntl translates the sign of the owner, so this call is made unchanged.
         libc::SYS_fcntl if call.int(1) == libc::F_GETOWN => {}
         libc::SYS_clone if !is_fork(call.0[0] as u64, call.0[1] as u64) => {}
         libc::SYS_clone3 if !is_clone3_fork(call) => {}
@@ -70,7 +72,7 @@ fn is_answered(number: c_long, call: &Arguments) -> bool {
     false
 }
 
-/// What must be known of a child that will run in this memory.
+/// Records a call that makes a child which runs in this memory.
 #[inline]
 fn lend(number: c_long, call: &Arguments) {
     match number {
@@ -84,7 +86,8 @@ fn lend(number: c_long, call: &Arguments) {
     }
 }
 
-/// Whether clone makes a process with memory of its own that goes on where its parent is.
+/// Returns whether clone makes a process that has its own memory and continues on the parent's
+/// stack.
 fn is_fork(flags: u64, stack: u64) -> bool {
     flags & libc::CLONE_VM as u64 == 0 && stack == 0
 }
@@ -93,7 +96,7 @@ fn is_clone3_fork(call: &Arguments) -> bool {
     clone_arguments(call).is_some_and(|arguments| is_fork(arguments.flags, arguments.stack))
 }
 
-/// The beginning of struct clone_args.
+/// The beginning of `struct clone_args`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct CloneArgs {
@@ -104,13 +107,14 @@ struct CloneArgs {
 
 fn clone_arguments(call: &Arguments) -> Option<CloneArgs> {
     let (arguments, size) = (call.pointer::<CloneArgs>(0).cast_const(), call.size(1));
-    // SAFETY: the program's argument; they are plain numbers.
+    // SAFETY: the program's argument, which consists of integers.
     (size >= size_of::<CloneArgs>()).then(|| unsafe { memory::read(arguments) }).flatten()
 }
 
-/// The kernel's own asynchronous I/O names the sockets that it is asked to read, write or watch.
+/// Handles io_submit, the kernel's asynchronous I/O. Its requests refer to the sockets that they
+/// read, write or poll.
 fn submitting(call: &Arguments) {
-    /// The beginning of struct iocb.
+    /// The beginning of `struct iocb`.
     #[derive(Clone, Copy)]
     #[repr(C)]
     struct Iocb {
@@ -120,8 +124,8 @@ fn submitting(call: &Arguments) {
     }
     let (count, list) = (call.0[1], call.pointer::<*const Iocb>(2).cast_const());
     for index in 0..count.max(0) as usize {
-        // The kernel stops at the first that it cannot read.
-        // SAFETY: the program's list, and what it names; they are plain numbers.
+        // The kernel stops at the first request that it cannot read.
+        // SAFETY: the program's list and requests, which consist of integers.
         let request =
             unsafe { memory::read(list.wrapping_add(index)).and_then(|request| memory::read(request)) };
         let Some(request) = request else { break };
@@ -129,7 +133,7 @@ fn submitting(call: &Arguments) {
     }
 }
 
-/// The arguments of one call; how many there are is the call's affair.
+/// The arguments of one call. A call may use only some of them.
 struct Arguments([c_long; 6]);
 
 impl Arguments {
@@ -146,7 +150,8 @@ impl Arguments {
     }
 }
 
-/// A program's call that has a hook. C passes the arguments, as many as there are, where named ones would be.
+/// Makes a call that has a hook. The C calling convention passes variadic arguments like named
+/// ones.
 unsafe extern "C-unwind" fn hooked(
     number: c_long,
     a: c_long,
@@ -162,8 +167,8 @@ unsafe extern "C-unwind" fn hooked(
     const PTHREAD_CANCEL_DISABLE: c_int = 1;
     let Some(hook) = hook(number) else { unreachable!("route has looked") };
     let mut state = 0;
-    // SAFETY: the program's own call, with its own arguments. Unlike the functions below, syscall is no cancellation
-    // point.
+    // SAFETY: the program's own call, with its own arguments. Cancellation is disabled, because the
+    // hooks are cancellation points and syscall is not.
     unsafe {
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut state);
         let result = hook(&Arguments([a, b, c, d, e, f]));
@@ -179,10 +184,10 @@ macro_rules! hooks {
         #[cfg(target_arch = "x86_64")]
         const HOOKED: &[c_long] = &[$(libc::$number),*];
 
-        /// Which function of ours answers a system call.
+        /// Returns the hook that answers a system call.
         ///
         /// # Safety
-        /// Of each: as the system call.
+        /// Each returned function: as its system call.
         fn hook(number: c_long) -> Option<Hook> {
             match number {
                 $($(#[$here])* libc::$number => {
@@ -203,7 +208,7 @@ hooks! {
     SYS_write: |a| io::write(a.int(0), a.pointer(1), a.size(2)),
     SYS_readv: |a| io::readv(a.int(0), a.pointer(1), a.int(2)),
     SYS_writev: |a| io::writev(a.int(0), a.pointer(1), a.int(2)),
-    // The offset's upper half, which is nothing here, has an argument of its own.
+    // The upper half of the offset is a separate argument, which 64-bit kernels ignore.
     SYS_preadv2: |a| io::preadv2(a.int(0), a.pointer(1), a.int(2), a.0[3], a.int(5)),
     SYS_pwritev2: |a| io::pwritev2(a.int(0), a.pointer(1), a.int(2), a.0[3], a.int(5)),
     SYS_recvfrom: |a| io::recvfrom(a.int(0), a.pointer(1), a.size(2), a.int(3), a.pointer(4), a.pointer(5)),
@@ -266,14 +271,14 @@ hooks! {
     SYS_clone3: |a| forking(libc::SYS_clone3, a),
 }
 
-/// The call as it came.
+/// Makes the system call with its arguments unchanged.
 unsafe fn by_number(number: c_long, a: &Arguments) -> c_long {
     // SAFETY: the caller's promise.
     unsafe { real::syscall(number, a.0[0], a.0[1], a.0[2], a.0[3], a.0[4], a.0[5]) }
 }
 
-/// An allocator behind us in the link order has a `munmap` of its own, and makes it of this very call: so it is not given to
-/// the function of that name.
+/// Makes a call that changes memory, directly rather than by libc's function. An allocator behind
+/// this library may define `munmap`, and make this very call in it.
 unsafe fn changing_memory(number: c_long, a: &Arguments) -> c_long {
     let is_judged = number == libc::SYS_munmap || note_access(a.size(0), a.size(1), a.int(2));
     // SAFETY: the caller's promise.
@@ -285,7 +290,7 @@ unsafe fn changing_memory(number: c_long, a: &Arguments) -> c_long {
     result
 }
 
-/// The same for what says where it has put so many bytes.
+/// Makes a call that returns the address of a mapping of `len` bytes.
 unsafe fn mapping(number: c_long, a: &Arguments, len: usize) -> c_long {
     // SAFETY: the caller's promise.
     let mapped = unsafe { by_number(number, a) };
@@ -295,7 +300,7 @@ unsafe fn mapping(number: c_long, a: &Arguments, len: usize) -> c_long {
     mapped
 }
 
-/// The same, of what may be executable.
+/// Calls mmap, and has the mapping judged if it is executable.
 unsafe fn mapping_anew(a: &Arguments) -> c_long {
     // SAFETY: the caller's promise.
     let mapped = unsafe { mapping(libc::SYS_mmap, a, a.size(1)) };
@@ -305,7 +310,7 @@ unsafe fn mapping_anew(a: &Arguments) -> c_long {
     mapped
 }
 
-/// mremap, after which nothing need be where it was.
+/// Calls mremap, which may move or shrink the mapping.
 unsafe fn remapping(a: &Arguments) -> c_long {
     // SAFETY: the caller's promise.
     let mapped = unsafe { mapping(libc::SYS_mremap, a, a.size(2)) };
@@ -313,13 +318,13 @@ unsafe fn remapping(a: &Arguments) -> c_long {
     mapped
 }
 
-/// A fork that libc knows nothing of, and so runs no handlers for.
+/// Makes a fork by a system call. libc does not know of it, so libc runs no fork handlers.
 unsafe fn forking(number: c_long, a: &Arguments) -> c_long {
-    // SAFETY: the caller's promise; what surrounds every other fork.
+    // SAFETY: the caller's promise. The same calls surround every other fork.
     unsafe {
         fork::before();
         let pid = by_number(number, a);
-        // A child has one thread.
+        // A forked child has one thread.
         match pid {
             0 => fork::after_in_child(),
             _ => fork::after_in_parent(),
@@ -331,10 +336,10 @@ unsafe fn forking(number: c_long, a: &Arguments) -> c_long {
     }
 }
 
-/// Signals are 64 bits to the kernel.
+/// Size of the kernel's signal set.
 const SIZE_OF_MASK: usize = size_of::<u64>();
 
-/// The kernel refuses a mask of another size.
+/// Calls rt_sigaction. The kernel refuses a mask of another size.
 unsafe fn sigaction(a: &Arguments) -> c_long {
     // SAFETY: the caller's promise.
     unsafe {
@@ -345,7 +350,8 @@ unsafe fn sigaction(a: &Arguments) -> c_long {
     }
 }
 
-/// Has `wait` use a mask, of which libc's functions give no size. The kernel refuses one of another size.
+/// Calls `wait` with a mask of the right size. libc's functions take no size, and the kernel
+/// refuses a mask of another size.
 ///
 /// # Safety
 /// As the system call `number`.
@@ -362,7 +368,8 @@ unsafe fn with_mask(
     unsafe { by_number(number, a) as c_int }
 }
 
-/// Has `wait` use a time. The kernel leaves there what was not slept, if it can: libc's functions copy it, and hide that.
+/// Calls `wait` with a timeout, and stores the remaining time afterwards. The kernel does so too,
+/// while libc's functions copy the timeout to hide that.
 ///
 /// # Safety
 /// As the system call `number`; `time` is the program's argument.
@@ -384,13 +391,13 @@ unsafe fn with_time(
     let result = wait(&given);
     if let Some(nanos) = nanos {
         let left = nanos.saturating_sub(crate::base::process::now() - begin);
-        // SAFETY: the program wants it there.
+        // SAFETY: the program passed this address for the remaining time.
         unsafe { memory::write(time, as_timespec(left)) };
     }
     result
 }
 
-/// pselect6 has too many arguments for the mask and its size to be two of them.
+/// Calls pselect6, whose sixth argument points to the mask and its size.
 ///
 /// # Safety
 /// As the system call.

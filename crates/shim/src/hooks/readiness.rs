@@ -10,10 +10,11 @@ use crate::base::{clib, errno, own_table, process, real};
 use crate::ops::poll;
 use crate::ops::select::Sets;
 
-/// poll and its kin. What can be read but not be written is waited for all the same, and refused then.
+/// Implements poll and its variants. An array that can be read but not written is waited for, and
+/// then refused, as in the kernel.
 ///
 /// # Safety
-/// As poll: `fds` points to `count` entries, or is what the kernel refuses.
+/// As poll: `fds` points to `count` entries, or the kernel refuses it.
 unsafe fn polling(
     (fds, count): (*mut pollfd, nfds_t),
     nanos: Option<u64>,
@@ -27,11 +28,11 @@ unsafe fn polling(
     signal::point();
     let _shield = Shield::raise();
     if memory::is_writable(fds.cast(), len) {
-        // SAFETY: it can be read and written.
+        // SAFETY: the array is readable and writable.
         let set = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
         return poll::poll(set, nanos, mask, kernel);
     }
-    // SAFETY: it can be read.
+    // SAFETY: the array is readable.
     let mut copy = unsafe { std::slice::from_raw_parts(fds, count as usize) }.to_vec();
     let result = poll::poll(&mut copy, nanos, mask, kernel);
     if result < 0 {
@@ -44,7 +45,7 @@ unsafe fn polling(
 /// See poll(2).
 ///
 /// # Safety
-/// As in C; so for every hook.
+/// As in C. That holds for every hook.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the program's own call, here and below.
@@ -82,7 +83,7 @@ pub unsafe extern "C-unwind" fn ppoll(
     }
 }
 
-/// A relative time in nanoseconds; `Err` if the kernel must refuse it.
+/// Returns a relative time in nanoseconds, or `Err` if the kernel must refuse it.
 ///
 /// # Safety
 /// `time` is null or the program's argument.
@@ -90,7 +91,7 @@ pub(super) unsafe fn from_timespec(time: *const timespec) -> Result<Option<u64>,
     if time.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's promise; it is two numbers.
+    // SAFETY: the caller's promise. A timespec consists of integers.
     let time = unsafe { memory::read(time) }.ok_or(())?;
     nanos(time.tv_sec, time.tv_nsec)
 }
@@ -102,23 +103,24 @@ fn nanos(seconds: i64, nanos: i64) -> Result<Option<u64>, ()> {
     Ok(Some((seconds as u64).saturating_mul(1_000_000_000).saturating_add(nanos as u64)))
 }
 
-/// Whether the kernel can read a mask: it does so before it looks at anything else, and whatever it finds.
+/// Returns whether the kernel can read a mask. It does so first, for any descriptors.
 pub(super) fn is_good_mask(mask: *const sigset_t) -> bool {
-    /// Signals are 64 bits to the kernel.
+    /// Size of the kernel's signal set.
     const BYTES: usize = size_of::<u64>();
     mask.is_null() || memory::is_readable(mask.cast(), BYTES)
 }
 
-/// The time and the mask of a select. Nothing is looked at before it is known that it must be.
+/// Timeout and mask of a select. Neither is read before that is needed.
 struct Limits<'a> {
-    /// In nanoseconds; `Err` if it is refused.
+    /// Returns the timeout in nanoseconds, or `Err` if the kernel must refuse it.
     time: &'a dyn Fn() -> Result<Option<u64>, ()>,
     mask: *const sigset_t,
-    /// Is told how much of the time has not been slept.
+    /// Stores the remaining time.
     leave: &'a dyn Fn(u64),
 }
 
-/// select and its kin. `kernel` makes the program's own call, for so many descriptors.
+/// Implements select and its variants. `kernel` makes the program's own call, with the given number
+/// of descriptors.
 fn selecting(
     count: c_int,
     sets: [*mut fd_set; 3],
@@ -174,7 +176,7 @@ pub unsafe extern "C-unwind" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // glibc looks at so many bits of it.
+    // glibc uses only these bits of the microseconds.
     let micros = |micros: i64| i64::from(micros as i32);
     // SAFETY: the program's own call.
     let kernel = |count| unsafe { real::select(count, read, write, except, timeout) };
@@ -182,7 +184,8 @@ pub unsafe extern "C-unwind" fn select(
     unsafe { selecting_with_timeval(count, [read, write, except], timeout, &micros, &kernel) }
 }
 
-/// The system call. Unlike with libc's function, a bad address of the time is the kernel's to refuse.
+/// Implements the system call select. Unlike libc's function, it fails with EFAULT if the timeout
+/// is a bad address.
 ///
 /// # Safety
 /// As the system call.
@@ -203,8 +206,8 @@ pub(super) unsafe fn select_by_number(
     unsafe { selecting_with_timeval(count, [read, write, except], timeout, &|micros| micros, &kernel) }
 }
 
-/// There may be more microseconds than a second has; `taken` says how many count. Linux leaves in `timeout` what was not slept,
-/// if it can.
+/// Implements select with a timeval, which may have more microseconds than a second. `taken`
+/// returns how many of them count. Stores the remaining time in `timeout`, as Linux does.
 ///
 /// # Safety
 /// `timeout` is the program's argument.
@@ -219,7 +222,7 @@ unsafe fn selecting_with_timeval(
         if timeout.is_null() {
             return Ok(None);
         }
-        // SAFETY: the caller's promise; it is two numbers.
+        // SAFETY: the caller's promise. A timeval consists of integers.
         let given = unsafe { memory::read(timeout) }.ok_or(())?;
         let micros = taken(given.tv_usec);
         let seconds = given.tv_sec.saturating_add(micros / 1_000_000);
@@ -228,7 +231,7 @@ unsafe fn selecting_with_timeval(
     let leave = |left: u64| {
         let rest =
             timeval { tv_sec: (left / 1_000_000_000) as i64, tv_usec: (left % 1_000_000_000 / 1000) as i64 };
-        // SAFETY: the program wants it there.
+        // SAFETY: the program passed this address for the remaining time.
         unsafe { memory::write(timeout, rest) };
     };
     selecting(count, sets, &Limits { time: &time, mask: std::ptr::null(), leave: &leave }, kernel)
@@ -254,7 +257,7 @@ pub unsafe extern "C-unwind" fn pselect(
     selecting(count, [read, write, except], &Limits { time: &time, mask, leave: &|_| () }, &kernel)
 }
 
-/// glibc's checked variants.
+/// glibc's checked variants, which programs built with _FORTIFY_SOURCE call.
 mod checked {
     use super::*;
 

@@ -1,7 +1,8 @@
-//! io_uring, by liburing's functions and by number. `crate::ops::ring` looks into what is submitted.
+//! io_uring, by liburing's functions or by system calls. `crate::ops::ring` inspects the submitted
+//! entries.
 //!
-//! liburing makes its system calls by instructions of its own, so it is its functions that have hooks: each that makes a ring, and
-//! each that submits.
+//! liburing makes its system calls by inline instructions, so the hooks are of liburing's
+//! functions: each one that makes a ring, and each one that submits.
 
 use std::ffi::{CStr, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -26,7 +27,7 @@ trampolines! {
     io_uring_queue_init_mem: before_queue_init_mem;
     /// As io_uring_queue_init.
     io_uring_queue_init_try_nosqarr: before_queue_init_try_nosqarr;
-    /// Maps a ring that somebody has made by its number.
+    /// Maps a ring that was made by the system call.
     io_uring_queue_mmap: before_queue_mmap;
     /// See io_uring_queue_exit(3).
     io_uring_queue_exit: before_queue_exit;
@@ -44,13 +45,13 @@ trampolines! {
     io_uring_submit_and_wait_reg: before_submit_and_wait_reg;
     /// See io_uring_submit_and_get_events(3).
     io_uring_submit_and_get_events: before_submit_and_get_events;
-    /// See io_uring_wait_cqes(3): it may submit a time-out, and what lies before it.
+    /// See io_uring_wait_cqes(3). It may submit a timeout, together with earlier entries.
     io_uring_wait_cqes: before_wait_cqes;
     /// See io_uring_wait_cqes_min_timeout(3).
     io_uring_wait_cqes_min_timeout: before_wait_cqes_min_timeout;
     /// As io_uring_wait_cqes.
     io_uring_wait_cqe_timeout: before_wait_cqe_timeout;
-    /// What io_uring_wait_cqe_nr(3) and others are made of.
+    /// The common part of io_uring_wait_cqe_nr(3) and others.
     __io_uring_get_cqe: before_get_cqe;
     /// See io_uring_enter(2).
     io_uring_enter: before_enter;
@@ -70,7 +71,7 @@ trampolines! {
     io_uring_resize_rings: before_resize_rings;
 }
 
-/// The function of this name that the caller would have met without us.
+/// Returns the function of this name that the caller would have called without the shim.
 macro_rules! in_liburing {
     ($name:literal, $call:expr) => {{
         static CELL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -78,7 +79,7 @@ macro_rules! in_liburing {
     }};
 }
 
-/// Defines what is done before a function of liburing that is then jumped to.
+/// Defines functions that run before a function of liburing, which is then jumped to.
 macro_rules! before {
     ($($before:ident($call:ident) = $name:literal: $what:expr;)*) => { $(
         extern "C" fn $before($call: &Call) -> *mut c_void {
@@ -141,7 +142,8 @@ makes_queue! {
     before_queue_init_try_nosqarr = c"io_uring_queue_init_try_nosqarr";
 }
 
-/// liburing calls it itself, for a ring that it is about to have made. By anybody else's hand it may be any ring.
+/// Handles io_uring_queue_mmap. liburing itself calls it while one of the hooked functions makes a
+/// ring. Any other caller may pass any ring.
 extern "C" fn before_queue_mmap(call: &Call) -> *mut c_void {
     let function = in_liburing!(c"io_uring_queue_mmap", call);
     if !is_in_one_file(function, call.caller) {
@@ -152,7 +154,7 @@ extern "C" fn before_queue_mmap(call: &Call) -> *mut c_void {
 
 fn is_in_one_file(one: *const c_void, other: *const c_void) -> bool {
     let [one, other] = [one, other].map(|address| {
-        // SAFETY: the loader writes the structure before it is read.
+        // SAFETY: dladdr fills the structure in before it is read.
         unsafe {
             let mut info = std::mem::zeroed::<libc::Dl_info>();
             (libc::dladdr(address, &mut info) != 0).then_some(info.dli_fbase)
@@ -163,7 +165,7 @@ fn is_in_one_file(one: *const c_void, other: *const c_void) -> bool {
 
 fn call_it(function: *mut c_void, call: &Call) -> c_int {
     type Function = extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
-    // SAFETY: C passes as many arguments as there are where these are, and it is the program's call.
+    // SAFETY: the program's own call. The function ignores the arguments that it does not have.
     let function: Function = unsafe { std::mem::transmute(function) };
     let [a, b, c, d, e, f] = [0, 1, 2, 3, 4, 5].map(|index| call.argument(index));
     function(a, b, c, d, e, f)
@@ -173,11 +175,11 @@ fn pointer(call: &Call, index: usize) -> *const u8 {
     call.argument(index) as *const u8
 }
 
-/// Makes a ring, of which `params` then says how it is.
+/// Makes a ring. The kernel describes it in `params`.
 pub(super) fn made_by(params: *const Params, make: impl FnOnce() -> c_long) -> c_long {
     let result = make();
     if result >= 0 {
-        // SAFETY: the program's argument; they are plain numbers.
+        // SAFETY: the program's argument, which consists of integers.
         match unsafe { memory::read(params) } {
             Some(params) => ring::made(result as c_int, params.shape()),
             None => ring::lost(),
@@ -186,7 +188,8 @@ pub(super) fn made_by(params: *const Params, make: impl FnOnce() -> c_long) -> c
     result
 }
 
-/// liburing's struct io_uring, which programs read by functions that are compiled into them: it is the same in all versions.
+/// liburing's `struct io_uring`. Its layout is the same in all versions, because programs read it
+/// by inlined functions.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Liburing {
@@ -210,12 +213,12 @@ struct Liburing {
 
 impl Liburing {
     fn of(call: &Call) -> Option<Liburing> {
-        // SAFETY: the program's argument; they are plain numbers.
+        // SAFETY: the program's argument, which consists of integers.
         unsafe { memory::read(pointer(call, 0).cast()) }
     }
 
     fn shape(&self) -> Option<Shape> {
-        // SAFETY: a word of the ring's memory.
+        // SAFETY: a word in the memory of the ring.
         let entries = unsafe { memory::read(self.entries as *const u32) }?;
         let at = |address: usize| u32::try_from(address.checked_sub(self.start)?).ok();
         Some(Shape {
@@ -229,7 +232,7 @@ impl Liburing {
 }
 
 fn made_queue(queue: *const Liburing) {
-    // SAFETY: the program's argument; they are plain numbers.
+    // SAFETY: the program's argument, which consists of integers.
     let queue = unsafe { memory::read(queue) };
     match queue.and_then(|queue| Some((queue.fd, queue.shape()?))) {
         Some((fd, shape)) => ring::made(fd, shape),
@@ -237,14 +240,16 @@ fn made_queue(queue: *const Liburing) {
     }
 }
 
-/// liburing tells the kernel of what is filled on the way.
+/// Handles a submission. The entries up to `end` are filled in, and liburing publishes them to the
+/// kernel in this call.
 fn submitting(call: &Call) {
     if let Some(queue) = Liburing::of(call) {
         ring::submitting(queue.fd, Some(queue.end), &Hooks);
     }
 }
 
-/// A kernel that cannot be told how long to wait is given an entry that says so, and whatever lies before it.
+/// Handles a wait with a timeout. On a kernel that takes no timeout with the wait, liburing submits
+/// a timeout entry, and all entries before it.
 fn waiting(call: &Call) {
     const TIME_OF_WAIT: u32 = 1 << 8;
     if Liburing::of(call).is_some_and(|queue| queue.features & TIME_OF_WAIT == 0) {
@@ -264,7 +269,7 @@ fn entering_by(call: &Call) {
 
 /// See io_uring_enter(2).
 pub(super) fn entering(fd: c_int, count: u32, flags: u32) {
-    /// The ring goes by a name that it has been given, as in [`registering`].
+    /// The ring is given by its registered index, see [`registering`].
     const REGISTERED: u32 = 1 << 4;
     if flags & REGISTERED != 0 {
         ring::lost();
@@ -283,7 +288,7 @@ pub(super) fn registering(fd: c_int, operation: u32, argument: *const u8, count:
     }
 }
 
-/// How entries are followed.
+/// Passes submitted entries to the hooks of the corresponding calls.
 struct Hooks;
 
 impl ring::Calls for Hooks {
@@ -298,20 +303,20 @@ impl ring::Calls for Hooks {
     }
 }
 
-/// The function `name` that `caller` would have met without us.
+/// Returns the function `name` that `caller` would have called without the shim.
 fn find(cell: &AtomicPtr<c_void>, name: &CStr, caller: *const c_void) -> *mut c_void {
     let found = cell.load(Relaxed);
     if !found.is_null() {
         return found;
     }
     let before = errno::get();
-    // SAFETY: look-ups of a constant name; the loader writes the structure before it is read, and the file that it
-    // names stays loaded because it is about to be returned to.
+    // SAFETY: look-ups of a constant name. `caller` is in a file that stays loaded, because the
+    // call returns there.
     let found = unsafe {
         let found = split::dlsym(libc::RTLD_NEXT, name.as_ptr());
         if found.is_null() {
-            // A plugin may bring a liburing that only the plugin can see: another may bring another. Or
-            // the program has loaded liburing, and has this function from dlsym.
+            // A plugin may bring a liburing that only this plugin can see, so the result is not
+            // cached. Or the program has loaded liburing itself, and got this function from dlsym.
             let found = in_plugin(name, caller);
             if found.is_null() { split::find_behind(name) } else { found }
         } else {
@@ -342,7 +347,7 @@ unsafe fn in_plugin(name: &CStr, caller: *const c_void) -> *mut c_void {
     }
 }
 
-/// What liburing's functions answer on a kernel without io_uring.
+/// Returns the result of liburing's functions on a kernel without io_uring.
 extern "C" fn no_rings() -> c_int {
     -libc::ENOSYS
 }

@@ -1,4 +1,4 @@
-//! How handlers are installed, and threads cancelled.
+//! Hooks that install signal handlers and cancel threads.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -8,17 +8,18 @@ use libc::{SA_NODEFER, SA_RESETHAND, SA_RESTART, SIG_ERR, sighandler_t, sigset_t
 use crate::base::errno;
 use crate::base::signal as signals;
 
-/// Linux's own, which the crate does not name.
+/// A flag of Linux that the crate `libc` does not have.
 const SA_INTERRUPT: c_int = 0x2000_0000;
 const SIG_HOLD: sighandler_t = 2;
 
-/// Signals whose handlers, where `signal` installs them, do not restart calls: as siginterrupt(3) has it.
+/// A bit for each signal whose handler does not restart calls if `signal` installs it, see
+/// siginterrupt(3).
 static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
 
 /// See sigaction(2).
 ///
 /// # Safety
-/// As in C; so for every hook.
+/// As in C. That holds for every hook.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaction(
     signal: c_int,
@@ -29,7 +30,7 @@ pub unsafe extern "C" fn sigaction(
     unsafe { signals::sigaction(signal, action, old) }
 }
 
-/// glibc's other name for it.
+/// Another name of sigaction in glibc.
 ///
 /// # Safety
 /// As in C.
@@ -50,12 +51,12 @@ fn install(signal: c_int, handler: sighandler_t, flags: c_int, blocks_itself: bo
     action.sa_sigaction = handler;
     action.sa_flags = flags;
     if blocks_itself {
-        // SAFETY: a set of ours.
+        // SAFETY: a local set.
         unsafe { libc::sigaddset(&mut action.sa_mask, signal) };
     }
     // SAFETY: zeroes are a valid action.
     let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: two structures of ours; the handler is the program's.
+    // SAFETY: two local structures. The handler is the program's.
     match unsafe { signals::sigaction(signal, &action, &mut old) } {
         0 => old.sa_sigaction,
         _ => SIG_ERR,
@@ -90,7 +91,7 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: sighandler_t) -> sighand
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsd_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: the same.
+    // SAFETY: the arguments of the same call.
     unsafe { signal(number, handler) }
 }
 
@@ -100,7 +101,7 @@ pub unsafe extern "C" fn bsd_signal(number: c_int, handler: sighandler_t) -> sig
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ssignal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: the same.
+    // SAFETY: the arguments of the same call.
     unsafe { signal(number, handler) }
 }
 
@@ -122,7 +123,7 @@ pub unsafe extern "C" fn __sysv_signal(signal: c_int, handler: sighandler_t) -> 
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: the same.
+    // SAFETY: the arguments of the same call.
     unsafe { __sysv_signal(signal, handler) }
 }
 
@@ -138,7 +139,7 @@ pub unsafe extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighand
     let replaced = if handler == SIG_HOLD {
         // SAFETY: zeroes are a valid action.
         let mut present: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: only asks.
+        // SAFETY: a query, into a local structure.
         match unsafe { signals::sigaction(signal, std::ptr::null(), &mut present) } {
             0 => present.sa_sigaction,
             _ => SIG_ERR,
@@ -150,7 +151,7 @@ pub unsafe extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighand
         return SIG_ERR;
     }
     let how = if handler == SIG_HOLD { libc::SIG_BLOCK } else { libc::SIG_UNBLOCK };
-    // SAFETY: two sets of ours; the call changes the mask of this thread alone.
+    // SAFETY: two local sets. The call changes only this thread's mask.
     unsafe {
         let mut set: sigset_t = std::mem::zeroed();
         let mut before: sigset_t = std::mem::zeroed();
@@ -168,7 +169,7 @@ pub unsafe extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighand
 pub unsafe extern "C" fn siginterrupt(signal: c_int, interrupt: c_int) -> c_int {
     // SAFETY: zeroes are a valid action.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: a structure of ours, filled in by the first call.
+    // SAFETY: a local structure, which the first call fills in.
     unsafe {
         if signals::sigaction(signal, std::ptr::null(), &mut action) != 0 {
             return -1;

@@ -1,4 +1,4 @@
-//! socket, connect, accept, listen, shutdown, and socket options.
+//! socket, connect, accept, shutdown, getpeername, and socket options.
 
 use std::ffi::{c_int, c_void};
 
@@ -17,7 +17,7 @@ use crate::socket::endpoint;
 /// See socket(2).
 ///
 /// # Safety
-/// As in C; so for every hook.
+/// As in C. That holds for every hook.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: the program's own call.
@@ -47,7 +47,8 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     // SAFETY: the program's own call.
     let result = unsafe { real::connect(fd, address, len) };
     let begun = result == 0 || matches!(errno::get(), libc::EINPROGRESS | libc::EINTR);
-    // The number may have been closed meanwhile, by another thread, and be a connection's.
+    // Another thread may have closed the descriptor meanwhile, and its number may belong to a
+    // connection now.
     let is_it = |entry| matches!(entry, Entry::Unconnected(_));
     if is_it(entry) && begun && is_it(table::look_up(fd)) && table::is_home() {
         descriptors::connected(fd, result == 0);
@@ -104,9 +105,9 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         attach::after_shutdown(endpoint);
         order::note_by_tcp();
         endpoint.rx.lock().rx.note_tcp_news();
-        // What can be written is TCP's to say again.
+        // From now on TCP reports again whether the socket is writable.
         epoll::refresh(endpoint);
-        // TCP tells everybody who waits, for their edges.
+        // TCP notifies all waiters of a shutdown, which is an edge to epoll.
         epoll::tell_again(endpoint, epoll::IN);
     }
     result

@@ -1,4 +1,4 @@
-//! stdio: its own reads, writes and closes are calls inside libc, which no hook sees.
+//! stdio. It reads, writes and closes descriptors by calls inside libc, which no hook sees.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -14,7 +14,7 @@ use crate::life::attach;
 use crate::ops::descriptors;
 use crate::socket::endpoint::{self, Stage};
 
-/// `fd` is stdio's from now on.
+/// Keeps `fd` on TCP, because stdio will use it from now on.
 fn given(fd: c_int) {
     let before = errno::get();
     match table::look_up(fd) {
@@ -24,7 +24,7 @@ fn given(fd: c_int) {
                 attach::bar_reading(endpoint, Reason::Stdio);
             }
         }
-        // It may connect later; such a socket stays unknown.
+        // It may be connected later. Such a socket stays unknown to the shim.
         Entry::Unconnected(_) if process::is_home() => {
             let _shield = Shield::raise();
             descriptors::forget_unconnected(fd);
@@ -37,7 +37,7 @@ fn given(fd: c_int) {
 /// See fdopen(3).
 ///
 /// # Safety
-/// As in C; so for every hook.
+/// As in C. That holds for every hook.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     given(fd);
@@ -72,7 +72,7 @@ prints! {
     before_vdprintf_chk: "__vdprintf_chk";
 }
 
-/// Lets `real` close the descriptor of a stream, after it has written what the stream still holds.
+/// Calls `real`, which closes the descriptor of a stream after it has written the stream's buffer.
 ///
 /// # Safety
 /// `stream` is open.
@@ -85,7 +85,8 @@ unsafe fn closing<R>(stream: *mut FILE, real: impl FnOnce() -> R) -> R {
         return real();
     }
     if endpoint::behind(fd).is_some_and(|endpoint| endpoint.stage() == Stage::Offered) {
-        // What is done for the broker's sake ends the connection, so the stream must be written before.
+        // Closing an offered connection may shut it down first, for the broker's sake. So the
+        // buffer must be written before that.
         // SAFETY: the caller's promise.
         unsafe { libc::fflush(stream) };
         errno::set(before);

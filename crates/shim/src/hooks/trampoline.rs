@@ -1,13 +1,13 @@
-//! Hooks that are told of a call and change nothing of it: every argument stays where it is, and the function that they
-//! name is jumped to, so that it returns to the caller itself. For variadic functions, which Rust cannot define, and for
-//! calls that come back twice or on another stack.
+//! Hooks that observe a call, and then jump to the function that they name with all arguments
+//! unchanged. The function returns directly to the caller. They serve variadic functions, which
+//! Rust cannot define, and calls that return twice or on another stack.
 
 use std::ffi::{c_int, c_void};
 
 pub(super) use crate::base::arch::Call;
 
 impl Call {
-    /// The function to jump to once the call has been made: it returns `result`.
+    /// Returns a function to jump to after the call has been made here. It returns `result`.
     pub(super) fn answer(&mut self, result: c_int) -> *mut c_void {
         extern "C" fn given(result: c_int) -> c_int {
             result
@@ -16,7 +16,8 @@ impl Call {
         given as *mut c_void
     }
 
-    /// The same with a pointer.
+    /// Returns a function to jump to after the call has been made here. It returns the pointer
+    /// `result`.
     pub(super) fn answer_pointer(&mut self, result: *mut c_void) -> *mut c_void {
         extern "C" fn given(result: *mut c_void) -> *mut c_void {
             result
@@ -26,7 +27,7 @@ impl Call {
     }
 }
 
-/// Defines C functions: `before` sees the [`Call`] and returns the function to jump to.
+/// Defines C functions. For each, `before` gets the [`Call`] and returns the function to jump to.
 macro_rules! trampolines {
     ($($(#[$doc:meta])* $name:ident: $before:path;)*) => { $(
         $(#[$doc])*

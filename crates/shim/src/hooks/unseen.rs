@@ -1,4 +1,4 @@
-//! POSIX AIO, which reads and writes sockets where no hook sees it.
+//! POSIX AIO, whose reads and writes no hook sees.
 
 use std::ffi::c_int;
 
@@ -11,7 +11,7 @@ use crate::base::{errno, real};
 use crate::life::attach;
 use crate::socket::endpoint;
 
-/// glibc's threads read and write the socket behind our back.
+/// Keeps a connection on TCP, because threads of libc or the kernel will read and write the socket.
 pub(super) fn going_async(fd: c_int) {
     if let Some(endpoint) = endpoint::behind(fd) {
         let _shield = Shield::raise();
@@ -21,13 +21,13 @@ pub(super) fn going_async(fd: c_int) {
     }
 }
 
-/// The same for the socket that a request names. What is bad about it, libc sees.
+/// Keeps the connection of an AIO request on TCP. libc checks the request.
 ///
 /// # Safety
 /// `request` is the program's argument.
 unsafe fn request_going_async(request: *const aiocb) {
     let fd: *const c_int = request.wrapping_byte_add(std::mem::offset_of!(aiocb, aio_fildes)).cast();
-    // SAFETY: the caller's promise; it is a plain number.
+    // SAFETY: the caller's promise. The value is an integer.
     if let Some(fd) = unsafe { memory::read(fd) } {
         going_async(fd);
     }
@@ -74,7 +74,7 @@ macro_rules! listio {
             for index in 0..count.max(0) as usize {
                 // SAFETY: the program's list, each entry of which is null or a request.
                 let Some(request) = (unsafe { memory::read(list.wrapping_add(index)) }) else { break };
-                // SAFETY: the same.
+                // SAFETY: as above.
                 unsafe { request_going_async(request) };
             }
             // SAFETY: the program's own call.

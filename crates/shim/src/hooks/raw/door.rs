@@ -1,4 +1,4 @@
-//! What calls by their numbers are to a program that has no libc (`crate::door`).
+//! System calls of a program without libc (`crate::door`).
 
 use std::ffi::c_long;
 
@@ -8,14 +8,15 @@ use shunt_sys::memory;
 use super::{Arguments, HOOKED, hook, is_answered, lend};
 use crate::base::errno;
 
-/// Answers a call that has a hook, as the kernel says it. `None` if the call is to be made as it came.
+/// Answers a call that has a hook, with a negative errno for an error, as the kernel does. Returns
+/// `None` if the call must be made unchanged.
 ///
 /// # Safety
 /// As the system call.
 pub(crate) unsafe fn answer(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
     let arguments = Arguments(arguments);
     lend(number, &arguments);
-    // The stack that this runs on may be what is unmapped.
+    // Not answered here, because the current stack may be part of the memory that is unmapped.
     if number == libc::SYS_munmap {
         memory::forget(arguments.size(0), arguments.size(1));
         return None;
@@ -28,12 +29,12 @@ pub(crate) unsafe fn answer(number: c_long, arguments: [c_long; 6]) -> Option<c_
     Some(if result == -1 { -c_long::from(errno::get()) } else { result })
 }
 
-/// Whether it returns a second time, in a child, where a hook has answered it.
+/// Returns whether the call, answered by a hook, returns a second time in a child.
 pub(crate) fn makes_child(number: c_long) -> bool {
     matches!(number, libc::SYS_fork | libc::SYS_clone | libc::SYS_clone3)
 }
 
-/// A bit for each call of which something must be known before it is made, or that has a hook.
+/// A bit for each call that has a hook, or that the shim must know about in advance.
 pub(crate) static ANSWERED: [u32; NUMBERS / 32] = {
     let mut bits = [0; NUMBERS / 32];
     let mut index = 0;
@@ -45,7 +46,8 @@ pub(crate) static ANSWERED: [u32; NUMBERS / 32] = {
     bits
 };
 
-/// What [`is_answered`] looks at, a thread's end, and a child in this memory.
+/// Calls without a hook that the shim must know about: those in [`is_answered`], a thread's end,
+/// and vfork.
 const TOLD: [c_long; 12] = [
     libc::SYS_vfork,
     libc::SYS_prctl,
