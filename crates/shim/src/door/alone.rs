@@ -1,4 +1,4 @@
-//! In a program without a libc.
+//! System call interception in a program without libc.
 
 use std::ffi::{c_int, c_long};
 
@@ -19,10 +19,12 @@ impl Place for Alone {
     }
 }
 
-/// Runs what a dynamic linker would: on the first thread's own stack, before the program.
+/// Does the work of a dynamic linker for this library. Runs on the first thread's stack, before the
+/// program.
 pub(super) unsafe extern "C" fn begin(told: &Begin) {
     signal::set_entrance(entry::signalled as *const () as usize);
-    // SAFETY: the kernel's: the number of arguments, they, the environment, and what it says of itself, each list with a zero behind it.
+    // SAFETY: the kernel's stack layout: the number of arguments, the arguments, the environment
+    // and the auxiliary vector. Each list ends in a zero.
     unsafe {
         let count = told.stack.read();
         let arguments: Strings = told.stack.add(1).cast();
@@ -41,7 +43,9 @@ pub(super) unsafe extern "C" fn begin(told: &Begin) {
     answer_calls();
 }
 
-/// A call of the program's that has its bit. It is let through, or has been answered here: then `frame` says where to go on.
+/// Handles a system call of the program whose bit is set. Returns the call's number to let it
+/// through. If the call has been answered, returns the result and changes `frame` so that the
+/// thread skips the instruction.
 pub(super) unsafe extern "C" fn answer(frame: &mut Frame) -> c_long {
     let number = c_long::from(frame.number());
     // SAFETY: the program's own call.

@@ -1,7 +1,9 @@
-//! The memory of each thread of a program without libc: a stack, what `crate::base::thread` keeps for it, and what GS points to. Taken at the
-//! thread's first call, and another thread's when this one is over.
+//! The memory of each thread in a program without libc: a stack, the state of
+//! `crate::base::thread`, and the [`Control`] that GS points to. A thread gets such a block at its
+//! first call, and another thread reuses the block later.
 //!
-//! A thread is known by its thread pointer, which no other has at the same time, or by its number if it has changed that.
+//! A block is found by the thread pointer, which is unique among living threads. If the program has
+//! changed the thread pointer, the block is found by the thread id.
 
 use std::arch::asm;
 use std::mem::offset_of;
@@ -13,25 +15,26 @@ use shunt_abi::door::{BLOCK, Begin, CONTROL, Control};
 
 use crate::base::end;
 
-/// As many threads as a process of Go's may have, and then some.
+/// Capacity: more threads than a Go process may have.
 const MOST: usize = 16 * 1024;
 
-/// One for each block that has ever been in use. None is given back.
+/// Every block that has ever been in use. None is unmapped.
 static BLOCKS: [AtomicPtr<Control>; MOST] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST];
-/// How many there are.
+/// Number of blocks.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// With how many the next look for threads that are over is due.
+/// Number of blocks at which the next search for ended threads is due.
 static LOOK_AT: AtomicUsize = AtomicUsize::new(FEW);
 const FEW: usize = 32;
 
-/// What a thread's own data is at its beginning: where that is, how much of it is in the file, how much there is.
+/// The initial image of a thread's own data: its address, its length in the file (`IN_FILE`), and
+/// its whole length (`LEN`).
 static DATA: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static IN_FILE: AtomicUsize = AtomicUsize::new(0);
 static LEN: AtomicUsize = AtomicUsize::new(0);
-/// Whether calls are answered on the block's stack: 0 or 1.
+/// 1 if calls are answered on the block's stack, else 0.
 static SWITCHES: AtomicU32 = AtomicU32::new(0);
 
-/// The first thread's, which is in use already.
+/// Registers the block of the first thread, which is in use already.
 pub(super) fn start(told: &Begin) {
     DATA.store(told.own_data.cast_mut(), Relaxed);
     IN_FILE.store(told.own_data_in_file, Relaxed);
@@ -42,13 +45,14 @@ pub(super) fn start(told: &Begin) {
     enter(control);
 }
 
-/// What GS is to be for this thread, which runs in the middle of a fresh `block`: that block's, or the one that it has had already.
+/// Returns the value for GS of this thread, which is running in the middle of a fresh `block`: the
+/// `Control` of that block, or of one that the thread has already.
 pub(super) unsafe extern "C" fn adopt(block: *mut u8) -> *mut Control {
     let program = thread_pointer();
     if let Some(known) = known(program) {
         return known;
     }
-    // SAFETY: the end of the block, which is this thread's alone.
+    // SAFETY: the end of the block, which only this thread uses.
     unsafe {
         let control: *mut Control = block.add(BLOCK - CONTROL).cast();
         let len = LEN.load(Relaxed);
@@ -61,23 +65,23 @@ pub(super) unsafe extern "C" fn adopt(block: *mut u8) -> *mut Control {
     }
 }
 
-/// The same for a thread that has a stack.
+/// Returns the value for GS of a thread whose current stack has enough room.
 pub(super) unsafe extern "C" fn adopt_here() -> *mut Control {
     if let Some(known) = known(thread_pointer()) {
         return known;
     }
     loop {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh anonymous mapping. Without memory for it the thread can do nothing.
+        // SAFETY: a fresh anonymous mapping. The thread cannot go on without it.
         let block = unsafe { mmap_anonymous(std::ptr::null_mut(), BLOCK, access, MapFlags::PRIVATE) };
         if let Ok(block) = block {
-            // SAFETY: as large as that.
+            // SAFETY: the mapping has this length.
             return unsafe { adopt(block.cast()) };
         }
     }
 }
 
-/// A forked child has one thread, and that another number.
+/// Updates the blocks in a forked child, which has only one thread, with a new id.
 pub(super) fn forked() {
     let own = present();
     for block in all() {
@@ -85,7 +89,7 @@ pub(super) fn forked() {
     }
 }
 
-/// Makes a call outside of all that are being answered.
+/// Makes a call with the depth of answered calls set to 0, and restores the depth afterwards.
 pub(super) fn left(call: impl FnOnce()) {
     // SAFETY: this thread's block.
     let (depth, before) = unsafe {
@@ -93,13 +97,13 @@ pub(super) fn left(call: impl FnOnce()) {
         (depth, depth.replace(0))
     };
     call();
-    // SAFETY: the same: there is no child but the one that runs here.
+    // SAFETY: as above. If a vfork child has called this, its parent sleeps.
     unsafe { depth.write(before) };
 }
 
-/// Notes whose it is now.
+/// Makes the block this thread's.
 fn settle(control: *mut Control, program: usize) {
-    // SAFETY: this thread's block, which nobody else writes to.
+    // SAFETY: this thread's block, which no other thread writes to.
     unsafe {
         let end = control.cast::<u8>().sub(LEN.load(Relaxed)) as usize & !63;
         (&raw mut (*control).stack).write(end);
@@ -117,11 +121,11 @@ fn enter(control: *mut Control) {
     }
 }
 
-/// The block that this thread has, or takes over from one that is over.
+/// Returns the block that this thread has, or takes over from an ended thread.
 fn known(program: usize) -> Option<*mut Control> {
     let number = own_number();
     if let Some(own) = all().find(|block| number_of(*block).load(Acquire) == number) {
-        // SAFETY: this thread's own.
+        // SAFETY: this thread's block.
         unsafe { (&raw mut (*own).program).write(program) };
         return Some(own);
     }
@@ -139,7 +143,8 @@ fn known(program: usize) -> Option<*mut Control> {
     }
     let free = all().find(|block| number_of(*block).compare_exchange(0, number, AcqRel, Relaxed).is_ok())?;
     settle(free, program);
-    // SAFETY: nobody else's any more. What the other thread has left is given back as if by itself.
+    // SAFETY: the block is this thread's now. `over` returns what the ended thread left, as if that
+    // thread called it.
     unsafe {
         let before: usize;
         asm!("rdgsbase {before}", "wrgsbase {free}", before = out(reg) before, free = in(reg) free);
@@ -155,7 +160,7 @@ fn all() -> impl Iterator<Item = *mut Control> {
 }
 
 fn number_of(control: *mut Control) -> &'static AtomicU32 {
-    // SAFETY: blocks are never given back, and others look at this word alone.
+    // SAFETY: blocks are never unmapped, and other threads use only this word of it.
     unsafe { AtomicU32::from_ptr(&raw mut (*control).thread) }
 }
 
@@ -165,20 +170,20 @@ fn own_number() -> u32 {
 
 fn is_over(thread: u32) -> bool {
     let process = rustix::process::getpid().as_raw_pid();
-    // SAFETY: signal 0 only asks.
+    // SAFETY: signal 0 sends nothing.
     let asked = unsafe { super::libc::call(libc::SYS_tgkill, [process.into(), thread.into(), 0, 0, 0, 0]) };
     asked == -i64::from(libc::ESRCH)
 }
 
-/// The program's.
+/// Returns the program's thread pointer.
 fn thread_pointer() -> usize {
     let at;
-    // SAFETY: without it no door is opened.
+    // SAFETY: calls are intercepted only if the processor and the kernel allow this instruction.
     unsafe { asm!("rdfsbase {at}", at = out(reg) at, options(nomem, nostack, pure)) };
     at
 }
 
-/// This thread's, where GS is right.
+/// Returns this thread's block. GS must be set.
 pub(super) fn present() -> *mut Control {
     let at;
     // SAFETY: GS points to it.

@@ -1,6 +1,7 @@
-//! Where the program comes in: in the middle of its own code, at what was a `syscall` instruction. The kernel changes nothing there but
-//! rax, rcx and r11, so nothing else is changed here: no other register, no flag, not the stack below its pointer, of which compilers
-//! let functions use 128 bytes.
+//! Entry points: where the program jumps to in place of a `syscall` instruction, in the middle of
+//! its own code. The kernel changes only rax, rcx and r11 in a system call. So this code preserves
+//! all other registers, the flags, and the stack below the stack pointer, of which compilers let
+//! functions use 128 bytes (the red zone).
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -11,7 +12,7 @@ use shunt_abi::door::{BLOCK, Begin, Control};
 use super::{ANSWERED, alone, block};
 use crate::base::signal;
 
-/// A call, as it has been put on the stack.
+/// The registers of a call, as they are pushed onto the stack.
 #[repr(C)]
 pub(super) struct Frame {
     r9: i64,
@@ -20,9 +21,9 @@ pub(super) struct Frame {
     rdx: i64,
     rsi: i64,
     rdi: i64,
-    /// The number and, below, the flags.
+    /// The call's number in the upper bits, and the flags in the lower 16.
     packed: u64,
-    /// Where the thread goes on.
+    /// The address where the thread continues.
     next: u64,
     stack: u64,
 }
@@ -36,7 +37,8 @@ impl Frame {
         [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
     }
 
-    /// The call has been made.
+    /// Makes the thread continue behind the `syscall` instruction, because the call has been
+    /// answered.
     pub(super) fn skip_call(&mut self) {
         const LENGTH_OF_SYSCALL: u64 = 2;
         self.next += LENGTH_OF_SYSCALL;
@@ -60,11 +62,12 @@ macro_rules! keep_vectors {
     };
 }
 
-/// What every call meets first: one that has no bit is let through, at `2`. Behind it, of the others, number and flags are in r11.
+/// The beginning of each entry point. A call without a bit is let through, at label `2`. For other
+/// calls, the code after this finds number and flags in r11.
 macro_rules! let_through {
     () => {
         concat!(
-            // The flags into r11: two bytes of it, without memory.
+            // Packs the flags into two bytes of r11, without using memory.
             "mov r11, rax\n lahf\n seto al\n xchg rax, r11\n",
             "cmp eax, 512\n jae 2f\n",
             "bt dword ptr [rip + {answered}], eax\n jc 3f\n",
@@ -77,17 +80,18 @@ macro_rules! let_through {
 }
 pub(super) use let_through;
 
-/// In place of a system call: the number in rax, the address of the `syscall` instruction to go to in rcx.
+/// Entry point in place of a `syscall` instruction. rax has the call's number, rcx the address of
+/// the instruction.
 #[unsafe(naked)]
 pub(super) unsafe extern "C" fn called() {
     std::arch::naked_asm!(
         let_through!(),
-        // A thread that this is the first call of has the GS of the one that made it.
+        // In its first call, a thread still has the GS of the thread that made it.
         "4:",
         "rdfsbase rax",
         "cmp rax, gs:[{program}]",
         "jne 8f",
-        // A handler that comes from here on stays on the stack that it has.
+        // A signal handler that runs from here on stays on its current stack.
         "mov eax, 1",
         "xadd gs:[{depth}], eax",
         "test eax, eax",
@@ -95,7 +99,8 @@ pub(super) unsafe extern "C" fn called() {
         "jnz 5f",
         "cmp dword ptr gs:[{switches}], 0",
         "jne 7f",
-        // A thread that ends may have unmapped its stack, and a child of vfork may have a very small one.
+        // A thread that ends may have unmapped its stack, and a vfork child may have a very small
+        // one.
         "shr eax, 16",
         "cmp eax, {exit}",
         "je 7f",
@@ -120,12 +125,12 @@ pub(super) unsafe extern "C" fn called() {
         "pop rsp",
         "dec dword ptr gs:[{depth}]",
         "jmp 2b",
-        // A thread that is not known by its thread pointer yet.
+        // The thread pointer is not that of the block in GS.
         "8:",
         "lea rsp, [rsp - 128]",
         "push rcx", "push r11", "push rdi", "push rsi", "push rdx", "push r10", "push r8", "push r9", "push rbx",
         "mov rbx, rsp",
-        // The program's stack may have no room for more.
+        // The program's stack may have no more room, so the code below runs in a new block.
         "mov eax, {mmap}", "xor edi, edi", "mov esi, {block}", "mov edx, {access}", "mov r10d, {private}", "mov r8, -1",
         "xor r9d, r9d", "syscall",
         "cmp rax, -4096",
@@ -157,7 +162,7 @@ pub(super) unsafe extern "C" fn called() {
     )
 }
 
-/// What the kernel calls in place of the program's handlers.
+/// The signal handler that the kernel calls in place of the program's.
 #[unsafe(naked)]
 pub(super) unsafe extern "C" fn signalled(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     std::arch::naked_asm!(
@@ -176,8 +181,8 @@ pub(super) unsafe extern "C" fn signalled(signal: c_int, info: *mut siginfo_t, c
     )
 }
 
-/// Where the process begins: every register is the program's first thread's, but rbx, which has the address of a [`Begin`]; the kernel
-/// leaves zeroes in all of them.
+/// The entry point of the process. The registers are those of the program's first thread, all zero
+/// as the kernel leaves them, except rbx, which has the address of a [`Begin`].
 #[unsafe(naked)]
 pub(super) unsafe extern "C" fn start() {
     std::arch::naked_asm!(
@@ -197,7 +202,7 @@ pub(super) unsafe extern "C" fn start() {
         begin = sym alone::begin,
         stack = const offset_of!(Begin, stack),
         entry = const offset_of!(Begin, entry),
-        // More than a thread has of its own.
+        // More than the size of a thread's own data.
         below = const 8192,
     )
 }

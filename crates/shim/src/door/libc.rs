@@ -1,4 +1,5 @@
-//! What stands in for libc where there is none: the functions that this library calls, most of them system calls by their number.
+//! Substitutes for the libc functions that this library calls, in a program without libc. Most are
+//! a system call each.
 
 use std::arch::{asm, naked_asm};
 use std::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
@@ -9,13 +10,13 @@ use libc::timespec;
 use shunt_abi::door::{Code, Control, Function};
 
 static ENVIRONMENT: AtomicPtr<*const c_char> = AtomicPtr::new(std::ptr::null_mut());
-/// Behind the environment's end.
+/// The auxiliary vector, which follows the environment.
 static TOLD: AtomicPtr<[c_ulong; 2]> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The environment as the kernel gave it, and behind it what it says of itself.
+/// Remembers the environment and the auxiliary vector behind it.
 ///
 /// # Safety
-/// That is what `environment` is.
+/// `environment` is the environment as the kernel put it on the stack.
 pub(super) unsafe fn start(environment: *const *const c_char) {
     ENVIRONMENT.store(environment.cast_mut(), Relaxed);
     // SAFETY: the caller's promise: it ends in a null.
@@ -30,9 +31,9 @@ pub(super) unsafe fn start(environment: *const *const c_char) {
 
 macro_rules! functions {
     ($($name:ident = $at:expr;)*) => {
-        /// All of them.
+        /// All substitutes.
         pub(super) static FUNCTIONS: &[Function] = &[$(
-            // SAFETY: only the address is of interest: whoever calls it knows what it takes.
+            // SAFETY: only the address is used. Each caller knows the function's type.
             Function { name: &concat!(stringify!($name), "\0").as_bytes()[0], at: unsafe { std::mem::transmute::<*const (), Code>($at as *const ()) } },
         )*];
     };
@@ -45,7 +46,7 @@ functions! {
     bcmp = bcmp;
     strlen = strlen;
     abort = abort;
-    // By this the others are found (`base::split`).
+    // The other functions are looked up by this one (`base::split`).
     shunt_dlsym = dlsym;
     dlopen = nothing;
     dladdr = nothing;
@@ -58,13 +59,13 @@ functions! {
     sigfillset = sigfillset;
     sigismember = sigismember;
     sigprocmask = sigprocmask;
-    // A thread's end is seen by its number; nothing is cancelled but by a signal of the program's own.
+    // A thread's end is noticed by its system call. Without libc, there is no cancellation.
     pthread_key_create = nothing;
     pthread_setspecific = nothing;
     pthread_setcancelstate = nothing;
     pthread_setcanceltype = nothing;
     pthread_testcancel = nothing;
-    // Structures are the kernel's, as glibc has them.
+    // Makes the library use glibc's structures, which are the kernel's.
     gnu_get_libc_version = nothing;
     syscall = syscall;
     sigaction = sigaction;
@@ -116,7 +117,7 @@ functions! {
     mprotect = mprotect;
     execve = execve;
     execveat = execveat;
-    // What is not in this list, nobody calls here.
+    // All functions that are not in this list. None of them is called in such a program.
     missing = missing;
 }
 
@@ -129,7 +130,7 @@ macro_rules! by_number {
     )* };
 }
 
-/// Bytes of a signal mask, as the kernel has it.
+/// Size of the kernel's signal mask.
 const MASK: c_long = 8;
 
 by_number! {
@@ -182,19 +183,19 @@ by_number! {
     execveat(directory, path, arguments, environment, flags) = SYS_execveat(directory, path, arguments, environment, flags);
 }
 
-/// As many arguments as there can be.
+/// Fills the arguments up to six.
 fn six<const COUNT: usize>(given: [c_long; COUNT]) -> [c_long; 6] {
     std::array::from_fn(|index| given.get(index).copied().unwrap_or(0))
 }
 
-/// Makes a system call, and returns what the kernel does.
+/// Makes a system call, and returns the kernel's result.
 ///
 /// # Safety
 /// As the system call.
 #[inline(always)]
 pub(super) unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
     let result;
-    // SAFETY: the kernel changes rax, rcx and r11; the rest is the caller's promise.
+    // SAFETY: the kernel changes rax, rcx and r11. The rest is the caller's promise.
     unsafe {
         asm!(
             "syscall",
@@ -207,7 +208,7 @@ pub(super) unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_
     result
 }
 
-/// As a C function says it.
+/// Converts the kernel's result to that of a C function, with errno.
 #[inline(always)]
 fn returned(result: c_long) -> c_long {
     if (-4095..0).contains(&result) {
@@ -230,7 +231,7 @@ unsafe extern "C" fn syscall(
     returned(unsafe { call(number, [a, b, c, d, e, f]) })
 }
 
-/// The kernel leaves in the time what was not slept.
+/// Calls ppoll with a copy of the timeout, because the kernel stores the remaining time.
 unsafe extern "C" fn ppoll(list: c_long, count: c_long, time: *const timespec, mask: c_long) -> c_long {
     // SAFETY: the caller's promise: null or valid.
     let mut copy = unsafe { time.as_ref() }.copied();
@@ -257,7 +258,8 @@ unsafe extern "C" fn pselect(
     })
 }
 
-/// The kernel's structure and libc's have the same fields. Who returns from a handler is in the program's own.
+/// Calls rt_sigaction. libc's structure has the fields of the kernel's. The restorer is the
+/// program's own.
 unsafe extern "C" fn sigaction(
     signal: c_int,
     action: *const libc::sigaction,
@@ -275,13 +277,13 @@ unsafe extern "C" fn sigaction(
         handler: action.sa_sigaction,
         flags: c_ulong::from(action.sa_flags as u32),
         restorer: action.sa_restorer,
-        // SAFETY: a set is longer than that, and aligned.
+        // SAFETY: a set is longer than a word, and aligned.
         mask: unsafe { std::ptr::from_ref(&action.sa_mask).cast::<u64>().read() },
     });
     let mut replaced = KernelAction { handler: 0, flags: 0, restorer: None, mask: 0 };
     let given = given.as_ref().map_or(0, |given| std::ptr::from_ref(given) as c_long);
     let into = std::ptr::from_mut(&mut replaced) as c_long;
-    // SAFETY: two structures of ours; the handler is the program's.
+    // SAFETY: two local structures. The handler is the program's.
     let result = returned(unsafe { call(libc::SYS_rt_sigaction, [signal.into(), given, into, MASK, 0, 0]) });
     // SAFETY: the caller's promise: null or valid.
     let old = unsafe { old.as_mut() }.filter(|_| result == 0);
@@ -299,7 +301,7 @@ extern "C" fn nothing() -> c_long {
     0
 }
 
-/// The kernel's.
+/// Returns the kernel's first real-time signal.
 extern "C" fn first_of_real_time() -> c_int {
     32
 }
@@ -324,7 +326,7 @@ unsafe extern "C" fn sigismember(set: *const u64, signal: c_int) -> c_int {
 unsafe extern "C" fn getauxval(kind: c_ulong) -> c_ulong {
     const END: c_ulong = 0;
     let mut at = TOLD.load(Relaxed);
-    // SAFETY: the kernel's list, which has an end.
+    // SAFETY: the kernel's list ends with `END`.
     unsafe {
         loop {
             match *at {
@@ -361,21 +363,21 @@ unsafe extern "C" fn dlsym(_: *mut c_void, name: *const c_char) -> *const c_void
     FUNCTIONS.iter().find(is_it).map_or(std::ptr::null(), |function| function.at as *const c_void)
 }
 
-/// A function that nobody calls here.
+/// Stands for a function that is never called in such a program.
 extern "C" fn missing() -> ! {
     abort()
 }
 
 extern "C" fn abort() -> ! {
     let (unblock, set) = (libc::SIG_UNBLOCK, 1_u64 << (libc::SIGABRT - 1));
-    // SAFETY: a set of ours; the process ends here.
+    // SAFETY: a local set. The process ends here.
     unsafe {
         call(libc::SYS_rt_sigprocmask, [unblock.into(), std::ptr::from_ref(&set) as c_long, 0, MASK, 0, 0]);
         let process = call(libc::SYS_getpid, [0; 6]);
         let thread = call(libc::SYS_gettid, [0; 6]);
         call(libc::SYS_tgkill, [process, thread, libc::SIGABRT.into(), 0, 0, 0]);
         loop {
-            // A handler has come back from that.
+            // The program's handler of SIGABRT has returned.
             asm!("ud2");
         }
     }
@@ -386,7 +388,7 @@ unsafe extern "C" fn errno_location() {
     naked_asm!("mov rax, gs:[0]", "add rax, {errno}", "ret", errno = const offset_of!(Control, errno))
 }
 
-// Not in Rust: the compiler would make them of themselves.
+// In assembly, because the compiler would turn Rust versions into calls of themselves.
 
 #[unsafe(naked)]
 unsafe extern "C" fn memcpy() {
@@ -396,7 +398,7 @@ unsafe extern "C" fn memcpy() {
         "jb 3f",
         "cmp rdx, 256",
         "ja 5f",
-        // The last 16 bytes, and as many whole ones before them as there are.
+        // Copies whole blocks of 16 bytes, and the last 16 bytes, which may overlap them.
         "movups xmm1, [rsi + rdx - 16]",
         "lea r8, [rdi + rdx - 16]",
         "2:",
@@ -434,7 +436,7 @@ unsafe extern "C" fn memcpy() {
 #[unsafe(naked)]
 unsafe extern "C" fn memmove() {
     naked_asm!(
-        // Forward, unless what is to be moved would be overwritten before.
+        // Forward, unless that would overwrite bytes before they are moved.
         "mov rax, rdi",
         "mov rcx, rdi",
         "sub rcx, rsi",

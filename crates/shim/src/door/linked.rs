@@ -1,9 +1,11 @@
-//! In a program with a libc, which makes system calls by itself besides: Go with cgo. The library is there as in any other, and finds each
-//! thread's own data by libc's thread pointer.
+//! System call interception in a program that has libc but also makes system calls by itself, such
+//! as Go with cgo. The library is loaded as in any other program, and finds each thread's own data
+//! by libc's thread pointer.
 //!
-//! Go's stacks are small, so there, calls are answered on a stack of the thread's own ([`crate::base::thread::Apart`]): not those of a handler
-//! that has come from there, which stays on the stack that it has. libc's functions may use any vector register, of which the kernel
-//! changes none, so all are kept.
+//! Go's stacks are small, so there, calls are answered on a separate stack of the thread
+//! ([`crate::base::thread::Apart`]). A call in a signal handler that interrupted such a call stays
+//! on the stack that it has. libc's functions may change any vector register, and the kernel
+//! changes none, so all of them are saved.
 
 use std::arch::asm;
 use std::ffi::{c_int, c_long, c_void};
@@ -22,7 +24,7 @@ use crate::life::census;
 
 const PAGE: usize = 4096;
 
-/// Whether calls are answered on a stack of the thread's own: 0 or 1.
+/// 1 if calls are answered on a separate stack of the thread, else 0.
 static SWITCHES: AtomicU32 = AtomicU32::new(0);
 
 struct Linked;
@@ -36,55 +38,57 @@ impl Place for Linked {
     }
 }
 
-/// Has the program's calls come here, if `shunt_door` has led them this far.
+/// Begins to answer the program's calls, if `shunt_door` has redirected them.
 pub(crate) fn open() {
     let Some(below) = below() else { return };
     wait_for(below.beside as usize);
     if process::is_off() {
         return;
     }
-    // Nothing may be looked up on a thread's own stack.
+    // No function may be looked up while a call is answered on a thread's separate stack.
     real::find_all();
     SWITCHES.store(below.switches_stacks as u32, Relaxed);
     answer_calls();
     census::program_is_led(std::ptr::from_ref(below) as usize);
     below.called.store(called as *mut c_void, Release);
-    // SAFETY: a page of its own, which nobody writes to any more.
+    // SAFETY: a page with nothing else on it, which is not written to any more.
     let _ = unsafe { mprotect(std::ptr::from_ref(below).cast_mut().cast(), PAGE, MprotectFlags::READ) };
 }
 
-/// What GS points to, until this has been asked.
+/// Returns the structure that GS points to, and resets GS.
 fn below() -> Option<&'static Below> {
     const FSGSBASE: u64 = 1 << 1;
-    // SAFETY: only asks.
+    // SAFETY: only a query.
     if unsafe { ::libc::getauxval(::libc::AT_HWCAP2) } & FSGSBASE == 0 {
         return None;
     }
     let at: *const Below;
-    // SAFETY: the kernel lets programs use these instructions; nobody else uses GS.
+    // SAFETY: the kernel lets programs use these instructions, and nothing else uses GS.
     unsafe { asm!("rdgsbase {at}", at = out(reg) at, options(nomem, nostack)) };
     if at.is_null() {
         return None;
     }
-    // SAFETY: a plain number, wherever it is.
+    // SAFETY: an integer, at any address.
     let mark = unsafe { memory::read(at.wrapping_byte_add(offset_of!(Below, mark)).cast::<u64>()) };
     if mark != Some(BELOW) {
         return None;
     }
-    // SAFETY: as above; and `shunt_door` has put it there for good.
+    // SAFETY: as above, and `shunt_door` never unmaps it.
     unsafe {
         asm!("wrgsbase {none}", none = in(reg) 0_usize, options(nomem, nostack));
         Some(&*at)
     }
 }
 
-/// A call of the program's that has its bit. It is let through, or has been answered here: then `frame` says where to go on.
+/// Handles a system call of the program whose bit is set. Returns the call's number to let it
+/// through. If the call has been answered, returns the result and changes `frame` so that the
+/// thread skips the instruction.
 unsafe extern "C" fn answer(frame: &mut Frame) -> c_long {
     const PTHREAD_CANCEL_DISABLE: c_int = 1;
     let (number, before) = (c_long::from(frame.number()), errno::get());
     thread::this().await_end();
     let mut state = 0;
-    // SAFETY: the program's own call, which is no cancellation point.
+    // SAFETY: the program's own call, which is not a cancellation point.
     let result = unsafe {
         real::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut state);
         let result = answered::<Linked>(number, frame.arguments());
@@ -98,7 +102,8 @@ unsafe extern "C" fn answer(frame: &mut Frame) -> c_long {
     result.unwrap_or(number)
 }
 
-/// Behind what has been put on the stack for [`Frame`]: keeps all vector registers, the flags of their calculations, and two more for itself.
+/// Pushes the rest of a [`Frame`], and calls `answer`. Saves all vector registers and their control
+/// word, and rbx and r12, which the code itself uses.
 macro_rules! answer {
     () => {
         concat!(
@@ -116,12 +121,14 @@ macro_rules! answer {
     };
 }
 
-/// In place of a system call: the number in rax, the address of the `syscall` instruction to go to in rcx. As [`super::entry::called`].
+/// Entry point in place of a `syscall` instruction. rax has the call's number, rcx the address of
+/// the instruction. Compare [`super::entry::called`].
 #[unsafe(naked)]
 unsafe extern "C" fn called() {
     std::arch::naked_asm!(
         let_through!(),
-        // libc's thread pointer points to itself. A thread that has another has none of this library's data.
+        // libc's thread pointer points to itself. A thread with another one has no data of this
+        // library.
         "rdfsbase rax",
         "cmp rax, fs:[0]",
         "je 4f",
@@ -135,7 +142,8 @@ unsafe extern "C" fn called() {
         "jne 5f",
         "cmp dword ptr [rip + {switches}], 0",
         "jne 7f",
-        // A thread that ends may have unmapped its stack, and a child of vfork may have a very small one.
+        // A thread that ends may have unmapped its stack, and a vfork child may have a very small
+        // one.
         "mov eax, r11d",
         "shr eax, 16",
         "cmp eax, {exit}",
@@ -144,7 +152,7 @@ unsafe extern "C" fn called() {
         "je 6f",
         "cmp eax, {execveat}",
         "je 6f",
-        // On the stack that there is.
+        // Answers the call on the current stack.
         "5:",
         "mov rax, rsp",
         "lea rsp, [rsp - 128]",
@@ -152,14 +160,14 @@ unsafe extern "C" fn called() {
         "push rax",
         answer!(),
         "jmp 2b",
-        // On the thread's own.
+        // Answers the call on the thread's separate stack.
         "6:",
         "mov rax, qword ptr [rip + shunt_thread@GOTTPOFF]",
         "add rax, fs:[0]",
         "7:",
         "cmp qword ptr [rax + {end}], 0",
         "je 8f",
-        // A handler that comes from here on stays on the stack that it has.
+        // A signal handler that runs from here on stays on its current stack.
         "mov dword ptr [rax + {is_in_use}], 1",
         "mov qword ptr [rax + {programs}], rsp",
         "mov rsp, qword ptr [rax + {end}]",
@@ -172,7 +180,7 @@ unsafe extern "C" fn called() {
         "mov r11, qword ptr [rip + shunt_thread@GOTTPOFF]",
         "mov dword ptr fs:[r11 + {is_in_use}], 0",
         "jmp rcx",
-        // There is none yet.
+        // The thread has no separate stack yet.
         "8:",
         "lea rsp, [rsp - 128]",
         "push rcx", "push r11", "push rdi", "push rsi", "push rdx", "push r10", "push r8", "push r9",
@@ -186,7 +194,7 @@ unsafe extern "C" fn called() {
         "9:",
         "pop r9", "pop r8", "pop r10", "pop rdx", "pop rsi", "pop rdi", "pop r11", "pop rcx",
         "lea rsp, [rsp + 128]",
-        // A handler may have come meanwhile.
+        // A signal handler may have run meanwhile.
         "jmp 4b",
         answered = sym ANSWERED,
         answer = sym answer,
@@ -194,7 +202,7 @@ unsafe extern "C" fn called() {
         is_in_use = const offset_of!(Thread, apart) + offset_of!(Apart, is_in_use),
         end = const offset_of!(Thread, apart) + offset_of!(Apart, end),
         programs = const offset_of!(Thread, apart) + offset_of!(Apart, programs),
-        // As much as XSAVE stores of these: of SSE, AVX and AVX-512.
+        // The room that XSAVE needs for these: SSE, AVX and AVX-512.
         state = const 2688,
         vectors = const 0b1110_0110,
         exit = const ::libc::SYS_exit,

@@ -1,13 +1,16 @@
-//! The door: how a program that makes system calls by itself comes to them by way of this library. See `docs/adr/0028`.
+//! System call interception (the *door*), for programs that make system calls by themselves. See
+//! `docs/adr/0028-a-door-of-system-calls.md`.
 //!
-//! `shunt_door` (crates/door) has led the program's `syscall` instructions here at its exec.
+//! At the program's exec, `shunt_door` (crates/door) has replaced its `syscall` instructions by
+//! jumps to this code.
 //!
-//! A program without a dynamic linker ([`alone`]) has been given the library as well, bound to the functions in [`libc`] instead of a
-//! libc. It starts at [`entry::start`], before the program's first instruction. The program's thread pointer stays the program's: here,
-//! each thread's own data is found by GS, which the program leaves alone. `shunt_door` has changed the one instruction with which the
-//! library asks for it.
-//!
-//! Into one with a dynamic linker ([`linked`]) that loads the library, and it is as in any other; its calls come here besides.
+//! - A program without a dynamic linker ([`alone`]) gets this library too, bound to the functions
+//!   in [`libc`] instead of a libc. It starts at [`entry::start`], before the program's first
+//!   instruction. The thread pointer (FS) stays the program's. The library finds each thread's own
+//!   data by GS, which programs do not use. For that, `shunt_door` has changed the one instruction
+//!   by which the library reads the thread pointer.
+//! - In a program with a dynamic linker ([`linked`]), the dynamic linker loads the library as in
+//!   any other program. The program's own system calls come here in addition.
 
 mod alone;
 mod block;
@@ -38,12 +41,12 @@ pub static shunt_door: Offer = Offer {
     numbers: &raw::ANSWERED,
 };
 
-/// A bit for each call that is not let through at once.
+/// A bit for each call that is not let through immediately.
 static ANSWERED: [AtomicU32; NUMBERS / 32] = [const { AtomicU32::new(0) }; NUMBERS / 32];
 
 type Strings = *const *const c_char;
 
-/// From now on, unless the program is to be on TCP.
+/// Begins to answer calls, unless the shim is off.
 fn answer_calls() {
     if process::is_off() {
         return;
@@ -53,23 +56,24 @@ fn answer_calls() {
     }
 }
 
-/// `shunt_door` itself, if it is a child of the program's: gone before the program could wait for it. Nothing that waits is the program's
-/// yet.
+/// Waits for the helper to end, if it is a child of the program, so that the program's own waits do
+/// not find it. No code of the program runs yet.
 fn wait_for(beside: usize) {
     if beside != 0 {
-        // SAFETY: nothing is written anywhere.
+        // SAFETY: the call writes no memory.
         unsafe { libc::call(::libc::SYS_wait4, [beside as c_long, 0, ::libc::__WALL.into(), 0, 0, 0]) };
     }
 }
 
-/// In what kind of program.
+/// The kind of program.
 trait Place {
-    /// Makes a call after which a child of vfork may be gone, and its parent's thread goes on as it is then: outside of all calls.
+    /// Makes a call that may end a vfork child, as if outside of all answered calls: the parent's
+    /// thread then continues with the state of that moment.
     fn outside(call: impl FnOnce());
 }
 
-/// A child of vfork becomes another program, if that is one that must be entered. Returns if it is none of those, or cannot become one
-/// while it is traced.
+/// Executes another program in a vfork child, if that program needs a helper. Returns if it does
+/// not, or if the exec fails while it is traced.
 ///
 /// # Safety
 /// As the system call.
@@ -89,14 +93,15 @@ unsafe fn execute<P: Place>(number: c_long, arguments: [c_long; 6]) {
     }
 }
 
-/// What a call of the program's that has its bit returns. `None` if it is to be let through.
+/// Returns the result of a call whose bit is set, or `None` to let it through.
 ///
 /// # Safety
 /// As the system call.
 #[inline(always)]
 unsafe fn answered<P: Place>(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
     if is_borrowed() {
-        // Its descriptors and its handlers are its own, and all else is its parent's. So it is not looked at until it becomes a program.
+        // The child has its own descriptors and signal handlers, and its parent's memory. So its
+        // calls are let through until it executes a program.
         if matches!(number, ::libc::SYS_execve | ::libc::SYS_execveat) {
             exec::before_child();
             // SAFETY: the caller's promise.
@@ -111,7 +116,7 @@ unsafe fn answered<P: Place>(number: c_long, arguments: [c_long; 6]) -> Option<c
     unsafe { raw::answer(number, arguments) }
 }
 
-/// Whether this is such a child, and not the thread.
+/// Returns whether this is a vfork child that runs in a thread's place, rather than the thread.
 fn is_borrowed() -> bool {
     let thread = thread::this();
     if !thread.is_lent.get() {

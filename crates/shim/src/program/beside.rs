@@ -1,9 +1,21 @@
-//! A program that makes system calls by itself is about to be started, one without a dynamic linker, one of Go's, or another that has the
-//! instruction in its code: a process beside holds it at its exec, and leads its calls to this library. That is `shunt door`, a program of
-//! its own, so that all there is here is to look at the file, and to start it. See `docs/adr/0028`.
+//! Starts the helper process for a program that makes system calls by itself: one without a dynamic
+//! linker, a Go program, or another with `syscall` instructions in its code. The helper, `shunt
+//! door`, is a separate program. It stops the new program at its exec, and redirects its system
+//! calls to this library. This file only examines the executable file, and starts the helper. See
+//! `docs/adr/0028-a-door-of-system-calls.md`.
 //!
-//! Also in a child of vfork, whose memory is its parent's: nothing is allocated, and nothing kept. The process beside is no child of this
-//! one, which would meet it in its waits, unless it is one that has all orphans.
+//! ```text
+//!  this process                         helper (`shunt door`)
+//!  prepare(): examine the file
+//!    start() ──────────────────────────> begins
+//!    begin(): "go on" ─────────────────> traces the thread
+//!           <───────────────── "ready"
+//!  exec or posix_spawn ────────────────> redirects the calls, ends
+//! ```
+//!
+//! The code also runs in a vfork child, which shares its parent's memory. So it allocates nothing,
+//! and keeps nothing in memory. The helper is not a child of this process, so the program's waits
+//! do not see it. The exception is a process that adopts orphans.
 
 use std::ffi::{CStr, c_char, c_int, c_long};
 use std::ops::Range;
@@ -15,29 +27,29 @@ use shunt_sys::{Errno, beside, memory, raw};
 use crate::base::{private, process};
 use crate::program::handover;
 
-/// Which file is executed, as the program says it.
+/// The file that is executed, as the program names it.
 #[derive(Clone, Copy)]
 pub(crate) enum Executed {
-    /// By its path, from a directory.
+    /// A path, relative to a directory.
     At(RawFd, *const c_char),
-    /// Searched for, unless there is a slash in its name.
+    /// A name that is searched for in PATH, unless it contains a slash.
     Searched(*const c_char),
-    /// By a descriptor.
+    /// A descriptor.
     Open(RawFd),
 }
 
 impl Executed {
-    /// By its path.
+    /// Returns the file with this path.
     pub(crate) fn by_path(path: *const c_char) -> Executed {
         Executed::At(libc::AT_FDCWD, path)
     }
 
-    /// As execveat.
+    /// Returns the file of execveat.
     ///
     /// # Safety
-    /// What is bad about `path`, the kernel says.
+    /// `path` may be a bad pointer: it is left to the kernel.
     pub(crate) unsafe fn from(directory: RawFd, path: *const c_char, flags: c_int) -> Executed {
-        // SAFETY: the caller's promise; it is a plain number.
+        // SAFETY: the caller's promise. The value is an integer.
         let is_empty = unsafe { memory::read(path) } == Some(0);
         if is_empty && flags & libc::AT_EMPTY_PATH != 0 {
             Executed::Open(directory)
@@ -47,37 +59,38 @@ impl Executed {
     }
 }
 
-/// Who executes it.
+/// What executes the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
     /// The calling thread.
     Us,
-    /// A child that it makes, inside libc.
+    /// A child that libc makes for the calling thread.
     Child,
 }
 
-/// Waits for the program. If it is dropped, there has been no exec, or none that it need be there for.
+/// A running helper. Dropping it ends the helper, after a failed exec or one that did not need it.
 pub(crate) struct Beside {
-    /// A descriptor of the process: it ends when it likes, and its number may be another's then.
+    /// A pidfd of the helper. The helper may end at any time, and its process id may be reused.
     process: RawFd,
     socket: RawFd,
     file: RawFd,
 }
 
-/// For how many seconds at most the program waits for it to say something, or to be gone.
+/// The longest time in seconds that the program waits for the helper's answer or end.
 const PATIENCE: i64 = 10;
 
 type Strings = *const *const c_char;
 
-/// What is there to be started. Dynamic programs, which are nearly all, cost a look at the beginning of their file, and one through their code.
+/// Starts the helper, if the executed file needs one. For a dynamic program, as nearly all are,
+/// this costs a read of the file's beginning and a search through its code.
 ///
 /// # Safety
-/// As execve: what is bad about `executed` or `environment`, the kernel says.
+/// As execve: bad pointers in `executed` or `environment` are left to the kernel.
 pub(crate) unsafe fn prepare(executed: Executed, environment: Strings, by: By) -> Option<Beside> {
     let command = process::door_path().filter(|_| !process::is_off())?;
     // SAFETY: the caller's promise.
     let file = unsafe { find(executed) }?;
-    // SAFETY: the same.
+    // SAFETY: as above.
     if !may_be_entered(file, by) || !unsafe { handover::preloads_us(environment) } {
         close(file);
         return None;
@@ -86,13 +99,15 @@ pub(crate) unsafe fn prepare(executed: Executed, environment: Strings, by: By) -
 }
 
 impl Beside {
-    /// The program has been started, in a child. It has not begun until this is over.
+    /// Waits for the helper, after the program has been started in a child. The program begins only
+    /// then.
     pub(crate) fn await_end(self) {
         self.end();
         std::mem::forget(self);
     }
 
-    /// Waits until it is gone, and traces nobody any more. If this process has all orphans, it is one of them.
+    /// Waits until the helper has ended and traces no process. Reaps it, in case this process
+    /// adopts orphans.
     fn end(&self) {
         let mut gone = libc::pollfd { fd: self.process, events: libc::POLLIN, revents: 0 };
         let mut left = libc::timespec { tv_sec: PATIENCE, tv_nsec: 0 };
@@ -104,17 +119,19 @@ impl Beside {
         [self.process, self.socket, self.file].into_iter().for_each(close);
     }
 
-    /// Has it, whose number is `process`, trace this thread. It says when it does, or goes.
+    /// Lets the helper, with the process id `process`, trace this thread. Returns `None` if it ends
+    /// instead.
     fn begin(&self, process: c_int) -> Option<()> {
         const LIMIT: libc::timeval = libc::timeval { tv_sec: PATIENCE, tv_usec: 0 };
         let (at, len) = (std::ptr::from_ref(&LIMIT) as c_long, size_of_val(&LIMIT) as c_long);
         let limit = [self.socket.into(), libc::SOL_SOCKET.into(), libc::SO_RCVTIMEO.into(), at, len, 0];
         number(libc::SYS_setsockopt, limit)?;
-        // Where only ancestors may trace (Yama). Elsewhere anybody of this user may, or nobody.
+        // Needed where only ancestors may trace (Yama). Otherwise, any process of this user may
+        // trace, or none.
         number(libc::SYS_prctl, [libc::PR_SET_PTRACER.into(), process.into(), 0, 0, 0, 0]);
         let go_on = b"go on\n";
         let (at, len, quietly) = (go_on.as_ptr() as c_long, go_on.len() as c_long, libc::MSG_NOSIGNAL.into());
-        // It may be gone already, of which no signal is to tell the program.
+        // The helper may have ended already. The program must not get SIGPIPE for that.
         number(libc::SYS_sendto, [self.socket.into(), at, len, quietly, 0, 0])?;
         let mut said = [0_u8; 128];
         let mut len = 0;
@@ -138,7 +155,7 @@ impl Drop for Beside {
     }
 }
 
-/// Starts the process beside for the program in `file`.
+/// Starts the helper for the program in `file`.
 fn start(command: &CStr, file: RawFd, by: By) -> Option<Beside> {
     let Some([ours, its]) = sockets() else {
         close(file);
@@ -163,7 +180,7 @@ fn start(command: &CStr, file: RawFd, by: By) -> Option<Beside> {
         std::ptr::null(),
     ];
     let nothing = [std::ptr::null()];
-    // SAFETY: lists of strings that end in a null, and all signals are blocked.
+    // SAFETY: lists of strings that end in a null. All signals are blocked.
     let started = with_signals_blocked(|| unsafe {
         beside::start(its, command.as_ptr(), arguments.as_ptr(), nothing.as_ptr())
     });
@@ -177,12 +194,13 @@ fn start(command: &CStr, file: RawFd, by: By) -> Option<Beside> {
     beside.begin(number?).map(|()| beside)
 }
 
-/// A descriptor of a process that has just been started, at a number that the program does not use.
+/// Returns a pidfd of a process that has just been started, with a number that the program does not
+/// use.
 fn of_process(process: c_int) -> Option<RawFd> {
     number(libc::SYS_pidfd_open, [process.into(), 0, 0, 0, 0, 0]).and_then(out_of_the_way)
 }
 
-/// A descriptor in place of `low`, out of the way of the numbers that the program uses.
+/// Moves `low` to a number that the program does not use.
 fn out_of_the_way(low: RawFd) -> Option<RawFd> {
     let high = [low.into(), libc::F_DUPFD_CLOEXEC.into(), private::floor().into(), 0, 0, 0];
     let high = number(libc::SYS_fcntl, high);
@@ -190,7 +208,7 @@ fn out_of_the_way(low: RawFd) -> Option<RawFd> {
     high
 }
 
-/// A pair of them, at numbers that the program does not use.
+/// Returns a pair of connected sockets, with numbers that the program does not use.
 fn sockets() -> Option<[RawFd; 2]> {
     let mut pair = [0 as RawFd; 2];
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
@@ -216,9 +234,9 @@ fn with_signals_blocked<R>(act: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Opens the file that will be executed: the last of the interpreters, if it is a script.
+/// Opens the file that will be executed: for a script, the last interpreter.
 unsafe fn find(executed: Executed) -> Option<RawFd> {
-    /// How many scripts may interpret each other, as in the kernel.
+    /// How many scripts may be nested, as in the kernel.
     const SCRIPT_DEPTH: usize = 5;
     // SAFETY: the caller's promise.
     let mut file = unsafe {
@@ -237,14 +255,14 @@ unsafe fn find(executed: Executed) -> Option<RawFd> {
         let read = read_at(file, &mut line, 0);
         let Some(interpreter) = interpreter(&mut line, read) else { return Some(file) };
         close(file);
-        // SAFETY: a string of ours.
+        // SAFETY: a local string.
         file = unsafe { open(libc::AT_FDCWD, interpreter) }?;
     }
     close(file);
     None
 }
 
-/// The interpreter that the first line of a script names, with a zero behind it.
+/// Returns the interpreter that a script's first line names, terminated by a zero.
 fn interpreter(line: &mut [u8; 256], read: usize) -> Option<*const c_char> {
     let name = line[..read].strip_prefix(b"#!")?;
     let blanks = name.iter().take_while(|byte| b" \t".contains(byte)).count();
@@ -256,10 +274,11 @@ fn interpreter(line: &mut [u8; 256], read: usize) -> Option<*const c_char> {
     (len > 0).then(|| line[begin..].as_ptr().cast())
 }
 
-/// As execvp: in the directories of PATH.
+/// Searches the directories of PATH, as execvp does.
 unsafe fn search(name: *const c_char) -> Option<RawFd> {
     const LONGEST: usize = 256;
-    // SAFETY: the caller's promise; the environment is the program's, which leaves it alone meanwhile, as for execvp.
+    // SAFETY: the caller's promise. The program does not change its environment meanwhile, as for
+    // execvp.
     let (name, path) = unsafe { (memory::string(name, LONGEST)?.to_bytes(), libc::getenv(c"PATH".as_ptr())) };
     let path = if path.is_null() {
         c"/bin:/usr/bin"
@@ -273,7 +292,7 @@ unsafe fn search(name: *const c_char) -> Option<RawFd> {
             path.text(directory).text(b"/");
         }
         path.text(name);
-        // SAFETY: a string of ours.
+        // SAFETY: a local string.
         path.is_whole().then(|| unsafe { open(libc::AT_FDCWD, path.at()) }).flatten()
     };
     if name.contains(&b'/') {
@@ -282,7 +301,8 @@ unsafe fn search(name: *const c_char) -> Option<RawFd> {
     path.to_bytes().split(|byte| *byte == b':').find_map(open)
 }
 
-/// Opens an executable file to be read; nothing else, of which opening might be noticed.
+/// Opens an executable regular file for reading. Opening any other kind of file could have an
+/// effect.
 unsafe fn open(directory: RawFd, path: *const c_char) -> Option<RawFd> {
     // SAFETY: zeroes are a valid structure.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
@@ -295,7 +315,8 @@ unsafe fn open(directory: RawFd, path: *const c_char) -> Option<RawFd> {
     number(libc::SYS_openat, [directory.into(), path as c_long, flags.into(), 0, 0, 0])
 }
 
-/// Whether the program in `file` makes system calls by itself, and this process may have it entered.
+/// Returns whether the program in `file` makes system calls by itself, and this process may start a
+/// helper for it.
 fn may_be_entered(file: RawFd, by: By) -> bool {
     makes_calls(file)
         && !is_traced()
@@ -304,8 +325,9 @@ fn may_be_entered(file: RawFd, by: By) -> bool {
         && (by == By::Us || !has_orphans())
 }
 
-/// Whether orphans become children of this process, which would meet one that it does not know. Who becomes the program meets none: the library
-/// waits for it before the program begins.
+/// Returns whether orphans become children of this process. Such a process would find the helper in
+/// its waits. A process that itself becomes the program does not, because the library reaps the
+/// helper before the program begins.
 fn has_orphans() -> bool {
     let mut has: c_int = 0;
     let asked = number(
@@ -315,11 +337,12 @@ fn has_orphans() -> bool {
     asked.is_none() || has != 0 || rustix::process::getpid().is_init()
 }
 
-/// Whether it is an ELF file of this machine that asks for no dynamic linker, and a program by itself; or one of Go's; or another that may
-/// have system calls in its code.
+/// Returns whether the file is an ELF program of this machine that makes system calls by itself: it
+/// has no dynamic linker, or is a Go program, or may have `syscall` instructions in its code.
 fn makes_calls(file: RawFd) -> bool {
-    /// Programs begin far below. One that does not leaves the place to another, which it runs and which this library is loaded into:
-    /// Valgrind's tools do, and its system calls are theirs.
+    /// Programs begin far below this address. A program that begins above leaves the lower
+    /// addresses to another program that it runs, and into which this library is loaded. Valgrind's
+    /// tools do so, and their system calls are their own.
     const HIGH: u64 = 0x1000_0000;
     const HEADER: usize = 64;
     const ENTRY: usize = 56;
@@ -340,10 +363,11 @@ fn makes_calls(file: RawFd) -> bool {
     if !is_ours || !is_executed || begins >= HIGH || left > MOST {
         return false;
     }
-    // Nearly always it is behind the header.
+    // The table is nearly always next to the header.
     let mut entries = if table == HEADER as u64 { &bytes[HEADER..read] } else { &[] };
     let (mut has_linker, mut is_of_go) = (false, false);
-    // From the first segment of code to the end of the last: linkers make one, or put them one behind the other.
+    // From the beginning of the first code segment to the end of the last. Linkers make one such
+    // segment, or several adjacent ones.
     let (mut begin, mut end) = (u64::MAX, 0);
     while left > 0 {
         if entries.is_empty() {
@@ -362,9 +386,10 @@ fn makes_calls(file: RawFd) -> bool {
     is_of_go || !has_linker || has_call(file, begin..end)
 }
 
-/// Whether there may be a system call in what `file` has there. It is read and not mapped, since it may become shorter meanwhile.
+/// Returns whether a range of `file` may contain a system call instruction. The range is read, not
+/// mapped, since the file may be truncated meanwhile.
 fn has_call(file: RawFd, code: Range<u64>) -> bool {
-    /// A little less than the processor's own memory has room for.
+    /// A little less than the processor's cache.
     const AT_ONCE: usize = 128 * 1024;
     let len = code.end.saturating_sub(code.start);
     if len > MOST_CODE {
@@ -374,7 +399,8 @@ fn has_call(file: RawFd, code: Range<u64>) -> bool {
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let arguments = [0, room as c_long, access.into(), (flags | libc::MAP_POPULATE).into(), -1, 0];
     let Ok(place) = call(libc::SYS_mmap, arguments) else { return false };
-    // SAFETY: a fresh mapping of as many bytes, which is this thread's alone and goes below.
+    // SAFETY: a fresh mapping of that length, which only this thread uses and which is unmapped
+    // below.
     let bytes = unsafe { std::slice::from_raw_parts_mut(place as *mut u8, room) };
     let (mut from, mut found) = (code.start, false);
     while !found {
@@ -384,19 +410,20 @@ fn has_call(file: RawFd, code: Range<u64>) -> bool {
         if read < most || from + read as u64 >= code.end {
             break;
         }
-        // What is at the end is looked at with what is around it.
+        // The last bytes are examined again with those that follow.
         from += (read - 2 * AROUND_CALL) as u64;
     }
     let _ = call(libc::SYS_munmap, [place as c_long, room as c_long, 0, 0, 0, 0]);
     found
 }
 
-/// Whether there is a note of Go's where a line of the file's table says that there are some: its linker leaves one.
+/// Returns whether a segment of notes contains one that Go's linker wrote.
 fn has_note_of_go(file: RawFd, entry: &[u8]) -> bool {
     let mut notes = [0_u8; 512];
     let len = notes.len().min(word(entry, 32) as usize);
     let read = read_at(file, &mut notes[..len], word(entry, 8));
-    // The owner's name is behind three numbers: its length, that of what is said, and what kind of thing that is.
+    // A note begins with three integers: the lengths of name and contents, and a type. The owner's
+    // name follows.
     notes[..read].windows(15).any(|note| matches!(note[..4], [3 | 4, 0, 0, 0]) && note[12..] == *b"Go\0")
 }
 
@@ -404,7 +431,8 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-/// A debugger, or strace: it shall see what it would see without shunt.
+/// Returns whether a debugger or strace traces this thread. It must see what it would see without
+/// shunt.
 fn is_traced() -> bool {
     let mut status = [0_u8; 512];
     let read = read_file(c"/proc/thread-self/status", &mut status);
@@ -413,12 +441,13 @@ fn is_traced() -> bool {
     found.is_none_or(|at| status.get(at + name.len()) != Some(&b'0'))
 }
 
-/// By a filter of system calls, which the process beside would be under.
+/// Returns whether a seccomp filter is installed, which would apply to the helper too.
 fn is_filtered() -> bool {
     number(libc::SYS_prctl, [libc::PR_GET_SECCOMP.into(), 0, 0, 0, 0, 0]) != Some(0)
 }
 
-/// Whether children are in the namespace of processes that this one is in: the first of another would be its init.
+/// Returns whether children get into this process's pid namespace. The first process in another
+/// namespace would be its init.
 fn makes_children_here() -> bool {
     let name = |link: &CStr| {
         let mut name = [0_u8; 32];
@@ -448,19 +477,19 @@ fn close(fd: RawFd) {
     number(libc::SYS_close, [fd.into(), 0, 0, 0, 0, 0]);
 }
 
-/// Past libc, which may have to look for its function first, and in a child of vfork must not. Each call above writes only where there is as
-/// much room as it says.
+/// Makes a system call past libc, which may have to look its function up first, and must not do
+/// that in a vfork child. Each call above writes only to memory of the length that it passes.
 fn call(which: c_long, arguments: [c_long; 6]) -> shunt_sys::Result<usize> {
-    // SAFETY: see above; what is bad about the program's own pointers, the kernel says.
+    // SAFETY: see above. Bad pointers of the program are left to the kernel.
     unsafe { raw::call(which, arguments.map(|argument| argument as usize)) }
 }
 
-/// A call that returns a number.
+/// Makes a system call that returns an `int`.
 fn number(which: c_long, arguments: [c_long; 6]) -> Option<c_int> {
     call(which, arguments).ok().map(|result| result as c_int)
 }
 
-/// A short string for the kernel, on the stack.
+/// A short string on the stack, for system calls.
 struct Text<const ROOM: usize> {
     bytes: [u8; ROOM],
     len: usize,
@@ -473,9 +502,9 @@ impl<const ROOM: usize> Text<ROOM> {
         self.bytes.as_ptr().cast()
     }
 
-    /// What has no room is left out, and so is what comes after it.
+    /// Appends `text`. If there is no room, drops it and everything after it.
     fn text(&mut self, text: &[u8]) -> &mut Self {
-        // One is left for the zero at the end.
+        // One byte is left for the terminating zero.
         match self.bytes.get_mut(self.len..self.len + text.len()) {
             Some(place) if self.len + text.len() < ROOM => {
                 place.copy_from_slice(text);
@@ -534,7 +563,7 @@ mod tests {
         ] {
             let mut line = [0; 256];
             line[..text.len()].copy_from_slice(text.as_bytes());
-            // SAFETY: there is a zero behind it.
+            // SAFETY: a zero follows the text.
             let found =
                 interpreter(&mut line, text.len()).map(|name| unsafe { CStr::from_ptr(name) }.to_owned());
             assert_eq!(found.as_deref(), expected, "{text:?}");
@@ -544,13 +573,13 @@ mod tests {
     #[test]
     fn programs_with_a_dynamic_linker_and_rubbish_are_not_entered() {
         let mut own = std::fs::read("/proc/self/exe").unwrap();
-        // This test makes calls past libc, as the library.
+        // This test makes system calls past libc, as the library does.
         assert!(is_to_be_entered(&own));
         let calls: Vec<_> = (0..own.len()).filter(|at| own[*at..].starts_with(&door::SYSCALL)).collect();
         calls.into_iter().for_each(|at| own[at..at + 2].fill(0x90));
         assert!(!is_to_be_entered(&own));
         let mut without = own.clone();
-        // The kinds of the lines of its table.
+        // Changes the types of the program headers.
         let count = usize::from(u16::from_le_bytes([own[56], own[57]]));
         for line in (0..count).map(|index| 64 + 56 * index) {
             if without[line] == 3 {
@@ -558,7 +587,7 @@ mod tests {
             }
         }
         assert!(is_to_be_entered(&without));
-        // A note's owner.
+        // Changes the owner of a note.
         let mut of_go = own.clone();
         let owner = own.windows(16).position(|note| note[..4] == [4, 0, 0, 0] && note[12..] == *b"GNU\0");
         of_go[owner.unwrap() + 12..][..4].copy_from_slice(b"Go\0\0");

@@ -1,5 +1,16 @@
-//! exec: what the program that comes after this one must know of the connections that it inherits, if it has the shim too.
-//! The one that goes leaves a letter in a memfd at a number that both know; see `shunt_abi::handover`.
+//! Handover at exec: what the next program must know of the connections that it inherits, if it has
+//! the shim too. The old program writes it into a memfd at a descriptor that both know, see
+//! `shunt_abi::handover`.
+//!
+//! ```text
+//! old program                          next program
+//!   leave(): write a sealed memfd
+//!   at descriptor floor() - 1
+//!   exec ────────────────────────────> receive(), before main
+//!                                        is_for_us(): process id and path are as written?
+//!                                        accept(): each descriptor whose socket cookie is as
+//!                                        written becomes an endpoint
+//! ```
 
 use std::ffi::{CStr, c_char};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -21,14 +32,14 @@ use crate::base::table::{self, Entry};
 use crate::socket::endpoint::{self, Stage};
 use crate::socket::{family, worth};
 
-/// The path of this library, as the dynamic linker knows it; it stays as long as the library is loaded.
+/// The path of this library, from the dynamic linker. It is valid as long as the library is loaded.
 static LIBRARY: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
 
-/// A letter that was left; taken back if exec fails.
+/// A handover that has been written. It is withdrawn if exec fails.
 #[derive(Debug)]
 pub(crate) struct Letter(RawFd);
 
-/// Leaves one. `None` if the next program would not find it, or would not be the one that was meant.
+/// Writes a handover. Returns `None` if the next program would not find it.
 pub(crate) fn leave(path: &CStr, held: Vec<Held>) -> Option<Letter> {
     let place = private::floor() - 1;
     if held.is_empty() || fcntl_getfd(borrow(place)).is_ok() {
@@ -50,7 +61,7 @@ pub(crate) fn leave(path: &CStr, held: Vec<Held>) -> Option<Letter> {
                 std::mem::forget(there);
                 fcntl_setfd(borrow(place), FdFlags::empty()).ok()
             }
-            // Another thread was faster.
+            // Another thread has taken the descriptor meanwhile.
             Ok(there) => {
                 close_owned(there);
                 None
@@ -65,26 +76,27 @@ pub(crate) fn leave(path: &CStr, held: Vec<Held>) -> Option<Letter> {
 }
 
 impl Letter {
-    /// The program has not been replaced.
+    /// Withdraws the handover, because the program has not been replaced.
     pub(crate) fn take_back(self) {
-        // SAFETY: ours: nothing was at this number before.
+        // SAFETY: the shim's descriptor, which was free before.
         close_owned(unsafe { OwnedFd::from_raw_fd(self.0) });
         family::leave_open(false);
     }
 }
 
-/// Whether a program with this environment is to load this library.
+/// Returns whether a program with this environment will load this library.
 ///
 /// # Safety
-/// As execve: `environment` is the program's argument, a list of strings that ends in a null, or what the kernel refuses.
+/// As execve: `environment` is a list of strings that ends in a null, or one that the kernel
+/// refuses.
 pub(crate) unsafe fn preloads_us(environment: *const *const c_char) -> bool {
-    /// The kernel takes no longer string.
+    /// The kernel accepts no longer string.
     const LONGEST: usize = 32 * 4096;
     let library = LIBRARY.load(Relaxed);
     if library.is_null() {
         return false;
     }
-    // SAFETY: a string that stays; and the caller's promise.
+    // SAFETY: the path stays valid, and the caller's promise.
     unsafe {
         let library = CStr::from_ptr(library).to_bytes();
         let mut next = environment;
@@ -99,18 +111,18 @@ pub(crate) unsafe fn preloads_us(environment: *const *const c_char) -> bool {
     false
 }
 
-/// The path of this library, which a program without a dynamic linker is told by whoever has put it there.
+/// Sets the path of this library. In a program without a dynamic linker, `shunt door` passes it.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn set_library(path: *const c_char) {
     LIBRARY.store(path.cast_mut(), Relaxed);
 }
 
-/// The same.
+/// Returns the path of this library.
 pub(crate) fn library() -> *const c_char {
     LIBRARY.load(Relaxed)
 }
 
-/// Before main: takes what the program before this one has left.
+/// Reads the handover of the previous program. Runs before main.
 pub(crate) fn receive() {
     // SAFETY: zeroes are a valid structure, and the address is in this library.
     unsafe {
@@ -122,9 +134,9 @@ pub(crate) fn receive() {
     let place = private::floor() - 1;
     let mut bytes = Vec::new();
     let Some(letter) = read(place, &mut bytes) else { return };
-    // SAFETY: a letter of ours, which nobody else knows of.
+    // SAFETY: a handover's descriptor, which no other code uses.
     close_owned(unsafe { OwnedFd::from_raw_fd(place) });
-    // SAFETY: named by the letter, and checked before it is used.
+    // SAFETY: the descriptor is from the handover. It is checked before it is used.
     let family = unsafe { OwnedFd::from_raw_fd(letter.family) };
     let _shield = Shield::raise();
     if process::is_off() || !is_for_us(&letter) {
@@ -134,7 +146,7 @@ pub(crate) fn receive() {
     }
 }
 
-/// What is at `place` if it is a letter.
+/// Returns the handover at the descriptor `place`, if there is one.
 fn read(place: RawFd, bytes: &mut Vec<u8>) -> Option<Handover<'_>> {
     let sealed = fcntl_get_seals(borrow(place)).is_ok_and(|seals| seals.contains(SealFlags::WRITE));
     let size = rustix::fs::fstat(borrow(place)).ok()?.st_size as usize;
@@ -146,7 +158,8 @@ fn read(place: RawFd, bytes: &mut Vec<u8>) -> Option<Handover<'_>> {
     decode(&bytes[..read])
 }
 
-/// Whether this is the program that was meant, and none that a program without the shim has started.
+/// Returns whether the handover is meant for this program, rather than left over by one without the
+/// shim that has started this program.
 fn is_for_us(letter: &Handover<'_>) -> bool {
     letter.pid == process::pid() as u32 && letter.path == process::started_from().to_bytes()
 }
@@ -171,7 +184,7 @@ fn accept(letter: &Handover<'_>) {
         endpoint.set_opener(if held.opened == 0 { Opener::Peer } else { Opener::Us });
         endpoint.set_begun(held.opened != 0);
         endpoint.holders.begin(letter.strays);
-        // By the program before this one.
+        // The previous program has used it.
         endpoint.count_use();
         endpoint.note_moved();
         endpoint.add_shut(held.shut & 1 != 0, held.shut & 2 != 0);
@@ -183,7 +196,8 @@ fn accept(letter: &Handover<'_>) {
         *endpoint.beside_kernel.lock() = Beside { acked, received, sent };
         if held.owed != 0 {
             endpoint.owe(held.fd, held.owed as i32);
-            // Calls ask the kernel alone otherwise.
+            // With this stage, calls check the shim's state, and so return the error, before they
+            // ask the kernel.
             endpoint.set_stage(Stage::Attached);
         }
         table::replace(held.fd, Entry::Endpoint(name));

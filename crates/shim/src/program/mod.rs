@@ -1,4 +1,5 @@
-//! The program as a whole: what goes with it into another, how another is entered, and what it may still do under a filter of system calls.
+//! The program as a whole: the handover to the next program, the start of programs without a
+//! dynamic linker, sandboxes, and sanitizers.
 
 pub(crate) mod beside;
 pub(crate) mod handover;

@@ -1,7 +1,8 @@
-//! seccomp. A filter ends the program, or fails a call, for whatever its author has not thought of, and nobody thinks of
-//! the system calls of a library that he does not know. So before the program installs one, its connections go back to
-//! TCP for good, and the shim steps aside: each hook is the function behind it from then on, and no more. See
-//! `docs/adr/0011`.
+//! seccomp. A filter ends the program, or fails a call, for every system call that its author did
+//! not expect. No author expects the calls of a library that was preloaded. So before the program
+//! installs a filter, its connections fall back to TCP for good, and the shim turns itself off:
+//! each hook only calls the real function from then on. See
+//! `docs/adr/0011-aside-before-a-filter.md`.
 
 use shunt_abi::reason::Reason;
 
@@ -13,14 +14,14 @@ use crate::life::{attach, unseen};
 use crate::socket::endpoint::{self, Stage};
 use crate::socket::family;
 
-/// The program is about to install a filter.
+/// Turns the shim off, because the program is about to install a filter.
 #[cold]
 pub(crate) fn before_filter() {
     if process::is_off() || !process::is_home() {
         return;
     }
     let before = errno::get();
-    // The dynamic linker is asked for nothing later.
+    // Later, the dynamic linker may not make all the system calls of a look-up.
     real::find_all();
     unseen::leave(Reason::Sandboxed);
     let _shield = Shield::raise();
@@ -30,7 +31,8 @@ pub(crate) fn before_filter() {
         endpoint.set_stage(Stage::Plain);
     }
     endpoint::all().for_each(attach::let_go);
-    // The bytes of a lane that the peer has ended before cannot be given back: only we can read them.
+    // A lane that the peer has ended before may have unread bytes, which cannot be reclaimed: only
+    // this process can read them. Then the shim stays on.
     if !endpoint::all().any(|endpoint| endpoint.is_attached()) {
         epoll::hide();
         signal::give_back();
@@ -40,8 +42,8 @@ pub(crate) fn before_filter() {
     errno::set(before);
 }
 
-/// In a sandbox: another process, or another program, is about to hold what this one does, and nobody can be asked who
-/// lets go of it.
+/// Records, in a sandbox, that another process or program is about to share this one's sockets. It
+/// cannot be found out when that one closes them.
 pub(crate) fn pass_beyond() {
     endpoint::all().for_each(family::pass_beyond);
     epoll::pass_beyond();

@@ -29,18 +29,18 @@ use crate::life::unseen;
 /// Functions of the runtimes whose hooks must see every call.
 const RUNTIMES: [&CStr; 3] = [c"__asan_init", c"__tsan_init", c"__hwasan_init"];
 
-/// Takes the runtime out of LD_PRELOAD, and keeps the process on TCP if the runtime comes second.
-/// Called once, before main.
+/// Removes the runtime from LD_PRELOAD, and keeps the process on TCP if the runtime comes second.
+/// Runs once, before main.
 pub(crate) fn start() {
-    // SAFETY: the environment before main: only this thread has it.
+    // SAFETY: before main, only this thread uses the environment.
     unsafe { tidy(libc::getenv(c"SHUNT_FIRST".as_ptr()), libc::getenv(c"LD_PRELOAD".as_ptr())) };
-    // Not by dlsym, whose failure the program's dlerror would return.
+    // dlsym is not used, because the program's dlerror would return its failure.
     if RUNTIMES.iter().any(|name| !find_behind(name).is_null()) {
         unseen::leave(Reason::Sanitizer);
     }
 }
 
-/// Takes what stands in `first` from the beginning of `list`, and makes `first` empty.
+/// Removes the text in `first` from the beginning of `list`, and makes `first` empty.
 ///
 /// # Safety
 /// Both are strings of the environment, or null, and no other thread reads them.
@@ -48,7 +48,8 @@ unsafe fn tidy(first: *mut c_char, list: *mut c_char) {
     if first.is_null() || list.is_null() {
         return;
     }
-    // SAFETY: the caller's promise. The rest of the list is moved to its beginning, with the zero that ends it.
+    // SAFETY: the caller's promise. The rest of the list moves to its beginning, with the
+    // terminating zero.
     unsafe {
         let len = libc::strlen(first);
         let text = CStr::from_ptr(list).to_bytes();
@@ -71,7 +72,7 @@ mod tests {
 
     fn tidied(first: &CStr, list: &CStr) -> (Vec<u8>, Vec<u8>) {
         let [mut first, mut list] = [first, list].map(|text| text.to_bytes_with_nul().to_vec());
-        // SAFETY: strings of our own.
+        // SAFETY: local strings.
         unsafe { tidy(first.as_mut_ptr().cast(), list.as_mut_ptr().cast()) };
         let text = |bytes: Vec<u8>| bytes.split(|byte| *byte == 0).next().unwrap().to_vec();
         (text(first), text(list))
@@ -88,7 +89,7 @@ mod tests {
         ] {
             assert_eq!(tidied(first, list), (vec![], left.to_vec()), "{first:?} {list:?}");
         }
-        // SAFETY: nothing is there.
+        // SAFETY: null pointers are allowed.
         unsafe { tidy(std::ptr::null_mut(), std::ptr::null_mut()) };
     }
 }
