@@ -1,5 +1,16 @@
-//! fork: every lane goes back to TCP first, and a socket that two processes hold is not offered until one holds it
-//! alone. See `docs/adr/0001`, and `crate::socket::family` for who holds what.
+//! fork. Every lane falls back to TCP before a fork, and a socket that two processes hold is not
+//! offered until only one of them holds it. See `docs/adr/0001-fork-and-exec-go-back-to-tcp.md`,
+//! and `crate::socket::family` for the record of holders.
+//!
+//! ```text
+//!  before():          lanes fall back ── take all locks (several threads)
+//!  fork:              parent                      child
+//!  after_in_parent(): release all locks           after_in_child(): restore the table,
+//!                                                 release all locks, begin_child()
+//! ```
+//!
+//! A child that was made by a bare system call runs none of these. Its first look-up in the table
+//! of descriptors calls [`stray`].
 
 use std::sync::atomic::Ordering::*;
 
@@ -16,7 +27,8 @@ use crate::program::sandbox;
 use crate::socket::endpoint::{self, Endpoint, Stage};
 use crate::socket::{family, links};
 
-/// Installs the handlers that run around every fork, also one made inside libc. `_Fork` runs none: its hook does.
+/// Installs the handlers that run around every fork, also one inside libc. `_Fork` runs no
+/// handlers, so its hook calls these functions.
 pub(crate) fn install() {
     table::start();
     clib::at_fork(before, after_in_parent, after_in_child);
@@ -28,15 +40,16 @@ pub(crate) unsafe extern "C" fn before() {
     }
     let errno = errno::get();
     let shield = Shield::raise();
-    // Then there is nobody in the middle of anything, and nothing is written that both processes would have to copy the page for.
+    // With one thread, no lock is held by another thread. Taking none avoids writes, for each of
+    // which the kernel would have to copy a page.
     if clib::is_single_threaded() {
         prepare();
     } else {
         FORKING.hold();
         prepare();
-        // What other threads have put on a lane meanwhile goes back as well.
+        // Connections that other threads have put on a lane meanwhile fall back as well.
         while !hold_locks() {
-            // SAFETY: taken just now.
+            // SAFETY: `hold_locks` has just taken them on this thread.
             unsafe { release_locks() };
             endpoint::all().for_each(|endpoint| attach::go_back(endpoint, Reason::Fork));
         }
@@ -48,7 +61,7 @@ pub(crate) unsafe extern "C" fn before() {
 
 fn prepare() {
     if process::is_in_use() {
-        // What is judged once need not be judged by each child.
+        // Judged here once, so that no child need do it.
         census::settle();
         for endpoint in endpoint::all() {
             attach::take_back_little(endpoint, Reason::Fork);
@@ -60,11 +73,12 @@ fn prepare() {
     }
 }
 
-/// One fork at a time: each takes all locks.
+/// Allows one fork at a time, because each takes all locks.
 static FORKING: Lock<()> = Lock::new(());
 
-/// Takes every lock of the shim, so that the child's copy of what they guard is whole. In the order in which threads take those
-/// that they hold at once: see *fork* in `docs/local-path.md`. Whether nothing is on a lane that is not closed.
+/// Takes every lock of the shim, so that the child gets a consistent copy of the data that they
+/// guard. The order is that in which threads nest these locks, see *fork* in `docs/local-path.md`.
+/// Returns whether no connection is on a lane that is not closed.
 fn hold_locks() -> bool {
     census::hold_lock();
     ring::hold_locks();
@@ -79,6 +93,8 @@ fn hold_locks() -> bool {
     ready
 }
 
+/// Releases the locks.
+///
 /// # Safety
 /// After [`hold_locks`], on the same thread, or in the child that it has made.
 unsafe fn release_locks() {
@@ -97,9 +113,9 @@ unsafe fn release_locks() {
     }
 }
 
-/// In both processes.
+/// Ends a fork, in parent and child.
 fn end() {
-    // By this thread: another would have kept it from being here.
+    // If it is held, this thread holds it: a fork of another thread would have waited for it.
     if FORKING.is_held() {
         // SAFETY: `before` has taken all of them on this thread.
         unsafe {
@@ -110,12 +126,13 @@ fn end() {
     endpoint::all().for_each(Endpoint::end_fork);
 }
 
-/// Whether `before` has prepared this thread's fork. Another thread may have turned the shim off since.
+/// Returns whether `before` has prepared this thread's fork. Another thread may have turned the
+/// shim off since.
 fn is_under_way() -> bool {
     thread::this().shields.load(Relaxed) > 0
 }
 
-/// There is no child: the kernel refused.
+/// Undoes the preparation, because the kernel refused the fork.
 pub(crate) fn failed() {
     if process::is_off() {
         return;
@@ -175,9 +192,12 @@ fn begin_child() {
     descriptors::end_all_held();
 }
 
-/// In a child that was made behind our back, by a system call of the program's own: it has a copy of everything, but its
-/// table has been wiped (see `crate::base::table`), which brings it here at its first call that matters. Its parent goes on with
-/// the lanes, unaware, so the child ends them; and what both may hold stays on TCP.
+/// Initialises a child that was made by a bare system call, which no hook saw. The child has a copy
+/// of all memory except the table of descriptors, which the kernel wiped (see
+/// `crate::base::table`). Its first look-up there calls this.
+///
+/// The parent still uses its lanes and does not know of the child. So the child detaches from them,
+/// and every connection that both may hold stays on TCP.
 #[cold]
 pub(crate) fn stray() {
     if process::is_off() {
@@ -207,7 +227,7 @@ pub(crate) fn stray() {
     process::renew_id();
     process::forget_page();
     for endpoint in endpoint::all() {
-        // The row is the parent's.
+        // The row belongs to the parent.
         endpoint.set_entry(None);
         attach::go_back(endpoint, Reason::Fork);
         endpoint.bar(Reason::Shared);

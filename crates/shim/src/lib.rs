@@ -1,15 +1,25 @@
-//! libshunt.so: loaded before libc, it moves the TCP connections of an unmodified program onto shared memory, and back
-//! whenever in doubt.
+//! libshunt.so. It is loaded before libc, moves the TCP connections of an unmodified program onto
+//! shared memory, and falls back to TCP whenever in doubt.
 //!
-//! It is built in floors, and a call runs upwards only by [`base::above`]; a test holds that (`tests/floors.rs`). From the outside in:
-//! `hooks` are the C functions that programs call, and `door` the system calls that some make by themselves; `fork` is what libc calls around
-//! one; `ops` decides what each call does; `program` is what goes with a program into another; `broker` talks to the broker; `life` has
-//! a connection come onto a link and leave it; `epoll` is what sets know and owe; `socket` is a connection, and the link that it may be
-//! on; `base` is memory, locks, threads, signals and descriptors. CONTRIBUTING.md says in which room what is to be looked for. The state
-//! machines are in `shunt_transport`, the shared memory in `shunt_ring`, and the protocol in `docs/local-path.md`.
+//! The library has layers. A layer calls a higher one only by [`base::above`], which
+//! `tests/floors.rs` checks. From the highest to the lowest:
 //!
-//! Inside a hook nothing may call libc functions that we hook ourselves: our own system calls go through rustix, the
-//! program's own through `real`.
+//! - `door`: the system calls that some programs make by themselves
+//! - `hooks`: the C functions that programs call
+//! - `fork`: the functions that libc calls around a fork
+//! - `ops`: decides what each call does
+//! - `program`: the handover to the next program at exec, and the start of other programs
+//! - `broker`: the conversation with the broker
+//! - `life`: attaching connections to lanes, and detaching them
+//! - `epoll`: the registrations of epoll instances, and the events that they have pending
+//! - `socket`: a connection, and the link that it may be on
+//! - `base`: memory, locks, threads, signals and descriptors
+//!
+//! CONTRIBUTING.md lists where to look for what. The state machines are in `shunt_transport`, the
+//! shared memory is in `shunt_ring`, and the protocol is in `docs/local-path.md`.
+//!
+//! Inside a hook, no libc function may be called that has a hook. The shim makes its own system
+//! calls by rustix, and the program's by `real`.
 
 mod base;
 mod broker;
@@ -55,7 +65,7 @@ extern "C" fn start() {
     door::open();
 }
 
-/// All that a floor has done by one above it.
+/// Sets all upcalls: functions of a higher layer that a lower one calls.
 fn connect_floors() {
     thread::ENDS.set(|()| end::ends());
     table::STRAY.set(|()| fork::stray());

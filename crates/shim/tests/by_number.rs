@@ -1,9 +1,10 @@
-//! What a program without a libc calls by its number, and what programs call by `syscall`, has the hook of libc's function of that name.
+//! Checks that each hook of a function that is a system call also answers the system call of that
+//! name, as programs make it by `syscall` or without libc.
 
 use std::fs;
 use std::path::Path;
 
-/// Hooked functions that are no system call's: libc's own, or another spelling of one that is.
+/// Hooked functions that are not system calls: functions of libc, or other names of system calls.
 const OF_LIBC: &[&str] = &[
     "_Fork",
     "__poll_chk",

@@ -1,9 +1,9 @@
-//! The floors of the shim, and that no path in its source names a floor above its own.
+//! The layers of the shim. Checks that no path in its sources names a higher layer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the lowest. What stands together is one floor.
+/// The layers, from the lowest to the highest. Modules in one list are one layer.
 const FLOORS: [&[&str]; 10] = [
     &["base"],
     &["socket"],
@@ -17,7 +17,7 @@ const FLOORS: [&[&str]; 10] = [
     &["door"],
 ];
 
-/// The same within the lowest floor, which is where everything stands.
+/// The layers within `base`.
 const BASE: [&[&str]; 14] = [
     &["above", "arch", "code", "errno", "journal", "kept", "names"],
     &["hidden", "library", "order", "thread"],
@@ -50,7 +50,7 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The rooms in `house` that a source names, without its comments and its tests.
+/// Returns the modules of `house` that a source names, outside its comments and tests.
 fn rooms_named(source: &str, house: &str) -> Vec<String> {
     let code: String = source
         .split("\n#[cfg(test)]\nmod tests")
@@ -62,7 +62,7 @@ fn rooms_named(source: &str, house: &str) -> Vec<String> {
     let mut rooms = Vec::new();
     for rest in code.split(house).skip(1) {
         match rest.strip_prefix('{') {
-            // A list of paths, which may hold lists.
+            // A list of paths, which may contain lists.
             Some(list) => {
                 let mut depth = 1;
                 let mut first = String::new();
@@ -89,7 +89,8 @@ fn rooms_named(source: &str, house: &str) -> Vec<String> {
     rooms.iter().map(name).collect()
 }
 
-/// The paths in the sources under `directory` that name a room on a floor above their own, or another one on it: so no two need each other.
+/// Returns the paths in the sources under `directory` that name a higher layer, or another module
+/// of the same layer. So no two modules depend on each other.
 fn arrows_up(directory: &str, house: &str, floors: &[&[&str]], at_least: usize) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
     let mut sources = Vec::new();
@@ -104,7 +105,7 @@ fn arrows_up(directory: &str, house: &str, floors: &[&[&str]], at_least: usize) 
         }
         let Some(own) = floor_of(room, floors) else { panic!("{room} is on no floor: put it on one, above") };
         for named in rooms_named(&fs::read_to_string(&path).unwrap(), house) {
-            // What is none is a macro's or a type's of the root.
+            // Other names are those of macros or types in the root.
             let Some(floor) = floor_of(&named, floors) else { continue };
             arrows += 1;
             if floor > own || floor == own && named != room {
