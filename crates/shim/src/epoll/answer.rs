@@ -1,4 +1,18 @@
-//! epoll_wait: what the lanes answer, and how it goes together with what the kernel answers.
+//! epoll_wait: the events of lanes, and how they are merged with the kernel's.
+//!
+//! One wait fills a report, in steps that `ops/epoll_wait.rs` chooses from:
+//!
+//! ```text
+//! begin        an empty report over the program's array
+//! collect      marks --> ready queue --> events of lanes, up to one that must follow the kernel
+//! take_over    the kernel's events: without the doorbell's, and merged with those of lanes
+//! finish       the number of events
+//! ```
+//!
+//! An example: a peer wrote to socket 5 by TCP and then to a lane, and after that another peer
+//! wrote to socket 6 by TCP. So the kernel reports socket 5, the doorbell, and socket 6, in this
+//! order. `take_over_with_lanes` puts the lane's event in the place of the doorbell, so the program
+//! gets the three in the order in which their bytes came.
 
 use std::cmp::Reverse;
 
@@ -26,25 +40,26 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
 impl Inner {
-    /// Whether a look is worth while: cheap, for spinning and before a sleep.
+    /// Returns whether a check is worthwhile. Cheap enough for spinning and for the moment before a
+    /// sleep.
     pub(crate) fn has_marks(&self) -> bool {
         let Some(slot) = self.slot() else { return false };
         self.links.have_marks(slot)
     }
 
-    /// What a wait is going to return.
+    /// Begins the report of a wait.
     pub(crate) fn begin<'a>(&mut self, events: &'a mut [epoll_event]) -> Report<'a> {
         Report::new(events, std::mem::take(&mut self.owners))
     }
 
-    /// Ends that; returns how many events it has.
+    /// Ends the report, and returns how many events it has.
     pub(crate) fn finish(&mut self, report: Report<'_>) -> c_int {
         let count = report.len();
         self.owners = report.into_owners();
         count as c_int
     }
 
-    /// The lanes' answer: adds what is ready, up to what the kernel must be asked before.
+    /// Adds the events of lanes, up to one that must follow the kernel's.
     #[inline]
     pub(crate) fn collect(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
         let again = report.len() > 0;
@@ -57,7 +72,8 @@ impl Inner {
         }
     }
 
-    /// What pends without a place may have come to have something since: then marks give the places, also those of links at rest.
+    /// Gives positions to `Hollow` registrations whose lanes have an event by now. Their marks do
+    /// that, so those of links at rest are taken too.
     #[inline]
     fn place_hollow(&mut self) {
         if self.line.take_has_hollow() && self.links.has_some_at_rest() {
@@ -70,7 +86,9 @@ impl Inner {
         self.rung |= self.line.numbers().any(|fd| self.lacks_place_for_some(fd));
     }
 
-    /// What is told by level is to be looked at next in the order in which it has been told, and some of it has just been looked at twice.
+    /// Queues the reported registrations in the order of the report, since some of them were just
+    /// checked twice. Level-triggered registrations are checked next in the order in which they
+    /// were reported.
     #[inline(never)]
     fn keep_order(&mut self, report: &Report<'_>) {
         for fd in report.owners() {
@@ -80,26 +98,29 @@ impl Inner {
         }
     }
 
-    /// Whether something of a lane may have come after what only the kernel can tell of.
+    /// Returns whether an event of a lane may have come after one that only the kernel can report.
     pub(crate) fn awaits_kernel(&self) -> bool {
         self.awaits_kernel
     }
 
-    /// Nobody asks the kernel: if that `is_due`, lanes have filled the report. It has the whole of the next one then, once all that was
-    /// in line when it was last asked has had its turn: nobody waits for ever, and what came first is told first.
+    /// Notes that this wait does not query the kernel. If a query `is_due`, lanes have filled the
+    /// report. The kernel then gets the next wait first, once all that was queued at the last query
+    /// has had its turn. So no event waits for ever, and the order of events is kept.
     #[inline]
     pub(crate) fn put_off_asking(&mut self, is_due: bool) {
         self.must_ask |= is_due;
         self.kernel_is_next = is_due && self.line.has_gone_round();
     }
 
-    /// Whether the kernel is to be asked before lanes are looked at, for once.
+    /// Returns whether the kernel is to be queried before lanes are checked. Only the first call
+    /// returns that.
     #[inline]
     pub(crate) fn is_kernel_next(&mut self) -> bool {
         std::mem::take(&mut self.kernel_is_next)
     }
 
-    /// The kernel is about to be asked for all there is: whatever a lane has marked by now comes behind its answer.
+    /// Prepares for a query of the kernel for all its events. These come before what lanes have
+    /// marked by now, so that no queued registration has to wait for the kernel any more.
     pub(crate) fn begin_asking(&mut self) {
         self.line.begin_round();
         for fd in self.line.numbers() {
@@ -109,13 +130,14 @@ impl Inner {
         }
     }
 
-    /// It has told of all there was at this time, by [`order::now`](crate::base::order::now).
+    /// Notes that the kernel has reported all its events of this time, by
+    /// [`order::now`](crate::base::order::now).
     pub(crate) fn note_asked(&mut self, at: u64) {
         self.asked_all = at;
     }
 
-    /// Has what peers have marked looked at next, in the order in which they did, behind what is to be looked at already. Says when the
-    /// first of them did.
+    /// Queues the registrations that peers have marked, by their stamps, behind those that are
+    /// queued already. Returns the time of the first mark.
     pub(super) fn take_marks(&mut self) -> Option<u64> {
         self.unread_behind = false;
         if self.answered.has_looks() {
@@ -145,7 +167,7 @@ impl Inner {
         first
     }
 
-    /// The same for those whose marks go to another waiter, by whose stamps they are put in order.
+    /// Queues registrations whose marks go to another waiter, in the order of their stamps.
     #[inline(never)]
     fn mark_unmarked(&mut self) {
         let shared = self.shared;
@@ -166,8 +188,8 @@ impl Inner {
         }
     }
 
-    /// Looks at all marks, also where nobody has rung, and at what nobody marks for this instance. There an edge is told only
-    /// if there is something new.
+    /// Has all marks checked, even without a ring, and all registrations that no mark reaches. An
+    /// edge-triggered one of these is reported only if something is new.
     pub(crate) fn look_unrung(&mut self) {
         self.rung = true;
         let shared = self.shared;
@@ -180,12 +202,12 @@ impl Inner {
         });
     }
 
-    /// Has the next look look at those attached registrations of which `is_due` says so.
+    /// Has the next check include the attached registrations for which `is_due` returns `true`.
     pub(super) fn mark_where(&mut self, is_due: impl Fn(&Registration, &'static Endpoint) -> bool) {
         self.attached_where(is_due).into_iter().for_each(|fd| self.mark_pending(fd));
     }
 
-    /// Those attached registrations of which `is_one` says so.
+    /// Returns the attached registrations for which `is_one` returns `true`.
     pub(super) fn attached_where(
         &self,
         is_one: impl Fn(&Registration, &'static Endpoint) -> bool,
@@ -197,8 +219,8 @@ impl Inner {
         self.registrations.iter().filter_map(found).collect()
     }
 
-    /// Tells what is to be told of what is pending, up to what a peer has marked after it had sent anything by TCP later than `until`.
-    /// As many as `kept` places of the report stay free.
+    /// Adds the events of queued registrations. It stops at a mark whose sender had sent something
+    /// by TCP later than `until`, and leaves `kept` places of the report free.
     fn look_at_pending(&mut self, epoll: &Epoll, report: &mut Report<'_>, until: u64, kept: usize) {
         let before = report.len();
         self.awaits_kernel = false;
@@ -222,13 +244,14 @@ impl Inner {
             if !registration.held.is_armed() {
                 continue;
             }
-            // Most looks are at a lane that goes on: there is nothing of what `look_at` sees to.
+            // Most checks find a lane that goes on, and need nothing of `look_at`.
             if !self.shared
                 && registration.is_told_of_lanes()
                 && let Some(reported) = registration.look_at_once(endpoint)
             {
                 if reported != 0 {
-                    // What came before the registration is one edge, whoever tells of it.
+                    // What came before the registration is one edge, whichever side reports it, so
+                    // the kernel is queried too.
                     self.must_ask |= registration.due && registration.events & EDGE != 0;
                     registration.due = false;
                     report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
@@ -242,7 +265,8 @@ impl Inner {
         }
     }
 
-    /// Tells what is to be told of one whose turn it is, which is armed: it becomes one with what is among the first `before` of the report.
+    /// Adds the events of an armed registration whose turn it is. They are merged with its event
+    /// among the first `before` of the report.
     #[inline(never)]
     fn look_at(
         &mut self,
@@ -255,13 +279,13 @@ impl Inner {
         let slot = self.slot();
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         let slot = registration.asks_for_room(slot);
-        // The registration may go by the number of a duplicate, and that be closed.
+        // The registration may have the fd of a duplicate, and that fd may be closed.
         let socket = endpoint.fd.load(Relaxed);
-        // Of a lane that another process has drained nobody else tells.
+        // No other side reports a lane that another process has drained.
         let is_drained = self.shared && incoming::unread(endpoint) == 0;
-        // Before the look, so that what arrives during it is looked at again.
+        // Before the check, so that bytes which arrive during it are checked again.
         let asks = registration.events & EDGE != 0 || !registration.answered.is_by_marks();
-        // Bytes wake those who ask for some, and nobody else.
+        // Bytes wake only registrations that ask for some.
         let is_new = asks
             && registration.note_arrived(endpoint, self.shared)
             && registration.events & (IN | URGENT) != 0;
@@ -272,26 +296,30 @@ impl Inner {
         let Answer { mut reported, full, behind, left, by_tcp } =
             judge(endpoint, &found, registration.events, slot);
         if behind {
-            // Whoever reads TCP up to there may be another thread, and then nothing tells this one; nor of bytes below SO_RCVLOWAT.
+            // Another thread may be reading TCP up to there, and nothing notifies this one of that.
+            // Nor is it notified of bytes below SO_RCVLOWAT.
             self.line.enter(&mut registration.place, fd);
             self.unread_behind = true;
         }
         self.must_ask |= left;
         if by_tcp && (registration.sends_on_lane || reported != 0) {
-            // If the direction has not left its lane, but the lane has ended, the kernel's set does not answer for it yet.
+            // If the lane has ended but the direction has not left it, the kernel's list does not
+            // answer for room yet.
             reported |= asked_of_kernel(socket, registration.events) & registration.events & OUT;
         }
         let is_level = registration.events & IN != 0 && registration.events & EDGE == 0;
         if reported == 0 && is_level && (behind || !found.on_lane) {
-            // Its place is that of bytes of TCP: they are to be read before those of the lane, or the sender has taken them back.
+            // Its position is that of bytes of TCP: they precede the lane's, or the sender has
+            // taken the lane's back.
             if !report.has_kernels() {
-                // Of one without a name it would tell once more.
+                // Without a name, the kernel's event for it could not be merged with this one.
                 let asks = registration.name.is_known();
                 reported = if asks { asked_of_kernel(socket, IN) & registration.events & IN } else { 0 };
                 self.must_ask |= reported != 0;
             } else if report.owners().contains(&fd) {
-                // The kernel has just told of it, and will again. Nobody else may: it may have told by the name that the registration had
-                // before its connection came onto lanes.
+                // The kernel has just reported it by its name, and will again. Other registrations
+                // leave the queue: the kernel may have reported them by the name from before their
+                // connection came onto lanes.
                 self.line.enter(&mut registration.place, fd);
             }
         }
@@ -300,7 +328,8 @@ impl Inner {
             let said = of_reset(endpoint, socket, &mut self.returned);
             is_lost = said.is_some();
             reported |= said.unwrap_or(0) & (registration.events | ALWAYS);
-            // It has an event of this too, and for an edge the two are one.
+            // The kernel has an event for the reset too, and for an edge-triggered registration the
+            // two are one.
             self.must_ask = true;
         }
         let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
@@ -309,12 +338,14 @@ impl Inner {
         if registration.events & EDGE != 0 && !(is_new || registration.due || is_lost) {
             reported = 0;
         }
-        // With TCP, bytes that arrive are an edge for those who ask for any, and also if another thread has read them since.
+        // With TCP, arriving bytes are an edge for a registration that asks for any, even if
+        // another thread has read them since.
         let has_edge = reported != 0 || more && is_new && registration.events & (IN | URGENT) != 0;
         let is_edge = registration.events & EDGE != 0 && has_edge;
         let is_whole = !has_more && registration.events & ONE_SHOT == 0;
         if !is_whole && reported != 0 || is_edge && more {
-            // It may be the only report of this, for the kernel's may find no room beside it: so what TCP would add belongs into it.
+            // The kernel's event may find no room in the array, so this report may be the only one.
+            // It must include what TCP would add.
             let wanted = registration.events | ALWAYS;
             let said = asked_of_kernel(socket, registration.events | FINISHED);
             registration.beside = said & !(IN | OUT) != 0;
@@ -324,7 +355,8 @@ impl Inner {
             }
         }
         if reported != 0 {
-            // What came before the registration is one edge, whoever tells of it.
+            // What came before the registration is one edge, whichever side reports it, so the
+            // kernel is queried too.
             self.must_ask |= is_edge && registration.due;
             registration.due = false;
             report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
@@ -344,9 +376,11 @@ impl Inner {
         }
     }
 
-    /// The same as [`take_over`](Self::take_over), and the lanes' answer in its place: the doorbell stands among the events where the first
-    /// lane spoke, and what its peer had sent by TCP before stands ahead of it. If nothing does, the doorbell has been rung for something
-    /// else, and what the peer has sent by TCP since stands behind it. The kernel has told of all there was at the time `all`, if it has.
+    /// Takes over the kernel's events as [`take_over`](Self::take_over) does, with the lanes'
+    /// events in their place among them. The doorbell stands where the first lane was marked, so
+    /// what its peer had sent by TCP before stands ahead of it. If nothing does, the doorbell may
+    /// have been rung for something else, and bytes that the peer has sent by TCP since stand
+    /// behind it. `all` is the time of which the kernel has reported all events, if it has.
     pub(crate) fn take_over_with_lanes(
         &mut self,
         epoll: &Epoll,
@@ -377,8 +411,9 @@ impl Inner {
         has_rung
     }
 
-    /// Takes over the `count` events that the kernel has put behind those of `report`: drops the doorbell's, and adds
-    /// what lanes say to a socket's. `true` if the doorbell was among them.
+    /// Takes over the `count` events that the kernel has put behind those of `report`. Drops the
+    /// doorbell's, and adds the lanes' events to those of a socket. Returns `true` if the doorbell
+    /// was among them.
     pub(crate) fn take_over(&mut self, report: &mut Report<'_>, count: usize) -> bool {
         report.begin_kernels();
         let before = report.len();
@@ -396,23 +431,25 @@ impl Inner {
                 report.tell_kernels(event);
             }
         }
-        // What it tells by level it tells again.
+        // The kernel reports its level-triggered events again.
         self.must_ask |= report.len() > before;
         self.rung |= has_rung;
         has_rung
     }
 
-    /// What is to be told of a registration for which the kernel has these events.
+    /// Returns the event of a registration for which the kernel has these events, or `None` if
+    /// there is nothing to report.
     fn own(&mut self, fd: RawFd, events: u32) -> Option<epoll_event> {
         let registration = self.registrations.get_mut(&fd)?;
         let is_told_edges = is_told_edges(registration.events);
-        // Whatever was to come behind the kernel's word has it now.
+        // The kernel's event that it had to follow is here.
         registration.place.stand_behind(0);
         if !is_told_edges {
-            // TCP may end here and the lane begin: the next look must not wait for another mark.
+            // TCP may end here and the lane begin, so the next check must not wait for another
+            // mark.
             self.line.enter(&mut registration.place, fd);
         }
-        // In a shared set the kernel knows better, unless it has a token.
+        // In a shared instance the kernel's state counts, except for a registration with a token.
         if registration.held.is_disarmed() && (!self.shared || registration.name.is_token()) {
             registration.held.fall_silent();
             return None;
@@ -435,7 +472,7 @@ impl Inner {
                 registration.urgent_at = (Tcp { endpoint, fd: socket }).received();
             }
             reported |= of_reset(endpoint, socket, &mut self.returned).unwrap_or(0);
-            // It may be the only report of this, so what lanes would add belongs into it.
+            // This report may be the only one, so it must include what lanes would add.
             let slot = registration.asks_for_room(self.bell.slot());
             let answer = said_by_lanes(endpoint, socket, registration.events, slot);
             reported |= answer.reported;
@@ -443,7 +480,7 @@ impl Inner {
                 reported |= asked_of_kernel(socket, registration.events) & OUT;
             }
             if registration.events & (ONE_SHOT | EDGE) != 0 {
-                // And TCP since.
+                // And what TCP has received since.
                 reported |= translate(endpoint, asked_of_kernel(socket, registration.events));
             } else {
                 registration.beside = true;
@@ -454,13 +491,15 @@ impl Inner {
         }
         if reported == 0 {
             if !is_told_edges {
-                // The kernel's set holds more than is wanted, and would report it for ever.
+                // The kernel's list has more events than are wanted, and would report them for
+                // ever.
                 self.set_kernel_events(fd, endpoint);
             }
             return None;
         }
         if endpoint.is_some() && (registration.events & OUT == 0 || reported & OUT != 0) {
-            // What lanes have to tell is in it, and the kernel need not tell it again once the connection leaves them.
+            // The report includes the events of lanes. The kernel need not report them again once
+            // the connection leaves its lanes.
             registration.due = false;
         }
         if registration.events & ONE_SHOT != 0 {
@@ -469,7 +508,7 @@ impl Inner {
         Some(epoll_event { events: reported, u64: registration.data })
     }
 
-    /// How long a sleep may last at most, beside what the program wants.
+    /// Returns the bound of a sleep, in addition to the program's timeout.
     pub(crate) fn patience(&mut self, epoll: &Epoll) -> Patience {
         self.put_bell_back(epoll);
         if self.answered.is_none() {
@@ -485,7 +524,7 @@ impl Inner {
             return Patience::Unrung(DEGRADED_NANOS);
         };
         if self.is_unheard() {
-            // What is left in lanes was there before. What comes now, TCP brings.
+            // The bytes in lanes were there before. New ones come by TCP.
             return Patience::Unrung(until_known(u32::MAX));
         }
         slot.register();
@@ -498,13 +537,13 @@ impl Inner {
         full.map(outgoing::longest_sleep).min().map_or(Patience::Endless, Patience::Room)
     }
 
-    /// The same once more, after the last look before the sleep.
+    /// Returns the bound after the last check before the sleep.
     pub(crate) fn last_patience(&self, before: Patience) -> Patience {
         if self.unread_behind { Patience::Unrung(DEGRADED_NANOS) } else { before }
     }
 
-    /// Takes those off the list of full lanes that do not wait for room any more. Who has found some may be another, and this set has it to
-    /// tell yet.
+    /// Drops those from the list of full lanes that do not wait for room any more. Another thread
+    /// may have found the room, and this instance has yet to report it.
     fn forget_room(&mut self) {
         let Inner { registrations, line, .. } = self;
         self.full.retain(|fd| {
@@ -520,7 +559,8 @@ impl Inner {
         });
     }
 
-    /// Announces a sleep of at most `patience`; the caller looks once more afterwards, and then [rests](Self::rest) or not.
+    /// Announces a sleep of at most `patience`. The caller checks once more afterwards, and then
+    /// [rests](Self::rest) or not.
     pub(crate) fn announce_sleep(&mut self, patience: Patience) {
         let is_short = patience.is_unrung();
         self.sleeps_are_short = is_short && (self.sleepers == 0 || self.sleeps_are_short);
@@ -530,12 +570,14 @@ impl Inner {
         }
     }
 
-    /// Nothing was found: until the doorbell is rung, nobody need look at the links.
+    /// Brings the links to rest after a check that found nothing. They need no check until the
+    /// doorbell is rung.
     pub(crate) fn rest(&mut self) {
         self.links.rest();
     }
 
-    /// Something was found: there is no sleep. Others that do sleep must be woken for what comes.
+    /// Cancels the sleep, because something was found. Other threads that do sleep must still be
+    /// woken.
     pub(crate) fn stay_awake(&mut self, epoll: &Epoll) {
         self.awake(epoll);
         let Some(slot) = self.slot() else { return };
@@ -546,27 +588,29 @@ impl Inner {
         }
     }
 
-    /// The sleep is over.
+    /// Ends a sleep.
     pub(crate) fn awake(&mut self, epoll: &Epoll) {
         // An instance that was closed meanwhile counts from zero.
         self.sleepers = self.sleepers.saturating_sub(1);
         self.retire_doorbell(epoll);
     }
 
-    /// This thread was told of a ring, and returns to the program without having looked: a sleeping one does.
+    /// Passes a ring on to a sleeping thread, which will check. This one received it and returns to
+    /// the program without a check.
     pub(crate) fn pass_ring_on(&self) {
         if let Some(slot) = self.slot().filter(|_| self.rung && self.sleepers > 0) {
             slot.ring();
         }
     }
 
-    /// Whether what the lanes have said is not all, since a peer has left.
+    /// Returns whether the lanes' events are not complete, because a peer has left for example.
+    /// Only the first call returns that.
     pub(crate) fn must_ask(&mut self) -> bool {
         std::mem::take(&mut self.must_ask)
     }
 
-    /// A look or a sleep is over, and has `found` something or not. Says whether there is something to [take](Self::take_left), which is
-    /// seldom so.
+    /// Ends a check or a sleep, which has `found` something or not. Returns whether there is work
+    /// to [take](Self::take_left), which is rare.
     #[inline]
     pub(crate) fn end_round(&mut self, epoll: &Epoll, found: bool) -> bool {
         if found {
@@ -576,21 +620,22 @@ impl Inner {
         !self.returned.is_empty() || !self.laid.is_empty()
     }
 
-    /// What is to be done outside the lock: endpoints whose receivers have given bytes back are to be sent again, and what has been read of
-    /// closed ones is to be let go of.
+    /// Takes the work that must be done outside the lock: endpoints whose receivers have returned
+    /// bytes, which must be sent again, and pins of closed sockets that have been read to the end.
     pub(crate) fn take_left(&mut self) -> (Vec<&'static Endpoint>, Vec<Pin>) {
         (std::mem::take(&mut self.returned), std::mem::take(&mut self.laid))
     }
 
-    /// Those whose peers will never know this instance's doorbell go back to TCP.
+    /// Returns the endpoints whose peers will never know this instance's doorbell. They must fall
+    /// back to TCP.
     pub(crate) fn deaf(&self) -> Vec<&'static Endpoint> {
         let Some(slot) = self.slot().filter(|_| !self.links.all_known()) else { return Vec::new() };
         let attached = self.registrations.values().filter_map(Registration::endpoint);
         attached.filter(|endpoint| !incoming::can_be_rung(endpoint, Some(slot))).collect()
     }
 
-    /// Returns the senders that have [waited](Self::stalled) for too long, at most once in a while:
-    /// for a set that always has something to tell, so that none of its waits ends without.
+    /// Returns the senders that have [waited](Self::stalled) for too long, at most once in a while.
+    /// For an instance that always has an event to report, so that its waits never sleep.
     #[inline]
     pub(crate) fn stalled_if_due(&mut self, now: u64) -> Vec<&'static Endpoint> {
         if self.full.is_empty() || now.saturating_sub(self.looked_at_full) < stall::AWAKE_LOOK_NANOS {
@@ -601,7 +646,7 @@ impl Inner {
         self.stalled()
     }
 
-    /// Returns the senders that have waited for room in their lanes for too long, which are to fall
+    /// Returns the senders that have waited for room in their lanes for too long, and must fall
     /// back to TCP.
     #[cold]
     pub(crate) fn stalled(&mut self) -> Vec<&'static Endpoint> {
@@ -610,13 +655,14 @@ impl Inner {
     }
 }
 
-/// The marks of the links at rest, after a ring.
+/// Takes the marks of the links at rest, after a ring.
 #[cold]
 fn take_rung(links: &mut Watched, slot: Slot, sleeps: bool, line: &mut Line, duplicates: &Duplicates) {
     links.take_rung(slot, sleeps, |link, marks| list_marked(line, duplicates, link, marks));
 }
 
-/// A mark is for all registrations of its connection: those of other numbers than `fd` come behind that.
+/// Queues the registrations of a connection by other fds than `fd` behind that one, since a mark is
+/// for all of them.
 #[cold]
 fn place_duplicates(
     line: &mut Line,
@@ -632,7 +678,7 @@ fn place_duplicates(
     }
 }
 
-/// What peers have marked on a link, with what they have said of the time when they did.
+/// Lists the connections that peers have marked on a link, each with its stamp.
 #[inline(always)]
 fn list_marked(line: &mut Line, duplicates: &Duplicates, link: &'static Link, mut marks: u64) {
     while marks != 0 {
@@ -650,7 +696,8 @@ fn list_marked(line: &mut Line, duplicates: &Duplicates, link: &'static Link, mu
 }
 
 impl Registration {
-    /// The next mark finds it without a search.
+    /// Stores the index of the record in the endpoint, so that the next mark finds it without a
+    /// search.
     #[cold]
     fn note_record(&self) {
         if let Some(endpoint) = self.endpoint() {
@@ -658,14 +705,14 @@ impl Registration {
         }
     }
 
-    /// Whether it is told more than once whether there are bytes, and a mark comes with them.
+    /// Returns whether the registration reports bytes more than once, and a mark comes with them.
     #[inline]
     fn is_told_of_lanes(&self) -> bool {
         self.events & IN != 0 && self.events & ONE_SHOT == 0 && self.answered.is_by_marks()
     }
 
-    /// What is to be told of a lane that goes on, in a set that no other process has. `None`: nothing is known or changed, and
-    /// [`Inner::look_at`] finds out what else there is.
+    /// Returns the events of a lane that goes on, in an instance that no other process has. Returns
+    /// `None`, and changes nothing, if [`Inner::look_at`] must find out more.
     #[inline(always)]
     fn look_at_once(&mut self, endpoint: &Endpoint) -> Option<u32> {
         if self.beside {
@@ -681,7 +728,7 @@ impl Registration {
     #[inline(never)]
     fn look_for_room_or_edges(&mut self, endpoint: &Endpoint) -> Option<u32> {
         let is_edge = self.events & EDGE != 0;
-        // Of an edge TCP may have more to tell then.
+        // TCP may have more to report with such an edge.
         if is_edge && (endpoint.is_shut() || endpoint.has_peer_finished()) {
             return None;
         }
@@ -697,37 +744,39 @@ impl Registration {
         Some((readable | if wants_room { OUT } else { 0 }) & self.events)
     }
 
-    /// Whether it is worth a look where no mark comes.
+    /// Returns whether a check is worthwhile where no mark comes.
     fn may_have_some(&self, endpoint: &Endpoint, shared: bool) -> bool {
         self.due || self.may_tell(endpoint, shared)
     }
 
-    /// Whether a look may find what is to be told, as far as that shows without a mark.
+    /// Returns whether a check may find an event, as far as that shows without a mark.
     pub(super) fn may_tell(&self, endpoint: &Endpoint, shared: bool) -> bool {
         let asks_for_bytes = self.events & (IN | URGENT) != 0;
         self.events & EDGE == 0 || asks_for_bytes && arrived(endpoint, shared) != self.arrived
     }
 
-    /// The waiter that the peer is to wake for room, of which there can be one: this set's, unless it sees by itself what becomes of it.
+    /// Returns the waiter that the peer is to wake for room. There can be only one: this
+    /// instance's, unless its waits check the registration by themselves.
     fn asks_for_room(&self, slot: Option<Slot>) -> Option<Slot> {
         slot.filter(|_| self.answered.is_by_marks())
     }
 
-    /// Whether lanes have something of it to be told now.
+    /// Returns whether lanes have an event for it now.
     pub(super) fn has_some(&self, endpoint: &Endpoint, slot: Option<Slot>) -> bool {
         let slot = self.asks_for_room(slot);
         said_by_lanes(endpoint, endpoint.fd.load(Relaxed), self.events, slot).reported != 0
     }
 
-    /// Whether anything has arrived since this was last asked.
+    /// Returns whether anything has arrived since the last call.
     fn note_arrived(&mut self, endpoint: &Endpoint, shared: bool) -> bool {
         let arrived = arrived(endpoint, shared);
         std::mem::replace(&mut self.arrived, arrived) != arrived
     }
 }
 
-/// A number that is another once something has arrived, by a lane or so that the kernel tells nobody. Of urgent data it tells
-/// those who have asked, and in a shared set nobody does on behalf of who has bytes in a lane.
+/// Returns a value that changes when something has arrived by a lane, or in a way that the kernel
+/// reports to no thread. The kernel reports urgent data only where it is requested, and in a shared
+/// instance it is not requested for the sake of lanes.
 pub(super) fn arrived(endpoint: &Endpoint, shared: bool) -> u64 {
     let fd = endpoint.fd.load(Relaxed);
     let urgent = shared && endpoint.is_attached() && kernel::has_urgent(fd);
@@ -736,21 +785,21 @@ pub(super) fn arrived(endpoint: &Endpoint, shared: bool) -> u64 {
     (incoming::arrived(endpoint) + unsaid) | if urgent { 1 << 63 } else { 0 }
 }
 
-/// What the lanes of a registration say.
+/// The lanes' answer for a registration.
 struct Answer {
     reported: u32,
-    /// There is no room, and some is wanted.
+    /// There is no room, and the registration asks for some.
     full: bool,
-    /// There are bytes, but behind those of TCP that have not come yet: an edge, but nothing to read. Or the kernel does
-    /// not tell of more.
+    /// There are bytes behind those of TCP that have not come yet: an edge, but nothing to read. Or
+    /// the kernel does not report that more have come.
     behind: bool,
-    /// There is nobody at the other end any more.
+    /// No process is at the other end any more.
     left: bool,
-    /// Whether there is room is TCP's to say.
+    /// TCP, not a lane, answers whether there is room.
     by_tcp: bool,
 }
 
-/// What lanes say now.
+/// Returns the lanes' answer now.
 fn said_by_lanes(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Answer {
     judge(endpoint, &incoming::look(endpoint, fd, wanted & IN != 0), wanted, slot)
 }
@@ -768,22 +817,26 @@ fn judge(endpoint: &Endpoint, found: &Found, wanted: u32, slot: Option<Slot>) ->
     Answer { reported: events & wanted, full: room == Some(false), behind, left, by_tcp }
 }
 
-/// What the death of a peer with unread bytes adds, for one who holds the lock of a set: of two that had finished, no error. `None`: nothing,
-/// or the kernel has yet to tell of it. All sets are told afterwards that the endpoint is off its lane: it joins those that are `returned`.
+/// Returns the events that the death of a peer with unread bytes adds, for a caller that holds the
+/// lock of an instance. If both ends had finished, there is no error. Returns `None` if it adds
+/// none, or the kernel has yet to report it. The endpoint is added to `returned`, so that all
+/// instances learn that it is off its lane.
 fn of_reset(endpoint: &'static Endpoint, fd: RawFd, returned: &mut Vec<&'static Endpoint>) -> Option<u32> {
     let has_come = lost::reset_in_a_set(endpoint, fd)?;
     returned.push(endpoint);
     has_come.then(|| translate(endpoint, asked_of_kernel(fd, IN | OUT | FINISHED)))
 }
 
-/// What the kernel says of the socket now. The bits of poll and epoll are the same.
+/// Polls the socket in the kernel without waiting, and returns its events. The bits of poll and
+/// epoll are the same.
 pub(super) fn asked_of_kernel(fd: RawFd, wanted: u32) -> u32 {
     let mut entry = libc::pollfd { fd, events: wanted as u16 as i16, revents: 0 };
     kernel::poll_now(std::slice::from_mut(&mut entry));
     u32::from(entry.revents as u16) & (wanted | ALWAYS)
 }
 
-/// The kernel's events for an attached socket, with EPOLLOUT as the lane has it, and the error that only the shim knows.
+/// Translates the kernel's events of an attached socket: the lane answers for EPOLLOUT, and only
+/// the shim knows a pending error.
 fn translate(endpoint: &Endpoint, events: u32) -> u32 {
     let error = if endpoint.owes_alone() { libc::EPOLLERR as u32 } else { 0 };
     let room = if events & OUT != 0 && endpoint.tx.lock().tx.on_lane() { OUT } else { 0 };

@@ -1,6 +1,8 @@
-//! Who answers for a registration: the kernel's set alone, or lanes too, and then by what a look finds it.
+//! Which side answers for a registration: the kernel alone, or lanes too. In the second case, a
+//! mark or a check in each wait finds the events.
 //!
-//! One of three states, which only what is here changes: the table *Who answers* in docs/registration.md.
+//! A registration is in one of three states, and only this file changes them. The table *Who
+//! answers* in docs/registration.md lists the transitions.
 
 use crate::base::names::EndpointRef;
 
@@ -8,16 +10,17 @@ use crate::base::names::EndpointRef;
 pub(super) enum Answered {
     #[default]
     Kernel,
-    /// Its connection is on lanes, and the peer's marks go to the set's own waiter.
+    /// Its connection is on lanes, and the peer's marks go to the instance's own waiter.
     Marks(EndpointRef),
-    /// Its connection is on lanes, but no mark finds it: another waiter is woken, it goes by another number than its endpoint, or
-    /// other processes have the set. Each wait looks at it.
+    /// Its connection is on lanes, but no mark reaches it, so each wait checks it. Another waiter
+    /// gets the marks, other processes have the instance, or the registration cannot stay on lanes
+    /// or is frozen.
     Looks(EndpointRef),
 }
 
 use Answered::*;
 
-/// How many registrations of a set are answered by lanes.
+/// How many registrations of an instance lanes answer for.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Count {
     all: u32,
@@ -29,14 +32,14 @@ impl Count {
         self.all == 0
     }
 
-    /// Whether a wait must look by itself.
+    /// Returns whether each wait must check registrations that no mark reaches.
     pub(super) fn has_looks(&self) -> bool {
         self.by_looks > 0
     }
 }
 
 impl Answered {
-    /// The connection whose lanes answer.
+    /// Returns the connection whose lanes answer.
     pub(super) fn by(self) -> Option<EndpointRef> {
         match self {
             Kernel => None,
@@ -52,7 +55,8 @@ impl Answered {
         matches!(self, Marks(_))
     }
 
-    /// The connection comes onto lanes, or what they still hold comes into the set. `false`: they answer already.
+    /// Notes that lanes answer from now on: the connection was attached, or was registered while
+    /// its lanes still hold bytes. Returns `false` if they answered already.
     pub(super) fn begin(&mut self, endpoint: EndpointRef, by_marks: bool, count: &mut Count) -> bool {
         if self.is_by_lanes() {
             return false;
@@ -63,7 +67,8 @@ impl Answered {
         true
     }
 
-    /// The set has no waiter any more. The connection of which its peer is to be told so; `None`: its marks went elsewhere.
+    /// Notes that marks no longer reach the registration. Returns the connection for which the
+    /// caller must give up the waiter, or `None` if the marks went elsewhere.
     pub(super) fn lose_marks(&mut self, count: &mut Count) -> Option<EndpointRef> {
         let Marks(endpoint) = *self else { return None };
         *self = Looks(endpoint);
@@ -71,7 +76,7 @@ impl Answered {
         Some(endpoint)
     }
 
-    /// The peer's marks go to the set's own waiter from now on.
+    /// Notes that the peer's marks go to the instance's own waiter from now on.
     pub(super) fn gain_marks(&mut self, count: &mut Count) {
         if let Looks(endpoint) = *self {
             *self = Marks(endpoint);
@@ -79,7 +84,8 @@ impl Answered {
         }
     }
 
-    /// The connection leaves its lanes, or the registration the set. `false`: it was the kernel's already.
+    /// Notes that the connection has left its lanes, or the registration the instance. Returns
+    /// `false` if lanes did not answer for it.
     pub(super) fn end(&mut self, count: &mut Count) -> bool {
         let before = std::mem::take(self);
         count.all -= u32::from(before.is_by_lanes());
@@ -104,7 +110,7 @@ mod tests {
         }
     }
 
-    /// All sequences of six calls for two registrations of a set.
+    /// Runs all sequences of six calls for two registrations of an instance.
     #[test]
     fn the_counts_are_those_of_the_registrations_whatever_is_done() {
         let length = 6;

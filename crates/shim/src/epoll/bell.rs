@@ -1,7 +1,8 @@
-//! The waiter of a set, and what stands for it in the kernel's set: its doorbell, or the [lamp](super::nested) where the set is
-//! itself watched.
+//! The waiter of an epoll instance, and its descriptor in the kernel's interest list: the doorbell,
+//! or the [level proxy](super::nested) if the instance is itself watched.
 //!
-//! One of four states, which only what is here changes: the table *The waiter of a set* in docs/registration.md.
+//! The waiter is in one of four states, and only this file changes them. The table *The waiter of a
+//! set* in docs/registration.md lists the transitions.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
@@ -15,10 +16,10 @@ use crate::base::waiter::Slot;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Bell {
-    /// Lanes wake nobody.
+    /// Lanes wake no thread here.
     #[default]
     Nobody,
-    /// There is a waiter, but the kernel's set does not hear of it.
+    /// There is a waiter, but its descriptor is not in the kernel's list.
     Unheard(Slot),
     Doorbell(Slot),
     Lamp(Slot),
@@ -38,7 +39,7 @@ impl Bell {
         matches!(self, Lamp(_))
     }
 
-    /// What of it is in the kernel's set, and for which events.
+    /// Returns the waiter's descriptor in the kernel's list, and its events there.
     pub(super) fn in_set(self) -> Option<(RawFd, u32)> {
         match self {
             Nobody | Unheard(_) => None,
@@ -47,25 +48,27 @@ impl Bell {
         }
     }
 
-    /// There is a waiter from now on.
+    /// Notes that the instance has a waiter.
     fn begin(&mut self, slot: Slot) {
         if *self == Nobody {
             *self = Unheard(slot);
         }
     }
 
-    /// What it is once the kernel's set has it. `None`: that has it already, or there is nothing to have.
+    /// Returns the state once the kernel's list has the descriptor. Returns `None` if it has it
+    /// already, or there is no waiter.
     fn heard(self, nested: bool) -> Option<Bell> {
         let Unheard(slot) = self else { return None };
         Some(if nested { Lamp(slot) } else { Doorbell(slot) })
     }
 
-    /// The kernel's set has it no more.
+    /// Notes that the descriptor is no longer in the kernel's list.
     fn be_unheard(&mut self) {
         *self = self.slot().map_or(Nobody, Unheard);
     }
 
-    /// The waiter is given up, which the kernel's set must not have then.
+    /// Gives up the waiter and returns it. Returns `None`, and changes nothing, while the kernel's
+    /// list has its descriptor.
     fn end(&mut self) -> Option<Slot> {
         let Unheard(slot) = *self else { return None };
         *self = Nobody;
@@ -74,12 +77,12 @@ impl Bell {
 }
 
 impl Inner {
-    /// The waiter that lanes wake.
+    /// Returns the waiter that lanes wake.
     pub(crate) fn slot(&self) -> Option<Slot> {
         self.bell.slot()
     }
 
-    /// The same, from now on if there was none and there is one to have.
+    /// Returns the waiter that lanes wake. Takes a free one if the instance has none.
     pub(super) fn take_slot(&mut self, epoll: &Epoll) -> Option<Slot> {
         let slot = self.slot().or_else(Slot::take)?;
         self.bell.begin(slot);
@@ -88,16 +91,18 @@ impl Inner {
         Some(slot)
     }
 
-    /// Has the kernel's set hear of the waiter. The instance stays active afterwards, since the kernel will report the marker.
+    /// Adds the waiter's descriptor to the kernel's list. The instance stays active afterwards,
+    /// since the kernel reports the marker to its waits.
     pub(super) fn put_bell(&mut self, epoll: &Epoll) {
         if self.nested && !self.bell.is_lamp() {
-            // A shared set keeps the doorbell as long as somebody sleeps there, also if it comes to be watched.
+            // A shared instance keeps the doorbell while a thread sleeps there, even when it begins
+            // to be watched.
             self.take_bell_out(epoll);
         }
         if self.hidden {
             self.show_bell();
         }
-        // A wait that no hook sees may come, which would return the doorbell.
+        // A wait that no hook sees would return the doorbell's event to the program.
         if !code::is_clean() {
             return;
         }
@@ -105,7 +110,8 @@ impl Inner {
         if heard.is_lamp() && heard.slot().and_then(Slot::make_listener).is_none() {
             return;
         }
-        // First: a thread that sleeps in the kernel on this instance may be told of it at once.
+        // Before the kernel's list changes: a thread that sleeps in the kernel may get the event
+        // immediately.
         epoll.active.fetch_add(1, AcqRel);
         self.bell = heard;
         if self.show_bell() {
@@ -116,26 +122,27 @@ impl Inner {
         }
     }
 
-    /// Puts the doorbell back into the kernel's set, which a load has taken out, once its code has
-    /// been judged.
+    /// Puts the doorbell back into the kernel's list, from which a load of code has removed it,
+    /// once all code has been judged.
     pub(super) fn put_bell_back(&mut self, epoll: &Epoll) {
         if !self.shared && !self.answered.is_none() {
             self.put_bell(epoll);
         }
     }
 
-    /// Returns whether the kernel's set lacks the doorbell, so that lanes wake no wait.
+    /// Returns whether the kernel's list lacks the doorbell, so that lanes wake no wait.
     pub(super) fn is_unheard(&self) -> bool {
         matches!(self.bell, Unheard(_))
     }
 
-    /// Puts into the kernel's set what belongs there.
+    /// Adds the waiter's descriptor to the kernel's list. Returns `false` if that failed, or no
+    /// descriptor belongs there.
     pub(super) fn show_bell(&self) -> bool {
         let shown = self.bell.in_set();
         shown.is_some_and(|(fd, events)| change(self.fd, libc::EPOLL_CTL_ADD, fd, events, self.marker))
     }
 
-    /// Takes it out of the kernel's set.
+    /// Removes the waiter's descriptor from the kernel's list.
     pub(super) fn take_bell_out(&mut self, epoll: &Epoll) {
         if let Some((fd, _)) = self.bell.in_set() {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
@@ -145,7 +152,8 @@ impl Inner {
         }
     }
 
-    /// Nobody need be woken by lanes any more, if nobody sleeps. The kernel's set has it no more.
+    /// Gives the waiter back if no thread sleeps here. Its descriptor must not be in the kernel's
+    /// list.
     pub(super) fn let_slot_go(&mut self) {
         if self.sleepers == 0
             && let Some(slot) = self.bell.end()
@@ -161,7 +169,8 @@ impl Inner {
 mod tests {
     use super::*;
 
-    /// All sequences of seven calls: what the kernel's set has, it was given and has not lost, and no waiter is forgotten.
+    /// Runs all sequences of seven calls. The kernel's list must have what was added and not
+    /// removed, and no waiter may be lost.
     #[test]
     fn whatever_is_done_the_kernels_set_has_what_it_was_given() {
         const CALLS: u32 = 5;

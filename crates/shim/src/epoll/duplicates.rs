@@ -1,12 +1,14 @@
-//! The numbers by which a set has one connection, where it has it by another than the endpoint's: a duplicate of a socket is a
-//! registration of its own, with events and data of its own, and whatever happens to the socket is for all of them.
+//! The fds by which an epoll instance has one connection, if it has it by another fd than the
+//! endpoint's. A duplicate of a socket is a registration of its own, with its own events and data,
+//! but an event of the socket is for all of them.
 //!
 //! ```text
-//! socket 7, and its duplicate 9, in one set:
-//!     mark of the connection --> endpoint --> [9, 7]: both registrations are looked at, the newest first, as the kernel does
+//! socket 7 and its duplicate 9, in one instance:
+//!     mark --> endpoint --> [9, 7]: both are checked, the newest first, as in the kernel
 //! ```
 //!
-//! A set that has each connection by its endpoint's number keeps nothing here, and its marks cost what they did (L7).
+//! An instance that has each connection by its endpoint's fd keeps nothing here, and its marks cost
+//! nothing more (L7).
 
 use std::os::fd::RawFd;
 
@@ -14,26 +16,27 @@ use rustc_hash::FxHashMap;
 
 use crate::base::names::EndpointRef;
 
-/// A registration: how many were made in its set before, and its number.
+/// A registration: how many were made in its instance before, and its fd.
 type Numbered = (u64, RawFd);
 
-/// For each such connection, the newest first.
+/// The registrations of each such connection, the newest first.
 #[derive(Default)]
 pub(super) struct Duplicates(FxHashMap<u64, Vec<Numbered>>);
 
 impl Duplicates {
-    /// Whether each connection goes by its endpoint's number alone.
+    /// Returns whether each connection is registered by its endpoint's fd alone.
     #[inline]
     pub(super) fn are_none(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether this connection goes by others.
+    /// Returns whether this connection is registered by other fds.
     pub(super) fn has(&self, endpoint: EndpointRef) -> bool {
         !self.0.is_empty() && self.0.contains_key(&endpoint.pack())
     }
 
-    /// Returns the numbers of a connection, of which `own` is its endpoint's. Where nothing is kept of it that is the only one, if any.
+    /// Returns the fds of a connection, whose endpoint has the fd `own`. A connection that is not
+    /// listed here has at most that one.
     pub(super) fn numbers(&self, endpoint: EndpointRef, own: RawFd) -> Numbers {
         if self.are_none() {
             return Numbers::One(Some(own));
@@ -44,13 +47,13 @@ impl Duplicates {
         }
     }
 
-    /// Returns the number of the newest registration of a connection.
+    /// Returns the fd of the newest registration of a connection that is listed here.
     #[cold]
     pub(super) fn newest(&self, endpoint: EndpointRef) -> Option<RawFd> {
         self.0.get(&endpoint.pack())?.first().map(|(_, fd)| *fd)
     }
 
-    /// Keeps a number of a connection.
+    /// Lists an fd of a connection.
     pub(super) fn note(&mut self, endpoint: EndpointRef, made: u64, fd: RawFd) {
         let all = self.0.entry(endpoint.pack()).or_default();
         all.retain(|(_, other)| *other != fd);
@@ -58,7 +61,7 @@ impl Duplicates {
         all.insert(place, (made, fd));
     }
 
-    /// The registration of this number is there no more.
+    /// Removes an fd, whose registration has left the instance.
     pub(super) fn forget(&mut self, endpoint: EndpointRef, fd: RawFd) {
         if self.are_none() {
             return;
@@ -70,14 +73,14 @@ impl Duplicates {
         }
     }
 
-    /// A registration is filed under another number.
+    /// Changes the fd of a registration.
     pub(super) fn rename(&mut self, endpoint: EndpointRef, from: RawFd, to: RawFd) {
         let all = self.0.get_mut(&endpoint.pack()).into_iter().flatten();
         all.filter(|(_, fd)| *fd == from).for_each(|(_, fd)| *fd = to);
     }
 }
 
-/// The numbers of one connection.
+/// The fds of one connection.
 pub(super) enum Numbers {
     One(Option<RawFd>),
     Several(std::vec::IntoIter<RawFd>),
@@ -104,7 +107,7 @@ mod tests {
         duplicates.numbers(EndpointRef::new(index, 1), OWN).collect()
     }
 
-    /// All sequences of five calls, against a list of what has been registered.
+    /// Runs all sequences of five calls, and compares with a plain list of the registrations.
     #[test]
     fn numbers_are_those_that_are_registered_the_newest_first() {
         const CALLS: usize = 4;

@@ -1,5 +1,5 @@
-//! Sockets that this process has closed while another holds them: the kernel's set goes on reporting them to both, and so what
-//! lies in their lanes is reported here.
+//! Sockets that this process has closed while another process holds them. The kernel's epoll
+//! instance goes on reporting them to both processes, so this one reports the bytes in their lanes.
 
 use std::sync::atomic::Ordering::*;
 
@@ -13,11 +13,12 @@ use crate::socket::endpoint::Endpoint;
 use crate::socket::incoming;
 use crate::socket::links::{Attachment, Pin};
 
-/// One of them. Its lanes become no other connection's as long as another process holds it.
+/// A socket that was closed while registered. Its lanes are given to no other connection as long as
+/// another process holds it.
 pub(super) struct Ghost {
     at: Pin,
     inode: u64,
-    /// Those that are told of it once have been.
+    /// Its edge-triggered and EPOLLONESHOT registrations have been reported once.
     told: bool,
 }
 
@@ -29,7 +30,8 @@ impl Ghost {
 }
 
 impl Inner {
-    /// The last descriptor of this process is about to be closed.
+    /// Keeps the lanes of an endpoint with unread bytes, whose last descriptor in this process is
+    /// about to be closed.
     pub(super) fn add_ghost(&mut self, epoll: &Epoll, endpoint: &Endpoint) {
         let unread = endpoint.is_attached() && incoming::unread(endpoint) > 0;
         let at = endpoint.rx.lock().at.filter(|_| unread).map(Attachment::pin);
@@ -40,7 +42,8 @@ impl Inner {
         }
     }
 
-    /// Adds those that have something to read. What is registered of them, only the kernel knows.
+    /// Adds the closed sockets that have bytes to read. Only the kernel's list still has their
+    /// registrations.
     #[inline]
     pub(super) fn look_at_ghosts(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
         if !self.ghosts.is_empty() {

@@ -1,29 +1,42 @@
-//! What the kernel's set holds of a registration, and whether what that says is the program's to be told.
+//! What the kernel's interest list holds for a registration, and whether the kernel's events for it
+//! are reported to the program.
 //!
-//! One of six states, which only what is here changes: the table *What the kernel's set holds* in docs/registration.md.
+//! A registration is in one of six states, and only this file changes them. The table *What the
+//! kernel's set holds* in docs/registration.md lists the transitions. An example with EPOLLONESHOT:
+//!
+//! ```text
+//! the program adds it              Armed
+//! a lane reports its one event     Spent     the kernel does not know that
+//! the kernel reports an event      Silent    the shim drops it, and the kernel has disarmed it
+//! the program arms it again        Armed
+//! ```
 
-/// The numbers are the events that the kernel's set holds. While lanes answer, these may be more than the program has asked for.
+/// The state of a registration in the kernel's list. The numbers are the events in that list. While
+/// lanes answer, these may be more than the program asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Held {
-    /// As the program has asked: what is reported is told.
+    /// As the program asked. The kernel's events are reported.
     Armed(u32),
-    /// For one event, which a lane has told. The kernel's set does not know, or has it without anything to report; what it says
-    /// all the same is dropped.
+    /// EPOLLONESHOT, and a lane has reported its one event. The kernel does not know that, or has
+    /// the registration without an event to report. Its events are dropped.
     Spent(u32),
-    /// For one event, after which the kernel's set has disarmed it: that reports nothing, not even an error.
+    /// EPOLLONESHOT, and the kernel has disarmed it after an event. It reports nothing, not even an
+    /// error.
     Silent,
-    /// For one event, which a lane has told, and taken out of the kernel's set because that is watched.
+    /// EPOLLONESHOT, and a lane has reported its one event. It was removed from the kernel's list
+    /// because the instance is itself watched.
     Withdrawn,
-    /// Removed by the program, and not from the kernel's set.
+    /// Removed by the program, but still in the kernel's list.
     Deleted(u32),
-    /// Removed by the program, and from the kernel's set when that last said something of it.
+    /// Removed by the program, and from the kernel's list when the kernel next reported an event
+    /// for it.
     Gone,
 }
 
 use Held::*;
 
 impl Held {
-    /// What the kernel's set looks for.
+    /// Returns the events in the kernel's list.
     pub(super) fn events(self) -> u32 {
         match self {
             Armed(events) | Spent(events) | Deleted(events) => events,
@@ -31,33 +44,33 @@ impl Held {
         }
     }
 
-    /// Whether anything may be told of it.
+    /// Returns whether events may be reported for the registration.
     pub(super) fn is_armed(self) -> bool {
         matches!(self, Armed(_))
     }
 
-    /// Whether its one event has been told, and the program has not armed it since.
+    /// Returns whether the one event has been reported, and the program has not armed it since.
     pub(super) fn is_disarmed(self) -> bool {
         matches!(self, Spent(_) | Silent | Withdrawn)
     }
 
-    /// Whether the program has removed it.
+    /// Returns whether the program has removed the registration.
     pub(super) fn is_deleted(self) -> bool {
         matches!(self, Deleted(_) | Gone)
     }
 
-    /// Whether the kernel's set has something to look for, and so may tell of it.
+    /// Returns whether the kernel has events to watch for, and so may report one.
     pub(super) fn is_looked_for(self) -> bool {
         matches!(self, Armed(_) | Spent(_) | Deleted(_))
     }
 
-    /// The kernel has done what the program asked for with `epoll_ctl`.
+    /// Notes that the kernel has carried out the program's `epoll_ctl`.
     pub(super) fn arm(&mut self, events: u32) {
         *self = Armed(events);
     }
 
-    /// The kernel's set has been given other events, of which the program need not know. It does not take them for what it does not
-    /// have.
+    /// Notes that the shim has changed the events in the kernel's list, which the program need not
+    /// know. A registration that is not in the list stays out of it.
     pub(super) fn hold(&mut self, events: u32) {
         match self {
             Armed(held) | Spent(held) | Deleted(held) => *held = events,
@@ -66,15 +79,15 @@ impl Held {
         }
     }
 
-    /// A lane has told its one event, or another process's has.
+    /// Notes that a lane has reported the one event, in this process or another.
     pub(super) fn spend(&mut self) {
         if let Armed(events) = *self {
             *self = Spent(events);
         }
     }
 
-    /// The kernel's set has told of it, and will not again: it has disarmed what is for one event, and what the program had removed is
-    /// removed there.
+    /// Notes that the kernel has reported an event, and reports no more: it has disarmed an
+    /// EPOLLONESHOT registration, or the caller removes a deleted one from the list.
     pub(super) fn fall_silent(&mut self) {
         *self = match *self {
             Armed(_) | Spent(_) | Silent => Silent,
@@ -83,7 +96,8 @@ impl Held {
         };
     }
 
-    /// The call by which the kernel's set gets what is disarmed with nothing to report, after which it [holds](Self::hold_spent) that.
+    /// Returns the `epoll_ctl` operation that puts a disarmed registration into the kernel's list
+    /// with no event to report. After that call, [`hold_spent`](Self::hold_spent) notes it.
     pub(super) fn operation_for_spent(self) -> Option<i32> {
         match self {
             Spent(_) => Some(libc::EPOLL_CTL_MOD),
@@ -92,26 +106,28 @@ impl Held {
         }
     }
 
-    /// That call has been made.
+    /// Notes that this call has been made.
     pub(super) fn hold_spent(&mut self, events: u32) {
         if self.operation_for_spent().is_some() {
             *self = Spent(events);
         }
     }
 
-    /// Whether it is worth taking out of the kernel's set while it is disarmed: that might say something of it.
+    /// Returns whether a disarmed registration should be removed from the kernel's list, because
+    /// the kernel might report something for it.
     pub(super) fn is_to_withdraw(self) -> bool {
         matches!(self, Spent(_))
     }
 
-    /// It has been taken out.
+    /// Notes that the registration has been removed from the kernel's list.
     pub(super) fn withdraw(&mut self) {
         if self.is_to_withdraw() {
             *self = Withdrawn;
         }
     }
 
-    /// The program removes it, and the kernel's set keeps it. `false`: it had removed it before.
+    /// Notes that the program removes the registration while the kernel's list keeps it. Returns
+    /// `false` if the program had removed it before.
     pub(super) fn delete(&mut self) -> bool {
         let was_there = !self.is_deleted();
         if was_there {
@@ -120,7 +136,8 @@ impl Held {
         was_there
     }
 
-    /// The program adds or changes it, for which the kernel's set must hold `needed`. `false`: it does not.
+    /// Arms the registration if the kernel's list holds all of `needed`. Returns `false`, and
+    /// changes nothing, if it does not.
     pub(super) fn is_enough_for(&mut self, needed: u32) -> bool {
         match *self {
             Armed(events) | Deleted(events) if needed & !events == 0 => {
@@ -138,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// What the kernel's set has of it.
+    /// The registration in the kernel's list.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum There {
         Absent,
@@ -146,7 +163,7 @@ mod tests {
         Looking(u32),
     }
 
-    /// What the program believes.
+    /// The registration in the program's view.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Believed {
         Armed,
@@ -170,7 +187,8 @@ mod tests {
         kernel && program
     }
 
-    /// All that can happen to a registration, with what it makes of the kernel's set and of the program's belief.
+    /// Returns every possible next state, with its effect on the kernel's list and on the program's
+    /// view.
     fn next(held: Held, (there, believed): State) -> Vec<(Held, State)> {
         let mut found = Vec::new();
         let mut add = |change: &dyn Fn(&mut Held), after: State| {
@@ -180,7 +198,7 @@ mod tests {
         };
         let was_there = there != There::Absent;
         for events in [1, 3, 7] {
-            // Of what is absent or removed the caller makes a new registration.
+            // For an absent or removed registration, the caller makes a new one.
             if was_there && believed != Believed::Removed {
                 add(&|held| held.arm(events), (There::Looking(events), Believed::Armed));
             }
@@ -194,8 +212,8 @@ mod tests {
         if believed == Believed::Armed {
             add(&Held::spend, (there, Believed::Told));
         }
-        // An event that the kernel gave out before another thread changed the set may come later than that, so this needs no
-        // `There::Looking`.
+        // The kernel may have issued an event before another thread changed the list, so this step
+        // does not require `There::Looking`.
         match believed {
             Believed::Removed => add(&Held::fall_silent, (There::Absent, believed)),
             _ if was_there => add(&Held::fall_silent, (There::Disarmed, Believed::Told)),
@@ -210,7 +228,8 @@ mod tests {
             assert!(was_there && believed == Believed::Told);
             add(&Held::withdraw, (There::Absent, believed));
         }
-        // Only what is for all events is removed without the kernel, so never what is disarmed.
+        // A removal skips the kernel only for level-triggered registrations, which are never
+        // disarmed.
         if believed != Believed::Told {
             add(&|held| assert_eq!(held.delete(), believed == Believed::Armed), (there, Believed::Removed));
         }

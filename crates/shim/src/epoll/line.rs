@@ -1,6 +1,15 @@
-//! The line of registrations that the next look looks at, in the order in which what is to be told of them came.
+//! The ready queue of an epoll instance: the registrations that the next wait checks, in the order
+//! in which their events occurred.
 //!
-//! A registration's place is one of three, and only what is here changes it: the table *The line* in docs/registration.md.
+//! A registration is `Outside`, `Hollow` or `Placed`, and only this file changes that. The table
+//! *The line* in docs/registration.md lists the transitions. An example:
+//!
+//! ```text
+//! A is armed and has no event      A (hollow)
+//! a peer marks B                   A (hollow), B (placed)
+//! a peer marks A                   A's old entry, B (placed), A (placed)
+//! the next wait checks             drops A's old entry, then checks B, then A
+//! ```
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -10,21 +19,24 @@ use shunt_ring::lane::Stamp;
 
 use super::records::Index;
 
-/// Tells the entries of one number apart: a registration that has gone to a later place leaves the earlier entry behind, which is
-/// nobody's when its turn comes.
+/// Identifies one entry of a registration. A registration that moves to a later position leaves its
+/// earlier entry behind. That entry has another ticket than the registration, so it is dropped when
+/// its turn comes.
 type Ticket = u32;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stand {
     #[default]
     Outside,
-    /// It is looked at, but when it came there was nothing to be told: the first mark gives it its place.
+    /// Queued for a check, but without an event when it was queued. Its first mark moves it to the
+    /// end.
     Hollow(Ticket),
-    /// `behind`: what its sender had sent by TCP before the mark for which it is here, see [`Stamp::behind`].
+    /// Queued at the position of its event. `behind`: when the sender had last sent by TCP before
+    /// it set the ready bit, see [`Stamp::behind`].
     Placed { ticket: Ticket, behind: u64 },
 }
 
-/// Where a registration stands in its set's line, and where its set keeps it.
+/// The state of a registration in the ready queue, and its index in the instance's records.
 #[derive(Debug, Default)]
 pub(super) struct Place {
     stand: Stand,
@@ -32,7 +44,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// That of one outside.
+    /// Returns the state of a registration that is not queued.
     pub(super) fn of(index: Index) -> Place {
         Place { stand: Stand::Outside, index }
     }
@@ -45,7 +57,8 @@ impl Place {
         matches!(self.stand, Stand::Placed { .. })
     }
 
-    /// What is to be told before it: what the kernel has had since this time, which only it can tell of.
+    /// Returns the time up to which the kernel's events come first, since only the kernel can
+    /// report them.
     pub(super) fn behind(&self) -> u64 {
         match self.stand {
             Stand::Placed { behind, .. } => behind,
@@ -53,14 +66,15 @@ impl Place {
         }
     }
 
-    /// It comes behind all that the kernel has to tell of by this time, if there is something to be told of it. 0: behind nothing.
+    /// Puts a `Placed` registration behind all events that the kernel has at this time. 0: behind
+    /// none.
     pub(super) fn stand_behind(&mut self, time: u64) {
         if let Stand::Placed { behind, .. } = &mut self.stand {
             *behind = time;
         }
     }
 
-    /// Whether this entry is its own, and not one that it has left for a later one.
+    /// Returns whether `entry` is current, and not one that the registration has left behind.
     pub(super) fn is(&self, entry: Entry) -> bool {
         match self.stand {
             Stand::Outside => false,
@@ -72,7 +86,7 @@ impl Place {
 #[derive(Clone, Copy)]
 pub(super) struct Entry {
     ticket: Ticket,
-    /// Where its set keeps the registration, if it is still there.
+    /// The index of the registration in the instance's records, if it is still there.
     pub(super) index: Index,
     pub(super) fd: RawFd,
 }
@@ -81,16 +95,17 @@ pub(super) struct Entry {
 pub(super) struct Line {
     entries: VecDeque<Entry>,
     next: Ticket,
-    /// The last that was given out when this round began.
+    /// The last ticket that was issued before the current round began.
     round: Ticket,
-    /// Some of the entries may be hollow.
+    /// Some of the entries may be `Hollow`.
     has_hollow: bool,
-    /// Marks that have just been taken, while they are put in order, with where the registration probably is.
+    /// Marks that have just been taken, while they are sorted by their stamps. Each has the
+    /// probable index of its registration.
     pub(super) marked: BinaryHeap<Reverse<(Stamp, RawFd, Index)>>,
 }
 
 impl Line {
-    /// To be looked at, at its place if it is here already.
+    /// Queues a registration for a check. It keeps its position if it is queued already.
     #[inline]
     pub(super) fn enter(&mut self, place: &mut Place, fd: RawFd) {
         if place.stand == Stand::Outside {
@@ -98,7 +113,7 @@ impl Line {
         }
     }
 
-    /// The same where there is nothing to be told as yet.
+    /// Queues a registration that has no event yet. It keeps its position if it is queued already.
     pub(super) fn enter_hollow(&mut self, place: &mut Place, fd: RawFd) {
         if place.stand == Stand::Outside {
             place.stand = Stand::Hollow(self.push(place.index, fd));
@@ -106,7 +121,8 @@ impl Line {
         }
     }
 
-    /// The same where there is something, as there is when a mark comes: the end of the line is its place, if it has none.
+    /// Queues a registration that has an event, such as a marked one, at the end of the queue. A
+    /// `Placed` one keeps its position.
     #[inline]
     pub(super) fn enter_placed(&mut self, place: &mut Place, fd: RawFd, behind: u64) {
         if !place.is_placed() {
@@ -114,7 +130,7 @@ impl Line {
         }
     }
 
-    /// What has a place gives it up for the last.
+    /// Moves a `Placed` registration to the end of the queue.
     pub(super) fn move_to_end(&mut self, place: &mut Place, fd: RawFd) {
         if let Stand::Placed { behind, .. } = place.stand {
             place.stand = Stand::Placed { ticket: self.push(place.index, fd), behind };
@@ -126,36 +142,37 @@ impl Line {
         self.entries.front().copied()
     }
 
-    /// The first entry is nobody's.
+    /// Drops the first entry, which a registration has left behind.
     pub(super) fn drop_first(&mut self) {
         self.entries.pop_front();
     }
 
-    /// It is the turn of the first entry, whose place this is.
+    /// Removes the first entry, whose turn has come. `place` is the state of its registration.
     #[inline]
     pub(super) fn leave(&mut self, place: &mut Place) {
         self.entries.pop_front();
         place.stand = Stand::Outside;
     }
 
-    /// The registration that has this place is there no more: the next of its number has nothing to do with its entries.
+    /// Removes the entries of a registration that has left the instance, so that the next
+    /// registration of its fd does not inherit them.
     pub(super) fn forget(&mut self, place: &Place, fd: RawFd) {
         if place.stand != Stand::Outside {
             self.entries.retain(|other| other.fd != fd);
         }
     }
 
-    /// What goes by one number goes by another.
+    /// Changes the fd of a registration's entries.
     pub(super) fn rename(&mut self, from: RawFd, to: RawFd) {
         self.entries.iter_mut().filter(|entry| entry.fd == from).for_each(|entry| entry.fd = to);
     }
 
-    /// A round begins: it ends when all that are here have had their turn.
+    /// Begins a round, which ends when all registrations that are queued now have had their turn.
     pub(super) fn begin_round(&mut self) {
         self.round = self.next;
     }
 
-    /// Whether it has ended.
+    /// Returns whether the round has ended.
     #[inline]
     pub(super) fn has_gone_round(&self) -> bool {
         self.first().is_none_or(|entry| entry.ticket.wrapping_sub(self.round).cast_signed() > 0)
@@ -165,12 +182,12 @@ impl Line {
         self.entries.len()
     }
 
-    /// Who is in it: one that has left an entry behind, twice.
+    /// Returns the fds of all entries. A registration that has left an entry behind occurs twice.
     pub(super) fn numbers(&self) -> impl Iterator<Item = RawFd> {
         self.entries.iter().map(|entry| entry.fd)
     }
 
-    /// Whether some may have come in hollow since this was last asked.
+    /// Returns whether an entry may have been queued as `Hollow` since the last call.
     pub(super) fn take_has_hollow(&mut self) -> bool {
         std::mem::take(&mut self.has_hollow)
     }
@@ -187,7 +204,8 @@ impl Line {
 mod tests {
     use super::*;
 
-    /// The line as one would write it down: whoever moves is taken out, and nothing is left behind.
+    /// The reference model of the queue: a registration that moves is removed first, so no entry is
+    /// left behind.
     #[derive(Default, Debug, PartialEq)]
     struct Plain(Vec<(RawFd, Option<u64>)>);
 
@@ -281,7 +299,7 @@ mod tests {
             }
         }
 
-        /// What the line says, without what has been left behind.
+        /// Returns the queue without the entries that registrations have left behind.
         fn told(&self) -> Plain {
             let own = self.line.entries.iter().filter(|entry| self.places[entry.fd as usize].is(**entry));
             let stand = |fd: RawFd| match self.places[fd as usize].stand {
@@ -292,7 +310,7 @@ mod tests {
         }
     }
 
-    /// Every sequence of five steps of two registrations.
+    /// Runs every sequence of five steps of two registrations.
     #[test]
     fn whatever_is_done_each_has_one_turn_at_its_own_place() {
         let steps = steps();

@@ -1,4 +1,4 @@
-//! What the kernel's set of an instance holds, as /proc shows it.
+//! The kernel's interest list of an epoll instance, as `/proc/PID/fdinfo` shows it.
 
 use std::ffi::CStr;
 use std::io::Write;
@@ -15,11 +15,12 @@ pub(super) struct Listed {
     pub(super) fd: RawFd,
     pub(super) events: u32,
     pub(super) data: u64,
-    /// Of the file, whatever `fd` is by now.
+    /// The inode of the registered file, whatever `fd` names by now.
     pub(super) inode: u64,
 }
 
-/// All registrations of the instance `fd` of a process. `None`: that is no instance, or cannot be told.
+/// Lists all registrations of the epoll instance `fd` of a process. Returns `None` if it is not
+/// one, or the list cannot be read.
 pub(super) fn of(pid: u32, fd: RawFd) -> Option<Vec<Listed>> {
     let mut name = [0; 48];
     let mut target = [std::mem::MaybeUninit::<u8>::uninit(); 32];
@@ -32,7 +33,8 @@ pub(super) fn of(pid: u32, fd: RawFd) -> Option<Vec<Listed>> {
     text.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"tfd:")).map(parse).collect()
 }
 
-/// A line such as `tfd:        5 events:       19 data:                5  pos:0 ino:3e1 sdev:8`.
+/// Parses a line such as
+/// `tfd:        5 events:       19 data:                5  pos:0 ino:3e1 sdev:8`.
 fn parse(line: &[u8]) -> Option<Listed> {
     let mut words = std::str::from_utf8(line).ok()?.split([':', ' ']).filter(|one| !one.is_empty());
     let mut after = |name| words.find(|word| *word == name).and_then(|_| words.next());
@@ -59,7 +61,7 @@ fn read(path: &CStr) -> Option<Vec<u8>> {
     whole.then_some(text)
 }
 
-/// A name without allocating.
+/// Formats a path without allocating.
 fn path<'b>(buffer: &'b mut [u8; 48], name: std::fmt::Arguments<'_>) -> Option<&'b CStr> {
     buffer.fill(0);
     let mut rest = &mut buffer[..47];

@@ -1,12 +1,29 @@
-//! Epoll instances: what is registered with each, and which lanes it must look at.
+//! Epoll instances: their registrations, and the lanes that each instance must check.
 //!
-//! Every registration is also in the kernel's set, which stays the authority for FIN, RST, errors and TCP's own
-//! data. A registration whose endpoint is on a link is *attached*: its readability, and its writability once it sends
-//! on a lane, are answered here. An instance without attached registrations costs nothing (L7).
+//! Every registration is also in the interest list of the kernel's epoll instance, the *kernel's
+//! list* for short. The kernel stays the authority for FIN, RST, errors and the data that TCP
+//! carries. A registration whose endpoint is on a link is *attached*: the shim answers whether it
+//! is readable, and, once it sends on a lane, whether it is writable. An instance without attached
+//! registrations costs nothing (L7).
 //!
-//! What a program gives as user data may be the same for several descriptors, ours or not. So the kernel's set holds a
-//! *token* of ours in its place for what is answered here, and an event is the registration's that has its token. One that
-//! is for a single event has a token from the beginning: the kernel disarms it, and only the event says that it has.
+//! A program may use the same user data for several descriptors, connections or not. So the
+//! kernel's list holds a *token* of the shim in place of the user data of each registration that is
+//! answered here. An event with a token belongs to the registration that has it. An EPOLLONESHOT
+//! registration has a token from the beginning, since only its event shows that the kernel has
+//! disarmed it.
+//!
+//! A peer *marks* a connection by setting its ready bit in the waiter of the instance. What
+//! follows, with the functions that do it:
+//!
+//! ```text
+//! sender                                 a thread in epoll_wait
+//! publishes bytes in the lane
+//! sets the connection's ready bit
+//! rings the doorbell, if it sleeps --->  the kernel reports the doorbell
+//!                                        take_marks: puts marked registrations into the queue
+//!                                        look_at_pending: checks their lanes, adds their events
+//!                                        take_over: adds the kernel's events
+//! ```
 //!
 //! Locks: an instance's lock is taken before an endpoint's, never after.
 
@@ -69,12 +86,12 @@ const URGENT: u32 = libc::EPOLLPRI as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
-/// The peer sends no more.
+/// The peer has finished sending.
 const FINISHED: u32 = libc::EPOLLRDHUP as u32;
 /// Reported whether asked for or not.
 const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 
-/// How a connection is to leave its lanes because of a set that it is in.
+/// How a connection leaves its lanes because of an instance that it is registered with.
 #[derive(Clone, Copy)]
 pub(crate) enum Leaving {
     GoBack,
@@ -83,24 +100,26 @@ pub(crate) enum Leaving {
     BarReading,
 }
 
-/// Has it leave them, for a reason. No lock is held.
+/// Has a connection leave its lanes, for a reason. The caller must hold no lock.
 pub(crate) static LEAVE: Above<(&'static Endpoint, Leaving, Reason)> = Above::new();
 
 /// One epoll instance of this process.
 pub(crate) struct Epoll {
     index: u32,
     generation: AtomicU32,
-    /// Attached registrations, a doorbell in the kernel's set, or other processes that have it too: calls must look here.
+    /// Counts the reasons why calls must check this instance: attached registrations, a doorbell in
+    /// the kernel's list, sharing with other processes, and sockets that were closed while
+    /// registered.
     active: AtomicU32,
-    /// The kernel's set holds tokens, or has.
+    /// The kernel's list holds tokens, or has held some.
     has_tokens: AtomicBool,
-    /// Which processes have it.
+    /// The processes that have this instance.
     holders: Holders,
     inner: Lock<Inner>,
 }
 
 impl EpollRef {
-    /// The instance, if this still is its name.
+    /// Returns the instance, if this still is its name.
     #[inline]
     pub(crate) fn resolve(self) -> Option<&'static Epoll> {
         let epoll = SLAB.get(self.index() as usize)?.load(Acquire);
@@ -110,7 +129,7 @@ impl EpollRef {
     }
 }
 
-/// The epoll instance behind `fd`, if it is one that we saw being made.
+/// Returns the epoll instance behind `fd`, if the shim tracks it.
 #[inline]
 pub(crate) fn behind(fd: RawFd) -> Option<&'static Epoll> {
     match table::look_up(fd) {
@@ -122,102 +141,112 @@ pub(crate) fn behind(fd: RawFd) -> Option<&'static Epoll> {
 static SLAB: [AtomicPtr<Epoll>; MAX] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX];
 static FREE: Lock<(Vec<u32>, u32)> = Lock::new((Vec::new(), 0));
 
-/// What an instance keeps under its lock.
+/// The state of an instance, under its lock.
 #[derive(Default)]
 pub(crate) struct Inner {
     fd: RawFd,
-    /// Whom lanes wake.
+    /// The waiter that lanes wake.
     bell: Bell,
     marker: u64,
-    /// What is ours has been taken out of the kernel's set for an exec.
+    /// The shim's doorbell and tokens have been removed from the kernel's list for an exec.
     hidden: bool,
-    /// Another process has it too, or has had it: see [`shared`].
+    /// Another process has the instance too, or has had it: see [`shared`].
     shared: bool,
-    /// When it may next be asked who else has it: see [`Inner::unshare`].
+    /// The time from which the holders may be queried again: see [`Inner::unshare`].
     ask_holders_at: u64,
-    /// How often it had been changed by all of them when the records were last true.
+    /// The count of changes by all holders when the records last matched the kernel's list.
     seen_changes: u32,
-    /// It is itself watched: see [`nested`].
+    /// The instance is itself watched: see [`nested`].
     nested: bool,
-    /// By the number in the kernel's set, or by a negative one if that has been [closed](freeze_everywhere).
+    /// The registrations by their fd in the kernel's list, or by a negative one if that fd has been
+    /// [closed](freeze_everywhere).
     registrations: Records<Registration>,
     names: Names,
-    /// Of those, what lanes answer for.
+    /// How many of them lanes answer for.
     answered: Count,
-    /// Connections that are registered by another number than their endpoint's.
+    /// Connections that are registered by another fd than their endpoint's.
     duplicates: Duplicates,
-    /// How many registrations have been made, and how many have been [frozen](freeze_everywhere).
+    /// How many registrations have been made, and the negative fd of the last one that was
+    /// [frozen](freeze_everywhere).
     made: u64,
     frozen: RawFd,
     links: Watched,
-    /// The doorbell has been rung since the links at rest were last looked at.
+    /// The doorbell has been rung since the links at rest were last checked.
     rung: bool,
-    /// Descriptors to look at in the next wait: marked by a peer, newly armed, or level-triggered and ready.
+    /// The ready queue: registrations that a peer has marked, that were newly armed, or that are
+    /// level-triggered and ready.
     line: Line,
     /// Memory for the next [`report::Report`].
     owners: Vec<RawFd>,
-    /// The last look found lanes with bytes that cannot be read yet.
+    /// The last check found lanes with bytes that cannot be read yet.
     unread_behind: bool,
-    /// Endpoints whose receivers have given bytes back, or that have been reset, found out while the lock was held.
+    /// Endpoints whose receivers have returned bytes, or that have been reset. They were found
+    /// while the lock was held, and are handled outside it.
     returned: Vec<&'static Endpoint>,
-    /// The kernel must be asked too: it knows how the peer has ended.
+    /// The kernel must be queried too, for example because it knows how the peer has ended.
     must_ask: bool,
-    /// Registrations whose lanes had no room for what the program wants to send.
+    /// Registrations whose lanes have no room for the bytes that the program wants to send.
     full: Vec<RawFd>,
-    /// When those were last looked at.
+    /// When those were last checked.
     looked_at_full: u64,
-    /// Threads asleep in the kernel on this instance.
+    /// Threads that sleep in the kernel on this instance.
     pub(crate) sleepers: u32,
-    /// All of them look at the lanes by themselves, every [`DEGRADED_NANOS`] or a while later.
+    /// All of them check the lanes by themselves, every [`DEGRADED_NANOS`] or somewhat later.
     sleeps_are_short: bool,
-    /// Connections that this process has closed, and the kernel's set goes on reporting.
+    /// Sockets that this process has closed, and that the kernel goes on reporting.
     ghosts: Vec<Ghost>,
-    /// What has been read of such, to be let go of outside the lock.
+    /// Pins of such sockets that have been read to the end, to be released outside the lock.
     laid: Vec<Pin>,
-    /// Memory for what the kernel has told of behind the doorbell.
+    /// Memory for the kernel's events that follow the doorbell's.
     behind: Vec<epoll_event>,
-    /// When the kernel was last asked for everything, by [`crate::base::order::now`]; and whether something of a lane waits until it is again.
+    /// When the kernel was last queried for all its events, by [`crate::base::order::now`]; and
+    /// whether an event of a lane waits for the next such query.
     asked_all: u64,
     awaits_kernel: bool,
-    /// It is its turn: see [`Inner::put_off_asking`].
+    /// The next wait queries the kernel first: see [`Inner::put_off_asking`].
     kernel_is_next: bool,
-    /// When the kernel was last asked, and how often it was not asked since.
+    /// When the kernel was last queried, and how many waits have passed since without a query.
     pub(crate) asked_at: u64,
     pub(crate) unasked: u32,
 }
 
 struct Registration {
-    /// What has this number in the kernel's set, also if that is another's by now.
+    /// The fd in the kernel's list, even if that fd names another file by now.
     number: RawFd,
-    /// How many had been made before.
+    /// How many registrations of the instance had been made before.
     made: u64,
-    /// Whose it is. `None`: a socket's that is not connected.
+    /// The connection. `None` for a socket that is not connected.
     owner: Option<EndpointRef>,
     events: u32,
     data: u64,
-    /// Made with EPOLLEXCLUSIVE, of which the kernel's set has not been told: see [`registration::is_exclusive`].
+    /// Made with EPOLLEXCLUSIVE, without which the kernel's list has it: see
+    /// [`registration::is_exclusive`].
     exclusive: bool,
     name: Name,
     held: Held,
-    /// Whether there is room is the lane's to say, as far as the kernel's set has been told.
+    /// The lane answers whether there is room, and the events in the kernel's list have been chosen
+    /// for that.
     sends_on_lane: bool,
     place: Place,
     /// Listed in [`Inner::full`].
     full: bool,
     answered: Answered,
-    /// The link for whose marks it is counted in [`Inner::links`].
+    /// The link whose marks are checked for it: it is counted there in [`Inner::links`].
     watched: Option<&'static Link>,
-    /// How much had arrived when that was last asked: only more is an edge.
+    /// A measure of what had arrived at the last check: only more is an edge.
     arrived: u64,
-    /// Whatever the next look finds is an edge: it has been armed since the last, or waits for room.
+    /// The next check reports whatever it finds as an edge: the registration was armed since the
+    /// last one, or waits for room.
     due: bool,
-    /// How many bytes TCP had received when the kernel last told of an urgent one.
+    /// How many bytes TCP had received when the kernel last reported urgent data.
     urgent_at: u64,
-    /// The kernel had something to tell of it when it was last asked: the lane's word is not all.
+    /// The kernel had an event for it when it was last queried, so the lane's answer is not
+    /// complete.
     beside: bool,
 }
 
-/// Tracks a new instance; beyond 65,536 of them, or the table, they stay unknown, and their sockets on TCP.
+/// Tracks a new instance. Beyond 65,536 instances, or beyond the table, they stay unknown and their
+/// sockets on TCP.
 pub(crate) fn track(fd: RawFd) {
     if !table::has_place_for(fd) {
         return;
@@ -253,7 +282,8 @@ pub(crate) fn track(fd: RawFd) {
     table::replace(fd, Entry::Epoll(name));
 }
 
-/// The user data of the doorbell: an address of ours, which no program has a reason to use.
+/// Returns the user data of the doorbell: an address of the shim's, which no program has a reason
+/// to use.
 fn marker_of(epoll: &Epoll) -> u64 {
     std::ptr::from_ref(epoll) as u64 ^ 0xd00b_e110_0000_0001
 }
@@ -268,7 +298,8 @@ fn some(first: usize, end: usize) -> impl Iterator<Item = &'static Epoll> {
     SLAB[first..end].iter().filter_map(|epoll| unsafe { epoll.load(Acquire).as_ref() })
 }
 
-/// A socket that has just connected may have been registered before. Says why one of the sets cannot have it on a lane.
+/// Assigns the registrations of a socket that has just connected, and was registered before, to its
+/// endpoint. Returns why one of the instances cannot have it on a lane.
 pub(crate) fn adopt_registrations(endpoint: &Endpoint, fd: RawFd) -> Option<Reason> {
     let mut against = None;
     for epoll in all() {
@@ -283,8 +314,8 @@ pub(crate) fn adopt_registrations(endpoint: &Endpoint, fd: RawFd) -> Option<Reas
     against
 }
 
-/// The number of a socket that is not connected is about to be closed, or such a socket ceases to be known. Whoever has it under
-/// another number keeps it in the kernel's sets, as the program has registered it.
+/// Forgets a socket that is not connected, whose fd is about to be closed or no longer tracked. If
+/// another fd names the socket, the kernel goes on reporting it as the program registered it.
 pub(crate) fn release(fd: RawFd) {
     for epoll in all() {
         let mut inner = epoll.inner.lock();
@@ -295,41 +326,43 @@ pub(crate) fn release(fd: RawFd) {
     }
 }
 
-/// Attaches an endpoint in every set that has it; says why one of them cannot have it on a lane.
+/// Attaches an endpoint in every instance that has it. Returns why one of them cannot have it on a
+/// lane.
 pub(crate) fn attach_everywhere(endpoint: &Endpoint) -> Option<Reason> {
     let refusals = sets_of(endpoint).into_iter().map(|epoll| epoll.inner.lock().attach(epoll, endpoint));
     refusals.fold(None, Option::or)
 }
 
-/// An endpoint has left its link but stays registered.
+/// Detaches an endpoint that has left its link but stays registered.
 pub(crate) fn detach_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         epoll.inner.lock().detach(epoll, endpoint);
     }
 }
 
-/// Every instance is the kernel's alone for now: another program may inherit it, and must not meet what is ours there, or
-/// we leave it for good.
+/// Removes the shim's doorbells and tokens from every kernel's list for now. Another program may
+/// inherit the instances and must not find these there, or the shim steps aside for good.
 pub(crate) fn hide() {
     for epoll in all() {
         epoll.inner.lock().hide();
     }
 }
 
-/// Every instance is the kernel's alone from now on.
+/// Leaves every instance to the kernel alone from now on.
 pub(crate) fn surrender() {
     for epoll in all() {
         epoll.inner.lock().surrender(epoll);
     }
 }
 
-/// An endpoint is being closed: the kernel has dropped its registrations.
+/// Forgets an endpoint that is being closed, since the kernel has dropped its registrations.
 pub(crate) fn forget_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         let mut inner = epoll.inner.lock();
         inner.detach(epoll, endpoint);
         for fd in inner.numbers_of(endpoint) {
-            // The number may be in use again already: only what is this endpoint's goes.
+            // The fd may be in use again already, so only the endpoint's own registration is
+            // removed.
             if inner.is_of(fd, endpoint) {
                 inner.forget(fd);
             }
@@ -337,7 +370,8 @@ pub(crate) fn forget_everywhere(endpoint: &Endpoint) {
     }
 }
 
-/// What the program has removed from its sets goes from the kernel's too: before the socket is shared or closed.
+/// Removes registrations from the kernel's lists that the program has removed before. Called before
+/// the socket is shared or closed.
 pub(crate) fn bury_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         let mut inner = epoll.inner.lock();
@@ -345,22 +379,25 @@ pub(crate) fn bury_everywhere(endpoint: &Endpoint) {
     }
 }
 
-/// The waiter `slot` is about to be the one that is woken for the bytes of the endpoint. A set that the program has removed it from,
-/// and that the kernel's set still has, makes way. No lock is held.
+/// Makes way for the waiter `slot`, which the endpoint's bytes are to wake. An instance gives up
+/// the endpoint's marks if the program has removed the endpoint from it, though not from the
+/// kernel's list. The caller must hold no lock.
 pub(crate) fn make_way(endpoint: &Endpoint, slot: Option<Slot>) {
     if endpoint.owner().is_some_and(|owner| slot != Some(owner)) {
         bury_everywhere(endpoint);
     }
 }
 
-/// Nobody may be woken for the bytes of the endpoint any more: a set that has looked for them by itself until now is from now on.
+/// Gives the endpoint's marks, which no waiter gets any more, to an instance that has checked it in
+/// each wait until now.
 fn pass_marks_on(endpoint: &Endpoint) {
     if endpoint.is_attached() && endpoint.owner().is_none() {
         sets_of(endpoint).into_iter().any(|epoll| epoll.inner.lock().gain_marks(endpoint));
     }
 }
 
-/// The last descriptor is about to be closed, and something else happens to the socket first.
+/// Removes an endpoint from every kernel's list. Its last descriptor is about to be closed, and the
+/// shim does something else with the socket first.
 pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         let inner = epoll.inner.lock();
@@ -368,8 +405,9 @@ pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
     }
 }
 
-/// The last descriptor of this process is about to be closed, but another holds the socket: the kernel's sets go on reporting
-/// it, and as the program has registered it.
+/// Gives the kernel's lists the program's own registrations of an endpoint. Its last descriptor in
+/// this process is about to be closed, but another process holds the socket, so the kernel goes on
+/// reporting it.
 pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         let mut inner = epoll.inner.lock();
@@ -378,41 +416,43 @@ pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
     }
 }
 
-/// The endpoint is about to go by another number, but its registrations by the ones that they have.
+/// Prepares for the endpoint to use another fd, while its registrations keep theirs.
 pub(crate) fn renumber_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         epoll.inner.lock().note_number(endpoint.fd.load(Relaxed), endpoint);
     }
 }
 
-/// Whether a set has the endpoint by this number.
+/// Returns whether an instance has the endpoint by this fd.
 pub(crate) fn has_by_number(endpoint: &Endpoint, fd: RawFd) -> bool {
     sets_of(endpoint).into_iter().any(|epoll| epoll.inner.lock().has_by_number(fd, endpoint))
 }
 
-/// A number of the endpoint's is about to be closed, and the socket is not. The kernel's sets keep what is registered under that
-/// number, and nobody can change it before the socket has the number again.
+/// Freezes the registrations of an endpoint's fd that is about to be closed, while the socket is
+/// not. The kernel's lists keep them, and no call can change them before the socket has that fd
+/// again.
 pub(crate) fn freeze_everywhere(endpoint: &Endpoint, fd: RawFd) {
     for epoll in sets_of(endpoint) {
         epoll.inner.lock().freeze(epoll, fd, endpoint);
     }
 }
 
-/// The endpoint has another number, which may be one that it had before.
+/// Thaws the registrations of an fd that the endpoint has again, if it had it before.
 pub(crate) fn thaw_everywhere(endpoint: &Endpoint, fd: RawFd) {
     for epoll in sets_of(endpoint) {
         epoll.inner.lock().thaw(epoll, fd, endpoint);
     }
 }
 
-/// Brings the kernel's sets up to date after a direction changed its road.
+/// Updates the kernel's lists after a direction has changed its transport.
 pub(crate) fn refresh(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         epoll.inner.lock().refresh(endpoint);
     }
 }
 
-/// A lane of `endpoint` has no room: whoever waits for some must find out if that stays so.
+/// Notes that a lane of `endpoint` has no room. Instances that wait for room must find out whether
+/// that lasts.
 pub(crate) fn watch_for_space(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         let mut inner = epoll.inner.lock();
@@ -420,14 +460,15 @@ pub(crate) fn watch_for_space(endpoint: &Endpoint) {
     }
 }
 
-/// Nobody looks at `link` any more.
+/// Has every instance stop checking `link`.
 pub(crate) fn drop_link(link: &'static Link) {
     for epoll in all() {
         epoll.inner.lock().links.forget(link);
     }
 }
 
-/// The program has done something that makes TCP tell its waiters of one of `events` anew, for their edges.
+/// Has the next wait report `events` of an endpoint again, as an edge too. The program has done
+/// something after which TCP notifies its waiters again.
 pub(crate) fn tell_again(endpoint: &Endpoint, events: u32) {
     for epoll in sets_of(endpoint) {
         let mut inner = epoll.inner.lock();
@@ -435,21 +476,24 @@ pub(crate) fn tell_again(endpoint: &Endpoint, events: u32) {
     }
 }
 
-/// An urgent byte has been read on its own. Of its arrival the kernel tells nobody any more, who may have other bytes in a lane.
+/// Notes that an urgent byte has been read on its own. The kernel no longer reports its arrival, so
+/// an edge-triggered registration would miss other bytes in a lane.
 pub(crate) fn note_urgent_read(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         epoll.inner.lock().note_urgent_read(endpoint);
     }
 }
 
-/// Each set that has it, once: it is listed for each of its registrations.
+/// Returns each instance that has the endpoint, once. The endpoint lists an instance for each of
+/// its registrations.
 fn sets_of(endpoint: &Endpoint) -> Vec<&'static Epoll> {
     let listed = endpoint.epolls.lock();
     let is_first = |(place, name): &(usize, &EpollRef)| !listed[..*place].contains(name);
     listed.iter().enumerate().filter(is_first).filter_map(|(_, name)| name.resolve()).collect()
 }
 
-/// Takes the locks of every instance, and what there is one of, while the process is copied: before those of endpoints.
+/// Takes the locks of every instance, and the global ones, while the process forks. They are taken
+/// before those of endpoints.
 pub(crate) fn hold_locks() {
     shared::TAKING_IN.hold();
     let mut held = 0;
@@ -468,7 +512,7 @@ pub(crate) fn hold_locks() {
     }
 }
 
-/// In both processes.
+/// Releases these locks, in both processes.
 ///
 /// # Safety
 /// After [`hold_locks`], on the same thread.
@@ -481,7 +525,7 @@ pub(crate) unsafe fn release_locks() {
     }
 }
 
-/// Frees the locks of every instance in a child that nobody announced.
+/// Frees the locks of every instance in a child whose fork no hook has seen.
 ///
 /// # Safety
 /// This must be the only thread of the process.
@@ -497,7 +541,7 @@ pub(crate) unsafe fn reset_locks() {
     }
 }
 
-/// A forked child shares its parent's instances, but has no lanes.
+/// Adjusts the instances in a forked child, which shares its parent's but has no lanes.
 pub(crate) fn after_fork_in_child() {
     for epoll in shared::in_use() {
         let mut inner = epoll.inner.lock();
@@ -516,20 +560,20 @@ pub(crate) fn after_fork_in_child() {
 }
 
 impl Inner {
-    /// The kernel's set.
+    /// Returns the fd of the kernel's instance.
     pub(crate) fn fd(&self) -> RawFd {
         self.fd
     }
 }
 
 impl Epoll {
-    /// Whether calls must look here at all.
+    /// Returns whether calls must check this instance at all.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.active.load(Acquire) != 0
     }
 
-    /// Whether what the kernel reports must be [taken over](Inner::take_over).
+    /// Returns whether the kernel's events must be [translated](Inner::take_over).
     #[inline]
     pub(crate) fn must_translate(&self) -> bool {
         self.is_active() || self.has_tokens.load(Acquire)
@@ -540,17 +584,17 @@ impl Epoll {
         self.inner.lock()
     }
 
-    /// Its name as long as it is open.
+    /// Returns the instance's name, which is valid as long as it is open.
     pub(crate) fn name(&self) -> EpollRef {
         EpollRef::new(self.index, self.generation.load(Acquire))
     }
 
-    /// It goes by another number from now on.
+    /// Changes the fd of the instance.
     pub(crate) fn renumber(&self, fd: RawFd) {
         self.inner.lock().fd = fd;
     }
 
-    /// The last descriptor of the instance is closed.
+    /// Ends the instance, whose last descriptor is being closed.
     pub(crate) fn close(&self) {
         family::let_go(self);
         let mut inner = self.inner.lock();
@@ -562,8 +606,8 @@ impl Epoll {
                 endpoint.unclaim(slot);
             }
         }
-        // A thread that sleeps on it, or has just been about to, goes on with what the program itself has put there, and hears
-        // of the kernel alone.
+        // A thread that sleeps on it, or is about to, goes on with the program's own registrations
+        // and learns of the kernel's events alone.
         inner.hide();
         inner.take_bell_out(self);
         let watched: Vec<_> = match inner.sleepers {
@@ -585,7 +629,7 @@ impl Epoll {
             .for_each(|endpoint| LEAVE.call((endpoint, Leaving::BarReading, Reason::EpollClosed)));
     }
 
-    /// `epoll_ctl` for a TCP socket. Returns what the kernel does.
+    /// Carries out `epoll_ctl` for a TCP socket, and returns what the kernel would return.
     ///
     /// # Safety
     /// `event` must be what the program passed to epoll_ctl.
@@ -632,15 +676,15 @@ impl Epoll {
             } else {
                 // SAFETY: not null, and the program's promise to the kernel.
                 let mut wanted = unsafe { std::ptr::read_unaligned(event) };
-                // One that lanes do not answer for yet, though the endpoint may be on its way there, is the kernel's, as is one
-                // that they never will.
+                // The kernel answers for a registration that lanes do not answer for yet, even if
+                // its endpoint is being attached, and for one that they never will.
                 let known = inner.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
                 let exclusive = registration::is_exclusive(operation, wanted.events)
                     && (endpoint.is_some() || socket_acceptconn(borrow(fd)) == Ok(false));
                 if exclusive {
                     wanted.events &= !EXCLUSIVE;
                 } else if known.is_some_and(|one| one.exclusive) {
-                    // With this the kernel refuses the change, as it does natively.
+                    // With this flag the kernel refuses the change, as it does without the shim.
                     wanted.events |= EXCLUSIVE;
                 }
                 let objection = inner.objection(wanted.events);
@@ -660,7 +704,7 @@ impl Epoll {
                         one.exclusive = true;
                     }
                     if bar.is_some() && events != wanted.events {
-                        // It is the kernel's to answer, all of it.
+                        // The kernel answers for all of it.
                         inner.change_kernel(libc::EPOLL_CTL_MOD, fd, wanted.events, event.u64);
                     }
                 }
@@ -683,10 +727,11 @@ impl Epoll {
         result
     }
 
-    /// The same of a set that has just been [taken in](take_in), which the kernel has done.
+    /// Notes an `epoll_ctl` that the kernel has carried out on an instance which was just [taken
+    /// in](take_in).
     ///
     /// # Safety
-    /// As above.
+    /// As for [`control`](Self::control).
     pub(crate) unsafe fn note_control(&self, operation: i32, fd: RawFd, event: *mut epoll_event) {
         let endpoint = endpoint::behind(fd);
         // SAFETY: the caller's promise.
@@ -696,8 +741,9 @@ impl Epoll {
         }
     }
 
-    /// A connection comes into a set that is not this process's alone. Lanes wake nobody there, so whoever sleeps, and does not look
-    /// by itself, is to be told by TCP of what lies in one.
+    /// Has a connection leave its lanes that is added to a shared instance, where lanes wake no
+    /// thread. If a thread sleeps there and does not check the lanes by itself, TCP must bring it
+    /// what they hold.
     fn keep_off_lanes(&self, endpoint: &'static Endpoint) {
         let must_be_told = {
             let inner = self.inner.lock();

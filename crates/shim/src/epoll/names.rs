@@ -1,6 +1,8 @@
-//! Whose an event of the kernel's is: by its user data, which is the program's, or a token of ours in its place.
+//! Which registration an event of the kernel belongs to. The event shows only user data: the
+//! program's, or a *token* of the shim in its place.
 //!
-//! One of three states, which only what is here changes: the table *Whose an event is* in docs/registration.md.
+//! A registration's name is in one of three states, and only this file changes them. The table
+//! *Whose an event is* in docs/registration.md lists the transitions.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -10,44 +12,48 @@ use rustc_hash::FxHashMap;
 use super::Epoll;
 use crate::base::process;
 
-/// The upper half of every token. As an address it would be no program's, and nobody counts that far.
+/// The upper half of every token. No program has such an address, and no counter gets that far.
 const TOKENS: u64 = 0xd00b_e112;
 static NEXT_TOKEN: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this user data is of ours.
+/// Returns whether this user data is a token.
 pub(super) fn is_token(data: u64) -> bool {
     data >> 32 == TOKENS
 }
 
-/// A forked child's tokens in the sets that it shares are none of its parent's.
+/// Gives a forked child other tokens than its parent, since both may put some into the instances
+/// that they share.
 pub(super) fn part_tokens() {
     NEXT_TOKEN.store((process::now() >> 10) as u32, Relaxed);
 }
 
 pub(super) fn new_token(epoll: &Epoll) -> Name {
-    // First: a thread that sleeps in the kernel on this instance may be given it at once.
+    // Before the token is registered: a thread that sleeps in the kernel on this instance may get
+    // it immediately.
     epoll.has_tokens.store(true, Release);
     Name::Token(TOKENS << 32 | u64::from(NEXT_TOKEN.fetch_add(1, Relaxed)))
 }
 
-/// What the kernel's set holds as the user data of a registration.
+/// The user data of a registration in the kernel's interest list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Name {
-    /// The program's data, which others may have too: an event that has it is told as it comes.
+    /// The program's data, which other registrations may have too. An event with it is reported
+    /// unchanged.
     #[default]
     Given,
-    /// The program's data, which no other has.
+    /// The program's data, which no other registration in the instance has.
     Unique(u64),
     Token(u64),
 }
 
 impl Name {
-    /// The name by which the kernel's set has it, if it has this data there.
+    /// Returns the name of a registration that has this data in the kernel's list. No other may
+    /// have it.
     pub(super) fn of(data: u64) -> Name {
         if is_token(data) { Name::Token(data) } else { Name::Unique(data) }
     }
 
-    /// Whether an event says that it is this registration's.
+    /// Returns whether an event with this data belongs to this registration for certain.
     pub(super) fn is_known(self) -> bool {
         self != Name::Given
     }
@@ -56,7 +62,7 @@ impl Name {
         matches!(self, Name::Token(_))
     }
 
-    /// The user data in the kernel's set, where the program's is `data`.
+    /// Returns the user data in the kernel's list, where the program's is `data`.
     pub(super) fn in_set(self, data: u64) -> u64 {
         self.key().unwrap_or(data)
     }
@@ -69,12 +75,13 @@ impl Name {
     }
 }
 
-/// The registrations of a set by their names.
+/// The registrations of an instance by their names.
 #[derive(Default)]
 pub(super) struct Names(FxHashMap<u64, RawFd>);
 
 impl Names {
-    /// Whose an event with this data is, if that can be told.
+    /// Returns the fd of the registration that an event with this data belongs to, if that is
+    /// known.
     pub(super) fn find(&self, data: u64) -> Option<RawFd> {
         self.0.get(&data).copied()
     }
@@ -83,21 +90,21 @@ impl Names {
         self.0.is_empty()
     }
 
-    /// The registration `fd` goes by another name. No other goes by that.
+    /// Gives the registration `fd` another name, which no other registration may have.
     pub(super) fn give(&mut self, name: &mut Name, fd: RawFd, new: Name) {
         self.forget(*name, fd);
         *name = new;
         self.0.extend(new.key().map(|key| (key, fd)));
     }
 
-    /// The registration is there no more.
+    /// Removes the name of a registration that has left the instance.
     pub(super) fn forget(&mut self, name: Name, fd: RawFd) {
         if let Some(key) = name.key().filter(|key| self.find(*key) == Some(fd)) {
             self.0.remove(&key);
         }
     }
 
-    /// It is filed under another number.
+    /// Moves a name along with its registration to another fd.
     pub(super) fn renumber(&mut self, name: Name, to: RawFd) {
         self.0.extend(name.key().map(|key| (key, to)));
     }
@@ -107,7 +114,8 @@ impl Names {
 mod tests {
     use super::*;
 
-    /// All sequences of five calls for two registrations, of which each is found by its name and by no other.
+    /// Runs all sequences of five calls for two registrations. Each must be found by its own name
+    /// only.
     #[test]
     fn an_event_is_found_to_be_of_the_one_that_has_its_name() {
         const CALLS: usize = 6;

@@ -1,10 +1,14 @@
-//! Sets that are themselves watched, by poll or by another set. Only the kernel tells of them, so their connections go back to
-//! TCP and later ones never leave it, and the kernel's set holds what the program has asked for and nothing else.
+//! Epoll instances that are themselves watched, by poll or by another instance. Only the kernel
+//! reports that such an instance is ready. So its connections fall back to TCP, later ones never
+//! leave it, and the kernel's list has what the program asked for and nothing else.
 //!
-//! What lanes still hold, the kernel must be shown. The *lamp* is the listener of the set's doorbell: in the kernel's set, and
-//! readable as long as a wait would tell of a lane. The doorbell itself would make the set ready for ever once it has been rung.
+//! The kernel must show what lanes still hold. The *level proxy* (`Lamp`) does that: it is the
+//! listener of the instance's doorbell, in the kernel's list, and readable as long as a wait would
+//! report an event of a lane. The doorbell cannot do it: once rung, it would make the instance
+//! ready for ever.
 //!
-//! A set that other processes have too holds nothing of ours, so what its lanes still hold is seen by poll and select alone.
+//! A shared instance has nothing of the shim's in the kernel's list. So only poll and select see
+//! what its lanes still hold.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -21,17 +25,18 @@ use crate::base::waiter::Slot;
 use crate::epoll::{LEAVE, Leaving};
 use crate::socket::{endpoint, incoming, lost};
 
-/// Sets that have a lamp.
+/// How many instances have a level proxy.
 pub(super) static LAMPS: AtomicU32 = AtomicU32::new(0);
 
-/// Whether there is any lamp.
+/// Returns whether any instance has a level proxy.
 #[inline]
 pub(crate) fn has_lamps() -> bool {
     LAMPS.load(Relaxed) != 0
 }
 
-/// Before a wait on another set, and after one on any: the program may have read what lanes held since they were last shown, or
-/// a peer has rung who has brought nothing. Whether there is any lamp.
+/// Updates all level proxies, and returns whether there are any. Called before a wait on another
+/// instance, and after a wait on any. By then the program may have read what lanes held, or a peer
+/// may have rung without new bytes.
 #[inline]
 pub(crate) fn show_lanes() -> bool {
     let has_lamps = has_lamps();
@@ -41,13 +46,13 @@ pub(crate) fn show_lanes() -> bool {
     has_lamps
 }
 
-/// In a forked child, which has no lanes.
+/// Forgets the level proxies in a forked child, which has no lanes.
 pub(super) fn forget_lamps() {
     LAMPS.store(0, Relaxed);
 }
 
 impl Epoll {
-    /// The instance is itself watched, or looked at by who watches it.
+    /// Notes that the instance is itself watched, or that its watcher is about to check it.
     pub(crate) fn set_nested(&self) {
         let endpoints: Vec<_> = {
             let mut inner = self.inner.lock();
@@ -66,12 +71,13 @@ impl Epoll {
         self.inner.lock().show_lanes(self);
     }
 
-    /// Whether lanes may hold something that the kernel cannot be shown, since the set is not this process's alone.
+    /// Returns whether lanes may hold events that the kernel cannot show, because other processes
+    /// have the instance.
     pub(crate) fn hides_lanes(&self) -> bool {
         self.is_active() && self.inner.lock().hides_lanes()
     }
 
-    /// Whether a wait would tell of such a lane.
+    /// Returns whether a wait would report an event of such a lane.
     pub(crate) fn would_tell_of_hidden(&self) -> bool {
         let mut inner = self.inner.lock();
         inner.catch_up(self);
@@ -80,7 +86,7 @@ impl Epoll {
 }
 
 impl Inner {
-    /// The doorbell's place in the kernel's set becomes the lamp's.
+    /// Replaces the doorbell by the level proxy in the kernel's list.
     fn begin_nesting(&mut self, epoll: &Epoll) {
         self.bury_deleted(epoll);
         self.withdraw_disarmed();
@@ -96,8 +102,9 @@ impl Inner {
         self.mark_where(|_, _| true);
     }
 
-    /// Has the lamp say whether a wait would tell of a lane. What a look has found nothing of is not pending any more: it does
-    /// not shine for ever.
+    /// Makes the level proxy show whether a wait would report an event of a lane. A registration
+    /// for which a check has found nothing is not queued any more, so the proxy does not stay
+    /// readable.
     #[inline]
     pub(crate) fn show_lanes(&mut self, epoll: &Epoll) {
         if let Bell::Lamp(slot) = self.bell {
@@ -121,7 +128,8 @@ impl Inner {
         }
     }
 
-    /// What the program has removed without the kernel's knowing makes the set ready.
+    /// Removes registrations from the kernel's list that the program has removed without the
+    /// kernel, since they make the instance ready.
     pub(super) fn bury_deleted(&mut self, epoll: &Epoll) {
         let deleted = self.registrations.iter().filter(|(_, one)| one.held.is_deleted());
         let deleted: Vec<RawFd> = deleted.map(|(fd, _)| *fd).collect();
@@ -132,14 +140,14 @@ impl Inner {
         self.shared && !self.answered.is_none()
     }
 
-    /// See [`Registration::withdraw`].
+    /// Withdraws all disarmed registrations: see [`Registration::withdraw`].
     pub(super) fn withdraw_disarmed(&mut self) {
         if self.nested && !self.shared {
             self.registrations.iter_mut().for_each(|(&fd, one)| one.withdraw(self.fd, fd));
         }
     }
 
-    /// The same, of one.
+    /// Withdraws one registration, if it is disarmed.
     pub(super) fn withdraw(&mut self, fd: RawFd) {
         if self.nested
             && !self.shared
@@ -149,17 +157,18 @@ impl Inner {
         }
     }
 
-    /// Undoes that, before the program, or somebody who knows nothing of it, makes of the registration what the kernel's set must
-    /// know.
+    /// Undoes a withdrawal. Called before the program changes the registration in the kernel's
+    /// list, or code does that knows nothing of the withdrawal.
     pub(super) fn reinstate(&mut self, fd: RawFd) {
         if let Some(one) = self.registrations.get_mut(&fd).filter(|one| one.held == Held::Withdrawn) {
             one.mark_disarmed(self.fd, fd);
         }
     }
 
-    /// What the kernel's set holds beyond what the program has asked for is there to tell a wait of the peer's death, as long as
-    /// lanes answer. Once it holds true and nobody has died, it has done that, and would make the set ready for nothing. Of what is
-    /// told edges a change makes a new one, but not where the kernel has nothing to tell.
+    /// Removes events from the kernel's list that the program has not asked for. They report the
+    /// peer's death to a wait, as long as lanes answer. Once such an event holds and no peer has
+    /// died, it would make the instance ready without a reason. A change of an edge-triggered
+    /// registration makes a new edge, unless the kernel has nothing to report for it.
     fn drop_surplus(&mut self) {
         for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.held.is_armed()) {
             let surplus = one.held.events() & !one.events;
@@ -183,8 +192,9 @@ impl Inner {
 }
 
 impl Registration {
-    /// A lane has told of a registration for one event. In the kernel's set nothing but an event of its own disarms it, and until
-    /// then an error would make the set ready. So it is taken out, and comes back when the program arms it.
+    /// Removes an EPOLLONESHOT registration from the kernel's list after a lane has reported its
+    /// event. In that list, only an event disarms it, and until then an error would make the
+    /// instance ready. It comes back when the program arms it.
     pub(super) fn withdraw(&mut self, set: RawFd, fd: RawFd) {
         let is_told = self.held.is_to_withdraw() && self.name.is_token();
         if is_told && change(set, libc::EPOLL_CTL_DEL, fd, 0, 0) {
@@ -192,7 +202,7 @@ impl Registration {
         }
     }
 
-    /// Whether a wait would tell of bytes in its lane.
+    /// Returns whether a wait would report bytes in its lane.
     fn would_tell(&self, shared: bool) -> bool {
         let is_armed = self.events & IN != 0 && self.held.is_armed();
         self.endpoint().filter(|_| is_armed).is_some_and(|endpoint| {
@@ -200,7 +210,7 @@ impl Registration {
             if self.events & EDGE == 0 {
                 incoming::is_readable(endpoint, fd)
             } else {
-                // Bytes behind those that TCP has not brought yet are an edge, too.
+                // Bytes that follow bytes of TCP which have not come yet are an edge, too.
                 (self.due || self.may_tell(endpoint, shared)) && incoming::look(endpoint, fd, true).arrived
             }
         })

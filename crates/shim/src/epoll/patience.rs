@@ -1,16 +1,16 @@
-//! How long a sleep on lanes may last where not all that is awaited wakes it.
+//! How long a sleep on lanes may last, if not every event that it waits for wakes it.
 
 /// The longest sleep of a waiter that its peers cannot wake.
 pub(crate) const DEGRADED_NANOS: u64 = 1_000_000;
 
-/// How long a sleep may last at most, beside what the program wants.
+/// The bound of a sleep, in addition to the program's timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// Whatever comes wakes it.
+    /// None: every event wakes it.
     Endless,
-    /// So many nanoseconds, after which it looks for room again.
+    /// So many nanoseconds, after which it checks again for room in lanes.
     Room(u64),
-    /// So many for want of a doorbell: after that it looks for everything.
+    /// So many nanoseconds, because no doorbell wakes it. Then it checks everything.
     Unrung(u64),
 }
 
@@ -27,11 +27,12 @@ impl Patience {
     }
 }
 
-/// How long a sleep may last in nanoseconds if a peer does not hold the doorbell yet, after `in_a_row` of them that found nothing.
+/// Returns how many nanoseconds a sleep may last if a peer does not hold the doorbell yet.
+/// `in_a_row` sleeps before it found nothing.
 ///
-/// A peer takes what the broker has for it with its next call, and rings when it takes a doorbell. So it says nothing unheard but in
-/// the moment before the broker has sent it that doorbell. Who has slept for longer than that waits for a peer that makes no calls, for
-/// hours perhaps.
+/// A peer takes its messages from the broker with its next call, and rings each doorbell that it
+/// takes. So it can publish without a ring only until the broker has sent it the doorbell. A waiter
+/// that has slept for longer waits for a peer that makes no calls, perhaps for hours.
 pub(crate) fn until_known(in_a_row: u32) -> u64 {
     const AT_FIRST: u32 = 64;
     const LONGEST: u32 = 6;

@@ -1,12 +1,12 @@
-//! What a set keeps under each number, each in a place of its own that stays the same as long as it is kept: whoever remembers that finds it
-//! without a search.
+//! A map from fds to records. Each record has an index that stays the same as long as it is kept,
+//! so that code which remembers the index finds the record without a search.
 
 use std::os::fd::RawFd;
 
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-/// Of something that is kept no more, it may be another's.
+/// The index of a record. After the record is removed, another one may get it.
 pub(super) type Index = usize;
 
 pub(super) struct Records<T> {
@@ -21,7 +21,7 @@ impl<T> Default for Records<T> {
 }
 
 impl<T> Records<T> {
-    /// Keeps what `make` makes for its place, instead of what has been kept under that number.
+    /// Inserts the record that `make` returns for its index, in place of the fd's former record.
     pub(super) fn insert(&mut self, fd: RawFd, make: impl FnOnce(Index) -> T) {
         self.remove(&fd);
         let place = self.all.vacant_entry();
@@ -35,7 +35,7 @@ impl<T> Records<T> {
         self.all.try_remove(index).map(|(_, one)| one)
     }
 
-    /// Files it under another number, instead of what has been kept under that.
+    /// Moves a record to another fd, in place of that fd's former record.
     pub(super) fn rename(&mut self, from: RawFd, to: RawFd) {
         if let Some(index) = self.places.remove(&from) {
             self.remove(&to);
@@ -44,13 +44,13 @@ impl<T> Records<T> {
         }
     }
 
-    /// What has this place now.
+    /// Returns the record that has this index now.
     #[inline]
     pub(super) fn at(&mut self, index: Index) -> Option<&mut T> {
         self.all.get_mut(index).map(|(_, one)| one)
     }
 
-    /// What is kept under that number, which probably has this place.
+    /// Returns the record of this fd, which probably has the index `guess`.
     #[inline]
     pub(super) fn find(&mut self, fd: RawFd, guess: Index) -> Option<&mut T> {
         let is_there = self.all.get(guess).is_some_and(|(other, _)| *other == fd);
@@ -99,8 +99,8 @@ mod tests {
 
     const NUMBERS: RawFd = 3;
 
-    /// All sequences of six calls for three numbers, one of them negative: what is kept is found by its number and at its place, which
-    /// stays the same, and by nothing else.
+    /// Runs all sequences of six calls for three fds, one of them negative. Each record must be
+    /// found by its fd and by its index, which stays the same, and by nothing else.
     #[test]
     fn what_is_kept_keeps_its_place() {
         let (length, calls) = (6, 3 * NUMBERS as usize);

@@ -1,4 +1,5 @@
-//! epoll_ctl, and what attaching does to a registration: which part of it the kernel's set answers, and which the lanes.
+//! epoll_ctl, and the effect of attaching on a registration: which of its events the kernel
+//! answers, and which the lanes.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
@@ -25,23 +26,29 @@ use crate::socket::links::Link;
 use crate::socket::outgoing;
 use crate::socket::tcp::Tcp;
 
-/// Whether what is filed under this number has had another, which has been closed: see [`super::freeze_everywhere`].
+/// Returns whether the registration under this key has had another fd, which has been closed: see
+/// [`super::freeze_everywhere`].
 pub(super) fn is_frozen(place: RawFd) -> bool {
     place < NOBODY
 }
 
-/// What the kernel is told of a registration.
+/// The registration that the kernel is given.
 pub(super) struct Passed {
     pub(super) events: u32,
     pub(super) name: Name,
 }
 
-/// What the kernel's set must hold: TCP's send buffer is empty while a lane is used, so EPOLLOUT is ours then, though it stays
-/// where edges are told: whatever wakes such a registration reports all of its events that hold, and may be nothing else,
-/// like urgent data that has been passed over. And the death of the peer, which is an error that nobody need ask for, is
-/// first seen as the end of what it sends. Once this end has been shut down for writing there is always room: with EPOLLOUT
-/// the kernel tells of the edges that TCP makes later, as when the peer acknowledges that, though only a lane has bytes. Urgent
-/// data is an edge, too, to who has bytes to read.
+/// Returns the events that the kernel's list must have for a registration for the events `wanted`:
+///
+/// - EPOLLOUT is removed while this end sends on a lane, since TCP's send buffer is empty then and
+///   the shim answers. Edge-triggered registrations keep it: a wake-up reports all events that
+///   hold, and may have no other one, as for urgent data that has been passed over.
+/// - EPOLLOUT is added to those once this end has shut down writing. There is always room then, so
+///   the kernel reports the edges that TCP makes later, as when the peer acknowledges the FIN,
+///   though only a lane has bytes.
+/// - EPOLLPRI is added to those that ask for bytes, since urgent data is an edge for them, too.
+/// - EPOLLRDHUP is added for the death of the peer: an error that need not be requested, and that
+///   first shows as the end of the stream.
 pub(super) fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
     let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_attached()) else { return wanted };
     let urgent = if wanted & IN != 0 { URGENT } else { 0 };
@@ -54,29 +61,33 @@ pub(super) fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
     if endpoint.has_peer_finished() { held } else { held | FINISHED }
 }
 
-/// Whether something is added with EPOLLEXCLUSIVE, as the kernel allows it: when something comes, at least one of the sets that have it so
-/// wakes up. Of connections, or what may become one, all of them do here, and the kernel's set has it without: it would refuse every
-/// change, also those that lanes need. The program's own it refuses as before.
+/// Returns whether a registration is added with EPOLLEXCLUSIVE in a way that the kernel allows.
+///
+/// When an event comes, the kernel then wakes at least one of the instances that have the file so.
+/// For connections, and sockets that may become one, the shim wakes all of them, and the kernel's
+/// list has the registration without the flag. With it, the kernel would refuse every change, and
+/// lanes need changes. The program's own changes are still refused.
 pub(super) fn is_exclusive(operation: i32, events: u32) -> bool {
     const ALLOWED: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP;
     let allowed = ALLOWED as u32 | EDGE | EXCLUSIVE;
     operation == libc::EPOLL_CTL_ADD && events & EXCLUSIVE != 0 && events & !allowed == 0
 }
 
-/// Whether there is room is the lane's to say.
+/// Returns whether a lane, not TCP, answers whether there is room.
 fn sends_on_lane(endpoint: &Endpoint) -> bool {
     endpoint.is_attached() && endpoint.tx.lock().tx.on_lane()
 }
 
-/// Whether a registration is told the same again and again, whenever something happens.
+/// Returns whether a registration reports all events that hold whenever something happens: EPOLLET
+/// without EPOLLONESHOT.
 pub(super) fn is_told_edges(events: u32) -> bool {
     events & (EDGE | ONE_SHOT) == EDGE
 }
 
 impl Inner {
-    /// `epoll_ctl` for a level-triggered registration of an attached socket, without the kernel where its set holds
-    /// enough already. What it holds too much is taken out when it first reports it. `None`: not such a case; else
-    /// an errno, or 0.
+    /// Carries out `epoll_ctl` for a level-triggered registration of an attached socket without the
+    /// kernel, if its list has enough events already. Surplus events are removed when the kernel
+    /// first reports them. Returns `None` if this is not such a case; else an errno, or 0.
     ///
     /// # Safety
     /// `event` must be what the program passed to epoll_ctl.
@@ -87,7 +98,7 @@ impl Inner {
         endpoint: Option<&Endpoint>,
         event: *mut epoll_event,
     ) -> Option<i32> {
-        // What such a set holds too much makes it ready.
+        // Surplus events in the kernel's list make a watched instance ready.
         if self.nested {
             return None;
         }
@@ -99,7 +110,7 @@ impl Inner {
             return None;
         }
         if operation == libc::EPOLL_CTL_DEL {
-            // Another set may need to be woken in place of this one.
+            // Another instance may need the marks in place of this one.
             if endpoint.epolls.lock().len() > 1 {
                 return None;
             }
@@ -110,7 +121,7 @@ impl Inner {
         }
         // SAFETY: not null, and the program's promise to the kernel.
         let wanted = unsafe { std::ptr::read_unaligned(event) };
-        // What is wrong with these, the kernel says first.
+        // The kernel reports first what is wrong with such flags.
         if !plain(wanted.events) {
             return None;
         }
@@ -129,7 +140,7 @@ impl Inner {
         Some(0)
     }
 
-    /// Takes a registration out of the kernel's set that the program removed before.
+    /// Removes a registration from the kernel's list that the program has removed before.
     pub(super) fn bury(&mut self, epoll: &Epoll, fd: RawFd) {
         if self.registrations.get(&fd).is_some_and(|registration| registration.held.is_deleted()) {
             self.remove(epoll, fd);
@@ -137,22 +148,23 @@ impl Inner {
         }
     }
 
-    /// The numbers by which an endpoint is registered here, if it is.
+    /// Returns the fds by which an endpoint is registered here, if it is.
     pub(super) fn numbers_of(&self, endpoint: &Endpoint) -> Numbers {
         self.duplicates.numbers(endpoint.reference(), endpoint.fd.load(Relaxed))
     }
 
-    /// Whether what is filed under this number is a registration of the endpoint's.
+    /// Returns whether the registration under this fd is the endpoint's.
     pub(super) fn is_of(&self, fd: RawFd, endpoint: &Endpoint) -> bool {
         self.registrations.get(&fd).is_some_and(|one| one.owner == Some(endpoint.reference()))
     }
 
-    /// Whether the program has it registered by this number.
+    /// Returns whether the program has the endpoint registered by this fd.
     pub(super) fn has_by_number(&self, fd: RawFd, endpoint: &Endpoint) -> bool {
         self.is_of(fd, endpoint) && self.registrations.get(&fd).is_some_and(|one| !one.held.is_deleted())
     }
 
-    /// Keeps a number of the endpoint's among its [`Duplicates`](super::duplicates), if it is registered by that.
+    /// Lists an fd of the endpoint among its [`Duplicates`](super::duplicates), if it is registered
+    /// by that.
     pub(super) fn note_number(&mut self, fd: RawFd, endpoint: &Endpoint) {
         if self.is_of(fd, endpoint)
             && let Some(one) = self.registrations.get(&fd)
@@ -161,7 +173,8 @@ impl Inner {
         }
     }
 
-    /// A registration has come. Where the endpoint has others than by its own number, all of them are kept.
+    /// Notes a new registration. All fds of the endpoint are listed if it is registered by another
+    /// one than its own.
     fn note_new(&mut self, fd: RawFd, endpoint: &Endpoint) {
         let own = endpoint.fd.load(Relaxed);
         if fd != own || self.duplicates.has(endpoint.reference()) {
@@ -170,7 +183,8 @@ impl Inner {
         }
     }
 
-    /// The name by which the kernel's set is to have a registration that is made or changed.
+    /// Returns the name that the kernel's list is to have for a registration that is added or
+    /// changed.
     pub(super) fn name_for(
         &mut self,
         epoll: &Epoll,
@@ -180,13 +194,13 @@ impl Inner {
         events: u32,
     ) -> Name {
         let known = self.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
-        // An unseen wait may come that would be told of a token.
+        // An unseen wait may come, which would return a token.
         if !code::is_clean() {
             return Name::Given;
         }
         match known.map(|one| one.name) {
             Some(name @ Name::Token(_)) => return name,
-            // Its data may be another's by now.
+            // Another registration may have its data by now.
             Some(Name::Unique(_)) => return new_token(epoll),
             Some(Name::Given) | None => {}
         }
@@ -197,13 +211,15 @@ impl Inner {
         }
     }
 
-    /// The kernel's set has a registration by another name from now on.
+    /// Gives a registration another name, which the kernel's list has from now on.
     pub(super) fn name(&mut self, fd: RawFd, name: Name) {
         if let Some(registration) = self.registrations.get_mut(&fd) {
             self.names.give(&mut registration.name, fd, name);
         }
     }
 
+    /// Records a registration that the kernel has added or changed, and attaches it if its
+    /// connection is on lanes. Returns why it cannot be on a lane.
     pub(super) fn put(
         &mut self,
         epoll: &Epoll,
@@ -216,8 +232,8 @@ impl Inner {
         if endpoint.is_none() {
             table::note_registered(fd);
         }
-        // It may have been connected since the caller looked, by another thread. Either this sees that, or whoever has connected
-        // it finds the registration.
+        // Another thread may have connected it since the caller's check. Either this load sees
+        // that, or the thread that has connected it finds the registration.
         let endpoint = endpoint.or_else(|| endpoint::behind(fd));
         if operation == libc::EPOLL_CTL_MOD
             && let Some(registration) = self.registrations.get_mut(&fd)
@@ -233,7 +249,7 @@ impl Inner {
             }
             return None;
         }
-        // What has been closed where nobody saw it.
+        // Drops the record of a file that was closed unseen.
         self.remove(epoll, fd);
         let made = self.made;
         self.made += 1;
@@ -269,7 +285,7 @@ impl Inner {
             return objection;
         }
         if endpoint.is_attached() && self.shared {
-            // What its lane still holds.
+            // Lanes answer for the bytes that they still hold.
             self.begin_answering(epoll, fd, endpoint, false);
         } else if endpoint.is_attached() {
             let refusal = self.attach(epoll, endpoint);
@@ -279,20 +295,21 @@ impl Inner {
         None
     }
 
-    /// What was there before a registration comes behind all that the kernel has to tell of by now.
+    /// Puts a new registration, whose bytes were there before it, behind all events that the kernel
+    /// has by now.
     fn place_behind_kernel(&mut self, fd: RawFd) {
         if let Some(one) = self.registrations.get_mut(&fd) {
             one.place.stand_behind(order::now());
         }
     }
 
-    /// Why nothing that is registered here for these events can be on a lane.
+    /// Returns why nothing that is registered here for these events can be on a lane.
     pub(super) fn objection(&self, events: u32) -> Option<Reason> {
         let exclusive = (events & EXCLUSIVE != 0).then_some(Reason::ExclusiveEpoll);
         self.nested.then_some(Reason::NestedEpoll).or(exclusive)
     }
 
-    /// What is filed under this number is in the set no more.
+    /// Removes the registration under this fd from the instance.
     pub(super) fn remove(&mut self, epoll: &Epoll, fd: RawFd) {
         let owner = self.registrations.get(&fd).and_then(|one| one.owner);
         if let Some(endpoint) = owner.and_then(EndpointRef::resolve) {
@@ -302,7 +319,7 @@ impl Inner {
         self.forget(fd);
     }
 
-    /// The kernel's set does not have it any more.
+    /// Forgets a registration that the kernel's list does not have any more.
     pub(super) fn forget(&mut self, fd: RawFd) {
         if let Some(one) = self.registrations.remove(&fd) {
             self.names.forget(one.name, fd);
@@ -311,7 +328,7 @@ impl Inner {
         }
     }
 
-    /// From now on the registrations of `endpoint` are answered here.
+    /// Has lanes answer for the registrations of `endpoint` from now on.
     pub(super) fn attach(&mut self, epoll: &Epoll, endpoint: &Endpoint) -> Option<Reason> {
         let at = endpoint.rx.lock().at?;
         let mut refusal = None;
@@ -335,7 +352,8 @@ impl Inner {
         if let Some(reason) = self.objection(known.events) {
             return Some(reason);
         }
-        // Whether its one event has been told, only a token would say. It gets one when the program arms it anew.
+        // Only a token would show whether its one event has been reported. It gets one when the
+        // program arms it again.
         if known.events & ONE_SHOT != 0 && !known.name.is_known() {
             return Some(Reason::NewCode);
         }
@@ -352,12 +370,13 @@ impl Inner {
             self.name(fd, new_token(epoll));
             self.set_kernel_events(fd, Some(endpoint));
         }
-        // Whoever sleeps on this instance went to sleep without looking at this lane, and may not be counted.
+        // A thread that sleeps on this instance has not checked this lane before, and may not be
+        // counted.
         slot.ring();
         None
     }
 
-    /// Looks for the marks of a link from now on, for this registration.
+    /// Has the marks of a link checked from now on, for this registration.
     fn watch(&mut self, fd: RawFd, link: &'static Link) {
         if let Some(one) = self.registrations.get_mut(&fd).filter(|one| one.watched.is_none()) {
             one.watched = Some(link);
@@ -365,8 +384,9 @@ impl Inner {
         }
     }
 
-    /// The marks of the connection come to this set from now on, which has looked for its bytes by itself. `false`: they go to another
-    /// waiter, or it is none that they could find here.
+    /// Directs the marks of the connection to this instance, whose waits have checked it by
+    /// themselves. Returns `false` if the marks go to another waiter, or could find no registration
+    /// here.
     pub(super) fn gain_marks(&mut self, endpoint: &Endpoint) -> bool {
         let Some(slot) = self.slot().filter(|_| !self.shared && !self.nested) else { return false };
         let is_looked_for = |one: &Registration| {
@@ -384,7 +404,7 @@ impl Inner {
             return false;
         }
         fds.iter().for_each(|fd| self.watch(*fd, at.link));
-        // What has come before this has its place by its stamp.
+        // What has come before this gets its position by its stamp.
         self.take_marks();
         for fd in fds {
             if let Some(one) = self.registrations.get_mut(&fd) {
@@ -397,7 +417,7 @@ impl Inner {
         true
     }
 
-    /// The same of all whose marks nobody has.
+    /// Directs the marks of all connections here whose marks no waiter gets.
     pub(super) fn gain_all_marks(&mut self) {
         for fd in
             self.attached_where(|one, endpoint| !one.answered.is_by_marks() && endpoint.owner().is_none())
@@ -409,18 +429,19 @@ impl Inner {
         }
     }
 
-    /// Whoever sleeps on this instance looks again: what the program asks for has changed.
+    /// Has the threads that sleep on this instance check again, since what the program asks for has
+    /// changed.
     fn wake(&self) {
         if let Some(slot) = self.slot().filter(|_| self.sleepers > 0) {
             slot.ring();
         }
     }
 
-    /// A registration that cannot stay on lanes. The connection goes back, so this lasts until its lane has been drained, and as long a wait
-    /// looks there by itself.
+    /// Has lanes answer for a registration that cannot stay on lanes. The connection falls back, so
+    /// this lasts until its lane has been drained, and until then each wait checks it by itself.
     fn drain_here(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         self.begin_answering(epoll, fd, endpoint, false);
-        // See `attach_one`. In a shared set nobody can be woken.
+        // As in `attach_one`. In a shared instance no thread can be woken.
         if !self.shared
             && let Some(slot) = self.take_slot(epoll)
         {
@@ -428,7 +449,8 @@ impl Inner {
         }
     }
 
-    /// Lanes answer for a registration from now on. `by_marks`: the marks of its connection go to this set.
+    /// Has lanes answer for a registration from now on. `by_marks`: the marks of its connection go
+    /// to this instance.
     fn begin_answering(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint, by_marks: bool) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         if !registration.answered.begin(endpoint.reference(), by_marks, &mut self.answered) {
@@ -440,7 +462,7 @@ impl Inner {
         self.mark_due(fd);
     }
 
-    /// Undoes that.
+    /// Has lanes answer for a registration no longer.
     fn end_answering(&mut self, epoll: &Epoll, fd: RawFd) {
         if let Some(registration) = self.registrations.get_mut(&fd)
             && registration.answered.end(&mut self.answered)
@@ -449,7 +471,7 @@ impl Inner {
         }
     }
 
-    /// The connection has left its lanes.
+    /// Detaches the registrations of a connection that has left its lanes.
     pub(super) fn detach(&mut self, epoll: &Epoll, endpoint: &Endpoint) {
         for fd in self.numbers_of(endpoint) {
             if self.part(epoll, fd, endpoint) {
@@ -459,7 +481,8 @@ impl Inner {
         self.show_lanes(epoll);
     }
 
-    /// Lanes answer for a registration no more. `false` if they did not.
+    /// Has lanes answer for a registration no longer, and stops checking its link. Returns `false`
+    /// if lanes did not answer for it.
     fn part(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) -> bool {
         let owner = Some(endpoint.reference());
         let known = self.registrations.get_mut(&fd).filter(|one| one.answered.by() == owner);
@@ -474,7 +497,7 @@ impl Inner {
         true
     }
 
-    /// Marks of the connection go to this set no more, unless another of its registrations is found by them.
+    /// Gives up the marks of a connection, unless they find another of its registrations here.
     fn unclaim_unused(&self, endpoint: &Endpoint) {
         let owner = Some(endpoint.reference());
         let is_found = |one: &Registration| one.answered.is_by_marks() && one.answered.by() == owner;
@@ -484,9 +507,10 @@ impl Inner {
         }
     }
 
-    /// Has the kernel's set hold all that the program asked for. What it holds too much is taken out when it is first reported, or
-    /// at once where the set is watched: of what is told edges that would be one. An edge that only the lane has made, and nobody
-    /// has been told of, is the kernel's to tell from now on.
+    /// Has the kernel's list hold all events that the program asked for. Surplus ones are removed
+    /// when the kernel first reports them. In a watched instance that is done now, unless the
+    /// registration is edge-triggered, for which the change is an edge. If a lane has made an edge
+    /// that is not reported yet, that edge is wanted: the kernel must report it from now on.
     pub(super) fn settle(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         if registration.held.is_deleted() || is_frozen(fd) {
@@ -505,6 +529,7 @@ impl Inner {
         }
     }
 
+    /// Sets the events of a registration in the kernel's list to those that are needed there.
     pub(super) fn set_kernel_events(&mut self, fd: RawFd, endpoint: Option<&Endpoint>) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         let (events, data) = (registration.needed_of_kernel(endpoint), registration.kernel_data());
@@ -513,8 +538,9 @@ impl Inner {
         self.note_sending_road(fd, endpoint);
     }
 
-    /// The kernel's set has just been told of a registration, and looks at it. Where it holds EPOLLOUT beside a lane, what it
-    /// finds belongs into one report with what the lane says.
+    /// Notes which transport the direction uses after the kernel has been given a registration, and
+    /// so checks it. If the kernel's list has EPOLLOUT while a lane is used, its event belongs into
+    /// one report with the lane's.
     fn note_sending_road(&mut self, fd: RawFd, endpoint: Option<&Endpoint>) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         registration.sends_on_lane = !self.shared && endpoint.is_some_and(sends_on_lane);
@@ -523,13 +549,13 @@ impl Inner {
             beside && registration.answered.is_by_lanes() && registration.held.events() & OUT != 0;
     }
 
-    /// See [`change`].
+    /// Changes the kernel's list: see [`change`].
     pub(super) fn change_kernel(&self, operation: i32, fd: RawFd, events: u32, data: u64) {
         change(self.fd, operation, fd, events, data);
     }
 
-    /// Takes what is ours out of the kernel's set, the doorbell and the tokens, and has it look anew at what lanes have
-    /// answered until now.
+    /// Removes the doorbell and the tokens from the kernel's list, and has the kernel check anew
+    /// what lanes have answered until now.
     pub(super) fn hide(&mut self) {
         if self.slot().is_none() && self.names.are_none() {
             return;
@@ -546,8 +572,9 @@ impl Inner {
         });
     }
 
-    /// Has the kernel's set hold nothing of ours from now on: what waits there may be a call that no hook sees. What a lane still
-    /// holds, which nobody can give back, is all that is answered here.
+    /// Leaves nothing of the shim's in the kernel's list from now on, since a call that no hook
+    /// sees may wait there. Lanes answer only for bytes that they still hold and that cannot be
+    /// returned.
     pub(super) fn surrender(&mut self, epoll: &Epoll) {
         if self.shared {
             return;
@@ -556,7 +583,7 @@ impl Inner {
         let Inner { registrations, names, fd: set, .. } = self;
         for (&fd, one) in registrations.iter_mut().filter(|(_, one)| one.name.is_token()) {
             let is_given = match one.held.is_disarmed() {
-                // The kernel has disarmed it, and reports nothing of it, not even an error.
+                // The kernel has disarmed it, and reports nothing for it, not even an error.
                 true if one.held == Held::Silent => false,
                 true => change(*set, libc::EPOLL_CTL_MOD, fd, one.events & PRIVATE, one.data),
                 false => one.give_to_kernel(*set, fd),
@@ -565,14 +592,14 @@ impl Inner {
                 names.give(&mut one.name, fd, Name::Given);
             }
         }
-        // Where a lane still holds something, waits of libc's look for that by themselves.
+        // If a lane still holds bytes, waits through libc check it by themselves.
         self.take_bell_out(epoll);
         if self.answered.is_none() {
             self.let_slot_go();
         }
     }
 
-    /// Puts it back, if it was taken out for an exec that has failed.
+    /// Puts back what was removed for an exec that has failed.
     #[inline]
     pub(crate) fn show(&mut self) {
         if self.hidden {
@@ -588,7 +615,8 @@ impl Inner {
         self.withdraw_disarmed();
     }
 
-    /// See [`super::freeze_everywhere`]. Only what a lane still holds is answered here from now on.
+    /// Freezes the registration of an fd: see [`super::freeze_everywhere`]. Only the bytes that a
+    /// lane still holds are answered here from now on.
     pub(super) fn freeze(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         if !self.is_of(fd, endpoint) {
             return;
@@ -609,7 +637,7 @@ impl Inner {
         }
     }
 
-    /// See [`super::thaw_everywhere`].
+    /// Thaws the registration of an fd: see [`super::thaw_everywhere`].
     pub(super) fn thaw(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         let owner = Some(endpoint.reference());
         let is_it = |place: &RawFd| {
@@ -627,7 +655,7 @@ impl Inner {
         }
     }
 
-    /// Has the kernel's set report a registration as the program has made it.
+    /// Has the kernel's list hold a registration as the program made it.
     pub(super) fn restore(&mut self, fd: RawFd) {
         let Some(one) = self.registrations.get_mut(&fd) else { return };
         let is_as_made = !one.name.is_token() && !one.exclusive && one.held.events() == one.events;
@@ -642,7 +670,7 @@ impl Inner {
         }
     }
 
-    /// Files a registration under another number.
+    /// Files a registration under another fd.
     fn rename(&mut self, from: RawFd, to: RawFd) {
         let Some(one) = self.registrations.get(&from) else { return };
         self.names.renumber(one.name, to);
@@ -652,9 +680,9 @@ impl Inner {
         self.full.iter_mut().filter(|number| **number == from).for_each(|number| *number = to);
     }
 
-    /// See [`super::leave_everywhere`].
+    /// Gives the kernel the program's own registration: see [`super::leave_everywhere`].
     pub(super) fn leave(&self, fd: RawFd) {
-        // A change is an edge: what is as the program has it stays untouched.
+        // A change is an edge, so a registration that is as the program made it stays untouched.
         let is_ours = !self.shared && !self.hidden;
         let held = self.registrations.get(&fd).filter(|one| is_ours && one.name.is_known());
         if let Some(one) = held.filter(|one| one.held.is_armed()) {
@@ -662,8 +690,9 @@ impl Inner {
         }
     }
 
-    /// Has the kernel's set hold something else where it holds a token. What it has disarmed reports nothing before it is given
-    /// its data anew, and what other processes use is left as it is.
+    /// Gives the registrations with a token other events and data in the kernel's list. A
+    /// registration that the kernel has disarmed reports nothing before it gets its data anew, and
+    /// is skipped. A shared instance is left as it is.
     fn for_tokens(&self, held: impl Fn(&Registration) -> (u32, u64)) {
         let shows = |one: &Registration| one.name.is_token() && one.held.is_looked_for() && !self.shared;
         for (&fd, one) in self.registrations.iter().filter(|(_, one)| shows(one)) {
@@ -672,9 +701,10 @@ impl Inner {
         }
     }
 
-    /// A direction that leaves its lane is an edge for those who had no room there, and for those who have not been told of the last.
-    /// For others it is none: what TCP makes of the next send may be an edge, as when the peer is gone, and nothing may wake them
-    /// before.
+    /// Updates the kernel's list after a direction has changed its transport. Leaving a lane is an
+    /// edge for registrations that had no room there, or whose last edge has not been reported. For
+    /// others it is none: TCP may make an edge of the next send, as when the peer is gone, and
+    /// nothing may wake them before that.
     pub(super) fn refresh(&mut self, endpoint: &Endpoint) {
         if self.shared {
             return;
@@ -690,7 +720,7 @@ impl Inner {
         let enough = wanted & !registration.held.events() == 0;
         let too_much = registration.held.events() & OUT & !wanted != 0;
         let was_on_lane = std::mem::replace(&mut registration.sends_on_lane, sends_on_lane(endpoint));
-        // A program that waits for room has it in TCP now, of which the kernel must tell anew.
+        // A program that waits for room has it in TCP now, and the kernel must report it anew.
         let has_left = was_on_lane
             && !registration.sends_on_lane
             && registration.events & OUT != 0
@@ -702,11 +732,11 @@ impl Inner {
             return;
         }
         self.set_kernel_events(fd, Some(endpoint));
-        // What the kernel no longer answers, the next look must.
+        // The next check must answer for what the kernel no longer answers.
         self.mark_due(fd);
     }
 
-    /// The next wait tells how it is.
+    /// Has the next wait report the state of a registration.
     pub(super) fn mark_due(&mut self, fd: RawFd) {
         let slot = self.slot();
         let found_by_marks = self.registrations.get(&fd).filter(|one| one.answered.is_by_marks());
@@ -715,12 +745,12 @@ impl Inner {
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.due = true;
         }
-        // What is marked has a place of its own, which taking the mark gives it.
+        // A marked registration gets its own position when the mark is taken.
         if is_marked {
             return;
         }
         let has_some = self.lacks_place_for_some(fd);
-        // What has come before this has its place before it, also by a link at rest.
+        // What has come before this gets its position before it, even by a link at rest.
         self.rung |= has_some && self.links.has_some_at_rest();
         if self.rung || self.has_marks() {
             self.take_marks();
@@ -728,7 +758,7 @@ impl Inner {
         self.queue_for_look(fd, has_some);
     }
 
-    /// Whether there is something to be told of a registration that has no place for it yet.
+    /// Returns whether lanes have an event for a registration that is not `Placed` yet.
     pub(super) fn lacks_place_for_some(&self, fd: RawFd) -> bool {
         let Some(registration) = self.registrations.get(&fd).filter(|one| !one.place.is_placed()) else {
             return false;
@@ -736,7 +766,8 @@ impl Inner {
         registration.endpoint().is_some_and(|endpoint| registration.has_some(endpoint, self.slot()))
     }
 
-    /// The next wait looks at it. It has its place if it `has_some`, and else its first mark gives it one.
+    /// Queues a registration for the next wait. It is `Placed` if it `has_some`; else its first
+    /// mark places it.
     pub(super) fn queue_for_look(&mut self, fd: RawFd, has_some: bool) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         match has_some {
@@ -745,14 +776,14 @@ impl Inner {
         }
     }
 
-    /// The next wait tells what is new.
+    /// Has the next wait report what is new.
     pub(super) fn mark_pending(&mut self, fd: RawFd) {
         if let Some(registration) = self.registrations.get_mut(&fd) {
             self.line.enter(&mut registration.place, fd);
         }
     }
 
-    /// See [`super::tell_again`].
+    /// Reports `events` of a registration again: see [`super::tell_again`].
     pub(super) fn tell_again(&mut self, fd: RawFd, events: u32) {
         if self
             .registrations
@@ -764,7 +795,7 @@ impl Inner {
         }
     }
 
-    /// See [`super::note_urgent_read`].
+    /// Has unreported edges checked: see [`super::note_urgent_read`].
     pub(super) fn note_urgent_read(&mut self, endpoint: &Endpoint) {
         let received = (Tcp { endpoint, fd: endpoint.fd.load(Relaxed) }).received();
         let untold = self.attached_where(|one, other| {
@@ -773,8 +804,10 @@ impl Inner {
         untold.into_iter().for_each(|fd| self.mark_due(fd));
     }
 
-    /// See [`super::watch_for_space`]. Between the send that found no room and this, the peer may have made some, and another thread have
-    /// looked, to which that was no edge yet. Or the direction may have left its lane, and the kernel have told of its room already.
+    /// Notes a lane without room: see [`super::watch_for_space`]. Since the send found none, the
+    /// peer may have made some, and another thread may have checked, for which that was no edge
+    /// yet. Or the direction may have left its lane, and the kernel may have reported its room
+    /// already.
     pub(super) fn watch_for_space(&mut self, fd: RawFd, endpoint: &Endpoint) {
         self.note_full(fd);
         let waits =
@@ -792,7 +825,7 @@ impl Inner {
         }
     }
 
-    /// A lane of this registration has no room.
+    /// Notes that a lane of this registration has no room.
     pub(super) fn note_full(&mut self, fd: RawFd) {
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.due = true;
@@ -803,8 +836,9 @@ impl Inner {
     }
 }
 
-/// A change of our own to the kernel's set `set`. If the registration has vanished, or its descriptor is closed while another
-/// names the socket, it fails and changes nothing.
+/// Changes the kernel's list of the instance `set` for the shim. Returns `false` if the kernel
+/// refused that, which changes nothing: the registration has vanished, or its fd is closed while
+/// another names the socket.
 pub(super) fn change(set: RawFd, operation: i32, fd: RawFd, events: u32, data: u64) -> bool {
     let before = errno::get();
     let mut event = epoll_event { events, u64: data };
@@ -814,7 +848,8 @@ pub(super) fn change(set: RawFd, operation: i32, fd: RawFd, events: u32, data: u
     changed
 }
 
-/// Takes the set off the list of those that hold the endpoint: once, as the set may know it by another number too.
+/// Removes the instance from the list of those that have the endpoint. Only once, as it may have
+/// the endpoint by another fd too.
 fn unlist(epoll: &Epoll, endpoint: &Endpoint) {
     let name = epoll.name();
     let mut sets = endpoint.epolls.lock();
@@ -823,17 +858,19 @@ fn unlist(epoll: &Epoll, endpoint: &Endpoint) {
     }
 }
 
-/// Whether its peer has marked it for the waiter `slot`, which has not taken the mark yet.
+/// Returns whether the peer has marked the endpoint for the waiter `slot`, which has not taken the
+/// mark yet.
 fn is_marked(endpoint: &Endpoint, slot: Slot) -> bool {
     let at = endpoint.rx.lock().at;
     at.is_some_and(|at| at.link.view().waiter(at.link.side, slot.0).is_marked(at.conn))
 }
 
 impl Registration {
-    /// Has the kernel's set `set` hold all of it, as the program has made it. `false`: it is not there.
+    /// Gives the kernel's list of `set` the registration as the program made it. Returns `false` if
+    /// it is not there.
     pub(super) fn give_to_kernel(&mut self, set: RawFd, fd: RawFd) -> bool {
         let is_there = if self.exclusive {
-            // Which cannot be changed into.
+            // A registration cannot be changed to EPOLLEXCLUSIVE, only added with it.
             self.exclusive = false;
             self.events |= EXCLUSIVE;
             change(set, libc::EPOLL_CTL_DEL, fd, 0, 0)
@@ -847,18 +884,18 @@ impl Registration {
         is_there
     }
 
-    /// What the kernel's set must hold: everything, as long as nothing of it is answered here, though the endpoint may be on its
-    /// lanes already.
+    /// Returns the events that the kernel's list must have: all of them, as long as lanes do not
+    /// answer for the registration, even if its endpoint is on lanes already.
     fn needed_of_kernel(&self, endpoint: Option<&Endpoint>) -> u32 {
         kernel_events(endpoint.filter(|_| self.answered.is_by_lanes()), self.events)
     }
 
-    /// The connection that is answered here.
+    /// Returns the connection whose lanes answer.
     pub(super) fn endpoint(&self) -> Option<&'static Endpoint> {
         self.answered.by().and_then(EndpointRef::resolve)
     }
 
-    /// The user data that the kernel's set holds.
+    /// Returns the user data in the kernel's list.
     pub(super) fn kernel_data(&self) -> u64 {
         self.name.in_set(self.data)
     }

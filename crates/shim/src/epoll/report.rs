@@ -1,50 +1,55 @@
-//! What one epoll_wait is going to return, while it is put together from what lanes say and what the kernel does.
+//! The array that one epoll_wait returns, while it is filled with events of lanes and of the
+//! kernel.
 
 use std::os::fd::RawFd;
 
 use libc::epoll_event;
 
-/// Of no registration that is answered here.
+/// The owner of an event whose registration is not answered here.
 pub(super) const NOBODY: RawFd = -1;
 
-/// The events so far, and whose they are: two registrations may have the same user data.
+/// The events so far, each with the fd of its registration, since two registrations may have the
+/// same user data.
 pub(crate) struct Report<'a> {
     events: &'a mut [epoll_event],
     owners: Vec<RawFd>,
     has_kernels: bool,
-    /// How many there were when the kernel was last asked.
+    /// How many events there were when the kernel was last queried.
     earlier: usize,
 }
 
 impl<'a> Report<'a> {
-    /// An empty one. `owners` is used for its memory.
+    /// Returns an empty report, which reuses the memory of `owners`.
     pub(super) fn new(events: &'a mut [epoll_event], mut owners: Vec<RawFd>) -> Report<'a> {
         owners.clear();
         Report { events, owners, has_kernels: false, earlier: 0 }
     }
 
-    /// Whether the kernel has been asked already.
+    /// Returns whether events of the kernel have been taken over already.
     pub(super) fn has_kernels(&self) -> bool {
         self.has_kernels
     }
 
-    /// What it has said comes next.
+    /// Notes that the kernel's events follow.
     pub(super) fn begin_kernels(&mut self) {
         self.has_kernels = true;
     }
 
-    /// The kernel is asked, perhaps once more, and by then tells again what it tells by level.
+    /// Notes that the kernel is queried now, perhaps again in this wait. It repeats its
+    /// level-triggered events then.
     pub(crate) fn begin_asking(&mut self) {
         self.earlier = self.owners.len();
     }
 
-    /// Adds an event of a registration of which only the kernel knows. What has been told of the same user data when the kernel was asked
-    /// before is the same, or the program could not tell it apart.
+    /// Adds an event of a registration that only the kernel knows. It is merged with an event of
+    /// the same user data from an earlier query. That one is of the same registration, or of one
+    /// that the program cannot distinguish.
     pub(super) fn tell_kernels(&mut self, event: epoll_event) {
         self.tell_unowned(event, self.earlier);
     }
 
-    /// The same of one that nothing here knows any more, after a look that has told of the first `first`.
+    /// Adds an event of a registration without a record. It is merged with one of the same user
+    /// data among the first `first` events.
     pub(super) fn tell_unowned(&mut self, event: epoll_event, first: usize) {
         let is_same =
             |place: &usize| self.owners[*place] == NOBODY && { self.events[*place].u64 } == { event.u64 };
@@ -54,7 +59,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// How many events there are.
+    /// Returns the number of events.
     pub(crate) fn len(&self) -> usize {
         self.owners.len()
     }
@@ -63,22 +68,23 @@ impl<'a> Report<'a> {
         self.len() == self.events.len()
     }
 
-    /// How many more there may be.
+    /// Returns how many more events fit.
     pub(super) fn places(&self) -> usize {
         self.events.len() - self.owners.len()
     }
 
-    /// The array behind them: what the kernel puts there is to be taken over next.
+    /// Returns the free rest of the array. The caller takes over next what the kernel writes there.
     pub(crate) fn room(&mut self) -> &mut [epoll_event] {
         &mut self.events[self.owners.len()..]
     }
 
-    /// What is at a place of the array, told or not.
+    /// Returns the element at `index` of the array, whether it has been added or not.
     pub(super) fn at(&self, index: usize) -> epoll_event {
         self.events[index]
     }
 
-    /// Adds an event, which becomes one with another of the same owner among the first `first`. There is room.
+    /// Adds an event, for which there must be room. It is merged with an event of the same owner
+    /// among the first `first`.
     #[inline]
     pub(super) fn tell(&mut self, owner: RawFd, event: epoll_event, first: usize) {
         if owner != NOBODY
@@ -91,12 +97,12 @@ impl<'a> Report<'a> {
         self.owners.push(owner);
     }
 
-    /// Whose events there are, in their order.
+    /// Returns the owners of the events, in their order.
     pub(super) fn owners(&self) -> &[RawFd] {
         &self.owners
     }
 
-    /// Gives the memory back.
+    /// Returns the memory of the owners for the next report.
     pub(super) fn into_owners(self) -> Vec<RawFd> {
         self.owners
     }

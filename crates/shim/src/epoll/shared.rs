@@ -1,6 +1,7 @@
-//! Sets that another process has too, since a fork. There is one set in the kernel for all of them, and each may change it, so
-//! it holds what the program has asked for and nothing of ours, and lanes answer only for what was in them at the fork. Once no
-//! other process has it any more, it is asked what it holds, and everything is as before.
+//! Epoll instances that another process has too, since a fork. The kernel has one instance for all
+//! of them, and each process may change it. So its list has what the program asked for and nothing
+//! of the shim's, and lanes answer only for what they held at the fork. Once no other process has
+//! the instance, the shim reads the list from /proc, and lanes answer again.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -24,12 +25,13 @@ use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::family::{self, Holders, Shareable};
 use crate::socket::incoming;
 
-/// How much longer than a look for the holders of a set the pause after it is.
+/// How many times longer the pause after a query of the holders is than the query.
 const PAUSES: u64 = 64;
-/// Somebody else may have had the processor meanwhile.
+/// The longest such pause. The query may have taken long only because another thread had the
+/// processor.
 const LONGEST_PAUSE_NANOS: u64 = 20_000_000;
 
-/// What an event leaves of a registration for one event.
+/// The flags that an event leaves of an EPOLLONESHOT registration (EP_PRIVATE_BITS in the kernel).
 pub(super) const PRIVATE: u32 = EDGE | ONE_SHOT | EXCLUSIVE | libc::EPOLLWAKEUP as u32;
 
 impl Shareable for Epoll {
@@ -37,8 +39,9 @@ impl Shareable for Epoll {
         &self.holders
     }
 
-    /// Of one that has become another program meanwhile: whether its descriptor of that number is this set. Where the kernel
-    /// does not compare the two, a set with the same in it counts.
+    /// Returns whether the fd of this instance may name it in a process that has become another
+    /// program meanwhile. If the kernel does not compare the two files, an instance with the same
+    /// list counts.
     fn may_be_held_by(&self, pid: u32) -> bool {
         let Some(fd) = table::name_of(Entry::Epoll(self.name())) else { return true };
         let own_pid = process::pid() as u32;
@@ -48,8 +51,9 @@ impl Shareable for Epoll {
         })
     }
 
-    /// A program that is not told of a set that it inherits has no use for it, but those that it starts inherit it too, under
-    /// the same number.
+    /// Returns whether a process, or one that it has started, still has this instance. A program
+    /// that inherits the instance without knowing it has no use for it. But the programs that it
+    /// starts inherit it too, under the same fd.
     fn is_held_beyond(&self, pid: u32) -> Option<bool> {
         let fd = table::name_of(Entry::Epoll(self.name()))?;
         let own = process::pid() as u32;
@@ -61,15 +65,15 @@ pub(super) fn in_use() -> impl Iterator<Item = &'static Epoll> {
     all().filter(|epoll| epoll.inner.lock().is_open())
 }
 
-/// One set is taken in at a time, so that none is twice.
+/// Guards against taking in one instance twice.
 pub(super) static TAKING_IN: Lock<()> = Lock::new(());
 
 /// Forks that have ended lanes, and how many of them are known to have left no bytes there by now.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static DRAINED: AtomicU32 = AtomicU32::new(0);
 
-/// Whether another process may add a connection to a shared set that has bytes in a lane: the kernel knows nothing of them, and
-/// wakes nobody.
+/// Returns whether another process may add a connection with bytes in a lane to a shared instance.
+/// The kernel does not know of the bytes, and wakes no thread.
 pub(super) fn may_be_added() -> bool {
     let forks = FORKS.load(Acquire);
     if DRAINED.load(Relaxed) == forks {
@@ -83,7 +87,7 @@ pub(super) fn may_be_added() -> bool {
     any_has
 }
 
-/// Before a fork.
+/// Shares every instance, before a fork.
 pub(crate) fn share() {
     FORKS.fetch_add(endpoint::any_is_attached().into(), AcqRel);
     for epoll in in_use() {
@@ -95,17 +99,18 @@ pub(crate) fn share() {
     }
 }
 
-/// There is no child after all.
+/// Notes that the fork has made no child.
 pub(crate) fn forget_child() {
     in_use().for_each(family::forget_child);
 }
 
-/// In a child.
+/// Notes in a child that it holds its parent's instances.
 pub(crate) fn be_born() {
     in_use().for_each(family::be_born);
 }
 
-/// This process is about to become another program. Which of them it inherits, no program of ours will know.
+/// Notes that this process is about to become another program, which will not know the instances
+/// that it inherits.
 pub(crate) fn change_program() {
     for epoll in in_use() {
         if is_inheritable(epoll) {
@@ -116,18 +121,18 @@ pub(crate) fn change_program() {
     }
 }
 
-/// It has not.
+/// Notes that the exec has failed.
 pub(crate) fn stay() {
     in_use().for_each(family::stay);
 }
 
-/// A program that cannot be followed is about to hold them.
+/// Notes that a program without the shim is about to hold the instances.
 pub(crate) fn pass_beyond() {
     in_use().for_each(family::pass_beyond);
 }
 
-/// A message takes the set to another process, or the kernel reads it by a ring, and nobody can be asked when that lets go of it.
-/// What lanes hold for it comes by TCP.
+/// Shares an instance that a message takes to another process, or that an io_uring reads. The shim
+/// cannot find out when that holder releases it. The bytes of its lanes come by TCP.
 pub(crate) fn hand_on(epoll: &Epoll, reason: Reason) {
     epoll.holders.lose();
     let attached: Vec<_> = {
@@ -138,7 +143,8 @@ pub(crate) fn hand_on(epoll: &Epoll, reason: Reason) {
     attached.into_iter().for_each(|endpoint| LEAVE.call((endpoint, Leaving::BarReading, reason)));
 }
 
-/// Whether `fd` is a set, whoever has made it: only a set knows what it does not have.
+/// Returns whether `fd` is an epoll instance, whichever call made it. Only an instance reports
+/// ENOENT for a file that it does not have.
 pub(crate) fn is_set(fd: RawFd) -> bool {
     let before = errno::get();
     let Ok(stranger) = rustix::event::eventfd(0, EventfdFlags::CLOEXEC) else { return false };
@@ -151,8 +157,8 @@ pub(crate) fn is_set(fd: RawFd) -> bool {
     is_set
 }
 
-/// `fd` is a set that this process has been handed by another, or by the program that it was before. Who has it too, nobody can be
-/// asked. `None`: there are too many.
+/// Tracks an instance that this process got from another, or from the program that it was before.
+/// Its other holders cannot be queried. Returns `None` if there are too many instances.
 pub(crate) fn take_in(fd: RawFd) -> Option<&'static Epoll> {
     let _alone = TAKING_IN.lock();
     if table::look_up(fd) == Entry::None {
@@ -165,9 +171,9 @@ pub(crate) fn take_in(fd: RawFd) -> Option<&'static Epoll> {
     super::behind(fd)
 }
 
-/// Of a set that is not known: how many are in it, and whether one of them is a connection that this program has made. Whoever has
-/// put it there did so by no call of libc's, and waits for it in the same way. What was handed to this program, another may have
-/// put there.
+/// Returns how many registrations an unknown instance has, and whether one is a connection that
+/// this program has made. Such a one was registered by a call past libc, and is waited for in that
+/// way too. A connection that was handed to this program may have been registered by another one.
 pub(crate) fn list_unknown(fd: RawFd) -> (u32, bool) {
     let listed = listing::of(process::pid() as u32, fd).unwrap_or_default();
     let is_made_here = |fd| endpoint::behind(fd).is_some_and(|endpoint| endpoint.holders.are_one());
@@ -182,7 +188,7 @@ fn is_inheritable(epoll: &Epoll) -> bool {
     })
 }
 
-/// Whether the endpoint is in a set that another process has too.
+/// Returns whether the endpoint is in an instance that another process has too.
 pub(crate) fn is_shared(endpoint: &Endpoint) -> bool {
     super::sets_of(endpoint).into_iter().any(|epoll| !epoll.inner.lock().unshare(epoll))
 }
@@ -192,7 +198,8 @@ impl Inner {
         self.marker != 0 && self.fd >= 0
     }
 
-    /// Before a fork. The connections have gone back; what is left in their lanes is looked for by every wait.
+    /// Prepares the instance for a fork. The connections have fallen back, and each wait checks
+    /// what is left in their lanes.
     fn share(&mut self, epoll: &Epoll) {
         self.begin_sharing(epoll);
         let Inner { fd: set, registrations, names, .. } = self;
@@ -206,13 +213,13 @@ impl Inner {
             }
         }
         if let Some(slot) = self.slot().filter(|_| self.sleepers > 0) {
-            // Whoever sleeps looks once more, and takes the doorbell out when it is awake.
+            // A sleeping thread checks once more, and removes the doorbell when it is awake.
             slot.ring();
         }
         self.retire_doorbell(epoll);
     }
 
-    /// The kernel's set is not this process's alone.
+    /// Notes that other processes have the kernel's instance too.
     pub(super) fn begin_sharing(&mut self, epoll: &Epoll) {
         if !std::mem::replace(&mut self.shared, true) {
             epoll.active.fetch_add(1, AcqRel);
@@ -221,7 +228,8 @@ impl Inner {
         self.ask_holders_at = 0;
     }
 
-    /// In a shared set, nobody can be woken by lanes once nobody sleeps.
+    /// Gives up the waiter of a shared instance when no thread sleeps there. Lanes wake no thread
+    /// after that.
     pub(super) fn retire_doorbell(&mut self, epoll: &Epoll) {
         let Some(slot) = self.slot().filter(|_| self.shared && self.sleepers == 0) else { return };
         self.take_bell_out(epoll);
@@ -234,8 +242,9 @@ impl Inner {
         self.let_slot_go();
     }
 
-    /// Whether the set is this process's alone, from now on if not before. That is looked into for a small part of the time
-    /// only, however long a look takes and however often somebody asks.
+    /// Returns whether the instance is this process's alone. If it has become so, sharing ends. The
+    /// holders are queried for a small part of the time only, however long a query takes and
+    /// however often this is called.
     pub(super) fn unshare(&mut self, epoll: &Epoll) -> bool {
         if !self.shared {
             return true;
@@ -251,7 +260,7 @@ impl Inner {
         }
         self.shared = false;
         epoll.active.fetch_sub(1, AcqRel);
-        // From now on others may get the same data without a word to us.
+        // From now on, other descriptors may get the same data without the shim's notice.
         for (&fd, one) in self.registrations.iter_mut() {
             if !one.answered.is_by_lanes() && !one.name.is_token() {
                 self.names.give(&mut one.name, fd, Name::Given);
@@ -271,7 +280,8 @@ impl Inner {
         true
     }
 
-    /// Before a look at a shared set: what others have changed in it matters to what lanes answer.
+    /// Updates the records before a check of a shared instance, since the changes of other
+    /// processes affect what lanes answer.
     pub(crate) fn catch_up(&mut self, epoll: &Epoll) {
         if self.shared && endpoint::any_is_attached() {
             let changes = family::changes(epoll);
@@ -282,14 +292,15 @@ impl Inner {
         }
     }
 
-    /// This process has changed a shared set, or been told what others are not told any more.
+    /// Notes that this process has changed a shared instance, or got an event that other processes
+    /// do not get any more.
     pub(crate) fn note_change(&mut self, epoll: &Epoll) {
         if self.shared && family::note_change(epoll) == Some(self.seen_changes) {
             self.seen_changes = self.seen_changes.wrapping_add(1);
         }
     }
 
-    /// The kernel has done what `epoll_ctl` on a shared set asked for.
+    /// Notes an `epoll_ctl` that the kernel has carried out on a shared instance.
     ///
     /// # Safety
     /// `event` must be what the program passed to epoll_ctl.
@@ -315,7 +326,7 @@ impl Inner {
                 wanted,
                 Passed { events: wanted.events, name: Name::Given },
             );
-            // Another with the same data: an event of that may be of either.
+            // Another registration has the same data, so an event with it may belong to either.
             if let Some(other) = self.names.find(wanted.u64).filter(|other| *other != fd) {
                 self.name(other, Name::Given);
             }
@@ -327,7 +338,7 @@ impl Inner {
         self.note_change(epoll);
     }
 
-    /// Has the records say what the kernel's set does. `false`: they cannot.
+    /// Makes the records match the kernel's list. Returns `false` if they cannot.
     fn learn(&mut self, epoll: &Epoll) -> bool {
         let Some(listed) = listing::of(process::pid() as u32, self.fd) else { return false };
         let is_there =
@@ -338,7 +349,8 @@ impl Inner {
             .filter(|one| is_ours(one.fd) && is_there(one.fd, one.inode))
             .map(|one| (one.fd, one))
             .collect();
-        // What a token stands for is in the kernel's set under a number that has been closed, as is what is frozen.
+        // A registration with a token may be in the kernel's list under an fd that has been closed,
+        // and a frozen one is.
         let is_frozen_there = |fd, one: &Registration| {
             is_frozen(fd) && listed.iter().any(|other| (other.fd, other.data) == (one.number, one.data))
         };
@@ -355,7 +367,8 @@ impl Inner {
             let disarmed = one.events & ONE_SHOT != 0 && one.events & !PRIVATE == 0;
             let wanted = epoll_event { events: one.events, u64: one.data };
             if is_token(one.data) {
-                // One that lanes have disarmed, here or elsewhere: its data comes when it is armed again.
+                // Lanes have disarmed it, in this process or another. Its data comes when it is
+                // armed again.
                 if let Some(registration) = self.registrations.get_mut(&fd) {
                     registration.held.spend();
                     self.names.give(&mut registration.name, fd, Name::of(one.data));
@@ -378,8 +391,9 @@ impl Inner {
             }
         }
         self.merge_by_data(&listed);
-        // A socket of ours that goes by another number here cannot be told from others. Any other file, such as one that only
-        // a child has by now, is the kernel's affair.
+        // A connection that this process has under another fd than the listed one cannot be matched
+        // with its registration. Any other file, such as one that only a child has by now, concerns
+        // the kernel alone.
         let elsewhere: Vec<u64> =
             listed.iter().filter(|one| !is_there(one.fd, one.inode)).map(|one| one.inode).collect();
         elsewhere.is_empty()
@@ -389,7 +403,7 @@ impl Inner {
                 .any(|file| elsewhere.contains(&file.st_ino))
     }
 
-    /// A lane has reported what others may wait for too, and so has disarmed it for all of them.
+    /// Disarms a registration for all processes after a lane has reported its one event.
     pub(super) fn disarm(&mut self, epoll: &Epoll, fd: RawFd) {
         let token = new_token(epoll);
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
@@ -397,7 +411,8 @@ impl Inner {
         registration.mark_disarmed(self.fd, fd);
     }
 
-    /// Has what lanes and the kernel say of a registration become one event, if no other has the same data.
+    /// Has the events of lanes and of the kernel merged for registrations whose data no other one
+    /// has.
     pub(super) fn merge_by_data(&mut self, listed: &[listing::Listed]) {
         for (&fd, one) in self.registrations.iter_mut() {
             if !one.name.is_token() {
@@ -411,8 +426,9 @@ impl Inner {
 }
 
 impl Registration {
-    /// In the kernel's set only an event disarms it, and until then errors are reported whatever was asked for. So it keeps
-    /// a token there, which says to all who share the set that nothing is to be told.
+    /// Disarms a registration in the kernel's list, where otherwise only an event does, and errors
+    /// are reported until then. So it keeps a token there, which shows all holders that nothing is
+    /// to be reported.
     pub(super) fn mark_disarmed(&mut self, set: RawFd, fd: RawFd) {
         let events = self.events & PRIVATE;
         if let Name::Token(token) = self.name

@@ -1,7 +1,13 @@
-//! The links that an epoll instance looks at. A wait must not cost more because there are many of them, so it looks only
-//! at those that are *busy*: all others are *at rest*. On a link at rest the sleep stays announced, whatever the
-//! instance does meanwhile, so that the peer's next word comes with a ring of the doorbell; only that makes the instance
-//! look through the links at rest, for those whose sleep has been ended or that have marks.
+//! The links that an epoll instance checks. A wait must not cost more because there are many links,
+//! so it checks only those that are *busy*. All others are *at rest*: the sleep stays announced
+//! there, whatever the instance does meanwhile, so the peer's next publication rings the doorbell.
+//! Only a ring makes the instance check the links at rest, for those whose sleep has been ended or
+//! that have marks.
+//!
+//! ```text
+//! busy ------ 64 checks without marks, or a sleep begins ------> at rest
+//! at rest --- it has rung or has marks, and no thread sleeps --> busy
+//! ```
 
 use rustc_hash::FxHashMap;
 use shunt_ring::WaiterLine;
@@ -9,20 +15,21 @@ use shunt_ring::WaiterLine;
 use crate::base::waiter::Slot;
 use crate::socket::links::Link;
 
-/// A busy link that had nothing to say this often in a row comes to rest.
+/// A busy link comes to rest after so many checks in a row without marks.
 const LOOKS: u8 = 64;
-/// As long as there are no more busy links than this, looking costs less than being rung for.
+/// Up to so many busy links are checked rather than put to rest, since that costs less than a ring.
 const FEW: usize = 4;
 
-/// See the module. The busy ones come first.
+/// The links of an instance. The busy ones come first.
 #[derive(Default)]
 pub(super) struct Watched {
     links: Vec<One>,
     busy: usize,
     places: FxHashMap<usize, usize>,
-    /// Links whose peer does not hold this instance's doorbell, as far as was known when it was last asked.
+    /// Links whose peer did not hold this instance's doorbell at the last check.
     unknown: usize,
-    /// Sleeps in a row during which there have been such, and nothing was found, nor came another connection.
+    /// Sleeps in a row while there were such links, during which nothing was found and no
+    /// connection was added.
     slept_unknown: u32,
 }
 
@@ -30,7 +37,7 @@ struct One {
     link: &'static Link,
     /// Attached registrations on it.
     uses: u32,
-    /// Looks in a row that found nothing.
+    /// Checks in a row that found no marks.
     silent: u8,
     /// The peer holds the doorbell.
     known: bool,
@@ -43,9 +50,10 @@ impl One {
 }
 
 impl Watched {
-    /// Another attached registration is on `link`.
+    /// Counts another attached registration on `link`.
     pub(super) fn add(&mut self, link: &'static Link) {
-        // Who is woken by nobody hears of the next connection, too, only when it looks.
+        // While a peer cannot ring, events of the new connection are noticed only by checks, so
+        // sleeps are short again.
         self.slept_unknown = 0;
         if let Some(place) = self.places.get(&key(link)) {
             self.links[*place].uses += 1;
@@ -57,7 +65,7 @@ impl Watched {
         self.make_busy(self.links.len() - 1);
     }
 
-    /// One fewer is.
+    /// Counts one attached registration fewer on `link`.
     pub(super) fn remove(&mut self, link: &'static Link) {
         let Some(place) = self.places.get(&key(link)).copied() else { return };
         self.links[place].uses -= 1;
@@ -66,7 +74,7 @@ impl Watched {
         }
     }
 
-    /// Nobody looks at `link` any more.
+    /// Stops checking `link`.
     pub(super) fn forget(&mut self, link: &'static Link) {
         let Some(mut place) = self.places.get(&key(link)).copied() else { return };
         if place < self.busy {
@@ -81,12 +89,12 @@ impl Watched {
         }
     }
 
-    /// Whether there are links at rest.
+    /// Returns whether there are links at rest.
     pub(super) fn has_some_at_rest(&self) -> bool {
         self.busy < self.links.len()
     }
 
-    /// Whether a busy link has marks, without taking them.
+    /// Returns whether a busy link has marks, without taking them.
     pub(super) fn have_marks(&self, slot: Slot) -> bool {
         self.links[..self.busy].iter().any(|one| one.line(slot).peek_ready() != 0)
     }
@@ -103,7 +111,7 @@ impl Watched {
             if one.silent >= LOOKS && self.busy > FEW {
                 marks = self.bring_to_rest(slot, place);
                 if marks == 0 {
-                    // Another one has its place now.
+                    // Another link has this position now.
                     continue;
                 }
             }
@@ -115,7 +123,8 @@ impl Watched {
         }
     }
 
-    /// A link that was silent for long comes to rest, unless it has marks after all: these are taken.
+    /// Brings a link to rest that had no marks for long. If it has some after all, they are taken
+    /// and it stays busy.
     #[cold]
     fn bring_to_rest(&mut self, slot: Slot, place: usize) -> u64 {
         let line = self.links[place].line(slot);
@@ -131,23 +140,23 @@ impl Watched {
         marks
     }
 
-    /// Announces a sleep on every busy link; the caller takes their marks once more afterwards.
+    /// Announces a sleep on every busy link. The caller takes their marks once more afterwards.
     pub(super) fn announce_sleep(&self, slot: Slot) {
         self.links[..self.busy].iter().for_each(|one| one.line(slot).announce_sleep());
     }
 
-    /// There is no sleep after all.
+    /// Cancels the announcement, because there is no sleep.
     pub(super) fn stay_awake(&self, slot: Slot) {
         self.links[..self.busy].iter().for_each(|one| one.line(slot).awake());
     }
 
-    /// After the announcement, when there were no marks: everything is at rest.
+    /// Brings all links to rest, if there were no marks after the announcement.
     pub(super) fn rest(&mut self) {
         self.busy = 0;
     }
 
-    /// The doorbell has been rung: takes the marks of the links at rest. Those that rang are busy from now on, unless
-    /// somebody `sleeps` on and is to be rung for again.
+    /// Takes the marks of the links at rest, after a ring. Links that rang become busy, unless a
+    /// thread `sleeps` and must be woken again.
     pub(super) fn take_rung(&mut self, slot: Slot, sleeps: bool, mut each: impl FnMut(&'static Link, u64)) {
         for place in self.busy..self.links.len() {
             let line = self.links[place].line(slot);
@@ -167,20 +176,21 @@ impl Watched {
         }
     }
 
-    /// Whether every peer can ring.
+    /// Returns whether every peer can ring.
     pub(super) fn all_known(&self) -> bool {
         self.unknown == 0
     }
 
-    /// A sleep begins. `None`: every peer can ring; else how many came before it during which one could not, and nothing was found.
+    /// Notes that a sleep begins. Returns `None` if every peer can ring. Otherwise returns how many
+    /// sleeps in a row before it found nothing while a peer could not.
     pub(super) fn note_sleep_unknown(&mut self) -> Option<u32> {
         let before = self.slept_unknown;
         self.slept_unknown = if self.all_known() { 0 } else { before.saturating_add(1) };
         (!self.all_known()).then_some(before)
     }
 
-    /// Finds out which peers can ring by now. `true`: more than before, and what they had to say until then came without
-    /// a ring.
+    /// Finds out which peers can ring by now. Returns `true` if there are more than before: what
+    /// they published until then came without a ring.
     pub(super) fn learn_known(&mut self, slot: Slot) -> bool {
         let before = self.unknown;
         if before > 0 {
