@@ -1,4 +1,12 @@
 //! The life of descriptors: made, duplicated, closed.
+//!
+//! A close of a socket's last descriptor has two halves, with the kernel's close between them:
+//!
+//! ```text
+//! begin_close    forgets the fd, ends the lanes, leaves the socket to calls that still wait on it
+//! close(2)
+//! end_close      releases the connection
+//! ```
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -21,7 +29,7 @@ use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::tcp::Tcp;
 use crate::socket::{family, links, worth};
 
-/// A new TCP socket, not connected.
+/// Tracks a new TCP socket, which is not connected.
 pub(crate) fn made(fd: RawFd) {
     let _shield = Shield::raise();
     if is_made_here(fd) {
@@ -29,16 +37,17 @@ pub(crate) fn made(fd: RawFd) {
     }
 }
 
-/// Whether it is this process that has made `fd`.
+/// Returns whether this process has made `fd`, and not a child that runs in its memory.
 fn is_made_here(fd: RawFd) -> bool {
     match table::look_up(fd) {
         Entry::None | Entry::Unconnected(_) => table::is_home(),
-        // What was behind it may be so still.
+        // The parent of such a child may still have the file that the table knows.
         _ => process::is_home(),
     }
 }
 
-/// `fd`, if not negative, was accepted by what `listener` named when the call began.
+/// Tracks `fd`, if not negative. It was accepted by what `listener` named when the call began,
+/// which is `was`.
 pub(crate) fn accepted(was: Entry, listener: RawFd, fd: RawFd, nonblocking: bool) {
     if fd < 0 || process::is_off() {
         return;
@@ -46,7 +55,8 @@ pub(crate) fn accepted(was: Entry, listener: RawFd, fd: RawFd, nonblocking: bool
     let _shield = Shield::raise();
     match was {
         Entry::Unconnected(_) => {}
-        // A listener that this program has inherited, or been sent, was not seen being made. What it accepts is new.
+        // No hook has seen the making of a listener that this program has inherited or been sent.
+        // What it accepts is new.
         Entry::None if is_tcp(fd) => {
             // Another thread may have closed it meanwhile.
             if table::look_up(listener) == Entry::None && is_tcp(listener) {
@@ -70,7 +80,8 @@ fn is_tcp(fd: RawFd) -> bool {
     socket_protocol(crate::base::private::borrow(fd)) == Ok(Some(ipproto::TCP))
 }
 
-/// A socket that has connected, or is about to. It may be in an epoll set already.
+/// Tracks a socket that has connected, or is about to. It may be registered with an epoll instance
+/// already.
 pub(crate) fn connected(fd: RawFd, is_connected: bool) {
     let _shield = Shield::raise();
     order::note_by_tcp();
@@ -90,14 +101,15 @@ pub(crate) fn connected(fd: RawFd, is_connected: bool) {
     }
 }
 
-/// At a fork: whichever process connects such a socket, the other may have it too.
+/// Keeps all unconnected sockets on TCP, at a fork: whichever process connects one, the other may
+/// have it too.
 pub(crate) fn share_unconnected() {
     for (fd, _) in table::known(0, u32::MAX) {
         table::hold_back(fd, Reason::Shared);
     }
 }
 
-/// A message takes `fd` to another process.
+/// Handles an fd that a message takes to another process.
 pub(crate) fn pass_on(fd: RawFd) {
     match epoll::behind(fd) {
         Some(epoll) => epoll::hand_on(epoll, Reason::PassedOn),
@@ -105,9 +117,10 @@ pub(crate) fn pass_on(fd: RawFd) {
     }
 }
 
-/// Another process gets the socket, if `fd` is one: it goes on by TCP, or stays there once it is connected.
+/// Keeps a socket on TCP that another process gets, if `fd` is one. If it is not connected, that is
+/// done when it connects.
 pub(crate) fn hand_on(fd: RawFd, reason: Reason) {
-    // It may be connected at this moment, by another thread.
+    // Another thread may be connecting it at this moment.
     if !table::hold_back(fd, reason)
         && let Some(endpoint) = endpoint::behind(fd)
     {
@@ -115,25 +128,25 @@ pub(crate) fn hand_on(fd: RawFd, reason: Reason) {
     }
 }
 
-/// A socket that is not connected is none of ours from now on: what becomes of it, nobody will tell us.
+/// Forgets a socket that is not connected, because no hook will see what becomes of it.
 pub(crate) fn forget_unconnected(fd: RawFd) {
     epoll::release(fd);
     table::replace(fd, Entry::None);
 }
 
-/// A new epoll instance.
+/// Tracks a new epoll instance.
 pub(crate) fn made_epoll(fd: RawFd) {
     let _shield = Shield::raise();
     forget(table::replace(fd, Entry::None), fd);
     epoll::track(fd);
 }
 
-/// A new ring, by its place among those that are looked into.
+/// Tracks a new io_uring, by its place among the known ones.
 pub(crate) fn made_ring(fd: RawFd, place: u8) {
     forget(table::replace(fd, Entry::Ring(place)), fd);
 }
 
-/// The number of a ring is about to be closed where no hook sees it.
+/// Forgets an io_uring whose fd is about to be closed where no hook sees it.
 pub(crate) fn forget_ring(fd: RawFd) {
     if process::is_home() && matches!(table::look_up(fd), Entry::Ring(_)) {
         let _shield = Shield::raise();
@@ -153,14 +166,15 @@ pub(crate) fn close(fd: RawFd) -> c_int {
         entry => {
             signal::point();
             let shield = Shield::raise();
-            // A child of vfork runs in our memory: its descriptors are its own, our table is not.
+            // A child of vfork runs in this memory: its descriptors are its own, but the table is
+            // not.
             if !is_closed_here(entry) {
                 drop(shield);
                 // SAFETY: the program's own call.
                 return unsafe { real::close(fd) };
             }
             let entry = begin_close(fd);
-            // It may linger.
+            // If the socket lingers, this may wait.
             // SAFETY: the program's own call.
             let close = || signal::without(|| unsafe { real::close(fd) });
             let result = signal::open(Held::NOTHING, close);
@@ -170,7 +184,7 @@ pub(crate) fn close(fd: RawFd) -> c_int {
     }
 }
 
-/// Whether it is this process that closes what a number is to it.
+/// Returns whether this process closes the fd, and not a child that runs in its memory.
 fn is_closed_here(entry: Entry) -> bool {
     match entry {
         Entry::Endpoint(name) if name.resolve().is_some_and(may_be_forgotten) => table::is_home(),
@@ -178,15 +192,16 @@ fn is_closed_here(entry: Entry) -> bool {
     }
 }
 
-/// Whether all that is known of a connection is the kernel's too, so that it does no harm if that is forgotten.
+/// Returns whether the kernel has everything that is known of a connection, so that it does no harm
+/// to forget that.
 fn may_be_forgotten(endpoint: &Endpoint) -> bool {
     let is_translated =
         || endpoint.epolls.lock().iter().filter_map(|name| name.resolve()).any(Epoll::must_translate);
     endpoint.is_young() && endpoint.holders.are_one() && !(endpoint.is_in_a_set() && is_translated())
 }
 
-/// What happens before the kernel closes `fd`; [`end_close`] happens after. In between the number may be used again
-/// by another thread, so the table has forgotten it.
+/// Does the work before the kernel closes `fd`; [`end_close`] does that after it. In between,
+/// another thread may reuse the fd, so the table has forgotten it.
 pub(crate) fn begin_close(fd: RawFd) -> Entry {
     let entry = table::replace(fd, Entry::None);
     if let Entry::Endpoint(name) = entry
@@ -205,7 +220,7 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
     entry
 }
 
-/// What happens before the last descriptor of a socket is closed, which is `fd`.
+/// Does the work before the last descriptor of a socket is closed, which is `fd`.
 fn begin_end(endpoint: &Endpoint, fd: RawFd) {
     let may_live_on = || endpoint.has_unlisted_holders() || family::is_shared(endpoint);
     if endpoint.is_in_a_set() && may_live_on() {
@@ -219,11 +234,13 @@ fn begin_end(endpoint: &Endpoint, fd: RawFd) {
     }
 }
 
-/// The program's last number of a socket is being closed. If calls of other threads wait on it, they hold it, by a descriptor of
-/// ours: the number goes, as if there were a duplicate. `false`: there are none. Without a descriptor to be had for it
+/// Leaves a socket, whose last fd the program closes, to calls of other threads that wait on it.
+/// They hold it by a descriptor of the shim's, and the fd goes as if there were a duplicate.
+/// Returns `false` if there are no such calls. If no descriptor is to be had, it does so too, and
 /// the calls end with the close.
 fn leave_to_calls(endpoint: &Endpoint, fd: RawFd) -> bool {
-    // A call that this thread has left by a handler, or is about to come back to, holds nothing in the kernel either.
+    // A call that a handler of this thread has left, or will return to, holds nothing in the kernel
+    // either.
     let by_others = || match endpoint.calls_in_progress() {
         0 => false,
         calls => calls > held::own_calls(endpoint),
@@ -238,7 +255,7 @@ fn leave_to_calls(endpoint: &Endpoint, fd: RawFd) -> bool {
         rename(endpoint, fd, Some(kept.raw()));
         endpoint.hold(kept.into_raw());
     } else {
-        // They end.
+        // The calls end.
         waiter::ring_all();
     }
     if is_left && !by_others() && endpoint.let_go_of_held() {
@@ -248,7 +265,8 @@ fn leave_to_calls(endpoint: &Endpoint, fd: RawFd) -> bool {
     is_left
 }
 
-/// The last call that held a socket after the program had closed it is over: this is where it ends. No lock is held.
+/// Ends a connection when the last call is over that held it after the program's close. The caller
+/// must hold no lock.
 pub(crate) fn end_held(endpoint: &Endpoint) {
     let before = errno::get();
     let fd = endpoint.fd.load(Relaxed);
@@ -258,13 +276,13 @@ pub(crate) fn end_held(endpoint: &Endpoint) {
     errno::set(before);
 }
 
-/// In a forked child, where the calls that hold such sockets are not.
+/// Ends all such connections in a forked child, which does not have the calls that hold them.
 pub(crate) fn end_all_held() {
     endpoint::all().for_each(Endpoint::end_if_held_by_nobody);
 }
 
-/// A descriptor of an epoll instance or a ring goes, or of a socket that is not connected. Before its number can be another's: whoever
-/// attaches a connection at this time, in another thread, must not reach for that.
+/// Forgets a descriptor of an epoll instance, an io_uring or an unconnected socket, before its fd
+/// can name another file. A thread that attaches a connection meanwhile must not reach that file.
 fn forget_in_sets(entry: Entry, fd: RawFd) {
     match entry {
         Entry::Unconnected(_) => epoll::release(fd),
@@ -281,10 +299,10 @@ fn forget_in_sets(entry: Entry, fd: RawFd) {
     }
 }
 
-/// A duplicate lives on, `other`: the endpoint goes by its number from now on.
+/// Has an endpoint go on by the fd `other` of a duplicate, since `closed` is being closed.
 fn rename(endpoint: &Endpoint, closed: RawFd, other: Option<RawFd>) {
     if epoll::has_by_number(endpoint, closed) {
-        // The kernel's set goes on knowing the socket by the closed number, and nobody can change that.
+        // The kernel's list has the socket under the closed fd, and no call can change that.
         attach::bar(endpoint, Reason::ClosedInEpoll);
     }
     if endpoint.fd.load(Relaxed) == closed
@@ -294,13 +312,14 @@ fn rename(endpoint: &Endpoint, closed: RawFd, other: Option<RawFd>) {
         endpoint.fd.store(other, Relaxed);
     }
     epoll::freeze_everywhere(endpoint, closed);
-    // Those who sleep look by which number they go on, before this one is another's.
+    // Sleeping calls check by which fd they go on, before this one names another file.
     if endpoint.calls_in_progress() > held::own_calls(endpoint) {
         waiter::ring_all();
     }
 }
 
-/// TCP answers a close with unread bytes by RST. The bytes are in a lane, so the kernel must be told.
+/// Has the kernel reset the connection at the close, as TCP does for unread bytes. These are in a
+/// lane, where it does not see them.
 fn reset_on_close(fd: RawFd) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let value: *const libc::linger = &linger;
@@ -318,7 +337,8 @@ fn reset_on_close(fd: RawFd) {
     errno::set(before);
 }
 
-/// Whether other processes may hold the socket, made seen or unseen: what ends the connection is then not this close.
+/// Returns whether other processes may hold the socket, whether hooks have seen them being made or
+/// not. This close does not end the connection then.
 fn is_held_elsewhere(endpoint: &Endpoint, fd: RawFd) -> bool {
     let before = errno::get();
     let held = family::is_shared(endpoint) || children::may_hold(fd);
@@ -326,14 +346,16 @@ fn is_held_elsewhere(endpoint: &Endpoint, fd: RawFd) -> bool {
     held
 }
 
-/// A broker that has not looked at the offer yet, or has not got round to closing what came with it, still holds the socket, so closing
-/// alone would end nothing.
+/// Ends a connection whose socket the broker may still hold. It does if it has not processed the
+/// offer yet, or not closed the descriptors that came with it. Then the close alone would end
+/// nothing.
 fn finish_for_broker(endpoint: &Endpoint, fd: RawFd) {
     let before = errno::get();
     // An urgent byte, which is in no count, is unread too.
     let has_unread =
         || shunt_sys::tcp::has_unread(crate::base::private::borrow(fd)) || Tcp { endpoint, fd }.at_mark();
-    // The program's sets see nothing of it: with the close the kernel forgets the socket there.
+    // The program's epoll instances see nothing of this: at the close the kernel forgets the socket
+    // there.
     epoll::remove_everywhere(endpoint);
     let resets = rustix::net::sockopt::socket_linger(crate::base::private::borrow(fd))
         .is_ok_and(|linger| linger.is_some_and(|time| time.is_zero()));
@@ -346,7 +368,7 @@ fn finish_for_broker(endpoint: &Endpoint, fd: RawFd) {
     errno::set(before);
 }
 
-/// See [`begin_close`].
+/// Does the work after the kernel's close: see [`begin_close`].
 pub(crate) fn end_close(entry: Entry) {
     if let Entry::Endpoint(name) = entry
         && let Some(endpoint) = name.resolve()
@@ -356,19 +378,19 @@ pub(crate) fn end_close(entry: Entry) {
     }
 }
 
-/// After the last descriptor was closed.
+/// Releases a socket whose last descriptor has been closed.
 fn finish_end(endpoint: &Endpoint) {
     family::let_go(endpoint);
     attach::after_close(endpoint);
 }
 
-/// The kernel has replaced what was behind `fd` without our seeing a close: it was closed by a call we do not hook.
+/// Forgets what `fd` named before the kernel replaced it without a close that a hook saw.
 fn forget(old: Entry, fd: RawFd) {
     if let Entry::Endpoint(name) = old
         && let Some(endpoint) = name.resolve()
         && endpoint.drop_name()
     {
-        // Calls hold it still, as the kernel's calls hold the open file.
+        // Calls still hold it, as the kernel's calls hold the open file.
         if endpoint.calls_in_progress() > held::own_calls(endpoint) {
             endpoint.hold(endpoint.take_kept());
             endpoint.end_if_held_by_nobody();
@@ -380,7 +402,8 @@ fn forget(old: Entry, fd: RawFd) {
     forget_in_sets(old, fd);
 }
 
-/// `new` names what `old` does. In a child of vfork that is a number of its own, for the program that it becomes.
+/// Notes that `new` names what `old` does. In a child of vfork, `new` is the child's own, for the
+/// program that it becomes.
 pub(crate) fn duplicated(old: RawFd, new: RawFd) {
     if process::is_off() {
         return;
@@ -389,7 +412,7 @@ pub(crate) fn duplicated(old: RawFd, new: RawFd) {
         return exec::hand_out(old);
     }
     let _shield = Shield::raise();
-    // Which of two names connects a socket, and when, the table would not know of the other.
+    // When one of two fds connects a socket, the table would not learn that for the other.
     table::hold_back(old, Reason::Duplicated);
     let entry = table::look_up(old);
     match entry {
@@ -403,12 +426,12 @@ pub(crate) fn duplicated(old: RawFd, new: RawFd) {
             }
         }
         Entry::Epoll(_) | Entry::Unconnected(_) => forget(table::replace(new, entry), new),
-        // A second number of a ring is a stranger's.
+        // A second fd of an io_uring is treated as unknown.
         Entry::None | Entry::Private | Entry::Ring(_) => forget(table::replace(new, Entry::None), new),
     }
 }
 
-/// dup2 and dup3: `new` is closed by the kernel on the way.
+/// Makes a dup2 or dup3, in which the kernel closes `new`.
 pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_int) -> c_int {
     if old == new || process::is_off() {
         return real();
@@ -420,7 +443,8 @@ pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_in
     let _shield = Shield::raise();
     let replaced = table::look_up(new);
     if replaced == Entry::Private {
-        // The program wants the number of one of our descriptors, which it cannot know to be taken.
+        // The program wants the fd of one of the shim's descriptors, and cannot know that it is
+        // taken.
         surrender(new);
         let result = real();
         if result >= 0 {
@@ -431,11 +455,12 @@ pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_in
     if table::look_up(old) == Entry::None && replaced == Entry::None {
         return real();
     }
-    // Nothing is forgotten before the kernel has agreed that `old` is open.
+    // Nothing is forgotten before it is certain that `old` is open.
     if rustix::io::fcntl_getfd(crate::base::private::borrow(old)).is_err() {
         return real();
     }
-    // What nobody has told us of may be the number of an open stream, which from now on reads and writes the socket.
+    // An fd that no hook knows may be that of an open stream of stdio, which from now on reads and
+    // writes the socket.
     let may_be_stream =
         replaced == Entry::None && rustix::io::fcntl_getfd(crate::base::private::borrow(new)).is_ok();
     let closed = begin_close(new);
@@ -453,7 +478,7 @@ pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_in
     result
 }
 
-/// Closes everything from `first` to `last`, but not what is ours.
+/// Closes everything from `first` to `last`, except for the shim's own descriptors.
 pub(crate) fn close_range(first: u32, last: u32, real: impl Fn(u32, u32) -> c_int) -> c_int {
     if process::is_off() || !process::is_home() {
         return real(first, last);
@@ -467,7 +492,7 @@ pub(crate) fn close_range(first: u32, last: u32, real: impl Fn(u32, u32) -> c_in
     let programs = known.into_iter().filter(|(_, entry)| *entry != Entry::Private);
     let closed: Vec<_> = programs.map(|(fd, _)| begin_close(fd)).collect();
     let mut from = first;
-    // Also those that have been made just now, for calls that go on.
+    // Including those that have just been made for calls that go on.
     for (fd, _) in table::known(first, last).filter(|(_, entry)| *entry == Entry::Private) {
         if fd as u32 > from {
             real(from, fd as u32 - 1);
@@ -479,7 +504,7 @@ pub(crate) fn close_range(first: u32, last: u32, real: impl Fn(u32, u32) -> c_in
     result
 }
 
-/// One of the shim's own descriptors has a number that the program wants.
+/// Gives up the fd of one of the shim's own descriptors, which the program wants.
 fn surrender(raw: RawFd) {
     private::surrender(raw, |new| {
         waiter::renumber(raw, new);

@@ -1,4 +1,18 @@
-//! epoll_wait and its kin: the lanes' events and the kernel's, in one answer.
+//! epoll_wait and its variants: the events of lanes and of the kernel, in one answer.
+//!
+//! [`wait`] makes rounds until one has a result:
+//!
+//! ```text
+//! collect    events of lanes. If there are some: query the kernel too if that is due, and return
+//! spin       a short while, in case a peer marks a lane
+//! announce   the sleep, and collect once more, since a peer may have published before it saw that
+//! sleep      in the kernel, which has the program's sockets and the doorbell
+//! merge      the kernel's events with those of lanes
+//! ```
+//!
+//! An example: a peer publishes while the thread sleeps, and rings the doorbell. The kernel returns
+//! an event with the doorbell's marker. The merge drops it, takes the marks, and puts the lane's
+//! event in its place.
 
 use std::ffi::c_int;
 
@@ -15,16 +29,18 @@ use crate::ops::sleep::Deadline;
 use crate::ops::{held, send, sleep};
 use std::sync::atomic::Ordering::*;
 
-/// While lanes stay ready the kernel is asked this often all the same: listening sockets, timers and TCP's own
-/// events must not starve.
+/// While lanes stay ready, the kernel is queried this often nevertheless. Otherwise listening
+/// sockets, timers and TCP's own events would starve.
 const ASK_KERNEL_NANOS: u64 = 50_000;
 const ASK_KERNEL_EVERY: u32 = 16;
 
-/// The real call on the set of this number, into the given part of the array, for at most so many nanoseconds.
+/// The real call on the instance of this fd, into the given part of the array, for at most so many
+/// nanoseconds.
 pub(crate) type Sleep<'a> = dyn FnMut(c_int, &mut [epoll_event], Option<u64>) -> c_int + 'a;
 
-/// Whether the kernel answers for a set, after what a call that may sleep has to see to before. It need not be asked by way of a
-/// [sleep](Sleep): nothing is announced, and nothing of ours is held.
+/// Returns whether the kernel answers for an instance, after the work that must precede a call
+/// which may sleep. Such a call needs no [sleep](Sleep) by way of this file: nothing is announced,
+/// and nothing is held.
 #[inline(always)]
 pub(crate) fn is_by_kernel(epoll: &Epoll) -> bool {
     if epoll.is_active() {
@@ -47,8 +63,8 @@ fn see_to(epoll: &Epoll) -> bool {
     !epoll.is_active()
 }
 
-/// What is left of the answer of the kernel's own, if a connection has been attached while it was waited for, or some of it goes by
-/// tokens. 0: only the doorbell has rung.
+/// Translates the kernel's own answer, if a connection was attached during the wait or events have
+/// tokens. Returns how many events are left; 0 if only the doorbell has been rung.
 #[inline(never)]
 pub(crate) fn translate(epoll: &'static Epoll, events: &mut [epoll_event], told: usize) -> c_int {
     let _shield = Shield::raise();
@@ -63,8 +79,8 @@ pub(crate) fn translate(epoll: &'static Epoll, events: &mut [epoll_event], told:
     kept
 }
 
-/// Waits where lanes may answer. The set has the number that the program says when the call begins, and may lose it to another before it
-/// ends.
+/// Waits where lanes may answer. The instance has the program's fd when the call begins, and may
+/// lose it to another file before the call ends.
 pub(crate) fn wait(
     epoll: &'static Epoll,
     events: &mut [epoll_event],
@@ -73,7 +89,7 @@ pub(crate) fn wait(
 ) -> c_int {
     control::poll_inbox();
     epoll::show_lanes();
-    // The clock is read once for all that comes before a sleep.
+    // The clock is read once for everything before a sleep.
     let mut now = process::now();
     overdue::look_if_due(|| now);
     let deadline: Deadline = timeout.map(|nanos| now.saturating_add(nanos));
@@ -96,7 +112,7 @@ pub(crate) fn wait(
     }
 }
 
-/// Outside the lock: what looks have found that cannot be done under it.
+/// Does the work that checks have found and that must be done outside the lock.
 #[cold]
 fn do_what_is_left(epoll: &Epoll) {
     let (returned, _read) = epoll.lock().take_left();
@@ -105,15 +121,17 @@ fn do_what_is_left(epoll: &Epoll) {
     }
 }
 
-/// What a round has come to.
+/// The outcome of a round.
 enum Round {
-    /// Lanes have told of so many, and it has been ended under the same lock, which says whether something is left to be done: what most do.
+    /// Lanes have reported so many events, and the round was ended under the same lock. The flag
+    /// says that work is left. Most rounds end so.
     Told(c_int, bool),
-    /// `None`: neither a look nor a sleep found anything, and there is time left.
+    /// Any other outcome. `None`: neither a check nor a sleep found anything, and there is time
+    /// left.
     Over(Option<c_int>),
 }
 
-/// One look, one sleep, which begin `now`.
+/// Makes one check and one sleep, which begin at `now`.
 fn round(
     epoll: &'static Epoll,
     events: &mut [epoll_event],
@@ -150,13 +168,14 @@ fn round(
         let stalled = inner.stalled_if_due(now);
         drop(inner);
         stalled.into_iter().for_each(send::give_up);
-        // What lanes have told of already, and the doorbell, may take the places of others there.
+        // Events that lanes have reported already, and the doorbell's, may take the places of
+        // others there.
         let mut unseen = report.room().len() + report.len() + 1;
         loop {
             report.begin_asking();
             let room = report.room();
             let asked = room.len();
-            // Not with the program's mask: nothing is waited for, so it lets no handler in.
+            // Not with the program's signal mask: nothing is waited for, so no handler may run.
             let more = kernel::epoll_now(set, room);
             unseen = unseen.saturating_sub(more);
             let mut inner = epoll.lock();
@@ -167,7 +186,7 @@ fn round(
                 }
                 inner.collect(epoll, &mut report);
                 inner.pass_ring_on();
-                // What a lane has marked may have been read by another thread meanwhile.
+                // Another thread may have read meanwhile what a lane had marked.
                 return Round::Over(Some(inner.finish(report)).filter(|found| *found > 0));
             }
         }
@@ -175,7 +194,7 @@ fn round(
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
     inner.finish(report);
     drop(inner);
-    // A handler ends the call whatever its flags are.
+    // A handler ends the call, whatever its flags are.
     if signal::take_ran() != Ran::Nothing {
         errno::set(libc::EINTR);
         return Round::Over(Some(-1));
@@ -216,7 +235,7 @@ fn round(
     let failed = errno::get();
 
     if epoll.name() != name {
-        // Closed by another thread: nothing of ours was left in the kernel's set.
+        // Another thread has closed it, and nothing of the shim's was left in the kernel's list.
         return Round::Over(Some(result));
     }
     let mut inner = epoll.lock();
@@ -252,7 +271,7 @@ fn round(
     for endpoint in deaf {
         sleep::leave_to_tcp(endpoint);
     }
-    // The doorbell, which is told once, may have taken the place of what is the program's.
+    // The doorbell, which is reported once, may have taken the place of an event of the program's.
     let is_over = !has_rung && deadline.is_some_and(|deadline| process::now() >= deadline);
     Round::Over(is_over.then_some(0))
 }

@@ -1,8 +1,10 @@
-//! What another program is handed: what it inherits at an exec, and what a child takes along that becomes one.
+//! What another program gets of this one: what it inherits at an exec, and what a child takes along
+//! that becomes another program.
 //!
-//! The other program reads and writes by TCP, so what has not been read is given back to the sender first (L2). A program
-//! that has the shim too is told what it inherits (`crate::program::handover`). Nobody can say how long another one, or what it starts
-//! in turn, holds the socket: who shares one with it stays on TCP.
+//! The other program reads and writes by TCP, so unread bytes are returned to the sender first
+//! (L2). A program with the shim gets a description of what it inherits
+//! (`crate::program::handover`). Any other program, and those that it starts in turn, may hold a
+//! socket for an unknown time. A connection that is shared with one stays on TCP.
 
 use std::ffi::{CStr, c_char};
 use std::os::fd::RawFd;
@@ -25,16 +27,18 @@ use crate::program::sandbox;
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::{family, lost};
 
-/// An exec under way. Dropped if it has failed.
+/// An exec under way. It is dropped if the exec has failed.
 pub(crate) struct Leaving {
     letter: Option<Letter>,
     changed: bool,
 }
 
-/// exec, in the process itself or in a child of vfork, which runs in our memory with descriptors of its own.
+/// Prepares for an exec, in the process itself or in a child of vfork, which runs in this memory
+/// with its own descriptors.
 ///
 /// # Safety
-/// As execve: `path` is null where the program is searched for. What is bad about it or `environment`, the kernel says.
+/// As execve: `path` is null where the program is searched for. The kernel reports what is wrong
+/// with it or `environment`.
 pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const c_char) -> Leaving {
     let mut leaving = Leaving { letter: None, changed: false };
     if process::is_off() {
@@ -85,7 +89,8 @@ impl Drop for Leaving {
     }
 }
 
-/// exec with arguments that only C can pass on, so that nobody comes back here if it fails.
+/// Prepares for an exec with arguments that only C can pass on, so that no code returns here if it
+/// fails.
 pub(crate) fn before_variadic_exec() {
     if process::is_off() {
         return sandbox::pass_beyond();
@@ -105,12 +110,12 @@ pub(crate) fn before_variadic_exec() {
     });
 }
 
-/// A path that says which program it will be, wherever that is looked for.
+/// Returns a path that names the program without a search.
 ///
 /// # Safety
 /// `path` is null or the program's argument.
 unsafe fn named<'a>(path: *const c_char) -> Option<&'a CStr> {
-    /// The kernel takes no longer one.
+    /// The kernel accepts no longer path.
     const PATH_MAX: usize = 4096;
     // SAFETY: the program's string, or one that the kernel refuses.
     unsafe { memory::string(path, PATH_MAX) }.filter(|path| path.to_bytes().contains(&b'/'))
@@ -121,7 +126,7 @@ fn is_row(endpoint: &Endpoint, row: u32) -> bool {
 }
 
 fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {
-    // A set that outlives the program goes on reporting the socket.
+    // An epoll instance that outlives the program goes on reporting the socket.
     let watched = (!endpoint.epolls.lock().is_empty()).then_some(Reason::UnknownEpoll);
     let strayed = family::has_strayed(endpoint).then_some(Reason::Shared);
     let barred = endpoint.barred().or_else(unseen::left).or(watched).or(strayed).unwrap_or(Reason::None);
@@ -138,20 +143,22 @@ fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {
     }
 }
 
-/// A child is started that becomes another program, where no hook is met: it inherits what has no close-on-exec flag.
+/// Prepares for a child that becomes another program where no hook is called: it inherits what has
+/// no close-on-exec flag.
 pub(crate) fn before_child() {
     if !process::is_off() {
         keeping_errno(|| known_inheritable().for_each(|(fd, _)| descriptors::hand_on(fd, Reason::Exec)));
     }
 }
 
-/// Such a child is given `fd` by name.
+/// Prepares for such a child to get `fd` by name.
 pub(crate) fn hand_out(fd: RawFd) {
     keeping_errno(|| descriptors::hand_on(fd, Reason::Exec));
 }
 
-/// The first half of giving back, for all that is inherited. Bytes that a dead peer has not read are known here alone.
-/// What becomes of the connection, the next program can be told if it has the shim too.
+/// Returns the unread bytes of all inherited connections, the first half of falling back. Only this
+/// process knows of bytes that a dead peer has not read. The next program learns what becomes of
+/// the connection if it has the shim.
 fn give_back_unread(has_shim: bool) {
     for (fd, endpoint) in inheritable() {
         if has_shim {
@@ -170,7 +177,7 @@ fn inheritable() -> impl Iterator<Item = (RawFd, &'static Endpoint)> {
     })
 }
 
-/// The sockets that another program will have.
+/// Returns the sockets that another program will have.
 fn known_inheritable() -> impl Iterator<Item = (RawFd, Entry)> {
     let is_socket = |entry| matches!(entry, Entry::Endpoint(_) | Entry::Unconnected(_));
     let stays = |fd| {
@@ -180,7 +187,8 @@ fn known_inheritable() -> impl Iterator<Item = (RawFd, Entry)> {
     table::known(0, u32::MAX).filter(move |(fd, entry)| is_socket(*entry) && stays(*fd))
 }
 
-/// The process is about to become the user `effective`. Only root can, and what stays root's can be done as before.
+/// Prepares for a change to the user `effective`. Only root can change, and a process that stays
+/// root can go on as before.
 pub(crate) fn before_other_user(effective: libc::uid_t) {
     const UNCHANGED: libc::uid_t = libc::uid_t::MAX;
     if effective != 0 && effective != UNCHANGED {
@@ -188,10 +196,10 @@ pub(crate) fn before_other_user(effective: libc::uid_t) {
     }
 }
 
-/// The process is about to get another root directory, which only root can give itself.
+/// Prepares for another root directory, which only root can give itself.
 pub(crate) fn before_other_root() {
     as_root(|| {
-        // There may be no /proc there.
+        // The new root may have no /proc.
         census::settle();
         control::before_other_root();
     });

@@ -1,8 +1,9 @@
-//! What sendfile may read from.
+//! The files that sendfile may read from.
 //!
-//! The shim reads an ordinary file into the ring by pread, which gives the bytes that sendfile would have sent and refuses what
-//! sendfile would have refused. Of anything else only the kernel knows: /dev/null cannot be sent, /dev/zero can and has no
-//! offset, most files of /proc cannot although they can be read. The kernel's own call sends by TCP, so the direction falls
+//! The shim reads an ordinary file into the ring by pread, which gives the bytes that sendfile
+//! would have sent, and refuses what sendfile would have refused. For other files only the kernel
+//! knows the rules: /dev/null cannot be sent, /dev/zero can and has no offset, most files of /proc
+//! cannot although they can be read. The kernel's own call sends by TCP, so the direction falls
 //! back first.
 
 use std::os::fd::RawFd;
@@ -12,7 +13,7 @@ use rustix::fs::{FileType, fstat, fstatfs};
 
 use crate::base::private::borrow;
 
-/// What a descriptor that sendfile is to read from is.
+/// The kind of a file that sendfile is to read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A file whose bytes pread gives.
@@ -23,7 +24,7 @@ pub(crate) enum Kind {
     Special,
 }
 
-/// File systems whose files the kernel makes up when they are read, by the type that statfs says.
+/// File systems whose files the kernel generates when they are read, by their type in statfs.
 const MADE_UP: [u32; 14] = [
     0x9fa0,      // proc
     0x6265_6572, // sysfs
@@ -41,13 +42,14 @@ const MADE_UP: [u32; 14] = [
     0x6e73_6673, // nsfs
 ];
 
-/// No file system has files as long: where a file ends there, the kernel has an error instead of an end.
+/// No file system has files of this length. Where a file ends there, the kernel has an error
+/// instead of an end.
 const BEYOND_ALL_FILES: off64_t = 1 << 43;
 
-/// What `file` is to a sendfile that begins at `begin`.
+/// Returns what `file` is to a sendfile that begins at `begin`.
 pub(crate) fn kind_of(file: RawFd, begin: off64_t) -> Kind {
     let Ok(status) = fstat(borrow(file)) else { return Kind::Refused };
-    // A device number of a disk: no file system that makes files up has one.
+    // The device number of a disk: no file system that generates its files has one.
     let has_disk = rustix::fs::major(status.st_dev) != 0;
     let kind = FileType::from_raw_mode(status.st_mode);
     judge(kind, begin, || has_disk || fstatfs(borrow(file)).is_ok_and(|fs| !is_made_up(fs.f_type as u32)))
@@ -55,7 +57,7 @@ pub(crate) fn kind_of(file: RawFd, begin: off64_t) -> Kind {
 
 fn judge(kind: FileType, begin: off64_t, is_stored: impl FnOnce() -> bool) -> Kind {
     match kind {
-        // A negative offset is refused by pread as well.
+        // pread refuses a negative offset as well.
         FileType::RegularFile if begin < BEYOND_ALL_FILES && is_stored() => Kind::Ordinary,
         FileType::Directory | FileType::Fifo | FileType::Socket => Kind::Refused,
         _ => Kind::Special,

@@ -1,4 +1,5 @@
-//! What calls announce for the time of a sleep, and how it is undone if nobody comes back from it: see [`crate::base::signal`].
+//! What calls announce for the time of a sleep, and how it is undone if they never return from
+//! that: see [`crate::base::signal`].
 
 use crate::base::journal::{Held, Kind, Words};
 use crate::base::signal;
@@ -30,7 +31,7 @@ static SEND: Kind = Kind {
 static SLEEP: Kind = Kind { undo: end_sleep, ..Kind::NOTHING };
 
 static POLL: Kind = Kind {
-    // SAFETY: whoever would have freed it has gone.
+    // SAFETY: the call that would have freed it has been left.
     undo: |held| drop(unsafe { Box::from_raw(held[0] as *mut Watch) }),
     calls_on: |held, endpoint| watch(held).calls_on(endpoint),
     count_again: |held| watch(held).count_again(),
@@ -46,12 +47,13 @@ static EPOLL: Kind = Kind {
 };
 
 fn endpoint(held: Words) -> &'static Endpoint {
-    // SAFETY: what is announced of an endpoint begins with it, and endpoints are never freed.
+    // SAFETY: the first word is the endpoint's address in every entry of one, and endpoints are
+    // never freed.
     unsafe { &*(held[0] as *const Endpoint) }
 }
 
 fn watch(held: Words) -> &'static Watch {
-    // SAFETY: `poll` put it there, and whoever would free it is this thread.
+    // SAFETY: `poll` put it there, and only this thread would free it.
     unsafe { &*(held[0] as *const Watch) }
 }
 
@@ -74,43 +76,46 @@ fn address<T>(of: &T) -> usize {
     std::ptr::from_ref(of).addr()
 }
 
-/// Inside a kernel receive (L4).
+/// Returns the entry of a thread inside a kernel receive (L4).
 pub(crate) fn receive(endpoint: &'static Endpoint) -> Held {
     Held::new(&RECEIVE, [address(endpoint), 0, 0, 0])
 }
 
-/// Inside a kernel send (L4).
+/// Returns the entry of a thread inside a kernel send (L4).
 pub(crate) fn send(endpoint: &'static Endpoint) -> Held {
     Held::new(&SEND, [address(endpoint), 0, 0, 0])
 }
 
-/// Asleep for one endpoint on a pinned link, as the waiter `slot`.
+/// Returns the entry of a thread that sleeps for one endpoint on a pinned link, as the waiter
+/// `slot`.
 pub(crate) fn sleep(endpoint: &'static Endpoint, at: Attachment, slot: Option<Slot>) -> Held {
     let slot = slot.map_or(0, |slot| slot.0 + 1);
     Held::new(&SLEEP, [address(endpoint), address(at.link), at.conn, slot])
 }
 
-/// Asleep in poll.
+/// Returns the entry of a thread that sleeps in poll.
 pub(crate) fn poll(watch: *mut Watch) -> Held {
     Held::new(&POLL, [watch as usize, 0, 0, 0])
 }
 
-/// Asleep on an epoll instance.
+/// Returns the entry of a thread that sleeps on an epoll instance.
 pub(crate) fn epoll(epoll: &'static Epoll) -> Held {
     Held::new(&EPOLL, [address(epoll), 0, 0, 0])
 }
 
-/// A call of this thread begins to wait, and holds its socket until [`end_call`]. Its frame is at `here`. Under the shield.
+/// Announces that a call of this thread begins to wait, and holds its socket until [`end_call`].
+/// `here` is an address in its frame. The shield must be raised.
 pub(crate) fn begin_call(endpoint: &'static Endpoint, here: usize) -> usize {
     signal::announce(Held::new(&CALL, [address(endpoint), 0, 0, 0]), here)
 }
 
-/// It is over, and what it held is the caller's to let go of.
+/// Withdraws the announcement when the call is over. The caller releases the socket.
 pub(crate) fn end_call(place: usize) {
     signal::withdraw(place);
 }
 
-/// How many of the calls in progress on `endpoint` are this thread's: a handler has interrupted them, or left them.
+/// Returns how many of the calls in progress on `endpoint` are this thread's: a handler has
+/// interrupted them, or left them.
 pub(crate) fn own_calls(endpoint: &Endpoint) -> u32 {
     signal::calls_on(address(endpoint))
 }

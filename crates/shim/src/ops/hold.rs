@@ -1,10 +1,29 @@
-//! Calls in progress hold the socket that they were given, as in the kernel they hold the open file.
+//! References of calls in progress to their sockets, as calls in the kernel have a reference to the
+//! open file.
 //!
-//! A program may close the number in one thread while another waits on it: the call goes on, nobody is told of the close before
-//! the call is over, and whatever has the number by then is none of its business. So a call that is about to wait is
-//! counted at the endpoint until it is over, and whoever closes the last number of an endpoint that has such calls leaves
-//! it to them (`descriptors::begin_close`): they go on by a descriptor of the shim's, and the last of them ends the
-//! connection. A call that finds what it wants at once pays nothing for that.
+//! A program may close an fd in one thread while another waits on it. In the kernel the call goes
+//! on, and is not affected by the file that has the fd next. So a call that is about to wait is
+//! counted at the endpoint until it is over. A close of the last fd of an endpoint with such calls
+//! leaves the endpoint to them (`descriptors::begin_close`). They go on by a descriptor of the
+//! shim's, and the last of them ends the connection. A call that need not wait pays nothing for
+//! this. An example:
+//!
+//! ```text
+//! thread A: recv(7)                        thread B: close(7)
+//! finds no bytes
+//! counts itself at the endpoint
+//! checks that 7 still names it
+//! sleeps                                   removes 7 from the table
+//!                                          finds a call: duplicates the socket as 40
+//!                                          rings all waiters, and closes 7
+//! wakes, and goes on by 40
+//! gets its bytes, and is counted no more
+//! is the last call: closes 40
+//! ```
+//!
+//! The call counts first and then checks the table, the close changes the table first and then
+//! checks the count. So either the close sees the call, or the call sees the close and is as one
+//! that came later.
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
@@ -15,15 +34,17 @@ use crate::base::table::{self, Entry};
 use crate::ops::held;
 use crate::socket::endpoint::Endpoint;
 
-/// In place of an errno: the call begins anew with the number that it was given, which names something else by now, or nothing.
-/// The kernel's calls do so after a handler, and have let go of their socket then.
+/// In place of an errno: the call restarts with the fd that it was given, which names another file
+/// by now, or none. The kernel's calls do so after a handler, and have released their socket by
+/// then.
 pub(crate) const BEGIN_ANEW: i32 = 512;
 
-/// One call's hold of its socket. It stays where it is from [`take`](Self::take) to [`release`](Self::release), in a frame that
-/// all of the call's waits are made from: the journal tells by its address whether the call has been left.
+/// One call's reference to its socket. It does not move from [`take`](Self::take) to
+/// [`release`](Self::release), and lies in a frame from which all the call's waits are made: by its
+/// address the journal sees whether the call has been left.
 pub(crate) struct Hold {
     endpoint: &'static Endpoint,
-    /// What the program has given.
+    /// The fd that the program passed.
     number: RawFd,
     taken: Cell<Option<Taken>>,
 }
@@ -32,18 +53,20 @@ pub(crate) struct Hold {
 struct Taken {
     name: EndpointRef,
     place: usize,
-    /// The call began when closes were unseen already. Then it is the kernel's, which holds the file.
+    /// The call began after code had come whose closes no hook sees. It then goes on in the kernel,
+    /// which holds the file.
     is_late: bool,
 }
 
 impl Hold {
-    /// Of a call that has not waited yet.
+    /// Returns the reference of a call that has not waited yet.
     #[inline]
     pub(crate) fn new(endpoint: &'static Endpoint, number: RawFd) -> Hold {
         Hold { endpoint, number, taken: Cell::new(None) }
     }
 
-    /// The call is about to wait. `false`: its number has been closed meanwhile, as if before it began.
+    /// Takes the reference, when the call is about to wait. Returns `false` if its fd has been
+    /// closed meanwhile, as if before the call.
     pub(crate) fn take(&self) -> bool {
         if self.taken.get().is_some() {
             return true;
@@ -55,7 +78,7 @@ impl Hold {
         true
     }
 
-    /// By which number the socket is to be reached now.
+    /// Returns the fd by which the socket can be reached now.
     #[inline]
     pub(crate) fn fd(&self) -> RawFd {
         match self.taken.get() {
@@ -67,20 +90,22 @@ impl Hold {
         }
     }
 
-    /// Whether a handler has closed the socket that ran while this very call waited. In the kernel nothing held it then.
+    /// Returns whether a handler that ran while this very call waited has closed the socket. In the
+    /// kernel, the call had no reference then.
     #[inline]
     pub(crate) fn is_void(&self) -> bool {
-        // No descriptor: it was closed where no hook saw it, and given to another.
+        // Without a descriptor, it was closed where no hook saw it, and the fd was given to another
+        // file.
         let is_there = |endpoint: &Endpoint| !endpoint.is_held() || endpoint.fd.load(Relaxed) >= 0;
         self.taken.get().is_some_and(|taken| !taken.name.resolve().is_some_and(is_there))
     }
 
-    /// Whether the number names the socket no more.
+    /// Returns whether the program's fd names the socket no more.
     pub(crate) fn is_closed(&self) -> bool {
         self.taken.get().is_some_and(|taken| table::look_up(self.number) != Entry::Endpoint(taken.name))
     }
 
-    /// The call is over. No lock is held.
+    /// Releases the reference when the call is over. The caller must hold no lock.
     #[inline]
     pub(crate) fn release(&self) {
         if let Some(Taken { place, .. }) = self.taken.take() {
@@ -90,9 +115,11 @@ impl Hold {
     }
 }
 
-/// Counts a call on `endpoint` that was given `number`, unless that names it no more.
+/// Counts a call on `endpoint` that was given `number`. Returns `None`, and counts nothing, if that
+/// fd does not name it any more.
 pub(crate) fn take_for(endpoint: &Endpoint, number: RawFd) -> Option<EndpointRef> {
-    // Before the look at what it names: whoever closes it forgets that first, and looks for calls then.
+    // Before the check of the fd: a close first removes the fd from the table, and then checks for
+    // calls.
     endpoint.begin_call();
     match table::look_up(number) {
         Entry::Endpoint(name) if name == endpoint.reference() && endpoint.is_in_use() => Some(name),
@@ -103,8 +130,8 @@ pub(crate) fn take_for(endpoint: &Endpoint, number: RawFd) -> Option<EndpointRef
     }
 }
 
-/// The number by which to reach what a call was given as `number`: that, as long as it is the same, and then what the
-/// endpoint goes by.
+/// Returns the fd of what a call was given as `number`: that fd as long as it names the same
+/// endpoint, and then the endpoint's own.
 #[inline]
 pub(crate) fn number_of(name: EndpointRef, number: RawFd) -> RawFd {
     if table::look_up(number) == Entry::Endpoint(name) {

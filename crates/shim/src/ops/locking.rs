@@ -1,8 +1,9 @@
-//! mlockall(MCL_CURRENT) in a program that has shared memory of ours.
+//! mlockall(MCL_CURRENT) in a program that has shared memory of the shim's.
 //!
-//! The kernel would lock our mappings with all others, and fill each with pages: 32 MiB for every link. Nothing excludes a
-//! mapping. So the call is made in parts: lock everything as it is touched (MCL_ONFAULT), which fills nothing; unlock what
-//! is ours; then lock and fill the rest, mapping by mapping.
+//! The kernel would lock the shim's mappings with all others, and fill each with pages: 32 MiB for
+//! every link. No flag excludes a mapping. So the call is made in parts. The first locks everything
+//! as it is touched (MCL_ONFAULT), which fills nothing. Then the shim's mappings are unlocked, and
+//! the others are locked and filled one by one.
 //!
 //! A mapping that is made later is not locked in the first place: see `shunt_sys::mapping`.
 
@@ -16,7 +17,7 @@ use crate::base::private::close_owned;
 use crate::base::signal::Shield;
 use crate::base::{errno, process, real};
 
-/// Answers mlockall.
+/// Makes the program's mlockall.
 pub(crate) fn lock_all(flags: c_int) -> c_int {
     if flags & libc::MCL_CURRENT == 0 || !process::is_in_use() {
         // SAFETY: the program's own call.
@@ -48,7 +49,7 @@ pub(crate) fn lock_all(flags: c_int) -> c_int {
     0
 }
 
-/// Has `seen` be told of every mapping of this process.
+/// Calls `seen` for every mapping of this process, with whether it is the shim's.
 fn each_mapping(mut seen: impl FnMut(Range<usize>, bool)) {
     let Ok(file) = openat(CWD, c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
         return;
@@ -64,21 +65,22 @@ fn each_mapping(mut seen: impl FnMut(Range<usize>, bool)) {
     close_owned(file);
 }
 
-/// What follows the number of the inode, if a mapping is of a memfd that shunt has made.
+/// The text behind the inode's number, if a mapping is of a memfd that shunt has made.
 const OURS: &[u8] = b"/memfd:shunt";
 
-/// A line of /proc/self/maps, as far as it has been read: `START-END FLAGS OFFSET DEVICE INODE    PATH`.
+/// A line of /proc/self/maps, as far as it has been read:
+/// `START-END FLAGS OFFSET DEVICE INODE    PATH`.
 #[derive(Default)]
 struct Line {
     numbers: [usize; 2],
-    /// 0 and 1: a number; then the rest.
+    /// 0 and 1: an address; then the rest.
     part: usize,
-    /// How much of [`OURS`] has come in a row.
+    /// How many bytes of [`OURS`] have come in a row.
     matched: usize,
 }
 
 impl Line {
-    /// Takes the next byte; the last of a line tells what that is.
+    /// Takes the next byte. The last one of a line returns the mapping.
     fn take(&mut self, byte: u8) -> Option<(Range<usize>, bool)> {
         match byte {
             b'\n' => {

@@ -1,4 +1,13 @@
-//! One look for bytes: at the lane, and at TCP where the stream is not on it. Nothing here waits.
+//! One check for bytes: in the lane, and in TCP where the stream is there. Nothing here waits.
+//!
+//! ```text
+//! the stream:   bytes of TCP | bytes of the lane | bytes of TCP
+//!               ^ the lane begins here (start)   ^ and ends here (CLOSED in tail)
+//! ```
+//!
+//! A plain receive is `receive` of `crates/transport`, which takes the bytes up to the first border
+//! and goes on into the lane. MSG_PEEK and MSG_TRUNC cross the borders here, so that they see and
+//! discard what a receive would take.
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -18,8 +27,8 @@ use crate::socket::endpoint::{Endpoint, RxSide};
 use crate::socket::finished;
 use crate::socket::tcp::Tcp;
 
-/// The receiving direction under its lock, after what must come first and cannot be done under it: "watching" is said
-/// as soon as it may be, and bytes that were given back go out.
+/// Locks the receiving direction, after the work that must come first and cannot be done under the
+/// lock. `watching` is set as soon as it may be, and returned bytes are sent.
 #[inline]
 pub(super) fn ready_side(endpoint: &Endpoint, fd: RawFd) -> Guard<'_, RxSide> {
     let side = endpoint.rx.lock();
@@ -33,7 +42,8 @@ pub(super) fn ready_side(endpoint: &Endpoint, fd: RawFd) -> Guard<'_, RxSide> {
     endpoint.rx.lock()
 }
 
-/// A look for bytes by a call that may wait, and so leaves a sender alone for a moment first that is slower than it.
+/// Checks for bytes in a call that may wait. If the sender is slower than the receiver, the lane is
+/// left alone for a moment first: see `crate::base::pace`.
 #[inline]
 pub(super) fn look_in_time(
     endpoint: &Endpoint,
@@ -52,7 +62,7 @@ pub(super) fn look_in_time(
     outcome
 }
 
-/// One look at the lane, and at TCP where the stream is not on it.
+/// Checks the lane, and TCP where the stream is not on it.
 #[inline]
 pub(super) fn look(
     endpoint: &Endpoint,
@@ -87,7 +97,7 @@ pub(super) fn look(
     }
 }
 
-/// A sender that waits for room is woken once there is enough of it to be worth its while.
+/// Wakes a sender that waits for room, once a third of the ring is free.
 #[cold]
 pub(super) fn tell_of_space(endpoint: &Endpoint, side: &mut RxSide, fd: RawFd) {
     let Some(at) = side.at else { return };
@@ -97,18 +107,19 @@ pub(super) fn tell_of_space(endpoint: &Endpoint, side: &mut RxSide, fd: RawFd) {
     }
 }
 
-/// The lane has been left.
+/// Counts why the lane has been left.
 #[cold]
 fn note_end(side: &RxSide, lane: &LaneHeader) {
     if side.rx.reason() == Reason::PeerMisbehaved {
         process::count_bypass(Reason::PeerMisbehaved);
     } else if side.rx.reason() == Reason::PeerWentBack && lane.is_taken() && !lane.has_lasting_rx_waiter() {
-        // Of a lane that this end has ended it says nothing; and who waits for it by a set that is seen had no processor.
+        // A lane that this end has ended shows nothing here, and a receiver with a known epoll
+        // instance merely had no processor.
         overdue::note_taken_back();
     }
 }
 
-/// What is looked at.
+/// What one check works on.
 struct Look<'a> {
     side: &'a mut RxSide,
     lane: &'a LaneHeader,
@@ -117,7 +128,7 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// MSG_PEEK and MSG_TRUNC.
+    /// Checks for MSG_PEEK and MSG_TRUNC.
     #[inline(never)]
     fn take_no_bytes(&mut self, sink: &mut Sink<'_>, flags: c_int) -> Received {
         match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
@@ -127,18 +138,19 @@ impl Look<'_> {
         }
     }
 
-    /// What TCP has to say where the lane is not all there is.
+    /// Completes an outcome by what TCP has, where the lane is not all there is.
     #[inline(never)]
     fn beyond(&mut self, sink: &mut Sink<'_>, flags: c_int, outcome: Received) -> Received {
         let fd = self.tcp.fd;
-        // A peek that the lane cannot answer must not block in the kernel while the lane is watched.
+        // A peek that the lane cannot answer must not block in the kernel while the lane is
+        // watched.
         match outcome {
-            // Where it may, the kernel's own receive also passes over urgent data.
+            // Where it may block, the kernel's own receive also passes over urgent data.
             Received::Empty | Received::EndOfFile if !is_watched(self.side) => Received::UseTcp,
             Received::UseTcp if flags & libc::MSG_PEEK != 0 && is_watched(self.side) => {
                 match by_tcp_up_to(fd, sink, self.side.rx.peek_limit(), flags) {
                     Ok(0) => Received::EndOfFile,
-                    // A peek that has seen all of TCP's goes on in the lane.
+                    // A peek that has seen all bytes of TCP goes on in the lane.
                     Ok(count) if count == self.side.rx.peek_limit() => {
                         let mut rest = *sink;
                         rest.advance(count.min(rest.remaining()));
@@ -149,7 +161,7 @@ impl Look<'_> {
                         } else {
                             self.side.rx.peek_behind(self.lane, self.ring, &mut rest)
                         };
-                        // Behind the end of that it is TCP again.
+                        // Behind the end of the lane, the stream is on TCP again.
                         let beyond = if rest.remaining() > 0
                             && self.side.rx.ends_behind(self.lane, self.ring, behind)
                         {
@@ -176,7 +188,7 @@ impl Look<'_> {
                 rest.advance(count);
                 Received::Bytes(count + by_tcp_now(fd, &rest, flags).unwrap_or(0))
             }
-            // Of urgent data nothing is found, but it is passed over.
+            // No bytes are found before urgent data, but a receive passes over it.
             Received::Empty
                 if self.side.rx.is_attached()
                     && !self.side.rx.on_lane()
@@ -196,7 +208,8 @@ impl Look<'_> {
         }
     }
 
-    /// MSG_TRUNC with MSG_PEEK: only counts the bytes. The program's buffer is not touched, and may be null.
+    /// Counts the bytes for MSG_TRUNC with MSG_PEEK. The program's buffer is not touched, and may
+    /// be null.
     fn count(&mut self, count: usize) -> Received {
         loop {
             let count = self.side.rx.available(self.lane, self.ring, self.tcp).min(count);
@@ -210,8 +223,8 @@ impl Look<'_> {
         }
     }
 
-    /// MSG_TRUNC: throws bytes away, across every border of the stream, as a receive takes them. The program's buffer is not
-    /// touched, and may be null.
+    /// Discards bytes for MSG_TRUNC, across every border of the stream, as a receive takes them.
+    /// The program's buffer is not touched, and may be null.
     fn discard(&mut self, sink: &mut Sink<'_>, flags: c_int) -> Received {
         let mut total = 0;
         let outcome = loop {
@@ -221,7 +234,7 @@ impl Look<'_> {
             if sink.remaining() == 0 {
                 return Received::Bytes(total);
             }
-            // How much of TCP may go is what a peek would show of it.
+            // As much of TCP may be discarded as a peek would show.
             let limit = match self.probe() {
                 Received::Bytes(_) => continue,
                 Received::UseTcp if is_watched(self.side) => self.side.rx.peek_limit(),
@@ -246,7 +259,7 @@ impl Look<'_> {
         if total > 0 { Received::Bytes(total) } else { outcome }
     }
 
-    /// What a peek at one byte finds.
+    /// Peeks at one byte.
     fn probe(&mut self) -> Received {
         let mut probe = [0u8];
         let pieces = [Piece { base: probe.as_mut_ptr(), len: 1 }];
@@ -255,18 +268,19 @@ impl Look<'_> {
     }
 }
 
-/// Whether no receive may block in the kernel.
+/// Returns whether no receive may block in the kernel.
 pub(super) fn is_watched(side: &RxSide) -> bool {
     side.rx.is_attached() && !side.rx.is_adopted()
 }
 
-/// The real recvmsg for what is left of `sink`, which it leaves where it is, without waiting: it can be made under a lock.
+/// Calls the real recvmsg without waiting, for the rest of `sink`, which it does not advance. It
+/// can be called under a lock.
 pub(super) fn by_tcp_now(fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize, i32> {
     // SAFETY: the message describes the program's own buffer.
     in_lists(sink, flags, |message| unsafe { kernel::recvmsg_now(fd, message, flags | libc::MSG_DONTWAIT) })
 }
 
-/// The same for no more than `limit` bytes, and a single call.
+/// Receives at most `limit` bytes without waiting, by a single call.
 fn by_tcp_up_to(fd: RawFd, sink: &Sink<'_>, limit: usize, flags: c_int) -> Result<usize, i32> {
     let mut list = NO_PIECES;
     let count = fill_list(&mut list, sink.list());
@@ -279,7 +293,8 @@ fn by_tcp_up_to(fd: RawFd, sink: &Sink<'_>, limit: usize, flags: c_int) -> Resul
     unsafe { kernel::recvmsg_now(fd, &mut empty_message(&mut list[..count]), flags | libc::MSG_DONTWAIT) }
 }
 
-/// A peek into `rest` at what TCP has beyond its first `before` bytes, which are seen once more at the beginning of `sink`.
+/// Peeks into `rest` at the bytes of TCP beyond the first `before`, which are written again to the
+/// beginning of `sink`.
 fn by_tcp_beyond(fd: RawFd, sink: &Sink<'_>, before: usize, rest: &Sink<'_>, flags: c_int) -> usize {
     let mut list = NO_PIECES;
     let filled = fill_list(&mut list, sink.list());
@@ -296,7 +311,7 @@ fn by_tcp_beyond(fd: RawFd, sink: &Sink<'_>, before: usize, rest: &Sink<'_>, fla
     seen.map_or(0, |seen| seen.saturating_sub(before))
 }
 
-/// Has `receive` fill one list of pieces after the other, as long as it fills them.
+/// Has `receive` fill one list of pieces after another, as long as it fills them.
 fn in_lists(
     sink: &Sink<'_>,
     flags: c_int,
@@ -315,7 +330,7 @@ fn in_lists(
         };
         done += received;
         sink.advance(received.min(sink.remaining()));
-        // A second peek would see the same bytes again.
+        // A second peek would see these bytes again.
         if received < listed || sink.remaining() == 0 || flags & libc::MSG_PEEK != 0 {
             return Ok(done);
         }

@@ -1,4 +1,5 @@
-//! What each call does: handled here, failed, or given to the kernel for a named reason. The hooks only translate.
+//! The operations: each call is handled here, fails, or is given to the kernel for a named reason.
+//! The hooks only translate.
 
 pub(crate) mod descriptors;
 pub(crate) mod epoll_wait;
@@ -30,10 +31,12 @@ use crate::socket::endpoint::{Endpoint, NEVER, Stage};
 use shunt_ring::bytes;
 use shunt_sys::memory::{self, Access};
 
-/// Goes on with a call on a buffer of a hook's, where it turns out not to be one that most are like.
+/// The slow path of a call on one buffer of a hook, which takes over when the fast path does not
+/// suffice.
 pub(crate) type Slowly<P> = fn(RawFd, P, usize, c_int) -> ssize_t;
 
-/// Such a call has raised the shield, and somebody has the lock.
+/// Moves a call to the slow path, because another thread has the lock. The call has raised the
+/// shield.
 #[cold]
 #[inline(never)]
 fn begin_slowly<P>(fd: RawFd, base: P, len: usize, flags: c_int, slowly: Slowly<P>) -> ssize_t {
@@ -41,7 +44,7 @@ fn begin_slowly<P>(fd: RawFd, base: P, len: usize, flags: c_int, slowly: Slowly<
     slowly(fd, base, len, flags)
 }
 
-/// Ends such a call, which has done its work.
+/// Ends a call on the fast path, which has done its work.
 #[inline(always)]
 fn end_at_once<T>(side: lock::Brief<'static, T>, shield: signal::Brief, answer: ssize_t) -> ssize_t {
     match side.end_at_once() {
@@ -50,7 +53,7 @@ fn end_at_once<T>(side: lock::Brief<'static, T>, shield: signal::Brief, answer: 
     }
 }
 
-/// The same under a lock for which others wait.
+/// Ends a call on the fast path, under a lock that other threads wait for.
 #[cold]
 #[inline(never)]
 fn end_slowly<T>(side: lock::Brief<'static, T>, shield: signal::Brief, answer: ssize_t) -> ssize_t {
@@ -58,7 +61,8 @@ fn end_slowly<T>(side: lock::Brief<'static, T>, shield: signal::Brief, answer: s
     shield.lower(answer)
 }
 
-/// Whether so much of the program's memory can be touched so. `FEW`: as far as is known without asking the kernel.
+/// Returns whether this part of the program's memory may be accessed. `FEW`: only as far as that is
+/// known without asking the kernel.
 #[inline(always)]
 fn is_good<const FEW: bool>(base: *const u8, len: usize, access: Access) -> bool {
     match (FEW, access) {
@@ -68,7 +72,7 @@ fn is_good<const FEW: bool>(base: *const u8, len: usize, access: Access) -> bool
     }
 }
 
-/// Copies so many bytes. `FEW`: if they are, which it says.
+/// Copies `len` bytes. `FEW`: only if they are few, and returns whether they are.
 ///
 /// # Safety
 /// As for `copy_nonoverlapping`.
@@ -85,8 +89,8 @@ unsafe fn copy<const FEW: bool>(from: *const u8, to: *mut u8, len: usize) -> boo
     }
 }
 
-/// A data operation begins. Those of an endpoint that is on TCP are counted, and it is considered for an offer once there were
-/// enough.
+/// Begins a data operation. Operations of an endpoint that is on TCP are counted, and after enough
+/// of them it is considered for an offer.
 #[inline(always)]
 pub(crate) fn used(endpoint: &'static Endpoint, fd: RawFd) {
     control::poll_inbox();
@@ -102,7 +106,7 @@ pub(crate) fn used(endpoint: &'static Endpoint, fd: RawFd) {
     endpoint.operations.store(operations, Relaxed);
 }
 
-/// The same for the first of so many, or the last.
+/// Counts the first operation of an endpoint, or one that reaches the limit.
 #[inline(never)]
 fn look_at_use(endpoint: &'static Endpoint, fd: RawFd, operations: u32) {
     let is_first = operations == 1;
@@ -127,13 +131,16 @@ fn look_at_use(endpoint: &'static Endpoint, fd: RawFd, operations: u32) {
     }
 }
 
-/// Whether a connection that was begun without waiting has come to be: programs read one that was refused, for its error.
+/// Returns whether a connection that was begun without waiting is established. Programs read from a
+/// refused one to get its error.
 fn is_connected(fd: RawFd) -> bool {
     rustix::net::getpeername(borrow(fd)).is_ok()
 }
 
-/// Data operations after which an endpoint that was offered, and whose peer was not, is looked at: see
-/// [`control::give_up_if_alone`]. Twice as many as the peer may wait for before it is offered: see [`crate::socket::distance`].
+/// How many data operations an offered endpoint makes before it is checked whether its peer was
+/// offered too: see [`control::give_up_if_alone`]. Twice as many as the peer may wait for before it
+/// is offered: see [`crate::socket::distance`].
 const ALONE_AFTER: u32 = 8192;
-/// So many more where the broker has to say first that it is awake, which holds for a second.
+/// How many more it makes if the broker must first show that it is awake, which counts for a
+/// second.
 const ASK_AGAIN_AFTER: u32 = 64;

@@ -1,4 +1,5 @@
-//! Socket options, fcntl and ioctl: which of them a lane honours, and which send a connection back to TCP.
+//! Socket options, fcntl and ioctl: which of them a lane honours, and which make a connection fall
+//! back to TCP.
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::os::fd::RawFd;
@@ -17,7 +18,7 @@ use crate::socket::endpoint::Endpoint;
 use crate::socket::keepalive::{self, Keepalive};
 use crate::socket::{incoming, lost, settings};
 
-/// Linux's own, which the crate does not name.
+/// Constants of Linux that the libc crate does not have.
 const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
 const SIOCATMARK: c_ulong = 0x8905;
@@ -54,7 +55,7 @@ impl Setting {
         Setting { value, len }
     }
 
-    /// The beginning of it, if it is as long.
+    /// Reads the beginning of the value, if that is long enough.
     fn read<T: Copy>(self) -> Option<T> {
         let enough = self.len as usize >= size_of::<T>();
         // SAFETY: it can be read; callers ask for integers, for which every bit pattern is valid.
@@ -67,7 +68,8 @@ impl Setting {
     }
 }
 
-/// Before setsockopt on an endpoint: what cannot be honoured on a lane sends it back.
+/// Handles a setsockopt on an endpoint before the kernel does: if a lane cannot honour it, the
+/// connection falls back.
 pub(crate) fn before_set(endpoint: &Endpoint, level: c_int, name: c_int, setting: Setting) {
     let reason = match level {
         libc::SOL_SOCKET => against_socket_option(name, setting),
@@ -86,8 +88,8 @@ pub(crate) fn before_set(endpoint: &Endpoint, level: c_int, name: c_int, setting
 
 fn against_socket_option(name: c_int, setting: Setting) -> Option<Reason> {
     match name {
-        // What they say of segments, of memory, of the way to a network card or of connections to come is nothing to a
-        // lane; or there is nothing to set, and the kernel says so.
+        // These concern segments, memory, the way to a network card or later connections, none of
+        // which a lane has. Or they cannot be set, and the kernel reports that.
         libc::SO_DEBUG
         | libc::SO_REUSEADDR
         | libc::SO_TYPE
@@ -136,7 +138,8 @@ fn against_socket_option(name: c_int, setting: Setting) -> Option<Reason> {
         | SO_RESERVE_MEM
         | SO_TXREHASH
         | SO_RCVMARK => None,
-        // A negative time means none at all, and is not told from no limit afterwards.
+        // A negative timeout means not to wait at all, and cannot be distinguished from no timeout
+        // afterwards.
         libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW => {
             setting.read().filter(|seconds: &i64| *seconds < 0).map(|_| Reason::SocketOption)
         }
@@ -193,7 +196,8 @@ fn against_tcp_option(name: c_int, setting: Setting) -> Option<Reason> {
     }
 }
 
-/// What is on the wire, and what a TCP socket takes without heeding it.
+/// Returns the reason against an IP option. There is none against one that concerns the wire, or
+/// that a TCP socket accepts and ignores.
 fn against_ip_option(name: c_int) -> Option<Reason> {
     match name {
         libc::IP_TOS
@@ -228,7 +232,7 @@ fn against_ipv6_option(name: c_int) -> Option<Reason> {
     }
 }
 
-/// After a setsockopt, which may have succeeded.
+/// Handles a setsockopt after the kernel has. `is_set`: it has succeeded.
 pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_int, is_set: bool) {
     if endpoint.keepalive.is_needed() && keepalive::concerns(level, name) {
         attach::change_keepalive(endpoint, Keepalive::resume);
@@ -246,7 +250,7 @@ pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_in
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ) {
         settings::learn_inq(endpoint, fd);
     }
-    // With these TCP tells those that wait how it is, changed or not.
+    // With these, TCP notifies its waiters of its state, whether it has changed or not.
     match (level, name) {
         _ if !endpoint.is_attached() => {}
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => epoll::tell_again(endpoint, epoll::IN),
@@ -256,7 +260,7 @@ pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_in
     }
 }
 
-/// getsockopt on an endpoint, where a lane has a part in the answer.
+/// Makes a getsockopt on an endpoint, where a lane has a part in the answer.
 ///
 /// # Safety
 /// As getsockopt.
@@ -308,7 +312,7 @@ pub(crate) unsafe fn get(
             let own = || endpoint.keepalive.own_value(level, name);
             let before = own();
             let result = real();
-            // It may have been put on, or off, shared memory meanwhile.
+            // The connection may have been attached or detached meanwhile.
             if result == 0
                 && let Some(own) = before.or_else(own)
             {
@@ -323,21 +327,24 @@ pub(crate) unsafe fn get(
     }
 }
 
-/// What the kernel's counts lack, or have too much: the bytes that have gone over lanes, and what a reset has made up.
+/// Returns the corrections of the kernel's counts: the bytes that have gone over lanes, and those
+/// that a reset of the shim's has added.
 pub(crate) fn beside_kernel(endpoint: &Endpoint) -> Beside {
     let sent = endpoint.tx.lock().tx.lane_total();
     let lanes = Beside { acked: sent, received: incoming::arrived(endpoint), sent };
     endpoint.beside_kernel.lock().and(lanes)
 }
 
-/// Whether the program wants to be told how many bytes wait behind those that a call receives (TCP_INQ).
+/// Returns whether the program asked how many bytes wait behind those that a call receives
+/// (TCP_INQ).
 pub(crate) fn tells_waiting(endpoint: &Endpoint, fd: RawFd) -> bool {
-    // Others who hold the socket set it unseen.
+    // Other processes that hold the socket set it unseen.
     let is_seen = endpoint.barred().is_none() && endpoint.holders.are_one();
     if is_seen { endpoint.tells_waiting.load(Relaxed) } else { settings::has_inq(fd) }
 }
 
-/// How many these are. The kernel counts a FIN too, but none of what TCP would have reset.
+/// Returns how many these are. The kernel counts a FIN too, but not one in whose place TCP would
+/// have sent a reset.
 pub(crate) fn waiting(endpoint: &Endpoint, fd: RawFd) -> c_int {
     let on_tcp = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as c_int;
     let finished =
@@ -345,7 +352,8 @@ pub(crate) fn waiting(endpoint: &Endpoint, fd: RawFd) -> c_int {
     on_tcp.saturating_add(incoming::unread(endpoint) as c_int).saturating_add(finished.into())
 }
 
-/// TCP_ZEROCOPY_RECEIVE for what a lane still holds: the answer that TCP gives when the next bytes fill no page.
+/// Answers TCP_ZEROCOPY_RECEIVE for bytes that a lane still holds, as TCP does when the next bytes
+/// fill no page.
 ///
 /// # Safety
 /// As getsockopt.
@@ -366,7 +374,7 @@ unsafe fn nothing_to_map(waiting: usize, value: *mut c_void, len: *mut socklen_t
     0
 }
 
-/// ioctl on an endpoint: `Some` is the answer, errno set if it is -1.
+/// Makes an ioctl on an endpoint. Returns the answer, with errno set if it is -1.
 ///
 /// # Safety
 /// As ioctl.
@@ -395,12 +403,13 @@ pub(crate) unsafe fn ioctl(endpoint: &Endpoint, fd: RawFd, request: c_ulong, arg
             }
             result
         }
-        // Before the mark is what the lane still holds.
+        // The bytes that the lane still holds precede the mark.
         SIOCATMARK if incoming::available(endpoint, fd) > 0 => {
             // SAFETY: the caller's promise.
             unsafe { answer_int(argument.cast(), 0) }
         }
-        // A lane delivers at once: nothing is queued, and nothing not acknowledged. The rest says nothing of the stream.
+        // A lane delivers immediately: nothing is queued or unacknowledged. The others do not
+        // concern the stream.
         SIOCATMARK | libc::TIOCOUTQ | SIOCOUTQNSD | libc::FIOCLEX | libc::FIONCLEX => real(),
         request if INTERFACES.contains(&request) => real(),
         libc::FIOASYNC => {
@@ -414,7 +423,7 @@ pub(crate) unsafe fn ioctl(endpoint: &Endpoint, fd: RawFd, request: c_ulong, arg
     }
 }
 
-/// Answers an ioctl with a number.
+/// Answers an ioctl with an integer.
 ///
 /// # Safety
 /// `to` is the program's argument.
@@ -428,7 +437,7 @@ unsafe fn answer_int(to: *mut c_int, value: c_int) -> c_int {
     0
 }
 
-/// Before an fcntl that must not meet a lane.
+/// Handles an fcntl before the kernel does, if it must not meet a lane.
 pub(crate) fn before_fcntl(endpoint: &Endpoint, command: c_int, argument: c_ulong) {
     let asynchronous = command == libc::F_SETFL && argument as c_int & libc::O_ASYNC != 0;
     if asynchronous || matches!(command, libc::F_SETOWN | F_SETOWN_EX | F_SETSIG) {
@@ -436,7 +445,7 @@ pub(crate) fn before_fcntl(endpoint: &Endpoint, command: c_int, argument: c_ulon
     }
 }
 
-/// Keeps the cached flag up to date.
+/// Keeps the cached O_NONBLOCK flag up to date, after an fcntl.
 pub(crate) fn after_fcntl(endpoint: &Endpoint, command: c_int, argument: c_ulong) {
     if command == libc::F_SETFL {
         endpoint.nonblocking.store((argument as c_int & libc::O_NONBLOCK != 0).into(), Relaxed);

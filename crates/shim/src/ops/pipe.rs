@@ -16,11 +16,11 @@ use crate::base::private::{borrow, close_owned};
 use crate::ops::look::look;
 use crate::socket::endpoint::Endpoint;
 
-/// What lies on the stack at a time.
+/// How many bytes are on the stack at a time.
 const AT_ONCE: usize = 1024;
 
-/// splice from a connection that is going back: what the lane still holds goes into the pipe, and no more is read than
-/// the pipe takes. `None`: it holds nothing more.
+/// Splices from a connection that is falling back: moves the bytes that the lane still holds into
+/// the pipe, and reads no more than the pipe takes. Returns `None` if the lane holds nothing more.
 pub(crate) fn move_to_pipe(
     endpoint: &Endpoint,
     fd: RawFd,
@@ -54,7 +54,8 @@ pub(crate) fn move_to_pipe(
     Some(Ok(done))
 }
 
-/// What TCP holds behind a lane of which some has been moved already: a splice waits for no more then.
+/// Moves the bytes that TCP holds behind a lane, after some of the lane have been moved. A splice
+/// waits for no more then.
 fn splice_rest(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize) -> usize {
     let side = endpoint.rx.lock();
     if side.rx.is_attached() {
@@ -62,7 +63,8 @@ fn splice_rest(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize)
     }
     endpoint.enter_receive_locked();
     drop(side);
-    // The flag is about the pipe: the socket is waited for, unless it has as much as is asked for.
+    // The flag is about the pipe. The kernel would wait for the socket, unless that has as much as
+    // is asked for.
     let holds = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
     let moved = match len.min(holds) {
         0 => 0,
@@ -75,7 +77,7 @@ fn splice_rest(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize)
     moved
 }
 
-/// One attempt, which does not wait: it holds the lock.
+/// Makes one attempt under the lock, without waiting.
 fn move_some(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize) -> Option<Result<usize, i32>> {
     let mut side = endpoint.rx.lock();
     if !side.rx.is_attached() {
@@ -98,13 +100,14 @@ fn move_some(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize) -
     Some(Ok(moved))
 }
 
-/// Writes what a pipe takes without waiting.
+/// Writes as many bytes as a pipe takes without waiting.
 fn write_now(pipe: BorrowedFd<'_>, bytes: &[u8]) -> rustix::io::Result<usize> {
-    // "At the current offset", which is all that a pipe has.
+    // "At the current offset", the only one that a pipe has.
     let here = u64::MAX;
     let slices = [std::io::IoSlice::new(bytes)];
     match rustix::io::pwritev2(pipe, &slices, here, rustix::io::ReadWriteFlags::NOWAIT) {
-        // The kernel does not know that any more of a pipe into which it has spliced. Opened anew it does not wait.
+        // A pipe that has been spliced into does not support this flag any more. Opened anew, it
+        // does not wait.
         Err(Errno::OPNOTSUPP) => {
             let mut name = [0; 64];
             let name = write(&mut name, format_args!("/proc/self/fd/{}", pipe.as_raw_fd()))?;

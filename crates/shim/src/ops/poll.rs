@@ -1,4 +1,22 @@
-//! poll and ppoll, and what select needs of them.
+//! poll and ppoll, and the part of select that uses them.
+//!
+//! The shim and the kernel answer together:
+//!
+//! - For a connection on a link (`Watch::watched`), the shim answers POLLIN and POLLOUT of its
+//!   lanes, and the kernel answers for its TCP socket.
+//! - A connection on TCP (`Watch::entered`) is the kernel's. It is marked as inside the kernel
+//!   (L4), so that it does not come onto a lane while the call sleeps.
+//! - Everything else is the kernel's.
+//!
+//! A call with connections on lanes makes rounds until one finds something:
+//!
+//! ```text
+//! answer        fills in the events of lanes
+//! announce      if there were none, makes this thread the waiter of the lanes
+//! prepare       copies the array for the kernel: without POLLOUT of lanes, and with the doorbell
+//! ask_kernel    sleeps until a descriptor or the doorbell is ready
+//! merge         adds the kernel's events to those of lanes
+//! ```
 
 use std::cell::Cell;
 use std::ffi::c_short;
@@ -28,10 +46,10 @@ use crate::socket::{incoming, lost, outgoing};
 
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM;
-/// Calls answered by lanes alone before the kernel is asked about the rest of the set again.
+/// Of so many calls that lanes alone can answer, one queries the kernel about the other events too.
 const ASK_KERNEL_EVERY: u32 = 8;
 
-/// A descriptor of the set whose endpoint is on a link.
+/// A descriptor whose endpoint is on a link.
 struct Watched {
     index: usize,
     endpoint: &'static Endpoint,
@@ -39,70 +57,73 @@ struct Watched {
     fd: RawFd,
     at: Attachment,
     owns: bool,
-    /// The call may wait, and is counted at the endpoint.
+    /// The call may wait, so it is counted at the endpoint.
     holds: bool,
-    /// TCP has ended, which says no more.
+    /// TCP has ended, and reports nothing more.
     ended: Cell<bool>,
 }
 
-/// One that is not.
+/// A connection that is not on a link.
 struct Entered {
     index: usize,
     endpoint: &'static Endpoint,
     name: EndpointRef,
 }
 
-/// What one call has announced, until dropped.
+/// The announcements of one call, until it is dropped.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// Not on links, and marked as being inside the kernel (L4): none of them comes onto a lane while this call sleeps.
+    /// Connections that are not on links, marked as inside the kernel (L4): none of them comes onto
+    /// a lane while this call sleeps.
     entered: Vec<Entered>,
-    /// Those that are on links, which stay mapped.
+    /// Connections that are on links, which stay mapped.
     watched: Vec<Watched>,
-    /// By index, epoll sets of which lanes hold what the kernel cannot be shown. Nothing is added to those.
+    /// By index, epoll instances whose lanes hold events that the kernel cannot show. These lanes
+    /// get no more bytes.
     sets: Vec<(usize, &'static Epoll)>,
-    /// The waiter that sleeps for them.
+    /// The waiter that sleeps for the lanes.
     slot: Option<Slot>,
-    /// By index, sockets whose numbers have been closed since the call began: see [`Watch::follow`].
+    /// By index, sockets whose fds have been closed since the call began: see [`Watch::follow`].
     closed: Vec<Closed>,
 }
 
-/// A number of the set that has been closed, and may be another's. The kernel, too, wakes a poll by what it has begun to wait
-/// for, and looks what the number is only then.
+/// An fd of the array that has been closed, and may name another file. The kernel's poll, too, is
+/// woken by the file that it began to wait for, and looks the fd up only then.
 struct Closed {
     index: usize,
-    /// By which the socket is watched on.
+    /// The fd by which the socket is watched now.
     fd: RawFd,
-    /// By what it last woke the call, to no avail: only what comes after that does so again.
+    /// The state by which it last woke the call without a result. Only a later one wakes the call
+    /// again.
     told: Option<News>,
 }
 
-/// What a socket has to say: how many bytes have come by TCP or lie in the lane, and how else it is.
+/// A socket's state: how many bytes have come by TCP or lie in the lane, and its other events.
 type News = (usize, c_short);
 
 impl Closed {
     fn new(index: usize, fd: RawFd, lane: Option<&Watched>, events: c_short) -> Closed {
         let mut closed = Closed { index, fd, told: None };
-        // What the call has not asked for may have been there before.
+        // Events that the call has not asked for may have been there before.
         if closed.news(lane, events).is_none() {
             closed.told = closed.news(lane, woken_by(events));
         }
         closed
     }
 
-    /// What there is of `events`.
+    /// Returns the socket's state, if it has one of `events`.
     fn news(&self, lane: Option<&Watched>, events: c_short) -> Option<News> {
         let mut polled = [pollfd { fd: self.fd, events, revents: 0 }];
         kernel::poll_now(&mut polled);
         let found = polled[0].revents != 0 || lane.is_some_and(|lane| finds(lane, events));
         let in_lane = lane.map_or(0, |lane| incoming::unread(lane.endpoint));
-        // What lies behind urgent data is not counted among the unread.
+        // Bytes behind urgent data are not counted among the unread.
         let on_tcp = || shunt_sys::tcp::received(borrow(self.fd)).unwrap_or(0) as usize;
         found.then(|| (in_lane + on_tcp(), polled[0].revents & !IN))
     }
 }
 
-/// Polls. `timeout` in nanoseconds, `None` for ever; `kernel` makes the program's own call.
+/// Polls. `timeout` is in nanoseconds, `None` for ever. `kernel` makes the program's own call.
 pub(crate) fn poll(
     fds: &mut [pollfd],
     timeout: Option<u64>,
@@ -130,10 +151,11 @@ fn poll_all(
     if by_kernel && watch.entered.is_empty() {
         return signal::open(Held::NOTHING, kernel);
     }
-    // Dropped here or, if nobody comes back from the sleep, by way of the journal; never by unwinding.
+    // Dropped here or, if the sleep is never returned from, by way of the journal; never by
+    // unwinding.
     let watch = Box::into_raw(Box::new(watch));
     let held = held::poll(watch);
-    // SAFETY: nobody else uses it before this call has been left.
+    // SAFETY: nothing else uses it before this call has been left.
     let borrowed = unsafe { &mut *watch };
     let result = if by_kernel {
         signal::open(held, kernel)
@@ -153,14 +175,15 @@ fn poll_all(
         }
         settle(fds);
     }
-    // SAFETY: made above, and this call has come back.
+    // SAFETY: made above, and this call has returned.
     drop(unsafe { Box::from_raw(watch) });
     errno::set(failed);
     result
 }
 
-/// Connections may have begun to send on lanes while the kernel was asked about them. Of the death of a peer that had bytes of those
-/// unread it has told as of an end.
+/// Notices resets after the kernel has answered alone. Connections may have begun to send on lanes
+/// meanwhile. If a peer has died with such bytes unread, the kernel has reported an end of the
+/// stream.
 fn notice_resets(fds: &mut [pollfd]) {
     for entry in fds.iter_mut().filter(|entry| entry.revents != 0) {
         if let Some(endpoint) = endpoint::behind(entry.fd)
@@ -172,12 +195,14 @@ fn notice_resets(fds: &mut [pollfd]) {
     }
 }
 
-/// The kernel sets the parts of a reset one after the other, the error first. Nobody whom that wakes sees it so; somebody whom a
-/// doorbell wakes may, or the FIN that has come where TCP alone would have sent none.
+/// Polls again where a reset shows in part only. The kernel sets the parts of a reset one after the
+/// other, the error first. A thread that they wake never sees that. A thread that a doorbell wakes
+/// may, or the FIN that came where TCP alone would have sent none.
 fn settle(fds: &mut [pollfd]) {
     let is_in_parts = |entry: &&mut pollfd| entry.revents & (libc::POLLERR | libc::POLLHUP) == libc::POLLERR;
     for entry in fds.iter_mut().filter(is_in_parts) {
-        // Not before who resets it has let the socket go. Of other descriptors the kernel says the same again.
+        // This waits until the thread that resets the socket has released it. Other descriptors
+        // just report the same again.
         let _ = shunt_sys::tcp::state(borrow(entry.fd));
         let mut again = [*entry];
         kernel::poll_now(&mut again);
@@ -185,8 +210,8 @@ fn settle(fds: &mut [pollfd]) {
     }
 }
 
-/// What the set is made of, by the numbers; or as it was `before`: a connection that has come under one of them since is none of
-/// this call's, which must not hold it.
+/// Sorts the entries by what their fds name; or by what they named `before`. A connection that has
+/// got one of the fds since does not concern this call, which must not hold it.
 fn examine(fds: &[pollfd], may_sleep: bool, before: Option<&Watch>) -> Watch {
     let mut watch = Watch::default();
     for (index, entry) in fds.iter().enumerate() {
@@ -221,7 +246,7 @@ fn examine(fds: &[pollfd], may_sleep: bool, before: Option<&Watch>) -> Watch {
                         ended: Cell::new(false),
                     });
                 } else if may_sleep && endpoint.enter_receive() {
-                    // It has just left.
+                    // It has just left its link.
                     watch.entered.push(Entered { index, endpoint, name });
                 }
             }
@@ -240,27 +265,28 @@ fn examine(fds: &[pollfd], may_sleep: bool, before: Option<&Watch>) -> Watch {
 }
 
 impl Watched {
-    /// Whether the endpoint is still where it was when the call looked. It may have left, and come onto another lane since.
+    /// Returns whether the endpoint is still where the call found it. It may have left, and come
+    /// onto another lane since.
     fn is_at(&self, side: &RxSide) -> bool {
         side.at.is_some_and(|at| std::ptr::eq(at.link, self.at.link) && at.conn == self.at.conn)
     }
 }
 
 impl Watch {
-    /// Whether all are still where they were.
+    /// Returns whether all endpoints are still where the call found them.
     fn is_current(&self) -> bool {
         self.watched.iter().all(|one| one.is_at(&one.endpoint.rx.lock()))
     }
 
-    /// Whose the entry at `index` is.
+    /// Returns the connection of the entry at `index`.
     fn name_at(&self, index: usize) -> Option<EndpointRef> {
-        // Both are in the order of the set.
+        // Both lists are in the order of the array.
         let watched = self.watched.binary_search_by_key(&index, |one| one.index);
         let entered = self.entered.binary_search_by_key(&index, |one| one.index);
         watched.map(|at| self.watched[at].name).or_else(|_| entered.map(|at| self.entered[at].name)).ok()
     }
 
-    /// How often `endpoint` counts it among the calls in progress.
+    /// Returns how often `endpoint` counts this call among those in progress.
     pub(crate) fn calls_on(&self, endpoint: usize) -> u32 {
         let is_it = |one: &Endpoint| std::ptr::from_ref(one).addr() == endpoint;
         let watched = self.watched.iter().filter(|one| one.holds && is_it(one.endpoint));
@@ -268,13 +294,13 @@ impl Watch {
         (watched.count() + entered.count()) as u32
     }
 
-    /// Counts it again, in a forked child.
+    /// Counts the call again, in a forked child.
     pub(crate) fn count_again(&self) {
         self.watched.iter().filter(|one| one.holds).for_each(|one| one.endpoint.begin_call());
         self.entered.iter().for_each(|one| one.endpoint.enter_receive_locked());
     }
 
-    /// Goes on with the sockets whose numbers have been closed, by those that they have now.
+    /// Goes on with the sockets whose fds have been closed, by the fds that they have now.
     fn follow(&mut self, fds: &[pollfd]) {
         let Watch { watched, entered, closed, .. } = self;
         let mut find = |index: usize, name: EndpointRef, lane: Option<&Watched>| {
@@ -299,7 +325,7 @@ impl Watch {
         self.closed.iter().any(|one| one.index == index)
     }
 
-    /// Whether there is something to do or to say before the call sleeps.
+    /// Returns whether there is something to do or to report before the call sleeps.
     fn is_ready(&self, fds: &[pollfd]) -> bool {
         let finds = |one: &Watched| !self.is_closed(one.index) && finds(one, fds[one.index].events);
         self.watched.iter().any(|one| has_chores(one) || finds(one))
@@ -311,7 +337,7 @@ impl Watch {
         closed.news(lane, woken_by(fds[closed.index].events))
     }
 
-    /// Whether one of the sockets whose numbers have been closed wakes the call now.
+    /// Returns whether one of the sockets whose fds have been closed wakes the call now.
     fn take_news(&mut self, fds: &[pollfd]) -> bool {
         let all: Vec<_> = self.closed.iter().map(|one| self.news(one, fds)).collect();
         let mut wakes = false;
@@ -322,7 +348,7 @@ impl Watch {
         wakes
     }
 
-    /// What is behind such numbers by now, be it nothing.
+    /// Fills in the events of whatever such fds name by now, which may be nothing.
     fn tell_closed(&self, fds: &mut [pollfd]) {
         let before = errno::get();
         for one in &self.closed {
@@ -331,7 +357,7 @@ impl Watch {
         errno::set(before);
     }
 
-    /// The sleep is over.
+    /// Takes back the announcements when the sleep is over.
     fn retract(&mut self) {
         let Some(slot) = self.slot.take() else { return };
         for one in &mut self.watched {
@@ -343,8 +369,8 @@ impl Watch {
     }
 }
 
-/// By what the kernel wakes a call that asks for `events`, whether it then finds them or not. Of all bytes it says that they may be
-/// urgent or not, and of an end that it may be anything.
+/// Returns the events by which the kernel wakes a call that asks for `events`, whether it then
+/// finds them or not. Any bytes may be urgent or not, and an end may be of any kind.
 fn woken_by(events: c_short) -> c_short {
     const BYTES: c_short = IN | libc::POLLPRI;
     events | libc::POLLRDHUP | if events & BYTES != 0 { BYTES } else { 0 }
@@ -379,7 +405,7 @@ fn poll_mixed(
             if lost::is_lost(one.endpoint, one.fd) {
                 resets::reset_if_lost(one.endpoint, one.fd);
             }
-            // Also where other descriptors always have something to say.
+            // Even where other descriptors always have events.
             if fds[one.index].events & OUT != 0 && outgoing::has_stalled(one.endpoint) {
                 send::give_up(one.endpoint);
             }
@@ -392,18 +418,20 @@ fn poll_mixed(
             return Some(lanes);
         }
         let may_sleep = lanes == 0 && deadline.is_none_or(|deadline| deadline > process::now());
-        // What wakes the call by a closed number is told below.
+        // A wake-up by a closed fd is handled below.
         if may_sleep && sleep::spin_for_lanes(|| watch.is_ready(fds)) && watch.closed.is_empty() {
             continue;
         }
         let mut step = if may_sleep { announce(fds, watch, sleep::thread_slot()) } else { None };
-        // What they still hold would wake it at once.
+        // The events that they still have would end the sleep immediately, so they are checked in
+        // short steps.
         if watch.closed.iter().any(|one| one.told.is_some()) {
             step = Some(step.map_or(epoll::DEGRADED_NANOS, |step| step.min(epoll::DEGRADED_NANOS)));
         }
         let ready = lanes > 0 || watch.is_ready(fds);
         prepare(fds, &mut shadow, watch);
-        // A mask that may let a handler in counts even if the call does not wait, but not if it has found something.
+        // A mask that may let a handler run counts even if the call does not wait, but not if it
+        // has found something.
         let result = if !ready && (may_sleep || !mask.is_null()) {
             ask_kernel(&mut shadow, watch.slot, held, if may_sleep { deadline } else { Some(0) }, step, mask)
         } else {
@@ -422,7 +450,7 @@ fn poll_mixed(
         if result < 0 {
             return Some(result);
         }
-        // Before the kernel's answer is looked at, which is of whatever has those numbers by now.
+        // Before the kernel's answer is used, which is about the files that have these fds by now.
         watch.follow(fds);
         if merge(fds, &shadow, watch) {
             continue;
@@ -437,7 +465,7 @@ fn poll_mixed(
         if found > 0 {
             return Some(found);
         }
-        // A handler ends the call whatever its flags are, and before the time does.
+        // A handler ends the call, whatever its flags are, and before the deadline does.
         if signal::take_ran() != Ran::Nothing {
             errno::set(libc::EINTR);
             return Some(-1);
@@ -459,7 +487,7 @@ fn poll_mixed(
     }
 }
 
-/// What the numbers say now, by whatever they name.
+/// Fills in the events of the fds now, whatever they name.
 fn poll_at_once(fds: &mut [pollfd]) {
     let (watch, mut shadow) = (examine(fds, false, None), Vec::new());
     prepare(fds, &mut shadow, &watch);
@@ -467,7 +495,7 @@ fn poll_at_once(fds: &mut [pollfd]) {
     merge(fds, &shadow, &watch);
 }
 
-/// Fills in what the lanes say; everything else is cleared. Returns how many are ready.
+/// Fills in the events of lanes, and clears all others. Returns how many entries are ready.
 fn answer(fds: &mut [pollfd], watch: &Watch) -> i32 {
     fds.iter_mut().for_each(|entry| entry.revents = 0);
     let mut ready = 0;
@@ -484,7 +512,8 @@ fn answer(fds: &mut [pollfd], watch: &Watch) -> i32 {
     ready + answer_sets(fds, watch)
 }
 
-/// Adds what only the shim knows of sets. Returns how many are ready by that.
+/// Adds the events of epoll instances that only the shim knows. Returns how many entries are ready
+/// by these.
 fn answer_sets(fds: &mut [pollfd], watch: &Watch) -> i32 {
     let mut ready = 0;
     for &(index, epoll) in &watch.sets {
@@ -497,23 +526,24 @@ fn answer_sets(fds: &mut [pollfd], watch: &Watch) -> i32 {
     ready
 }
 
-/// Whether a call that asks for `events` finds something in the lanes.
+/// Returns whether lanes have one of `events`.
 fn finds(one: &Watched, events: c_short) -> bool {
     events & IN != 0 && incoming::is_readable(one.endpoint, one.fd)
         || events & OUT != 0 && outgoing::writability(one.endpoint, None) == Some(true)
 }
 
-/// Whether there is something to be done before it can wait.
+/// Returns whether something must be done before the call can wait.
 fn has_chores(one: &Watched) -> bool {
     outgoing::is_returned(one.endpoint) || lost::is_lost(one.endpoint, one.fd)
 }
 
-/// Whether there are lanes, with nothing to say now.
+/// Returns whether there are lanes, without an event now, and this thread has no waiter.
 fn needs_waiter(fds: &[pollfd], watch: &Watch) -> bool {
     !watch.watched.is_empty() && thread::this().slot().is_none() && !watch.is_ready(fds)
 }
 
-/// Makes this thread the one to be woken, where it can be; returns how long a step of the sleep may be.
+/// Makes this thread the one that lanes wake, where that is possible. Returns how long a step of
+/// the sleep may be.
 fn announce(fds: &[pollfd], watch: &mut Watch, slot: Option<Slot>) -> Option<u64> {
     watch.slot = slot;
     let mut step: Option<u64> = None;
@@ -547,7 +577,7 @@ fn announce(fds: &[pollfd], watch: &mut Watch, slot: Option<Slot>) -> Option<u64
     step
 }
 
-/// What the kernel is asked; the last entry is the doorbell.
+/// Fills in the array for the kernel, whose last entry is the doorbell.
 fn prepare(fds: &[pollfd], shadow: &mut Vec<pollfd>, watch: &Watch) {
     shadow.clear();
     shadow.reserve_exact(fds.len() + 1);
@@ -565,7 +595,8 @@ fn prepare(fds: &[pollfd], shadow: &mut Vec<pollfd>, watch: &Watch) {
         if one.endpoint.tx.lock().tx.on_lane() {
             entry.events &= !OUT;
         }
-        // The death of the peer is an error that nobody need ask for.
+        // The death of the peer is an error that need not be requested, and that first shows as
+        // POLLRDHUP.
         if !one.ended.get() {
             entry.events |= libc::POLLRDHUP;
         }
@@ -573,7 +604,7 @@ fn prepare(fds: &[pollfd], shadow: &mut Vec<pollfd>, watch: &Watch) {
     shadow.push(pollfd { fd: watch.slot.map_or(-1, Slot::listener), events: libc::POLLIN, revents: 0 });
 }
 
-/// Sleeps in the kernel: with the program's mask, until the deadline or for a step.
+/// Sleeps in the kernel with the program's mask, until the deadline or for a step.
 fn ask_kernel(
     shadow: &mut [pollfd],
     slot: Option<Slot>,
@@ -596,7 +627,8 @@ fn ask_kernel(
     result
 }
 
-/// Adds the kernel's answer to the lanes', asked once more. `true` if a socket has changed under it: ask again.
+/// Checks the lanes once more, and adds the kernel's events to theirs. Returns `true` if a socket
+/// has changed meanwhile, and the round must be repeated.
 fn merge(fds: &mut [pollfd], shadow: &[pollfd], watch: &Watch) -> bool {
     let before = errno::get();
     answer(fds, watch);
@@ -632,7 +664,7 @@ fn merge(fds: &mut [pollfd], shadow: &[pollfd], watch: &Watch) -> bool {
     false
 }
 
-/// Whether any of these descriptors needs more than the kernel's own select.
+/// Returns whether any of these descriptors needs more than the kernel's own select.
 pub(crate) fn concerns(fds: impl Iterator<Item = RawFd>) -> bool {
     let mut found = false;
     for fd in fds {

@@ -1,4 +1,17 @@
 //! Receiving: read, readv, recv, recvfrom, recvmsg.
+//!
+//! A receive takes the first of these paths that suffices:
+//!
+//! ```text
+//! receive_few     fast path of a hook: one buffer, and nothing to do but to copy from the lane
+//! at_once         fast path of the other calls
+//! receive_from    a loop of checks (ops/look.rs) and sleeps, which goes on by TCP if it must
+//! ```
+//!
+//! An example: a blocking recv of 100 bytes finds the lane empty. The call takes a reference to its
+//! socket (`Hold`), spins, makes its thread the waiter of the lane, checks once more, and sleeps on
+//! the TCP socket and its doorbell. The peer publishes 10 bytes, and rings. The next check takes
+//! them. That is enough without MSG_WAITALL, so the call returns 10.
 
 use std::ffi::{c_int, c_short, c_void};
 use std::hint::cold_path;
@@ -29,7 +42,7 @@ use crate::socket::incoming::{self, available, is_readable};
 use crate::socket::tcp::Tcp;
 use crate::socket::{lost, outgoing, settings};
 
-/// Flags that are answered here, and those that mean nothing to a receive of TCP.
+/// Flags that are handled here, and flags that mean nothing to a receive of TCP.
 const UNDERSTOOD: c_int = MEANINGFUL
     | libc::MSG_NOSIGNAL
     | libc::MSG_CMSG_CLOEXEC
@@ -41,11 +54,12 @@ const UNDERSTOOD: c_int = MEANINGFUL
     | libc::MSG_WAITFORONE;
 const MEANINGFUL: c_int = libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_DONTWAIT | libc::MSG_TRUNC;
 
-/// Those of them without which a receive is content with what there is, and takes it.
+/// The flags with which a receive takes bytes, and is content with those that there are.
 pub(crate) const PLAIN: c_int = UNDERSTOOD & !(libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_TRUNC);
 
-/// The call of a hook that has found its endpoint [at once](endpoint::at_once): takes bytes out of the lane if there is nothing else to it,
-/// as with most. All that does not belong to that is left to functions that return in its place, so that it needs no frame of its own.
+/// Handles the call of a hook that has found its endpoint on the [fast path](endpoint::at_once):
+/// takes bytes out of the lane if nothing else is to be done, as in most calls. Everything else is
+/// left to functions that return in its place, so that this one needs no stack frame.
 #[inline(always)]
 pub(crate) fn receive_few(
     endpoint: &'static Endpoint,
@@ -65,7 +79,7 @@ pub(crate) fn receive_few(
     }
 }
 
-/// Goes on with that, of a call that may wait.
+/// Goes on with a call that may wait.
 #[inline(never)]
 fn receive_in_time(
     fd: RawFd,
@@ -79,7 +93,7 @@ fn receive_in_time(
     end_few::<true>(endpoint, signal::Brief::take_over(), fd, piece, flags, slowly)
 }
 
-/// Goes on with that under the lock.
+/// Goes on under the lock.
 #[inline(always)]
 fn end_few<const WAITS: bool>(
     endpoint: &'static Endpoint,
@@ -89,7 +103,7 @@ fn end_few<const WAITS: bool>(
     flags: c_int,
     slowly: Slowly<*mut c_void>,
 ) -> ssize_t {
-    // SAFETY: whoever calls this holds it.
+    // SAFETY: the caller holds it.
     let mut side = unsafe { endpoint.rx.take_over() };
     let Some(part) = take::<true, WAITS>(side.value(), piece) else {
         cold_path();
@@ -103,13 +117,14 @@ fn end_few<const WAITS: bool>(
     ops::end_at_once(side, shield, count as ssize_t)
 }
 
-/// Whether a receive may wait.
+/// Returns whether a receive may wait.
 #[inline(always)]
 fn waits(endpoint: &Endpoint, flags: c_int) -> bool {
     flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0
 }
 
-/// They are many, or lie elsewhere; or something is to be found out.
+/// Goes on where the bytes are many, or memory must be checked, or the fast path lacks something
+/// else.
 #[inline(never)]
 fn receive_many(
     fd: RawFd,
@@ -119,7 +134,7 @@ fn receive_many(
     endpoint: &'static Endpoint,
     slowly: Slowly<*mut c_void>,
 ) -> ssize_t {
-    // SAFETY: `receive_few` has left both to this.
+    // SAFETY: `receive_few` has left both to this function.
     let (mut side, shield) = (unsafe { endpoint.rx.take_over() }, signal::Brief::take_over());
     let count = take_all(endpoint, side.value(), Piece { base: base.cast(), len }, flags);
     side.end();
@@ -127,7 +142,7 @@ fn receive_many(
     if answer < 0 { slowly(fd, base, len, flags) } else { answer }
 }
 
-/// Bytes have been taken, and there is more to it.
+/// Ends a receive that has taken bytes, but has more to do.
 #[inline(never)]
 fn end_part(endpoint: &'static Endpoint, count: usize, learns: bool, len: usize) -> ssize_t {
     // SAFETY: as in `receive_many`.
@@ -137,8 +152,8 @@ fn end_part(endpoint: &'static Endpoint, count: usize, learns: bool, len: usize)
     shield.lower(count as ssize_t)
 }
 
-/// Receives into this buffer if there is nothing to it but to take bytes out of the lane. `None`: nothing has been done, and [`receive`]
-/// finds out why.
+/// Receives into this buffer if nothing is to be done but to take bytes out of the lane. Returns
+/// `None`, having done nothing, if [`receive`] must find out more.
 #[inline(always)]
 pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> Option<usize> {
     if flags & !PLAIN != 0 || !endpoint.low_water.is_none() {
@@ -150,7 +165,7 @@ pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> Option
     count
 }
 
-/// Takes them, under the lock.
+/// Takes the bytes, under the lock.
 #[inline(always)]
 fn take_all(endpoint: &Endpoint, side: &mut RxSide, piece: Piece, flags: c_int) -> Option<usize> {
     let part = match waits(endpoint, flags) {
@@ -165,18 +180,19 @@ fn take_all(endpoint: &Endpoint, side: &mut RxSide, piece: Piece, flags: c_int) 
     Some(count)
 }
 
-/// What has been taken out of the lane.
+/// The bytes that were taken out of the lane.
 struct Part {
     count: usize,
-    /// With which so many have come by lanes.
+    /// How many bytes have come by lanes, with these.
     total: u64,
-    /// Nothing is to be done but to say so.
+    /// There is nothing more to do.
     is_all: bool,
     /// See [`Pace`](crate::base::pace::Pace).
     learns: bool,
 }
 
-/// Takes them. `FEW`: if they are, into memory that is known to be good. `WAITS`: for a call that may.
+/// Takes bytes out of the lane. `FEW`: only if they are few, into memory that is known to be good.
+/// `WAITS`: for a call that may.
 #[inline(always)]
 fn take<const FEW: bool, const WAITS: bool>(side: &mut RxSide, Piece { base, len }: Piece) -> Option<Part> {
     let at = side.at.as_ref()?;
@@ -194,7 +210,7 @@ fn take<const FEW: bool, const WAITS: bool>(side: &mut RxSide, Piece { base, len
         return None;
     }
     let from = ring.whole_run(found.place(lane), count)?;
-    // SAFETY: so much can be written there, and is one run of the ring.
+    // SAFETY: so many bytes can be written there, and they are one run of the ring.
     if !unsafe { ops::copy::<FEW>(from, base, count) } {
         return None;
     }
@@ -203,7 +219,7 @@ fn take<const FEW: bool, const WAITS: bool>(side: &mut RxSide, Piece { base, len
     Some(Part { count, total, is_all, learns })
 }
 
-/// Does what else follows from that.
+/// Does the rest of the work: updates the pace, and wakes a sender that waits for room.
 #[inline(always)]
 fn complete(endpoint: &Endpoint, side: &mut RxSide, count: usize, learns: bool, len: usize) {
     if learns {
@@ -215,12 +231,13 @@ fn complete(endpoint: &Endpoint, side: &mut RxSide, count: usize, learns: bool, 
     }
 }
 
-/// What a receive took.
+/// The result of a receive.
 pub(crate) struct Taken {
     pub(crate) count: usize,
-    /// By the program's own call: the kernel has said what there is to say beside them.
+    /// By the program's own call, so the kernel has written everything that goes with the bytes.
     pub(crate) by_kernel: bool,
-    /// How many bytes wait behind them, if the program is to be told and the kernel cannot have told it.
+    /// How many bytes wait behind them, if the program asked for that (TCP_INQ) and the kernel
+    /// cannot have written it.
     pub(crate) waiting: Option<c_int>,
 }
 
@@ -233,10 +250,11 @@ impl Taken {
         self.count
     }
 
-    /// `wanted`: the program wanted to be told when the call began.
+    /// Fills in `waiting`. `wanted`: the program asked for that when the call began.
     fn say_what_waits(&mut self, endpoint: &Endpoint, fd: RawFd, wanted: bool) {
         if !wanted {
-            // It has come to want it while the call slept, and the kernel was asked after that.
+            // If the program has asked for it during a sleep, the kernel has written it, and the
+            // hook must replace that.
             self.by_kernel &= !options::tells_waiting(endpoint, fd);
         } else if !self.by_kernel || incoming::unread(endpoint) > 0 {
             self.waiting = Some(options::waiting(endpoint, fd));
@@ -244,8 +262,9 @@ impl Taken {
     }
 }
 
-/// Receives into `pieces`, from whatever `fd` names if it is another connection's by the time that the call begins anew; where nothing but
-/// TCP is concerned, by the program's own call, `kernel`, of the number that it is told. `Err` is an errno.
+/// Receives into `pieces`. If the call restarts and `fd` names another connection by then, it
+/// receives from that one. Where only TCP is concerned, `kernel` makes the program's own call, with
+/// the fd that it is passed. `Err` is an errno.
 #[inline(always)]
 pub(crate) fn receive(
     endpoint: &'static Endpoint,
@@ -260,7 +279,7 @@ pub(crate) fn receive(
     }
 }
 
-/// The same where nothing could be received [`at_once`].
+/// Receives where that was not possible [`at_once`].
 pub(crate) fn receive_all(
     endpoint: &'static Endpoint,
     fd: RawFd,
@@ -271,7 +290,7 @@ pub(crate) fn receive_all(
     receive_as(Form::Bytes, endpoint, fd, pieces, flags, kernel).map(Taken::count)
 }
 
-/// The same where it matters whether the kernel has said from whom they are.
+/// Receives where it matters whether the kernel has written the sender's address.
 pub(crate) fn receive_named(
     endpoint: &'static Endpoint,
     fd: RawFd,
@@ -285,7 +304,7 @@ pub(crate) fn receive_named(
     }
 }
 
-/// The same with what there is to be said beside the bytes.
+/// Receives a message: bytes and the control data that goes with them.
 pub(crate) fn receive_message(
     endpoint: &'static Endpoint,
     fd: RawFd,
@@ -323,7 +342,7 @@ fn receive_as(
     flags: c_int,
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<Taken, i32> {
-    // SAFETY: what can be written by what the kernel says may be written.
+    // SAFETY: only memory is written that may be written by what the kernel says.
     let mut sink = unsafe { Sink::checked(pieces, memory::is_writable) };
     loop {
         match receive_from(form, endpoint, fd, &mut sink, flags, kernel) {
@@ -336,7 +355,8 @@ fn receive_as(
     }
 }
 
-/// The same from the connection that `fd` has named. It may begin anew.
+/// Receives from the connection that `fd` named when the call began. Returns `BEGIN_ANEW` if the
+/// call restarts.
 #[inline]
 fn receive_from(
     form: Form,
@@ -347,10 +367,10 @@ fn receive_from(
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<Taken, i32> {
     if flags & !UNDERSTOOD != 0 {
-        // Urgent data and the queue of errors lie beside the stream.
+        // Urgent data and the error queue are not part of the stream.
         if flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0 {
             resets::notice_reset(endpoint, fd);
-            // The kernel has seen a FIN before the reset, and would give it.
+            // The kernel has seen a FIN before the reset, and would return the end.
             if flags & libc::MSG_OOB != 0 && endpoint.owes() && kernel::has_urgent(fd) {
                 return Err(libc::ENOTCONN);
             }
@@ -360,11 +380,11 @@ fn receive_from(
             }
             return outcome;
         }
-        // What is still in the lane comes as without the flag.
+        // The bytes that are still in the lane come as without the flag.
         attach::bar(endpoint, Reason::UnsupportedFlag);
     }
     let flags = flags & MEANINGFUL;
-    // As it is when the call begins, though it may sleep after that, as in the kernel.
+    // The setting counts when the call begins, even if it sleeps after that, as in the kernel.
     let tells_waiting = form == Form::Message && options::tells_waiting(endpoint, fd);
     let wanted = sink.remaining();
     let mut call = Call {
@@ -385,7 +405,7 @@ fn receive_from(
     } else {
         call.run(sink, kernel)
     };
-    // While the call has the socket: its number may have been closed.
+    // While the call holds the socket, since its fd may have been closed.
     if form == Form::Message
         && let Ok(taken) = &mut answer
     {
@@ -395,13 +415,13 @@ fn receive_from(
     answer
 }
 
-/// A receive that has not found all that it wants.
+/// A receive on the slow path.
 struct Call {
     endpoint: &'static Endpoint,
     fd: RawFd,
     flags: c_int,
     wanted: usize,
-    /// With fewer bytes it waits for more, if it waits.
+    /// With fewer bytes, a call that waits goes on waiting.
     least: usize,
     waits: bool,
     deadline: Deadline,
@@ -423,14 +443,14 @@ impl Call {
             } else {
                 look(endpoint, fd, &mut side, sink, flags)
             };
-            // What most receives find.
+            // The outcome of most receives.
             if let Received::Bytes(count) = outcome
                 && flags & libc::MSG_PEEK == 0
                 && done + count >= least
             {
                 return Ok(Taken::here(done + count));
             }
-            // In the kernel too, a call that goes on has the socket whoever closes the number.
+            // As in the kernel, a call that goes on keeps the socket even if the fd is closed.
             if waits && !self.hold.take() {
                 drop(side);
                 return if done > 0 { Ok(Taken::here(done)) } else { Err(BEGIN_ANEW) };
@@ -438,7 +458,7 @@ impl Call {
             if let Some(answer) = self.go_on(outcome, done, side, sink, kernel) {
                 return answer;
             }
-            // After a handler the call has the number alone.
+            // After a handler, the call has nothing but the fd.
             let begins_anew = !self.slept && sink.remaining() == wanted && self.hold.is_closed();
             if begins_anew || self.hold.is_void() {
                 return Err(BEGIN_ANEW);
@@ -447,7 +467,8 @@ impl Call {
         }
     }
 
-    /// What follows from a look at the lane, which had `done` bytes before it. `None`: look again.
+    /// Goes on after a check of the lane, before which the call had `done` bytes. Returns `None` if
+    /// it must check again.
     #[inline(never)]
     fn go_on(
         &mut self,
@@ -468,18 +489,19 @@ impl Call {
                     self.tcp_has_some = true;
                     return None;
                 }
-                // The kernel passes over urgent data.
+                // POLLPRI, since the kernel's receive passes over urgent data.
                 let woken = wait_for_bytes(&self.hold, endpoint, deadline, libc::POLLPRI);
                 return self.after_sleep(woken, done, sink);
             }
-            // The sleep is to go on in the kernel, which knows nothing of a handler that has run since, or is about to.
+            // A sleep in the kernel would not notice a handler that has run since, or is about to.
             Received::UseTcp if waits && done == 0 && self.slept && signal::is_due() => {
                 drop(side);
                 let woken = sleep::interrupted(deadline);
                 return self.after_sleep(woken, done, sink);
             }
-            // Nor could it begin anew after one by a number that is closed: it would be given the one that it is reached by now. And
-            // of an end that TCP does not bring nobody would tell it there.
+            // Nor could a call in the kernel restart by an fd that is closed: it has been given the
+            // one by which the socket is reached now. And the kernel would not wake it for an end
+            // that TCP does not bring.
             Received::UseTcp
                 if waits
                     && done == 0
@@ -497,7 +519,8 @@ impl Call {
                 resets::notice_reset(endpoint, fd);
                 attach::let_go_if_done(endpoint);
                 let tcp = Tcp { endpoint, fd };
-                // Urgent data is passed over before an error is met, which is taken then, and bytes may follow.
+                // Urgent data is passed over before an error is met. The receive takes that error
+                // then, and bytes may follow.
                 if done == 0 && endpoint.owes() && tcp.at_mark() {
                     let found = match by_tcp_now(fd, sink, flags) {
                         Ok(count @ 1..) => Some(Ok(Taken::here(count))),
@@ -515,7 +538,7 @@ impl Call {
                     endpoint.leave_receive();
                     return Some(Err(errno));
                 }
-                // What was taken counts, and an error is kept for the next call.
+                // Bytes that were taken count, and an error is kept for the next call.
                 let outcome = if done > 0 {
                     let goes_on =
                         done < least && waits && (self.slept || settings::really_blocks(endpoint, fd));
@@ -528,7 +551,7 @@ impl Call {
                 };
                 endpoint.leave_receive();
                 let fd = self.hold.fd();
-                // The end, for somebody whose bytes may lie unread in a lane.
+                // The end of the stream, where bytes of this process may lie unread in a lane.
                 if matches!(outcome, Ok(Taken { count: 0, .. })) && endpoint.is_attached() {
                     if waits {
                         lost::await_news(endpoint, fd, control::has_broker);
@@ -540,14 +563,14 @@ impl Call {
                         return Some(Err(errno));
                     }
                 }
-                // It is non-blocking since the call began to sleep, which goes on.
+                // The socket has become non-blocking since the call began to sleep, which goes on.
                 if self.slept && waits && matches!(outcome, Err(libc::EAGAIN)) {
                     let events = libc::POLLIN | libc::POLLRDHUP;
                     let woken = sleep::sleep(&self.hold, events, None, deadline, None, Held::NOTHING);
                     if let Some(outcome) = woken.ends(done) {
                         return Some(outcome.map(Taken::here));
                     }
-                    // A call that begins anew asks for the mode again.
+                    // A call that restarts checks the mode again.
                     self.slept = matches!(woken, Woken::LookAgain { .. });
                     return None;
                 }
@@ -562,7 +585,7 @@ impl Call {
                         sink.advance(count);
                         return None;
                     }
-                    // What a peek has seen ends where urgent data lies.
+                    // The bytes of a peek end at urgent data.
                     if goes_on && before_mark(fd) != Some(count) {
                         if wait_for_more(&self.hold, deadline) == (Woken::LookAgain { tcp: false }) {
                             return None;
@@ -622,7 +645,7 @@ impl Call {
             }
             Received::Empty if waits => {
                 drop(side);
-                // Only what the mode was when the call began counts.
+                // Only the mode when the call began counts.
                 if !self.slept && !settings::really_blocks(endpoint, fd) {
                     return Some(if done > 0 { Ok(Taken::here(done)) } else { Err(libc::EAGAIN) });
                 }
@@ -642,17 +665,19 @@ impl Call {
         None
     }
 
-    /// What the call returns after a sleep, if that has ended it; if not, it goes on by what the sleep has shown.
+    /// Returns the result of the call if a sleep has ended it. Otherwise the call goes on, by what
+    /// the sleep has shown.
     fn after_sleep(&mut self, woken: Woken, done: usize, sink: &mut Sink<'_>) -> Option<Result<Taken, i32>> {
         let over = self.over(woken, done, sink);
         self.tcp_has_some = woken == (Woken::LookAgain { tcp: true });
-        // A call that begins anew asks for the mode again.
+        // A call that restarts checks the mode again.
         self.slept = matches!(woken, Woken::LookAgain { .. });
         over.map(|outcome| outcome.map(Taken::here))
     }
 
-    /// What the call returns after a sleep of its own, if that has ended it. What is there counts more than the time or a
-    /// handler, as in the kernel, also if the call would begin anew; and urgent data is passed over.
+    /// Returns the result of the call if the sleep has ended it. Bytes that are there count more
+    /// than the deadline or a handler, as in the kernel, even if the call would restart. Urgent
+    /// data is passed over.
     fn over(&self, woken: Woken, done: usize, sink: &mut Sink<'_>) -> Option<Result<usize, i32>> {
         let Call { endpoint, flags, .. } = *self;
         let fd = self.hold.fd();
@@ -675,8 +700,8 @@ impl Call {
     }
 }
 
-/// Whether urgent data follows the `count` bytes that a peek has seen, in the lane and at both sides of it: no receive goes
-/// on behind it.
+/// Returns whether urgent data follows the `count` bytes that a peek has seen, in the lane and in
+/// TCP on both sides of it. No receive goes on behind that.
 fn ends_at_mark(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, count: usize) -> bool {
     side.at.is_some_and(|at| {
         let (lane, ring) = at.incoming();
@@ -688,20 +713,21 @@ fn ends_at_mark(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, count: usize)
     })
 }
 
-/// How many bytes TCP has before urgent data, if it has such.
+/// Returns how many bytes TCP has before urgent data, if it has urgent data.
 fn before_mark(fd: RawFd) -> Option<usize> {
-    // This counts no further than to the mark.
+    // FIONREAD counts up to the urgent mark only.
     kernel::has_urgent(fd).then(|| rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize)
 }
 
-/// The error that the shim has to tell, if no bytes come before it.
+/// Takes the pending error of the endpoint, if no bytes come before it.
 pub(crate) fn take_owed(endpoint: &Endpoint, fd: RawFd) -> Option<i32> {
     (endpoint.owes() && !shunt_sys::tcp::has_unread(borrow(fd))).then(|| endpoint.take_owed(fd)).flatten()
 }
 
-/// Whether the peer may still give bytes back. Somebody who waits for an answer to them must hear of that, as nobody does
-/// inside the kernel; and this direction may go back to TCP before the other does. In doubt it may: then another thread
-/// sends just now.
+/// Returns whether the peer may still return bytes of this end. A thread that waits for an answer
+/// to them must notice that, which it would not inside the kernel, and this direction may fall back
+/// before the other does. If the lock is taken, another thread sends just now, so the answer is
+/// yes.
 fn awaits_return(endpoint: &Endpoint, side: &RxSide) -> bool {
     side.at.is_some() && endpoint.tx.try_lock().is_none_or(|side| side.tx.on_lane())
 }
@@ -711,7 +737,8 @@ fn by_kernel(held: Held, fd: RawFd, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result
     Ok(Taken { count, by_kernel: true, waiting: None })
 }
 
-/// With how many of the `wanted` bytes a receive is content: with one, unless it says otherwise or SO_RCVLOWAT does.
+/// Returns with how many of the `wanted` bytes a receive is content: one, unless MSG_WAITALL or
+/// SO_RCVLOWAT says otherwise.
 #[inline]
 fn least(endpoint: &Endpoint, fd: RawFd, wanted: usize, flags: c_int) -> usize {
     if flags & libc::MSG_WAITALL != 0 {
@@ -720,9 +747,10 @@ fn least(endpoint: &Endpoint, fd: RawFd, wanted: usize, flags: c_int) -> usize {
     wanted.min(endpoint.low_water.of(fd).max(1))
 }
 
-/// What TCP adds to what has been taken already: if it may wait, until so many bytes have come or the deadline has. The
-/// kernel's own wait would take an error that comes meanwhile, which is the next call's; nor does a receive that has bytes go
-/// on beyond urgent data.
+/// Receives by TCP what follows bytes that were taken already, and returns how much. A call that
+/// may wait does so until so many bytes have come, or the deadline has passed. It does not wait in
+/// the kernel's receive, which would take an error that belongs to the next call. Nor does a
+/// receive that has bytes go on behind urgent data.
 fn rest_by_tcp(
     hold: &Hold,
     endpoint: &'static Endpoint,
@@ -734,7 +762,8 @@ fn rest_by_tcp(
     loop {
         let tcp = Tcp { endpoint, fd: hold.fd() };
         let waiting = tcp.waiting();
-        // Asked second: without bytes before it, a receive would pass over urgent data that has just come.
+        // In this order: without bytes before it, a receive would pass over urgent data that has
+        // just come.
         if tcp.at_mark() {
             break;
         }
@@ -747,7 +776,7 @@ fn rest_by_tcp(
                         break;
                     }
                 }
-                // Somebody else was faster.
+                // Another thread was faster.
                 Err(libc::EAGAIN) if waits.is_some() => {}
                 Err(_) => break,
             },
@@ -765,9 +794,10 @@ fn rest_by_tcp(
     taken
 }
 
-/// A receive without room. One that waits, until `deadline`, is in the kernel over and answered 0 by whatever happens to the
-/// socket first, be it a signal, a shutdown of this end or an error, which stays. So it waits there, and the direction goes
-/// back to TCP for it.
+/// Receives into a buffer without room. In the kernel, such a call waits until anything happens to
+/// the socket, be it a signal, a shutdown of this end or an error, which stays. Then it returns 0.
+/// So it waits in the kernel here, and the direction falls back for that. `deadline` is that of a
+/// call that waits.
 #[inline(never)]
 fn receive_nothing(
     hold: &Hold,
@@ -786,7 +816,7 @@ fn receive_nothing(
         if available(endpoint, fd) > 0 {
             return Ok(Taken::here(0));
         }
-        // Where urgent data comes first, no receive without room gets beyond it.
+        // If urgent data comes first, no receive without room gets beyond it.
         if !(Tcp { endpoint, fd }).at_mark()
             && let Some(errno) = take_owed(endpoint, fd)
         {
@@ -806,7 +836,7 @@ fn receive_nothing(
                 let by_tcp = attach::stop_receiving(endpoint, &mut side, Reason::UnsupportedFlag);
                 drop(side);
                 epoll::refresh(endpoint);
-                // Otherwise bytes of TCP that the sender wrote before its lane have still to come.
+                // Otherwise bytes of TCP have yet to come that the sender wrote before its lane.
                 if !by_tcp && wait_for_bytes(hold, endpoint, deadline, 0).ends(0).is_some() {
                     return Ok(Taken::here(0));
                 }
@@ -816,12 +846,14 @@ fn receive_nothing(
     }
 }
 
-/// A peek that wants more than there is: the bytes that it has seen keep a doorbell from telling, so it looks again soon.
+/// Sleeps in a peek that wants more bytes than there are. The bytes that it has seen keep the
+/// doorbell silent, so it checks again soon.
 fn wait_for_more(hold: &Hold, deadline: Deadline) -> Woken {
     sleep::sleep(hold, libc::POLLRDHUP, None, deadline, Some(crate::epoll::DEGRADED_NANOS), Held::NOTHING)
 }
 
-/// Nothing there, and a caller that may be made to wait, also for `more` that TCP may have.
+/// Sleeps in a call that has found nothing and may wait. `more`: further events of TCP that wake
+/// it.
 fn wait_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, more: c_short) -> Woken {
     waiter::waiting(|| sleep_for_bytes(hold, endpoint, deadline, more))
 }
@@ -845,7 +877,8 @@ fn sleep_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline,
     if let (true, Some(slot)) = (owns, slot) {
         at.link.view().waiter(at.link.side, slot.0).announce_sleep();
     }
-    // If the lane has ended just now, TCP may have urgent data, which the caller has not waited for on the lane.
+    // If the lane has ended just now, TCP may have urgent data, which the caller has not waited for
+    // on the lane.
     let has_ended = || more == 0 && !endpoint.rx.lock().rx.is_attached();
     let woken = if is_readable(endpoint, fd) || outgoing::is_returned(endpoint) || has_ended() {
         Woken::LookAgain { tcp: false }

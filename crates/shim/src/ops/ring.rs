@@ -1,10 +1,17 @@
-//! io_uring: what programs submit by a ring is looked at before the kernel gets it.
+//! io_uring: the entries that programs submit are checked before the kernel gets them.
 //!
-//! A ring that a hook has seen being made, and all of whose submissions pass one, has nothing to do with connections as such: most
-//! are for files, or change epoll sets. So each entry is judged by itself. One that touches no socket or set of ours is left
-//! alone; one that changes a set is done here as the hook of `epoll_ctl` does it, and the kernel is left a NOP that completes
-//! alike; and what is to read, write, poll or close a connection, or a set, sends that back to TCP first. A ring of which any of
-//! this cannot be said is a reason for the whole process. See `docs/adr/0029`.
+//! Most entries have nothing to do with connections: they are for files, or change epoll instances.
+//! So if hooks have seen an io_uring being made and see all its submissions, each entry is judged
+//! by itself:
+//!
+//! - An entry that touches no socket and no epoll instance is left alone.
+//! - A change of an epoll instance is made here as the hook of `epoll_ctl` makes it, and the kernel
+//!   gets a NOP that completes alike.
+//! - If an entry is to read, write, poll or close a connection or an epoll instance, that falls
+//!   back to TCP first.
+//!
+//! An io_uring for which this is impossible keeps the whole process on TCP. See
+//! `docs/adr/0029-rings-are-looked-into.md`.
 
 use std::os::fd::RawFd;
 
@@ -23,19 +30,21 @@ use crate::epoll;
 use crate::life::unseen;
 use crate::socket::endpoint::{self, Endpoint};
 
-/// More than this many rings at once are a reason for the whole process.
+/// More io_urings than this keep the whole process on TCP.
 const MOST: usize = 64;
-/// Each is locked while its entries are judged: before any lock of a set or a connection.
+/// The known io_urings. One is locked while its entries are judged, before any lock of an epoll
+/// instance or a connection.
 static RINGS: [Lock<Option<Ring>>; MOST] = [const { Lock::new(None) }; MOST];
 
 struct Ring {
     fd: RawFd,
     queue: Queue,
-    /// An entry has asked for those behind it to wait: nothing is as good as done from then on.
+    /// An entry has asked those behind it to wait (IOSQE_IO_DRAIN). From then on, none may be
+    /// carried out early.
     is_ordered: bool,
 }
 
-/// What the hooks do of an entry as they do it of a call.
+/// The hooks' work that an entry needs as a call does.
 pub(crate) trait Calls {
     /// # Safety
     /// `event` is the program's argument.
@@ -46,7 +55,7 @@ pub(crate) trait Calls {
     unsafe fn pass_on(&self, message: *const msghdr);
 }
 
-/// A ring has been made.
+/// Notes a new io_uring.
 pub(crate) fn made(fd: RawFd, shape: Shape) {
     outside(|| {
         let is_strange = shape.flags & !uring::SETUP_KNOWN != 0 || shape.flags & uring::SETUP_SQPOLL != 0;
@@ -71,13 +80,13 @@ fn keep(fd: RawFd, shape: Shape) -> bool {
     false
 }
 
-/// Its number is about to be another's.
+/// Forgets an io_uring whose fd may soon name another file.
 pub(crate) fn closed(place: u8, fd: RawFd) {
     let ring = RINGS[place as usize].lock().take_if(|ring| ring.fd == fd);
     drop(ring);
 }
 
-/// `fd` is about to be used as a ring.
+/// Checks an fd that is about to be used as an io_uring.
 pub(crate) fn met(fd: RawFd) {
     outside(|| {
         if !matches!(table::look_up(fd), Known::Ring(_)) {
@@ -86,7 +95,8 @@ pub(crate) fn met(fd: RawFd) {
     });
 }
 
-/// Entries are about to be submitted to `fd`: those up to `end`, or to where the ring itself says.
+/// Judges the entries that are about to be submitted to `fd`: those up to `end`, or up to the
+/// io_uring's own tail.
 pub(crate) fn submitting(fd: RawFd, end: Option<u32>, calls: &impl Calls) {
     outside(|| {
         let Known::Ring(place) = table::look_up(fd) else { return stranger(fd) };
@@ -99,13 +109,13 @@ pub(crate) fn submitting(fd: RawFd, end: Option<u32>, calls: &impl Calls) {
     });
 }
 
-/// io_uring_register(2) is about to be made.
+/// Checks an io_uring_register(2) that is about to be made.
 pub(crate) fn registering(fd: RawFd, operation: u32, argument: *const u8, count: u32) {
     const FILES: u32 = 2;
     const FILES_UPDATE: u32 = 6;
     const FILES_2: u32 = 13;
     const FILES_UPDATE_2: u32 = 14;
-    /// The ring goes by another name from then on, or has another memory.
+    /// These give the io_uring another name or another memory.
     const RING_FDS: u32 = 20;
     const RESIZE_RINGS: u32 = 33;
     const LAST_KNOWN: u32 = 36;
@@ -129,12 +139,12 @@ pub(crate) fn registering(fd: RawFd, operation: u32, argument: *const u8, count:
     });
 }
 
-/// A ring goes on in a way in which it cannot be looked into.
+/// Gives up, because an io_uring goes on in a way in which it cannot be checked.
 pub(crate) fn lost() {
     outside(give_up);
 }
 
-/// Runs what a call is preceded by, if it is of any importance.
+/// Does the work that precedes a call, unless the process needs none.
 fn outside(work: impl FnOnce()) {
     if process::is_off() || !process::is_home() || unseen::left().is_some() {
         return;
@@ -145,14 +155,14 @@ fn outside(work: impl FnOnce()) {
     errno::set(before);
 }
 
-/// Not a ring that we know. If it is one at all, nobody has seen it being made.
+/// Handles an fd that is no known io_uring. If it is one at all, no hook has seen it being made.
 fn stranger(fd: RawFd) {
     if unseen::is_ring(fd) {
         give_up();
     }
 }
 
-/// All of the process stays on TCP, and so nothing need be looked into any more.
+/// Keeps the whole process on TCP, so that nothing need be checked any more.
 fn give_up() {
     unseen::leave(Reason::IoUring);
     for ring in &RINGS {
@@ -161,12 +171,13 @@ fn give_up() {
     }
 }
 
-/// A list of descriptors is about to be registered with a ring.
+/// Handles a list of descriptors that is about to be registered with an io_uring.
 pub(crate) fn adding(list: *const RawFd, count: u32) {
     outside(|| touch_all(list, count));
 }
 
-/// These go into a ring's own table, where no number tells of them any more.
+/// Touches the descriptors of a list, which go into an io_uring's own table, where no fd shows them
+/// any more.
 fn touch_all(list: *const RawFd, count: u32) {
     for index in 0..count as usize {
         // The kernel stops at the first that it cannot read.
@@ -176,7 +187,7 @@ fn touch_all(list: *const RawFd, count: u32) {
     }
 }
 
-/// The kernel is about to do with `fd` what no hook sees.
+/// Prepares `fd` for an operation of the kernel that no hook sees.
 fn touch(fd: RawFd) {
     if let Some(set) = epoll::behind(fd) {
         return epoll::hand_on(set, Reason::IoUring);
@@ -193,7 +204,7 @@ const HARD_LINK: u8 = 1 << 3;
 const ASYNC: u8 = 1 << 4;
 const SKIP_SUCCESS: u8 = 1 << 6;
 
-/// Operations, as IORING_OP_ has them.
+/// The numbers of operations, as in IORING_OP_*.
 mod op {
     pub(super) const SENDMSG: u8 = 9;
     pub(super) const CLOSE: u8 = 19;
@@ -203,10 +214,11 @@ mod op {
     pub(super) const TEE: u8 = 33;
     pub(super) const SENDMSG_ZC: u8 = 48;
     pub(super) const LAST_KNOWN: u8 = 64;
-    /// What stands where others have a descriptor is none to these, or one of a directory or a ring: NOP; POLL_REMOVE;
-    /// TIMEOUT and TIMEOUT_REMOVE; ASYNC_CANCEL and LINK_TIMEOUT; OPENAT; FILES_UPDATE; STATX; MADVISE; OPENAT2;
-    /// PROVIDE_BUFFERS and REMOVE_BUFFERS; RENAMEAT to MSG_RING; SETXATTR; GETXATTR and SOCKET; WAITID to FIXED_FD_INSTALL;
-    /// PIPE and NOP128.
+    /// Returns whether an operation names a file that concerns the shim in the field for the
+    /// descriptor. These name none there, or a directory or an io_uring: NOP; POLL_REMOVE; TIMEOUT
+    /// and TIMEOUT_REMOVE; ASYNC_CANCEL and LINK_TIMEOUT; OPENAT; FILES_UPDATE; STATX; MADVISE;
+    /// OPENAT2; PROVIDE_BUFFERS and REMOVE_BUFFERS; RENAMEAT to MSG_RING; SETXATTR; GETXATTR and
+    /// SOCKET; WAITID to FIXED_FD_INSTALL; PIPE and NOP128.
     pub(super) fn names_descriptor(operation: u8) -> bool {
         !matches!(
             operation,
@@ -216,8 +228,8 @@ mod op {
 }
 
 impl Ring {
-    /// What is filled may be submitted by this call, or by another thread's at the same time: all of it is judged. `false`: it
-    /// cannot be.
+    /// Judges all entries that are filled in, since this call or another thread's may submit them.
+    /// Returns `false` if that is impossible.
     fn judge(&mut self, end: Option<u32>, calls: &impl Calls) -> bool {
         let Some(filled) = self.queue.filled(end) else { return false };
         let (mut is_linked, mut first_left) = (false, None);
@@ -260,12 +272,14 @@ impl Ring {
         true
     }
 
-    /// Whether the kernel would do what is not looked at more closely than the ring as a whole.
+    /// Returns whether the kernel would carry out such entries, as far as the flags of the io_uring
+    /// show.
     fn can_follow(&self) -> bool {
         self.queue.flags() & (uring::SETUP_IOPOLL | uring::SETUP_R_DISABLED) == 0
     }
 
-    /// Whether the kernel has yet to refuse something of the same descriptor: done in another order it might agree.
+    /// Returns whether the kernel has yet to refuse an earlier entry for this fd. In another order,
+    /// it might accept that.
     fn leaves_before(&self, first: u32, place: u32, fd: RawFd) -> bool {
         (0..place.wrapping_sub(first)).any(|index| {
             let entry = self.queue.entry(first.wrapping_add(index));
@@ -274,7 +288,7 @@ impl Ring {
     }
 }
 
-/// Whether it stands by itself, and the kernel would take it.
+/// Returns whether the entry depends on no other, and the kernel would accept it.
 fn is_plain(entry: &Entry) -> bool {
     entry.flags & !(ASYNC | SKIP_SUCCESS) == 0
         && (entry.priority, entry.buffer, entry.personality, entry.second) == (0, 0, 0, 0)
@@ -289,14 +303,14 @@ fn judge_other(entry: &Entry, calls: &impl Calls) {
         op::SPLICE | op::TEE if entry.operation_flags & FD_IN_FIXED == 0 => touch(entry.second),
         _ => {}
     }
-    // What CLOSE closes may be in the ring's table instead.
+    // CLOSE may close an entry of the io_uring's table instead.
     let is_in_table = entry.flags & FIXED_FILE != 0 || entry.operation == op::CLOSE && entry.second != 0;
     if op::names_descriptor(entry.operation) && !is_in_table {
         touch(entry.fd);
     }
 }
 
-/// A change of a set.
+/// A change of an epoll instance.
 struct Control {
     epoll: RawFd,
     operation: i32,
@@ -305,11 +319,11 @@ struct Control {
 }
 
 enum Followed {
-    /// As the hook would have done it.
+    /// The change was made as the hook would have made it.
     Done,
-    /// The kernel will refuse it in the same words.
+    /// The kernel will refuse the change with the same error.
     Refused,
-    /// It is the kernel's, whatever becomes of it.
+    /// The kernel makes the change, whatever the result.
     No,
 }
 
@@ -327,7 +341,8 @@ impl Control {
         matches!(table::look_up(self.fd), Known::Endpoint(_) | Known::Unconnected(_) | Known::Epoll(_))
     }
 
-    /// What the program has removed, the kernel's set may still have, and would say so.
+    /// Completes removals by the program that skipped the kernel, since its errors would otherwise
+    /// show them.
     fn complete_removals(&self) {
         endpoint::behind(self.fd).into_iter().for_each(epoll::bury_everywhere);
     }
@@ -338,7 +353,7 @@ impl Control {
             return Followed::Done;
         }
         match errno::get() {
-            // There may be memory the next time.
+            // There may be memory for the next attempt.
             libc::ENOMEM | libc::ENOSPC => Followed::No,
             _ => Followed::Refused,
         }
@@ -350,6 +365,8 @@ pub(crate) fn hold_locks() {
     RINGS.iter().for_each(Lock::hold);
 }
 
+/// Releases these locks.
+///
 /// # Safety
 /// After [`hold_locks`], on the same thread, or in the child that it has made.
 pub(crate) unsafe fn release_locks() {
@@ -357,6 +374,8 @@ pub(crate) unsafe fn release_locks() {
     RINGS.iter().for_each(|ring| unsafe { ring.release() });
 }
 
+/// Frees these locks in a child whose fork no hook has seen.
+///
 /// # Safety
 /// This must be the only thread of the process.
 pub(crate) unsafe fn reset_locks() {
@@ -364,11 +383,11 @@ pub(crate) unsafe fn reset_locks() {
     RINGS.iter().for_each(|ring| unsafe { ring.reset() });
 }
 
-/// In a forked child, to which its parent's rings are as strange as any.
+/// Forgets its parent's io_urings in a forked child, which treats them as unknown.
 pub(crate) fn after_fork_in_child() {
     for (place, ring) in RINGS.iter().enumerate() {
         let ring = ring.lock().take();
-        // Its number may be another's, if it was closed unseen.
+        // The fd may name another file, if it was closed unseen.
         if let Some(ring) = ring.filter(|ring| table::look_up(ring.fd) == Known::Ring(place as u8)) {
             table::replace(ring.fd, Known::None);
         }

@@ -1,4 +1,4 @@
-//! select and pselect, by way of poll where a connection of ours is in a set.
+//! select and pselect, by way of poll if one of the descriptors is a connection.
 
 use std::ffi::c_int;
 
@@ -11,24 +11,24 @@ use crate::base::{errno, kernel, own_table, process};
 use crate::ops::poll;
 use crate::socket::endpoint::{self, Endpoint};
 
-/// The three sets of a call, as the words of their bitmaps.
+/// The three bitmaps of a call, as words.
 pub(crate) struct Sets {
     sets: [*mut u64; 3],
     count: usize,
 }
 
 const ASKED: [i16; 3] = [libc::POLLIN | libc::POLLRDNORM, libc::POLLOUT | libc::POLLWRNORM, libc::POLLPRI];
-/// What the kernel's select counts as readable, writable and exceptional.
+/// The events that the kernel's select counts as readable, writable and exceptional.
 const MEANS: [i16; 3] = [
     libc::POLLIN | libc::POLLRDNORM | libc::POLLHUP | libc::POLLERR,
     libc::POLLOUT | libc::POLLWRNORM | libc::POLLERR,
     libc::POLLPRI,
 ];
 
-/// How often descriptors are looked at that poll cannot wait for.
+/// How often descriptors are checked that poll cannot wait for.
 const HUNG_UP_NANOS: u64 = 10_000_000;
 
-/// In whichever sets the number is.
+/// The events of a closed fd, which is reported in every bitmap that has it.
 const CLOSED: i16 = MEANS[0] | MEANS[1] | MEANS[2];
 
 impl Sets {
@@ -36,13 +36,15 @@ impl Sets {
         Sets { sets: sets.map(|set| set.cast()), count: count.max(0) as usize }
     }
 
-    /// Whether one of the descriptors is a connected TCP socket, and the kernel has nothing against the addresses.
+    /// Returns whether one of the descriptors is a connected TCP socket, and the kernel would
+    /// accept the addresses.
     pub(crate) fn concern_us(&mut self) -> bool {
         let known = 0..self.words().min(table::PLACES / BITS);
         if !known.into_iter().any(|index| table::pollable(index) & self.any(index) != 0) {
             return false;
         }
-        // The kernel looks no further than its table goes, however many there are said to be.
+        // The kernel reads the bitmaps no further than its table of descriptors goes, however many
+        // there are said to be.
         if !self.are_good()
             && let Some(fewer) = own_table::shorter_than(self.count as c_int)
         {
@@ -60,8 +62,9 @@ impl Sets {
         self.sets.iter().all(|set| set.is_null() || memory::is_readable(set.cast(), len))
     }
 
-    /// The kernel copies whole words. What cannot be read has no members, nor has a set that was not given: to find out that it
-    /// cannot be read would take a system call for each descriptor.
+    /// Returns a word of a bitmap, which the kernel copies as a whole. A bitmap that cannot be read
+    /// is empty. So is an absent one, without an attempt to read it: that would take a system call
+    /// for each descriptor.
     fn word(&self, set: usize, index: usize) -> u64 {
         if self.sets[set].is_null() {
             return 0;
@@ -70,7 +73,7 @@ impl Sets {
         unsafe { memory::read(self.sets[set].wrapping_add(index)) }.unwrap_or(0)
     }
 
-    /// The members of all sets.
+    /// Returns the descriptors of all three bitmaps in a word.
     fn any(&self, index: usize) -> u64 {
         (0..3).fold(0, |all, set| all | self.word(set, index))
     }
@@ -93,20 +96,21 @@ impl Sets {
         })
     }
 
-    /// select, with poll beneath.
+    /// Waits as select does, with poll.
     pub(crate) fn wait(&self, timeout: Option<u64>, mask: *const sigset_t) -> c_int {
         let mut fds: Vec<pollfd> =
             self.members().map(|(fd, events)| pollfd { fd, events, revents: 0 }).collect();
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
-        // A number that is closed while the call waits counts as ready, in the kernel: it looks for bad ones first, and once.
+        // An fd that is closed during the call counts as ready: the kernel checks for bad ones only
+        // once, at the beginning.
         let named = |fd| endpoint::behind(fd).map(Endpoint::reference);
         let connections: Vec<_> = fds.iter().filter_map(|entry| Some((entry.fd, named(entry.fd)?))).collect();
         let named_at_first = |fd: c_int| {
             let place = connections.binary_search_by_key(&fd, |one| one.0).ok()?;
             Some(connections[place].1)
         };
-        // poll reports a hang-up to those who did not ask, and would again at once; select does not. All that can come of such a
-        // descriptor is urgent data.
+        // poll reports a hang-up even if it was not requested, and would return immediately the
+        // next time; select does not report it. Such a descriptor can then only have urgent data.
         let mut hung_up = Vec::new();
         loop {
             let entries = fds.as_mut_ptr();
@@ -130,7 +134,8 @@ impl Sets {
                 }
                 entry.revents = CLOSED;
             }
-            // What has the number by then is none of this call's business: the kernel, too, looks there only once the first wakes it.
+            // A file that has got the fd since does not concern this call. The kernel, too, polls
+            // it only after the first file has woken the call.
             hung_up.retain(|entry: &pollfd| named(entry.fd) == named_at_first(entry.fd));
             kernel::poll_now(&mut hung_up);
             fds.append(&mut hung_up);
@@ -138,7 +143,7 @@ impl Sets {
             if is_over || fds.iter().any(|entry| self.means(entry) != 0) {
                 return self.store(&fds);
             }
-            // The handler may also wait for this call to end.
+            // A deferred handler may be waiting for this call to end.
             if signal::has_deferred() || signal::take_ran() != Ran::Nothing {
                 errno::set(libc::EINTR);
                 return -1;
@@ -153,7 +158,7 @@ impl Sets {
         }
     }
 
-    /// In which of the sets an entry is to be reported, as bits.
+    /// Returns in which of the bitmaps an entry is to be reported, as bits.
     fn means(&self, entry: &pollfd) -> usize {
         let Ok(fd) = usize::try_from(entry.fd) else { return 0 };
         (0..3)
@@ -192,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// Of this thread.
+    /// Returns the system time of this thread.
     fn system_time() -> Duration {
         // SAFETY: plain numbers, of which zero is one.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -210,7 +215,7 @@ mod tests {
         for _ in 0..1_000_000 {
             assert_eq!(black_box(&sets).any(0), 0b101);
         }
-        // Each of two million would take a tenth of a microsecond at the least.
+        // Each of two million system calls would take at least a tenth of a microsecond.
         assert!(system_time() - before < Duration::from_millis(100), "{:?}", system_time() - before);
     }
 }

@@ -1,4 +1,18 @@
 //! Sending: write, writev, send, sendto, sendmsg, sendfile.
+//!
+//! A send takes the first of these paths that suffices:
+//!
+//! ```text
+//! send_few    fast path of a hook: one small buffer, and nothing to do but to copy it
+//! at_once     fast path of the other calls
+//! send_to     a loop of `onto_lane` and sleeps, which goes on by TCP if it must
+//! ```
+//!
+//! An example: a blocking send of 1 MiB finds room for 200 KiB. `onto_lane` copies these and
+//! returns `Full`. The call takes a reference to its socket (`Hold`), notes in the lane that it
+//! wants room, and sleeps. The receiver reads, sees the note, and rings. That goes on until the
+//! lane has everything (`Done`) or TCP must take the rest (`Left`). If the receiver does not read,
+//! the rest goes into the spill (`socket/stall.rs`).
 
 use std::ffi::{c_int, c_void};
 use std::hint::cold_path;
@@ -27,7 +41,7 @@ use crate::socket::links::{Attachment, Backed};
 use crate::socket::stall::Verdict;
 use crate::socket::{outgoing, settings};
 
-/// Flags whose meaning on a lane is that of TCP, or that mean nothing to a send of TCP.
+/// Flags that mean the same on a lane as for TCP, or that mean nothing to a send of TCP.
 pub(crate) const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL
     | libc::MSG_DONTWAIT
     | libc::MSG_MORE
@@ -38,11 +52,12 @@ pub(crate) const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL
 /// The pieces of one system call, for [`fill_list`] to fill in.
 pub(super) const NO_PIECES: [iovec; 64] = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
 
-/// What can be sent [`at_once`].
+/// How many bytes can be sent [`at_once`] at most.
 const SHORT: usize = 4096;
 
-/// The call of a hook that has found its endpoint [at once](endpoint::at_once): puts a few bytes into the lane if there is nothing else to
-/// it, as with most. All that does not belong to that is left to functions that return in its place, so that it needs no frame of its own.
+/// Handles the call of a hook that has found its endpoint on the [fast path](endpoint::at_once):
+/// puts a few bytes into the lane if nothing else is to be done, as in most calls. Everything else
+/// is left to functions that return in its place, so that this one needs no stack frame.
 #[inline(always)]
 pub(crate) fn send_few(
     endpoint: &'static Endpoint,
@@ -66,7 +81,8 @@ pub(crate) fn send_few(
     ops::end_at_once(side, shield, len as ssize_t)
 }
 
-/// They are many, or lie elsewhere; or something is to be found out.
+/// Goes on where the bytes are many, or memory must be checked, or the fast path lacks something
+/// else.
 #[inline(never)]
 fn send_many(
     fd: RawFd,
@@ -76,7 +92,7 @@ fn send_many(
     endpoint: &'static Endpoint,
     slowly: Slowly<*const c_void>,
 ) -> ssize_t {
-    // SAFETY: `send_few` has left both to this.
+    // SAFETY: `send_few` has left both to this function.
     let (mut side, shield) = (unsafe { endpoint.tx.take_over() }, signal::Brief::take_over());
     let sent = put_all(endpoint, side.value(), Piece { base: base.cast_mut().cast(), len });
     side.end();
@@ -84,7 +100,7 @@ fn send_many(
     if answer < 0 { slowly(fd, base, len, flags) } else { answer }
 }
 
-/// Bytes are in the lane, and there is more to it.
+/// Ends a send whose bytes are in the lane, but that has more to do.
 #[inline(never)]
 fn end_put(endpoint: &'static Endpoint, sleeper: Option<&'static WaiterLine>, len: usize) -> ssize_t {
     // SAFETY: as in `send_many`.
@@ -94,8 +110,8 @@ fn end_put(endpoint: &'static Endpoint, sleeper: Option<&'static WaiterLine>, le
     shield.lower(len as ssize_t)
 }
 
-/// Sends these bytes if there is nothing to it but to put them into the lane, on an endpoint that owes nothing. `false`: nothing has been
-/// done, and [`send`] finds out why.
+/// Sends these bytes if nothing is to be done but to put them into the lane. The endpoint must have
+/// no pending error. Returns `false`, having done nothing, if [`send`] must find out more.
 #[inline(always)]
 pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> bool {
     if flags & !UNDERSTOOD != 0 {
@@ -107,10 +123,10 @@ pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> bool {
     sent
 }
 
-/// Puts them there, under the lock.
+/// Puts the bytes into the lane, under the lock.
 #[inline(always)]
 fn put_all(endpoint: &Endpoint, side: &mut TxSide, piece: Piece) -> bool {
-    // From 1 on.
+    // From 1 byte on.
     let is_short = piece.len.wrapping_sub(1) < SHORT;
     let sleeper = if is_short { put::<false>(endpoint, side, piece) } else { None };
     if let Some(sleeper) = sleeper {
@@ -119,7 +135,9 @@ fn put_all(endpoint: &Endpoint, side: &mut TxSide, piece: Piece) -> bool {
     sleeper.is_some()
 }
 
-/// Puts them into the lane, and says which waiter of the peer's is to be rung for them. `FEW`: if they are, on memory that is known to be good.
+/// Puts the bytes into the lane, and returns which waiter of the peer must be rung for them, if
+/// any. Returns `None`, having done nothing, if there is more to do. `FEW`: only if they are few,
+/// on memory that is known to be good.
 #[inline(always)]
 fn put<const FEW: bool>(
     endpoint: &Endpoint,
@@ -135,7 +153,7 @@ fn put<const FEW: bool>(
     let found = if FEW { tx.place_on_page(len) } else { tx.place_at_once(lane, &ring, len) }?;
     // A page of the ring is one run.
     let to = ring.in_ring(found.place);
-    // SAFETY: so much can be read there, and written here.
+    // SAFETY: so many bytes can be read there, and written here.
     if !unsafe { ops::copy::<FEW>(base, to, len) } {
         return None;
     }
@@ -145,7 +163,8 @@ fn put<const FEW: bool>(
     Some(at.mark_bytes())
 }
 
-/// Does what follows from that.
+/// Does the rest of the work: rings the waiter, and notes that the bytes must be checked again
+/// (L9).
 #[inline(always)]
 fn complete(endpoint: &Endpoint, side: &TxSide, sleeper: Option<&'static WaiterLine>) {
     if let (Some(sleeper), Some(at)) = (sleeper, &side.at) {
@@ -154,7 +173,7 @@ fn complete(endpoint: &Endpoint, side: &TxSide, sleeper: Option<&'static WaiterL
     overdue::note_sent(endpoint, &side.seen);
 }
 
-/// Bytes have come into the lane, with which so many have gone by lanes.
+/// Notes that bytes have come into the lane. `total`: how many lanes have carried, with these.
 #[inline(always)]
 fn note_progress(endpoint: &Endpoint, total: u64, seen: &mut Seen) {
     seen.backlog.forget_wait();
@@ -164,8 +183,9 @@ fn note_progress(endpoint: &Endpoint, total: u64, seen: &mut Seen) {
     }
 }
 
-/// Sends what is in `pieces`, to whatever `fd` names if it is another connection's by the time that the call begins anew; where nothing but TCP is concerned, by the program's own call, `kernel`, of the number that it is
-/// told. `Err` is an errno.
+/// Sends the bytes in `pieces`. If the call restarts and `fd` names another connection by then, it
+/// sends to that one. Where only TCP is concerned, `kernel` makes the program's own call, with the
+/// fd that it is passed. `Err` is an errno.
 #[inline(always)]
 pub(crate) fn send(
     endpoint: &'static Endpoint,
@@ -180,7 +200,7 @@ pub(crate) fn send(
     }
 }
 
-/// The same of what cannot be sent [`at_once`].
+/// Sends where that was not possible [`at_once`].
 #[inline(never)]
 pub(crate) fn send_all(
     mut endpoint: &'static Endpoint,
@@ -189,7 +209,7 @@ pub(crate) fn send_all(
     flags: c_int,
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<usize, i32> {
-    // SAFETY: what can be read by what the kernel says may be read.
+    // SAFETY: only memory is read that may be read by what the kernel says.
     let mut source = unsafe { Source::checked(pieces, |base, len| memory::is_readable(base, len)) };
     loop {
         match send_to(endpoint, fd, &mut source, flags, kernel) {
@@ -202,7 +222,8 @@ pub(crate) fn send_all(
     }
 }
 
-/// The same to the connection that `fd` has named. It may begin anew.
+/// Sends to the connection that `fd` named when the call began. Returns `BEGIN_ANEW` if the call
+/// restarts.
 #[inline]
 fn send_to(
     endpoint: &'static Endpoint,
@@ -238,14 +259,14 @@ fn send_to(
     answer
 }
 
-/// A send that the lane has not taken at once.
+/// A send that the lane has not taken on the fast path.
 struct Call {
     endpoint: &'static Endpoint,
     fd: RawFd,
     wanted: usize,
     waits: bool,
     deadline: Deadline,
-    /// A handler has run during the last wait.
+    /// A handler has run during the last wait, and the call restarts.
     restarts: bool,
     hold: Hold,
 }
@@ -274,7 +295,7 @@ impl Call {
                 }
                 return Ok(wanted);
             }
-            // In the kernel too, a call that goes on has the socket whoever closes the number.
+            // As in the kernel, a call that goes on keeps the socket even if the fd is closed.
             if waits && !self.hold.take() {
                 drop(side);
                 let done = wanted - source.remaining();
@@ -288,7 +309,7 @@ impl Call {
             if let Some(answer) = self.go_on(outcome, source) {
                 return answer;
             }
-            // After a handler the call has the number alone.
+            // After a handler, the call has nothing but the fd.
             if self.restarts && self.hold.is_closed() || self.hold.is_void() {
                 let done = wanted - source.remaining();
                 return if done > 0 { Ok(done) } else { Err(BEGIN_ANEW) };
@@ -297,7 +318,7 @@ impl Call {
         }
     }
 
-    /// The rest, where TCP is the road.
+    /// Sends the rest by TCP.
     #[inline(never)]
     fn by_tcp(
         &self,
@@ -311,7 +332,7 @@ impl Call {
         let is_attached = side.at.is_some();
         drop(side);
         let done = wanted - source.remaining();
-        // Also before anybody has said that the peer is gone: TCP knows it sooner.
+        // Even before another thread has noticed that the peer is gone: TCP knows it sooner.
         if is_attached {
             resets::notice_reset(endpoint, fd);
             if done == 0
@@ -325,7 +346,7 @@ impl Call {
         let held = held::send(endpoint);
         let outcome = match done {
             0 => by_kernel(held, fd, kernel),
-            // A call that has done something says that, and leaves the error to the next.
+            // A call that has sent bytes returns their count, and leaves the error to the next.
             _ if endpoint.owes() || kernel::has_error(fd) => Ok(0),
             _ => Ok(rest_by_tcp(held, endpoint, fd, source, flags)),
         };
@@ -334,7 +355,7 @@ impl Call {
         Ok(done + outcome?)
     }
 
-    /// What follows from how far it has come on the lane. `None`: try again.
+    /// Goes on after an attempt on the lane. Returns `None` if it must try again.
     #[inline(never)]
     fn go_on(&mut self, outcome: Lane, source: &Source<'_>) -> Option<Result<usize, i32>> {
         let Call { endpoint, fd, wanted, waits, deadline, .. } = *self;
@@ -378,26 +399,26 @@ impl Call {
     }
 }
 
-/// How far a send has come on the lane.
+/// The outcome of an attempt on the lane.
 #[derive(PartialEq, Eq)]
 enum Lane {
     /// Everything is in it.
     Done,
     /// There is no room.
     Full,
-    /// There has been no room for so long that TCP is to take the rest.
+    /// There has been no room for so long that TCP must take the rest.
     Stalled,
     /// The other end has been closed, or its process is gone.
     Deserted,
-    /// The receiver has given back what it had not read.
+    /// The receiver has returned the bytes that it had not read.
     Returned,
-    /// The rest is TCP's.
+    /// TCP takes the rest.
     Left,
-    /// The program must not touch what it wants to send.
+    /// The program must not access the bytes that it wants to send.
     Fault,
 }
 
-/// Puts what fits onto the lane.
+/// Puts as many bytes onto the lane as fit.
 #[inline]
 fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) -> Lane {
     let Some(at) = side.at else { return Lane::Left };
@@ -410,7 +431,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         let ring = Backed::new(ring, &side.seen);
         let left = source.remaining();
         let sent = side.tx.write(lane, &ring, source);
-        // The lane may have ended behind bytes that it took.
+        // The lane may have ended after it took bytes.
         if source.remaining() < left {
             announce(endpoint, &at, &side.seen);
         }
@@ -446,8 +467,9 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
     }
 }
 
-/// The receiver has ended the lane, to go on in TCP. L9: it may wait there in a way that tells it of nothing else, so what it has not
-/// read goes there too: the next write says so.
+/// Leaves a lane that the receiver has ended, to go on in TCP. L9: the receiver may wait there in a
+/// way that notices nothing else. So the bytes that it has not read go there too, as the next write
+/// finds out.
 #[cold]
 fn leave_ended(endpoint: &Endpoint, tx: &mut Tx, at: &Attachment) {
     let lane = at.outgoing().0;
@@ -458,26 +480,29 @@ fn leave_ended(endpoint: &Endpoint, tx: &mut Tx, at: &Attachment) {
     }
 }
 
-/// Bytes are in the lane. They are to be looked at again (L9), also if they wake somebody: who is told of them by poll may then wait in
-/// a way that nobody sees.
+/// Wakes the receiver for bytes in the lane, and notes that they must be checked again (L9). The
+/// latter is done even if a waiter is woken: a program that poll notifies of the bytes may then
+/// wait in a way that no hook sees.
 #[inline(always)]
 fn announce(endpoint: &Endpoint, at: &Attachment, seen: &Seen) {
     at.announce_bytes();
     overdue::note_sent(endpoint, seen);
 }
 
-/// What is said next is said by TCP.
+/// Falls back to TCP, because the peer is gone.
 fn desert(endpoint: &Endpoint, fd: RawFd) {
     resets::reset_if_lost(endpoint, fd);
     attach::go_back(endpoint, Reason::PeerDied);
 }
 
-/// Takes a stalled connection off its link. Both directions go, so that it can be paired again later.
+/// Has a stalled connection fall back. Both directions leave the link, so that it can be paired
+/// again later.
 pub(crate) fn give_up(endpoint: &Endpoint) {
     attach::go_back(endpoint, Reason::Stalled);
 }
 
-/// For a non-blocking send that found no room: has the waiter of the socket told of space. `true`: there is some now.
+/// Has the socket's waiter woken for room, after a non-blocking send that found none. Returns
+/// `true` if there is some by now.
 fn arm_for_space(endpoint: &Endpoint) -> bool {
     let is_full = outgoing::writability(endpoint, endpoint.owner()) == Some(false);
     if is_full {
@@ -486,7 +511,7 @@ fn arm_for_space(endpoint: &Endpoint) -> bool {
     !is_full
 }
 
-/// A full lane, and a caller that may be made to wait.
+/// Sleeps in a call that has found a full lane and may wait.
 fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
     waiter::waiting(|| sleep_for_space(hold, endpoint, deadline))
 }
@@ -516,7 +541,7 @@ fn sleep_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline)
     woken
 }
 
-/// A flag that a lane does not have: back to TCP first. For urgent data the hook has seen to that.
+/// Falls back for a flag that lanes do not have. For urgent data the hook has done that.
 fn refuse_flags(endpoint: &Endpoint, flags: c_int) {
     if flags & libc::MSG_ZEROCOPY != 0 {
         attach::bar(endpoint, Reason::ZeroCopy);
@@ -531,7 +556,8 @@ fn by_kernel(held: Held, fd: RawFd, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result
     usize::try_from(signal::open(held, || kernel(fd))).map_err(|_| errno::get())
 }
 
-/// The real sendmsg for what is left of `source`, which it leaves where it is.
+/// Sends the rest of `source` by the real sendmsg, without advancing it. Returns how many bytes
+/// that were.
 fn rest_by_tcp(held: Held, endpoint: &Endpoint, fd: RawFd, source: &Source<'_>, flags: c_int) -> usize {
     let mut source = *source;
     let mut done = 0;
@@ -544,7 +570,8 @@ fn rest_by_tcp(held: Held, endpoint: &Endpoint, fd: RawFd, source: &Source<'_>, 
         let result =
             signal::open(held, || unsafe { real::sendmsg(fd, &message, flags | libc::MSG_NOSIGNAL) });
         let Ok(sent) = usize::try_from(result) else {
-            // TCP would have kept its error. Of what is shut down it has the same for every call.
+            // TCP would have kept its error for the next call. That of a socket which is shut down
+            // is there for every call.
             if is_of_connection(errno::get()) {
                 endpoint.owe(fd, errno::get());
             }
@@ -559,7 +586,7 @@ fn rest_by_tcp(held: Held, endpoint: &Endpoint, fd: RawFd, source: &Source<'_>, 
     done
 }
 
-/// Whether it is an error that a connection has once.
+/// Returns whether it is an error that a connection reports once.
 fn is_of_connection(errno: i32) -> bool {
     matches!(
         errno,
@@ -567,13 +594,13 @@ fn is_of_connection(errno: i32) -> bool {
     )
 }
 
-/// Puts the first `pieces` into an iovec list; returns how many.
+/// Puts the first `pieces` into an iovec list, and returns how many.
 pub(crate) fn fill_list(list: &mut [iovec], pieces: impl Iterator<Item = Piece>) -> usize {
     let parts = list.iter_mut().zip(pieces);
     parts.map(|(to, Piece { base, len })| *to = iovec { iov_base: base.cast(), iov_len: len }).count()
 }
 
-/// A message of nothing but bytes.
+/// Returns a message of bytes only.
 pub(crate) fn empty_message(list: &mut [iovec]) -> msghdr {
     // SAFETY: all zeroes is a valid msghdr: no name, no control data.
     let mut message: msghdr = unsafe { std::mem::zeroed() };
@@ -582,7 +609,7 @@ pub(crate) fn empty_message(list: &mut [iovec]) -> msghdr {
     message
 }
 
-/// What a step of sendfile did.
+/// The outcome of a step of sendfile.
 pub(crate) enum FileStep {
     /// So many bytes of the file are in the lane; 0 at its end.
     Moved(usize),
@@ -591,8 +618,8 @@ pub(crate) enum FileStep {
     UseTcp(usize),
 }
 
-/// sendfile onto a lane: the kernel reads the file straight into the ring. `read_file` is told where to, how much at
-/// most, and how far behind the beginning.
+/// Sends a file onto a lane: the kernel reads it straight into the ring. `read_file` is passed the
+/// destination, the most bytes to read, and how far behind the beginning.
 #[inline(never)]
 pub(crate) fn send_file(
     hold: &Hold,
@@ -615,7 +642,7 @@ pub(crate) fn send_file(
                 return Ok(FileStep::UseTcp(moved));
             }
             resets::notice_reset(endpoint, fd);
-            // Only bytes meet an error: a file that has none is the kernel's to refuse.
+            // Only bytes meet an error. A file that has none is for the kernel to refuse.
             let mut byte = [0u8];
             let meets_error = endpoint.owes() && read_file(byte.as_mut_ptr(), 1, 0) == Ok(1);
             let owed = if meets_error { endpoint.take_owed(fd) } else { None };
@@ -682,14 +709,14 @@ pub(crate) fn send_file(
     Ok(FileStep::Moved(moved))
 }
 
-/// The kernel's own sendfile, which `kernel` makes of the number that it is told.
+/// Calls the kernel's own sendfile, which `kernel` makes with the fd that it is passed.
 #[inline(never)]
 pub(crate) fn file_by_tcp(
     hold: &Hold,
     endpoint: &'static Endpoint,
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<usize, i32> {
-    // What it writes goes to TCP, so the lane must not be begun behind its back.
+    // It writes to TCP, so no other thread may begin the lane meanwhile.
     endpoint.enter_send_locked();
     let outcome = by_kernel(held::send(endpoint), hold.fd(), kernel);
     let outcome = outcome.inspect(|count| endpoint.count_sent(*count));
@@ -705,7 +732,7 @@ pub(crate) fn rest_of_file_by_tcp(
     endpoint: &'static Endpoint,
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> usize {
-    // A call that has done something says that, and leaves the error to the next.
+    // A call that has sent bytes returns their count, and leaves the error to the next.
     if endpoint.owes() || kernel::has_error(hold.fd()) {
         return 0;
     }

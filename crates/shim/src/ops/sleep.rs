@@ -1,4 +1,4 @@
-//! Sleeping in the kernel for one endpoint, on its TCP socket and a doorbell at once.
+//! Sleeping in the kernel for one endpoint, on its TCP socket and on a doorbell.
 
 use std::os::fd::AsRawFd;
 
@@ -17,36 +17,36 @@ use crate::ops::hold::Hold;
 use crate::socket::endpoint::Endpoint;
 use crate::socket::links::Attachment;
 
-/// When a call with a time-out must give up. `None`: never.
+/// When a call with a timeout must give up. `None`: never.
 pub(crate) type Deadline = Option<u64>;
 
-/// The deadline of a call that begins now.
+/// Returns the deadline of a call that begins now. A timeout of 0 means none.
 #[inline]
 pub(crate) fn deadline(timeout_nanos: u64) -> Deadline {
     (timeout_nanos != 0).then(|| process::now().saturating_add(timeout_nanos))
 }
 
-/// The longest sleep of a thread for which there is no doorbell.
+/// The longest sleep of a thread that has no doorbell.
 const UNHEARD_NANOS: u64 = 50_000_000;
 
 /// How a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Woken {
-    /// By the doorbell, by TCP, or because a short step was over: look again.
+    /// By the doorbell, by TCP, or because a step was over. The caller checks again.
     LookAgain {
-        /// The kernel says that TCP has something.
+        /// The kernel has an event of TCP.
         tcp: bool,
     },
     /// The deadline has passed.
     TimedOut,
-    /// The limit of descriptors is so low that the kernel polls no two at a time.
+    /// The limit of descriptors is so low that the kernel does not poll two.
     Refused,
-    /// A signal handler ran. Only a call that has done nothing yet can begin anew.
+    /// A signal handler ran. Only a call that has done nothing yet can restart.
     Signal { restarts: bool },
 }
 
 impl Woken {
-    /// What a call returns now that has moved `done` bytes; `None`: it goes on.
+    /// Returns the result of a call that has moved `done` bytes, or `None` if it goes on.
     pub(crate) fn ends(self, done: usize) -> Option<Result<usize, i32>> {
         match self {
             Woken::LookAgain { .. } | Woken::Refused => None,
@@ -58,11 +58,12 @@ impl Woken {
     }
 }
 
-/// Sleeps until the doorbell of `slot`, `events` on the socket that is held, the deadline, or `step` nanoseconds.
+/// Sleeps until the doorbell of `slot` is rung, the held socket has one of `events`, the deadline
+/// is over, or `step` nanoseconds are.
 ///
-/// The caller has announced the sleep, as `held` says, and looked once more. Also one that waits for TCP alone hears the doorbell of
-/// its thread: it is rung when the number is closed by which the kernel polls, and that looks the number up again each time it is
-/// woken.
+/// The caller has announced the sleep, which `held` describes, and checked once more. A call that
+/// waits for TCP alone sleeps with the doorbell of its thread. It is rung when the fd that the
+/// kernel polls is closed, since the kernel looks that fd up again each time it is woken.
 pub(crate) fn sleep(
     hold: &Hold,
     events: c_short,
@@ -74,7 +75,7 @@ pub(crate) fn sleep(
     waiter::waiting(|| sleep_as(slot.or_else(waiter::of_this_thread), hold, events, deadline, step, held))
 }
 
-/// The same by the doorbell of `slot`, if that is to be had.
+/// Sleeps with the doorbell of `slot`, if there is one.
 fn sleep_as(
     slot: Option<Slot>,
     hold: &Hold,
@@ -119,9 +120,10 @@ fn sleep_as(
         slot.hear();
         overdue::note_waited();
     }
-    // What is ready counts more than a handler, as in the kernel; the next sleep hears of that.
+    // A ready descriptor counts more than a handler, as in the kernel. The next sleep notices the
+    // handler.
     match result {
-        // And when the kernel looks again it finds what has the number by then.
+        // When the kernel polls again, it finds the file that has the fd by then.
         1.. => Woken::LookAgain { tcp: fds[0].revents != 0 && hold.fd() == fd },
         _ => match by_signal(deadline) {
             Some(ended) => ended,
@@ -134,13 +136,14 @@ fn sleep_as(
     }
 }
 
-/// As a sleep that ends at once, once a handler that waits has run.
+/// Returns as a sleep that ends immediately, after pending handlers have run.
 pub(crate) fn interrupted(deadline: Deadline) -> Woken {
     signal::open(Held::NOTHING, || ());
     by_signal(deadline).unwrap_or(Woken::LookAgain { tcp: true })
 }
 
-/// Whether a handler has run since the call began, or began anew. A call with a time-out never begins anew.
+/// Returns how a handler ends the call that has run since it began, or restarted. A call with a
+/// timeout never restarts.
 fn by_signal(deadline: Deadline) -> Option<Woken> {
     match signal::take_ran() {
         Ran::Nothing => None,
@@ -149,7 +152,8 @@ fn by_signal(deadline: Deadline) -> Option<Woken> {
     }
 }
 
-/// The slot of this thread and how long a step may be, given who else waits and what the peer knows.
+/// Returns how long a step of a sleep may last, or `None` if the peer can ring the waiter. `owns`:
+/// the endpoint's bytes wake it.
 pub(crate) fn step_for(at: &Attachment, slot: Option<Slot>, owns: bool) -> Option<u64> {
     let slot = slot.filter(|_| owns);
     if slot.is_some_and(|slot| at.link.view().is_known(at.link.side.other(), slot.0)) {
@@ -160,7 +164,8 @@ pub(crate) fn step_for(at: &Attachment, slot: Option<Slot>, owns: bool) -> Optio
     Some(slot.map_or(epoll::DEGRADED_NANOS, |_| epoll::until_known(in_a_row)))
 }
 
-/// The waiter of this thread, known to the broker if that can be. For one who is about to sleep.
+/// Returns the waiter of this thread, which is about to sleep. The broker gets to know it if
+/// possible.
 pub(crate) fn thread_slot() -> Option<Slot> {
     idle::look_if_due(process::now);
     let slot = waiter::of_this_thread()?;
@@ -168,14 +173,15 @@ pub(crate) fn thread_slot() -> Option<Slot> {
     Some(slot)
 }
 
-/// For who has no waiter, or none that the peer will ever know: with hundreds of threads, all those short sleeps would cost more
-/// than TCP does. `false` if the connection is not off its link at once.
+/// Has a connection fall back whose receiver has no waiter, or none that the peer will ever know.
+/// With hundreds of threads, all the short sleeps would cost more than TCP does. Returns `false` if
+/// the connection is still on its link.
 pub(crate) fn leave_to_tcp(endpoint: &Endpoint) -> bool {
     attach::go_back(endpoint, Reason::NoWaiter);
     !endpoint.is_attached()
 }
 
-/// For one who cannot sleep on a lane: see [`Woken::Refused`].
+/// Keeps a connection on TCP for which the kernel refused a sleep: see [`Woken::Refused`].
 pub(crate) fn leave_if_refused(endpoint: &Endpoint, woken: Woken) {
     if woken == Woken::Refused {
         attach::bar(endpoint, Reason::DescriptorLimit);
@@ -186,13 +192,14 @@ pub(crate) fn as_timespec(nanos: u64) -> timespec {
     timespec { tv_sec: (nanos / 1_000_000_000) as i64, tv_nsec: (nanos % 1_000_000_000) as i64 }
 }
 
-/// What comes before every sleep: looks at what is overdue, and spins until `ready` says so. `true` if it did.
+/// Does what precedes every sleep: checks for overdue lanes, and spins until `ready` returns
+/// `true`. Returns whether it did.
 pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
     overdue::look_if_due(process::now);
     spin::spin(ready)
 }
 
-/// The same by whoever waits for what comes by lanes.
+/// Spins in a call that waits for lanes, and notes that they ended the wait if they did.
 pub(crate) fn spin_for_lanes(ready: impl FnMut() -> bool) -> bool {
     let found = spin(ready);
     if found {
