@@ -1,4 +1,4 @@
-//! The bytes of a ring, behind a trait so that the model checker can watch them too.
+//! The bytes of a ring, behind a trait, so that the model checker can check each access too.
 
 use std::hint::cold_path;
 use std::ptr;
@@ -7,58 +7,63 @@ use shunt_abi::reason::Reason;
 
 use crate::user::{Fault, Sink, Source};
 
-/// Positions from here on are in the spill of a ring.
+/// Positions from this one on are in the spill of a ring.
 pub const SPILL: u64 = 1 << 62;
 
-/// A power-of-two ring of bytes that a peer may be writing at the same time: never a slice.
+/// A power-of-two ring of bytes. A peer may write it at any time, so it is never a slice.
 pub trait Ring {
     /// Number of bytes, a power of two.
     fn len(&self) -> usize;
 
-    /// One less.
+    /// Returns [`len`](Self::len) - 1.
     #[inline]
     fn mask(&self) -> usize {
         self.len() - 1
     }
 
-    /// Number of bytes of the spill, which has the positions from [`SPILL`] on; a power of two, or 0
-    /// if there is none.
+    /// Returns the number of bytes of the spill: a power of two, or 0 if there is none. The spill
+    /// has the positions from [`SPILL`] on.
     #[inline]
     fn spill_len(&self) -> usize {
         0
     }
 
-    /// Makes sure that there is memory behind `count` bytes from position `at` onwards, which are about to be written.
-    /// In a file in memory a page is made when it is first touched, and if it cannot be, that is a signal.
+    /// Makes sure that memory backs the `count` bytes from position `at` on, which the caller is
+    /// about to write.
     ///
-    /// # Errors
-    /// Returns why there is none.
+    /// A page of a memfd is allocated at its first touch. If that fails, the kernel sends SIGBUS.
+    ///
+    /// # Errors Returns the reason if there is no memory.
     #[inline]
     fn back(&self, at: u64, count: usize) -> Result<(), Reason> {
         let _ = (at, count);
         Ok(())
     }
 
-    /// Copies the next `count` bytes of `source` to ring position `at` onwards, and advances `source`. After a fault
-    /// some may have been copied, and where `source` stands is open.
+    /// Copies the next `count` bytes of `source` to the positions from `at` on, and advances
+    /// `source`.
+    ///
+    /// After a fault, some bytes may have been copied, and the position of `source` is unspecified.
     fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault>;
 
-    /// Copies `count` bytes from ring position `at` onwards into `sink`, and advances it. A fault is as in `fill`.
+    /// Copies `count` bytes from the positions from `at` on into `sink`, and advances `sink`. A
+    /// fault has the effects that it has in [`fill`](Self::fill).
     fn drain(&self, at: u64, count: usize, sink: &mut Sink<'_>) -> Result<(), Fault>;
 
-    /// Whether the ring has no bytes at all: never.
+    /// Returns whether the ring has no bytes at all, which is never so.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Copies so many bytes if they are few, for which a call would take as long as they do. `false`: there are more than 256, or none.
+/// Copies `len` bytes if they are 1 to 256, for which a call of `memcpy` would take as long as the
+/// copy. Returns `false`, and copies nothing, for any other length.
 ///
 /// # Safety
 /// As for `copy_nonoverlapping`.
 #[inline(always)]
 pub unsafe fn copy_few(from: *const u8, to: *mut u8, len: usize) -> bool {
-    // SAFETY: each part lies within what the caller has promised. Some overlap.
+    // SAFETY: each part lies within the range that the caller has promised. Some parts overlap.
     unsafe {
         if len > 64 {
             match len {
@@ -81,13 +86,13 @@ pub unsafe fn copy_few(from: *const u8, to: *mut u8, len: usize) -> bool {
     true
 }
 
-/// Copies the first `N` bytes of `len`, and the last.
+/// Copies the first `N` bytes of `len`, and the last `N`.
 ///
 /// # Safety
-/// As for `copy_nonoverlapping`; `len` is `N` at least.
+/// As for `copy_nonoverlapping`; `len` is at least `N`.
 #[inline(always)]
 unsafe fn copy_ends<const N: usize>(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise covers both parts.
     unsafe {
         copy_part::<N>(from, to, 0);
         copy_part::<N>(from, to, len - N);
@@ -98,7 +103,7 @@ unsafe fn copy_ends<const N: usize>(from: *const u8, to: *mut u8, len: usize) {
 /// As for `copy_nonoverlapping` of `N` bytes from `at` on.
 #[inline(always)]
 unsafe fn copy_part<const N: usize>(from: *const u8, to: *mut u8, at: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise covers these bytes.
     unsafe { std::ptr::copy_nonoverlapping(from.add(at), to.add(at), N) };
 }
 
@@ -111,18 +116,18 @@ pub struct MappedRing {
     spill_len: usize,
 }
 
-// SAFETY: the memory is shared between processes anyway; all access is by raw copies that assume nothing
-// about who else writes it.
+// SAFETY: other processes write the memory anyway; all access is by raw copies, which assume
+// nothing about other writers.
 unsafe impl Send for MappedRing {}
 // SAFETY: as above.
 unsafe impl Sync for MappedRing {}
 
 impl MappedRing {
-    /// A ring over `len` bytes at `base`.
+    /// Returns a ring over `len` bytes at `base`.
     ///
     /// # Safety
-    /// The bytes must stay mapped for reads and writes as long as the ring or a copy of it is used, and
-    /// `len` must be a power of two.
+    /// The bytes must stay mapped for reads and writes as long as the ring or a copy of it is used,
+    /// and `len` must be a power of two.
     pub unsafe fn new(base: *mut u8, len: usize) -> MappedRing {
         debug_assert!(len.is_power_of_two());
         MappedRing { base, mask: len - 1, spill: ptr::null_mut(), spill_len: 0 }
@@ -131,13 +136,14 @@ impl MappedRing {
     /// Gives the ring a spill of `len` bytes.
     ///
     /// # Safety
-    /// As of [`new`](Self::new).
+    /// As for [`new`](Self::new).
     pub unsafe fn with_spill(self, spill: *mut u8, len: usize) -> MappedRing {
         debug_assert!(len.is_power_of_two());
         MappedRing { spill, spill_len: len, ..self }
     }
 
-    /// The contiguous run at position `at`, at most `limit` bytes, for whoever copies by other means.
+    /// Returns the contiguous run at position `at`, at most `limit` bytes, for a caller that copies
+    /// by other means.
     #[inline]
     pub fn run(&self, at: u64, limit: usize) -> (*mut u8, usize) {
         if at >= SPILL && self.spill_len > 0 {
@@ -149,13 +155,14 @@ impl MappedRing {
         (self.base.wrapping_add(offset), limit.min(self.len() - offset))
     }
 
-    /// Where position `at` of the ring itself is.
+    /// Returns the address of position `at` of the ring itself.
     #[inline(always)]
     pub fn in_ring(&self, at: u64) -> *mut u8 {
         self.base.wrapping_add(at as usize & self.mask)
     }
 
-    /// Where `len` bytes at position `at` of the ring itself are, at least one, if they are one run.
+    /// Returns the address of `len` bytes (at least one) at position `at` of the ring itself, if
+    /// they are one run.
     #[inline(always)]
     pub fn whole_run(&self, at: u64, len: usize) -> Option<*mut u8> {
         let offset = at as usize & self.mask;
@@ -185,9 +192,9 @@ impl Ring for MappedRing {
         while count > 0 {
             let (to, room) = self.run(at, count);
             let (from, run) = source.run(room)?;
-            // SAFETY: `to` is a run of at most `room` bytes inside the mapping (see `new`); `from` is a run
-            // of the program's buffer that can be read (`Source::new`, `checked`). They cannot overlap:
-            // the program does not know where the mapping is.
+            // SAFETY: `to` is a run of at most `room` bytes inside the mapping (see `new`); `from`
+            // is a run of the program's buffer that can be read (`Source::new`, `checked`). They
+            // cannot overlap: the program does not know the address of the mapping.
             unsafe { std::ptr::copy_nonoverlapping(from, to, run) };
             source.advance(run);
             at += run as u64;
@@ -202,7 +209,7 @@ impl Ring for MappedRing {
         while count > 0 {
             let (from, room) = self.run(at, count);
             let (to, run) = sink.run(room)?;
-            // SAFETY: as in `fill`, the other way round.
+            // SAFETY: as in `fill`, with the roles of the two swapped.
             unsafe { std::ptr::copy_nonoverlapping(from, to, run) };
             sink.advance(run);
             at += run as u64;

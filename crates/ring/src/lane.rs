@@ -1,10 +1,10 @@
 //! One direction of one connection: a byte ring with a beginning and an end in the stream.
 //!
-//! The sender's end is a [`Producer`], the receiver's a [`Consumer`]. Each keeps its own cursor privately and
-//! copies the other's from shared memory, checked on every load (L5). Either may end the lane: see
-//! *Switch back* in `docs/local-path.md`.
+//! The sender's end is a [`Producer`], the receiver's a [`Consumer`]. Each keeps its own cursor in
+//! private memory. It loads the other's from shared memory, and checks it at every load (L5).
+//! Either end may end the lane: see *Switch back* in `docs/local-path.md`.
 //!
-//! A lane may have a *spill*, a second ring, for a sender whose receiver reads nothing for a while:
+//! A lane may have a *spill*, a second ring. The sender uses it while the receiver reads nothing:
 //!
 //! ```text
 //!                         spilled_at
@@ -14,12 +14,13 @@
 //! ```
 //!
 //! Bytes from `spilled_at` on are in the spill, which is a ring as well. The flag [`SPILLED`] of
-//! `tail` says so; with it the receiver's fast paths find nothing. The sender leaves the spill when
-//! the lane is empty, so at any time at most one border lies among the unread bytes. Example: the
-//! ring holds 256 KiB, and the sender writes 300,000 bytes. The ring takes 262,144. After a while
-//! the sender [spills](Producer::spill): `spilled_at` is 262,144, and the rest goes to the
-//! beginning of the spill. Once the receiver has read all, the next byte goes to the beginning of
-//! the ring again.
+//! `tail` reports that; while it is set, the receiver's fast paths find nothing. The sender leaves
+//! the spill when the lane is empty, so at any time at most one border lies among the unread bytes.
+//!
+//! Example: the ring holds 256 KiB, and the sender writes 300,000 bytes. The ring takes 262,144.
+//! After a while the sender [spills](Producer::spill): `spilled_at` is 262,144, and the rest goes
+//! to the beginning of the spill. Once the receiver has read everything, the next byte goes to the
+//! beginning of the ring again.
 
 use std::ops::Range;
 
@@ -31,30 +32,34 @@ use crate::user::{Fault, Sink, Source};
 
 /// The bit of `tail` that ends a lane.
 const CLOSED: u64 = 1 << 63;
-/// The bit of `tail`, set together with [`CLOSED`], by which the receiver gives back what it has not read.
+/// The bit of `tail`, set together with [`CLOSED`], by which the receiver returns its unread bytes
+/// to the sender.
 const RETURNED: u64 = 1 << 62;
-/// The bit of `tail`, set together with [`CLOSED`], by which the sender says that it goes on in TCP: from then on nothing can be
-/// given back.
+/// The bit of `tail`, set together with [`CLOSED`], by which the sender announces that it continues
+/// on TCP. From then on the receiver can return nothing.
 const LEFT: u64 = 1 << 61;
-/// The bit of `tail` by which the sender says that bytes from `spilled_at` on are in the spill.
+/// The bit of `tail` by which the sender announces that bytes from `spilled_at` on are in the
+/// spill.
 const SPILLED: u64 = 1 << 60;
 const FLAGS: u64 = CLOSED | RETURNED | LEFT | SPILLED;
-/// The bit of `head` by which the sender takes what was given back. A receiver, one of two processes since a fork, that has not
-/// read it by then never does.
+/// The bit of `head` by which the sender reclaims the returned bytes. After a fork, two processes
+/// may read the lane; neither can read a byte that was unread when this bit was set.
 const TAKEN: u64 = 1 << 63;
-/// What one call writes or reads at the most. It is wholly good memory of the program's, or none of it is touched.
+/// The most bytes that one call writes or reads. Either all of them are in valid memory of the
+/// program, or the call touches none of them.
 pub(crate) const BLOCK: usize = 64 * 1024;
 /// A message up to this long is published, and read, as a whole.
 pub(crate) const WHOLE: usize = 32 * 1024;
-/// A longer one goes in pieces, so that both ends copy at the same time, and what one has just copied is still in the
-/// nearest cache when the other does.
+/// A longer message goes in pieces of this size. Both ends then copy at the same time, and a piece
+/// that one has just copied is still in the nearest cache when the other copies it.
 pub(crate) const PIECE: usize = 8 * 1024;
-/// A sender about to leave the page it writes to goes back to the first if the lane is empty, so that a lane that is
-/// never full stays in the cache and takes no memory but that page.
+/// When a sender is about to leave the page that it writes to, and the lane is empty, it returns to
+/// the first page. A lane that is never full so stays in the cache, and takes no memory but that
+/// page.
 pub(crate) const PAGE: u64 = if cfg!(loom) { 2 } else { 4096 };
 
-/// The shared words of a lane. Each end has a line for the cursor that it moves all the time, and one for what it says
-/// rarely and the other end reads all the time.
+/// The shared words of a lane. Each end has one cache line for the cursor that it moves all the
+/// time, and one for words that it writes rarely and the other end reads all the time.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct LaneHeader {
@@ -71,14 +76,16 @@ struct SenderLine {
     end: AtomicU32,
     tx_wants: AtomicU32,
     tx_waiter: AtomicU32,
-    /// The broker says that somebody reads along, who needs what was written last to stay where it is for a while.
+    /// Set by the broker while a capture reads the lane. The capture needs the newest bytes to stay
+    /// in place for a while.
     followed: AtomicU32,
-    /// What stands at the beginning of the ring: a value of `tail`.
+    /// The value of `tail` that corresponds to the beginning of the ring.
     base: AtomicU64,
     /// See [`Stamp`].
     marked_at: AtomicU64,
     behind: AtomicU64,
-    /// While [`SPILLED`] is set: the value of `tail` that stands at the beginning of the spill.
+    /// While [`SPILLED`] is set: the value of `tail` that corresponds to the beginning of the
+    /// spill.
     spilled_at: AtomicU64,
 }
 
@@ -86,9 +93,11 @@ struct SenderLine {
 #[repr(C, align(64))]
 struct HeadLine {
     head: AtomicU64,
-    /// Since a fork, 1 + what the processes that share the receiver's socket have read from TCP.
+    /// After a fork: 1 + the number of bytes that the processes sharing the receiver's socket have
+    /// read from TCP.
     read: AtomicU64,
-    /// How much of TCP the receiver had read when it said "watching", or last read some.
+    /// The number of bytes that the receiver had read from TCP when it set `watching`, or when it
+    /// last read some.
     reached: AtomicU64,
 }
 
@@ -97,7 +106,8 @@ struct HeadLine {
 struct ReceiverLine {
     watching: AtomicU32,
     rx_waiter: AtomicU32,
-    /// Set by whoever ends the lane, before `tail` says so: a receiver that knows of bytes enough does not look there.
+    /// Set by the side that ends the lane, before the flag in `tail`. A receiver that already knows
+    /// of enough bytes does not load `tail`, but it checks this word.
     over: AtomicU32,
 }
 
@@ -120,11 +130,11 @@ const _: () = {
     assert!(ABANDONED as u64 == shunt_abi::geometry::LANE_END_ABANDONED);
 };
 
-/// The peer wrote an impossible value; the lane must be left.
+/// The peer wrote an impossible value; the caller must leave the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Misbehaved;
 
-/// Why a lane could not be read.
+/// The reason why a lane could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadError {
     /// See [`Misbehaved`].
@@ -145,77 +155,84 @@ impl From<Fault> for ReadError {
     }
 }
 
-/// How the sender of a lane left its socket. A hint about what TCP is about to say, never a substitute for it.
+/// How the sender of a lane ended its direction. A hint about the event that TCP is about to
+/// report, never a substitute for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum End {
-    /// It has not.
+    /// The sender has not ended it.
     Open = 0,
-    /// It has shut the direction down by a call.
+    /// The sender has shut the direction down by a call.
     ShutDown = 1,
-    /// It has closed the socket by a call.
+    /// The sender has closed the socket by a call.
     Closed = 2,
-    /// Its process ended: the broker says so.
+    /// The sender's process has ended. The broker sets this.
     Died = 4,
 }
 
-/// In `rx_waiter`, beside a slot.
+/// A flag of `rx_waiter`, next to the slot: the waiter is lasting (see
+/// [`LaneHeader::set_lasting_rx_waiter`]).
 const LASTING: u32 = 1 << 31;
 
-/// Beside an [`End`]: the sender's end of the connection has been reset, and that has been told.
+/// A flag next to an [`End`]: the sender's end of the connection has been reset, and a call has
+/// reported the reset.
 const RESET_TOLD: u32 = 8;
 
-/// Beside an [`End`]: the sender has shared its socket with a process that it has forked.
+/// A flag next to an [`End`]: the sender has shared its socket with a process that it has forked.
 const SHARED: u32 = 16;
 
-/// Beside [`End::Died`]: none of those that shared the socket holds it any more. The broker says so.
+/// A flag next to [`End::Died`]: none of the processes that shared the socket holds it any more.
+/// The broker sets this.
 const ABANDONED: u32 = 32;
 
-/// Beside an [`End`]: all that the sender has sent since the lane began is in it, and it has ended the stream.
+/// A flag next to an [`End`]: the lane contains every byte that the sender has sent since the lane
+/// began, and the sender has ended the stream.
 const COMPLETE: u32 = 64;
 
-/// What the sender says of the time when it marked a lane for a waiter that had nothing of it to look at. It is believed in nothing
-/// but the order in which things are told.
+/// Times that the sender notes when it sets a lane's ready bit for a waiter whose bit was clear.
+/// The receiver trusts them only for the order in which it reports events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp {
-    /// That time.
+    /// The time at which the sender set the bit.
     pub at: u64,
-    /// When it had last sent something by TCP, to anybody.
+    /// The time at which the sender's process had last sent bytes by TCP, on any connection.
     pub behind: u64,
 }
 
-/// What the spill of a full lane is good for.
+/// The state of the spill of a full lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spill {
-    /// Nothing: there is none, or bytes must stay in the ring because a capture reads along.
+    /// There is no spill, or bytes must stay in the ring because a capture reads the lane.
     None,
-    /// It has room, but is not used yet, or is held.
+    /// The spill has room, but the sender does not use it yet, or holds it.
     Closed,
-    /// It has no room.
+    /// The spill has no room.
     Full,
 }
 
-/// What a [`Producer::write`] did.
+/// The outcome of a [`Producer::write`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
-    /// So many bytes, at least one, are in the lane.
+    /// This number of bytes, at least one, is in the lane.
     Bytes(usize),
-    /// No room.
+    /// There is no room.
     Full,
-    /// The lane has ended. The sender is to [leave](LaneHeader::leave) it, or to [take back](LaneHeader::take_back) what was published
-    /// and not read; everything not published before belongs to TCP.
+    /// The lane has ended. The sender must [leave](LaneHeader::leave) it, or
+    /// [reclaim](LaneHeader::take_back) the bytes that were published and not read. Everything that
+    /// was not published before goes by TCP.
     Closed,
-    /// The lane has ended, and published bytes that are unread belong to TCP too: see
+    /// The lane has ended, and the unread bytes among those published go by TCP too: see
     /// [`Producer::unread_ranges`].
     Returned,
-    /// Nothing: see [`Fault`].
+    /// Nothing was written: see [`Fault`].
     Fault,
-    /// Nothing: see [`Ring::back`].
+    /// Nothing was written: see [`Ring::back`].
     NoMemory(Reason),
 }
 
 impl LaneHeader {
-    /// An unused lane; only the model checker and tests make one, a link's headers begin as zeroed memory.
+    /// Returns an unused lane. Only the model checker and tests make one; a link's headers begin as
+    /// zeroed memory.
     pub fn new() -> LaneHeader {
         LaneHeader {
             tail: AtomicU64::new(0),
@@ -239,22 +256,25 @@ impl LaneHeader {
         }
     }
 
-    /// Ends the lane at what has been published so far. Either end may; the second time changes nothing.
+    /// Ends the lane after the bytes published so far. Either end may call this; a second call
+    /// changes nothing.
     pub fn close(&self) {
         self.note_end();
         self.tail.fetch_or(CLOSED, AcqRel);
         full_fence_after_rmw();
     }
 
-    /// The sender ends the lane, and goes on in TCP. If the receiver was first and has given bytes back, those go there first.
+    /// Ends the lane on behalf of the sender, which continues on TCP. If the receiver has returned
+    /// bytes before, the sender sends those first.
     pub fn leave(&self) {
         self.note_end();
         self.tail.fetch_or(CLOSED | LEFT, AcqRel);
         full_fence_after_rmw();
     }
 
-    /// The receiver ends the lane and gives back what it has not read: the sender sends that again, by TCP, before
-    /// anything else. `false` if the sender has gone on already.
+    /// Ends the lane on behalf of the receiver, and returns its unread bytes: the sender sends them
+    /// again, by TCP, before anything else. Returns `false` if the sender has already continued on
+    /// TCP.
     pub fn give_back(&self) -> bool {
         self.note_end();
         let mut word = self.tail.load(Relaxed);
@@ -270,7 +290,8 @@ impl LaneHeader {
         word & RETURNED != 0
     }
 
-    /// The sender ends the lane and takes back what the receiver has not read, as if that had given it back.
+    /// Ends the lane on behalf of the sender, and reclaims the bytes that the receiver has not
+    /// read, as if the receiver had returned them.
     pub fn take_back(&self) {
         self.note_end();
         self.tail.fetch_or(CLOSED | RETURNED, AcqRel);
@@ -281,60 +302,62 @@ impl LaneHeader {
         self.receiver.over.store(1, Relaxed);
     }
 
-    /// Whether the receiver has given back what it has not read.
+    /// Returns whether the receiver has returned its unread bytes.
     #[inline]
     pub fn is_returned(&self) -> bool {
         self.tail.load(Acquire) & RETURNED != 0
     }
 
-    /// Whether the receiver has ever read anything.
+    /// Returns whether the receiver has ever read anything.
     pub fn has_been_read(&self) -> bool {
         self.head.head.load(Relaxed) & !TAKEN > 0
     }
 
-    /// Whether the sender has taken that.
+    /// Returns whether the sender has reclaimed the returned bytes.
     pub fn is_taken(&self) -> bool {
         self.head.head.load(Acquire) & TAKEN != 0
     }
 
-    /// Whether the lane has ended.
+    /// Returns whether the lane has ended.
     pub fn is_closed(&self) -> bool {
         self.tail.load(Acquire) & CLOSED != 0
     }
 
-    /// Whether the lane looks empty, by both cursors as they stand in shared memory: a hint.
+    /// Returns whether the lane looks empty, by both cursors as they are in shared memory. This is
+    /// a hint.
     pub fn looks_empty(&self) -> bool {
         self.tail.load(Relaxed) & !FLAGS == self.head.head.load(Relaxed) & !TAKEN
     }
 
-    /// L4, receiver: from now on it looks at this lane before it sleeps.
+    /// L4, receiver: announces that the receiver checks this lane before every sleep from now on.
     pub fn watch(&self) {
         self.receiver.watching.store(1, Release);
     }
 
-    /// L4, sender: may it begin?
+    /// L4, sender: returns whether the sender may begin the lane.
     #[inline]
     pub fn is_watched(&self) -> bool {
         self.receiver.watching.load(Acquire) != 0
     }
 
-    /// The sender begins at stream offset `offset`. Before anything is published.
+    /// Begins the lane at stream offset `offset`. The sender calls this before it publishes
+    /// anything.
     pub fn begin(&self, offset: u64) {
         self.sender.start.store(offset + 1, Release);
     }
 
-    /// Where in the stream the lane begins, once it has.
+    /// Returns the stream offset at which the lane begins, once it has begun.
     #[inline]
     pub fn beginning(&self) -> Option<u64> {
         self.sender.start.load(Acquire).checked_sub(1)
     }
 
-    /// The sender says how its direction ended, before it makes the call that ends it. What was said before stays.
+    /// Records how the sender's direction ends, before the call that ends it. Earlier records stay.
     pub fn set_end(&self, end: End) {
         self.sender.end.fetch_or(end as u32, AcqRel);
     }
 
-    /// How the sender's direction ended: the last that was said of it.
+    /// Returns how the sender's direction ended: the strongest of the recorded ends.
     #[inline]
     pub fn end(&self) -> End {
         match self.sender.end.load(Acquire) & !(RESET_TOLD | SHARED | ABANDONED | COMPLETE) {
@@ -345,38 +368,43 @@ impl LaneHeader {
         }
     }
 
-    /// Whether it ended by a close, or with its process: [`End::Closed`] or [`End::Died`].
+    /// Returns whether the direction ended by a close or with its process: [`End::Closed`] or
+    /// [`End::Died`].
     #[inline]
     pub fn is_left(&self) -> bool {
         self.sender.end.load(Acquire) & (End::Closed as u32 | End::Died as u32) != 0
     }
 
-    /// Whether the sender had shut the direction down by a call, whatever happened to it later.
+    /// Returns whether the sender had shut the direction down by a call, whatever happened to it
+    /// later.
     pub fn was_shut_down(&self) -> bool {
         self.sender.end.load(Acquire) & End::ShutDown as u32 != 0
     }
 
-    /// The sender, or a process that shares its socket, has been told of a reset.
+    /// Records that a call has reported a reset to the sender, or to a process that shares its
+    /// socket.
     pub fn note_reset_told(&self) {
         self.sender.end.fetch_or(RESET_TOLD, AcqRel);
     }
 
-    /// Whether one of them has: there is no second reset.
+    /// Returns whether a call has reported a reset to one of them: there is no second reset.
     pub fn is_reset_told(&self) -> bool {
         self.sender.end.load(Acquire) & RESET_TOLD != 0
     }
 
-    /// The sender is about to share its socket with a child, which may hold it still when the sender's process has ended.
+    /// Records that the sender is about to share its socket with a child. The child may still hold
+    /// the socket when the sender's process has ended.
     pub fn note_shared(&self) {
         self.sender.end.fetch_or(SHARED, AcqRel);
     }
 
-    /// Whether it ever has.
+    /// Returns whether the sender has ever shared its socket.
     pub fn was_shared(&self) -> bool {
         self.sender.end.load(Acquire) & SHARED != 0
     }
 
-    /// The sender is about to end the stream, and has gone by TCP for none of it since the lane began; or takes that back.
+    /// Records whether the lane is complete. The sender sets this before it ends a stream of which,
+    /// since the lane began, nothing went by TCP; it may withdraw it.
     pub fn note_complete(&self, is_complete: bool) {
         match is_complete {
             true => self.sender.end.fetch_or(COMPLETE, AcqRel),
@@ -389,46 +417,48 @@ impl LaneHeader {
         self.sender.end.load(Acquire) & COMPLETE != 0
     }
 
-    /// Returns whether the sender has gone on in TCP.
+    /// Returns whether the sender has continued on TCP.
     pub fn has_left(&self) -> bool {
         self.tail.load(Acquire) & LEFT != 0
     }
 
-    /// Whether its last holder has ended too.
+    /// Returns whether the last holder of the sender's socket has ended too.
     pub fn was_abandoned(&self) -> bool {
         self.sender.end.load(Acquire) & ABANDONED != 0
     }
 
-    /// The receiver is about to share its socket, of which so many bytes have been read from TCP.
+    /// Begins the shared count of bytes read from TCP. The receiver calls this before it shares its
+    /// socket; `read` is its own count.
     pub fn share_read(&self, read: u64) {
-        // Only the first process to fork knows by itself alone.
+        // Only the first process that forks is the only reader, so that its own count is the total.
         let _ = self.head.read.compare_exchange(0, read + 1, AcqRel, Relaxed);
     }
 
-    /// What has been read from TCP by all who share it, if anybody does.
+    /// Returns the number of bytes that all processes sharing the socket have read from TCP, if it
+    /// is shared.
     pub fn shared_read(&self) -> Option<u64> {
         self.head.read.load(Acquire).checked_sub(1)
     }
 
-    /// The receiver has read `count` bytes more from TCP.
+    /// Adds `count` bytes that the receiver has read from TCP to the shared count, if there is one.
     pub fn note_read(&self, count: usize) {
         if self.shared_read().is_some() {
             self.head.read.fetch_add(count as u64, AcqRel);
         }
     }
 
-    /// The receiver has read so much of TCP.
+    /// Records the number of bytes that the receiver has read from TCP.
     pub fn note_reached(&self, read: u64) {
         self.head.reached.store(read, Relaxed);
     }
 
-    /// What it has yet to read of TCP before the lane, as far as it has said so. A sender believes it in nothing but how long it
-    /// waits for the receiver to come by.
+    /// Returns how many bytes the receiver has yet to read from TCP before the lane, as far as it
+    /// has recorded that. A sender uses this only to decide how long it waits for the receiver.
     pub fn ahead(&self) -> u64 {
         self.beginning().map_or(0, |beginning| beginning.saturating_sub(self.head.reached.load(Relaxed)))
     }
 
-    /// The receiver names the waiter to ring, before it announces its sleep.
+    /// Sets the waiter to notify. The receiver calls this before it announces its sleep.
     #[inline]
     pub fn set_rx_waiter(&self, slot: Option<usize>) {
         let word = slot.map_or(0, |slot| slot as u32 + 1);
@@ -437,7 +467,8 @@ impl LaneHeader {
         }
     }
 
-    /// The same of a waiter that looks sooner or later, whether it sleeps now or not: an epoll instance.
+    /// Sets an epoll instance as the waiter to notify. It will check its lanes sooner or later,
+    /// even if it does not sleep now.
     #[inline]
     pub fn set_lasting_rx_waiter(&self, slot: usize) {
         let word = (slot as u32 + 1) | LASTING;
@@ -446,53 +477,59 @@ impl LaneHeader {
         }
     }
 
-    /// Whether such a waiter was named last.
+    /// Returns whether the last waiter was set by
+    /// [`set_lasting_rx_waiter`](Self::set_lasting_rx_waiter).
     pub fn has_lasting_rx_waiter(&self) -> bool {
         self.receiver.rx_waiter.load(Relaxed) & LASTING != 0
     }
 
-    /// The waiter to ring for bytes. The sender has just passed a full fence.
+    /// Returns the waiter to notify of new bytes. The sender has just passed a full fence.
     #[inline]
     pub fn rx_waiter(&self) -> Option<usize> {
         checked_slot(self.receiver.rx_waiter.load(Relaxed))
     }
 
-    /// The sender is about to mark the lane.
+    /// Stores the sender's stamp. The sender calls this before it sets the lane's ready bit.
     #[inline]
     pub fn stamp(&self, stamp: Stamp) {
         self.sender.marked_at.store(stamp.at, Relaxed);
         self.sender.behind.store(stamp.behind, Relaxed);
     }
 
-    /// What it said when it did. Asked after the mark has been taken.
+    /// Returns the sender's stamp. The receiver calls this after it has taken the ready bit.
     #[inline]
     pub fn stamped(&self) -> Stamp {
         Stamp { at: self.sender.marked_at.load(Relaxed), behind: self.sender.behind.load(Relaxed) }
     }
 
-    /// Whether somebody reads along: then the sender uses all of the ring, as it does of one that is never empty.
+    /// Returns whether a capture reads the lane. The sender then uses the whole ring, as it does
+    /// with a lane that is never empty.
     #[inline]
     fn is_followed(&self) -> bool {
         self.sender.followed.load(Relaxed) != 0
     }
 
-    /// The sender wants to be told of space through `slot`. It must look for space once more afterwards.
+    /// Requests a notification of space through `slot`. The sender must check for space once more
+    /// afterwards.
     ///
-    /// The wish is granted once. A waiter that has not announced its sleep before it wishes must look at its ready
-    /// word before it sleeps: it may have been told between the two, of space that it has used since.
+    /// A request is answered once. A waiter that requests before it announces its sleep must check
+    /// its ready word before it sleeps: the notification may have come between the two, for space
+    /// that it has used since.
     pub fn want_space(&self, slot: usize) {
         self.sender.tx_waiter.store(slot as u32 + 1, Relaxed);
         self.sender.tx_wants.swap(1, AcqRel);
         full_fence_after_rmw();
     }
 
-    /// Whether the sender waits for space. Asked after [`Consumer::read`].
+    /// Returns whether the sender waits for space. The receiver calls this after
+    /// [`Consumer::read`].
     #[inline]
     pub fn is_space_wanted(&self) -> bool {
         self.sender.tx_wants.load(Relaxed) != 0
     }
 
-    /// The waiter to ring for space, if the sender waits for some. Asked after [`Consumer::read`].
+    /// Returns the waiter to notify of space, if the sender waits for some. The receiver calls this
+    /// after [`Consumer::read`].
     #[inline]
     pub fn take_space_wanted(&self) -> Option<usize> {
         if !self.is_space_wanted() || self.sender.tx_wants.swap(0, AcqRel) == 0 {
@@ -509,46 +546,47 @@ impl Default for LaneHeader {
 }
 
 fn checked_slot(word: u32) -> Option<usize> {
-    // 0 is nobody.
+    // 0 means no waiter.
     let slot = ((word & !LASTING) as usize).wrapping_sub(1);
     (slot < shunt_abi::geometry::WAITERS).then_some(slot)
 }
 
-/// The sender's end.
+/// The sender's end of a lane.
 #[derive(Debug, Default)]
 pub struct Producer {
     tail: u64,
     head: u64,
     base: u64,
-    /// How far the tail may go [at once](Producer::place_at_once): to the end of the page that is being written to, and not past the
-    /// receiver's cursor, as far as that is known. 0 while the lane is spilled.
+    /// How far the tail may move [on the fast path](Producer::place_at_once): to the end of the
+    /// page that is being written, and not past the last known cursor of the receiver. 0 while the
+    /// lane is spilled.
     until: u64,
     spill: Option<Spilled>,
 }
 
-/// The sender's part of a lane that is spilled.
+/// The sender's state of a lane that is spilled.
 #[derive(Clone, Copy, Debug)]
 struct Spilled {
-    /// The first byte in the spill.
+    /// The value of `tail` at the first byte in the spill.
     at: u64,
-    /// `tail` has the flag.
+    /// Whether `tail` has the flag [`SPILLED`].
     is_said: bool,
-    /// Nothing is added until the lane is empty.
+    /// Whether the sender adds nothing until the lane is empty.
     is_held: bool,
 }
 
 impl Producer {
-    /// A producer of an unused lane.
+    /// Returns a producer of an unused lane.
     pub fn new() -> Producer {
         Producer::default()
     }
 
-    /// Bytes published so far.
+    /// Returns the number of bytes published so far.
     pub fn published(&self) -> u64 {
         self.tail
     }
 
-    /// Where in the ring the next byte goes.
+    /// Returns the position in the ring at which the next byte goes.
     pub fn position(&self) -> u64 {
         match self.spill {
             None => self.tail - self.base,
@@ -556,8 +594,8 @@ impl Producer {
         }
     }
 
-    /// Has what follows go to the spill, until the lane is empty. `false`: it has none, or its bytes
-    /// are to stay in the ring, because a capture reads along.
+    /// Sends the following bytes to the spill, until the lane is empty. Returns `false` if there is
+    /// no spill, or if bytes must stay in the ring because a capture reads the lane.
     pub fn spill(&mut self, lane: &LaneHeader, ring: &impl Ring) -> bool {
         match &mut self.spill {
             Some(spill) => spill.is_held = false,
@@ -577,7 +615,7 @@ impl Producer {
         }
     }
 
-    /// What the spill is good for, if the lane is full.
+    /// Returns the state of the spill of a full lane.
     pub fn spill_of(&self, lane: &LaneHeader, ring: &impl Ring) -> Spill {
         match self.spill {
             None if ring.spill_len() == 0 || lane.is_followed() => Spill::None,
@@ -589,8 +627,8 @@ impl Producer {
         }
     }
 
-    /// Publishes as much of `source` as fits, a block at the most. Whatever it returns, what has been published is that by which
-    /// `source` has advanced.
+    /// Publishes as much of `source` as fits, at most a block. Whatever the outcome, `source`
+    /// advances by exactly the bytes that were published.
     #[inline]
     pub fn write(
         &mut self,
@@ -615,12 +653,13 @@ impl Producer {
         published
     }
 
-    /// After a write: its last byte is on the page that is being written to, which has memory.
+    /// Updates `until` after a write. The page of the last byte is the one that is being written,
+    /// and memory backs it.
     fn see_how_far(&mut self, size: u64) {
         if self.spill.is_some() {
             return;
         }
-        // Both are powers of two.
+        // Both operands are powers of two.
         let end = (self.tail - self.base).next_multiple_of(PAGE.min(size));
         self.until = (self.base + end).min(self.head + size);
     }
@@ -640,7 +679,7 @@ impl Producer {
         while done < count {
             match self.write_piece(lane, ring, source, PIECE.min(count - done))? {
                 Published::Bytes(piece) => done += piece,
-                // Another thread has taken the memory away meanwhile.
+                // Another thread has unmapped the memory meanwhile.
                 Published::Fault if done > 0 => break,
                 ended => return Ok(ended),
             }
@@ -648,7 +687,7 @@ impl Producer {
         Ok(Published::Bytes(done))
     }
 
-    /// Publishes `count` bytes, for which there is room, at once.
+    /// Publishes `count` bytes in one step. The ring has room for them.
     #[inline(always)]
     fn write_piece(
         &mut self,
@@ -668,9 +707,11 @@ impl Producer {
         Ok(published)
     }
 
-    /// Makes `count` bytes that were put behind the tail visible, unless the lane has ended.
+    /// Publishes `count` bytes that are already in the ring behind the tail, unless the lane has
+    /// ended.
     ///
-    /// [`write`](Producer::write) does this by itself; a caller that had the kernel fill the ring uses it.
+    /// [`write`](Producer::write) calls this; a caller that had the kernel fill the ring calls it
+    /// too.
     #[inline(always)]
     pub fn commit(&mut self, lane: &LaneHeader, count: usize) -> Result<Published, Misbehaved> {
         let outcome = match self.spill {
@@ -695,18 +736,21 @@ impl Producer {
         Ok(())
     }
 
-    /// The same of a lane that has not ended, as most have not. `Err`: nothing has happened, and [`commit`](Self::commit) sees to that.
+    /// Publishes `count` bytes of a lane that has not ended and is not spilled. Returns `Err` with
+    /// the value of `tail` if it has; then nothing has happened, and [`commit`](Self::commit)
+    /// handles the case.
     #[inline(always)]
     pub fn publish(&mut self, lane: &LaneHeader, count: usize) -> Result<(), u64> {
         let tail = self.tail + count as u64;
         lane.tail.compare_exchange(self.tail, tail, AcqRel, Acquire)?;
-        // The waiter words are read after this: see *Sleeping and waking*.
+        // The waiter words are loaded after this fence: see *Sleeping and waking*.
         full_fence_after_rmw();
         self.tail = tail;
         Ok(())
     }
 
-    /// The lane has ended. Whoever ended it, the receiver may give bytes back until this side goes on in TCP.
+    /// Handles a lane that has ended. Whichever side ended it, the receiver may return bytes until
+    /// the sender continues on TCP.
     #[cold]
     fn end(&mut self, lane: &LaneHeader, found: u64) -> Result<Published, Misbehaved> {
         if found & !FLAGS != self.tail || found & CLOSED == 0 {
@@ -721,7 +765,8 @@ impl Producer {
         Ok(Published::Returned)
     }
 
-    /// Room in the ring; looks at the receiver's cursor only if `wanted` bytes do not fit otherwise, or not on this page.
+    /// Returns the room in the ring. Loads the receiver's cursor only if `wanted` bytes do not fit
+    /// otherwise, or not on this page.
     #[inline]
     pub fn room(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Result<usize, Misbehaved> {
         if let Some(spill) = self.spill {
@@ -751,8 +796,8 @@ impl Producer {
         Ok(size.saturating_sub(self.tail - self.head.max(spill.at)) as usize)
     }
 
-    /// The lane is empty. As in [`goes_to_first_page`](Self::goes_to_first_page), the receiver looks
-    /// where bytes are only when it sees some.
+    /// Leaves the spill; the lane is empty. As in [`goes_to_first_page`](Self::goes_to_first_page),
+    /// the receiver loads the position of bytes only when it sees some.
     fn leave_spill(&mut self, lane: &LaneHeader, spill: Spilled) {
         self.spill = None;
         self.base = self.tail;
@@ -763,8 +808,11 @@ impl Producer {
         }
     }
 
-    /// Where `wanted` bytes go that fit on one page, as far as is known without a look at the receiver's cursor, or if that shows the lane
-    /// empty. The page has memory behind it. They are to be [published](Self::publish) there.
+    /// Returns the position for `wanted` bytes that fit on one page, with memory behind it. The
+    /// caller [publishes](Self::publish) them there.
+    ///
+    /// Loads the receiver's cursor only if they do not fit on the current page. Then it returns a
+    /// position only if the lane is empty.
     #[inline(always)]
     pub fn place_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Option<u64> {
         let place = self.place_on_page(wanted);
@@ -772,13 +820,14 @@ impl Producer {
         place.or_else(|| turns(self).then(|| self.tail - self.base))
     }
 
-    /// The same if that is the page which is being written to.
+    /// Returns the position for `wanted` bytes if they fit on the page that is being written.
     #[inline(always)]
     pub fn place_on_page(&self, wanted: usize) -> Option<u64> {
         (self.tail + wanted as u64 <= self.until).then(|| self.tail - self.base)
     }
 
-    /// Goes back to the first page for so many bytes, which has been written to before, if [`room`](Self::room) would.
+    /// Returns to the first page, which has been written before, if [`room`](Self::room) would do
+    /// so for `wanted` bytes.
     #[inline(never)]
     fn turns_page(&mut self, lane: &LaneHeader, size: u64, wanted: u64) -> bool {
         let turns = self.spill.is_none()
@@ -792,7 +841,8 @@ impl Producer {
         turns
     }
 
-    /// If the lane is empty: the receiver reads the base only when it sees bytes to read, and as long as it has any the base stays.
+    /// Returns to the first page if the lane is empty. The receiver loads the base only when it
+    /// sees bytes to read, and the base does not move while there are any.
     #[inline]
     fn goes_to_first_page(&mut self, lane: &LaneHeader) -> bool {
         let goes = self.head == self.tail && self.tail > self.base && !lane.is_followed();
@@ -804,22 +854,23 @@ impl Producer {
         goes
     }
 
-    /// Whether so many bytes end behind the page that is being written to, if there is one.
+    /// Returns whether `wanted` bytes would end behind the page that is being written, if there is
+    /// such a page.
     #[inline]
     fn leaves_page(&self, size: u64, wanted: u64) -> bool {
-        // Both are powers of two.
+        // Both operands are powers of two.
         let (at, page) = (self.tail - self.base, PAGE.min(size));
         at > 0 && ((at - 1) & (page - 1)) + 1 + wanted > page
     }
 
-    /// Bytes that the receiver has not read.
+    /// Returns the number of bytes that the receiver has not read.
     pub fn unread(&mut self, lane: &LaneHeader) -> Result<u64, Misbehaved> {
         self.refresh(lane)?;
         Ok(self.tail - self.head)
     }
 
-    /// Positions of what the receiver gave back, first those in the ring and then those in the
-    /// spill. After [`Published::Returned`].
+    /// Returns the positions of the bytes that the receiver returned, first those in the ring and
+    /// then those in the spill. Valid after [`Published::Returned`].
     pub fn unread_ranges(&self) -> [Range<u64>; 2] {
         let border = self.spill.map_or(self.tail, |spill| spill.at);
         let in_ring = self.head.min(border) - self.base..border - self.base;
@@ -829,7 +880,7 @@ impl Producer {
 
     fn refresh(&mut self, lane: &LaneHeader) -> Result<(), Misbehaved> {
         let head = lane.head.head.load(Acquire) & !TAKEN;
-        // L5: the receiver's cursor only moves forward, and never past what was published.
+        // L5: the receiver's cursor only moves forward, and never past the published bytes.
         if head < self.head || head > self.tail {
             return Err(Misbehaved);
         }
@@ -838,49 +889,50 @@ impl Producer {
     }
 }
 
-/// The receiver's end.
+/// The receiver's end of a lane.
 #[derive(Debug, Default)]
 pub struct Consumer {
     head: u64,
     tail: u64,
-    /// How much of what is behind the cursor others have read, or the sender has taken back.
+    /// How many bytes before the cursor were read by others, or reclaimed by the sender.
     gone: u64,
     ended: bool,
-    /// The first byte in the spill, if that was used at the last look.
+    /// The first byte in the spill, if the spill was in use at the last load of `tail`.
     spilled_at: Option<u64>,
-    /// It has ended, or spilled.
+    /// Whether the lane has ended or spilled.
     is_slow: bool,
 }
 
 impl Consumer {
-    /// A consumer of an unused lane.
+    /// Returns a consumer of an unused lane.
     pub fn new() -> Consumer {
         Consumer::default()
     }
 
-    /// Bytes read so far.
+    /// Returns the number of bytes read so far.
     pub fn consumed(&self) -> u64 {
         self.head - self.gone
     }
 
-    /// The same of a lane that has not ended, of which nothing can be gone.
+    /// Returns the number of bytes read so far from a lane that has not ended, where `gone` is 0.
     #[inline(always)]
     pub fn cursor(&self) -> u64 {
         self.head
     }
 
-    /// Bytes to read, as far as is known without a look at the sender's cursor.
+    /// Returns the number of bytes to read that are known without a load of the sender's cursor.
     #[inline]
     pub fn known(&self) -> usize {
         (self.tail - self.head) as usize
     }
 
-    /// Bytes to read.
+    /// Returns the number of bytes to read.
     #[inline]
     pub fn available(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Result<usize, Misbehaved> {
         self.look_at_tail(lane, ring)?;
         if self.ended {
-            // A fork ends every lane, and either process may drain it: what the other has read, or given back, is gone.
+            // A fork ends every lane, and either process may drain it. Bytes that the other has
+            // read or returned are gone.
             let head = lane.head.head.load(Acquire);
             if lane.is_returned() {
                 self.give_up(head)?;
@@ -891,11 +943,12 @@ impl Consumer {
         Ok((self.tail - self.head) as usize)
     }
 
-    /// The same of a lane that has not ended. `None`: [`available`](Self::available) has to see to it.
+    /// Returns the number of bytes to read from a lane that has not ended or spilled. Returns
+    /// `None` if [`available`](Self::available) must handle the case.
     #[inline(always)]
     pub fn available_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Option<usize> {
         let known = self.known_at_once(lane)?;
-        // With a flag it would be further than any ring is long.
+        // With a flag set, `known` would be larger than any ring.
         if known > ring.len() as u64 {
             return None;
         }
@@ -903,7 +956,8 @@ impl Consumer {
         Some(known as usize)
     }
 
-    /// How far the sender's cursor is from this one. L5: as below.
+    /// Returns the distance from this cursor to the sender's. L5: the caller checks that it fits
+    /// the ring.
     #[inline(always)]
     fn known_at_once(&self, lane: &LaneHeader) -> Option<u64> {
         let tail = lane.tail.load(Acquire);
@@ -918,7 +972,8 @@ impl Consumer {
             if word & SPILLED != 0 {
                 self.look_at_spill(lane, ring, tail)?;
             } else {
-                // L5: the sender's cursor only moves forward, and never further than the ring is long.
+                // L5: the sender's cursor only moves forward, and never further than the ring is
+                // long.
                 if tail < self.tail || tail - self.head > ring.len() as u64 {
                     return Err(Misbehaved);
                 }
@@ -931,12 +986,12 @@ impl Consumer {
         Ok(())
     }
 
-    /// The tail says that bytes are in the spill. The sender leaves it only when the lane is empty,
-    /// so as long as there are bytes the border is that of this tail.
+    /// Handles a tail that reports bytes in the spill. The sender leaves the spill only when the
+    /// lane is empty, so the border of this tail is valid as long as there are bytes.
     #[cold]
     fn look_at_spill(&mut self, lane: &LaneHeader, ring: &impl Ring, tail: u64) -> Result<(), Misbehaved> {
         let at = lane.sender.spilled_at.load(Relaxed);
-        // L5: as for the ring alone; and no part has more than fits there.
+        // L5: as for the ring alone; in addition, neither part contains more bytes than fit there.
         let in_ring = at.saturating_sub(self.head);
         let in_spill = tail.wrapping_sub(at.max(self.head));
         let fits = in_ring <= ring.len() as u64 && in_spill <= ring.spill_len() as u64;
@@ -947,14 +1002,15 @@ impl Consumer {
         Ok(())
     }
 
-    /// How many of the bytes behind the cursor are in the same part of the lane.
+    /// Returns how many of the next bytes are in the same part of the lane.
     #[inline]
     fn to_border(&self) -> usize {
         let border = self.spilled_at.filter(|at| *at > self.head);
         border.map_or(usize::MAX, |at| (at - self.head) as usize)
     }
 
-    /// The same, but no more than are known of if those are `enough`: the line of the sender's cursor stays with the sender.
+    /// Returns the number of bytes to read. Does not load the sender's cursor if `enough` are known
+    /// already, so that the cache line of the cursor stays with the sender.
     #[inline]
     fn known_or_available(
         &mut self,
@@ -963,20 +1019,21 @@ impl Consumer {
         enough: usize,
     ) -> Result<usize, Misbehaved> {
         let known = self.known();
-        // Of an ended lane somebody else may read too.
+        // Another process may read a lane that has ended.
         if known >= enough && lane.receiver.over.load(Relaxed) == 0 {
             return Ok(known);
         }
         self.available(lane, ring)
     }
 
-    /// Whether the lane has ended and everything in it has been read. Asked after [`available`](Self::available).
+    /// Returns whether the lane has ended and everything in it has been read. The receiver calls
+    /// this after [`available`](Self::available).
     #[inline]
     pub fn is_finished(&self) -> bool {
         self.ended && self.head == self.tail
     }
 
-    /// Reads what is there into `sink` and returns how many bytes that were.
+    /// Reads the available bytes into `sink` and returns their number.
     #[inline]
     pub fn read(
         &mut self,
@@ -989,7 +1046,8 @@ impl Consumer {
             match self.read_block(lane, ring, sink) {
                 Ok(0) => break,
                 Ok(count) => total += count,
-                // What was copied before is the caller's; the next read says it again.
+                // The caller has the bytes that were copied before; the next read returns the error
+                // again.
                 Err(_) if total > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -1004,7 +1062,8 @@ impl Consumer {
         ring: &impl Ring,
         sink: &mut Sink<'_>,
     ) -> Result<usize, ReadError> {
-        // Ever less at a time as long as another process is faster, so that one that reads byte after byte is.
+        // After each lost race, try half as many bytes, so that this reader succeeds even while
+        // another process reads byte after byte.
         let mut most = BLOCK;
         loop {
             let known = self.known_or_available(lane, ring, sink.remaining())?;
@@ -1044,7 +1103,8 @@ impl Consumer {
         Ok(done)
     }
 
-    /// Reads `count` bytes, at least one, which there are, at once; or nothing, if another process has read meanwhile.
+    /// Reads `count` available bytes (at least one) in one step. Returns 0 if another process has
+    /// read meanwhile.
     #[inline(always)]
     fn read_piece(
         &mut self,
@@ -1062,18 +1122,20 @@ impl Consumer {
         Ok(count)
     }
 
-    /// How many of the next `wanted` bytes there are, of a lane that has not ended: as far as is known, if those are enough. They are to be
-    /// [taken](Self::take) once they have been copied from their [place](Self::place). `None`: there are none, or
-    /// [`read`](Self::read) has to see to it.
+    /// Returns how many of the next `wanted` bytes a lane that has not ended contains. Does not
+    /// load the sender's cursor if `wanted` bytes are known.
+    ///
+    /// The caller copies them from their [place](Self::place), and then [takes](Self::take) them.
+    /// Returns `None` if there are none, or if [`read`](Self::read) must handle the case.
     #[inline(always)]
     pub fn look_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Option<usize> {
         if self.known() >= wanted {
-            // Of an ended lane somebody else may read too.
+            // Another process may read a lane that has ended.
             let is_open = !self.is_slow && lane.receiver.over.load(Relaxed) == 0;
             return (is_open && wanted > 0).then_some(wanted);
         }
         let known = self.known_at_once(lane)?;
-        // As in `available_at_once`, or there are none.
+        // As in `available_at_once`; the subtraction also rejects 0.
         if known.wrapping_sub(1) > ring.mask() as u64 {
             return None;
         }
@@ -1081,11 +1143,13 @@ impl Consumer {
         Some(wanted.min(known as usize))
     }
 
-    /// So many of them have been copied, and are this reader's now. `Err`: they are not, since the cursor has been moved to there.
+    /// Moves the cursor past `count` bytes that have been copied, so that they are this reader's.
+    /// Returns `Err` with the cursor's value if another process has moved it.
     #[inline(always)]
     pub fn take(&mut self, lane: &LaneHeader, count: usize) -> Result<(), u64> {
         let next = self.head + count as u64;
-        // With acquire and a fence, because `tx_wants` is read next and the sender does the reverse.
+        // The load has acquire order and a fence follows, because `tx_wants` is loaded next and the
+        // sender does the reverse.
         lane.head.head.compare_exchange(self.head, next, AcqRel, Acquire)?;
         full_fence_after_rmw();
         self.head = next;
@@ -1103,7 +1167,8 @@ impl Consumer {
         self.peek_known(lane, ring, sink)
     }
 
-    /// The same of the bytes that are [`known`](Self::known): the line of the sender's cursor stays with the sender.
+    /// Copies the bytes that are [`known`](Self::known) without reading them. The cache line of the
+    /// sender's cursor stays with the sender.
     #[inline]
     pub fn peek_known(
         &self,
@@ -1122,7 +1187,7 @@ impl Consumer {
         Ok(count)
     }
 
-    /// Throws `count` bytes away, no more than are available.
+    /// Discards `count` bytes, no more than are available.
     pub fn discard(
         &mut self,
         lane: &LaneHeader,
@@ -1137,7 +1202,8 @@ impl Consumer {
         }
     }
 
-    /// Where in the ring the next byte is. Asked when there is one: the tail, read with acquire, brought the base along.
+    /// Returns the position of the next byte in the ring. Called when there is one: the load of the
+    /// tail with acquire made the base visible.
     #[inline]
     fn position(&self, lane: &LaneHeader) -> Result<u64, Misbehaved> {
         if let Some(at) = self.spilled_at
@@ -1145,17 +1211,19 @@ impl Consumer {
         {
             return Ok(SPILL + (self.head - at));
         }
-        // L5: the base was the tail of an empty lane, so nothing before it is unread.
+        // L5: the base was the tail of an empty lane, so no byte before it is unread.
         self.head.checked_sub(lane.sender.base.load(Relaxed)).ok_or(Misbehaved)
     }
 
-    /// The same in a ring, where any place is one. A sender that lies says no more than which of its bytes are read.
+    /// Returns the position of the next byte in a ring, where every position is valid. A sender
+    /// that lies only changes which of its own bytes are read.
     #[inline(always)]
     pub fn place(&self, lane: &LaneHeader) -> u64 {
         self.head.wrapping_sub(lane.sender.base.load(Relaxed))
     }
 
-    /// Moves the cursor, so that these bytes are this reader's. `false`: somebody else has moved it, and it is where that was.
+    /// Moves the cursor past `count` bytes, so that they are this reader's. Returns `false` if
+    /// another process has moved it; the cursor is then where that process put it.
     #[inline]
     fn advance(&mut self, lane: &LaneHeader, ring: &impl Ring, count: usize) -> Result<bool, Misbehaved> {
         match self.take(lane, count) {
@@ -1164,21 +1232,23 @@ impl Consumer {
         }
     }
 
-    /// The cursor has been moved. L5: nobody does that but to a lane that has ended, and then the end is final: so each time leaves
-    /// fewer bytes, and however fast somebody is, this reader is done after as many times as the ring has bytes.
+    /// Handles a cursor that another process has moved. L5: only the cursor of an ended lane may
+    /// move so, and its end is final. Each time leaves fewer bytes, so this reader finishes after
+    /// at most as many times as the ring has bytes.
     #[cold]
     fn fall_behind(&mut self, lane: &LaneHeader, ring: &impl Ring, found: u64) -> Result<(), Misbehaved> {
         self.look_at_tail(lane, ring)?;
         if self.ended { self.follow(found) } else { Err(Misbehaved) }
     }
 
-    /// Another process has moved the cursor, or the sender has taken the rest back.
+    /// Takes over a cursor that another process has moved, or gives up if the sender has reclaimed
+    /// the rest.
     #[cold]
     fn follow(&mut self, found: u64) -> Result<(), Misbehaved> {
         if found & TAKEN != 0 {
             return self.give_up(found);
         }
-        // L5: it only moves forward, and never past what was published.
+        // L5: the cursor only moves forward, and never past the published bytes.
         if !(self.head..=self.tail).contains(&found) {
             return Err(Misbehaved);
         }
@@ -1186,7 +1256,7 @@ impl Consumer {
         Ok(())
     }
 
-    /// What has not been read by `found` is the sender's again.
+    /// Marks all bytes from `found` on as gone: the sender has reclaimed them.
     #[cold]
     fn give_up(&mut self, found: u64) -> Result<(), Misbehaved> {
         let read = found & !TAKEN;

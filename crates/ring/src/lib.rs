@@ -1,9 +1,9 @@
 //! Lanes and waiters: the shared-memory half of the local path, without any system call.
 //!
-//! A [`Producer`] and a [`Consumer`] are the two ends of one lane; a [`WaiterLine`] is where a sleeping
-//! process is found. Both ends distrust what the other writes (L5). The protocol is written down in
-//! `docs/local-path.md` and checked under loom in `tests/loom.rs`. The shim uses it. The lanes of
-//! `crates/channel` are [`split`]: each end writes a separate file.
+//! A [`Producer`] and a [`Consumer`] are the two ends of one lane; a [`WaiterLine`] is where a
+//! sender finds a sleeping thread. Both ends distrust the values that the other writes (L5).
+//! `docs/local-path.md` specifies the protocol, and `tests/loom.rs` checks it under loom. The shim
+//! uses it. The lanes of `crates/channel` are [`split`]: each end writes a separate file.
 
 pub mod bytes;
 pub mod lane;

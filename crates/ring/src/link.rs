@@ -8,7 +8,8 @@ use crate::bytes::MappedRing;
 use crate::lane::LaneHeader;
 use crate::waiter::WaiterLine;
 
-/// Views into a mapped link. All of them are atomics or raw rings, so that a peer's writes are never undefined.
+/// Views into a mapped link. All of them are atomics or raw rings, so that a peer's writes are
+/// never undefined behaviour.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkView {
     base: *mut u8,
@@ -36,25 +37,27 @@ impl LinkView {
     #[inline]
     pub fn lane(&self, conn: usize, sender: Side) -> &LaneHeader {
         let offset = self.geometry.lane_offset(conn, sender);
-        // SAFETY: the offset is inside the mapping and aligned to LANE_BYTES; the type is made of atomics.
+        // SAFETY: the offset is inside the mapping and aligned to LANE_BYTES; the type is made of
+        // atomics.
         unsafe { &*self.base.add(offset).cast() }
     }
 
-    /// The ring of that lane.
+    /// Returns the ring of that lane.
     #[inline]
     pub fn ring(&self, conn: usize, sender: Side) -> MappedRing {
         let offset = self.geometry.ring_offset(conn, sender);
-        // SAFETY: the whole ring is inside the mapping, and its size is a power of two (`Geometry::new`).
+        // SAFETY: the whole ring is inside the mapping, and its size is a power of two
+        // (`Geometry::new`).
         let ring = unsafe { MappedRing::new(self.base.add(offset), self.geometry.ring_bytes()) };
         if !self.has_spills {
             return ring;
         }
         let spill = self.geometry.spill_offset(conn, sender);
-        // SAFETY: as of the ring.
+        // SAFETY: as for the ring.
         unsafe { ring.with_spill(self.base.add(spill), self.geometry.spill_bytes()) }
     }
 
-    /// A waiter of `side`.
+    /// Returns a waiter line of `side`.
     #[inline]
     pub fn waiter(&self, side: Side, slot: usize) -> &WaiterLine {
         let offset = self.geometry.waiter_offset(side, slot);
@@ -62,29 +65,29 @@ impl LinkView {
         unsafe { &*self.base.add(offset).cast() }
     }
 
-    /// All of them, by their slots.
+    /// Returns all waiter lines of `side`, in the order of their slots.
     pub fn waiters(&self, side: Side) -> &[WaiterLine; WAITERS] {
         let first = std::ptr::from_ref(self.waiter(side, 0));
         // SAFETY: as in `lane`, and they lie one behind the other.
         unsafe { &*first.cast() }
     }
 
-    /// Says that `side` holds the doorbell of its peer's waiter `slot`.
+    /// Records that `side` holds the doorbell of its peer's waiter `slot`.
     pub fn set_known(&self, side: Side, slot: usize) {
         self.known(side).fetch_or(1 << slot, Release);
     }
 
-    /// Whether `side` holds the doorbell of its peer's waiter `slot`.
+    /// Returns whether `side` holds the doorbell of its peer's waiter `slot`.
     pub fn is_known(&self, side: Side, slot: usize) -> bool {
         self.known(side).load(Acquire) & 1 << slot != 0
     }
 
-    /// Says that `side` has mapped the spills.
+    /// Records that `side` has mapped the spills.
     pub fn set_maps_spills(&self, side: Side) {
         self.maps_spills_word(side).store(1, Release);
     }
 
-    /// Whether `side` has mapped the spills.
+    /// Returns whether `side` has mapped the spills.
     pub fn maps_spills(&self, side: Side) -> bool {
         self.maps_spills_word(side).load(Acquire) != 0
     }

@@ -1,4 +1,4 @@
-//! One place that chooses between the processor's atomics and the model checker's.
+//! The one place that chooses between the processor's atomics and the model checker's.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -7,7 +7,7 @@ pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A sequentially consistent fence, for use directly after a read-modify-write on shared memory.
 ///
-/// On x86-64 such an instruction is already a full barrier, so only the compiler must be told.
+/// On x86-64 a read-modify-write is already a full barrier, so only the compiler needs a fence.
 #[inline(always)]
 pub(crate) fn full_fence_after_rmw() {
     #[cfg(loom)]

@@ -1,10 +1,11 @@
-//! Buffers of the program: what a socket call was given to send from or to receive into.
+//! Buffers of the program: the memory that a socket call sends from or receives into.
 //!
-//! They are raw addresses, as the kernel would be given them: what the program must not touch is a [`Fault`], and no
-//! crash. They are walked with a cursor, so that one call can be served partly by TCP and partly by a lane.
+//! The buffers are raw addresses, as the program would give them to the kernel. An address that the
+//! program must not touch is a [`Fault`], and does not crash. A cursor walks them, so that one call
+//! can be served partly by TCP and partly by a lane.
 //!
-//! A cursor covers no more than the kernel moves in one call ([`most_at_once`]): it ends there, in the middle of a piece
-//! if need be, and what lies behind is not part of the call.
+//! A cursor covers no more than the kernel moves in one call ([`most_at_once`]). It ends there, in
+//! the middle of a piece if need be, and the bytes behind are not part of the call.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
@@ -21,19 +22,19 @@ pub struct Piece {
     pub len: usize,
 }
 
-/// Says whether so many bytes can be touched in the way that a cursor is for.
+/// Returns whether the given bytes can be touched in the way that the cursor needs.
 pub type Reach = fn(*mut u8, usize) -> bool;
 
-/// The program gave memory that it must not touch: EFAULT.
+/// The program passed memory that it must not touch: EFAULT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 
-/// Returns how many bytes a call on `pieces` moves at the most: their sum, or `most` if that is less.
+/// Returns how many bytes a call on `pieces` moves at most: their sum, or `most` if that is less.
 fn cut(pieces: &[Piece], most: usize) -> usize {
     pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len)).min(most)
 }
 
-/// Returns how many bytes a call on `pieces` moves at the most.
+/// Returns how many bytes a call on `pieces` moves at most.
 pub fn most_of(pieces: &[Piece]) -> usize {
     cut(pieces, most_at_once())
 }
@@ -59,11 +60,13 @@ impl<'a> Cursor<'a> {
     }
 
     fn pieces(&self) -> &'a [Piece] {
-        // SAFETY: `pieces` and `count` always describe a tail of the slice given to `new`, borrowed for 'a.
+        // SAFETY: `pieces` and `count` always describe a tail of the slice passed to `new`,
+        // borrowed for 'a.
         unsafe { std::slice::from_raw_parts(self.pieces, self.count) }
     }
 
-    /// Returns the pieces left, the first without what has been used of it, the last as far as the call goes.
+    /// Returns the remaining pieces: the first without its used bytes, the last cut at the end of
+    /// the call.
     fn list(&self) -> impl Iterator<Item = Piece> {
         let (mut skip, mut left) = (self.offset, self.remaining);
         self.pieces().iter().map_while(move |piece| {
@@ -85,7 +88,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Afterwards the first piece has bytes left, or there is none: nobody mistakes an empty piece for the end.
+    /// Advances by `count` bytes. Afterwards the first piece has bytes left or there is none, so
+    /// that an empty piece never looks like the end.
     fn advance(&mut self, mut count: usize) {
         debug_assert!(count <= self.remaining);
         self.remaining -= count;
@@ -118,7 +122,8 @@ macro_rules! cursor {
                 $name(Cursor::new(pieces, |_, _| true))
             }
 
-            /// The same for pieces of which nothing is known: `reach` is asked about every run before it is touched.
+            /// Returns a cursor over pieces of unknown validity: it calls `reach` for every run
+            /// before it touches the run.
             ///
             /// # Safety
             #[doc = concat!("What `reach` says yes to must be valid for ", $what, ", as for `new`.")]
@@ -126,7 +131,7 @@ macro_rules! cursor {
                 $name(Cursor::new(pieces, reach))
             }
 
-            /// Bytes left.
+            /// Returns the number of bytes left.
             pub fn remaining(&self) -> usize {
                 self.0.remaining
             }
@@ -141,7 +146,7 @@ macro_rules! cursor {
                 self.0.advance(count);
             }
 
-            /// Whether the next `count` bytes can all be touched.
+            /// Returns whether the next `count` bytes can all be touched.
             pub(crate) fn reaches(&self, count: usize) -> bool {
                 let mut ahead = *self;
                 let mut left = count;
@@ -163,21 +168,21 @@ macro_rules! cursor {
 }
 
 cursor!(
-    /// What is to be sent.
+    /// A cursor over the bytes to send.
     Source,
     "reads"
 );
 cursor!(
-    /// Where received bytes go.
+    /// A cursor over the memory that received bytes go to.
     Sink,
     "writes"
 );
 
-// Both are laid out as C's `struct iovec`, which std promises of its own.
+// Both types are laid out as C's `struct iovec`, which std guarantees for `IoSlice`.
 const _: () = assert!(size_of::<Piece>() == size_of::<IoSlice<'_>>());
 
 impl<'a> Source<'a> {
-    /// A cursor over memory of this process.
+    /// Returns a cursor over memory of this process.
     pub fn of(slices: &'a [IoSlice<'a>]) -> Source<'a> {
         // SAFETY: the layouts are the same.
         let pieces = unsafe { std::slice::from_raw_parts(slices.as_ptr().cast(), slices.len()) };
@@ -187,25 +192,25 @@ impl<'a> Source<'a> {
 }
 
 impl<'a> Sink<'a> {
-    /// A cursor over memory of this process.
+    /// Returns a cursor over memory of this process.
     pub fn of(slices: &'a mut [IoSliceMut<'a>]) -> Sink<'a> {
         // SAFETY: the layouts are the same.
         let pieces = unsafe { std::slice::from_raw_parts(slices.as_ptr().cast(), slices.len()) };
-        // SAFETY: what the slices borrow is nobody else's for 'a, and can be written.
+        // SAFETY: the slices borrow the memory exclusively for 'a, and it can be written.
         unsafe { Sink::new(pieces) }
     }
 }
 
 impl Sink<'_> {
-    /// Has `take` fill no more than `limit` bytes, and advances past those it did fill. If `limit` is less than
-    /// what is left, that is at most one contiguous run.
+    /// Has `take` fill at most `limit` bytes, and advances past those that it did fill. If `limit`
+    /// is less than the bytes left, `take` gets at most one contiguous run.
     pub fn within<R>(&mut self, limit: usize, take: impl FnOnce(&mut Sink<'_>) -> R) -> R {
         if limit >= self.remaining() {
             return take(self);
         }
         let (base, len) = self.0.run(limit);
         let piece = [Piece { base, len }];
-        // SAFETY: a part of one of our own pieces, used while we are.
+        // SAFETY: a part of one of this cursor's pieces, used while the cursor is.
         let mut part = unsafe { Sink::checked(&piece, self.0.reach) };
         let outcome = take(&mut part);
         self.advance(len - part.remaining());
@@ -240,7 +245,8 @@ mod tests {
         assert_eq!(source.list().count(), 0);
     }
 
-    /// All lists of up to three pieces whose lengths lie around a limit, against the sum that a longer number holds.
+    /// All lists of up to three pieces whose lengths lie around a limit, against the sum in a wider
+    /// integer.
     #[test]
     fn a_call_is_cut_where_the_sum_of_its_pieces_reaches_the_limit() {
         const MOST: usize = 0x7fff_f000;

@@ -1,7 +1,7 @@
 //! Lanes and waiters in all interleavings: `RUSTFLAGS="--cfg loom" cargo test --release`.
 //!
-//! Each model names the changes to `src` that make it fail; they have been tried. Waiting is modelled by a doorbell
-//! that nothing but the protocol rings, so a lost wake-up is a deadlock.
+//! Each model names the changes to `src` that make it fail; each was tried. Waiting is modelled by
+//! a doorbell that only the protocol rings, so a lost wake-up is a deadlock.
 
 #![cfg(loom)]
 
@@ -16,7 +16,7 @@ use shunt_ring::{Consumer, LaneHeader, Producer, Published, WaiterLine};
 use common::Buffer;
 use common::model::{CheckedRing, Doorbell, explore};
 
-/// The one waiter of these models; connections are numbered as they come.
+/// The one waiter of these models. Connections are numbered in the order in which they come.
 const SLOT: usize = 0;
 
 struct Lane {
@@ -34,7 +34,7 @@ impl Lane {
         Lane { header: LaneHeader::new(), ring: CheckedRing::new(size, spill), conn }
     }
 
-    /// Publishes what fits of the bytes from `first` on.
+    /// Publishes as many of the bytes from `first` on as fit.
     fn write(&self, producer: &mut Producer, first: u8, len: u8) -> Published {
         let mut buffer = Buffer::new((first..first + len).collect(), &[]);
         producer.write(&self.header, &self.ring, &mut buffer.source()).expect("both ends behave")
@@ -46,7 +46,8 @@ impl Lane {
         buffer.bytes()[..count].to_vec()
     }
 
-    /// The same as [`write`](Self::write), of one byte, which goes at once if it can.
+    /// Publishes one byte, on the fast path if possible, and otherwise as [`write`](Self::write)
+    /// does.
     fn write_at_once(&self, producer: &mut Producer, byte: u8) -> Published {
         let Some(at) = producer.place_at_once(&self.header, &self.ring, 1) else {
             return self.write(producer, byte, 1);
@@ -58,7 +59,7 @@ impl Lane {
         }
     }
 
-    /// The same as [`read`](Self::read), at once if it can be.
+    /// Reads on the fast path if possible, and otherwise as [`read`](Self::read) does.
     fn read_at_once(&self, consumer: &mut Consumer, len: usize) -> Vec<u8> {
         let Some(count) = consumer.look_at_once(&self.header, &self.ring, len) else {
             return self.read(consumer, len);
@@ -72,14 +73,14 @@ impl Lane {
         }
     }
 
-    /// What a sender does after publishing.
+    /// Notifies the receiver, as a sender does after publishing.
     fn announce_bytes(&self, waiter: &Waiter) {
         if self.header.rx_waiter() == Some(SLOT) && waiter.line.notify(self.conn) {
             waiter.doorbell.ring();
         }
     }
 
-    /// What a receiver does after reading.
+    /// Notifies the sender, as a receiver does after reading.
     fn announce_space(&self, waiter: &Waiter) {
         if self.header.take_space_wanted() == Some(SLOT) && waiter.line.notify(self.conn) {
             waiter.doorbell.ring();
@@ -94,7 +95,7 @@ struct Waiter {
 }
 
 impl Waiter {
-    /// Announces a sleep, looks once more, and sleeps unless that found something.
+    /// Announces a sleep, checks once more, and sleeps unless that check found something.
     fn sleep_unless(&self, found: impl FnOnce() -> bool) {
         self.line.announce_sleep();
         if !found() {
@@ -108,9 +109,10 @@ fn counting(bytes: u8) -> Vec<u8> {
     (1..=bytes).collect()
 }
 
-/// Caught: `commit` with Relaxed instead of AcqRel; `available` with a Relaxed load; `advance` with a Relaxed exchange or
-/// `refresh` with a Relaxed load (the sender fills what is still being read); `advance` before `drain`; one byte more
-/// of `room`; the base moved while bytes are unread, stored after `commit`, or read before the tail.
+/// Detects: `commit` with Relaxed instead of AcqRel; `available` with a Relaxed load; `advance`
+/// with a Relaxed exchange or `refresh` with a Relaxed load (the sender overwrites bytes that are
+/// still being read); `advance` before `drain`; one byte more of `room`; the base moved while bytes
+/// are unread, stored after `commit`, or loaded before the tail.
 #[test]
 fn bytes_arrive_in_order_and_whole() {
     explore("bytes_arrive_in_order_and_whole", 9, || {
@@ -138,8 +140,8 @@ fn bytes_arrive_in_order_and_whole() {
     });
 }
 
-/// Caught: no fence in `commit` or `announce_sleep`; `sleeping` stored with Release instead of swapped and fenced; no
-/// second look in `sleep_unless`; `rx_waiter` named after the announcement.
+/// Detects: no fence in `commit` or `announce_sleep`; `sleeping` stored with Release instead of
+/// swapped and fenced; no second check in `sleep_unless`; `rx_waiter` set after the announcement.
 #[test]
 fn a_thread_that_sleeps_on_a_lane_is_woken() {
     explore("a_thread_that_sleeps_on_a_lane_is_woken", 5, || {
@@ -172,8 +174,8 @@ fn a_thread_that_sleeps_on_a_lane_is_woken() {
     });
 }
 
-/// An epoll instance looks only at lanes whose bit is set, so a bit must never be missed, in particular not by a sender
-/// that finds it set and leaves it at that.
+/// Runs a model of an epoll instance. It checks only lanes whose bit is set, so no bit may be
+/// missed, in particular not by a sender that finds the bit set and does nothing.
 fn epoll(name: &'static str, preemptions: usize, sizes: &'static [u8]) {
     explore(name, preemptions, move || {
         let waiter = Arc::new(Waiter::default());
@@ -212,16 +214,17 @@ fn epoll(name: &'static str, preemptions: usize, sizes: &'static [u8]) {
     });
 }
 
-/// Caught: no fence in `take_ready` (a bit that is still set hides the second byte), in `notify` after marking a bit, or
-/// in `announce_sleep`; no second look.
+/// Detects: no fence in `take_ready` (a bit that is still set hides the second byte), in `notify`
+/// after setting a bit, or in `announce_sleep`; no second check.
 #[test]
 fn an_epoll_instance_misses_no_byte_of_a_busy_lane() {
     epoll("an_epoll_instance_misses_no_byte_of_a_busy_lane", 5, &[3]);
 }
 
-/// A connection comes into a set in whose line another has left a mark: that is taken, and the connection looked at.
+/// A connection is registered in an epoll instance in whose line another connection has left a
+/// ready bit. The instance clears that bit and checks the connection.
 ///
-/// Caught: no fence in `take_mark`; the look before it.
+/// Detects: no fence in `take_mark`; the check before it.
 #[test]
 fn what_a_mark_of_old_hides_is_seen() {
     explore("what_a_mark_of_old_hides_is_seen", 5, || {
@@ -253,13 +256,14 @@ fn what_a_mark_of_old_hides_is_seen() {
     });
 }
 
-/// Caught: `ready` stored, or loaded and stored, instead of or-ed.
+/// Detects: `ready` stored, or loaded and stored, instead of or-ed.
 #[test]
 fn an_epoll_instance_misses_no_lane() {
     epoll("an_epoll_instance_misses_no_lane", 4, &[2, 1]);
 }
 
-/// A sender finds the lane full and writes two more bytes than fit; `wait` is how it waits for space.
+/// Runs a model in which a sender finds the lane full and writes two more bytes than fit. `wait` is
+/// how it waits for space.
 fn full_lane(name: &str, wait: impl Fn(&Lane, &Waiter, &mut Producer) + Send + Sync + 'static) {
     explore(name, 5, move || {
         let lane = Arc::new(Lane::new(2, 0));
@@ -293,8 +297,8 @@ fn has_room(lane: &Lane, producer: &mut Producer) -> bool {
     producer.room(&lane.header, &lane.ring, 1).expect("both ends behave") > 0
 }
 
-/// Caught: no fence in `want_space` or in `advance`; no second look; the wish before the announcement;
-/// `take_space_wanted` asked before reading; `tx_waiter` stored after `tx_wants`.
+/// Detects: no fence in `want_space` or in `advance`; no second check; the request before the
+/// announcement; `take_space_wanted` called before reading; `tx_waiter` stored after `tx_wants`.
 #[test]
 fn a_thread_that_sleeps_on_a_full_lane_is_woken() {
     full_lane("a_thread_that_sleeps_on_a_full_lane_is_woken", |lane, waiter, producer| {
@@ -305,9 +309,10 @@ fn a_thread_that_sleeps_on_a_full_lane_is_woken() {
     });
 }
 
-/// A non-blocking send leaves its wish behind, and an epoll instance sleeps later.
+/// A non-blocking send leaves its request for space behind, and an epoll instance sleeps later.
 ///
-/// Caught: no look for space after the wish; no look at the ready word after the announcement.
+/// Detects: no check for space after the request; no check of the ready word after the
+/// announcement.
 #[test]
 fn an_epoll_instance_that_waits_for_space_is_woken() {
     full_lane("an_epoll_instance_that_waits_for_space_is_woken", |lane, waiter, producer| {
@@ -320,7 +325,8 @@ fn an_epoll_instance_that_waits_for_space_is_woken() {
     });
 }
 
-/// Sends three bytes, each by `write`, and ends the lane when it is full. Says how many are in it.
+/// Sends three bytes, each by `write`, and ends the lane when it is full. Returns how many are in
+/// it.
 fn send_three(
     lane: &Arc<Lane>,
     write: impl Fn(&Lane, &mut Producer, u8) -> Published + Send + 'static,
@@ -343,7 +349,8 @@ fn send_three(
 
 /// Either end, or both, end a lane that is being written. Both must agree on its last byte.
 ///
-/// Caught: `commit` that loads and stores instead of comparing and swapping; `close` that stores the tail it has loaded.
+/// Detects: `commit` that loads and stores instead of comparing and swapping; `close` that stores
+/// the tail it has loaded.
 #[test]
 fn both_ends_agree_on_the_last_byte() {
     explore("both_ends_agree_on_the_last_byte", 9, || {
@@ -353,15 +360,16 @@ fn both_ends_agree_on_the_last_byte() {
         let mut got = lane.read(&mut consumer, 1);
         lane.header.close();
         got.extend(lane.read(&mut consumer, 4));
-        // The end is final: nothing is published behind it, whether the sender knows of it yet or not.
+        // The end is final: no byte is published behind it, even if the sender does not know of it
+        // yet.
         assert!(consumer.is_finished());
         assert_eq!(got, counting(sender.join().unwrap()));
     });
 }
 
-/// The same where all goes at once that can.
+/// The model of the previous test, where every write and read takes the fast path if it can.
 ///
-/// Caught: a look at the tail with a Relaxed load; `take` with a Relaxed exchange.
+/// Detects: a Relaxed load of the tail; `take` with a Relaxed exchange.
 #[test]
 fn what_goes_at_once_arrives_in_order_and_whole() {
     explore("what_goes_at_once_arrives_in_order_and_whole", 9, || {
@@ -377,12 +385,13 @@ fn what_goes_at_once_arrives_in_order_and_whole() {
     });
 }
 
-/// A lane in two files, a doorbell of each end, and the answer that the sender may not have yet.
+/// A lane in two files, a doorbell for each end, and the receiver's answer, which the sender may
+/// not have yet.
 struct Split {
     sender: SenderWords,
     receiver: ReceiverWords,
     ring: CheckedRing,
-    /// Of the receiver, then of the sender.
+    /// The receiver's doorbell, then the sender's.
     doorbells: [Doorbell; 2],
     answered: Mutex<bool>,
 }
@@ -402,11 +411,11 @@ impl Split {
         Words { sender: &self.sender, receiver: &self.receiver }
     }
 
-    /// Sends so many bytes, each as a message, and sleeps while there is no room.
+    /// Sends `count` bytes, each as a message, and sleeps while there is no room.
     fn send(&self, count: u8) {
         let mut producer = split::Producer::new();
         let nobody = ReceiverWords::default();
-        // What it sees until it has the answer.
+        // The words that the sender sees until it has the answer.
         let mut words = Words { sender: &self.sender, receiver: &nobody };
         let mut next = 1;
         while next <= count {
@@ -437,7 +446,7 @@ impl Split {
         self.doorbells[1].ring();
     }
 
-    /// Receives so many, one by one, and sleeps while there is none.
+    /// Receives `count` bytes, one by one, and sleeps while there is none.
     fn receive(&self, count: u8) -> Vec<u8> {
         let mut consumer = split::Consumer::new();
         let mut got = Vec::new();
@@ -452,7 +461,7 @@ impl Split {
                 continue;
             }
             got.extend(buffer.bytes());
-            // Once half of the ring is free.
+            // Notify once half of the ring is free.
             if consumer.is_notification_due(self.words())
                 && consumer.available(self.words(), &self.ring).expect("both behave") <= self.ring.len() / 2
                 && consumer.notify(self.words())
@@ -468,8 +477,8 @@ impl Split {
 /// receiver the sender's once half of the ring is free. The sender sends `COUNT` bytes through a
 /// ring of 2.
 ///
-/// Caught: `announce`, `publish` or `read_block` without its fence, or a cursor loaded relaxed; a sleep
-/// number that is always 1.
+/// Detects: `announce`, `publish` or `read_block` without its fence, or a cursor loaded relaxed; a
+/// sleep number that is always 1.
 #[test]
 fn a_channel_of_two_that_sleep_goes_on() {
     const COUNT: u8 = 3;
@@ -487,8 +496,8 @@ fn a_channel_of_two_that_sleep_goes_on() {
 
 /// The receiver answers while its sender sends the first messages, and both may sleep then.
 ///
-/// Caught: a sender that asks for the answer before it publishes, and not afterwards; a receiver that
-/// answers after its last look.
+/// Detects: a sender that checks for the answer before it publishes, and not afterwards; a receiver
+/// that answers after its last check.
 #[test]
 fn a_channel_is_set_up_while_it_is_used() {
     // The last message finds room, or has to wait for the answer and for room.
@@ -511,12 +520,12 @@ fn unread(producer: &Producer) -> Vec<u8> {
     producer.unread_ranges().into_iter().flatten().map(|at| at as u8 + 1).collect()
 }
 
-/// The sender spills twice, and goes back to its ring in between if the receiver is fast: every byte
+/// The sender spills twice, and returns to its ring in between if the receiver is fast: every byte
 /// comes once, in order.
 ///
-/// Caught: a sender that leaves the spill before the lane is empty; one that stores `spilled_at`
-/// after it publishes; a receiver that keeps `spilled_at` of the look before, or whose fast path
-/// does not stop at [`SPILLED`](shunt_abi::geometry::LANE_SPILLED).
+/// Detects: a sender that leaves the spill before the lane is empty; one that stores `spilled_at`
+/// after it publishes; a receiver that keeps the previous `spilled_at`, or whose fast path does not
+/// stop at [`SPILLED`](shunt_abi::geometry::LANE_SPILLED).
 #[test]
 fn what_spills_comes_in_order() {
     explore("what_spills_comes_in_order", 3, || {
@@ -545,9 +554,11 @@ fn what_spills_comes_in_order() {
     });
 }
 
-/// After a fork two processes read a lane that has ended, and one of them gives the rest back: every byte comes once.
+/// After a fork, two processes read a lane that has ended, and one of them returns the rest: every
+/// byte comes once.
 ///
-/// Caught: `advance` that swaps or stores instead of comparing; `end` that only loads the cursor of what was given back.
+/// Detects: `advance` that swaps or stores instead of comparing; `end` that only loads the cursor
+/// of the returned bytes.
 #[test]
 fn what_two_read_and_give_back_comes_once() {
     explore("what_two_read_and_give_back_comes_once", 2, || {
@@ -562,7 +573,7 @@ fn what_two_read_and_give_back_comes_once() {
                 outcome => {
                     assert_eq!(outcome, Published::Closed);
                     lane.header.leave();
-                    // Only now is it certain that nothing was given back.
+                    // Only now is it certain that the receiver returned nothing.
                     match producer.commit(&lane.header, 0) {
                         Ok(Published::Returned) => unread(&producer),
                         outcome => {

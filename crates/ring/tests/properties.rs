@@ -1,4 +1,5 @@
-//! Random operations on a lane in ordinary memory, against a queue, and against a peer that writes rubbish.
+//! Random operations on a lane in ordinary memory: compared with those on a queue, and run against
+//! a peer that writes random values.
 
 #![cfg(not(loom))]
 
@@ -15,9 +16,9 @@ use shunt_ring::{Consumer, LaneHeader, Misbehaved, Producer, Published, ReadErro
 
 use common::Buffer;
 
-/// What no write may touch, on both sides of a ring.
+/// The number of bytes on each side of a ring that no write may touch.
 const GUARD: usize = 64;
-/// A spill is so many times as long as its ring.
+/// A spill is this many times as long as its ring.
 const SPILL_TIMES: usize = 2;
 const CLOSED: u64 = 1 << 63;
 const SPILLED: u64 = 1 << 60;
@@ -69,7 +70,7 @@ impl Lane {
     fn new(size: usize) -> Lane {
         let mut memory = vec![0xee; (1 + SPILL_TIMES) * size + 3 * GUARD];
         let (start, spill) = (memory.as_mut_ptr().wrapping_add(GUARD), SPILL_TIMES * size);
-        // SAFETY: the vector is kept beside the ring and never resized.
+        // SAFETY: the vector is kept next to the ring and never resized.
         let ring =
             unsafe { MappedRing::new(start, size).with_spill(start.wrapping_add(size + GUARD), spill) };
         Lane {
@@ -130,10 +131,10 @@ impl Lane {
     }
 }
 
-/// What a test knows of a lane's spill: which byte is its first, and whether it is held.
+/// The test's own state of a lane's spill: its first byte, and whether it is held.
 type Spilled = Option<(u64, bool)>;
 
-/// Room in the lane for the next byte, which leaves the spill if the lane is empty.
+/// Returns the room in the lane for the next byte, which leaves the spill if the lane is empty.
 fn room(lane: &Lane, spilled: &mut Spilled, unread: usize) -> usize {
     if unread == 0 {
         *spilled = None;
@@ -152,7 +153,7 @@ fn pattern(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// Unread bytes are given back from the ring and from the spill.
+/// Unread bytes are returned from the ring and from the spill.
 #[test]
 fn what_is_given_back_is_in_two_ranges() {
     let mut lane = Lane::new(16);
@@ -177,7 +178,7 @@ fn what_is_given_back_is_in_two_ranges() {
     assert_eq!(given, (3..21).map(pattern).collect::<Vec<u8>>());
 }
 
-/// No capture follows a lane into its spill.
+/// A lane that a capture reads does not spill.
 #[test]
 fn a_lane_that_is_followed_does_not_spill() {
     let mut lane = Lane::new(16);
@@ -194,7 +195,7 @@ fn what_is_in_the_spill_is_not_found_at_once() {
     assert_eq!(lane.consumer.look_at_once(&lane.header, &lane.ring, 4), Some(4));
     lane.producer.spill(&lane.header, &lane.ring);
     lane.write(4, &[]).unwrap();
-    // Those were known before.
+    // Those bytes were known before.
     assert_eq!(lane.consumer.look_at_once(&lane.header, &lane.ring, 16), Some(16));
     assert_eq!(lane.consumer.take(&lane.header, 16), Ok(()));
     assert_eq!(lane.consumer.look_at_once(&lane.header, &lane.ring, 4), None);
@@ -301,7 +302,8 @@ proptest! {
                 poke.apply(&lane.header);
             }
             let (written, read) = (lane.producer.published(), lane.consumer.consumed());
-            // The counts are checked inside `write` and `read`; the lane may say anything but must not go back.
+            // `write` and `read` check the counts; the lane may return any outcome, but no count
+            // may decrease.
             match op {
                 Op::Write(len, cuts) => drop(lane.write(len, &cuts)),
                 Op::Commit(wanted) => drop(lane.commit(wanted)),
@@ -317,7 +319,7 @@ proptest! {
             }
             let size = (lane.ring.len() + lane.ring.spill_len()) as u64;
             prop_assert!((written..=written + size).contains(&lane.producer.published()));
-            // Who reads may be told that another has read a whole ring before it.
+            // A reader may learn that another process has read a whole ring before it.
             prop_assert!((read..=read + size + 100).contains(&lane.consumer.consumed()));
             prop_assert!(lane.consumer.available(&lane.header, &lane.ring).unwrap_or(0) as u64 <= size);
             prop_assert!(lane.producer.unread(&lane.header).unwrap_or(0) <= size);
@@ -397,7 +399,7 @@ impl Poke {
     }
 }
 
-/// On a page that the reader is still on, a lap behind.
+/// The receiver is one lap behind, and still on the page that the sender would write.
 #[test]
 fn nothing_goes_at_once_that_there_is_no_room_for() {
     const SIZE: usize = 8192;
@@ -414,7 +416,8 @@ fn nothing_goes_at_once_that_there_is_no_room_for() {
     assert_eq!(producer.place_at_once(&header, &ring, 91), None);
 }
 
-/// As a write does: only if the lane is empty, and with no more than a page.
+/// The fast path returns to the first page as a write does: only if the lane is empty, and for no
+/// more than a page.
 #[test]
 fn what_leaves_its_page_at_once_goes_to_the_first() {
     const SIZE: usize = 8192;

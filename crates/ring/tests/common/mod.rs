@@ -1,5 +1,5 @@
-//! What the checks of lanes share, here and in `crates/transport/tests`: buffers of a program, and under loom a
-//! ring, a doorbell and a runner.
+//! Helpers of the tests of lanes, here and in `crates/transport/tests`: a program's buffers, and
+//! under loom a ring, a doorbell and a runner.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 

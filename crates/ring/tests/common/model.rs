@@ -1,4 +1,5 @@
-//! The model checker's side: a ring that notices unsynchronised access, a doorbell that loses nothing, a runner.
+//! Helpers for the model checker: a ring that detects unsynchronised access, a doorbell that loses
+//! nothing, and a runner.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -9,10 +10,10 @@ use shunt_ring::{Fault, Sink, Source};
 
 use super::{pour, take};
 
-/// A ring of bytes on which any two accesses that nothing orders are an error, whatever value they would see.
+/// A ring of bytes on which two unordered accesses are an error, whatever value they would see.
 ///
-/// That is stricter than atomics, which would show a missing release only as one of several values, and it adds no
-/// branches to the search.
+/// This is stricter than atomics, which would show a missing release only as one of several values.
+/// It adds no branches to the search.
 pub(crate) struct CheckedRing {
     ring: Vec<UnsafeCell<u8>>,
     spill: Vec<UnsafeCell<u8>>,
@@ -48,7 +49,7 @@ impl Ring for CheckedRing {
     fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
         for at in at..at + count as u64 {
             let byte = take(source);
-            // SAFETY: loom has checked that nobody else accesses the cell.
+            // SAFETY: loom has checked that no other thread accesses the cell.
             self.cell(at).with_mut(|cell| unsafe { *cell = byte });
         }
         Ok(())
@@ -64,7 +65,8 @@ impl Ring for CheckedRing {
     }
 }
 
-/// An eventfd: a ring before the wait ends the wait. Loom reports a wait that nothing ends as a deadlock.
+/// An eventfd: a write before the wait ends the wait. Loom reports a wait that nothing ends as a
+/// deadlock.
 #[derive(Default)]
 pub(crate) struct Doorbell {
     rung: Mutex<bool>,
@@ -86,8 +88,8 @@ impl Doorbell {
     }
 }
 
-/// Runs `model` in every interleaving with at most `preemptions` switches away from a thread that could go on, and
-/// says how many there were.
+/// Runs `model` in every interleaving with at most `preemptions` switches away from a runnable
+/// thread, and prints how many there were.
 pub(crate) fn explore(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
