@@ -1,8 +1,20 @@
-//! The two directions of an endpoint: when each is on TCP, when on a lane, and the way between (L2, L4).
+//! The two directions of an endpoint: when each is on TCP, when on a lane, and how it switches (L2,
+//! L4).
 //!
-//! [`Tx`] and [`Rx`] are the state machines of `docs/local-path.md`. They never sleep, and reach the kernel's
-//! socket only through [`Kernel`], so that the same code runs in the shim, against an oracle in the property
-//! tests, and under the model checker. The caller holds one lock per direction around every call.
+//! [`Tx`] and [`Rx`] are the state machines of `docs/local-path.md`. They never sleep, and reach
+//! the kernel's socket only through [`Kernel`]. The same code so runs in the shim, against an
+//! oracle in the property tests, and under the model checker. The caller holds one lock per
+//! direction around every call.
+//!
+//! ```text
+//! Tx:  Tcp -> Adopted -> Lane -> [Returning ->] Tcp
+//! Rx:  Tcp -> Adopted -> Watching -> CatchingUp(offset) -> Lane -> Tcp
+//! ```
+//!
+//! Example: both directions have a lane (`Adopted`), and 1,000 bytes have been sent by TCP. The
+//! receiver announces that it watches the lane. The sender's next write finds that, records the
+//! offset 1,000, and goes to the lane. The receiver reads TCP up to byte 1,000 (`CatchingUp`), and
+//! from there on the lane.
 
 #![forbid(unsafe_code)]
 
@@ -15,32 +27,38 @@ pub use tx::{Sent, Tx};
 
 use shunt_ring::Sink;
 
-/// What a direction needs of the TCP socket beneath.
+/// The operations on the TCP socket that a direction needs.
 pub trait Kernel {
-    /// Bytes ever given to TCP for sending, or `None` if the kernel's counts do not settle.
+    /// Returns the number of bytes ever passed to TCP for sending, or `None` if the kernel's counts
+    /// do not settle.
     fn sent(&self) -> Option<u64>;
-    /// Bytes ever read from TCP. `None` after a reset: the kernel has lost count.
+    /// Returns the number of bytes ever read from TCP, or `None` after a reset: the kernel has lost
+    /// the count.
     fn read(&self) -> Option<u64>;
-    /// Bytes that TCP has ever received, read or not; after a reset it may be one more.
+    /// Returns the number of bytes that TCP has ever received, read or not. After a reset it may be
+    /// one more.
     fn received(&self) -> u64;
-    /// What a receive would find now, taking nothing: not even an error, which the kernel tells only once.
+    /// Returns what a receive would find now, and takes nothing: not even an error, which the
+    /// kernel reports only once.
     fn waiting(&self) -> Waiting;
-    /// Whether the next byte of TCP is behind urgent data, where a receive that has bytes already must stop.
+    /// Returns whether the next byte of TCP is behind urgent data, where a receive that already has
+    /// bytes must stop.
     fn at_mark(&self) -> bool {
         false
     }
-    /// Receives without blocking into `sink` and advances it. `Ok(0)` is end of file; `Err` an errno.
+    /// Receives without blocking into `sink`, and advances it. `Ok(0)` is the end of file; `Err`
+    /// contains an errno.
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32>;
 }
 
-/// What a receive on TCP would find.
+/// The outcome that a receive on TCP would have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// So many bytes, at least one.
+    /// This number of bytes, at least one.
     Bytes(usize),
-    /// Nothing now.
+    /// Nothing is there now.
     Nothing,
-    /// The end.
+    /// The end of file.
     EndOfFile,
     /// An error.
     Error,
@@ -48,7 +66,8 @@ pub enum Waiting {
 
 /// `EFAULT`, for memory that the program must not touch.
 pub const EFAULT: i32 = 14;
-/// `EAGAIN`, as a kernel's receive reports an empty socket.
+/// `EAGAIN`, which a kernel receive returns for an empty socket.
 pub const EAGAIN: i32 = 11;
-/// `ECONNRESET`, for a connection of which not even the kernel knows how far it has been read.
+/// `ECONNRESET`, for a reset connection of which even the kernel does not know how far it has been
+/// read.
 pub const ECONNRESET: i32 = 104;

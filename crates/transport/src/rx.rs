@@ -1,4 +1,4 @@
-//! The receiving direction.
+//! The receiving direction of an endpoint.
 
 use shunt_abi::reason::Reason;
 use shunt_ring::bytes::Ring;
@@ -7,42 +7,43 @@ use shunt_ring::{Consumer, LaneHeader, Misbehaved, ReadError, Sink};
 
 use crate::{EAGAIN, ECONNRESET, EFAULT, Kernel, Waiting};
 
-/// Empty receives in a row after which TCP is asked anyway, so that a program that only ever calls a
-/// non-blocking receive still learns of end of file.
+/// After this number of empty receives in a row, a receive asks TCP anyway. A program that only
+/// ever calls a non-blocking receive so still learns of the end of file.
 const ASK_TCP_EVERY: u32 = 8;
 
-/// A receiver that has much to catch up with asks the kernel where it is every so many bytes, and for each of the last so many
-/// before the lane. Should somebody have read whom nobody sees, it is told so long before the border.
+/// The distance before the lane from which on a receiver asks the kernel for its position before
+/// each receive. Farther away it asks once for every `FAR` bytes. If code that the shim cannot see
+/// has read from the socket, the receiver notices that long before the border.
 const FAR: u64 = 64 * 1024;
 
 #[derive(Debug, Default)]
 enum State {
     #[default]
     Tcp,
-    /// Paired, but a thread of this process is still inside a kernel receive.
+    /// The direction has a lane, but a thread of this process is still inside a kernel receive.
     Adopted(Consumer),
-    /// L4: we look at the lane before we sleep, but the sender has not begun.
+    /// L4: the receiver checks the lane before it sleeps, but the sender has not begun.
     Watching(Consumer),
-    /// The sender has begun at this offset; TCP has not been read up to it.
+    /// The sender has begun at this offset, and the receiver has not read TCP up to it.
     CatchingUp(Consumer, u64),
     Lane(Consumer),
 }
 
-/// What a receive found.
+/// The outcome of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// So many bytes, at least one unless the sink has no room.
+    /// This number of bytes, at least one unless the sink has no room.
     Bytes(usize),
-    /// Nothing now.
+    /// Nothing is there now.
     Empty,
     /// TCP has ended, and the lane is drained.
     EndOfFile,
-    /// TCP has an error, and the lane is drained. It is told once, to whoever asks next: the caller, if it has nothing
-    /// else to say, by a receive on TCP.
+    /// TCP has an error, and the lane is drained. The kernel reports the error once. If the caller
+    /// has nothing else to return, it takes the error by a receive on TCP.
     Failed,
-    /// This errno.
+    /// The call fails with this errno.
     Error(i32),
-    /// The direction is TCP's alone.
+    /// The direction is entirely on TCP.
     UseTcp,
 }
 
@@ -55,27 +56,28 @@ pub struct Rx {
     empty_in_a_row: u32,
     tcp_has_news: bool,
     peek_limit: usize,
-    /// Bytes ever read from TCP. The kernel loses that count at a reset, so it is kept here from the moment on when all
-    /// receives come by here.
+    /// Number of bytes ever read from TCP. The kernel loses that count at a reset, so it is kept
+    /// here once all receives go through this type.
     read: Option<u64>,
-    /// Bytes that may be taken from TCP, as long as the lane has not ended, before the kernel is asked again where that is.
+    /// Number of bytes that may be taken from TCP before the kernel must be asked for the position
+    /// again, as long as the lane has not ended.
     unasked: u64,
 }
 
-/// What of TCP is next in the stream.
+/// The part of the stream that TCP may supply next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Share {
     Tcp(Waiting),
-    /// Nobody knows: the count has been lost, and what TCP holds may lie on both sides of the lane.
+    /// Unknown: the count has been lost, and the bytes in TCP may lie on both sides of the lane.
     Unclear,
-    /// The stream goes on elsewhere.
+    /// The stream continues elsewhere.
     None,
 }
 
-/// Bytes of the lane that can be received at once.
+/// Bytes of the lane that can be received on the fast path.
 #[derive(Debug)]
 pub struct AtOnce<'a> {
-    /// How many: at least one, unless none were wanted.
+    /// The number of bytes: at least one, unless none were wanted.
     pub count: usize,
     consumer: &'a mut Consumer,
     done: &'a u64,
@@ -83,13 +85,14 @@ pub struct AtOnce<'a> {
 }
 
 impl AtOnce<'_> {
-    /// Where in the ring they are.
+    /// Returns their position in the ring.
     #[inline(always)]
     pub fn place(&self, lane: &LaneHeader) -> u64 {
         self.consumer.place(lane)
     }
 
-    /// Takes them, which have been copied. Returns [`Rx::lane_total`]. `None`: nothing has happened, and [`Rx::receive`] finds out why.
+    /// Consumes the bytes, which the caller has copied, and returns [`Rx::lane_total`]. If it
+    /// returns `None`, nothing has happened, and [`Rx::receive`] finds the cause.
     #[inline(always)]
     pub fn take(self, lane: &LaneHeader) -> Option<u64> {
         self.consumer.take(lane, self.count).ok()?;
@@ -99,15 +102,15 @@ impl AtOnce<'_> {
 }
 
 impl Rx {
-    /// The direction has a lane now.
+    /// Gives the direction a lane.
     pub fn adopt(&mut self) {
         self.state = State::Adopted(Consumer::new());
         self.empty_in_a_row = 0;
         self.reason = Reason::Idle;
     }
 
-    /// L4: says "watching" once `quiet` says that no thread of this process is inside a kernel receive or poll
-    /// on the socket. From then on nobody blocks in one.
+    /// L4: announces "watching", if `quiet`: no thread of this process is inside a kernel receive
+    /// or poll on the socket. From then on no thread blocks in one.
     pub fn try_watch(&mut self, lane: &LaneHeader, kernel: &impl Kernel, quiet: bool) -> bool {
         if !quiet || !matches!(self.state, State::Adopted(_)) {
             return false;
@@ -121,17 +124,17 @@ impl Rx {
         true
     }
 
-    /// Tells the sender how far TCP has been read, so that it does not take who has much of that before the lane for one who never
-    /// comes by.
+    /// Publishes how far TCP has been read. The sender then does not mistake a receiver with much
+    /// left to read before the lane for one that never receives.
     fn say_reached(&self, lane: &LaneHeader) {
         if let Some(read) = self.read {
             lane.note_reached(read);
         }
     }
 
-    /// Receives what is there, first TCP's share and then the lane's, without blocking.
+    /// Receives the available bytes, first TCP's part and then the lane's, without blocking.
     ///
-    /// A count shorter than the sink means that everything that had arrived was taken.
+    /// A count shorter than the sink means that it took everything that had arrived.
     #[inline]
     pub fn receive(
         &mut self,
@@ -142,7 +145,8 @@ impl Rx {
     ) -> Received {
         let mut total = 0;
         while sink.remaining() > 0 {
-            // An error would be told to nobody if bytes came before it, so only the first are taken unasked.
+            // An error would be lost if bytes came before it, so only the first bytes are taken
+            // without asking.
             if self.unasked > 0 && total == 0 {
                 match self.catch_up_unasked(lane, kernel, sink) {
                     Ok(count) => total = count,
@@ -161,8 +165,8 @@ impl Rx {
                     break;
                 }
             }
-            // Whatever is left of the sink may be filled from the next stretch of the stream: a short count must
-            // mean that the connection is drained.
+            // Fill the rest of the sink from the next part of the stream: a short count must mean
+            // that the connection is drained.
             if self.step(lane, kernel) {
                 continue;
             }
@@ -184,7 +188,7 @@ impl Rx {
                             total += count;
                         }
                         _ if total > 0 => break,
-                        // Somebody else, whom nobody sees, was faster.
+                        // A reader that the shim cannot see was faster.
                         Ok(_) => return self.judge(Share::Tcp(Waiting::EndOfFile)),
                         Err(EAGAIN) => return self.judge(Share::Tcp(Waiting::Nothing)),
                         Err(errno) => return Received::Error(errno),
@@ -198,8 +202,9 @@ impl Rx {
         Received::Bytes(total)
     }
 
-    /// Up to `wanted` bytes, if receiving them takes no more than to copy them from the ring and to [take](AtOnce::take) them: what most receives
-    /// are. `None`: [`receive`](Self::receive) finds out why.
+    /// Returns up to `wanted` bytes, if receiving them takes only a copy from the ring and a
+    /// [take](AtOnce::take), as most receives do. Returns `None` if [`receive`](Self::receive) must
+    /// handle the case.
     #[inline(always)]
     pub fn look_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Option<AtOnce<'_>> {
         let State::Lane(consumer) = &mut self.state else { return None };
@@ -207,7 +212,8 @@ impl Rx {
         Some(AtOnce { count, consumer, done: &self.done, empty_in_a_row: &mut self.empty_in_a_row })
     }
 
-    /// Takes from TCP what cannot lie behind the lane. Nothing: the kernel must be asked.
+    /// Takes bytes from TCP that cannot lie behind the lane. If there are none, the kernel must be
+    /// asked for the position.
     #[cold]
     fn catch_up_unasked(
         &mut self,
@@ -233,23 +239,25 @@ impl Rx {
         }
     }
 
-    /// An empty lane: is it time to ask TCP whether the connection has ended?
+    /// Returns whether a receive that found the lane empty must ask TCP whether the connection has
+    /// ended.
     fn must_ask_tcp(&mut self, lane: &LaneHeader) -> bool {
         self.empty_in_a_row = self.empty_in_a_row.wrapping_add(1);
         self.tcp_has_news || lane.end() != End::Open || self.empty_in_a_row.is_multiple_of(ASK_TCP_EVERY)
     }
 
-    /// What may be taken from TCP before the lane must be looked at again.
+    /// Returns the part that may be taken from TCP before the lane must be checked again.
     ///
-    /// The sender may begin, publish, go back and write to TCP, all between two instructions of ours. So TCP is
-    /// first asked what it holds, then the lane is looked at, and no more is taken than TCP held before: those bytes
-    /// (or that end of file) cannot lie behind something in the lane that this look did not see.
+    /// Between any two instructions here, the sender may begin, publish, fall back and write to
+    /// TCP. So the receiver first asks TCP what it holds, then checks the lane, and takes no more
+    /// than TCP held before. Those bytes (or that end of file) cannot lie behind bytes in the lane
+    /// that this check missed.
     fn tcp_share(&mut self, lane: &LaneHeader, ring: &impl Ring, kernel: &impl Kernel) -> Share {
         let waiting = kernel.waiting();
         let elsewhere = match &mut self.state {
             State::Tcp | State::Adopted(_) => false,
             State::Watching(_) => {
-                // Asked once: whatever a peer makes of it later.
+                // Loaded once: a peer may change it later.
                 let beginning = lane.beginning();
                 beginning.into_iter().for_each(|offset| self.catch_up(offset));
                 beginning.is_some()
@@ -261,8 +269,8 @@ impl Rx {
                         return Share::Tcp(Waiting::Bytes(count.min((offset - read) as usize)));
                     }
                     (Some(read), _) => read >= offset,
-                    // Only an ended lane can have bytes of TCP behind it; to go on there would leave a hole in the
-                    // stream.
+                    // Only an ended lane can have bytes of TCP behind it. To continue there would
+                    // leave a hole in the stream.
                     (None, Waiting::Bytes(_)) if lane.is_closed() && kernel.received() > offset => {
                         return Share::Unclear;
                     }
@@ -289,11 +297,11 @@ impl Rx {
         if known.is_some() {
             self.read = known;
         }
-        // After a reset only those who have read know; since a fork those are several.
+        // After a reset, only the readers have the count; after a fork there are several readers.
         known.or_else(|| lane.shared_read()).or(self.read)
     }
 
-    /// So many bytes have been taken from TCP.
+    /// Records that `count` bytes have been taken from TCP.
     pub fn note_taken(&mut self, lane: &LaneHeader, count: usize) {
         self.unasked = self.unasked.saturating_sub(count as u64);
         self.read = self.read.map(|read| read + count as u64);
@@ -302,7 +310,7 @@ impl Rx {
     }
 
     fn judge(&mut self, share: Share) -> Received {
-        // The end stays: from now on every receive asks for it.
+        // The end stays, so every later receive asks TCP for it.
         self.tcp_has_news = share != Share::Tcp(Waiting::Nothing);
         match share {
             Share::Tcp(Waiting::EndOfFile) => Received::EndOfFile,
@@ -316,11 +324,13 @@ impl Rx {
         }
     }
 
-    /// Moves on along the stream if it can: begins to catch up, has caught up, or has drained an ended lane.
+    /// Moves along the stream if possible: begins to catch up, reaches the lane, or leaves an ended
+    /// lane that is drained. Returns whether the next receive may find more.
     fn step(&mut self, lane: &LaneHeader, kernel: &impl Kernel) -> bool {
         match &mut self.state {
             State::Watching(_) => {
-                // In this order: a lane that has ended without a beginning has nothing in it, now and for ever.
+                // The order matters: a lane that ended without a beginning will never contain a
+                // byte.
                 let ended = lane.is_closed();
                 let Some(offset) = lane.beginning() else {
                     if ended {
@@ -338,7 +348,8 @@ impl Rx {
                         self.reach_lane(lane);
                         true
                     }
-                    // A beginning that lies behind us is a lie, or bytes that the sender wrote past its own shim.
+                    // A beginning before the current position is a lie, or the sender wrote bytes
+                    // past its own shim.
                     Some(read) if read > offset => {
                         self.misbehaved(lane);
                         false
@@ -347,8 +358,9 @@ impl Rx {
                         self.unasked = (offset - read).saturating_sub(FAR).min(FAR);
                         false
                     }
-                    // Reset before it was known how far it had been read. Nothing more comes, and if a FIN is in the
-                    // count it is one too high; but a FIN comes after all that was written, which is at least `offset`.
+                    // The connection was reset before the count was known. No more bytes arrive. A
+                    // FIN makes the received count one too high, but it comes after all written
+                    // bytes, which are at least `offset`.
                     None if kernel.received() >= offset && !matches!(kernel.waiting(), Waiting::Bytes(_)) => {
                         self.reach_lane(lane);
                         true
@@ -374,17 +386,18 @@ impl Rx {
         self.unasked = 0;
         if let State::CatchingUp(consumer, _) = std::mem::take(&mut self.state) {
             self.state = State::Lane(consumer);
-            // Otherwise it is only drained, and why it ended is known already.
+            // If the lane has ended, it is only drained here, and the reason for its end is already
+            // recorded.
             if !lane.is_closed() {
                 self.reason = Reason::None;
             }
         }
     }
 
-    /// Copies without reading. Only the nearest stretch of the stream is looked at.
+    /// Copies bytes without reading them. Covers only the next part of the stream.
     ///
-    /// [`Received::UseTcp`] means that it is TCP's: the caller peeks there, without blocking and at no more than
-    /// [`peek_limit`](Self::peek_limit) bytes.
+    /// [`Received::UseTcp`] means that this part is TCP's: the caller peeks there, without
+    /// blocking, at no more than [`peek_limit`](Self::peek_limit) bytes.
     pub fn peek(
         &mut self,
         lane: &LaneHeader,
@@ -414,7 +427,8 @@ impl Rx {
         }
     }
 
-    /// Whether the lane has ended `count` bytes behind the cursor, so that a peek that has come so far goes on in TCP there.
+    /// Returns whether the lane ended `count` bytes behind the cursor. A peek that has copied so
+    /// many bytes then continues on TCP.
     pub fn ends_behind(&mut self, lane: &LaneHeader, ring: &impl Ring, count: usize) -> bool {
         match &mut self.state {
             State::CatchingUp(consumer, _) | State::Lane(consumer) => {
@@ -424,7 +438,8 @@ impl Rx {
         }
     }
 
-    /// Copies without reading what the lane holds behind TCP's share of the stream, all of which has been seen.
+    /// Copies, without reading, the bytes of the lane behind TCP's part of the stream. The caller
+    /// has copied all of that part.
     pub fn peek_behind(&mut self, lane: &LaneHeader, ring: &impl Ring, sink: &mut Sink<'_>) -> usize {
         match &mut self.state {
             State::CatchingUp(consumer, _) => consumer.peek(lane, ring, sink).unwrap_or(0),
@@ -432,13 +447,14 @@ impl Rx {
         }
     }
 
-    /// How many bytes of TCP the last [`peek`](Self::peek) left to its caller: what is behind them comes after the
-    /// lane.
+    /// Returns how many bytes of TCP the last [`peek`](Self::peek) left to its caller. TCP's bytes
+    /// behind them come after the lane.
     pub fn peek_limit(&self) -> usize {
         self.peek_limit
     }
 
-    /// Throws away up to `count` bytes of the lane, as MSG_TRUNC does; 0 if there are none.
+    /// Discards up to `count` bytes of the lane, as MSG_TRUNC does. Returns how many it discarded;
+    /// 0 if there are none.
     pub fn discard(
         &mut self,
         lane: &LaneHeader,
@@ -453,7 +469,7 @@ impl Rx {
         }
     }
 
-    /// Bytes of the lane that can be read now.
+    /// Returns the number of bytes of the lane that can be read now.
     #[inline]
     pub fn available(&mut self, lane: &LaneHeader, ring: &impl Ring, kernel: &impl Kernel) -> usize {
         loop {
@@ -467,8 +483,9 @@ impl Rx {
         }
     }
 
-    /// The same and [`arrived_total`](Self::arrived_total), where all that is next in the stream is in a lane that has not ended, as it
-    /// mostly is. `None`: [`available`](Self::available) has to see to it.
+    /// Returns [`available`](Self::available) and [`arrived_total`](Self::arrived_total) on the
+    /// fast path: if the stream continues in a lane that has not ended. Returns `None` if
+    /// `available` must handle the case.
     #[inline]
     pub fn available_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Option<(usize, u64)> {
         let State::Lane(consumer) = &mut self.state else { return None };
@@ -476,7 +493,8 @@ impl Rx {
         Some((unread, self.done + consumer.consumed() + unread as u64))
     }
 
-    /// The same, as far as is known without a look at what the sender says. `None`: not on the lane.
+    /// Returns the number of bytes to read that are known without a load of the sender's cursor.
+    /// Returns `None` if the direction is not on the lane.
     #[inline]
     pub fn known(&self) -> Option<usize> {
         match &self.state {
@@ -485,26 +503,27 @@ impl Rx {
         }
     }
 
-    /// Whether bytes of the lane have arrived that stand behind some of TCP's which have not been read. Asked after
-    /// [`available`](Self::available).
+    /// Returns whether bytes have arrived in the lane behind bytes of TCP that have not been read.
+    /// Called after [`available`](Self::available).
     #[inline]
     pub fn has_arrived_behind(&self, lane: &LaneHeader) -> bool {
         matches!(self.state, State::CatchingUp(..)) && !lane.looks_empty()
     }
 
-    /// The kernel has said that TCP is readable: the next receive that finds the lane empty asks it.
+    /// Records that the kernel has reported TCP as readable: the next receive that finds the lane
+    /// empty asks TCP.
     #[inline]
     pub fn note_tcp_news(&mut self) {
         self.tcp_has_news = true;
     }
 
-    /// Whether TCP has something to say about this direction, as far as is known without asking.
+    /// Returns whether TCP may have an event of this direction to report, without asking it.
     #[inline]
     pub fn has_tcp_news(&self, lane: &LaneHeader) -> bool {
         self.tcp_has_news || !self.on_lane() || lane.end() != End::Open
     }
 
-    /// L2: ends the lane. What is in it is still read first.
+    /// L2: ends the lane. Its bytes are still read first.
     pub fn close(&mut self, lane: &LaneHeader, kernel: &impl Kernel, reason: Reason) {
         match self.state {
             State::Tcp => return,
@@ -512,7 +531,8 @@ impl Rx {
                 lane.close();
                 self.leave(reason);
             }
-            // The sender may have begun just before: only `step` can tell, and it drains what there is.
+            // The sender may have begun just before. Only `step` can find that out, and it drains
+            // the lane.
             _ => lane.close(),
         }
         // From now on another process reads too.
@@ -524,8 +544,9 @@ impl Rx {
         self.reason = reason;
     }
 
-    /// L2, for a reader that will be out of reach: gives back what has not been read, so that it comes by TCP. `false` if
-    /// the sender has left the lane before; then what is in it is still to be read here.
+    /// L2, for a reader that will be out of reach: returns the unread bytes to the sender, so that
+    /// they come by TCP. Returns `false` if the sender has left the lane before; then this side
+    /// must still read its bytes.
     pub fn give_back(&mut self, lane: &LaneHeader, reason: Reason) -> bool {
         if matches!(self.state, State::Tcp) {
             return true;
@@ -546,31 +567,32 @@ impl Rx {
         self.unasked = 0;
         self.done += self.lane_bytes();
         self.state = State::Tcp;
-        // The reason why this side closed is better than "the lane had an end".
+        // The reason why this side closed the lane is more useful than "the lane had an end".
         if matches!(self.reason, Reason::None | Reason::Idle) || reason != Reason::PeerWentBack {
             self.reason = reason;
         }
     }
 
-    /// Whether receives must go through here: false once, or as long as, the direction is TCP's alone.
+    /// Returns whether receives must go through here. It is `false` while the direction is entirely
+    /// on TCP.
     #[inline]
     pub fn is_attached(&self) -> bool {
         !matches!(self.state, State::Tcp)
     }
 
-    /// Whether the direction has a lane but has not said "watching".
+    /// Returns whether the direction has a lane but has not announced "watching".
     #[inline]
     pub fn is_adopted(&self) -> bool {
         matches!(self.state, State::Adopted(_))
     }
 
-    /// Whether the direction is on its lane.
+    /// Returns whether the direction is on its lane.
     #[inline]
     pub fn on_lane(&self) -> bool {
         matches!(self.state, State::Lane(_))
     }
 
-    /// Why the direction is on TCP.
+    /// Returns the reason why the direction is on TCP.
     pub fn reason(&self) -> Reason {
         self.reason
     }
@@ -582,12 +604,13 @@ impl Rx {
         }
     }
 
-    /// Bytes that came through lanes in all.
+    /// Returns the total number of bytes received through lanes.
     pub fn lane_total(&self) -> u64 {
         self.done + self.lane_bytes()
     }
 
-    /// Bytes of the lane that have not been read, also while TCP's before them have not been either.
+    /// Returns the number of unread bytes in the lane, even while TCP's bytes before them are
+    /// unread too.
     pub fn unread(&mut self, lane: &LaneHeader, ring: &impl Ring) -> usize {
         match &mut self.state {
             State::Tcp => 0,
@@ -598,7 +621,7 @@ impl Rx {
         }
     }
 
-    /// Bytes that have arrived through lanes in all, read or not.
+    /// Returns the total number of bytes that have arrived through lanes, read or not.
     pub fn arrived_total(&mut self, lane: &LaneHeader, ring: &impl Ring) -> u64 {
         let unread = self.unread(lane, ring);
         self.lane_total() + unread as u64

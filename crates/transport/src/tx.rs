@@ -1,4 +1,4 @@
-//! The sending direction.
+//! The sending direction of an endpoint.
 
 use std::ops::Range;
 
@@ -12,36 +12,38 @@ use crate::Kernel;
 enum State {
     #[default]
     Tcp,
-    /// Paired, but the receiver is not watching yet, or a thread is inside a kernel send.
+    /// The direction has a lane, but the receiver is not watching yet, or a thread is inside a
+    /// kernel send.
     Adopted(Producer),
     Lane(Producer),
-    /// The receiver gave back what it had not read: these positions, of the ring and of its spill,
-    /// must go to TCP before anything else.
+    /// The receiver returned the unread bytes at these positions, of the ring and of its spill.
+    /// They must go to TCP before anything else.
     Returning([Range<u64>; 2]),
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// So many bytes are in the lane; the receiver must be told.
+    /// This number of bytes is in the lane; the caller must notify the receiver.
     Bytes(usize),
     /// The lane is full.
     Full,
-    /// The receiver has ended the lane, of which it may have read not all: this is to be [taken back](Tx::take_back), or, where TCP
-    /// could not bring it, the lane to be [closed](Tx::close). Then the rest belongs to TCP.
+    /// The receiver has ended the lane, and may not have read all of it. The caller must
+    /// [reclaim](Tx::take_back) the unread bytes, or [close](Tx::close) the lane where TCP could
+    /// not transmit them. The rest then goes by TCP.
     Ended,
-    /// The rest belongs to TCP.
+    /// The rest goes by TCP.
     UseTcp,
-    /// What [`Tx::returning`] names belongs to TCP, and then the rest.
+    /// The bytes of [`Tx::returning`] go by TCP, and then the rest.
     SendAgain,
-    /// Nothing: the program must not touch the memory that it gave. EFAULT.
+    /// Nothing was written: the program passed memory that it must not touch. EFAULT.
     Fault,
 }
 
-/// Where in the ring bytes can be sent at once.
+/// Room in the ring for bytes on the fast path.
 #[derive(Debug)]
 pub struct AtOnce<'a> {
-    /// The position.
+    /// The position in the ring.
     pub place: u64,
     count: usize,
     producer: &'a mut Producer,
@@ -49,7 +51,8 @@ pub struct AtOnce<'a> {
 }
 
 impl AtOnce<'_> {
-    /// Sends them, which have been copied there. Returns [`Tx::lane_total`]. `None`: nothing has happened, and [`Tx::write`] finds out why.
+    /// Publishes the bytes, which the caller has copied there, and returns [`Tx::lane_total`]. If
+    /// it returns `None`, nothing has happened, and [`Tx::write`] finds the cause.
     #[inline(always)]
     pub fn publish(self, lane: &LaneHeader) -> Option<u64> {
         self.producer.publish(lane, self.count).ok()?;
@@ -63,20 +66,22 @@ pub struct Tx {
     state: State,
     reason: Reason,
     done: u64,
-    /// The end of a lane that this side has left: the receiver may not have read all of it yet.
+    /// The producer of a lane that this side has left. The receiver may not have read all of it
+    /// yet.
     left: Option<Producer>,
 }
 
 impl Tx {
-    /// The direction has a lane now; nothing changes until [`road`](Self::road) finds the receiver watching.
+    /// Gives the direction a lane. Nothing changes until [`road`](Self::road) finds the receiver
+    /// watching.
     pub fn adopt(&mut self) {
         self.left = None;
         self.state = State::Adopted(Producer::new());
         self.reason = Reason::Idle;
     }
 
-    /// The road to take now. Moves onto the lane if the receiver watches and `quiet` says that no thread of this
-    /// process is inside a kernel send on the socket.
+    /// Returns the transport of the next write. Moves onto the lane if the receiver watches and
+    /// `quiet`: no thread of this process is inside a kernel send on the socket.
     #[inline]
     pub fn road(&mut self, lane: &LaneHeader, kernel: &impl Kernel, quiet: bool) -> Road {
         match self.state {
@@ -98,8 +103,8 @@ impl Tx {
             self.close(lane, Reason::OffsetUnclear);
             return Road::Tcp;
         };
-        // L4: everything after `offset` goes to the lane. The lock around this call keeps every other sender of
-        // this process out, and `quiet` says that none is still inside the kernel.
+        // L4: everything after `offset` goes to the lane. The lock around this call excludes every
+        // other sender of this process, and `quiet` means that none is still inside the kernel.
         lane.begin(offset);
         if let State::Adopted(producer) = std::mem::take(&mut self.state) {
             self.state = State::Lane(producer);
@@ -108,7 +113,7 @@ impl Tx {
         Road::Shm
     }
 
-    /// Writes to the lane, if that is the road.
+    /// Writes to the lane, if the direction is on it.
     #[inline]
     pub fn write(&mut self, lane: &LaneHeader, ring: &impl Ring, source: &mut Source<'_>) -> Sent {
         let producer = match &mut self.state {
@@ -117,15 +122,16 @@ impl Tx {
             _ => return Sent::UseTcp,
         };
         let outcome = match producer.write(lane, ring, source) {
-            // Behind its end it is TCP that answers, which may have an error to tell first.
+            // Behind the end of a lane TCP answers, which may have an error to report first.
             Ok(Published::Fault) if lane.is_closed() => producer.commit(lane, 0),
             outcome => outcome,
         };
         self.judge(lane, outcome)
     }
 
-    /// Room for `count` bytes, all on one page, which has memory, if sending them takes no more than to copy them there and to
-    /// [publish](AtOnce::publish) them: what most sends are. `None`: [`write`](Self::write) finds out why.
+    /// Returns room for `count` bytes on one page with memory behind it, if sending them takes only
+    /// a copy and a [publish](AtOnce::publish), as most sends do. Returns `None` if
+    /// [`write`](Self::write) must handle the case.
     #[inline(always)]
     pub fn place_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring, count: usize) -> Option<AtOnce<'_>> {
         let State::Lane(producer) = &mut self.state else { return None };
@@ -133,7 +139,7 @@ impl Tx {
         Some(AtOnce { place, count, producer, done: &self.done })
     }
 
-    /// The same if that is the page which is being written to.
+    /// Returns room for `count` bytes if they fit on the page that is being written.
     #[inline(always)]
     pub fn place_on_page(&mut self, count: usize) -> Option<AtOnce<'_>> {
         let State::Lane(producer) = &mut self.state else { return None };
@@ -141,8 +147,8 @@ impl Tx {
         Some(AtOnce { place, count, producer, done: &self.done })
     }
 
-    /// Has `fill` put bytes straight into the ring, for a source that only the kernel can read: it gets the position
-    /// and the room, and returns how many it put there.
+    /// Has `fill` put bytes straight into the ring, for a source that only the kernel can read.
+    /// `fill` gets the position and the room, and returns how many bytes it put there.
     pub fn write_with<E>(
         &mut self,
         lane: &LaneHeader,
@@ -181,7 +187,7 @@ impl Tx {
                 if self.returning().is_some() { Sent::SendAgain } else { Sent::UseTcp }
             }
             Err(shunt_ring::Misbehaved) => {
-                // Not by `close`, which asks the lane once more and would be judged again.
+                // `close` would load the lane's state again and return here.
                 lane.leave();
                 self.leave(Reason::PeerMisbehaved);
                 Sent::UseTcp
@@ -199,13 +205,14 @@ impl Tx {
             return Sent::UseTcp;
         }
         self.reason = reason;
-        // The rest has not gone through the lane after all.
+        // The unread bytes have not gone through the lane after all.
         self.done += producer.published() - unread;
         self.state = State::Returning(ranges);
         Sent::SendAgain
     }
 
-    /// Finds out whether the receiver has given back what it had not read, for a sender that has nothing to send.
+    /// Checks whether the receiver has returned its unread bytes, for a sender that has nothing to
+    /// send.
     pub fn notice_return(&mut self, lane: &LaneHeader) {
         if let State::Lane(producer) = &mut self.state
             && lane.is_returned()
@@ -215,8 +222,9 @@ impl Tx {
         }
     }
 
-    /// L9: leaves the lane, and takes back what the receiver has not read, which is [`returning`](Self::returning) then. `false`: it is
-    /// not on a lane.
+    /// L9: leaves the lane and reclaims the bytes that the receiver has not read;
+    /// [`returning`](Self::returning) lists them then. Returns `false` if the direction is not on a
+    /// lane.
     pub fn take_back(&mut self, lane: &LaneHeader, reason: Reason) -> bool {
         let State::Lane(producer) = &mut self.state else { return false };
         lane.take_back();
@@ -227,7 +235,7 @@ impl Tx {
         true
     }
 
-    /// The positions whose bytes must go to TCP next.
+    /// Returns the positions of the bytes that must go to TCP next.
     pub fn returning(&self) -> Option<Range<u64>> {
         match &self.state {
             State::Returning(ranges) => ranges.iter().find(|range| !range.is_empty()).cloned(),
@@ -235,7 +243,7 @@ impl Tx {
         }
     }
 
-    /// So many of them have gone.
+    /// Records that `count` of those bytes have gone to TCP.
     pub fn returned(&mut self, count: usize) {
         if let State::Returning(ranges) = &mut self.state {
             if let Some(range) = ranges.iter_mut().find(|range| !range.is_empty()) {
@@ -247,14 +255,14 @@ impl Tx {
         }
     }
 
-    /// L2: ends the lane at what has been published; everything else goes to TCP. What the receiver has given back stays
-    /// to be sent first.
+    /// L2: ends the lane after the published bytes; everything else goes to TCP. Bytes that the
+    /// receiver has returned are still sent first.
     pub fn close(&mut self, lane: &LaneHeader, reason: Reason) {
         if matches!(self.state, State::Tcp | State::Returning(..)) {
             return;
         }
         lane.leave();
-        // Only now is it certain whether the receiver was first, with a return.
+        // Only now is it certain whether the receiver returned bytes before.
         self.notice_return(lane);
         if !matches!(self.state, State::Tcp | State::Returning(..)) {
             self.leave(reason);
@@ -269,27 +277,27 @@ impl Tx {
         self.reason = reason;
     }
 
-    /// Ends the lane together with the stream. Returns whether all of the stream since the lane began is in it, as long as no
-    /// byte follows: the receiver has given none back.
+    /// Ends the lane together with the stream. Returns whether the lane contains all of the stream
+    /// since it began, as long as no byte follows: the receiver has returned none.
     pub fn finish(&mut self, lane: &LaneHeader, reason: Reason) -> bool {
         let was_on_lane = matches!(self.state, State::Lane(_));
         self.close(lane, reason);
         was_on_lane && matches!(self.state, State::Tcp)
     }
 
-    /// Ends the lane, which nobody will read any more.
+    /// Ends a lane that no process will read any more.
     pub fn abandon(&mut self, lane: &LaneHeader, reason: Reason) {
         self.close(lane, reason);
         self.left = None;
     }
 
-    /// Whether a write could make progress now. `None`: ask TCP.
+    /// Returns whether a write could make progress now. Returns `None` if TCP must be asked.
     pub fn is_writable(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Option<bool> {
         let State::Lane(producer) = &mut self.state else { return None };
         if lane.is_closed() {
             return None;
         }
-        // A third, as TCP does it: a writer that is told of every byte gets nothing done.
+        // A third, as TCP does it: a writer that wakes for every free byte makes no progress.
         let wanted = ring.len() / 3;
         match producer.room(lane, ring, wanted) {
             Ok(room) => Some(room >= wanted),
@@ -297,7 +305,8 @@ impl Tx {
         }
     }
 
-    /// Has what does not fit into the ring go to its spill. `false`: it has none, or this side is not on the lane.
+    /// Sends the bytes that do not fit into the ring to its spill. Returns `false` if there is no
+    /// spill, or if the direction is not on the lane.
     pub fn spill(&mut self, lane: &LaneHeader, ring: &impl Ring) -> bool {
         let State::Lane(producer) = &mut self.state else { return false };
         producer.spill(lane, ring)
@@ -310,7 +319,7 @@ impl Tx {
         }
     }
 
-    /// What the lane's spill is good for, if the lane is full.
+    /// Returns the state of the spill of a full lane.
     pub fn spill_of(&self, lane: &LaneHeader, ring: &impl Ring) -> Spill {
         match &self.state {
             State::Lane(producer) => producer.spill_of(lane, ring),
@@ -318,7 +327,8 @@ impl Tx {
         }
     }
 
-    /// Bytes in the lane that the receiver has not read, and will, also after this side has left it.
+    /// Returns the number of bytes in the lane that the receiver has not read and will read, even
+    /// after this side has left the lane.
     pub fn unread(&mut self, lane: &LaneHeader) -> u64 {
         let producer = match &mut self.state {
             State::Lane(producer) => Some(producer),
@@ -332,19 +342,19 @@ impl Tx {
         unread
     }
 
-    /// Whether the direction is on its lane.
+    /// Returns whether the direction is on its lane.
     #[inline]
     pub fn on_lane(&self) -> bool {
         matches!(self.state, State::Lane(_) | State::Returning(..))
     }
 
-    /// Whether the direction has a lane that it may still move to.
+    /// Returns whether the direction has a lane that it may still move to.
     #[inline]
     pub fn is_adopted(&self) -> bool {
         matches!(self.state, State::Adopted(_))
     }
 
-    /// Why the direction is on TCP.
+    /// Returns the reason why the direction is on TCP.
     pub fn reason(&self) -> Reason {
         self.reason
     }
@@ -356,7 +366,7 @@ impl Tx {
         }
     }
 
-    /// Bytes that went through lanes in all.
+    /// Returns the total number of bytes sent through lanes.
     pub fn lane_total(&self) -> u64 {
         self.done + self.lane_bytes()
     }

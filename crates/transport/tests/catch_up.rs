@@ -1,5 +1,5 @@
-//! A receiver that has much to catch up with on TCP: every byte comes in its order, at about a system call for each receive,
-//! and the kernel's own count decides where the lane begins.
+//! A receiver that has much to read from TCP before the lane. Every byte comes in order, with about
+//! one system call for each receive, and the kernel's own count decides where the lane begins.
 
 #![cfg(not(loom))]
 
@@ -16,16 +16,16 @@ use shunt_transport::{Kernel, Received, Rx, Sent, Tx, Waiting};
 use common::{Buffer, Wire};
 
 const MESSAGE: usize = 64;
-/// The stream: so much by TCP,
+/// The stream: the first `BACKLOG` bytes by TCP,
 const BACKLOG: usize = 1 << 20;
-/// up to here by the lane,
+/// the bytes up to here by the lane,
 const BEHIND: usize = BACKLOG + 100;
-/// and the rest by TCP again, written when the receiver
+/// and the rest by TCP again. The sender writes it when the receiver
 const ALL: usize = BEHIND + 1000;
-/// has still so much to read before the lane.
+/// still has this many bytes to read before the lane.
 const NEAR: usize = 10_000;
 
-/// A kernel that counts how often it is asked anything.
+/// A kernel that counts the calls into it.
 #[derive(Default)]
 struct Asked {
     wire: RefCell<Wire>,
@@ -38,7 +38,7 @@ impl Asked {
         self.wire.borrow_mut()
     }
 
-    /// A read that goes past the shim.
+    /// Reads from the socket past the shim.
     fn read_unseen(&self, count: usize) {
         let mut buffer = Buffer::zeroed(count, &[]);
         assert_eq!(self.wire.borrow_mut().receive(&mut buffer.sink()), Ok(count));
@@ -71,8 +71,8 @@ fn byte(place: usize) -> u8 {
     (place % 251) as u8
 }
 
-/// Receives all of it message by message, but what is read past the shim half-way. Returns how often the kernel was asked
-/// something for a receive.
+/// Receives the stream message by message, except the bytes that are read past the shim half-way.
+/// Returns the number of calls into the kernel for a receive.
 fn catch_up(unseen: usize) -> usize {
     let mut memory = vec![0; 4096];
     // SAFETY: the vector outlives the ring and is never resized.
@@ -107,7 +107,7 @@ fn catch_up(unseen: usize) -> usize {
         place += count;
         receives += 1;
         if unseen == 0 {
-            // The sender knows that somebody comes by.
+            // The sender knows that the receiver reads.
             assert_eq!(lane.ahead(), BACKLOG.saturating_sub(place) as u64);
         }
     }

@@ -1,5 +1,6 @@
-//! A peer that writes anything to the words of a lane, at any moment: neither direction panics, loops or takes more than
-//! there is, and what has been caught lying is left for a named reason (L5).
+//! A peer that writes anything to the words of a lane, at any moment. Neither direction panics,
+//! loops or takes more than there is. A lane whose peer has been caught is left for a named reason
+//! (L5).
 
 #![cfg(not(loom))]
 
@@ -20,14 +21,14 @@ use common::{Buffer, Wire};
 
 const RING: usize = 64;
 const SPILL: usize = 2 * RING;
-/// What a lane holds at the most.
+/// The most bytes that a lane contains.
 const WHOLE: usize = RING + SPILL;
 const SPILLED: u64 = 1 << 60;
 const CLOSED: u64 = 1 << 63;
 const RETURNED: u64 = 1 << 62;
-/// The same bit of `head`: the sender has taken back what was returned.
+/// The same bit in `head`: the sender has reclaimed the returned bytes.
 const TAKEN: u64 = 1 << 63;
-/// Where the words stand that the two ends read of each other, two of 32 bits at a time.
+/// Offsets of the words that the two ends read of each other, two of 32 bits at a time.
 const TAIL: usize = 0;
 const START: usize = 64;
 const END: usize = 72;
@@ -38,9 +39,9 @@ const WANTS: usize = 80;
 const WATCHING: usize = 192;
 const OVER: usize = 200;
 
-/// What a peer does to a lane, and what it is called.
+/// A peer's change to a lane, with its name.
 type Lie = (&'static str, fn(&Lane));
-/// What a sender does, and what it is called.
+/// A sender's call, with its name.
 type Deed = (&'static str, fn(&mut Tx, &Lane));
 
 /// A lane whose words the peer can write.
@@ -54,7 +55,7 @@ impl Lane {
     fn new() -> Lane {
         let mut memory = vec![0; WHOLE];
         let start = memory.as_mut_ptr();
-        // SAFETY: the vector is kept beside the ring and never resized.
+        // SAFETY: the vector is kept next to the ring and never resized.
         let ring = unsafe { MappedRing::new(start, RING).with_spill(start.wrapping_add(RING), SPILL) };
         Lane { header: LaneHeader::new(), ring, _memory: memory }
     }
@@ -70,7 +71,7 @@ impl Lane {
     }
 }
 
-/// The peer's socket beneath; what the peer sends by TCP, it sends by the book.
+/// The peer's socket beneath. The peer sends correctly by TCP.
 #[derive(Default)]
 struct Tcp(RefCell<Wire>);
 
@@ -96,7 +97,7 @@ impl Kernel for Tcp {
     }
 }
 
-/// What a peer does to a word in the middle of a call.
+/// A peer's change of a word in the middle of a call.
 #[derive(Clone, Copy, Debug)]
 enum Twist {
     Store(u64),
@@ -105,11 +106,11 @@ enum Twist {
     Clear(u64),
 }
 
-/// What it does between two steps of a call.
+/// The peer's changes between two steps of a call.
 type Turn = Vec<(usize, Twist)>;
 
-/// A peer that is at work while a call is under way: whenever the call touches the ring or asks TCP, it takes the next of its turns,
-/// over and over again.
+/// A peer that acts during a call: whenever the call touches the ring or asks TCP, the peer takes
+/// the next of its turns, over and over again.
 struct Busy<'a> {
     lane: &'a Lane,
     tcp: &'a Tcp,
@@ -117,7 +118,7 @@ struct Busy<'a> {
     steps: Cell<usize>,
 }
 
-/// A call that has done so much with a ring of so few bytes goes on for ever.
+/// A call that has moved this many bytes through so small a ring loops for ever.
 const FOR_EVER: usize = 64 * WHOLE;
 
 impl Busy<'_> {
@@ -193,7 +194,7 @@ fn write(tx: &mut Tx, lane: &Lane, len: usize) -> Sent {
     tx.write(&lane.header, &lane.ring, &mut Buffer::zeroed(len, &[]).source())
 }
 
-/// A sender on its lane with ten bytes under way.
+/// Returns a sender on its lane with ten bytes under way.
 fn sender(lane: &Lane) -> Tx {
     let mut tx = Tx::default();
     tx.adopt();
@@ -228,12 +229,12 @@ fn a_sender_leaves_a_lane_whose_reader_lies() {
             let mut tx = sender(&lane);
             tell(&lane);
             act(&mut tx, &lane);
-            // Nothing was given back, so it saw nothing.
+            // The receiver returned nothing, so the sender saw nothing.
             if deed == "notice_return" && !lane.header.is_returned() {
                 assert_eq!(write(&mut tx, &lane, RING), Sent::UseTcp);
             }
             assert!(!tx.on_lane() && lane.header.is_closed(), "{lie}, seen by {deed}");
-            // What was to be left anyway may be left before the lie is seen.
+            // A call that leaves the lane anyway may leave it before it sees the lie.
             let named = tx.reason() == Reason::PeerMisbehaved || deed == "close";
             assert!(named, "{lie}, seen by {deed}: {:?}", tx.reason());
         }
@@ -277,7 +278,8 @@ fn a_receiver_leaves_a_lane_whose_sender_lies() {
     }
 }
 
-/// The sender takes back what nobody has returned, and sends more each time the receiver has copied.
+/// The sender reclaims bytes that the receiver has not returned, and sends more each time the
+/// receiver has copied.
 #[test]
 fn a_sender_that_takes_back_and_sends_more_keeps_no_receiver() {
     for len in [8, RING] {
@@ -369,7 +371,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Both directions of one endpoint on lanes of their own that the peer pokes at.
+    /// Both directions of one endpoint, each on a lane whose words the peer changes.
     #[test]
     fn anything_in_the_words_of_a_lane_is_survived(ops in vec(op(), 1..80)) {
         let (out, inn, tcp) = (Lane::new(), Lane::new(), Tcp::default());
@@ -451,7 +453,7 @@ proptest! {
                 Op::GiveBack => drop(rx.give_back(&inn.header, Reason::Exec)),
             }
         }
-        // However it stands, the program can have both directions back.
+        // In any state, the program can move both directions back to TCP.
         tx.close(&out.header, Reason::Fork);
         while let Some(range) = tx.returning() {
             tx.returned((range.end - range.start) as usize);
@@ -459,7 +461,7 @@ proptest! {
         prop_assert!(!tx.on_lane() && !tx.is_adopted());
     }
 
-    /// The peer goes on while a call is under way. Every call ends.
+    /// The peer acts during a call. Every call ends.
     #[test]
     fn a_call_ends_whatever_the_peer_does_meanwhile(
         turns in vec(vec((place(), twist()), 1..4), 1..4),

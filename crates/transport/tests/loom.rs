@@ -1,8 +1,10 @@
-//! The way onto a lane and back in all interleavings: `RUSTFLAGS="--cfg loom" cargo test --release`.
+//! The switch onto a lane and back in all interleavings: `RUSTFLAGS="--cfg loom" cargo test
+//! --release`.
 //!
-//! One direction of a connection over a made-up kernel. The sender numbers its bytes, the receiver notes what it gets,
-//! and after both have run the rest is read until the end of file. Each model names the changes to `src` (or to a rule
-//! that the shim keeps) that make it fail; they have been tried.
+//! One direction of a connection over a simulated kernel. The sender numbers its bytes, and the
+//! receiver records the bytes that it gets. After both have run, the rest is read until the end of
+//! file. Each model names the changes to `src` (or to a rule that the shim keeps) that make it
+//! fail; each was tried.
 
 #![cfg(loom)]
 
@@ -19,14 +21,14 @@ use shunt_transport::{Kernel, Received, Rx, Sent, Tx, Waiting};
 use common::model::{CheckedRing, explore};
 use common::{Buffer, Wire};
 
-/// The sending end, as far as its lock covers it.
+/// The sending end: the state that its lock protects.
 #[derive(Default)]
 struct Sending {
     tx: Tx,
     in_kernel: usize,
 }
 
-/// The receiving end, as far as its lock covers it.
+/// The receiving end: the state that its lock protects.
 #[derive(Default)]
 struct Receiving {
     rx: Rx,
@@ -47,7 +49,7 @@ struct Connection {
 struct Tcp(Mutex<Wire>);
 
 impl Tcp {
-    /// What is written arrives at once: the property tests look at bytes in flight.
+    /// Written bytes arrive immediately: the property tests cover bytes in flight.
     fn send(&self, byte: u8) {
         let mut wire = self.0.lock().unwrap();
         wire.send([byte]);
@@ -78,7 +80,8 @@ impl Kernel for Tcp {
 }
 
 impl Connection {
-    /// Both ends have adopted, nobody watches, and one byte, numbered 1, waits in TCP.
+    /// Returns a connection of which both ends have a lane and no end watches it. One byte,
+    /// numbered 1, waits in TCP.
     fn adopted() -> Arc<Connection> {
         let connection = Connection {
             header: LaneHeader::new(),
@@ -93,14 +96,14 @@ impl Connection {
         Arc::new(connection)
     }
 
-    /// As `adopted`, and the receiver watches.
+    /// Returns a connection as `adopted` does, and the receiver watches.
     fn watched() -> Arc<Connection> {
         let connection = Connection::adopted();
         assert!(connection.try_watch());
         connection
     }
 
-    /// As `watched`; both ends are on the lane, and TCP has been read.
+    /// Returns a connection as `watched` does; both ends are on the lane, and TCP has been read.
     fn switched() -> Arc<Connection> {
         let connection = Connection::watched();
         connection.send(2);
@@ -115,7 +118,8 @@ impl Connection {
         side.rx.try_watch(&self.header, &self.tcp, quiet)
     }
 
-    /// A non-blocking send: to TCP under the lock if the lane will not have it, and off a lane that is full.
+    /// A non-blocking send. It writes to TCP under the lock if the lane does not accept the byte,
+    /// and leaves a lane that is full.
     fn send(&self, byte: u8) {
         let mut side = self.sending.lock().unwrap();
         if !self.write(&mut side, byte) {
@@ -123,7 +127,7 @@ impl Connection {
         }
     }
 
-    /// A blocking send: the kernel is entered without the lock.
+    /// A blocking send. It enters the kernel without the lock.
     fn send_blocking(&self, byte: u8) {
         {
             let mut side = self.sending.lock().unwrap();
@@ -163,7 +167,7 @@ impl Connection {
         }
     }
 
-    /// What the receiver gave back goes to TCP before anything else does.
+    /// Sends the bytes that the receiver returned by TCP, before any other byte.
     fn send_again(&self, side: &mut Sending) {
         side.tx.notice_return(&self.header);
         while let Some(range) = side.tx.returning() {
@@ -221,8 +225,8 @@ impl Connection {
         }
     }
 
-    /// A blocking receive of one byte, for a thread that found the direction on TCP: the kernel is entered without the
-    /// lock, and if nothing comes a signal ends it.
+    /// A blocking receive of one byte, for a thread that found the direction on TCP. It enters the
+    /// kernel without the lock, and a signal ends it if no byte comes.
     fn receive_blocking(&self) {
         {
             let mut side = self.receiving.lock().unwrap();
@@ -238,7 +242,8 @@ impl Connection {
         side.got.extend(&buffer.bytes()[..count]);
     }
 
-    /// Both ends have stopped. Everything that was sent must be there, and then the end.
+    /// Reads the rest after both ends have stopped. Every sent byte must be there, and then the
+    /// end.
     fn drain(&self) -> Vec<u8> {
         self.send_again(&mut self.sending.lock().unwrap());
         self.finish();
@@ -258,10 +263,12 @@ fn counting(bytes: u8) -> Vec<u8> {
     (1..=bytes).collect()
 }
 
-/// L4, receiver first: the sender may begin, publish, go back and write to TCP between any two steps of a receive.
+/// L4, receiver first: the sender may begin, publish, fall back and write to TCP between any two
+/// steps of a receive.
 ///
-/// Caught: in `tcp_share`, no look at the lane after asking TCP while watching, no limit while catching up, or more
-/// taken than TCP was seen to hold; in `Rx::step`, `is_closed` asked after `beginning`, or with a Relaxed load.
+/// Detects: in `tcp_share`, no check of the lane after asking TCP while watching, no limit while
+/// catching up, or more taken than TCP held; in `Rx::step`, `is_closed` called after `beginning`,
+/// or with a Relaxed load.
 #[test]
 fn nothing_overtakes_a_lane_that_begins() {
     for (name, len) in [("begins, receives of 1", 1), ("begins, receives of 8", 8)] {
@@ -283,9 +290,9 @@ fn nothing_overtakes_a_lane_that_begins() {
     }
 }
 
-/// The same for a receiver that is already on the lane, and asks TCP because it was told of news there.
+/// The receiver is already on the lane, and asks TCP because the kernel reported it as readable.
 ///
-/// Caught: in `tcp_share`, no look at the lane after asking TCP while on it.
+/// Detects: in `tcp_share`, no check of the lane after asking TCP while on it.
 #[test]
 fn nothing_overtakes_a_lane_that_ends() {
     explore("ends", 4, || {
@@ -309,7 +316,8 @@ fn nothing_overtakes_a_lane_that_ends() {
 
 /// L4: the offset is right although another thread of the sender is inside a kernel send.
 ///
-/// Caught: `quiet` ignored in `Tx::road`; the count of senders raised after the lock is given up.
+/// Detects: `quiet` ignored in `Tx::road`; the count of senders incremented after the lock is
+/// released.
 #[test]
 fn the_lane_begins_behind_every_send_of_two_threads() {
     explore("two senders", 3, || {
@@ -337,7 +345,7 @@ fn the_lane_begins_behind_every_send_of_two_threads() {
 
 /// L4: the sender does not begin while a thread of the receiver is inside a kernel receive.
 ///
-/// Caught: `quiet` ignored in `Rx::try_watch`; `is_watched` that is always true.
+/// Detects: `quiet` ignored in `Rx::try_watch`; `is_watched` that always returns `true`.
 #[test]
 fn the_receiver_watches_only_when_nobody_is_in_the_kernel() {
     explore("a receiver in the kernel", 3, || {
@@ -364,10 +372,10 @@ fn the_receiver_watches_only_when_nobody_is_in_the_kernel() {
     });
 }
 
-/// L2: either end goes back, or both at once, while bytes are being published.
+/// L2: either end falls back, or both at the same time, while bytes are being published.
 ///
-/// Caught: `commit` that loads and stores instead of comparing and swapping; a sender that drops what a closed lane
-/// refused; a receiver that leaves before the lane is drained.
+/// Detects: `commit` that loads and stores instead of comparing and swapping; a sender that drops
+/// the bytes that a closed lane refused; a receiver that leaves before the lane is drained.
 fn goes_back(name: &str, sender_closes: bool, receiver_closes: bool) {
     explore(name, 4, move || {
         let connection = Connection::switched();
@@ -393,10 +401,12 @@ fn goes_back(name: &str, sender_closes: bool, receiver_closes: bool) {
     });
 }
 
-/// L2 for a reader that will be out of reach: what it has not read comes again by TCP, once and in its place.
+/// L2 for a reader that will be out of reach: the bytes that it has not read come again by TCP,
+/// once and in their place.
 ///
-/// Caught: `give_back` that sets its bits without a comparison; a sender that goes on before it has sent again, or does not say
-/// that it has gone on; a `close` by the sender that does not notice the return.
+/// Detects: `give_back` that sets its bits without a comparison; a sender that continues before it
+/// has sent those bytes again, or does not announce that it has continued; a `close` by the sender
+/// that does not notice the return.
 fn gives_back(name: &str, sender_closes: bool, receiver_closes: bool) {
     explore(name, 4, move || {
         let connection = Connection::switched();
@@ -416,7 +426,7 @@ fn gives_back(name: &str, sender_closes: bool, receiver_closes: bool) {
             // As before a fork, of which this is the child.
             connection.close_receiving();
         }
-        // If the sender has left, the lane is drained here instead.
+        // If the sender has left the lane, it is drained here instead.
         let _ = connection.give_back();
         connection.receive(8);
         sender.join().unwrap();
@@ -439,11 +449,11 @@ fn what_is_given_back_late_comes_again_in_its_place() {
     gives_back("gives back after an end", false, true);
 }
 
-/// L9: a sender takes back what the receiver has not come for, and goes on by TCP, at whatever moment the receiver comes after all,
-/// gives back itself, or ends the lane.
+/// L9: a sender reclaims the bytes that the receiver has not read, and continues by TCP. At any
+/// moment the receiver may read after all, return the bytes itself, or end the lane.
 ///
-/// Caught: `take_back` that only loads the receiver's cursor; a consumer that moves it by a store; one that takes what was
-/// taken back for its own.
+/// Detects: `take_back` that only loads the receiver's cursor; a consumer that moves it by a store;
+/// one that takes reclaimed bytes as its own.
 fn takes_back(name: &str, receiver_ends: fn(&Connection)) {
     explore(name, 4, move || {
         let connection = Connection::switched();
@@ -481,7 +491,7 @@ fn what_is_taken_back_from_a_lane_that_has_ended_comes_again_in_its_place() {
     takes_back("takes back after an end", Connection::close_receiving);
 }
 
-/// Before the receiver knows whether the sender has begun.
+/// The sender reclaims before the receiver knows whether it has begun.
 #[test]
 fn the_sender_takes_back_while_the_receiver_catches_up() {
     explore("takes back while it begins", 4, || {
@@ -501,7 +511,7 @@ fn the_sender_takes_back_while_the_receiver_catches_up() {
     });
 }
 
-/// Before the receiver knows whether the sender has begun.
+/// The receiver returns bytes before it knows whether the sender has begun.
 #[test]
 fn the_receiver_gives_back_while_the_sender_begins() {
     explore("gives back while it begins", 4, || {
@@ -535,9 +545,9 @@ fn both_go_back_at_once_without_loss() {
     goes_back("both go back", true, true);
 }
 
-/// A close by the receiver before it knows whether the sender has begun.
+/// The receiver closes before it knows whether the sender has begun.
 ///
-/// Caught: `Rx::close` that leaves at once while watching; no limit while catching up.
+/// Detects: `Rx::close` that leaves immediately while watching; no limit while catching up.
 #[test]
 fn the_receiver_goes_back_while_the_sender_begins() {
     explore("goes back while it begins", 4, || {
@@ -557,10 +567,12 @@ fn the_receiver_goes_back_while_the_sender_begins() {
     });
 }
 
-/// The sender, or the whole process, stops after any of its steps, and its kernel sends the FIN. The receiver gets exactly
-/// what was published, and then the end, even if it looks at TCP in that very moment.
+/// The sender, or the whole process, stops after any of its steps, and its kernel sends the FIN.
+/// The receiver gets exactly the published bytes, and then the end, even if it polls TCP at that
+/// very moment.
 ///
-/// Caught: in `tcp_share`, an end of file believed without a look at the lane behind it, while watching or on the lane.
+/// Detects: in `tcp_share`, an end of file believed without a check of the lane behind it, while
+/// watching or on the lane.
 #[test]
 fn the_end_of_file_comes_behind_everything_published() {
     for steps in 0..=4 {
@@ -584,7 +596,7 @@ fn the_end_of_file_comes_behind_everything_published() {
                             connection.send(3);
                             1
                         },
-                        // Says so, as a process that is not killed does.
+                        // Announces its end, as a process that is not killed does.
                         &|| {
                             connection.header.set_end(End::ShutDown);
                             0

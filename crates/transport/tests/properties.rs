@@ -1,10 +1,12 @@
-//! Both ends of one direction over a made-up kernel, by random operations, against an oracle of the whole stream.
+//! Both ends of one direction over a simulated kernel, by random operations, against an oracle of
+//! the whole stream.
 //!
-//! Every call into the kernel is a place where the other end may run: the operations scripted for it happen there, in the
-//! middle of the call that is being checked.
+//! Every call into the kernel is a place where the other end may run: the operations scripted for
+//! it happen there, in the middle of the call under test.
 //!
-//! Caught, besides what `loom.rs` names and single steps can show: an error of TCP that is dropped because bytes came
-//! before it; an end of file that does not stay; a receive that stops short at a border; a peek beyond one.
+//! Detects, in addition to the changes that `loom.rs` names and single steps can show: an error of
+//! TCP that is dropped because bytes came before it; an end of file that does not stay; a receive
+//! that stops short at a border; a peek beyond one.
 
 #![cfg(not(loom))]
 
@@ -30,17 +32,17 @@ enum Op {
     AdoptRx,
     TryWatch,
     Send(usize, Vec<usize>),
-    /// As a splice does it: the ring is filled by somebody else.
+    /// As a splice does it: the kernel fills the ring.
     SendWith(usize),
-    /// A write to the socket by a call that nobody saw.
+    /// A write to the socket by a call that the shim did not see.
     HiddenSend(usize),
-    /// A thread goes into a kernel send; it comes out with so many bytes written.
+    /// A thread enters a kernel send; it returns with this number of bytes written.
     EnterSend,
     LeaveSend(usize),
     Receive(usize, Vec<usize>),
     Peek(usize),
     Discard(usize),
-    /// A thread goes into a kernel receive; it comes out with so many bytes at the most.
+    /// A thread enters a kernel receive; it returns with at most this number of bytes.
     EnterReceive,
     LeaveReceive(usize),
     Arrive(usize),
@@ -49,9 +51,9 @@ enum Op {
     HoldSpill,
     CloseTx,
     CloseRx,
-    /// The kernel's count of sent bytes does not settle for once.
+    /// The kernel's count of sent bytes does not settle the next time.
     Unsettle,
-    /// Both ends have left: a fresh lane.
+    /// Gives a new lane to both ends, which have left the old one.
     Renew,
     Finish,
     Reset,
@@ -84,7 +86,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The usual course, then anything, with what the other end does meanwhile.
+/// The usual course, then any operations, together with the other end's operations meanwhile.
 fn story() -> impl Strategy<Value = (Vec<Op>, Vec<Vec<Op>>)> {
     let rare = prop_oneof![6 => Just(vec![]), 1 => Just(vec![Op::Unsettle])];
     let start = prop_oneof![
@@ -96,7 +98,8 @@ fn story() -> impl Strategy<Value = (Vec<Op>, Vec<Vec<Op>>)> {
     let story = (vec(op(), 0..6), rare, start, vec(op(), 0..60), end, vec(op(), 0..8)).prop_map(
         |(before, rare, start, middle, end, after)| [before, rare, start, middle, vec![end], after].concat(),
     );
-    // A sender that begins, goes back and writes to TCP, or ends, all in one moment of its peer, is the dangerous one.
+    // The dangerous sender begins, falls back and writes to TCP, or ends, all in one moment of its
+    // peer.
     let sender = (1..4usize, any::<bool>(), 1..4usize).prop_map(|(lane, goes_back, tcp)| {
         let back = if goes_back { Op::CloseTx } else { Op::Arrive(1) };
         vec![Op::Send(lane, vec![]), back, Op::Send(tcp, vec![]), Op::Arrive(60)]
@@ -126,7 +129,7 @@ impl Lane {
     fn new() -> Rc<Lane> {
         let mut memory = vec![0; 32 + 64];
         let start = memory.as_mut_ptr();
-        // SAFETY: the vector is kept beside the ring and never resized.
+        // SAFETY: the vector is kept next to the ring and never resized.
         let ring = unsafe { MappedRing::new(start, 32).with_spill(start.wrapping_add(32), 64) };
         let header = LaneHeader::new();
         Rc::new(Lane { header, ring, _memory: memory, tx_adopted: false.into(), rx_adopted: false.into() })
@@ -137,11 +140,11 @@ impl Lane {
 enum Place {
     /// The lane: published, so readable.
     Lane,
-    /// TCP, as its so-many-th byte.
+    /// TCP, with the byte's index there.
     Tcp(u64),
 }
 
-/// A connection: one direction of it, both ends, and where each byte of the stream went.
+/// One direction of a connection: both ends, and the place of each byte of the stream.
 struct World {
     lane: RefCell<Rc<Lane>>,
     wire: RefCell<Wire>,
@@ -206,7 +209,7 @@ impl World {
         }
     }
 
-    /// What the other end does while one is inside the kernel.
+    /// Runs the operations of the other end while this one is inside the kernel.
     fn meanwhile(&self) {
         let moment = self.script.borrow_mut().pop_front();
         for op in moment.into_iter().flatten() {
@@ -214,7 +217,7 @@ impl World {
         }
     }
 
-    /// Does one operation; an end that is busy, or that has no such choice now, leaves it.
+    /// Runs one operation. An end that is busy, or that cannot do it now, skips it.
     fn run(&self, op: Op) {
         let lane = self.lane.borrow().clone();
         match op {
@@ -393,8 +396,8 @@ impl World {
         let mut sink = buffer.sink();
         let mut outcome = rx.receive(&lane.header, &lane.ring, self, &mut sink);
         let moved = len - sink.remaining();
-        // A kernel that has reset the connection has lost count of it: then only a receiver that was on the lane is
-        // sure to get there.
+        // A kernel that has reset the connection has lost its count. Then only a receiver that was
+        // on the lane is sure to reach those bytes.
         let due = if on_lane || !self.wire.borrow().was_reset() { due } else { 0 };
         match outcome {
             Received::Bytes(count) => {
@@ -421,7 +424,7 @@ impl World {
         outcome
     }
 
-    /// A plain receive on the socket, as the caller makes it.
+    /// Receives on the socket, as the caller does after [`Received::UseTcp`].
     fn receive_by_tcp(&self, len: usize) -> Received {
         let mut buffer = Buffer::zeroed(len, &[]);
         let outcome = self.wire.borrow_mut().receive(&mut buffer.sink());
@@ -474,7 +477,8 @@ impl World {
         }
     }
 
-    /// How many bytes a receiver could have now: all that follow one another and are published or have arrived.
+    /// Returns how many bytes a receiver could get now: consecutive bytes that are published or
+    /// have arrived.
     fn deliverable(&self) -> usize {
         let arrived = self.wire.borrow().arrived_total();
         let places = self.places.borrow();
@@ -516,7 +520,7 @@ impl World {
         assert!(!self.told_of_reset.replace(true) || is_lost(rx), "an error told twice");
     }
 
-    /// The sender is done; whatever state the ends are in, the receiver gets the rest and then the end.
+    /// Ends the stream. In every state of the ends, the receiver gets the rest and then the end.
     fn conclude(&self) {
         self.script.borrow_mut().clear();
         self.run(Op::LeaveSend(1));
@@ -526,7 +530,7 @@ impl World {
         let lane = self.lane.borrow().clone();
         let mut rx = self.rx.borrow_mut();
         rx.note_tcp_news();
-        // A few more for a kernel that has lost count.
+        // A few more for a kernel that has lost its count.
         for _ in 0..self.places.borrow().len() + 40 {
             match self.receive(7, &[3], &lane, &mut rx) {
                 Received::EndOfFile => {
@@ -542,7 +546,8 @@ impl World {
     }
 }
 
-/// On the way to a lane that it cannot find any more, because the kernel has lost count.
+/// Returns whether the receiver is on the way to a lane that it cannot reach, because the kernel
+/// has lost its count.
 fn is_lost(rx: &Rx) -> bool {
     rx.is_attached() && !rx.on_lane() && !rx.is_adopted()
 }

@@ -1,4 +1,4 @@
-//! The TCP connection beneath both ends, as both kinds of checks need it.
+//! The TCP connection beneath both ends, for the property tests and the models.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -15,10 +15,10 @@ pub(crate) use lanes::*;
 /// `ECONNRESET`, as the kernel reports it.
 pub(crate) const ECONNRESET: i32 = 104;
 
-/// One direction of a TCP connection with the counts that the kernel keeps of it.
+/// One direction of a TCP connection with the kernel's counts of it.
 #[derive(Debug, Default)]
 pub(crate) struct Wire {
-    /// Written, but not yet at the receiver.
+    /// Bytes that were written but have not arrived.
     flying: VecDeque<u8>,
     arrived: VecDeque<u8>,
     sent: u64,
@@ -49,7 +49,7 @@ impl Wire {
         self.fin = true;
     }
 
-    /// A reset overtakes what has not arrived.
+    /// Resets the connection: bytes that have not arrived are lost.
     pub(crate) fn reset(&mut self) {
         self.flying.clear();
         self.reset = Some(Reset::Untold);
@@ -59,7 +59,7 @@ impl Wire {
         self.reset.is_some()
     }
 
-    /// Bytes that have ever been written, and that have ever arrived.
+    /// Returns the number of bytes ever written.
     pub(crate) fn sent(&self) -> u64 {
         self.sent
     }
@@ -68,7 +68,7 @@ impl Wire {
         self.read + self.arrived.len() as u64
     }
 
-    /// Bytes that have been read; a kernel loses that count at a reset.
+    /// Returns the number of bytes read; a kernel loses that count at a reset.
     pub(crate) fn read(&self) -> Option<u64> {
         self.reset.is_none().then_some(self.read)
     }
@@ -99,7 +99,7 @@ impl Wire {
         }
     }
 
-    /// The first bytes that have arrived and not been read.
+    /// Returns the first bytes that have arrived and not been read.
     pub(crate) fn peek(&self, count: usize) -> Vec<u8> {
         self.arrived.iter().copied().take(count).collect()
     }
