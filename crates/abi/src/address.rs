@@ -1,8 +1,8 @@
-//! Addresses in shared layouts and messages: sixteen bytes, IPv4-mapped where it is IPv4.
+//! Addresses in shared layouts and messages: sixteen bytes, where an IPv4 address is IPv4-mapped.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// How an address is written.
+/// Returns the sixteen bytes of an address.
 pub fn to_octets(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -10,7 +10,8 @@ pub fn to_octets(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// And read: one of IPv4 as that, whatever kind of socket has it.
+/// Returns the address of sixteen bytes: an IPv4-mapped one as IPv4, whatever kind of socket has
+/// it.
 pub fn from_octets(octets: [u8; 16]) -> IpAddr {
     Ipv6Addr::from(octets).to_canonical()
 }

@@ -1,8 +1,9 @@
 //! The control protocol between a process and the broker: one message per SOCK_SEQPACKET datagram.
 //!
-//! Every message is a [`Header`] and a fixed body; descriptors travel beside it by SCM_RIGHTS, and each kind
-//! says how many. A message of another length, version or kind is an error of its sender: the broker counts
-//! it, logs it and hangs up; the shim drops the broker and stays on TCP.
+//! Every message is a [`Header`] and a fixed body. Descriptors travel with it by SCM_RIGHTS; each
+//! kind has a fixed number of them. A message of another length, version or kind is an error of its
+//! sender: the broker counts it, logs it and closes the connection; the shim drops the broker and
+//! stays on TCP.
 
 use std::net::SocketAddr;
 
@@ -21,7 +22,7 @@ pub const MAX_MESSAGE: usize = 256;
 /// Bytes of JSON in each datagram of a status.
 pub const STATUS_PART: usize = 16 * 1024;
 
-/// What every message begins with.
+/// The beginning of every message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
@@ -30,25 +31,25 @@ pub struct Header {
     kind: u16,
 }
 
-/// Why a datagram is no message of this protocol.
+/// The reason why a datagram is no message of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
-    /// Shorter or longer than its kind, or not even a header.
+    /// It is shorter or longer than its kind, or shorter than a header.
     #[error("message of {0} bytes: truncated, or not of its kind's length")]
     Length(usize),
-    /// Not our protocol.
+    /// It belongs to another protocol.
     #[error("message does not begin with SHNT")]
     Magic,
-    /// Another version.
+    /// It has another version.
     #[error("protocol version {0}, this side speaks {VERSION}: restart the programs or the broker")]
     Version(u16),
-    /// A kind this direction does not have.
+    /// Its kind does not exist in this direction.
     #[error("unknown message kind {0}")]
     Kind(u16),
-    /// Descriptors missing or too many.
+    /// Descriptors are missing, or there are too many.
     #[error("message came with {0} descriptors")]
     Descriptors(usize),
-    /// A field outside its range.
+    /// A field is outside its range.
     #[error("field {0} out of range")]
     Field(&'static str),
 }
@@ -67,12 +68,12 @@ macro_rules! messages {
         pub enum $set { $($(#[$doc])* $name($name),)* }
 
         impl $set {
-            /// The datagram for this message.
+            /// Returns the datagram of this message.
             pub fn encode(&self) -> Datagram {
                 match self { $($set::$name(body) => Datagram::new($kind, body.as_bytes()),)* }
             }
 
-            /// How many descriptors travel with it.
+            /// Returns how many descriptors travel with the message.
             pub fn descriptors(&self) -> usize {
                 match self { $($set::$name(_) => $fds,)* }
             }
@@ -99,65 +100,70 @@ macro_rules! messages {
 }
 
 messages! {
-    /// What a process or the command says to the broker.
+    /// A message from a process or the command to the broker.
     Request {
-        /// First message of a process; with its page (see [`crate::page`]), a memfd that is sealed for good: nobody can shrink it,
-        /// punch holes into it or map it for writing any more.
+        /// The first message of a process, with its page (see [`crate::page`]): a memfd that is
+        /// sealed for good. No process can shrink it, punch holes into it or map it for writing any
+        /// more.
         Hello = 1, fds 1 {
             /// The program's name, as in /proc/PID/comm, padded with zeros.
             program: [u8; 32],
         }
-        /// Offers an endpoint for pairing, with the socket itself. The broker closes it before it answers. The addresses say
-        /// which socket to ask the kernel about: what has others is none that was shown. See [`Offer::new`].
+        /// Offers an endpoint for pairing, with the socket itself. The broker closes the socket
+        /// before it answers. The addresses name the socket that the broker asks the kernel about;
+        /// a socket with other addresses does not count as shown. See [`Offer::new`].
         Offer = 2, fds 1 {
-            /// The shim's own name for the endpoint, echoed in the answer.
+            /// The shim's identifier of the endpoint, which the answer repeats.
             ticket: u64,
-            /// Its own address, as [`crate::address`] has it.
+            /// The socket's own address, in the form of [`crate::address`].
             local: [u8; 16],
-            /// Its peer's.
+            /// The address of its peer.
             remote: [u8; 16],
-            /// Its own port.
+            /// The socket's own port.
             local_port: u16,
-            /// Its peer's.
+            /// The port of its peer.
             remote_port: u16,
             /// Zero.
             pad: u32,
         }
-        /// Takes an offer back: the endpoint is closed or no longer eligible.
+        /// Withdraws an offer: the endpoint is closed or no longer eligible.
         Withdraw = 3, fds 0 {
             /// The ticket of the offer.
             ticket: u64,
         }
-        /// This process has left a connection of a link for good; the broker may give it out again once both have.
+        /// Reports that this process has left a connection of a link for good. The broker may
+        /// assign the connection again once both processes have.
         Release = 4, fds 0 {
             /// The link.
             link: u64,
             /// The connection within it.
             conn: u32,
-            /// Which side of it: a process connected to itself is both.
+            /// The side of it: a process connected to itself is both.
             side: u32,
         }
-        /// Registers, or replaces, the doorbell of a waiter: an eventfd that the peers of this process ring as
-        /// ADR 7 says.
+        /// Registers, or replaces, the doorbell of a waiter: an eventfd that the peers of this
+        /// process write to, as ADR 7 describes.
         Doorbell = 5, fds 1 {
             /// The waiter, below [`crate::geometry::WAITERS`].
             slot: u32,
             /// Zero.
             pad: u32,
         }
-        /// Says nothing but that it has been said: whether the broker takes it shows in [`crate::page::Board::taken`].
+        /// Has no effect but to be counted: [`crate::page::Board::taken`] shows whether the broker
+        /// has processed it.
         Announce = 6, fds 0 {
             /// Zero.
             pad: u64,
         }
-        /// This process has left a connection of a link, but others that have the memory from it may still drain the lanes:
-        /// `Release` follows when none does. Until then they may offer the socket themselves.
+        /// Reports that this process has left a connection of a link, while other processes that
+        /// inherited its memory may still drain the lanes. `Release` follows when none does. Until
+        /// then they may offer the socket themselves.
         Leave = 7, fds 0 {
             /// The link.
             link: u64,
             /// The connection within it.
             conn: u32,
-            /// Which side of it: a process connected to itself is both.
+            /// The side of it: a process connected to itself is both.
             side: u32,
         }
         /// Asks for the state of everything: see [`crate::status`]. Like `Capture` it needs no hello.
@@ -165,7 +171,7 @@ messages! {
             /// Zero.
             pad: u64,
         }
-        /// Asks to read along (docs/adr/0030). It needs no hello, and nothing may follow it.
+        /// Requests a capture (docs/adr/0030). It needs no hello, and no message may follow it.
         Capture = 17, fds 0 {
             /// Zero.
             pad: u64,
@@ -174,27 +180,29 @@ messages! {
 }
 
 messages! {
-    /// What the broker says.
+    /// A message from the broker.
     Reply {
-        /// Answers a hello, with the process's board (see [`crate::page`]), a memfd sealed in the same way.
+        /// Answers a hello, with the process's board (see [`crate::page`]), a memfd sealed in the
+        /// same way.
         Welcome = 1, fds 1 {
-            /// The broker's name for this process.
+            /// The broker's identifier of this process.
             process: u64,
         }
         /// A link with another process, with its memfd.
         Link = 2, fds 1 {
-            /// The broker's name for the link.
+            /// The broker's identifier of the link.
             link: u64,
             /// The process at the other side.
             peer: u64,
             /// Bytes of one ring: see [`crate::geometry::Geometry`].
             ring_bytes: u64,
-            /// Which side the receiver of this message is.
+            /// The side of the receiver of this message.
             side: u32,
             /// Zero.
             pad: u32,
         }
-        /// The doorbell of one waiter of a peer, with its eventfd. Replaces an earlier one of the same slot.
+        /// The doorbell of one waiter of a peer, with its eventfd. Replaces an earlier one of that
+        /// slot.
         PeerDoorbell = 3, fds 1 {
             /// The process whose waiter it is.
             peer: u64,
@@ -213,15 +221,16 @@ messages! {
             link: u64,
             /// The connection within it.
             conn: u32,
-            /// Which side the receiver of this message is.
+            /// The side of the receiver of this message.
             side: u32,
-            /// After how many seconds without a segment something on the way may forget the connection, so that TCP has to
-            /// send a probe before; 0: nothing does.
+            /// After this number of seconds without a segment, a device on the path may forget the
+            /// connection, so TCP must send a probe before. 0: no device does.
             silence: u32,
-            /// The same once one of the two ends has finished.
+            /// The number of seconds once one of the two ends has finished.
             silence_half_closed: u32,
         }
-        /// The offer cannot be paired; or what came of it must end, for a reason for which connections on shared memory end
+        /// Reports that the offer cannot be paired. A pair that it has led to must end as well, if
+        /// the reason is one for which connections on shared memory end
         /// ([`Reason::ends_pairs`](crate::reason::Reason::ends_pairs)).
         Refused = 5, fds 0 {
             /// The ticket of the offer.
@@ -236,59 +245,67 @@ messages! {
             /// The process.
             peer: u64,
         }
-        /// Both processes of a link have released all of it, and it is no more: it is to be unmapped.
+        /// Reports that both processes have released all of a link, and that it no longer exists.
+        /// The receiver unmaps it.
         Unlink = 7, fds 0 {
             /// The link.
             link: u64,
-            /// Which side the receiver of this message is: a process connected to itself is told of both.
+            /// The side of the receiver of this message. A process connected to itself gets one
+            /// message for each side.
             side: u32,
             /// Zero.
             pad: u32,
         }
-        /// Answers `Status`. What follows is a [`crate::status::Snapshot`] as JSON, in datagrams of [`STATUS_PART`] bytes, the last of
-        /// what is left: memory that the broker would hand over could be kept for ever.
+        /// Answers `Status`. A [`crate::status::Snapshot`] as JSON follows, in datagrams of
+        /// [`STATUS_PART`] bytes; the last has the rest. It is not passed as a memfd, because the
+        /// receiver could keep that memory for ever.
         StatusReply = 16, fds 0 {
             /// Bytes of JSON.
             bytes: u64,
         }
-        /// Answers `Capture`: what is seen follows for as long as the connection lasts.
+        /// Answers `Capture`: links and connections follow for as long as the control connection
+        /// lasts.
         Capturing = 17, fds 0 {
-            /// 1: everything. 0: what belongs to the asker, at both ends.
+            /// 1: everything. 0: connections both of whose ends belong to the user who asks.
             of_all: u32,
             /// Zero.
             pad: u32,
         }
-        /// A link to read along, with its memfd, open for reading only. Its connections follow.
+        /// Announces a link to capture, with its memfd, open for reading only. Its connections
+        /// follow.
         SeenLink = 18, fds 1 {
             /// The link.
             link: u64,
             /// Bytes of one ring.
             ring_bytes: u64,
-            /// Whose each side is.
+            /// The process of each side.
             pids: [u32; 2],
-            /// Their names, as in [`Hello`].
+            /// Names of the two programs, as in [`Hello`].
             programs: [[u8; 32]; 2],
         }
-        /// A connection of a seen link. As long as somebody reads along, its place in the link is not given out again.
+        /// Announces a connection of a captured link. While a capture runs, its place in the link
+        /// is not assigned again.
         SeenPair = 19, fds 0 {
             /// The link.
             link: u64,
             /// The connection within it.
             conn: u32,
-            /// 1: it has just been paired, and nothing of it has been missed. 0: it was under way.
+            /// 1: it has just been paired, and the capture has all of it. 0: it was under way.
             fresh: u32,
             /// SO_COOKIE of the two endpoints.
             cookies: [u64; 2],
-            /// For each side its own address and its peer's, as it sees them itself and as [`crate::address`] has them.
+            /// For each side, its own address and its peer's, as that side sees them, in the form
+            /// of [`crate::address`].
             addresses: [[[u8; 16]; 2]; 2],
             /// Their ports.
             ports: [[u16; 2]; 2],
-            /// The sequence number of the first byte that each side sends, if [`known`](SeenPair::known).
+            /// The sequence number of the first byte that each side sends, if
+            /// [`known`](SeenPair::known).
             first: [u32; 2],
             /// 1: the sequence numbers are known.
             known: u64,
         }
-        /// A connection of a seen link is no more: both its ends have left it.
+        /// Reports that both ends of a connection of a captured link have left it.
         SeenEnd = 20, fds 0 {
             /// The link.
             link: u64,
@@ -297,7 +314,7 @@ messages! {
             /// Zero.
             pad: u32,
         }
-        /// A seen link is no more.
+        /// Reports that a captured link no longer exists.
         SeenUnlink = 21, fds 0 {
             /// The link.
             link: u64,
@@ -306,7 +323,7 @@ messages! {
 }
 
 impl SeenPair {
-    /// The addresses of the two sides, as one of them sees them.
+    /// Returns the addresses of the two sides, as one of them sees them.
     pub fn seen_by(&self, side: Side) -> [SocketAddr; 2] {
         let (addresses, ports) = (self.addresses[side as usize], self.ports[side as usize]);
         let [own, other] = [0, 1].map(|end| SocketAddr::new(from_octets(addresses[end]), ports[end]));
@@ -318,7 +335,7 @@ impl SeenPair {
 }
 
 impl Offer {
-    /// Offers the socket that has these addresses, under a ticket.
+    /// Returns an offer of the socket with these addresses, under a ticket.
     pub fn new(ticket: u64, local: SocketAddr, remote: SocketAddr) -> Offer {
         Offer {
             ticket,
@@ -330,7 +347,7 @@ impl Offer {
         }
     }
 
-    /// The two addresses, its own first, if they are of one family.
+    /// Returns the two addresses, the socket's own first, if they are of one family.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         let local = SocketAddr::new(from_octets(self.local), self.local_port);
         let remote = SocketAddr::new(from_octets(self.remote), self.remote_port);
@@ -354,7 +371,7 @@ impl Datagram {
         datagram
     }
 
-    /// The bytes to send.
+    /// Returns the bytes to send.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }

@@ -1,128 +1,136 @@
-//! What libshunt.so and whoever puts it into a program without a dynamic linker must know of each other. Both are of one build.
+//! Structures shared by libshunt.so and the process that loads it into a program without a dynamic
+//! linker. Both come from one build.
 
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::AtomicPtr;
 
-/// The name by which the library shows its [`Offer`].
+/// The symbol by which the library exports its [`Offer`].
 pub const OFFER: &str = "shunt_door";
-/// System calls that can have a bit: the kernel has fewer.
+/// Number of system calls that can have a bit; the kernel has fewer.
 pub const NUMBERS: usize = 512;
-/// The memory of one thread: a page that nobody may touch, its stack, and at the end what its thread pointer points to.
+/// Bytes of the memory of one thread: a guard page, its stack, and at the end the [`Control`] that
+/// its thread pointer points to.
 pub const BLOCK: usize = 64 * 1024;
-/// The last of it.
+/// Bytes at the end of a block for [`Control`].
 pub const CONTROL: usize = 256;
 
-/// How much code of a program with a libc is looked through for system calls of its own, in bytes. One that has more is left alone.
+/// Most bytes of code of a program with a libc that are searched for its own system calls. A
+/// program with more is left alone.
 pub const MOST_CODE: u64 = 8 << 20;
 
-/// Code, whatever it takes and returns.
+/// The address of code with any signature.
 pub type Code = unsafe extern "C" fn();
 
-/// What the library has for a program without libc.
+/// The addresses that the library offers to a program without libc.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Offer {
     /// Where the program begins instead, with the address of a [`Begin`] in rbx.
     pub start: Code,
-    /// Where a system call is led to, with its address in rcx: what follows it is left to do afterwards.
+    /// Where a system call is redirected to, with its address in rcx. The code that follows the
+    /// call runs afterwards.
     pub called: Code,
-    /// The functions that stand in for those of libc: the first of them.
+    /// The first of the functions that replace those of libc.
     pub functions: &'static Function,
-    /// How many.
+    /// Number of those functions.
     pub count: usize,
-    /// A bit for each system call that must come here.
+    /// A bit for each system call that must be redirected to `called`.
     pub numbers: &'static [u32; NUMBERS / 32],
 }
 
-/// A function that stands in for one of libc.
+/// A function that replaces one of libc.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Function {
-    /// Its name's first byte; there is a zero behind the last.
+    /// The first byte of its name, which ends with a zero.
     pub name: &'static u8,
-    /// Where it is.
+    /// Its address.
     pub at: Code,
 }
 
-/// What the library is told when it starts.
+/// The parameters that the library gets when it starts.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Begin {
-    /// What the kernel has put on the program's stack.
+    /// The program's stack as the kernel has filled it.
     pub stack: *const usize,
-    /// Where the program begins.
+    /// The program's entry point.
     pub entry: *const c_void,
-    /// What each thread's own data is at its beginning.
+    /// The initial values of the thread-local data of each thread.
     pub own_data: *const u8,
-    /// How much of it there is in the file.
+    /// Bytes of it that are in the file.
     pub own_data_in_file: usize,
-    /// How much of it there is, up to the thread pointer.
+    /// Bytes of it, up to the thread pointer.
     pub own_data_len: usize,
-    /// The library's functions that run first.
+    /// The library's initialisation functions.
     pub first_functions: *const *const c_void,
-    /// How many.
+    /// Number of initialisation functions.
     pub first_functions_count: usize,
-    /// Whether calls are answered on a stack of the library's: the program's stacks are small.
+    /// Whether calls are answered on a stack of the library, because the program's stacks are
+    /// small.
     pub switches_stacks: bool,
-    /// The program's environment: what `environ` is in the library.
+    /// The program's environment: the value of `environ` in the library.
     pub environment: *const *const c_char,
     /// The library's own path.
     pub library: *const c_char,
-    /// The process that has put it there, if that is a child of the program's; else 0.
+    /// The process that loaded the library, if it is a child of the program; otherwise 0.
     pub beside: usize,
 }
 
-/// What a thread pointer of the library's points to.
+/// The structure that a thread pointer of the library points to.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Control {
-    /// Itself.
+    /// Its own address.
     pub at: *const Control,
-    /// The program's own thread pointer, by which the thread is known.
+    /// The program's own thread pointer, which identifies the thread.
     pub program: usize,
-    /// How many calls are being answered, one in a handler that has interrupted the other.
+    /// Number of calls being answered; a signal handler that interrupts a call can make another.
     pub depth: u32,
-    /// The thread.
+    /// The thread's id.
     pub thread: u32,
     /// The end of the library's own stack for this thread.
     pub stack: usize,
-    /// Whether calls are answered on that: 0 or 1.
+    /// Whether calls are answered on that stack: 0 or 1.
     pub switches: u32,
     /// errno.
     pub errno: i32,
 }
 
-/// What is below a program that has a libc and system calls of its own: GS points to it until the library has started.
+/// The structure below a program that has a libc and its own system calls. GS points to it until
+/// the library has started.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Below {
-    /// Where the calls are led to. At first that makes them as they are.
+    /// Where the calls are redirected to. At first that code makes them unchanged.
     pub called: AtomicPtr<c_void>,
     /// [`BELOW`].
     pub mark: u64,
-    /// Whether calls are answered on a stack of the library's: 0 or 1.
+    /// Whether calls are answered on a stack of the library: 0 or 1.
     pub switches_stacks: u64,
     /// As in [`Begin`].
     pub beside: u64,
 }
 
-/// What nothing else has there.
+/// A value that no other memory at that place has.
 pub const BELOW: u64 = u64::from_le_bytes(*b"shunt's ");
 
 /// The two bytes of the `syscall` instruction.
 pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// How many bytes around the two [`has_call`] looks at, before them and behind.
+/// Number of bytes before and behind the two that [`has_call`] checks.
 pub const AROUND_CALL: usize = 4;
 
-/// Whether there may be a `syscall` instruction in `code`. Where its bytes are by chance, as a rule they are a part of a distance, whose last
-/// byte is 0 or 255: few programs have them in another way, and only those cost a look that is exact.
+/// Returns whether `code` may contain a `syscall` instruction.
+///
+/// Where its two bytes occur by chance, they are usually part of a distance, whose last byte is 0
+/// or 255. Few programs contain them otherwise, and only those need an exact analysis.
 pub fn has_call(code: &[u8]) -> bool {
     const AT_ONCE: usize = 512;
     let last = code.len().saturating_sub(1);
     (0..last).step_by(AT_ONCE).any(|from| {
         let to = last.min(from + AT_ONCE);
         let pairs = code[from..to].iter().zip(&code[from + 1..=to]);
-        // Without a way out, so that many bytes are compared at once.
+        // Without an early exit, so that the compiler can compare many bytes with one instruction.
         let is_there = pairs.fold(0, |any, (first, second)| {
             any | (u8::from(*first == SYSCALL[0]) & u8::from(*second == SYSCALL[1]))
         });
@@ -131,12 +139,14 @@ pub fn has_call(code: &[u8]) -> bool {
 }
 
 fn may_be_call(code: &[u8], at: usize) -> bool {
-    /// rt_sigreturn's number: that call matters to nobody, and libgcc has it as a number that it compares with.
+    /// rt_sigreturn's number. That call does not matter, and libgcc contains it as a value to
+    /// compare with.
     const RETURNS: [u8; 4] = [15, 0, 0, 0];
     let byte = |at: Option<usize>| at.and_then(|at| code.get(at)).copied();
     let is_last_of_distance = |at: usize| matches!(byte(Some(at)), Some(0 | 0xff));
     let (before, first) = (byte(at.checked_sub(1)), byte(at.checked_sub(2)));
-    // Behind a jump's, a call's or a conditional jump's opcode, or what says that a distance from here follows.
+    // Behind the opcode of a jump, a call or a conditional jump, or behind a ModRM byte that
+    // announces a distance from here.
     let begins_distance = before.is_some_and(|byte| {
         matches!(byte, 0xe8 | 0xe9) || byte & 0xc7 == 0x05 || (first == Some(0x0f) && byte & 0xf0 == 0x80)
     });

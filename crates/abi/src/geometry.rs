@@ -17,59 +17,61 @@ pub const CONNS: usize = 64;
 pub const WAITERS: usize = 64;
 /// Bytes of one waiter's line: a cache line, so that two waiters never share one.
 pub const WAITER_BYTES: usize = 64;
-/// Where in a waiter's line the word stands that has a bit for each connection to look at.
+/// Offset in a waiter's line of the ready word: one bit for each connection to check.
 pub const WAITER_READY_OFFSET: usize = 0;
-/// Where the word stands that is not 0 while it sleeps.
+/// Offset of the word that is not 0 while the waiter sleeps.
 pub const WAITER_SLEEPING_OFFSET: usize = 8;
-/// Bytes of one lane's header: two lines for the sender, two for the receiver. Processors fetch lines in pairs.
+/// Bytes of one lane's header: two lines for the sender, two for the receiver. Processors fetch
+/// lines in pairs.
 pub const LANE_BYTES: usize = 256;
-/// Where in a lane's header the word stands that says how much its sender has written.
+/// Offset in a lane's header of `tail`: the count of bytes that the sender has written, with flags.
 pub const LANE_TAIL_OFFSET: usize = 0;
-/// The bit of that word by which the receiver gives back what it has not read.
+/// The flag of `tail` by which the receiver returns its unread bytes.
 pub const LANE_RETURNED: u64 = 1 << 62;
-/// Where the word stands that says how much its receiver has read.
+/// Offset of `head`: the count of bytes that the receiver has read.
 pub const LANE_HEAD_OFFSET: usize = 128;
-/// The bit of the first by which the sender says that bytes are in the spill.
+/// The flag of `tail` by which the sender announces that bytes are in the spill.
 pub const LANE_SPILLED: u64 = 1 << 60;
-/// The bits of both that count bytes.
+/// The bits of both words that count bytes.
 pub const LANE_CURSOR: u64 = (1 << 60) - 1;
-/// The bit of the first that ends the lane.
+/// The flag of `tail` that ends the lane.
 pub const LANE_CLOSED: u64 = 1 << 63;
-/// Where in a lane's header the word stands that says where in the stream it begins: 1 + the offset, or 0.
+/// Offset in a lane's header of the stream offset at which it begins: 1 + the offset, or 0.
 pub const LANE_START_OFFSET: usize = 64;
-/// Where in a lane's header the word stands that says how its sender left.
+/// Offset in a lane's header of the word that records how the sender's direction ended.
 pub const LANE_END_OFFSET: usize = 72;
-/// Where the half word stands by which the broker says that somebody reads along: see [`crate::control::Capture`].
+/// Offset of the half word that the broker sets while a capture reads the lane: see
+/// [`crate::control::Capture`].
 pub const LANE_FOLLOWED_OFFSET: usize = 84;
-/// Where the word stands that says which byte is at the beginning of the ring.
+/// Offset of the count of the byte that is at the beginning of the ring.
 pub const LANE_BASE_OFFSET: usize = 88;
-/// What the sender says there when it has shut the direction down.
+/// The flag of that end word that the sender sets when it has shut the direction down.
 pub const LANE_END_SHUT_DOWN: u64 = 1;
-/// What the sender says there when it has closed the socket.
+/// The flag that the sender sets when it has closed the socket.
 pub const LANE_END_CLOSED: u64 = 2;
-/// What the broker adds to that word when the sender's process has ended.
+/// The flag that the broker adds when the sender's process has ended.
 pub const LANE_END_DIED: u64 = 4;
-/// What the sender says there before it shares its socket with a child.
+/// The flag that the sender sets before it shares its socket with a child.
 pub const LANE_END_SHARED: u64 = 16;
-/// What the broker adds once the socket is nobody's any more.
+/// The flag that the broker adds once no process holds the socket any more.
 pub const LANE_END_ABANDONED: u64 = 32;
-/// Where the link-wide words stand: `known[2]`.
+/// Offset of the link-wide words `known[2]`.
 pub const KNOWN_OFFSET: usize = 0;
-/// Where the words stand by which each side says that it has mapped the spills.
+/// Offset of the words by which each side reports that it has mapped the spills.
 pub const SPILLS_MAPPED_OFFSET: usize = KNOWN_OFFSET + 16;
-/// Where the waiters stand.
+/// Offset of the waiters.
 pub const WAITERS_OFFSET: usize = 4096;
-/// Where the lane headers stand.
+/// Offset of the lane headers.
 pub const LANES_OFFSET: usize = WAITERS_OFFSET + 2 * WAITERS * WAITER_BYTES;
-/// Where the rings begin.
+/// Offset of the rings.
 pub const RINGS_OFFSET: usize = LANES_OFFSET + CONNS * 2 * LANE_BYTES;
-/// Ring size unless the broker says otherwise.
+/// Ring size unless the broker specifies another.
 pub const DEFAULT_RING_BYTES: usize = 256 * 1024;
 /// The smallest ring, one page.
 pub const MIN_RING_BYTES: usize = 4096;
 /// The largest ring.
 pub const MAX_RING_BYTES: usize = 16 * 1024 * 1024;
-/// A spill is so many times as large as its ring.
+/// A spill is this many times as large as its ring.
 const SPILL_TIMES: usize = 16;
 /// But no larger than this: together with a ring more than TCP's buffers take of a sender whose
 /// receiver reads nothing, which is 4.0 MB on loopback where `tcp_wmem` ends at 4 MiB.
@@ -87,7 +89,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// The side a message names, if it names one.
+    /// Returns the side that a message names, if the value is valid.
     pub fn parse(raw: u32) -> Option<Side> {
         match raw {
             0 => Some(Side::A),
@@ -96,7 +98,7 @@ impl Side {
         }
     }
 
-    /// The other side.
+    /// Returns the other side.
     pub fn other(self) -> Side {
         match self {
             Side::A => Side::B,
@@ -105,58 +107,60 @@ impl Side {
     }
 }
 
-/// Checked sizes of one link. Both processes take it from the broker's message, never from shared memory (L5).
+/// Checked sizes of one link. Both processes take them from the broker's message, never from shared
+/// memory (L5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     ring_bytes: usize,
 }
 
 impl Geometry {
-    /// A geometry with rings of `ring_bytes`: a power of two between a page and `MAX_RING_BYTES`.
+    /// Returns a geometry with rings of `ring_bytes`: a power of two between a page and
+    /// `MAX_RING_BYTES`.
     pub fn new(ring_bytes: usize) -> Option<Geometry> {
         let fits = (MIN_RING_BYTES..=MAX_RING_BYTES).contains(&ring_bytes);
         (ring_bytes.is_power_of_two() && fits).then_some(Geometry { ring_bytes })
     }
 
-    /// Bytes of one ring.
+    /// Returns the bytes of one ring.
     pub fn ring_bytes(self) -> usize {
         self.ring_bytes
     }
 
-    /// Bytes of one spill, a power of two.
+    /// Returns the bytes of one spill, a power of two.
     pub fn spill_bytes(self) -> usize {
         (self.ring_bytes * SPILL_TIMES).min(MAX_SPILL_BYTES)
     }
 
-    /// Bytes of the whole link.
+    /// Returns the bytes of the whole link.
     pub fn link_bytes(self) -> usize {
         self.spills_offset() + CONNS * 2 * self.spill_bytes()
     }
 
-    /// Where the spills begin: bytes of a link without them.
+    /// Returns the offset of the spills, which is the size of a link without them.
     pub fn spills_offset(self) -> usize {
         RINGS_OFFSET + CONNS * 2 * self.ring_bytes
     }
 
-    /// Where the waiter line `slot` of `side` begins.
+    /// Returns the offset of the waiter line `slot` of `side`.
     pub fn waiter_offset(self, side: Side, slot: usize) -> usize {
         assert!(slot < WAITERS);
         WAITERS_OFFSET + (side as usize * WAITERS + slot) * WAITER_BYTES
     }
 
-    /// Where the header of the lane that `sender` writes for `conn` begins.
+    /// Returns the offset of the header of the lane that `sender` writes for `conn`.
     pub fn lane_offset(self, conn: usize, sender: Side) -> usize {
         assert!(conn < CONNS);
         LANES_OFFSET + (conn * 2 + sender as usize) * LANE_BYTES
     }
 
-    /// Where the ring of that lane begins.
+    /// Returns the offset of the ring of that lane.
     pub fn ring_offset(self, conn: usize, sender: Side) -> usize {
         assert!(conn < CONNS);
         RINGS_OFFSET + (conn * 2 + sender as usize) * self.ring_bytes
     }
 
-    /// Where the spill of that lane begins.
+    /// Returns the offset of the spill of that lane.
     pub fn spill_offset(self, conn: usize, sender: Side) -> usize {
         assert!(conn < CONNS);
         self.spills_offset() + (conn * 2 + sender as usize) * self.spill_bytes()

@@ -1,5 +1,6 @@
-//! What a process hands over to the program that it becomes by exec: which of the descriptors that the program inherits
-//! are connections, and where the memory is that tells who else holds them. It lies in a memfd whose number both know.
+//! The handover of a process to the program that it becomes by exec: which inherited descriptors
+//! are connections, and which memory records the processes that hold them. It is in a memfd whose
+//! descriptor both know.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -7,10 +8,10 @@ use crate::VERSION;
 
 /// The first word: "SHNTEXEC".
 const MAGIC: u64 = u64::from_le_bytes(*b"SHNTEXEC");
-/// The largest handover that is read: so many descriptors, and a path.
+/// The largest handover that is read, for a maximum of descriptors and a path.
 pub const MAX_BYTES: usize = 256 * 1024;
 
-/// What it begins with. The descriptors follow, then the program's path.
+/// The beginning of a handover. The descriptors follow, then the program's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Head {
@@ -23,45 +24,47 @@ struct Head {
     path_len: u32,
 }
 
-/// A descriptor that names a connection.
+/// A descriptor of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Held {
-    /// The connection's, by which the kernel confirms it.
+    /// The connection's cookie, by which the kernel confirms it.
     pub cookie: u64,
     /// The descriptor.
     pub fd: i32,
-    /// The connection's row in the memory of the family.
+    /// The connection's row in the memory shared by the family: the processes that inherited its
+    /// sockets.
     pub row: u32,
-    /// The code of the reason why it must not be offered, or 0.
+    /// The code of the reason why the connection must not be offered, or 0.
     pub barred: u32,
     /// Directions that were shut down.
     pub shut: u16,
     /// 1 if this end called connect, 0 if not.
     pub opened: u16,
-    /// An error that the kernel does not tell by its right name, if at all, or 0.
+    /// An error that the kernel does not report, or not with its right code, or 0.
     pub owed: u64,
-    /// What the kernel's counts of bytes acknowledged, received and sent lack.
+    /// The difference between the kernel's counts of bytes acknowledged, received and sent, and the
+    /// true counts.
     pub beside_kernel: [u64; 3],
 }
 
 /// A handover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handover<'a> {
-    /// The process, which keeps its number.
+    /// The process, which keeps its id.
     pub pid: u32,
-    /// The descriptor of the memory of the family.
+    /// The descriptor of the family's memory.
     pub family: i32,
-    /// How many stray children the family had when the connections were made.
+    /// Number of stray children of the family when the connections were made.
     pub strays: u32,
     /// The connections.
     pub held: Vec<Held>,
-    /// The program, as exec was asked for it.
+    /// The program's path, as passed to exec.
     pub path: &'a [u8],
 }
 
 impl Handover<'_> {
-    /// As bytes.
+    /// Returns the handover as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let head = Head {
             magic: MAGIC,
@@ -76,7 +79,7 @@ impl Handover<'_> {
     }
 }
 
-/// A handover of this version, complete.
+/// Returns a complete handover of this version, or `None`.
 pub fn decode(bytes: &[u8]) -> Option<Handover<'_>> {
     let (head, rest) = Head::read_from_prefix(bytes).ok()?;
     if head.magic != MAGIC || head.version != u32::from(VERSION) {

@@ -1,8 +1,9 @@
-//! What crosses a process boundary in shunt, and nothing else: control messages, the geometry of a link,
-//! the page a process shares with the broker, and the one vocabulary of roads and bypass reasons.
+//! The structures that cross a process boundary in shunt: control messages, the geometry of a link,
+//! and the page that a process shares with the broker. It also defines the one vocabulary of
+//! transports and bypass reasons.
 //!
-//! The shim, the broker and the command are built at different times and meet at run time, so every layout
-//! here is fixed by `VERSION`; whichever side does not understand the other stays on TCP.
+//! The shim, the broker and the command are built at different times and meet at run time, so
+//! `VERSION` fixes every layout here. A side that does not understand the other stays on TCP.
 
 #![forbid(unsafe_code)]
 
@@ -34,16 +35,18 @@ pub mod env {
     pub const OFFER: &str = "SHUNT_OFFER";
     /// `avoid` or `trust`: see `shunt run --own-calls`.
     pub const OWN_CALLS: &str = "SHUNT_OWN_CALLS";
-    /// What `shunt run` has put before the shim in LD_PRELOAD, for the program itself and nothing
-    /// that it starts: the runtime of a sanitizer. The shim takes it out of the list, and makes
-    /// this empty.
+    /// The runtimes of sanitizers that `shunt run` has put before the shim in LD_PRELOAD. They are
+    /// for the program itself and not for the programs that it starts. The shim removes them from
+    /// the list, and clears this variable.
     pub const FIRST: &str = "SHUNT_FIRST";
     /// `auto` or a number of MiB: see `shunt run --ring-memory`.
     pub const RING_MEMORY: &str = "SHUNT_RING_MEMORY";
-    /// Path of the one file of the configuration; empty, there is none.
+    /// Path of the single configuration file; if empty, there is no file.
     pub const CONFIG: &str = "SHUNT_CONFIG";
-    /// What the configuration says of programs: see [`crate::rules`]. The variables above go before it.
+    /// The configuration's settings for programs: see [`crate::rules`]. The variables above take
+    /// precedence.
     pub const RULES: &str = "SHUNT_RULES";
-    /// Path of the command, which programs that have the shim start for those that they start and that have no dynamic linker.
+    /// Path of the command. Programs that have the shim run it to start programs without a dynamic
+    /// linker.
     pub const DOOR: &str = "SHUNT_DOOR";
 }

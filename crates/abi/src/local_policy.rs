@@ -1,7 +1,9 @@
-//! Which connections between containers of one host may take shared memory: what the router of an overlay publishes in a file for the
-//! broker. The router has the whole policy; this is what is left of it where no packets are.
+//! The connections between containers of one host that may take shared memory. The router of an
+//! overlay publishes this policy in a file for the broker. The router has the whole policy; this is
+//! the part that applies where no packets exist.
 //!
-//! The broker asks for connections between network namespaces. One that is not the overlay's is not concerned.
+//! The broker consults it for connections between network namespaces. It does not affect a
+//! connection outside the overlay.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -9,10 +11,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the file. A broker that does not know it keeps connections between namespaces on TCP.
+/// The version of the file. A broker that does not know it keeps connections between namespaces on
+/// TCP.
 pub const VERSION: u32 = 1;
 
-/// See the module. The first rule that matches a connection decides.
+/// The policy of an overlay. The first rule that matches a connection decides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct LocalPolicy {
@@ -20,32 +23,32 @@ pub struct LocalPolicy {
     pub version: u32,
     /// The addresses of the overlay.
     pub prefixes: Vec<Prefix>,
-    /// In their order.
+    /// The rules, in their order.
     pub rules: Vec<LocalRule>,
     /// Whether a connection that no rule matches may take shared memory.
     pub shared_by_default: bool,
 }
 
-/// A rule, as far as it matters here.
+/// A rule, without the parts that do not matter here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct LocalRule {
-    /// Who connects. None: every address.
+    /// Addresses of the client. None: every address.
     pub from: Option<Vec<Prefix>>,
-    /// Who accepts. None: every address.
+    /// Addresses of the server. None: every address.
     pub to: Option<Vec<Prefix>>,
-    /// The ports of the one that accepts, from the first to the last. None: every port.
+    /// Ports of the server, as ranges of first and last port. None: every port.
     pub ports: Option<Vec<(u16, u16)>>,
-    /// Whether its connections may take shared memory.
+    /// Whether the connections of this rule may take shared memory.
     pub shared: bool,
 }
 
 /// A connection, as one of its ends sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalFlow {
-    /// Of the end that has called connect.
+    /// The address of the end that called connect.
     pub source: IpAddr,
-    /// Of the end that has accepted.
+    /// The address of the end that accepted.
     pub destination: SocketAddr,
 }
 
@@ -58,13 +61,13 @@ pub struct Prefix {
 }
 
 impl LocalPolicy {
-    /// Returns whether a connection may take shared memory, which its two ends may see with different addresses: it may if it may
-    /// as either end sees it.
+    /// Returns whether a connection may take shared memory. Its two ends may see different
+    /// addresses; the policy must allow the connection as each end sees it.
     pub fn allows(&self, seen: &[LocalFlow]) -> bool {
         seen.iter().all(|flow| !self.covers(*flow) || self.shares(*flow))
     }
 
-    /// Returns whether a connection is the overlay's.
+    /// Returns whether a connection belongs to the overlay.
     fn covers(&self, flow: LocalFlow) -> bool {
         let ends = [flow.source, flow.destination.ip()];
         self.prefixes.iter().any(|prefix| ends.iter().any(|end| prefix.contains(*end)))
@@ -92,12 +95,12 @@ impl LocalRule {
 }
 
 impl Prefix {
-    /// The addresses that begin with the first `bits` bits of this one.
+    /// Returns the prefix of the first `bits` bits of `address`.
     pub fn new(address: IpAddr, bits: u8) -> Prefix {
         Prefix { address, bits }
     }
 
-    /// Returns whether an address is one of them. One of IPv4 that is written as one of IPv6 is of IPv4.
+    /// Returns whether an address has this prefix. An IPv4-mapped address counts as IPv4.
     fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address.to_canonical()) {
             (IpAddr::V4(own), IpAddr::V4(other)) => {
@@ -185,7 +188,7 @@ mod tests {
         assert!(!allows("::ffff:10.50.1.3", "[::ffff:10.50.1.9]:80"));
         assert!(!allows("fd00:50:1::3", "[fd00:50:2::1]:80") && allows("fd00:50:2::1", "[fd00:50:1::3]:80"));
         assert!(allows("10.50.2.1", "10.50.1.3:80"), "by default");
-        // Not of the overlay.
+        // Outside the overlay.
         let closed = LocalPolicy { rules: Vec::new(), shared_by_default: false, ..policy.clone() };
         assert!(closed.allows(&[flow("172.17.0.2", "172.17.0.3:80")]));
         assert!(!closed.allows(&[flow("172.17.0.2", "10.50.0.3:80")]));
@@ -193,7 +196,7 @@ mod tests {
 
     #[test]
     fn both_ends_have_to_see_a_connection_that_may_be_shared() {
-        // What one end sees is translated.
+        // The addresses that one end sees are translated.
         let translated = [flow("10.50.2.1", "192.168.0.1:8080"), flow("10.50.1.1", "10.50.2.9:80")];
         assert!(!policy().allows(&translated) && policy().allows(&translated[..1]));
     }

@@ -1,21 +1,22 @@
-//! Names of the socket options that shared memory does not emulate, for `shunt status` and `shunt explain`.
+//! Names of the socket options that shared memory does not emulate, for `shunt status` and `shunt
+//! explain`.
 
-/// An option as the program has set it.
+/// A socket option that the program has set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketOption {
-    /// Level, as of setsockopt(2).
+    /// The level, as in setsockopt(2).
     pub level: i32,
-    /// Name, as of setsockopt(2).
+    /// The name, as in setsockopt(2).
     pub name: i32,
 }
 
 impl SocketOption {
-    /// In one word, which is never 0: no level has an option 0.
+    /// Returns the option in one word, which is never 0: no level has an option 0.
     pub fn pack(self) -> u64 {
         (self.level as u32 as u64) << 32 | u64::from(self.name as u32)
     }
 
-    /// The option of a word, if there is one.
+    /// Returns the option in a word, if there is one.
     pub fn unpack(word: u64) -> Option<SocketOption> {
         (word as u32 != 0).then_some(SocketOption { level: (word >> 32) as i32, name: word as i32 })
     }
@@ -47,7 +48,7 @@ const LEVELS: &[(i32, &str)] = &[
     (282, "SOL_TLS"),
 ];
 
-/// Linux's numbers, which are for ever.
+/// Linux's option values, which never change.
 const NAMES: &[(i32, i32, &str)] = &[
     (SOCKET, 20, "SO_RCVTIMEO"),
     (SOCKET, 21, "SO_SNDTIMEO"),

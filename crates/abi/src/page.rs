@@ -1,16 +1,17 @@
-//! The two small memories between a process and the broker. Each has one writer; the other side maps it read-only (L5).
+//! The two memory files shared by a process and the broker. Each has one writer; the other side
+//! maps it read-only (L5).
 //!
-//! - The page: a memfd that the process makes, maps, seals and passes in its hello. The page is the process's own report for
-//!   `shunt status`. The broker shows it to people and never acts upon it.
-//! - The board: a memfd that the broker makes, maps, seals and passes in its welcome. The shim learns of waiting control
-//!   messages by one load from the board instead of a system call.
+//! - The page: a memfd that the process makes, maps, seals and passes in its hello. The page is the
+//!   process's own report for `shunt status`. The broker shows it to people and never acts upon it.
+//! - The board: a memfd that the broker makes, maps, seals and passes in its welcome. By one load
+//!   from the board, instead of a system call, the shim learns that control messages wait.
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 use crate::status::Share;
 
-/// Connections a page can describe; further ones are only counted. Rows that were never used take no memory, so nobody
-/// may read beyond [`Page::rows`].
+/// Number of connections that a page can describe; further ones are only counted. Rows that were
+/// never used take no memory, so a reader must not go beyond [`Page::rows`].
 pub const ENTRIES: usize = 16_384;
 /// Bytes of the whole page memfd.
 pub const PAGE_BYTES: usize = size_of::<Page>();
@@ -20,16 +21,17 @@ pub const BOARD_BYTES: usize = size_of::<Board>();
 /// The layout of the broker's memfd for one process.
 #[repr(C, align(4096))]
 pub struct Board {
-    /// Messages the broker has put on the control socket so far.
+    /// Number of messages that the broker has put on the control socket so far.
     pub inbox: AtomicU64,
-    /// Messages of the process that the broker has dealt with: what came with them it holds no longer.
+    /// Number of messages of the process that the broker has processed. It no longer holds
+    /// descriptors that came with them.
     pub taken: AtomicU64,
-    /// A [`Reach`].
+    /// The broker's [`Reach`].
     reach: AtomicU64,
 }
 
 impl Board {
-    /// What is worth offering.
+    /// Returns which sockets are worth offering.
     pub fn reach(&self) -> Reach {
         match self.reach.load(Relaxed) {
             1 => Reach::Host,
@@ -38,7 +40,7 @@ impl Board {
         }
     }
 
-    /// Says what is worth offering.
+    /// Sets which sockets are worth offering.
     pub fn set_reach(&self, reach: Reach) {
         self.reach.store(reach as u64, Relaxed);
     }
@@ -47,15 +49,15 @@ impl Board {
 /// The layout of the process's memfd.
 #[repr(C, align(4096))]
 pub struct Page {
-    /// Rows of `entries` that have ever been used, from the first.
+    /// Number of rows of `entries` that have ever been used, from the first.
     pub rows: AtomicU64,
     _line: [AtomicU64; 7],
     /// Counters of the process, in the order of [`Counter`].
     pub counters: [AtomicU64; Counter::COUNT],
-    /// How often each bypass reason was met, indexed by its code.
+    /// Number of occurrences of each bypass reason, indexed by its code.
     pub bypasses: [AtomicU64; 64],
-    /// Bytes that went by TCP while a reason stood, indexed by its code: those that rows no longer speak of. Sent and received
-    /// alike, and of connections that have ended too.
+    /// Bytes that went by TCP for each reason, indexed by its code, without those that rows still
+    /// report. They include bytes sent and received, and bytes of connections that have ended.
     pub tcp_bytes: [AtomicU64; 64],
     /// Live connections.
     pub entries: [Entry; ENTRIES],
@@ -63,25 +65,26 @@ pub struct Page {
 
 const _: () = assert!(Counter::COUNT + 8 + 2 * 64 <= 512 && crate::reason::Reason::ALL.len() <= 64);
 
-/// Between which sockets the broker can pair those of this process: what is worth offering.
+/// The sockets that the broker can pair with those of this process, which determines whether an
+/// offer is worth making.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Reach {
-    /// Within the process's network namespace.
+    /// Sockets of the process's network namespace.
     Namespace = 0,
-    /// With any socket of the host.
+    /// Any socket of the host.
     Host = 1,
-    /// With none: the broker cannot ask about the process's network namespace.
+    /// No socket: the broker cannot query the process's network namespace.
     Nothing = 2,
 }
 
 impl Page {
-    /// The rows that have ever been used.
+    /// Returns the rows that have ever been used.
     pub fn used(&self) -> &[Entry] {
         &self.entries[..ENTRIES.min(self.rows.load(Acquire) as usize)]
     }
 
-    /// What the process has counted of its connections. It may be anything.
+    /// Returns the process's counts of its connections. A hostile process may write any values.
     pub fn share(&self) -> Share {
         let count = |counter| self.counters[counter as usize].load(Relaxed);
         Share {
@@ -91,8 +94,8 @@ impl Page {
         }
     }
 
-    /// Counts what the row's direction has moved by TCP, and what has not been counted yet, under the reason that the row still
-    /// shows.
+    /// Adds the bytes that the row's direction has moved by TCP, and that have not been added yet,
+    /// to the count of the reason that the row still shows.
     pub fn count_tcp(&self, entry: &Entry, which: Which) {
         let (bytes, counted, shift) = match which {
             Which::Sent => (&entry.tcp_sent, &entry.sent_counted, 16),
@@ -107,15 +110,15 @@ impl Page {
     }
 }
 
-/// What a process counts.
+/// A counter of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Counter {
     /// Endpoints offered to the broker.
     Offered,
-    /// Endpoints adopted onto a link.
+    /// Endpoints that got a lane on a link.
     Adopted,
-    /// Doorbells rung: one write(2) each.
+    /// Notifications by doorbells: one preadv2(2) each (ADR 7).
     DoorbellsRung,
     /// Sleeps in the kernel while at least one lane was watched.
     Sleeps,
@@ -123,22 +126,21 @@ pub enum Counter {
     SpinNanos,
     /// Spins that found work before their time was up.
     SpinHits,
-    /// Sleeps cut short because the peer could not yet ring the waiter's doorbell.
+    /// Sleeps cut short because the peer did not hold the waiter's doorbell yet.
     DegradedSleeps,
     /// Connections that found no free entry in the page.
     Unlisted,
-    /// Connections that have been used, be it once.
+    /// Connections that have been used at least once.
     Connections,
-    /// Those of them that have been offered, however often.
+    /// Connections, among those used, that have been offered at least once.
     ConnectionsOffered,
-    /// Those of them that have been on shared memory, however often.
+    /// Connections, among those used, that have been on shared memory at least once.
     ConnectionsOnShm,
-    /// Bytes that went through lanes, sent and received, of connections that no row speaks of any more.
+    /// Bytes that went through lanes, sent and received, of connections that have no row any more.
     LaneBytes,
-    /// Ends of streams that lanes have told of, since TCP did not.
+    /// Ends of streams that a lane reported because TCP did not.
     EndsByLane,
-    /// Bytes of memory that the rings have which the process writes: the part of its budget for
-    /// rings that is spent.
+    /// Bytes of memory in the rings that the process writes: the used part of its budget for rings.
     RingBytes,
     /// Lanes that were left because their ring could not grow: see
     /// [`Reason::MemoryBudget`](crate::reason::Reason::MemoryBudget).
@@ -146,7 +148,7 @@ pub enum Counter {
 }
 
 impl Counter {
-    /// Number of counters.
+    /// The number of counters.
     pub const COUNT: usize = 15;
     /// Every counter with its name in `--json`.
     pub const NAMES: [(Counter, &'static str); Counter::COUNT] = [
@@ -168,7 +170,8 @@ impl Counter {
     ];
 }
 
-/// One connection as its process reports it. `cookie` is written last and cleared first: 0 means free.
+/// One connection as its process reports it. `cookie` is written last and cleared first: 0 means
+/// free.
 #[repr(C)]
 #[derive(Default)]
 pub struct Entry {
@@ -178,9 +181,10 @@ pub struct Entry {
     pub ids: AtomicU64,
     /// Local address as IPv6 (IPv4-mapped where it is IPv4), big endian halves.
     pub local: [AtomicU64; 2],
-    /// Remote address, the same way.
+    /// Remote address, in the form of `local`.
     pub remote: [AtomicU64; 2],
-    /// Roads and reasons: bits 0-7 the sending road, 8-15 the receiving road, 16-31 and 32-47 their reasons.
+    /// Transports and reasons: bits 0-7 the sending transport, 8-15 the receiving transport, 16-31
+    /// and 32-47 their reasons.
     pub roads: AtomicU64,
     /// Bytes sent by TCP.
     pub tcp_sent: AtomicU64,
@@ -190,11 +194,12 @@ pub struct Entry {
     pub shm_sent: AtomicU64,
     /// Bytes received through lanes.
     pub shm_received: AtomicU64,
-    /// The [`SocketOption`](crate::option::SocketOption) that keeps it on TCP, packed; 0: none does.
+    /// The [`SocketOption`](crate::option::SocketOption) that keeps the connection on TCP, packed;
+    /// 0 if none does.
     pub option: AtomicU64,
-    /// Of the bytes sent by TCP: those that are counted in [`Page::tcp_bytes`].
+    /// The part of `tcp_sent` that is counted in [`Page::tcp_bytes`].
     pub sent_counted: AtomicU64,
-    /// The same of those received.
+    /// The part of `tcp_received` that is counted in [`Page::tcp_bytes`].
     pub received_counted: AtomicU64,
     _rest: [AtomicU64; 2],
 }
@@ -202,9 +207,9 @@ pub struct Entry {
 /// One of the two directions of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// What the process sends.
+    /// The direction in which the process sends.
     Sent,
-    /// What it receives.
+    /// The direction in which it receives.
     Received,
 }
 
@@ -225,7 +230,7 @@ pub struct EntryCopy {
     pub remote: [u8; 16],
     /// Remote port.
     pub remote_port: u16,
-    /// See [`Entry::roads`].
+    /// The transports and reasons: see `roads` of [`Entry`].
     pub roads: u64,
     /// Bytes sent by TCP.
     pub tcp_sent: u64,
@@ -244,7 +249,7 @@ pub struct EntryCopy {
 }
 
 impl Entry {
-    /// Fills a free entry; the caller owns it from a private free list.
+    /// Fills a free entry. The caller has taken it from its private free list.
     pub fn publish(&self, copy: &EntryCopy) {
         let half = |bytes: &[u8; 16], index: usize| {
             u64::from_be_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes"))
@@ -272,7 +277,7 @@ impl Entry {
         self.cookie.store(0, Release);
     }
 
-    /// Copies a live entry, or nothing if it is free or was replaced meanwhile.
+    /// Returns a copy of a live entry, or `None` if it is free or was replaced meanwhile.
     pub fn copy(&self) -> Option<EntryCopy> {
         let cookie = self.cookie.load(Acquire);
         if cookie == 0 {

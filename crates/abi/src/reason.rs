@@ -1,12 +1,12 @@
-//! Why a connection, or one direction of it, is on TCP. One enum feeds logs, metrics, `shunt status`,
-//! `shunt explain` and the docs.
+//! The reasons why a connection, or one direction of it, is on TCP. One enum feeds logs, metrics,
+//! `shunt status`, `shunt explain` and the docs.
 
 use serde::{Deserialize, Serialize};
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $label:literal, $text:literal,
        $advice:literal;)*) => {
-        /// A named reason for staying on TCP or for going back to it.
+        /// A named reason for staying on TCP or for falling back to it.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         #[repr(u16)]
@@ -15,25 +15,25 @@ macro_rules! reasons {
         }
 
         impl Reason {
-            /// Every reason, in order of its code.
+            /// Every reason, in the order of its code.
             pub const ALL: &[Reason] = &[$(Reason::$name,)*];
 
-            /// The name used in logs, metrics and `--json`.
+            /// Returns the name used in logs, metrics and `--json`.
             pub fn label(self) -> &'static str {
                 match self { $(Reason::$name => $label,)* }
             }
 
-            /// One sentence for a person.
+            /// Returns one sentence that explains the reason to a person.
             pub fn explanation(self) -> &'static str {
                 match self { $(Reason::$name => $text,)* }
             }
 
-            /// One sentence that says what to do about it.
+            /// Returns one sentence of advice.
             pub fn advice(self) -> &'static str {
                 match self { $(Reason::$name => $advice,)* }
             }
 
-            /// The reason with this code.
+            /// Returns the reason with this code.
             pub fn parse(code: u16) -> Option<Reason> {
                 match code { $($code => Some(Reason::$name),)* _ => None }
             }
@@ -170,13 +170,14 @@ reasons! {
 }
 
 impl Reason {
-    /// Returns whether a broker that refuses an offer for this reason means a pair that has come of it as well.
+    /// Returns whether a refusal of an offer for this reason also ends the pair that the offer has
+    /// led to.
     pub fn ends_pairs(self) -> bool {
         matches!(self, Reason::OverlayPolicy | Reason::OverlayUnclear)
     }
 }
 
-/// The road one direction of a connection takes.
+/// The transport of one direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
@@ -188,7 +189,7 @@ pub enum Road {
 }
 
 impl Road {
-    /// The name used in tables and `--json`.
+    /// Returns the name used in tables and `--json`.
     pub fn label(self) -> &'static str {
         match self {
             Road::Tcp => "tcp",

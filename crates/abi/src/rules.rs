@@ -1,24 +1,25 @@
-//! What the configuration says of programs, on its way from `shunt run` to the shim in each of them: one variable of the environment,
-//! as in `*:spin=off;postgres:offer=at-once,spin=50`.
+//! Settings of the configuration for single programs, as `shunt run` passes them to the shim in
+//! each of them: one environment variable, such as `*:spin=off;postgres:offer=at-once,spin=50`.
 
 use std::fmt::Write;
 
-/// Stands for every program.
+/// The name that stands for every program.
 pub const EVERY: &str = "*";
 
-/// How programs are told apart: by the last part of the path that they were started by.
+/// Returns the name that identifies a program: the last part of the path by which it was started.
 pub fn name_of(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
 }
 
-/// Whether a program of this name can have rules.
+/// Returns whether a program of this name can have rules.
 pub fn can_be_named(name: &str) -> bool {
     !name.is_empty()
         && name != EVERY
         && !name.contains(|letter: char| "/:;".contains(letter) || letter.is_control())
 }
 
-/// What is said of `key` for the program that `is_meant` knows by its name, else for every one.
+/// Returns the setting of `key` for the program whose name `is_meant` accepts, or else the setting
+/// for every program.
 pub fn value<'a>(rules: &'a [u8], is_meant: impl Fn(&[u8]) -> bool, key: &str) -> Option<&'a [u8]> {
     said(rules, is_meant, key).or_else(|| said(rules, |name| name == EVERY.as_bytes(), key))
 }
@@ -31,7 +32,7 @@ fn said<'a>(rules: &'a [u8], is_meant: impl Fn(&[u8]) -> bool, key: &str) -> Opt
     pairs.find_map(|(name, value)| (name == key.as_bytes()).then_some(value))
 }
 
-/// The rules as [`value`] reads them: for each name, keys with their values.
+/// Returns the rules in the form that [`value`] reads: for each name, keys with their values.
 pub fn write<'a, S>(rules: impl Iterator<Item = (&'a str, S)>) -> String
 where
     S: Iterator<Item = (&'a str, &'a str)>,

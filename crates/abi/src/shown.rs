@@ -1,12 +1,14 @@
-//! Text of strangers, fit to be shown.
+//! Text from untrusted sources, made fit to be shown.
 //!
-//! A program names itself, and whoever makes a file or a control group names that. What it says must not move a terminal's cursor, turn
-//! the direction of what stands around it, be invisible, or look like nothing: two names that look alike are not to be two programs.
-//! So whatever a terminal does not show as a letter of its own is shown as its number, `\u{202e}`.
+//! A program chooses its own name, and a user chooses the names of files and control groups. Such
+//! text must not move a terminal's cursor, reverse the direction of the text around it, or be
+//! invisible, and two different names must not look alike. So every character that a terminal does
+//! not show as a letter by itself is shown as its code point, `\u{202e}`.
 
 use std::borrow::Cow;
 
-/// Returns `text` with everything that is not visible by itself as its number. What has been made visible stays as it is.
+/// Returns `text` with every character that is not visible by itself replaced by its code point.
+/// Text that has been made visible does not change.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()) {
         return Cow::Borrowed(text);
@@ -21,7 +23,7 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Returns the same of bytes, of which those that are no UTF-8 are shown as `\xff`.
+/// Returns `bytes` as visible text; bytes that are not UTF-8 are shown as `\xff`.
 pub fn visible_bytes(bytes: &[u8]) -> String {
     let mut shown = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -31,16 +33,17 @@ pub fn visible_bytes(bytes: &[u8]) -> String {
     shown
 }
 
-/// Returns whether a terminal shows a letter, as one that begins and ends where it stands.
+/// Returns whether a terminal shows a letter within its own cell.
 fn is_visible(letter: char) -> bool {
     match letter {
         ' '..='~' => true,
-        // Letters by their class, and blank: fillers of Hangul, the empty pattern of Braille.
+        // Letters by their class, but blank: fillers of Hangul, the empty pattern of Braille.
         '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}' | '\u{2800}' => false,
-        // What stands for what could not be read.
+        // Replaces text that could not be read.
         char::REPLACEMENT_CHARACTER => true,
-        // Controls, formats (directions, joiners, what has no width), separators, private and unassigned letters, and marks that
-        // are written over the letter before. The standard library shows these as their numbers in debugging output.
+        // Controls, formats (directions, joiners, characters without width), separators, private
+        // and unassigned letters, and marks that are written over the letter before. The standard
+        // library shows these as code points in debugging output.
         _ => letter.escape_debug().len() == 1,
     }
 }

@@ -1,4 +1,4 @@
-//! What `shunt status --json` prints: the broker's snapshot of every process and connection.
+//! The output of `shunt status --json`: the broker's snapshot of every process and connection.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use crate::reason::{Reason, Road};
 
-/// Everything the broker knows at one moment.
+/// The broker's state at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Version of the protocol.
@@ -15,8 +15,8 @@ pub struct Snapshot {
     pub broker_pid: u32,
     /// Seconds since the broker started.
     pub uptime_seconds: u64,
-    /// The counts that follow are of everything; else only of what the asker's own programs have done, as far as they are
-    /// connected.
+    /// Whether the following counts cover all programs. Otherwise they cover only connected
+    /// programs of the user who asks.
     pub of_all: bool,
     /// Links in use.
     pub links: usize,
@@ -24,26 +24,26 @@ pub struct Snapshot {
     pub pairs_made: u64,
     /// Offers refused since the start, by reason.
     pub offers_refused: BTreeMap<String, u64>,
-    /// Since the start, also of connections and processes that have ended.
+    /// Counts since the start, including connections and processes that have ended.
     #[serde(flatten)]
     pub totals: Totals,
-    /// Messages refused since the start, by what was wrong with them.
+    /// Messages refused since the start, by the error.
     pub bad_messages: BTreeMap<String, u64>,
     /// Processes that said hello and are alive.
     pub processes: Vec<Process>,
 }
 
-/// What programs have counted since they began. They may have counted anything.
+/// Counts of programs since they began. A hostile program may report any values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Totals {
-    /// Connection ends, also those that are closed.
+    /// Connection ends, including closed ones.
     pub share: Share,
-    /// Bytes that they have moved.
+    /// Bytes that the programs have moved.
     pub bytes: Moved,
     /// The counters, by name: see [`crate::page::Counter`].
     pub counters: BTreeMap<String, u64>,
-    /// How often each bypass reason was met.
+    /// Number of occurrences of each bypass reason.
     pub bypasses: BTreeMap<String, u64>,
 }
 
@@ -63,20 +63,20 @@ fn add(sums: &mut BTreeMap<String, u64>, counts: &BTreeMap<String, u64>) {
     }
 }
 
-/// How many of the connection ends that have been used took shared memory. An end whose process is not under shunt is in
-/// none of these.
+/// How many of the used connection ends took shared memory. An end whose process is not under shunt
+/// is not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// Used, be it once.
+    /// Ends that were used at least once.
     pub seen: u64,
     /// Offered to the broker.
     pub offered: u64,
-    /// On shared memory, be it for a while.
+    /// Ends that were on shared memory for any time.
     pub on_shm: u64,
 }
 
 impl std::ops::AddAssign for Share {
-    /// What processes have counted may be anything.
+    /// Saturates: the counts of processes may be any values.
     fn add_assign(&mut self, other: Share) {
         self.seen = self.seen.saturating_add(other.seen);
         self.offered = self.offered.saturating_add(other.offered);
@@ -84,18 +84,20 @@ impl std::ops::AddAssign for Share {
     }
 }
 
-/// Bytes that connection ends have moved, sent and received: what goes between two programs under shunt is counted by both.
-/// A connection that a process goes on with after its parent has used it is counted from its beginning by each of them.
+/// Bytes that connection ends have moved, sent and received. A byte between two programs under
+/// shunt is counted by both. If a process continues a connection that its parent has used, each of
+/// them counts it from its beginning.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
-    /// Through shared memory.
+    /// Bytes through shared memory.
     pub shm: u64,
-    /// By TCP, by the reason that stood while they went: `none` until it was first looked at, or about to switch.
+    /// Bytes by TCP, by the reason at that time: `none` before the first check of the connection,
+    /// and while it is about to switch.
     pub tcp: BTreeMap<String, u64>,
 }
 
 impl std::ops::AddAssign<&Moved> for Moved {
-    /// What processes have counted may be anything.
+    /// Saturates: the counts of processes may be any values.
     fn add_assign(&mut self, other: &Moved) {
         self.shm = self.shm.saturating_add(other.shm);
         add(&mut self.tcp, &other.tcp);
@@ -105,18 +107,18 @@ impl std::ops::AddAssign<&Moved> for Moved {
 /// One process under shunt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Process {
-    /// Process id, as the kernel told the broker.
+    /// Process id, as the kernel reported it to the broker.
     pub pid: u32,
-    /// User id, as the kernel told the broker.
+    /// User id, as the kernel reported it to the broker.
     pub uid: u32,
     /// The program's name.
     pub program: String,
-    /// Since it began.
+    /// Counts since the process began.
     #[serde(flatten)]
     pub totals: Totals,
     /// Its connections.
     pub connections: Vec<Connection>,
-    /// Connections that there was no room for.
+    /// Number of connections that there was no room for.
     pub left_out: usize,
 }
 
@@ -125,15 +127,15 @@ pub struct Process {
 pub struct Connection {
     /// SO_COOKIE of the socket.
     pub cookie: u64,
-    /// The descriptor it was first seen under.
+    /// The descriptor under which the shim first saw it.
     pub fd: i32,
     /// Its own address.
     pub local: SocketAddr,
     /// Its peer's address.
     pub remote: SocketAddr,
-    /// What it sends.
+    /// The direction in which it sends.
     pub send: Direction,
-    /// What it receives.
+    /// The direction in which it receives.
     pub receive: Direction,
     /// The socket option that keeps it on TCP, if one does.
     pub option: Option<String>,
@@ -142,9 +144,9 @@ pub struct Connection {
 /// One direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Direction {
-    /// The road it takes now.
+    /// The current transport.
     pub road: Road,
-    /// Why it is on TCP; `none` on shared memory.
+    /// The reason why it is on TCP; `none` on shared memory.
     pub reason: Reason,
     /// Bytes that went by TCP.
     pub tcp_bytes: u64,
