@@ -1,21 +1,23 @@
-//! Finds the bounds of functions in a loaded object by `.eh_frame_hdr`, a table in order of their addresses, and `.eh_frame`, which has
-//! their lengths. Compilers and linkers write one of several encodings, which is the one that is understood here.
+//! Finds the bounds of functions in a loaded object by `.eh_frame_hdr`, a table sorted by their
+//! addresses, and `.eh_frame`, which has their lengths. Of the possible encodings, it understands
+//! the one that compilers and linkers write.
 
 use std::ops::Range;
 
 use crate::Memory;
 
-/// Its version; a distance in four bytes from where it stands; a count in four bytes; distances in four bytes from the beginning.
+/// The version, and the three encodings: a distance in four bytes from its own place; a count in
+/// four bytes; distances in four bytes from the beginning.
 const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
-/// The header, the distance and the count.
+/// Bytes of the header, the distance and the count.
 const TABLE: u64 = 12;
 const ROW: u64 = 8;
 const PT_LOAD: u32 = 1;
 const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
-/// Program headers that are looked at: linkers write about a dozen.
+/// Most program headers that are read; linkers write about a dozen.
 const MOST_HEADERS: u64 = 64;
 
-/// The functions of an object.
+/// The table of functions of an object.
 #[derive(Clone, Copy, Debug)]
 pub struct Frames {
     at: u64,
@@ -23,7 +25,8 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Finds the table of the object whose first bytes are loaded at `base`. `None` if it has none, or none that is understood.
+    /// Returns the table of the object whose first bytes are loaded at `base`. Returns `None` if it
+    /// has none, or one in another encoding.
     pub fn of_object(memory: &impl Memory, base: u64) -> Option<Frames> {
         let mut header = [0; 64];
         if !memory.read(base, &mut header) || !header.starts_with(b"\x7fELF\x02\x01") {
@@ -57,7 +60,7 @@ impl Frames {
         is_known.then_some(Frames { at, count: u64::from(u32_at(&header, 8)?) })
     }
 
-    /// The function that `address` is in.
+    /// Returns the bounds of the function that contains `address`.
     pub(crate) fn at(&self, memory: &impl Memory, address: u64) -> Option<Range<u64>> {
         let (mut from, mut to) = (0, self.count);
         while from < to {
@@ -69,13 +72,14 @@ impl Frames {
         if !memory.read(frame, &mut lengths) {
             return None;
         }
-        // Behind the frame's own length and the distance to what it has in common with others: where the function is, and its length.
+        // The frame begins with its own length and the distance to its common entry. The address of
+        // the function and its length follow.
         let is_its = near(frame + 8, u32_at(&lengths, 8)?) == begin;
         let end = begin.checked_add(u64::from(u32_at(&lengths, 12)?))?;
         (is_its && (begin..end).contains(&address)).then_some(begin..end)
     }
 
-    /// Where the function in this row begins, and where its frame is described.
+    /// Returns the address of the function in this row, and the address of its frame description.
     fn row(&self, memory: &impl Memory, index: u64) -> Option<(u64, u64)> {
         let mut row = [0; ROW as usize];
         let is_read = memory.read(self.at + TABLE + index * ROW, &mut row);

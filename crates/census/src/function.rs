@@ -1,39 +1,41 @@
-//! Decides whether a function contains a system call that matters, by decoding it from its first instruction.
+//! Decides whether a function contains a system call that matters, by decoding it from its first
+//! instruction.
 //!
-//! A call whose number is known and of no interest is no bypass. The number is known if an instruction loads it into rax, no
-//! instruction in between writes rax, and no jump of the function leads in between.
+//! A call does not count as a bypass if its number is known and does not matter. The number is
+//! known if an instruction loads it into rax, no instruction in between writes rax, and no jump of
+//! the function leads in between.
 
 use std::ops::Range;
 
 use crate::instruction::{Effect, LONGEST, decode};
 use crate::{Memory, Numbers};
 
-/// Bytes that are decoded at a time.
+/// Bytes that are decoded in one step.
 const WINDOW: usize = 512;
-/// Calls with a known number in one function; one with more is not judged.
+/// Most calls with a known number in one function. A function with more is not judged.
 const MOST_CALLS: usize = 12;
-/// Functions of which more is not decoded are not judged.
+/// The largest function that is judged.
 const MOST_BYTES: u64 = 4 << 20;
 
-/// What a function has been found to contain.
+/// The result of judging a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contains {
-    /// No instruction that enters the kernel, or only with numbers of no interest.
+    /// No instruction that enters the kernel, or only calls that do not matter.
     Nothing,
     /// A call at this address that matters, or whose number is unknown.
     Call(u64),
-    /// Bytes at this address that are no instruction.
+    /// Bytes at this address that are no valid instruction.
     Unknown(u64),
 }
 
-/// A call, and where the instruction behind the load of its number is.
+/// A call with a known number, and the address behind the instruction that loads the number.
 #[derive(Clone, Copy, Default)]
 struct Known {
     loaded: u64,
     call: u64,
 }
 
-/// Decodes the function at `bounds`.
+/// Decodes the function at `bounds`, and returns what it contains.
 pub(crate) fn judge(memory: &impl Memory, bounds: Range<u64>, numbers: &Numbers) -> Contains {
     if bounds.end - bounds.start > MOST_BYTES {
         return Contains::Unknown(bounds.start);
@@ -41,7 +43,7 @@ pub(crate) fn judge(memory: &impl Memory, bounds: Range<u64>, numbers: &Numbers)
     let mut known = [Known::default(); MOST_CALLS];
     let mut count = 0;
     let mut jumps_anywhere = false;
-    // The number in rax, and the address from which it is there.
+    // The number in rax, and the address from which on it is there.
     let mut number: Option<(u32, u64)> = None;
     let walked = walk(memory, bounds.clone(), |at, end, effect| {
         match effect {
@@ -78,7 +80,8 @@ pub(crate) fn judge(memory: &impl Memory, bounds: Range<u64>, numbers: &Numbers)
     })
 }
 
-/// Calls `each` with the address, the end and the effect of every instruction in `bounds`, until it returns something.
+/// Calls `each` with the address, the end and the effect of every instruction in `bounds`, until it
+/// returns `Some`.
 fn walk(
     memory: &impl Memory,
     bounds: Range<u64>,
@@ -121,7 +124,7 @@ mod tests {
     }
 
     fn judged(code: &'static [u8]) -> Contains {
-        // write matters, and nothing else.
+        // Only write matters.
         judge(&Code(code), 0..code.len() as u64, &Numbers(&[2]))
     }
 
@@ -151,7 +154,7 @@ mod tests {
     fn what_is_inside_another_instruction_is_no_call() {
         // movabs rax, 0x50f0000000fc0c7; ret
         assert_eq!(judged(&[0x48, 0xb8, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05, 0xc3]), Contains::Nothing);
-        // syscall; ret; and what is no instruction.
+        // syscall; ret; and an invalid byte.
         assert_eq!(judged(&[0x90, 0xc3, 0x06]), Contains::Unknown(2));
     }
 }

@@ -1,7 +1,9 @@
-//! Decodes one x86-64 instruction: its length, and the little that a search for system calls needs of its meaning.
+//! Decodes one x86-64 instruction: its length, and the few effects that a search for system calls
+//! needs.
 //!
-//! The layout of an instruction follows from its prefixes, its opcode map and its ModRM byte, which a few ranges of opcodes
-//! tell. An opcode that no processor of today has ends the search: [`decode`] returns `None`.
+//! The layout of an instruction follows from its prefixes, its opcode map and its ModRM byte, by a
+//! few ranges of opcodes. An opcode that no current processor has ends the search: [`decode`]
+//! returns `None`.
 
 use std::ops::RangeInclusive;
 
@@ -11,38 +13,38 @@ pub(crate) const LONGEST: usize = 15;
 /// An instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Instruction {
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub(crate) len: usize,
-    /// What it does.
+    /// Its effect.
     pub(crate) effect: Effect,
 }
 
-/// What an instruction does, as far as a search for system calls cares.
+/// The effect of an instruction, as far as a search for system calls needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Enters the kernel: `syscall`, `sysenter` or `int 0x80`.
     Call,
     /// Sets rax to this value.
     Loads(u32),
-    /// Leaves rax as it is, and goes on to the next instruction.
+    /// Leaves rax as it is, and continues with the next instruction.
     Keeps,
     /// Jumps on a condition to this distance behind the instruction, and leaves rax as it is.
     Branches(i32),
     /// Jumps to this distance behind the instruction.
     Jumps(i32),
-    /// Jumps to wherever a register or a word of memory says.
+    /// Jumps to the address in a register or a word of memory.
     JumpsAnywhere,
     /// Calls a function at this distance behind the instruction.
     Calls(i32),
-    /// Ends a path: a return, or a trap that compilers put where nothing goes on.
+    /// Ends a path: a return, or a trap that compilers put where the path cannot continue.
     Ends,
-    /// Faults in a program: only the kernel may execute it, or nothing of today uses it.
+    /// Faults in a program: only the kernel may execute it, or no current program uses it.
     Faults,
-    /// Anything else: rax is not known afterwards.
+    /// Anything else: rax is unknown afterwards.
     Other,
 }
 
-/// What follows an opcode.
+/// The bytes that follow an opcode.
 #[derive(Clone, Copy)]
 struct Layout {
     has_modrm: bool,
@@ -74,7 +76,7 @@ impl Prefixes {
         self.rex & 8 != 0
     }
 
-    /// Bytes of an immediate that is as wide as the operand, up to four.
+    /// Returns the bytes of an immediate that is as wide as the operand, up to four.
     fn z(self) -> usize {
         if self.operand_size && !self.is_wide() { 2 } else { 4 }
     }
@@ -87,11 +89,12 @@ enum Map {
     Two,
     Three38,
     Three3a,
-    /// With a VEX, EVEX or XOP prefix: nothing of it writes rax and matters here.
+    /// With a VEX, EVEX or XOP prefix: none of these instructions writes rax and matters here.
     Vector(u8),
 }
 
-/// Returns the instruction that `code` begins with. `None` if it is none, or reaches behind the end of `code`.
+/// Returns the instruction at the beginning of `code`. Returns `None` if there is none, or if it
+/// extends beyond the end of `code`.
 pub(crate) fn decode(code: &[u8]) -> Option<Instruction> {
     let code = &code[..code.len().min(LONGEST)];
     let (prefixes, mut at) = prefixes(code);
@@ -115,7 +118,7 @@ pub(crate) fn decode(code: &[u8]) -> Option<Instruction> {
         0x62 if prefixes.rex == 0 => {
             (map, opcode, at) = (Map::Vector(code.get(at + 1)? & 0x07), *code.get(at + 4)?, at + 5);
         }
-        // XOP, which shares its first byte with pop: that names no map above 7.
+        // XOP shares its first byte with pop, which uses no map above 7.
         0x8f if prefixes.rex == 0 && code.get(at + 1)? & 0x1f >= 8 => {
             (map, opcode, at) = (Map::Vector(code[at + 1] & 0x1f), *code.get(at + 3)?, at + 4);
         }
@@ -143,7 +146,7 @@ fn prefixes(code: &[u8]) -> (Prefixes, usize) {
             0x67 => prefixes.address_size = true,
             0xf2 => prefixes.repeats_f2 = true,
             0xf0 | 0xf3 | 0x2e | 0x36 | 0x3e | 0x26 | 0x64 | 0x65 => {}
-            // The last byte before the opcode; elsewhere it means nothing.
+            // REX must be the last byte before the opcode; elsewhere it has no effect.
             0x40..=0x4f => {
                 prefixes.rex = *byte;
                 continue;
@@ -155,7 +158,7 @@ fn prefixes(code: &[u8]) -> (Prefixes, usize) {
     (prefixes, code.len())
 }
 
-/// Bytes of a ModRM byte and what it says follows.
+/// Returns the bytes of a ModRM byte and of the operand that it announces.
 fn operand(modrm: u8, next: Option<u8>) -> Option<usize> {
     let (mode, memory) = (modrm >> 6, modrm & 7);
     if mode == 3 {
@@ -208,7 +211,7 @@ fn two_bytes(opcode: u8, prefixes: Prefixes) -> Option<Layout> {
         0xa0..=0xa2 | 0xa8..=0xaa | 0xc8..=0xcf => PLAIN,
         0x0f | 0x70..=0x73 | 0xa4 | 0xac | 0xba | 0xc2 | 0xc4..=0xc6 => modrm_and(1),
         0x80..=0x8f => immediate(4),
-        // Control and debug registers, whatever the mode says.
+        // Control and debug registers, whatever the mode bits are.
         0x20..=0x23 => immediate(1),
         // extrq and insertq have two immediates, vmread none.
         0x78 if prefixes.operand_size || prefixes.repeats_f2 => modrm_and(2),
@@ -233,7 +236,7 @@ fn effect(map: Map, opcode: u8, prefixes: Prefixes, modrm: Option<u8>, code: &[u
     let word = || code.last_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes));
     let byte = || i32::from(code.last().map_or(0, |byte| *byte as i8));
     let modrm = modrm.unwrap_or(0);
-    // Registers by their numbers, 0 being rax.
+    // Registers by their encoding; 0 is rax.
     let register = modrm >> 3 & 7 | (prefixes.rex & 4) << 1;
     let operand = (modrm >> 6 == 3).then_some(modrm & 7 | (prefixes.rex & 1) << 3);
     let keeps = |written: Option<u8>| if written == Some(0) { Effect::Other } else { Effect::Keeps };
@@ -255,21 +258,21 @@ fn effect(map: Map, opcode: u8, prefixes: Prefixes, modrm: Option<u8>, code: &[u
         (Map::One, 0xe8) => Effect::Calls(word()),
         (Map::One, 0xc2 | 0xc3 | 0xcc) | (Map::Two, 0x0b) => Effect::Ends,
         (Map::One, 0xff) if modrm >> 3 & 7 == 4 => Effect::JumpsAnywhere,
-        // Zeros, which data is full of: they would add to memory at rax.
+        // Zeros, which are common in data: as an instruction they would add to memory at rax.
         (Map::One, 0x00) if modrm == 0 => Effect::Faults,
-        // Port input and output, segments, interrupts and what else is the kernel's.
+        // Port input and output, segments, interrupts and other instructions of the kernel.
         (Map::One, 0xff) if matches!(modrm >> 3 & 7, 3 | 5 | 7) => Effect::Faults,
         (Map::One, 0x6c..=0x6f | 0x8e | 0xca | 0xcb | 0xcd | 0xcf) => Effect::Faults,
         (Map::One, 0xe4..=0xe7 | 0xec..=0xef | 0xf1 | 0xf4 | 0xfa | 0xfb) => Effect::Faults,
         (Map::Two, 0x00 | 0x06..=0x09 | 0x20..=0x23 | 0x30 | 0x32 | 0x33 | 0x35) => Effect::Faults,
-        // Whole registers or memory are written, by the operand or by the register field.
+        // These write whole registers or memory, by the operand or by the register field.
         (Map::One, 0x01 | 0x09 | 0x21 | 0x29 | 0x31 | 0x89 | 0xc7) => keeps(operand),
         (Map::One, 0x03 | 0x0b | 0x23 | 0x2b | 0x33 | 0x63 | 0x8b | 0x8d) => keeps(Some(register)),
         (Map::Two, 0xb6 | 0xb7 | 0xbe | 0xbf) => keeps(Some(register)),
         (Map::One, 0x81 | 0x83) if modrm >> 3 & 7 == 7 => Effect::Keeps,
         (Map::One, 0x81 | 0x83) => keeps(operand),
         (Map::One, 0xb8..=0xbf | 0x58..=0x5f) => keeps(Some(opcode & 7 | (prefixes.rex & 1) << 3)),
-        // Compared, pushed, nothing done, and vectors.
+        // Comparisons, pushes, no-ops, and vectors.
         (Map::One, 0x38 | 0x39 | 0x3a | 0x3b | 0x84 | 0x85 | 0x50..=0x57 | 0x68 | 0x6a) => Effect::Keeps,
         (Map::One, 0x90) if prefixes.rex & 1 == 0 => Effect::Keeps,
         (Map::Two, 0x1e | 0x1f | 0x10..=0x17 | 0x28 | 0x29 | 0x57 | 0x6f | 0x7f | 0xd6 | 0xef) => {
@@ -284,7 +287,7 @@ mod tests {
     use super::*;
     use iced_x86::{Decoder, DecoderOptions};
 
-    /// What is a call, and what loads a number, of the instructions around one.
+    /// The effects of instructions around a call, and of those that load a number.
     #[test]
     fn effects_are_those_of_the_instructions() {
         for (code, effect) in [
@@ -310,7 +313,7 @@ mod tests {
         assert_eq!(decode(&[0x06, 0, 0, 0, 0, 0, 0, 0]), None);
     }
 
-    /// The code of this test, of every length as another decoder has it.
+    /// The code of this test: its lengths must be those of another decoder.
     #[test]
     fn lengths_are_those_of_another_decoder() {
         let file = std::fs::read("/proc/self/exe").unwrap();
@@ -323,7 +326,7 @@ mod tests {
             let mut decoder = Decoder::with_ip(64, code, 0, DecoderOptions::NONE);
             let other = decoder.decode();
             let Some(own) = decode(code).filter(|_| !other.is_invalid()) else { continue };
-            // Of near branches with this prefix, processors disagree.
+            // Processors disagree about near branches with this prefix.
             if code[..own.len].contains(&0x66) && own.len != other.len() {
                 continue;
             }

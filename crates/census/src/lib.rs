@@ -1,4 +1,5 @@
-//! Tells which machine code can make system calls by its own instructions, past libc and so past a shim in front of libc.
+//! Finds out which machine code can make system calls by its own instructions, past libc and so
+//! past a shim in front of libc.
 //!
 //! ```text
 //!   executable memory ──search──> the two bytes of syscall, sysenter or int 0x80
@@ -6,13 +7,15 @@
 //!                       unwind table ──┴─> the function around them ──decode──> a call, its number
 //! ```
 //!
-//! The bytes occur by chance inside other instructions and in data, about three times in 64 KiB. So each occurrence is looked up in
-//! the table by which the object's stack is unwound (`.eh_frame_hdr`), and the function that it lies in is decoded from its first
-//! instruction on. An occurrence that is no instruction of its own, or a call with a number of no interest, counts for nothing.
-//! Outside of all functions the bytes around an occurrence say whether it can be an instruction (`gap`). What cannot be decided
-//! counts as a call.
+//! The bytes occur by chance inside other instructions and in data, about three times in 64 KiB. So
+//! each occurrence is looked up in the table by which the object's stack is unwound
+//! (`.eh_frame_hdr`), and its function is decoded from the first instruction on. An occurrence
+//! inside another instruction does not count, nor does a call with a number that does not matter.
+//! Outside of all functions, the bytes around an occurrence decide whether it can be an instruction
+//! (`gap`). An undecidable occurrence counts as a call.
 //!
-//! Nothing here allocates, and nothing trusts what it reads: memory is read through [`Memory`], which may fail at any address.
+//! Nothing here allocates or trusts the code under test: memory is read through [`Memory`], which
+//! may fail at any address.
 
 #![forbid(unsafe_code)]
 
@@ -27,13 +30,13 @@ use std::ops::Range;
 pub use frames::Frames;
 use function::Contains;
 
-/// Memory that can be read at any address, or not.
+/// Memory that may be readable or not at any address.
 pub trait Memory {
-    /// Fills `into` with what is at `address`. Returns `false` if not all of it can be read.
+    /// Fills `into` with the bytes at `address`. Returns `false` if not all of them can be read.
     fn read(&self, address: u64, into: &mut [u8]) -> bool;
 }
 
-/// The numbers of the system calls that matter, a bit each.
+/// The numbers of the system calls that matter, one bit each.
 #[derive(Clone, Copy, Debug)]
 pub struct Numbers<'a>(pub &'a [u32]);
 
@@ -44,16 +47,17 @@ impl Numbers<'_> {
     }
 }
 
-/// Whether code can make a system call that matters.
+/// The verdict on whether code can make a system call that matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It contains none.
+    /// It contains no such call.
     Clean,
-    /// It contains one at this address, or something there that cannot be decided.
+    /// It contains one at this address, or bytes there that cannot be decided.
     MayBypass(u64),
 }
 
-/// Judges the executable memory at `range`, reading it by way of `buffer`. `frames` tells where its functions are.
+/// Judges the executable memory at `range`, which is read through `buffer`. `frames` has the bounds
+/// of its functions.
 pub fn judge(
     memory: &impl Memory,
     range: Range<u64>,
@@ -61,7 +65,7 @@ pub fn judge(
     numbers: &Numbers,
     buffer: &mut [u8],
 ) -> Verdict {
-    // The end of the function that was decoded last: what else is in it has been judged with it.
+    // The end of the function that was decoded last: occurrences before it have been judged.
     let mut judged = 0;
     let found = search::each(memory, range.clone(), buffer, |at| {
         if at < judged {

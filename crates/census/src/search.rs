@@ -6,8 +6,8 @@ use memchr::memchr3_iter;
 
 use crate::Memory;
 
-/// Calls `each` with the address of every such pair of bytes in `range`, in order, until it returns something. Memory that cannot
-/// be read is answered as if a pair was at its beginning.
+/// Calls `each` with the address of every such pair of bytes in `range`, in order, until it returns
+/// `Some`. Unreadable memory is treated as if a pair were at its beginning.
 pub(crate) fn each(
     memory: &impl Memory,
     range: Range<u64>,
@@ -35,7 +35,7 @@ pub(crate) fn each(
     None
 }
 
-/// Whether these are the bytes of `syscall`, `sysenter` or `int 0x80`.
+/// Returns whether these are the bytes of `syscall`, `sysenter` or `int 0x80`.
 fn is_call(first: u8, second: u8) -> bool {
     matches!((first, second), (0x0f, 0x05 | 0x34) | (0xcd, 0x80))
 }

@@ -1,5 +1,6 @@
-//! The objects that are installed here, judged: what makes no system calls by itself must not be taken for what does, or programs lose
-//! shared memory for nothing. And lengths of instructions as another decoder has them.
+//! The objects installed on this machine, judged. Code without its own system calls must not be
+//! judged as code with some, or programs lose shared memory for nothing. Also compares lengths of
+//! instructions with another decoder.
 #![cfg(target_arch = "x86_64")]
 
 use shunt_census::{Frames, Memory, Numbers, Verdict, judge};
@@ -56,7 +57,7 @@ impl Image {
     }
 
     fn judge(&self) -> Verdict {
-        // Every call whose number is known matters but futex and what ends a thread.
+        // Every call with a known number matters, except futex and the calls that end a thread.
         let mut numbers = [u32::MAX; 16];
         for harmless in [202_usize, 60, 231, 318] {
             numbers[harmless / 32] &= !(1 << (harmless % 32));
@@ -71,7 +72,7 @@ impl Image {
     }
 }
 
-/// The first file of each pattern that there is.
+/// Returns the first existing file for each pattern.
 fn installed(patterns: &[&str]) -> Vec<PathBuf> {
     let find = |pattern: &&str| {
         let (directory, name) = pattern.rsplit_once('/').unwrap();
