@@ -1,4 +1,4 @@
-//! What can go wrong, by operation.
+//! The errors of the channel, one type for each operation.
 
 use shunt_sys::Errno;
 use thiserror::Error;
@@ -6,7 +6,7 @@ use thiserror::Error;
 use crate::frame::{MAX_DESCRIPTORS, MAX_MESSAGE};
 use crate::receiver::SenderId;
 
-/// Why there is no sender or no receiver.
+/// The reason why a sender or a receiver could not be made.
 #[derive(Debug, Error)]
 #[error("{doing} failed: {error}")]
 pub struct OpenError {
@@ -19,16 +19,17 @@ impl OpenError {
         OpenError { doing, error }
     }
 
-    /// The error number.
+    /// Returns the error number.
     pub fn errno(&self) -> Errno {
         self.error
     }
 }
 
-/// Why a message was not sent. The receiver gets nothing of it.
+/// The reason why a message was not sent. The receiver gets nothing of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SendError {
-    /// There is no room now, and the caller does not wait. Poll the sender for input, then try again.
+    /// There is no room now, and the caller does not wait. Poll the sender for input, then try
+    /// again.
     #[error("there is no room for the message now: poll the sender for input, then try again")]
     WouldBlock,
     /// There was no room in time.
@@ -42,16 +43,16 @@ pub enum SendError {
         "a message has at most {MAX_DESCRIPTORS} descriptors, one less beside memory that is sent as it is, not {0}"
     )]
     TooManyDescriptors(usize),
-    /// Memory that is sent as it is must be a memfd that nobody can change any more.
+    /// Memory that is sent in place must be a memfd that no process can change any more.
     #[error("the memory could still change: seal the memfd against shrinking, growing and writing")]
     NotFinal,
-    /// The receiver has closed, has died, or does not take this sender.
+    /// The receiver has closed, has died, or does not accept this sender.
     #[error("the receiver has gone")]
     Gone,
-    /// The receiver wrote what no receiver writes into the shared memory.
+    /// The receiver wrote a value into the shared memory that no correct receiver writes.
     #[error("the receiver broke the protocol; this sender is of no use any more")]
     Misbehaved,
-    /// The receiver shared memory that it could still take away.
+    /// The receiver shared memory that it could still withdraw.
     #[error(
         "the receiver's memory is not sealed and whole, so it is not read; this sender is of no use any more"
     )]
@@ -59,58 +60,60 @@ pub enum SendError {
     /// There is no memory for the message.
     #[error("there is no memory for the message")]
     NoMemory,
-    /// A system call failed that should not have.
+    /// A system call failed unexpectedly.
     #[error("the message could not be sent: {0}")]
     System(Errno),
 }
 
-/// Why no message was received.
+/// The reason why no message was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ReceiveError {
-    /// There is none, and the caller does not wait. Poll the receiver for input, then try again.
+    /// There is no message, and the caller does not wait. Poll the receiver for input, then try
+    /// again.
     #[error("there is no message now: poll the receiver for input, then try again")]
     WouldBlock,
-    /// There was none in time.
+    /// No message arrived in time.
     #[error("there was no message in time")]
     TimedOut,
-    /// All senders have gone, and nobody listens for more.
+    /// All senders have gone, and the receiver does not listen for more.
     #[error("all senders have gone")]
     NoSenders,
-    /// This process had no room for all descriptors of a message. Its bytes have arrived, its descriptors have been closed;
-    /// nothing else is lost.
+    /// This process had no room for all descriptors of a message. The bytes have arrived and the
+    /// descriptors have been closed; nothing else is lost.
     #[error(
         "{arrived} of {sent} descriptors of a message arrived, and were closed: raise the limit of open files \
          (ulimit -n), or close some"
     )]
     DescriptorsLost {
-        /// Whose message it is.
+        /// The sender of the message.
         from: SenderId,
-        /// How many it has.
+        /// How many descriptors the message has.
         sent: usize,
-        /// How many the kernel could install.
+        /// How many of them the kernel could install.
         arrived: usize,
     },
-    /// A system call failed that should not have.
+    /// A system call failed unexpectedly.
     #[error("no message could be received: {0}")]
     System(Errno),
 }
 
-/// Why a sender is no more. All that it had sent before has been received.
+/// The reason why a sender has ended. All messages that it had sent before have been received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Cause {
     /// It has closed, or its process has ended.
     #[error("closed")]
     Closed,
-    /// The same in the middle of a message, of which nothing is received.
+    /// It has closed, or its process has ended, in the middle of a message, of which nothing is
+    /// received.
     #[error("closed in the middle of a message")]
     Midway,
     /// It broke the protocol.
     #[error("broke the protocol: {0}")]
     Misbehaved(&'static str),
-    /// It sent a message that is longer than this receiver takes.
+    /// It sent a message longer than this receiver accepts.
     #[error("sent {0} bytes, which is more than is taken here")]
     TooLong(usize),
-    /// There was no memory for what it sent.
+    /// There was no memory for its message.
     #[error("no memory for what it sent")]
     NoMemory,
     /// Its socket failed.

@@ -1,25 +1,26 @@
-//! What stands in the ring: frames, each a header and so many bytes. A message is one frame or several.
+//! The frames in the ring: each is a header and a number of bytes. A message is one frame or
+//! several.
 
 use crate::error::Cause;
 
 /// The most bytes of a message.
 pub const MAX_MESSAGE: usize = 64 << 20;
-/// The most descriptors of a message: what the kernel passes at once.
+/// The most descriptors of a message: the kernel's limit for one sendmsg(2).
 pub const MAX_DESCRIPTORS: usize = 253;
 
 /// Bytes of a header.
 pub(crate) const HEADER: usize = 16;
 
-/// The message begins with this frame.
+/// A flag: the message begins with this frame.
 pub(crate) const FIRST: u32 = 1;
-/// It ends with this one.
+/// A flag: the message ends with this frame.
 pub(crate) const LAST: u32 = 2;
-/// It ends here, and was not sent after all.
+/// A flag: the message ends here, and its sender has given it up.
 pub(crate) const ABORT: u32 = 4;
-/// Its bytes are in memory of their own, the first of its descriptors.
+/// A flag: the bytes of the message are in a memfd, the first of its descriptors.
 pub(crate) const MEMORY: u32 = 8;
 
-/// A header, whatever it says.
+/// A header, whose values are not checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) flags: u32,
@@ -41,7 +42,7 @@ impl Frame {
         bytes
     }
 
-    /// The frame, if a message can begin with it.
+    /// Returns the frame, if a message can begin with it.
     pub(crate) fn first(bytes: &[u8; HEADER]) -> Result<Frame, Cause> {
         let frame = Frame::any(bytes);
         let (len, total) = (frame.len as usize, frame.total as usize);
@@ -57,7 +58,7 @@ impl Frame {
         Ok(frame)
     }
 
-    /// The frame, if a message of which `missing` bytes are missing can go on with it.
+    /// Returns the frame, if a message that lacks `missing` bytes can continue with it.
     pub(crate) fn next(bytes: &[u8; HEADER], missing: usize) -> Result<Frame, Cause> {
         let frame = Frame::any(bytes);
         let len = frame.len as usize;

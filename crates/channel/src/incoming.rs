@@ -1,5 +1,5 @@
-//! One sender as the receiver has it: what is read of its ring and of its socket, and checked. What it writes can end it,
-//! and nothing else.
+//! One sender on the receiver's side: reads its ring and its socket, and checks them. Wrong values
+//! from a sender end that sender, and have no other effect.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,56 +16,58 @@ use crate::frame::{ABORT, Frame, HEADER, LAST, MEMORY};
 use crate::message::{Message, make_room};
 use crate::notice::{self, Descriptors, Notice};
 
-/// Bytes of a large message that are copied before others have their turn.
+/// Most bytes of a large message that are copied before other senders get a turn.
 const TURN: usize = 1 << 20;
-/// Notices that are read before others have their turn.
+/// Most notices that are read before other senders get a turn.
 const NOTICES: usize = 32;
-/// Doorbells that may stand before descriptors: far more than a sender that behaves ever leaves there.
+/// Most doorbells that may precede descriptors: far more than a correct sender ever leaves there.
 const BELLS: usize = 4096;
 
-/// What one turn came to.
+/// The outcome of one turn.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// There is nothing.
+    /// There is nothing to read.
     Nothing,
-    /// There is more of a message that is not whole yet.
+    /// A message is incomplete, and more of it was or can be read.
     More,
-    /// A message is whole; of its descriptors so many were sent and so many arrived, if those are not the same.
+    /// A message is complete. If not all of its descriptors arrived, the numbers that were sent and
+    /// that arrived.
     Whole(Option<Lost>),
 }
 
-/// Descriptors for which there was no room.
+/// Descriptors that this process had no room for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lost {
     pub(crate) sent: usize,
     pub(crate) arrived: usize,
 }
 
-/// See the module.
+/// One sender on the receiver's side.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     socket: OwnedFd,
-    /// After the greeting.
+    /// The ring; present after the greeting.
     lane: Option<ReceiveMemory>,
     consumer: Consumer,
-    /// Descriptors that have come before the frame that they belong to.
+    /// Descriptors that have arrived before the frame that they belong to.
     held: Option<Descriptors>,
-    /// Those of the message after that, if they have been met. Never more than these two messages'.
+    /// Descriptors of the message after that, if they have arrived. No descriptors of later
+    /// messages are kept.
     ahead: Option<Descriptors>,
-    /// Messages with descriptors so far.
+    /// Number of messages with descriptors so far.
     passed: u64,
     partial: Option<Partial>,
     hung_up: bool,
     max_message: usize,
 }
 
-/// A message of which a part has been read.
+/// A message that has been read in part.
 #[derive(Debug)]
 struct Partial {
     buffer: Vec<u8>,
     total: usize,
     filled: usize,
-    /// Bytes of this frame that are missing.
+    /// Number of missing bytes of this frame.
     frame: usize,
     descriptors: Vec<OwnedFd>,
     lost: Option<Lost>,
@@ -101,7 +103,7 @@ impl Incoming {
         }
     }
 
-    /// Reads what the socket has, as far as that is due.
+    /// Reads the notices of the socket that are due.
     pub(crate) fn listen(&mut self) -> Result<(), Cause> {
         for _ in 0..NOTICES {
             if self.held.is_some() || self.hung_up {
@@ -123,8 +125,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Maps the ring of a greeting, and answers it. Nothing is touched before the seals are
-    /// checked.
+    /// Maps the ring of a greeting, and answers it. Checks the seals before it touches the memory.
     fn open(&self, version: u32, ring_bytes: u64, memory: Option<OwnedFd>) -> Result<ReceiveMemory, Cause> {
         if version != notice::VERSION {
             return Err(Cause::Misbehaved("it speaks another version: build both ends with the same shunt"));
@@ -138,13 +139,13 @@ impl Incoming {
         let (answer, own) = own.map_err(|_| Cause::NoMemory)?;
         let lane = ReceiveMemory::over(ring, own).ok_or(Cause::NoMemory)?;
         match notice::answer(&self.socket, answer.as_fd()) {
-            // What a sender sent that has gone is received nevertheless.
+            // The messages of a sender that has gone are received nevertheless.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(lane),
             Err(error) => Err(Cause::Socket(error)),
         }
     }
 
-    /// Looks for a message, or for more of one.
+    /// Reads a message, or more of an incomplete one.
     pub(crate) fn step(&mut self, message: &mut Message) -> Result<Step, Cause> {
         match self.read(message)? {
             Step::Nothing if self.hung_up || self.held.is_some() => self.conclude(),
@@ -152,11 +153,13 @@ impl Incoming {
         }
     }
 
-    /// The ring is empty, and the sender has hung up, or has sent descriptors that nothing has followed yet.
+    /// Handles an empty ring whose sender has closed its socket, or has sent descriptors that no
+    /// frame has followed yet.
     #[cold]
     fn conclude(&mut self) -> Result<Step, Cause> {
         if !self.hung_up {
-            // A notice behind descriptors is sent when the frame that they belong to is in the ring, be it since the last look there.
+            // A notice behind descriptors is sent when their frame is in the ring. The frame may
+            // have come after the last check of the ring.
             match notice::receive(&self.socket).map_err(Cause::Socket)? {
                 None => return Ok(Step::Nothing),
                 Some(Notice::End) => self.hung_up = true,
@@ -167,7 +170,7 @@ impl Incoming {
                 Some(_) => return Err(Cause::Misbehaved("descriptors that belong to nothing")),
             }
         }
-        // Whatever was published before this notice is seen now.
+        // Everything that was published before this notice is visible now.
         if self.has_something()? {
             return Ok(Step::More);
         }
@@ -180,7 +183,7 @@ impl Incoming {
         }
     }
 
-    /// Whether a turn would get on.
+    /// Returns whether a turn would make progress.
     pub(crate) fn has_something(&mut self) -> Result<bool, Cause> {
         let Some(lane) = &self.lane else { return Ok(false) };
         let needed = match &self.partial {
@@ -190,14 +193,15 @@ impl Incoming {
         Ok(self.consumer.available(lane.words(), lane)? >= needed)
     }
 
-    /// Announces that the sender must ring from now on. The caller then asks once more whether there is something.
+    /// Announces that the sender must send a doorbell from now on. The caller then checks the ring
+    /// once more.
     pub(crate) fn announce_sleep(&mut self) {
         if let Some(lane) = &self.lane {
             self.consumer.announce_sleep(lane.words());
         }
     }
 
-    /// Takes the announcement back.
+    /// Cancels the announcement.
     pub(crate) fn awake(&self) {
         if let Some(lane) = &self.lane {
             self.consumer.awake(lane.words());
@@ -242,7 +246,7 @@ impl Incoming {
             return Ok(Step::Whole(lost));
         }
         self.read_header(&mut header)?;
-        // The caller's memory: while there is one sender, it is the one buffer that is used.
+        // The caller's memory: with one sender, this buffer is the only one in use.
         self.partial = Some(Partial {
             buffer: std::mem::take(&mut message.buffer),
             total,
@@ -254,7 +258,7 @@ impl Incoming {
         self.go_on(message)
     }
 
-    /// Goes on with the message that is not whole.
+    /// Continues an incomplete message.
     fn go_on(&mut self, message: &mut Message) -> Result<Step, Cause> {
         let mut budget = TURN;
         loop {
@@ -308,7 +312,8 @@ impl Incoming {
         self.tell_sender()
     }
 
-    /// After room was made. A sender waits for no more than half of the ring.
+    /// Notifies the sender after room was made, if due. A sender waits for no more than half of the
+    /// ring.
     #[inline]
     fn tell_sender(&mut self) -> Result<(), Cause> {
         let lane = self.lane.as_ref().expect("asked by those who have one");
@@ -326,7 +331,8 @@ impl Incoming {
         Ok(())
     }
 
-    /// The descriptors of the message whose first frame has just been seen: they were sent before it was published.
+    /// Takes the descriptors of the message whose first frame has just been read. They were sent
+    /// before it was published.
     fn take_descriptors(&mut self, count: usize, into: &mut Vec<OwnedFd>) -> Result<Option<Lost>, Cause> {
         if count == 0 {
             return Ok(None);
@@ -360,7 +366,7 @@ impl Incoming {
         Ok(None)
     }
 
-    /// The first descriptor is the message.
+    /// Opens a message whose bytes are in its first descriptor.
     fn open_memory(&mut self, message: &mut Message, len: usize, lost: Option<Lost>) -> Result<Step, Cause> {
         if lost.is_some() {
             return Ok(Step::Whole(lost));
@@ -382,7 +388,7 @@ impl AsFd for Incoming {
     }
 }
 
-/// Why memory of a sender is not touched.
+/// Returns the reason why memory of a sender is not touched.
 fn refusal(error: SealError) -> &'static str {
     match error {
         SealError::NotMemfd => "its memory is no memfd",
@@ -407,13 +413,14 @@ mod tests {
         (Incoming::new(ours, 1024), theirs)
     }
 
-    /// A message and its descriptors, with as many as its number says.
+    /// Sends a message with as many descriptors as its number.
     fn send(sender: &mut Sender, number: u8) {
         let file = memfd::create_with("shunt-test", &[number]).unwrap();
         sender.send(&[number], &vec![file.as_fd(); number.into()], Wait::Never).unwrap();
     }
 
-    /// What has looked into the ring before the first message was there, and then finds the descriptors of the second.
+    /// The receiver checks the ring before the first message is there, and then finds the
+    /// descriptors of the second.
     #[test]
     fn messages_that_come_between_a_look_at_the_ring_and_one_at_the_socket() {
         let (mut incoming, theirs) = incoming();
@@ -422,7 +429,7 @@ mod tests {
         incoming.listen().unwrap();
         assert!(matches!(incoming.read(&mut message), Ok(Step::Nothing)));
         (1..=3).for_each(|number| send(&mut sender, number));
-        // The first message's descriptors, as a look at the socket alone finds them.
+        // The descriptors of the first message, as a check of the socket alone finds them.
         incoming.listen().unwrap();
         assert!(matches!(incoming.conclude(), Ok(Step::More)));
         for number in 1..=3 {
@@ -434,7 +441,7 @@ mod tests {
         assert!(matches!(incoming.step(&mut message), Err(Cause::Closed)));
     }
 
-    /// Descriptors of two messages, and neither is there.
+    /// Descriptors of two messages arrive, and neither message does.
     #[test]
     fn descriptors_that_nothing_follows() {
         let (mut incoming, theirs) = incoming();

@@ -1,9 +1,11 @@
-//! Messages with descriptors between processes of one host: 0 B to 64 MiB with 0 to 253 descriptors, whole, in order for
-//! each sender, many senders to one receiver, never EMSGSIZE.
+//! Messages with descriptors between processes of one host: 0 B to 64 MiB with 0 to 253
+//! descriptors. Messages arrive whole, and in order for each sender. Many senders may share one
+//! receiver, and no send fails with EMSGSIZE.
 //!
-//! A [`Receiver`] listens at a path, or is made together with its only sender by [`pair`]. A [`Sender`] connects. Bytes go
-//! through a ring in memory that the two share, descriptors and doorbells over a Unix socket beside it. Neither end trusts
-//! the other: see `docs/channel.md` for how it is used, and `docs/channel-protocol.md` for what is on the wire.
+//! A [`Receiver`] listens at a path, or [`pair`] makes it together with its only sender. A
+//! [`Sender`] connects. Bytes go through a ring in memory that the two share; descriptors and
+//! doorbells go over a Unix socket. Neither end trusts the other. `docs/channel.md` describes its
+//! use, and `docs/channel-protocol.md` the protocol.
 //!
 //! ```
 //! use shunt_channel::{Event, Message, Wait, pair};
@@ -38,12 +40,12 @@ pub use wait::Wait;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-/// The Rust of the documentation, for the tests.
+/// The Rust code in the documentation, as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/channel.md")]
 struct Documentation;
 
-/// A sender and a receiver of each other only.
+/// Returns a sender and a receiver that are connected only to each other.
 pub fn pair() -> Result<(Sender, Receiver), OpenError> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)

@@ -1,27 +1,27 @@
-//! A message as it is received, in memory that can be used again for the next.
+//! A received message, in memory that can be used again for the next one.
 
 use std::os::fd::OwnedFd;
 
 use shunt_sys::memfd::Final;
 
-/// Empty, or the last message received into it.
+/// The last message received into it, or an empty one.
 #[derive(Debug, Default)]
 pub struct Message {
-    /// Longer than the message, once a longer one was received.
+    /// May be longer than the message, if a longer one was received before.
     pub(crate) buffer: Vec<u8>,
     pub(crate) len: usize,
-    /// Where the bytes are instead, if they came in memory of their own.
+    /// The memory of the bytes, if they came in a memfd of their own.
     pub(crate) memory: Option<Final>,
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
 impl Message {
-    /// An empty one.
+    /// Returns an empty message.
     pub fn new() -> Message {
         Message::default()
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the message.
     pub fn bytes(&self) -> &[u8] {
         match &self.memory {
             Some(memory) => memory,
@@ -29,22 +29,24 @@ impl Message {
         }
     }
 
-    /// Whether its bytes are where the sender wrote them: nothing was copied, and nobody can change them.
+    /// Returns whether the bytes are in the sender's memfd: nothing was copied, and no process can
+    /// change them.
     pub fn is_in_place(&self) -> bool {
         self.memory.is_some()
     }
 
-    /// Its descriptors, close-on-exec. What is not taken out is closed with the next message.
+    /// Returns the descriptors of the message, close-on-exec. Those that are not taken are closed
+    /// with the next message.
     pub fn descriptors(&self) -> &[OwnedFd] {
         &self.descriptors
     }
 
-    /// Takes its descriptors out.
+    /// Takes the descriptors of the message.
     pub fn take_descriptors(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.descriptors)
     }
 
-    /// Forgets the message, and keeps its memory for the next.
+    /// Discards the message, and keeps its memory for the next.
     pub fn clear(&mut self) {
         self.len = 0;
         self.memory = None;
@@ -52,8 +54,9 @@ impl Message {
     }
 }
 
-/// Makes `buffer` at least `len` bytes long. What was in it is lost, so that pages which nothing has been written to
-/// need not be there: a sender that announces more than it sends costs address space.
+/// Makes `buffer` at least `len` bytes long, and discards its content. Pages of a new buffer are
+/// allocated at the first write, so a sender that announces more than it sends costs only address
+/// space.
 pub(crate) fn make_room(buffer: &mut Vec<u8>, len: usize) {
     if buffer.len() < len {
         *buffer = Vec::new();

@@ -1,10 +1,10 @@
-//! The notices that go over the socket: a greeting and its answer, doorbells, descriptors.
+//! The notices on the socket: a greeting and its answer, doorbells, descriptors.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use shunt_sys::{Errno, Result, seqpacket};
 
-/// The version of the protocol: 1 had one file, which both ends wrote.
+/// The version of the protocol. In version 1, both ends wrote to one file.
 pub(crate) const VERSION: u32 = 2;
 
 const BYTES: usize = 16;
@@ -13,31 +13,31 @@ const ANSWER: u32 = 0x7368_6d02;
 const BELL: u32 = 2;
 const DESCRIPTORS: u32 = 3;
 
-/// One of them, whatever it says.
+/// A notice, whose values are not checked.
 #[derive(Debug)]
 pub(crate) enum Notice {
-    /// The sender's first: the memory of the ring, and how long the ring is.
+    /// The sender's first notice: the memory of the ring, and the length of the ring.
     Greeting { version: u32, ring_bytes: u64, memory: Option<OwnedFd> },
-    /// The receiver's first: the memory of its words.
+    /// The receiver's first notice: the memory of its words.
     Answer { version: u32, memory: Option<OwnedFd> },
-    /// Somebody should look.
+    /// The other end should check the ring.
     Bell,
-    /// Of one message.
+    /// The descriptors of one message.
     Descriptors(Descriptors),
     /// The other end has closed.
     End,
-    /// None of these.
+    /// An invalid notice.
     Rubbish,
 }
 
 /// The descriptors of one message, as they arrived.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
-    /// How many were sent.
+    /// The number of descriptors sent.
     pub(crate) sent: usize,
-    /// Which message of those with descriptors.
+    /// The index of the message among those with descriptors.
     pub(crate) number: u64,
-    /// Whether this process had no room for all.
+    /// Whether this process had no room for all of them.
     pub(crate) lost: bool,
     pub(crate) arrived: Vec<OwnedFd>,
 }
@@ -58,7 +58,7 @@ pub(crate) fn answer(socket: impl AsFd, memory: BorrowedFd<'_>) -> Result<()> {
     seqpacket::send(socket, &bytes(ANSWER, VERSION, 0), &[memory])
 }
 
-/// A full socket has been told enough.
+/// Sends a doorbell. A full socket already contains enough of them.
 pub(crate) fn ring(socket: impl AsFd) -> Result<()> {
     match seqpacket::send(socket, &bytes(BELL, 0, 0), &[]) {
         Err(Errno::AGAIN) => Ok(()),
@@ -70,14 +70,15 @@ pub(crate) fn pass(socket: impl AsFd, number: u64, descriptors: &[BorrowedFd<'_>
     seqpacket::send_many(socket, &bytes(DESCRIPTORS, descriptors.len() as u32, number), descriptors)
 }
 
-/// The next, if there is one.
+/// Returns the next notice, if there is one.
 pub(crate) fn receive(socket: impl AsFd) -> Result<Option<Notice>> {
-    // One byte more than any of ours.
+    // One byte more than any valid notice.
     let mut buffer = [0; BYTES + 1];
     let mut arrived = Vec::new();
     let mut take = || seqpacket::receive_each(&socket, &mut buffer, |fd| arrived.push(fd));
     let received = match take() {
-        // The other end has closed with doorbells unread. That is said once, before what it had sent.
+        // The other end has closed with unread doorbells. The kernel reports that once, before the
+        // data that the other end had sent.
         Err(Errno::CONNRESET) => take(),
         other => other,
     };

@@ -1,7 +1,11 @@
-//! The receiving end: all its senders, in turn.
+//! The receiving end: polls all its senders in turn.
 //!
-//! A sender is *awake* while the receiver looks at its ring by itself, and rings when it is not. So a busy sender costs no system
-//! call, and a thousand idle ones cost nothing.
+//! A sender is *awake* while the receiver polls its ring. Otherwise the sender sends a
+//! doorbell. A busy sender so costs no system call, and a thousand idle ones cost nothing.
+//!
+//! Example: two of ten senders are busy. The receiver reads their rings in turn. One becomes idle,
+//! and after `IDLE` empty checks the receiver announces in its memory that it sleeps. The sender's
+//! next message sends a doorbell, epoll reports it, and the sender is awake again.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,42 +27,42 @@ use crate::incoming::{Incoming, Step};
 use crate::message::Message;
 use crate::wait::{Spin, Wait};
 
-/// One sender of one receiver. Never used again for another.
+/// The identifier of one sender of a receiver. It is never used again for another sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SenderId(u64);
 
 impl SenderId {
-    /// As a number.
+    /// Returns the identifier as a number.
     pub fn number(self) -> u64 {
         self.0
     }
 }
 
-/// What [`Receiver::receive`] returns.
+/// The result of [`Receiver::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A message is in the caller's [`Message`].
     Message {
-        /// Whose it is.
+        /// The sender of the message.
         from: SenderId,
     },
-    /// A sender is no more.
+    /// A sender has ended.
     Ended {
-        /// Which.
+        /// The sender.
         sender: SenderId,
-        /// Why.
+        /// The reason.
         cause: Cause,
     },
 }
 
-/// How a receiver is made.
+/// The options of a receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Senders at once; more wait until one has gone.
+    /// The most senders at a time; further ones wait until one has gone.
     pub max_senders: usize,
-    /// Bytes of a message; who sends more is ended. At most [`MAX_MESSAGE`].
+    /// The most bytes of a message; a sender that exceeds it is ended. At most [`MAX_MESSAGE`].
     pub max_message: usize,
-    /// Who may connect, as the mode of the socket's file.
+    /// The mode of the socket's file, which determines the users that may connect.
     pub mode: u32,
 }
 
@@ -74,17 +78,17 @@ pub struct Receiver {
     epoll: OwnedFd,
     listener: Option<Listener>,
     senders: Vec<Option<Sender>>,
-    /// Places in `senders` that are empty.
+    /// Indexes of empty entries in `senders`.
     empty: Vec<usize>,
     count: usize,
     next_id: u64,
-    /// Places of those who are looked at, and whose turn is next.
+    /// Indexes of the senders that are awake. `turn` is the position of the next one.
     awake: Vec<usize>,
     turn: usize,
-    /// Messages since epoll was asked last.
+    /// Number of messages since the last epoll_wait.
     unasked: u32,
     ended: VecDeque<(SenderId, Cause)>,
-    /// Readable when there is more to do, whatever the senders say.
+    /// Readable when a call left work behind, independently of the senders.
     nudge: OwnedFd,
     spin: Spin,
     options: Options,
@@ -100,9 +104,9 @@ struct Listener {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Listening {
     Yes,
-    /// There are as many senders as there may be.
+    /// There are as many senders as allowed.
     Full,
-    /// Accepting failed then: there are no descriptors left, perhaps.
+    /// The last accept failed at this time, perhaps because no descriptors are left.
     Failed(Instant),
 }
 
@@ -112,29 +116,29 @@ struct Sender {
     incoming: Incoming,
     credentials: Option<Credentials>,
     is_awake: bool,
-    /// Looks in a row that found nothing.
+    /// Number of consecutive checks that found nothing.
     idle: u32,
 }
 
 const LISTENER: u64 = u64::MAX;
 const NUDGE: u64 = u64::MAX - 1;
 const BACKLOG: i32 = 1024;
-/// After so many messages, who has rung meanwhile has a turn.
+/// After this number of messages, senders that have sent doorbells meanwhile get a turn.
 const UNASKED: u32 = 64;
-/// After so many looks for nothing, while others are busy, a sender has to ring.
+/// After this number of empty checks while others are busy, a sender must send a doorbell.
 const IDLE: u32 = 256;
-/// New senders that are taken before others have their turn.
+/// Most new senders that are accepted before others get a turn.
 const ACCEPTS: usize = 16;
-/// Turns with a part of a message in one look.
+/// Most turns with a part of a message in one pass.
 const MORE: u32 = 64;
-/// Rounds of one call after which its time counts even if there is something.
+/// Number of rounds of one call after which its time-out applies even if there is work.
 const ROUNDS: u32 = 4;
-/// When accepting is tried again.
+/// Time after which a failed accept is tried again.
 const RETRY: Duration = Duration::from_millis(100);
 const EVENTS: usize = 64;
 
 impl Receiver {
-    /// One without senders: see [`adopt`](Receiver::adopt).
+    /// Returns a receiver without senders: see [`adopt`](Receiver::adopt).
     pub fn new(options: Options) -> Result<Receiver, OpenError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| OpenError::of("making an epoll instance", error))?;
@@ -161,14 +165,15 @@ impl Receiver {
         })
     }
 
-    /// One that senders find at `path`, where nothing must be yet. The file goes when the receiver does.
+    /// Returns a receiver that listens at `path`, where no file may exist yet. The file is removed
+    /// with the receiver.
     pub fn listen(path: impl AsRef<Path>, options: Options) -> Result<Receiver, OpenError> {
         let path = path.as_ref();
         let failed = |doing| move |error| OpenError::of(doing, error);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .map_err(failed("making a socket"))?;
-        // Before it has a name: nobody else can connect meanwhile.
+        // Before the socket has a name, so that no process can connect meanwhile.
         fchmod(&socket, Mode::from_raw_mode(options.mode))
             .map_err(failed("setting the mode of the socket"))?;
         let address =
@@ -184,7 +189,8 @@ impl Receiver {
         Ok(receiver)
     }
 
-    /// Takes the other end of a sender's socket, SOCK_SEQPACKET: of a socket pair, or passed by somebody.
+    /// Takes the other end of a sender's socket, SOCK_SEQPACKET: one of a socket pair, or one that
+    /// another process has passed.
     pub fn adopt(&mut self, socket: impl Into<OwnedFd>) -> Result<SenderId, OpenError> {
         self.take(socket.into()).map_err(|error| OpenError::of("taking a sender's socket", error))
     }
@@ -212,20 +218,22 @@ impl Receiver {
         Ok(id)
     }
 
-    /// Who a sender is, as the kernel recorded it when it connected.
+    /// Returns the credentials of a sender, as the kernel recorded them when it connected.
     pub fn credentials(&self, sender: SenderId) -> Option<Credentials> {
         self.senders.iter().flatten().find(|other| other.id == sender)?.credentials
     }
 
-    /// Senders now.
+    /// Returns the current number of senders.
     pub fn senders(&self) -> usize {
         self.count
     }
 
-    /// Receives the next message into `message`, whose memory is used again, or says that a sender is no more.
+    /// Receives the next message into `message`, whose memory is reused, or reports the end of a
+    /// sender.
     ///
-    /// Messages of one sender come in the order in which it sent them. After [`ReceiveError::WouldBlock`] the receiver,
-    /// polled for input, says when to try again. After [`ReceiveError::DescriptorsLost`] the bytes are in `message`.
+    /// Messages of one sender come in the order in which it sent them. After
+    /// [`ReceiveError::WouldBlock`], poll the receiver for input, and try again when it is
+    /// readable. After [`ReceiveError::DescriptorsLost`] the bytes are in `message`.
     pub fn receive(&mut self, message: &mut Message, wait: Wait) -> Result<Event, ReceiveError> {
         if self.unasked >= UNASKED {
             self.ask(Some(Timespec { tv_sec: 0, tv_nsec: 0 }))?;
@@ -251,7 +259,7 @@ impl Receiver {
             let sleeps = self.announce_sleep();
             let left = if sleeps { wait.left() } else { Some(Timespec { tv_sec: 0, tv_nsec: 0 }) };
             let heard = self.ask(left)?;
-            // Somebody may keep us busy with what never becomes a message.
+            // A sender may keep the receiver busy without ever completing a message.
             let is_idle = sleeps && heard == 0;
             if (is_idle || round >= ROUNDS) && wait.is_over() {
                 if !is_idle {
@@ -267,7 +275,7 @@ impl Receiver {
         }
     }
 
-    /// One turn of each of those who are awake, until there is something to return.
+    /// Gives each awake sender one turn, until there is a result.
     #[inline]
     fn look(&mut self, message: &mut Message) -> Option<Result<Event, ReceiveError>> {
         let mut left = self.awake.len();
@@ -302,7 +310,8 @@ impl Receiver {
                 }
                 Ok(Step::Nothing) => {
                     sender.idle += 1;
-                    // Only beside others: alone, it is looked at until the receiver sleeps.
+                    // Only while others are awake: a single sender is polled until the receiver
+                    // sleeps.
                     if sender.idle >= IDLE && self.awake.len() > 1 && !self.keeps_awake(place) {
                         self.awake.swap_remove(self.turn);
                     } else {
@@ -316,7 +325,8 @@ impl Receiver {
         Some(Ok(Event::Ended { sender, cause }))
     }
 
-    /// Has everybody ring. `false`: somebody has sent something meanwhile.
+    /// Announces the sleep to all senders. Returns `false` if one of them has sent something
+    /// meanwhile.
     fn announce_sleep(&mut self) -> bool {
         let mut at = 0;
         while at < self.awake.len() {
@@ -329,7 +339,8 @@ impl Receiver {
         self.awake.is_empty() && self.ended.is_empty()
     }
 
-    /// Has one sender ring, unless there is something of it. An impossible ring is something, too.
+    /// Announces the sleep to one sender, unless its ring has data. A ring in an impossible state
+    /// counts as data.
     fn keeps_awake(&mut self, place: usize) -> bool {
         let sender = self.senders[place].as_mut().expect("who is awake is there");
         sender.idle = 0;
@@ -341,7 +352,8 @@ impl Receiver {
         sender.is_awake
     }
 
-    /// Waits for doorbells and new senders no longer than this, and wakes those who rang. How many there were.
+    /// Waits for doorbells and new senders until the time-out `left`, and wakes the senders that
+    /// sent doorbells. Returns the number of events.
     fn ask(&mut self, left: Option<Timespec>) -> Result<usize, ReceiveError> {
         self.unasked = 0;
         let left = self.listen_again(left);
@@ -354,7 +366,7 @@ impl Receiver {
         for event in &events {
             match event.data.u64() {
                 LISTENER => self.accept(),
-                // Only to be seen.
+                // Only has to be reported.
                 NUDGE => drop(rustix::io::read(&self.nudge, &mut [0; 8])),
                 place => self.hear(place as usize),
             }
@@ -377,7 +389,7 @@ impl Receiver {
     fn end(&mut self, place: usize, cause: Cause) {
         self.awake.retain(|other| *other != place);
         if let Some(sender) = self.senders[place].take() {
-            // Its socket may be somebody else's too, and then stays in the set.
+            // The socket may have other holders too, and would then stay in the epoll instance.
             let _ = epoll::delete(&self.epoll, &sender.incoming);
             self.ended.push_back((sender.id, cause));
             self.empty.push(place);
@@ -411,11 +423,11 @@ impl Receiver {
         let Some(listener) = &mut self.listener else { return };
         listener.state = state;
         let flags = if state == Listening::Yes { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        // It can fail only for want of a set or a socket, and both are ours.
+        // This can fail only if a descriptor is invalid, and this receiver holds both.
         let _ = epoll::modify(&self.epoll, &listener.socket, epoll::EventData::new_u64(LISTENER), flags);
     }
 
-    /// Listens again if it is time, and else sees to it that one does not sleep longer.
+    /// Listens again if it is time, and otherwise limits the sleep to that time.
     fn listen_again(&mut self, left: Option<Timespec>) -> Option<Timespec> {
         let Some(Listener { state: Listening::Failed(then), .. }) = &self.listener else { return left };
         if then.elapsed() >= RETRY {
@@ -431,8 +443,8 @@ impl Receiver {
 }
 
 impl AsFd for Receiver {
-    /// For poll: readable when [`receive`](Receiver::receive), which returned [`ReceiveError::WouldBlock`], should be tried
-    /// again.
+    /// Returns a descriptor for poll. It becomes readable when a [`receive`](Receiver::receive)
+    /// that returned [`ReceiveError::WouldBlock`] should be tried again.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }

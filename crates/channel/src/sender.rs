@@ -19,20 +19,22 @@ use crate::frame::{ABORT, FIRST, Frame, HEADER, LAST, MAX_DESCRIPTORS, MAX_MESSA
 use crate::notice::{self, Notice};
 use crate::wait::{Spin, Wait};
 
-/// Bytes of a ring. Both ends copy at the same time, and what one has copied is still in the cache when the other does.
+/// Bytes of a ring. Both ends copy at the same time, and bytes that one has copied are still in the
+/// cache when the other copies them.
 const RING: usize = 512 * 1024;
-/// How long a receiver may take to have room for one more connection, or for descriptors, between two tries.
+/// The pause between two tries while the receiver has no room for another connection or for
+/// descriptors.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The sending end. Many may send to one receiver, each by one of these.
+/// The sending end. Many may send to one receiver, each with its own sender.
 #[derive(Debug)]
 pub struct Sender {
     socket: OwnedFd,
     memory: SendMemory,
     producer: Producer,
-    /// Messages with descriptors so far.
+    /// Number of messages with descriptors so far.
     passed: u64,
-    /// The receiver has begun to receive a message that was given up.
+    /// Whether the receiver has begun to receive a message that was given up.
     owes_abort: bool,
     broken: Option<SendError>,
     spin: Spin,
@@ -45,7 +47,8 @@ impl From<Misbehaved> for SendError {
 }
 
 impl Sender {
-    /// Connects to the receiver that listens at `path`. If that has more new senders than it can take at once, it waits.
+    /// Connects to the receiver that listens at `path`. Waits while the receiver's queue of new
+    /// senders is full.
     pub fn connect(path: impl AsRef<Path>, wait: Wait) -> Result<Sender, OpenError> {
         let path = path.as_ref().as_os_str().as_bytes();
         loop {
@@ -57,7 +60,7 @@ impl Sender {
         }
     }
 
-    /// Sends over a socket, SOCK_SEQPACKET, whose other end a receiver has, or will have.
+    /// Returns a sender over a SOCK_SEQPACKET socket whose other end a receiver has, or will have.
     pub fn over(socket: impl Into<OwnedFd>) -> Result<Sender, OpenError> {
         let failed = |doing| move |error| OpenError::of(doing, error);
         let len = sender_bytes(RING).expect("a size that there can be");
@@ -78,10 +81,12 @@ impl Sender {
         })
     }
 
-    /// Sends a message: these bytes, and copies of these descriptors. The receiver gets all of it, or, after an error, nothing.
+    /// Sends a message: the bytes, and copies of the descriptors. The receiver gets all of it, or
+    /// nothing after an error.
     ///
-    /// It returns when the message is in memory that the receiver reads, or, if it is longer than that memory, mostly. A
-    /// message that is too long to be there and must not wait is copied into memory of its own.
+    /// Returns when the message is in memory that the receiver reads. If the message is longer than
+    /// that memory, the receiver has read the beginning by then. A message that is too long for it
+    /// and must not wait is copied into a memfd of its own.
     pub fn send(
         &mut self,
         bytes: &[u8],
@@ -92,8 +97,8 @@ impl Sender {
         self.note(result)
     }
 
-    /// Sends a message that is in memory already, as it is: a memfd that holds nothing else, sealed against shrinking,
-    /// growing and writing. Nothing is copied at either end.
+    /// Sends a message that is already in a memfd, in place. The memfd contains nothing else, and
+    /// is sealed against shrinking, growing and writing. Neither end copies anything.
     pub fn send_memory(
         &mut self,
         memory: impl AsFd,
@@ -194,7 +199,7 @@ impl Sender {
         result
     }
 
-    /// Tells the receiver of a message that was given up.
+    /// Notifies the receiver of a message that was given up.
     fn abort(&mut self, wait: Wait) -> Result<(), SendError> {
         if self.owes_abort {
             self.make_room(HEADER, wait)?;
@@ -204,7 +209,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sees to it that so many bytes, no more than half of the ring, can be written.
+    /// Waits until `needed` bytes, no more than half of the ring, can be written.
     #[inline]
     fn make_room(&mut self, needed: usize, wait: Wait) -> Result<(), SendError> {
         if self.has_room(needed)? { Ok(()) } else { self.wait_for_room(needed, wait) }
@@ -231,8 +236,8 @@ impl Sender {
             if let Some(error) = self.broken {
                 return Err(error);
             }
-            // Old doorbells are taken out first: a later one means that there is room. So does the
-            // answer.
+            // Old doorbells are taken first, so that a later one means that there is room. The
+            // answer has the same meaning.
             self.listen()?;
             self.producer.announce_sleep(self.memory.words());
             if self.has_room(needed)? {
@@ -253,7 +258,7 @@ impl Sender {
         }
     }
 
-    /// Takes doorbells and the receiver's answer out of the socket.
+    /// Takes doorbells and the receiver's answer from the socket.
     fn listen(&mut self) -> Result<(), SendError> {
         loop {
             let notice = notice::receive(&self.socket).map_err(|error| {
@@ -275,7 +280,7 @@ impl Sender {
         }
     }
 
-    /// Maps the receiver's words, of which nothing is touched before the seals are checked.
+    /// Maps the receiver's words. Checks the seals before it touches the memory.
     #[cold]
     fn open(&mut self, version: u32, memory: Option<OwnedFd>) -> Result<(), SendError> {
         let memory = memory.filter(|_| version == notice::VERSION).ok_or(SendError::Misbehaved)?;
@@ -284,12 +289,13 @@ impl Sender {
         if shown.is_some_and(|shown| self.memory.set_receiver(shown)) {
             return Ok(());
         }
-        // The answer comes once.
+        // The receiver answers only once.
         self.broken = Some(SendError::NoMemory);
         Err(SendError::NoMemory)
     }
 
-    /// Sends descriptors ahead of the frame that they belong to. They wake the receiver, so that it need not be rung for too.
+    /// Sends descriptors ahead of the frame that they belong to. They wake the receiver, so that no
+    /// doorbell is needed.
     fn pass(&mut self, descriptors: &[BorrowedFd<'_>], wait: Wait) -> Result<(), SendError> {
         if descriptors.is_empty() {
             return Ok(());
@@ -305,7 +311,8 @@ impl Sender {
             };
             let failed = match error {
                 Errno::INTR => continue,
-                // The socket is full, or more descriptors of this user are under way than one process may have open.
+                // The socket is full, or this user has more descriptors in flight than one process
+                // may have open.
                 Errno::AGAIN | Errno::TOOMANYREFS if wait == Wait::Never => SendError::WouldBlock,
                 Errno::AGAIN | Errno::TOOMANYREFS if wait.is_over() => SendError::TimedOut,
                 Errno::AGAIN => {
@@ -319,7 +326,7 @@ impl Sender {
                 Errno::PIPE | Errno::CONNRESET => SendError::Gone,
                 error => SendError::System(error),
             };
-            // Nothing has woken it.
+            // No descriptors have woken the receiver.
             let _ = notice::ring(&self.socket);
             return Err(failed);
         }
@@ -334,7 +341,7 @@ impl Sender {
         while source.remaining() > 0 {
             match self.producer.write(self.memory.words(), &self.memory, &mut source)? {
                 Published::Bytes(_) => self.tell_receiver()?,
-                // There was room.
+                // The caller has checked that there was room.
                 _ => return Err(SendError::Misbehaved),
             }
         }
@@ -349,8 +356,8 @@ impl Sender {
         if self.producer.notify(self.memory.words()) { self.ring() } else { Ok(()) }
     }
 
-    /// Notifies a receiver whose answer may not be there yet. The receiver looks at the ring after
-    /// it has answered, so it finds a message that was published before its answer came.
+    /// Notifies a receiver whose answer may not have arrived yet. The receiver checks the ring
+    /// after it has answered, so it finds a message that was published before its answer came.
     #[cold]
     fn tell_new_receiver(&mut self) -> Result<(), SendError> {
         match self.listen() {
@@ -375,13 +382,14 @@ impl Sender {
 }
 
 impl AsFd for Sender {
-    /// For poll: readable when [`send`](Sender::send), which returned [`SendError::WouldBlock`], should be tried again.
+    /// Returns a descriptor for poll. It becomes readable when a [`send`](Sender::send) that
+    /// returned [`SendError::WouldBlock`] should be tried again.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// Until the socket is ready, or it is time.
+/// Sleeps until the socket is ready or the time is over.
 fn sleep(socket: &OwnedFd, flags: PollFlags, wait: Wait) -> Result<(), SendError> {
     let mut fds = [PollFd::new(socket, flags)];
     match poll(&mut fds, wait.left().as_ref()) {

@@ -1,4 +1,5 @@
-//! How long an operation waits, and how: it looks for a moment, as long as that pays, and then sleeps.
+//! How long and how an operation waits: it spins for a moment, as long as that pays, and then
+//! sleeps.
 
 use std::hint::spin_loop;
 use std::sync::OnceLock;
@@ -6,24 +7,24 @@ use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
 
-/// How long an operation may wait.
+/// The time that an operation may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Not at all.
     Never,
-    /// As long as it takes.
+    /// Without limit.
     Forever,
-    /// Until then.
+    /// Until this time.
     Until(Instant),
 }
 
 impl Wait {
-    /// No longer than this from now on.
+    /// Waits for at most `duration` from now on.
     pub fn at_most(duration: Duration) -> Wait {
         Instant::now().checked_add(duration).map_or(Wait::Forever, Wait::Until)
     }
 
-    /// What is left of it, for a system call; nothing is for ever.
+    /// Returns the rest of the time, for a system call; `None` means without limit.
     pub(crate) fn left(self) -> Option<Timespec> {
         let left = match self {
             Wait::Forever => return None,
@@ -33,7 +34,7 @@ impl Wait {
         Some(Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })
     }
 
-    /// Whether it is over, for one that has waited.
+    /// Returns whether the time is over, for an operation that has waited.
     pub(crate) fn is_over(self) -> bool {
         match self {
             Wait::Never => true,
@@ -43,20 +44,20 @@ impl Wait {
     }
 }
 
-/// Looking before sleeping.
+/// Spinning before a sleep.
 #[derive(Debug)]
 pub(crate) struct Spin {
     limit: Duration,
-    /// Waits since the last look, where looking does not pay.
+    /// Number of waits since the last spin, while spinning does not pay.
     skipped: u32,
 }
 
-/// A sleep and a wake-up take about as long.
+/// About the time that a sleep and a wake-up take.
 const MOST: Duration = Duration::from_micros(50);
 const LEAST: Duration = Duration::from_micros(4);
-/// Where looking has not paid, it is tried again once in so many waits.
+/// Where spinning has not paid, it is tried again once in this number of waits.
 const AGAIN: u32 = 16;
-/// Looks between two looks at the clock.
+/// Number of checks between two reads of the clock.
 const BATCH: u32 = 16;
 
 impl Spin {
@@ -64,7 +65,8 @@ impl Spin {
         Spin { limit: if is_alone() { Duration::ZERO } else { MOST }, skipped: 0 }
     }
 
-    /// Looks until there is something, for a moment. `None`: there is nothing yet.
+    /// Spins until `look` returns a value, for a limited time. Returns `None` if there is nothing
+    /// yet.
     #[inline]
     pub(crate) fn until<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         if self.limit < LEAST {
@@ -91,7 +93,7 @@ impl Spin {
     }
 }
 
-/// Whether there is only one processor: then nothing comes while one looks.
+/// Returns whether there is only one processor: then no other thread makes progress during a spin.
 fn is_alone() -> bool {
     static ALONE: OnceLock<bool> = OnceLock::new();
     *ALONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|count| count.get() == 1))

@@ -1,5 +1,5 @@
-//! Senders that die at any moment or lie about anything: the receiver gets whole messages or none, keeps no descriptor, and
-//! goes on with the others.
+//! Senders that die at any moment or lie about anything. The receiver gets whole messages or none,
+//! keeps no descriptor, and continues with the other senders.
 
 mod common;
 
@@ -27,7 +27,7 @@ const LAST: u32 = 2;
 const ABORT: u32 = 4;
 const MEMORY: u32 = 8;
 
-/// A sender made by hand, that says what it likes.
+/// A sender made by hand that writes any values.
 struct Liar {
     socket: OwnedFd,
     memory: SendMemory,
@@ -46,14 +46,14 @@ fn answer() -> Vec<u8> {
     notice(0x7368_6d02, 2, 0)
 }
 
-/// Greets as a sender does, and returns what it writes.
+/// Sends a greeting as a sender does, and returns its memory.
 fn greet(socket: &OwnedFd) -> SendMemory {
     let (file, mapping) = memfd::create_whole("shunt-test", sender_bytes(RING).unwrap()).unwrap();
     seqpacket::send(socket, &greeting(RING), &[file.as_fd()]).unwrap();
     SendMemory::over(mapping).unwrap()
 }
 
-/// The descriptor that comes with the next notice.
+/// Returns the descriptor that comes with the next notice.
 fn next_descriptor(socket: &OwnedFd) -> OwnedFd {
     let (_, mut fds) = seqpacket::recv(socket, &mut [0; 64]).unwrap();
     fds.take_first().unwrap()
@@ -65,7 +65,7 @@ fn sockets() -> (OwnedFd, OwnedFd) {
 }
 
 impl Liar {
-    /// With one that has nothing to do with it beside.
+    /// Returns a liar, its receiver, and a correct sender of the same receiver.
     fn new() -> (Liar, Receiver, Sender) {
         let (ours, theirs) = sockets();
         let (good, mut receiver) = pair().unwrap();
@@ -95,7 +95,7 @@ impl Liar {
     }
 }
 
-/// The other sender is served as if nothing were.
+/// Asserts that the other sender is served normally.
 fn assert_unharmed(receiver: &mut Receiver, good: &mut Sender) {
     let mut message = Message::new();
     good.send(b"and now", &[], soon()).unwrap();
@@ -145,7 +145,7 @@ fn a_sender_that_ends_at_any_stage_leaves_a_whole_message_or_none() {
         for before in [false, true] {
             let (mut liar, mut receiver, mut good) = Liar::new();
             let (reader, writer) = witness();
-            // Whether the receiver has looked at all of it when the end comes.
+            // Whether the receiver has read everything when the end comes.
             let mut look = || {
                 if before {
                     assert_nothing(&mut receiver)
@@ -162,7 +162,8 @@ fn a_sender_that_ends_at_any_stage_leaves_a_whole_message_or_none() {
     }
 }
 
-/// A process of its own that is killed while it sends. It is this test again, which then does something else.
+/// A separate process is killed while it sends. It runs this test again, which then takes the other
+/// branch.
 #[test]
 fn a_process_that_is_killed_leaves_a_whole_message_or_none() {
     const PATH: &str = "SHUNT_CHANNEL_TEST_PATH";
@@ -230,7 +231,8 @@ fn a_receiver_that_stops_reading_costs_a_bounded_amount_of_memory() {
     };
     assert_eq!(error, SendError::WouldBlock);
     assert!((10..200).contains(&sent), "{sent} messages of 10,000 bytes");
-    // What is given up after a time is given up as a whole, whether it would have gone at once or in pieces.
+    // A message that is given up after a time is given up as a whole, whether it would have gone in
+    // one piece or in several.
     for len in [10_000, 100_000, 200_000, 5_000_000] {
         let bytes = pattern(1 << 30, len);
         let wait = Wait::at_most(Duration::from_millis(20));
@@ -249,7 +251,7 @@ fn a_receiver_that_stops_reading_costs_a_bounded_amount_of_memory() {
     assert!(is_gone(reader));
 }
 
-/// The receiver takes a part of a large message, and no more in time.
+/// The receiver reads a part of a large message, and no more in time.
 #[test]
 fn a_large_message_that_is_given_up_is_not_received() {
     let (mut sender, mut receiver) = pair().unwrap();
@@ -275,7 +277,8 @@ fn a_receiver_that_goes_is_noticed() {
     let (reader, writer) = witness();
     sender.send(b"nobody reads this", &[writer.as_fd()], soon()).unwrap();
     drop(receiver);
-    // Without a wait: room is left, but the next descriptor, or the next doorbell, finds nobody.
+    // Without a wait: room is left, but the next descriptor, or the next doorbell, finds no
+    // receiver.
     assert_eq!(sender.send(b"", &[writer.as_fd()], soon()), Err(SendError::Gone));
     assert_eq!(sender.send(b"", &[], soon()), Err(SendError::Gone));
     drop(writer);
@@ -294,7 +297,7 @@ fn receiving_ends_in_time() {
     assert_eq!(receiver.receive(&mut Message::new(), wait), Err(ReceiveError::TimedOut));
 }
 
-/// Frames that no sender writes. All end the liar, and nobody else.
+/// Frames that no correct sender writes. Each ends the liar, and no other sender.
 #[test]
 fn rubbish_in_the_ring_ends_its_sender() {
     let cases: [[u32; 4]; 14] = [
@@ -329,7 +332,7 @@ fn rubbish_in_the_ring_ends_its_sender() {
     }
 }
 
-/// Announcing much costs address space, and no memory.
+/// An announced length costs address space, and no memory.
 #[test]
 fn a_message_that_is_only_announced_takes_no_memory() {
     let resident = || {
@@ -394,13 +397,13 @@ fn a_sender_without_decent_memory_is_not_taken() {
     assert!(is_gone(reader));
 }
 
-/// Memory sent as a message that its sender could change under the reader.
+/// Memory sent as a message that its sender could change while it is read.
 #[test]
 fn memory_that_could_change_is_not_read() {
     let bytes = pattern(1, 50_000);
     let good_memory = memfd::create_with("shunt-test", &bytes).unwrap();
     let open = memfd::create_fixed("shunt-test", 50_000).unwrap();
-    // To read what its sender left out would make pages from the reader's account.
+    // To read pages that its sender left out would charge them to the reader.
     let empty = memfd::create_fixed("shunt-test", 50_000).unwrap();
     fcntl_add_seals(&empty, SealFlags::WRITE).unwrap();
     let (_reader, writer) = witness();
@@ -421,7 +424,7 @@ fn memory_that_could_change_is_not_read() {
     assert!(message.bytes() == bytes);
 }
 
-/// Descriptors that belong to nothing are bounded by one message's.
+/// The descriptors kept without a message are limited to those of one message.
 #[test]
 fn a_flood_of_descriptors_or_doorbells_ends_or_is_idle() {
     let (liar, mut receiver, mut good) = Liar::new();
@@ -449,7 +452,7 @@ fn a_flood_of_descriptors_or_doorbells_ends_or_is_idle() {
         next(&mut receiver, &mut message);
         assert_eq!(message.bytes(), index.to_le_bytes());
     }
-    // Whoever waits no longer than so long does not, whatever the doorbells say.
+    // A receive with a time-out keeps it, whatever doorbells arrive.
     let wait = Wait::at_most(Duration::from_millis(5));
     assert_eq!(receiver.receive(&mut message, wait), Err(ReceiveError::TimedOut));
     let liar = flooding.join().unwrap();
@@ -458,7 +461,7 @@ fn a_flood_of_descriptors_or_doorbells_ends_or_is_idle() {
     assert_eq!(ending(&mut receiver), Cause::Closed);
 }
 
-/// What never becomes a message does not keep a receiver beyond its time.
+/// Data that never becomes a message does not keep a receiver beyond its time-out.
 #[test]
 fn messages_that_are_always_given_up_keep_nobody() {
     let (mut liar, mut receiver, _good) = Liar::new();
@@ -483,7 +486,7 @@ fn messages_that_are_always_given_up_keep_nobody() {
     assert_eq!(ending(&mut receiver), Cause::Closed);
 }
 
-/// A sender, and the socket of a receiver made by hand, which has been greeted.
+/// Returns a sender, and the socket of a receiver made by hand that has got the greeting.
 fn deceived() -> (Sender, OwnedFd) {
     let (ours, theirs) = sockets();
     let sender = Sender::over(ours).unwrap();
@@ -498,7 +501,7 @@ fn a_receiver_that_lies_ends_its_sender_only() {
     let (file, mapping) = memfd::create_whole("shunt-test", RECEIVER_BYTES).unwrap();
     seqpacket::send(&theirs, &answer(), &[file.as_fd()]).unwrap();
     sender.send(b"one", &[], Wait::Never).unwrap();
-    // The receiver's cursor, beyond what was sent.
+    // The receiver's cursor, beyond the bytes that were sent.
     mapping.word(0).unwrap().store(1 << 40, std::sync::atomic::Ordering::Relaxed);
     let mut result = Ok(());
     for _ in 0..100 {
@@ -508,7 +511,8 @@ fn a_receiver_that_lies_ends_its_sender_only() {
     assert_eq!(sender.send(b"", &[], Wait::Never), Err(SendError::Misbehaved));
 }
 
-/// Memory of `len` bytes in each state in which its maker could still stop or charge its reader.
+/// Returns memory of `len` bytes in each state in which its maker could still stop its reader or
+/// charge pages to it.
 fn unsafe_memory(len: usize) -> Vec<(&'static str, OwnedFd)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let made = |seals| {
@@ -531,8 +535,8 @@ fn unsafe_memory(len: usize) -> Vec<(&'static str, OwnedFd)> {
     found
 }
 
-/// While a process punches holes into a file, another that touches its pages sleeps in the kernel.
-/// So neither end touches memory that the other can punch.
+/// While a process punches holes into a file, another process that touches its pages sleeps in the
+/// kernel. So neither end touches memory that the other can punch.
 #[test]
 fn memory_that_its_maker_could_take_away_is_not_touched() {
     for (what, file) in unsafe_memory(sender_bytes(RING).unwrap()) {
@@ -558,7 +562,7 @@ fn memory_that_its_maker_could_take_away_is_not_touched() {
         seqpacket::send(&theirs, &bytes, &vec![file.as_fd(); count]).unwrap();
         assert_eq!(sender.send(b"", &[], soon()), Err(SendError::Misbehaved), "{bytes:?} with {count}");
     }
-    // And one answer too many.
+    // One answer too many.
     let (mut sender, theirs) = deceived();
     let (file, _mapping) = memfd::create_whole("shunt-test", RECEIVER_BYTES).unwrap();
     for _ in 0..2 {
@@ -567,7 +571,7 @@ fn memory_that_its_maker_could_take_away_is_not_touched() {
     assert_eq!(sender.send(b"", &[], soon()), Err(SendError::Misbehaved));
 }
 
-/// What either end gives to the other can be changed by none but its own mapping.
+/// Memory that one end gives to the other can be changed only through the first end's own mapping.
 #[test]
 fn what_is_shared_cannot_be_taken_away() {
     let (ours, theirs) = sockets();
@@ -611,7 +615,7 @@ fn more_senders_than_allowed_wait_for_their_turn() {
         senders.drain(..2);
         assert_eq!((ending(&mut receiver), ending(&mut receiver)), (Cause::Closed, Cause::Closed));
     }
-    // And who sends more than is taken here is ended.
+    // A sender that sends more than the receiver accepts is ended.
     let mut sender = Sender::connect(&path, soon()).unwrap();
     sender.send(&[0; 1001], &[], soon()).unwrap();
     assert_eq!(ending(&mut receiver), Cause::TooLong(1001));

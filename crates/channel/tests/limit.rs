@@ -1,5 +1,6 @@
-//! The receiver's process has no room for the descriptors of a message: that is an error of this message, and nothing else
-//! is lost. Alone in its program, because the limit is the program's.
+//! The receiver's process has no room for the descriptors of a message. That is an error of this
+//! message, and nothing else is lost. This test has its own program, because the limit applies to
+//! the whole process.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Messages arrive whole, in order, with their descriptors: every size with every number of descriptors, from many at once.
+//! Messages arrive whole, in order, with their descriptors: every size with every number of
+//! descriptors, from many senders at a time.
 
 mod common;
 
@@ -25,7 +26,7 @@ const SIZES: [usize; 16] = [
     4096,
     32_752,
     112_192,
-    // What still goes at once, and what goes in pieces.
+    // The largest message that goes in one piece, and larger ones.
     262_128,
     262_129,
     524_288,
@@ -67,7 +68,7 @@ fn every_size_with_every_number_of_descriptors() {
     assert_eq!(receiver.receive(&mut message, Wait::Forever), Err(ReceiveError::NoSenders));
 }
 
-/// Whoever never waits, on either side: nothing is lost, and what is too long for the ring comes as memory.
+/// Neither side ever waits: nothing is lost, and a message too long for the ring comes as a memfd.
 #[test]
 fn every_size_without_waiting() {
     let (mut sender, mut receiver) = pair().unwrap();
@@ -168,7 +169,7 @@ fn many_senders_at_once_each_in_its_order() {
     assert!(!path.exists());
 }
 
-/// One that floods does not keep the others from being heard.
+/// A sender that floods does not keep the receiver from reading the others.
 #[test]
 fn a_busy_sender_does_not_starve_another() {
     let directory = tempfile::tempdir().unwrap();
@@ -214,8 +215,8 @@ fn memory_is_sent_as_it_is() {
     assert_nothing(&mut receiver);
 }
 
-/// Pages that the memory's maker left out are filled before they are sent: the receiver pays for
-/// none.
+/// Pages that the memory's maker left out are filled before they are sent, so that the receiver
+/// pays for none.
 #[test]
 fn memory_with_holes_is_sent_too() {
     let (mut sender, mut receiver) = pair().unwrap();
@@ -230,7 +231,7 @@ fn memory_with_holes_is_sent_too() {
     assert!(message.is_in_place() && message.bytes() == expected);
 }
 
-/// A sender sends before the receiver has mapped anything, and sleeps before it, too.
+/// A sender sends, and sleeps, before the receiver has mapped anything.
 #[test]
 fn what_is_sent_before_the_receiver_begins_arrives() {
     let (mut sender, mut receiver) = pair().unwrap();
@@ -252,7 +253,7 @@ fn what_is_sent_before_the_receiver_begins_arrives() {
     sending.join().unwrap();
 }
 
-/// The receiver answers a new sender, looks, and sleeps, at any moment of its first message.
+/// The receiver answers a new sender, checks, and sleeps, at any moment of its first message.
 #[test]
 fn no_first_message_is_missed() {
     for round in 0..500u64 {
@@ -305,7 +306,7 @@ fn a_buffer_is_used_again() {
     assert_eq!(places.len(), 1, "one buffer serves one sender");
 }
 
-/// Poll says when to try again, for both ends.
+/// Poll reports when to try again, for both ends.
 #[test]
 fn both_ends_can_be_polled() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};

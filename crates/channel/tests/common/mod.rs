@@ -1,4 +1,5 @@
-//! What the tests share: content that shows where it belongs, descriptors that show when they are gone, other processes.
+//! Helpers of the tests: content that shows where it belongs, descriptors whose closing can be
+//! seen, other processes.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -8,14 +9,14 @@ use std::time::Duration;
 
 use shunt_channel::{Cause, Event, Message, ReceiveError, Receiver, SenderId, Wait};
 
-/// Longer than anything here takes.
+/// A time longer than any step of the tests takes.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 pub(crate) fn soon() -> Wait {
     Wait::at_most(LIMIT)
 }
 
-/// Bytes that differ by what they are of and by where in it they are.
+/// Returns bytes that differ by their seed and by their position.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let word = |index: u64| (index ^ seed << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut block: Vec<u8> = (0..512u64).flat_map(|index| word(index).to_le_bytes()).collect();
@@ -29,7 +30,8 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The writing end of a pipe, so many times, and the reading end, which tells when all copies are gone.
+/// Returns both ends of a pipe. The reading end shows when all copies of the writing end are
+/// closed.
 pub(crate) fn witness() -> (PipeReader, OwnedFd) {
     let (reader, writer) = std::io::pipe().unwrap();
     (reader, writer.into())
@@ -44,7 +46,7 @@ pub(crate) fn copies(fd: &OwnedFd, count: usize) -> Vec<BorrowedFd<'_>> {
     vec![fd.as_fd(); count]
 }
 
-/// The next message.
+/// Returns the sender of the next message.
 pub(crate) fn next(receiver: &mut Receiver, message: &mut Message) -> SenderId {
     match receiver.receive(message, soon()) {
         Ok(Event::Message { from }) => from,
@@ -52,7 +54,7 @@ pub(crate) fn next(receiver: &mut Receiver, message: &mut Message) -> SenderId {
     }
 }
 
-/// How the next sender to end does.
+/// Returns the reason of the next end of a sender.
 pub(crate) fn ending(receiver: &mut Receiver) -> Cause {
     match receiver.receive(&mut Message::new(), soon()) {
         Ok(Event::Ended { cause, .. }) => cause,
@@ -60,13 +62,13 @@ pub(crate) fn ending(receiver: &mut Receiver) -> Cause {
     }
 }
 
-/// There is nothing, neither a message nor an end.
+/// Asserts that there is neither a message nor an end.
 pub(crate) fn assert_nothing(receiver: &mut Receiver) {
     let got = receiver.receive(&mut Message::new(), Wait::Never);
     assert!(matches!(got, Err(ReceiveError::WouldBlock | ReceiveError::NoSenders)), "{got:?}");
 }
 
-/// Descriptors that this process has open.
+/// Returns the number of open descriptors of this process.
 pub(crate) fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
