@@ -1,5 +1,6 @@
-//! The message channel for C: `include/shunt_channel.h` says what each function promises. They only translate. No panic
-//! leaves them: at the end of an `extern "C"` function it ends the process.
+//! The message channel for C: `include/shunt_channel.h` specifies each function. The functions here
+//! only translate. No panic leaves them: at the border of an `extern "C"` function it ends the
+//! process.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
@@ -11,7 +12,7 @@ use shunt_channel::{
     SendError, Sender, Wait, pair,
 };
 
-// Linux's own numbers, the same on every architecture that shunt runs on.
+// Linux's error numbers, equal on every architecture that shunt runs on.
 const ENOMEM: c_int = 12;
 const EFAULT: c_int = 14;
 const EBADF: c_int = 9;
@@ -25,17 +26,17 @@ const EMSGSIZE: c_int = 90;
 const ENOTCONN: c_int = 107;
 const ETIMEDOUT: c_int = 110;
 
-/// A receiver, and what it received last.
+/// A receiver, and the message that it received last.
 #[derive(Debug)]
 pub struct CReceiver {
     receiver: Receiver,
     message: Message,
-    /// Of the last message; what was taken out is -1.
+    /// Descriptors of the last message; -1 for one that was taken.
     numbers: Vec<c_int>,
     descriptors: Vec<Option<OwnedFd>>,
 }
 
-/// `struct shunt_event`.
+/// The layout of `struct shunt_event`.
 #[derive(Debug)]
 #[repr(C)]
 pub struct CEvent {
@@ -95,7 +96,7 @@ fn of_send(error: SendError) -> c_int {
 }
 
 /// # Safety
-/// `path` is null or a string that ends.
+/// `path` is null or a NUL-terminated string.
 unsafe fn path<'a>(path: *const c_char) -> Option<&'a OsStr> {
     // SAFETY: the caller's promise.
     (!path.is_null()).then(|| OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()))
@@ -104,7 +105,7 @@ unsafe fn path<'a>(path: *const c_char) -> Option<&'a OsStr> {
 /// See the header.
 ///
 /// # Safety
-/// `path` is null or a string that ends; `sender` is null or can be written.
+/// `path` is null or a NUL-terminated string; `sender` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_connect(
     path: *const c_char,
@@ -126,7 +127,8 @@ pub unsafe extern "C" fn shunt_connect(
 /// See the header.
 ///
 /// # Safety
-/// `sender` is one of ours that is open; the others are null or as long as is said.
+/// `sender` is an open handle from [`shunt_connect`] or [`shunt_pair`]; `bytes` and `descriptors`
+/// are null or have the given lengths.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_send(
     sender: *mut Sender,
@@ -139,25 +141,25 @@ pub unsafe extern "C" fn shunt_send(
     if sender.is_null() || bytes.is_null() && len > 0 || descriptors.is_null() && count > 0 {
         return -EFAULT;
     }
-    // Before anything is looked at that is as long as is said.
+    // Check the lengths before anything with these lengths is read.
     if len > MAX_MESSAGE {
         return -EMSGSIZE;
     }
     if count > MAX_DESCRIPTORS {
         return -E2BIG;
     }
-    // SAFETY: of `len` bytes, by the caller's promise; an empty one is never looked at.
+    // SAFETY: the caller promises `len` bytes; the pointer is not used if `len` is 0.
     let bytes = if len == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(bytes.cast(), len) } };
     let numbers: &[c_int] =
-        // SAFETY: of `count` numbers, as above.
+        // SAFETY: the caller promises `count` numbers, as above.
         if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(descriptors, count) } };
     if numbers.iter().any(|number| *number < 0) {
         return -EBADF;
     }
-    // SAFETY: not negative. They are only named to the kernel, which looks itself whether they are open.
+    // SAFETY: not negative. They are only passed to the kernel, which checks whether they are open.
     let descriptors: Vec<BorrowedFd<'_>> =
         numbers.iter().map(|number| unsafe { BorrowedFd::borrow_raw(*number) }).collect();
-    // SAFETY: one of ours, used by one thread, by the caller's promise.
+    // SAFETY: the caller promises an open handle that no other thread uses.
     let sender = unsafe { &mut *sender };
     sender.send(bytes, &descriptors, wait(timeout_ms)).map_or_else(of_send, |()| 0)
 }
@@ -165,7 +167,7 @@ pub unsafe extern "C" fn shunt_send(
 /// See the header.
 ///
 /// # Safety
-/// `sender` is null or one of ours that is open.
+/// `sender` is null or an open handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_sender_fd(sender: *const Sender) -> c_int {
     use std::os::fd::AsFd;
@@ -176,7 +178,7 @@ pub unsafe extern "C" fn shunt_sender_fd(sender: *const Sender) -> c_int {
 /// See the header.
 ///
 /// # Safety
-/// `sender` is null or one of ours that is open, and is not used again.
+/// `sender` is null or an open handle, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_sender_close(sender: *mut Sender) {
     if !sender.is_null() {
@@ -188,7 +190,7 @@ pub unsafe extern "C" fn shunt_sender_close(sender: *mut Sender) {
 /// See the header.
 ///
 /// # Safety
-/// `path` is null or a string that ends; `receiver` is null or can be written.
+/// `path` is null or a NUL-terminated string; `receiver` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_listen(path: *const c_char, receiver: *mut *mut CReceiver) -> c_int {
     // SAFETY: the caller's promise.
@@ -206,7 +208,7 @@ pub unsafe extern "C" fn shunt_listen(path: *const c_char, receiver: *mut *mut C
 /// See the header.
 ///
 /// # Safety
-/// `receiver` is null or one of ours that is open; `event` is null or can be written.
+/// `receiver` is null or an open handle; `event` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_receive(
     receiver: *mut CReceiver,
@@ -241,7 +243,7 @@ pub unsafe extern "C" fn shunt_receive(
 /// See the header.
 ///
 /// # Safety
-/// `receiver` is null or one of ours that is open.
+/// `receiver` is null or an open handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_take_descriptor(receiver: *mut CReceiver, index: usize) -> c_int {
     // SAFETY: the caller's promise.
@@ -252,7 +254,7 @@ pub unsafe extern "C" fn shunt_take_descriptor(receiver: *mut CReceiver, index: 
 /// See the header.
 ///
 /// # Safety
-/// `receiver` is null or one of ours that is open.
+/// `receiver` is null or an open handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_receiver_fd(receiver: *const CReceiver) -> c_int {
     use std::os::fd::AsFd;
@@ -263,7 +265,7 @@ pub unsafe extern "C" fn shunt_receiver_fd(receiver: *const CReceiver) -> c_int 
 /// See the header.
 ///
 /// # Safety
-/// `receiver` is null or one of ours that is open, and is not used again.
+/// `receiver` is null or an open handle, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_receiver_close(receiver: *mut CReceiver) {
     if !receiver.is_null() {

@@ -1,14 +1,15 @@
-//! A C program, compiled by gcc with the header as it is installed, and linked with the library.
+//! Tests of a C program, compiled by gcc with the header as it is installed, and linked with the
+//! library.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Compiles a program, runs it with the path of a socket that is not there yet, and returns what it printed.
+/// Compiles a program, runs it with a socket path that does not exist yet, and returns its output.
 fn run(source: &Path) -> Vec<u8> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("program");
-    // Beside this test, in `deps`.
+    // In the directory of this test, `deps`.
     let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let compiled = Command::new("gcc")
         .args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-o"])

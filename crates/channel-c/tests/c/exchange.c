@@ -1,4 +1,5 @@
-/* Two processes: the child sends a large message with two descriptors, the parent receives it and writes to both. */
+/* Two processes: the child sends a large message with two descriptors. The parent receives it and
+ * writes to both descriptors. */
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
