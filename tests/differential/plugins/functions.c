@@ -1,5 +1,6 @@
-/* A library that calls libc's functions. Loaded with RTLD_DEEPBIND, or in a namespace of its own, it is
-   bound past libraries that were loaded before it. Errors are negative numbers, as the kernel returns them. */
+/* A library that calls libc's functions. Loaded with RTLD_DEEPBIND, or in its own namespace, it is
+   bound past libraries that were loaded before it. Errors are negative numbers, as the kernel
+   returns them. */
 
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* A library that makes system calls by an instruction of its own, which no preloaded library sees. */
+/* A library that makes system calls by its own instruction, which no preloaded library sees. */
 
 long past_call(long number, const unsigned long *a) {
     register unsigned long r10 __asm__("r10") = a[3], r8 __asm__("r8") = a[4], r9 __asm__("r9") = a[5];

@@ -1,4 +1,4 @@
-//! One sequence in two worlds, compared; and what to do with a difference.
+//! Compares one sequence in two worlds, and handles a difference.
 
 use crate::generate::epilogue;
 use crate::judge::{Judge, Match, show, show_outcome};
@@ -16,32 +16,32 @@ use std::rc::Rc;
 pub(crate) struct Worlds {
     tcp: World,
     other: World,
-    /// Whether TCP agrees with itself is asked when something differs.
+    /// A second world on TCP. After a difference it shows whether TCP agrees with itself.
     control: World,
     broker: Option<PathBuf>,
-    /// Every step of a comparison is printed.
+    /// Whether every step of a comparison is printed.
     pub(crate) tells: bool,
 }
 
-/// What the comparison of a sequence came to.
+/// The result of the comparison of a sequence.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
-    /// Where and how the two differ.
+    /// Place and kind of the first difference.
     pub(crate) difference: Option<String>,
-    /// The number of the step, in the sequence or its epilogue.
+    /// The index of that step, in the sequence or its epilogue.
     pub(crate) at: usize,
-    /// A direction of a connection was on shared memory.
+    /// Whether a direction of a connection was on shared memory.
     pub(crate) on_shm: bool,
     pub(crate) late: u32,
     pub(crate) extra_edges: u32,
-    /// The comparison ended early because TCP leaves open how it goes on.
+    /// Whether the comparison ended early because TCP leaves the continuation open.
     pub(crate) open: bool,
     /// Steps compared.
     pub(crate) steps: usize,
 }
 
 impl Worlds {
-    /// Without a shim the other world is on TCP as well: the judge judged.
+    /// Returns two worlds. Without a shim both are on TCP, which tests the judge.
     pub(crate) fn new(shim: Option<Shim>, actor: Option<&Path>, processor: &Rc<Processor>) -> Worlds {
         let broker = shim.as_ref().map(|shim| shim.broker.clone());
         let [tcp, other, control] = [None, shim, None].map(|shim| World::new(shim, actor, processor.clone()));
@@ -55,7 +55,7 @@ impl Worlds {
         self.control.end();
     }
 
-    /// The next comparison begins with new processes.
+    /// Marks the worlds as worn, so that the next comparison begins with new processes.
     pub(crate) fn renew(&mut self) {
         self.tcp.worn = true;
         self.other.worn = true;
@@ -124,7 +124,8 @@ impl Worlds {
         Ok(verdict)
     }
 
-    /// How often a sequence differs in `times` runs, each with new processes; the last difference.
+    /// Returns how often a sequence differs in `times` runs, each with new processes, and the last
+    /// difference.
     pub(crate) fn confirm(&mut self, sequence: &Sequence, times: u32) -> Result<(u32, Verdict)> {
         let mut differing = 0;
         let mut last = Verdict::default();
@@ -139,7 +140,7 @@ impl Worlds {
         Ok((differing, last))
     }
 
-    /// How often TCP differs from itself in `times` runs.
+    /// Returns how often TCP differs from itself in `times` runs.
     pub(crate) fn control(&mut self, sequence: &Sequence, times: u32) -> Result<u32> {
         std::mem::swap(&mut self.other, &mut self.control);
         let result = self.confirm(sequence, times);
@@ -148,7 +149,7 @@ impl Worlds {
         Ok(result?.0)
     }
 
-    /// Makes a failing sequence as small as it stays failing.
+    /// Makes a failing sequence as short as possible while it still fails.
     pub(crate) fn shrink(&mut self, sequence: &Sequence, at: usize) -> Result<Sequence> {
         let mut best = sequence.clone();
         best.steps.truncate(at + 1);
@@ -201,7 +202,7 @@ fn on_tcp(world: &mut World, sequence: &Sequence, steps: &[Step]) -> Result<Vec<
     Ok(trace)
 }
 
-/// What came of a step on TCP and in the other world.
+/// Returns the results of a step on TCP and in the other world, as text.
 fn tell(steps: &[Step], index: usize, tcp: &Record, other: &Record) -> String {
     let of = |record: &Record| {
         let woken =
@@ -211,19 +212,19 @@ fn tell(steps: &[Step], index: usize, tcp: &Record, other: &Record) -> String {
     format!("{:3} {}\n        {}\n        {}", index + 1, steps[index], of(tcp), of(other))
 }
 
-/// The same story with all its connections warm, in two processes.
+/// Returns the same steps with all connections warm, and in two processes.
 fn simpler(sequence: &Sequence) -> Vec<Sequence> {
     let warm = Sequence { warm: 12, ..sequence.clone() };
     let apart = Sequence { alone: false, ..warm.clone() };
     if sequence.alone { vec![warm] } else { vec![warm, apart] }
 }
 
-/// Whether a connection of the only processes that the broker has is on shared memory.
+/// Returns whether a connection of the broker's only processes is on shared memory.
 fn is_on_shm(broker: &PathBuf) -> bool {
     connections(broker).iter().any(|one| one.send.road == Road::Shm || one.receive.road == Road::Shm)
 }
 
-/// Ends of connections that send and receive by shared memory.
+/// Returns the number of connection ends that send and receive by shared memory.
 fn ends_on_shm(broker: &PathBuf) -> usize {
     let is_whole = |one: &&Connection| one.send.road == Road::Shm && one.receive.road == Road::Shm;
     connections(broker).iter().filter(is_whole).count()

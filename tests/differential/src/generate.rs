@@ -1,4 +1,4 @@
-//! Random sequences, each made from one number.
+//! Random sequences, each generated from one number.
 
 use shunt_differential::actor::{ODD_RECEIVES, ODD_SENDS, PAST_WAYS, QUESTIONS, SETTINGS, UNSEEN_WAYS};
 use shunt_differential::script::{
@@ -21,12 +21,12 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// Below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    /// True in `percent` of a hundred cases.
+    /// Returns true with a probability of `percent`.
     fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
@@ -36,49 +36,49 @@ impl Random {
     }
 }
 
-/// A sequence in the making.
+/// A sequence under construction.
 struct Draft {
     random: Random,
     sequence: Sequence,
     conns: usize,
     forked: [bool; 2],
     epolls: Vec<(usize, u8)>,
-    /// Sets are watched too, by poll and by other sets.
+    /// Whether epoll instances are watched too, by poll and by other epoll instances.
     nests: bool,
-    /// Sets are duplicated and closed.
+    /// Whether epoll instances are duplicated and closed.
     duplicates_sets: bool,
-    /// Sets have sockets and their duplicates.
+    /// Whether epoll instances contain sockets and their duplicates.
     has_twins: bool,
     dups: Vec<usize>,
     urgent: bool,
-    /// There are waits past libc.
+    /// Whether there are waits past libc.
     unseen: bool,
-    /// Code past the shim is loaded on the way.
+    /// Whether code past the shim is loaded during the sequence.
     loads: bool,
 }
 
-/// What sequences are full of.
+/// The emphasis of sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Now this, now that.
+    /// No fixed emphasis.
     Any,
-    /// Short ones, in which what programs seldom do is as likely as the rest.
+    /// Short sequences, in which rare operations are as likely as common ones.
     Rare,
     /// Waits past libc.
     Unseen,
-    /// Several connections that are watched together.
+    /// Several connections in one wait.
     Order,
-    /// Calls past the shim, by code that becomes executable on the way.
+    /// Calls past the shim, by code that becomes executable during the sequence.
     Past,
-    /// Sockets that a set has twice, by two numbers.
+    /// Sockets that an epoll instance contains twice, under two descriptors.
     Twins,
 }
 
-/// The sequence that belongs to a number.
+/// Returns the sequence of a seed.
 pub(crate) fn sequence(seed: u64, kind: Kind) -> Sequence {
     let mut random = Random::new(seed);
     let alone = random.chance(15);
-    // Mostly on shared memory when it begins, sometimes on the way there.
+    // Mostly on shared memory when it begins, sometimes still switching.
     let warm = if random.chance(75) { 8 + random.below(8) as u32 } else { random.below(8) as u32 };
     let small = random.chance(5);
     let sequence = Sequence { alone, warm, small, steps: Vec::new() };
@@ -99,7 +99,7 @@ pub(crate) fn sequence(seed: u64, kind: Kind) -> Sequence {
     draft.nests = draft.random.chance(10);
     draft.duplicates_sets = draft.random.chance(10);
     draft.unseen = draft.random.chance(8) || kind == Kind::Unseen;
-    // Another stream of numbers, so that the other sequences of these seeds stay what they were.
+    // A separate random stream, so that the other sequences of these seeds do not change.
     let may_load = Random::new(seed ^ LOADS).chance(6) && matches!(kind, Kind::Any);
     draft.loads = !small && (may_load || kind == Kind::Past);
     draft.has_twins = draft.random.chance(10) || kind == Kind::Twins;
@@ -116,7 +116,7 @@ pub(crate) fn sequence(seed: u64, kind: Kind) -> Sequence {
         draft.open();
     }
     let steps = 4 + draft.random.below(26);
-    // Most stories have a theme: what they do most.
+    // Most sequences have a theme: the operations that are most frequent.
     let theme = if kind == Kind::Order { ORDER } else { draft.random.below(8) };
     if theme == ORDER {
         draft.watch_several();
@@ -130,10 +130,10 @@ pub(crate) fn sequence(seed: u64, kind: Kind) -> Sequence {
     draft.sequence
 }
 
-/// Makes the numbers that say which sequences load code.
+/// The seed of the stream that decides which sequences load code.
 const LOADS: u64 = 0x6c6f_6164_2063_6f64;
 
-/// The theme of sequences that ask in which order several connections are told of.
+/// The theme of sequences that test the order in which several connections are reported.
 const ORDER: usize = 7;
 
 impl Draft {
@@ -142,7 +142,7 @@ impl Draft {
     }
 
     fn open(&mut self) {
-        // Of a set with each end twice a wait is to be told all at once.
+        // With each end twice in an epoll instance, one wait must have room for all events.
         let most = if self.has_twins { ENDS / 4 } else { ENDS / 2 };
         if self.conns < most {
             self.push(b'A', Verb::Open, &[self.conns as i64]);
@@ -150,7 +150,7 @@ impl Draft {
         }
     }
 
-    /// Makes a socket and connects it only after something has been done with it.
+    /// Makes a socket, uses it, and only then connects it.
     fn prepare(&mut self) {
         if self.conns == ENDS / 2 {
             return;
@@ -188,7 +188,7 @@ impl Draft {
         self.push(b'A', Verb::Connect, &[client]);
     }
 
-    /// A slot of a connection, and who uses it.
+    /// Returns a slot of a connection, and the actor that uses it.
     fn slot(&mut self) -> (u8, i64) {
         let slot = if !self.dups.is_empty() && self.random.chance(25) {
             self.dups[self.random.below(self.dups.len())]
@@ -281,7 +281,7 @@ impl Draft {
         }
     }
 
-    /// Several connections, and a set at one side that has them all.
+    /// Opens several connections, and registers them all with one epoll instance.
     fn watch_several(&mut self) {
         while self.conns < 2 + self.random.below(3) {
             self.open();
@@ -299,7 +299,7 @@ impl Draft {
         }
     }
 
-    /// Bytes on several connections, and who is told of them.
+    /// Sends bytes on several connections, or waits for them.
     fn order(&mut self, actor: u8, slot: i64) {
         let other = (slot + 2 * (1 + self.random.below(3)) as i64) % (2 * self.conns as i64);
         match self.random.below(10) {
@@ -312,9 +312,9 @@ impl Draft {
         }
     }
 
-    /// A wait that nobody sees.
+    /// Adds a wait past libc.
     fn unseen(&mut self, actor: u8, slot: i64) {
-        // Those that can wait for room.
+        // The number of ways that can wait for room.
         const FOR_ROOM: usize = 4;
         match self.random.below(10) {
             0..=1 => {
@@ -347,7 +347,7 @@ impl Draft {
         let flags = self.random.one_of(&[0, 0, 0, libc::MSG_DONTWAIT.into(), libc::MSG_NOSIGNAL.into()]);
         let call = self.random.below(SEND_CALLS.len()) as i64;
         if !self.urgent && self.random.chance(1) {
-            // A second urgent byte would turn the first into a plain one.
+            // A second urgent byte would turn the first into an ordinary one.
             self.urgent = true;
             self.push(actor, Verb::Send, &[slot, 1, libc::MSG_OOB.into(), 0]);
         } else {
@@ -452,7 +452,7 @@ impl Draft {
             self.control(actor, set, slot, how);
         } else {
             let millis = self.random.one_of(&[0, 0, 0, 0, 5, -1]);
-            // The last of them has no room for what it is told, and seldom comes.
+            // The last call has an array that cannot be written, and is rare.
             let good = EPOLL_CALLS.len() - 1;
             let call = if self.random.chance(4) { good } else { self.random.below(good) } as i64;
             let places = self.random.one_of(&[ENOUGH, ENOUGH, ENOUGH, 1, 2]);
@@ -481,7 +481,7 @@ impl Draft {
         }
     }
 
-    /// Something becomes of a registration that is one of two of a socket.
+    /// Changes, removes or closes one of two registrations of a socket.
     fn twin_step(&mut self) {
         if self.epolls.is_empty() {
             return;
@@ -525,7 +525,7 @@ impl Draft {
         }
     }
 
-    /// One of the sets, whosever it is.
+    /// Returns one of the epoll instances, of either actor.
     fn set(&mut self) -> i64 {
         let set = self.epolls[self.random.below(self.epolls.len())].0;
         self.set_or_duplicate(set) as i64
@@ -582,7 +582,7 @@ impl Draft {
         if self.random.chance(50) || inline && self.urgent {
             self.push(actor, Verb::GetOption, &[slot, option]);
         } else if option < 9 {
-            // An urgent byte would come in the stream then.
+            // An urgent byte would then arrive in the stream.
             self.urgent |= inline;
             self.push(actor, Verb::SetOption, &[slot, option, value]);
         } else {
@@ -601,7 +601,8 @@ impl Draft {
         }
     }
 
-    /// A number is closed on which calls of other threads wait, and may be another's when they go on.
+    /// Closes a descriptor on which calls of other threads wait. Another file may have it when they
+    /// continue.
     fn close_under_calls(&mut self, actor: u8, slot: i64) {
         for _ in 0..1 + self.random.below(2) {
             match self.random.below(3) {
@@ -670,8 +671,8 @@ impl Draft {
     }
 }
 
-/// A sequence for every odd call, question and setting: each on shared memory, with nothing, something and much to be
-/// read, and what it leaves behind.
+/// Returns a sequence for every odd call, question and setting. Each runs on shared memory, with
+/// nothing, some bytes and many bytes to read, and tests the state that the call leaves behind.
 pub(crate) fn every_odd_call() -> Vec<(&'static str, Sequence)> {
     let story = |steps: &[(u8, Verb, &[i64])]| {
         let steps = steps.iter().map(|(actor, verb, args)| Step::new(*actor, *verb, args));
@@ -736,7 +737,7 @@ pub(crate) fn every_odd_call() -> Vec<(&'static str, Sequence)> {
     sends.chain(receives).chain(others).collect()
 }
 
-/// What every sequence ends with: everything sent arrives, and both ends see each other's end.
+/// Returns the end of every sequence: all sent bytes arrive, and both ends see each other's end.
 pub(crate) fn epilogue(sequence: &Sequence) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut opened: Vec<usize> = Vec::new();
@@ -752,7 +753,7 @@ pub(crate) fn epilogue(sequence: &Sequence) -> Vec<Step> {
     }
     let watched = i64::from(libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP);
     for conn in opened {
-        // Either end may be the one to close first.
+        // Either end may close first.
         let first = (2 * conn + sequence.steps.len() % 2) as i64;
         let second = first ^ 1;
         let (this, other) = (sequence.owner(first as usize), sequence.owner(second as usize));

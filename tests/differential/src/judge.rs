@@ -1,8 +1,10 @@
-//! Says whether two runs of a sequence agree.
+//! Decides whether two runs of a sequence agree.
 //!
-//! Everything must, but for what TCP itself leaves open: how much a send takes and a receive gives once more is under
-//! way than fits for certain, what readiness says of a buffer that is neither empty nor surely full, and in how many
-//! pieces that arrives, or what is sent in parts: how much of it a receive takes that sleeps, and how many edges it is.
+//! Everything must agree, except where TCP itself leaves the result open. While more bytes are
+//! under way than surely fit, the amount that a send or a receive takes is open. So is the
+//! readiness of a buffer that is neither empty nor surely full. Such bytes, and bytes of several
+//! sends, may arrive in any number of pieces: the amount that a sleeping receive takes, and the
+//! number of edges, are then open.
 
 use crate::late::pairs;
 use crate::run::{CERTAIN, Outcome, Record};
@@ -12,57 +14,62 @@ use shunt_differential::script::{
 };
 use std::collections::HashMap;
 
-/// How two outcomes compare.
+/// The result of a comparison of two outcomes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Match {
     Same,
-    /// Open in TCP, and from here on the two runs may differ.
+    /// TCP leaves the result open, and from here on the two runs may differ.
     Open,
-    /// An edge that TCP does not report, of a condition that holds.
+    /// An edge that TCP does not report, of a condition that is true.
     ExtraEdge,
     Different(String),
 }
 
-/// Follows two runs.
+/// Follows two runs of a sequence.
 #[derive(Default)]
 pub(crate) struct Judge {
-    /// Streams that have more under way than fits for certain, until they are drained.
+    /// Streams with more bytes under way than surely fit, until they are drained.
     loose: [bool; ENDS],
-    /// Streams whose receiver has shut reading down. TCP tells their sender of no room that a receive makes: once much has
-    /// passed, the rest comes when the sender probes for some.
+    /// Streams whose receiver has shut down reading. TCP does not notify their sender of room that
+    /// a receive makes; after many bytes, the rest arrives when the sender probes the window.
     silent: [bool; ENDS],
-    /// Streams that their sender has shut down. When the peer acknowledges that is TCP's own affair, and an edge.
+    /// Streams that their sender has shut down. The time of the peer's acknowledgement is up to
+    /// TCP, and it causes an edge.
     finished: [bool; ENDS],
-    /// Ends that have sent without copying: when the peer acknowledges that is TCP's own affair, and an error condition.
+    /// Ends that have sent with MSG_ZEROCOPY. The time of the peer's acknowledgement is up to TCP,
+    /// and it causes an error condition.
     uncopied: [bool; ENDS],
     /// The last step at which a stream may have arrived in several pieces.
     in_pieces: [Option<usize>; ENDS],
-    /// The last step at which a wait on a set ended.
+    /// The last step at which a wait on an epoll instance ended.
     waited: [Option<usize>; SLOTS],
     /// Ends of which at least one direction may be on TCP.
     on_tcp_perhaps: [bool; ENDS],
-    /// The step that brought each stream the first of what its receiver has not read.
+    /// For each stream, the step that sent the first byte that the receiver has not read.
     begun: [Option<usize>; ENDS],
     /// Data and events of registrations, by epoll instance and the slot that is registered.
     registered: HashMap<(usize, usize), (i64, i64)>,
-    /// Sets, and the data of registrations there that are told edges and whose number has been closed. They stay as long as the socket is
-    /// open, and may be told once more when the number is closed.
+    /// Epoll instances, and the data of their edge-triggered registrations whose descriptor has
+    /// been closed. A registration stays as long as the socket is open, and may report once more
+    /// when the descriptor is closed.
     outlived: Vec<(usize, i64)>,
-    /// The last step at which each was made or changed.
+    /// The last step at which each registration was made or changed.
     changed: HashMap<(usize, usize), usize>,
-    /// Sets that only calls past libc touch.
+    /// Epoll instances that only calls past libc touch.
     raw: [bool; SLOTS],
-    /// Somebody waits past libc, or has: what such a process has not read it gives back, and the sender sends it with its next call.
+    /// Whether an actor waits or has waited past libc. Such a process returns its unread bytes, and
+    /// the sender sends them with its next call.
     gives_back: bool,
-    /// Sets of which a wait has failed since its array could not be written, or had less room than there was to tell while a connection
-    /// may have been on TCP: of that one both the kernel and the lanes tell, each at its turn. From then on their order is not promised.
+    /// Epoll instances whose order of reports is not promised any more. A wait on them failed
+    /// because its array could not be written, or had too little room while a connection may have
+    /// been on TCP. The kernel and the lanes each report such a connection in their own turn.
     shaken: [bool; SLOTS],
     /// Polls, by libc or past it, and receives that have begun to sleep.
     asleep: Vec<usize>,
-    /// Those of which a number was closed meanwhile: how and when polls end then is not promised, nor whether a receive begins anew
-    /// that is interrupted (docs/differences.md).
+    /// Those of `asleep` one of whose descriptors was closed meanwhile. It is not promised how and
+    /// when such polls end, nor whether an interrupted receive begins again (docs/differences.md).
     bereft: Vec<usize>,
-    /// The ends of such polls: as long as one sleeps it holds the socket, and its sets know of it.
+    /// The ends of such polls: a poll that sleeps holds the socket, and its registrations stay.
     held: Vec<usize>,
     on_tcp: Vec<Record>,
     under_shunt: Vec<Record>,
@@ -74,12 +81,12 @@ const READ: i64 = libc::POLLIN as i64;
 const PRI: i64 = libc::POLLPRI as i64;
 
 impl Judge {
-    /// `is_warm`: connections are on shared memory when they are first used.
+    /// Returns a judge. `is_warm`: connections are on shared memory when they are first used.
     pub(crate) fn new(is_warm: bool) -> Judge {
         Judge { on_tcp_perhaps: [!is_warm; ENDS], ..Judge::default() }
     }
 
-    /// The connection that the step opens is not on shared memory yet.
+    /// Records that the connection that the step opens is not on shared memory yet.
     pub(crate) fn is_not_warm(&mut self, step: &Step) {
         let conn = match step.verb {
             Verb::Open => step.args[0] as usize % (ENDS / 2),
@@ -89,7 +96,7 @@ impl Judge {
         self.on_tcp_perhaps[2 * conn + 1] = true;
     }
 
-    /// Compares the next step of both.
+    /// Compares the next step of both runs.
     pub(crate) fn next(&mut self, steps: &[Step], tcp: &Record, shunt: &Record) -> Match {
         let index = self.on_tcp.len();
         self.on_tcp.push(tcp.clone());
@@ -168,7 +175,8 @@ impl Judge {
             {
                 verdict = Match::Open;
             }
-            // Whether it saw the second of them as well, is open; not, which came first, as far as that is promised.
+            // It is open whether the wait saw the second connection too. The order is compared, as
+            // far as it is promised.
             if step.verb == Verb::Volley
                 && self.watches_several(&steps[number])
                 && are_found(&tcp)
@@ -178,7 +186,8 @@ impl Judge {
             {
                 verdict = Match::Open;
             }
-            // A connection has its error once: which of several that slept on it is told of that, is open.
+            // A connection reports its error once. If several calls slept on it, it is open which
+            // of them gets the error.
             let is_error = |outcome: &Outcome| matches!(outcome, Outcome::Done(answer) if answer.ret < 0);
             if matches!(verdict, Match::Different(_))
                 && (is_error(&tcp) || is_error(&shunt))
@@ -206,7 +215,7 @@ impl Judge {
         verdict
     }
 
-    /// Which registrations lose their number.
+    /// Records the registrations whose descriptor is closed.
     fn note_outlived(&mut self, step: &Step) {
         let closed = match step.verb {
             Verb::Close => step.slot(0),
@@ -218,7 +227,7 @@ impl Judge {
         self.outlived.extend(lost.map(|((set, _), (data, _))| (*set, *data)));
     }
 
-    /// What sleeps, and what of that has lost a number that it asked for.
+    /// Records the sleeping calls, and those of them whose descriptor is closed.
     fn note_sleepers(&mut self, index: usize, steps: &[Step], outcome: &Outcome) {
         let step = &steps[index];
         let closed = match step.verb {
@@ -239,7 +248,7 @@ impl Judge {
         }
     }
 
-    /// Which connections have surely not been off shared memory.
+    /// Records the connections that may be on TCP.
     fn note_roads(&mut self, step: &Step, tcp: &Record) {
         if tcp.outcome == Outcome::Skipped {
             return;
@@ -249,7 +258,8 @@ impl Judge {
             self.raw[step.slot(0)] = step.verb == Verb::UnseenSet;
         }
         if step.verb == Verb::EpollWait && EPOLL_CALLS[step.args[3] as usize] == "forbidden" {
-            // Whether there is anything is asked of the set by a poll, for which all of its connections go back to TCP.
+            // A poll checks the epoll instance for events, for which all of its connections fall
+            // back to TCP.
             for (_, slot) in self.registered.keys().filter(|(set, _)| *set == step.set()) {
                 self.on_tcp_perhaps[end_of(*slot)] = true;
                 self.on_tcp_perhaps[end_of(*slot) ^ 1] = true;
@@ -261,7 +271,7 @@ impl Judge {
             return;
         }
         let ends: Vec<usize> = step.slots().into_iter().map(end_of).collect();
-        // Who waits past libc may have all that it has not read given back.
+        // A process that waits past libc may have all of its unread bytes returned.
         let of_one = step.slots().into_iter().all(|slot| slot < FIRST_EPOLL)
             && !ends.is_empty()
             && step.verb != Verb::Unseen;
@@ -270,10 +280,13 @@ impl Judge {
         }
     }
 
-    /// Whether two answers with the same events tell of them in the same order, as far as that is promised: of two connections on
-    /// shared memory that are in no other set always, and of one whose bytes came by TCP before those of another in shared memory
-    /// (docs/local-path.md). Of one that is told of for its room alone, or was asked about room as it was registered or is each time,
-    /// it is not.
+    /// Returns whether two answers with the same events report them in the same order, as far as
+    /// that is promised (docs/local-path.md).
+    ///
+    /// The order is promised for two connections on shared memory that are in no other epoll
+    /// instance. It is also promised for one whose bytes came by TCP before those of another in
+    /// shared memory. It is not promised for a connection that is reported only for room, or whose
+    /// registration asks for room and is new or level-triggered.
     fn in_order(&self, step: &Step, tcp: &Answer, shunt: &Answer) -> bool {
         let (must, is) = (told(tcp), told(shunt));
         let places = |data: &i64| is.iter().position(|other| other == data);
@@ -284,7 +297,7 @@ impl Judge {
         })
     }
 
-    /// Whether the first that shunt has told of may be told of before the first that TCP has.
+    /// Returns whether shunt's first report may come before TCP's first report.
     fn is_first_in_order(&self, step: &Step, tcp: &Outcome, shunt: &Outcome) -> bool {
         let (Outcome::Done(tcp), Outcome::Done(shunt)) = (tcp, shunt) else { return false };
         match (told(tcp).first(), told(shunt).first()) {
@@ -293,7 +306,8 @@ impl Judge {
         }
     }
 
-    /// Whether the registration with this data is promised to be told of before that other one: see [`in_order`](Self::in_order).
+    /// Returns whether the registration with data `first` must be reported before the one with data
+    /// `second`: see [`in_order`](Self::in_order).
     fn is_promised(&self, step: &Step, tcp: &Answer, first: i64, second: i64) -> bool {
         if self.shaken[step.set()] {
             return false;
@@ -323,7 +337,7 @@ impl Judge {
         !self.on_tcp_perhaps[second] && (!self.on_tcp_perhaps[first] || comes_first())
     }
 
-    /// Whether it waits for more than one connection.
+    /// Returns whether a step waits for more than one connection.
     fn watches_several(&self, step: &Step) -> bool {
         match step.verb {
             Verb::Poll => step.slots().len() > 1,
@@ -335,7 +349,7 @@ impl Judge {
         }
     }
 
-    /// A wait on a set has ended.
+    /// Records the end of a wait on an epoll instance.
     fn note_wait(&mut self, index: usize, step: &Step) {
         if step.verb == Verb::EpollWait {
             let set = step.set();
@@ -356,7 +370,7 @@ impl Judge {
             (Outcome::Blocked, Outcome::Done(_)) if step.verb == Verb::EpollWait && self.has_edges(step) => {
                 Match::ExtraEdge
             }
-            // As where it ends by its time: see `waits`.
+            // As for a wait that ends by its time-out: see `waits`.
             (Outcome::Blocked, Outcome::Done(answer))
                 if step.verb == Verb::EpollWait && answer.ret < 0 && answer.errno == libc::EFAULT =>
             {
@@ -367,8 +381,8 @@ impl Judge {
             {
                 Match::ExtraEdge
             }
-            // The kernel answers it at whatever wakes it, be it the acknowledgement of a FIN that came a moment earlier in
-            // the other run.
+            // The kernel answers the call at any wake-up, such as the acknowledgement of a FIN,
+            // which came a moment earlier in the other run.
             (Outcome::Blocked, Outcome::Done(answer)) if step.has_no_room() && answer.ret == 0 => Match::Open,
             (Outcome::Done(a), Outcome::Blocked)
                 if step.verb == Verb::EpollWait
@@ -383,7 +397,8 @@ impl Judge {
         }
     }
 
-    /// Whether one of the two has told of nothing but the end of a send without copying, of which the other knows nothing yet.
+    /// Returns whether one run has reported only the completion of a send with MSG_ZEROCOPY, and
+    /// the other has not seen it yet.
     fn differ_by_completion(&self, step: &Step, tcp: &Outcome, shunt: &Outcome) -> bool {
         let uncopied: Vec<usize> = (0..ENDS).filter(|end| self.uncopied[*end]).collect();
         let told = |outcome: &Outcome| match outcome {
@@ -400,7 +415,7 @@ impl Judge {
         waits && shows_any(step, &uncopied) && told(tcp).is_some() && told(tcp) == told(shunt)
     }
 
-    /// Whether a stream that the step touches has more under way than fits for certain.
+    /// Returns whether a stream that the step touches has more bytes under way than surely fit.
     fn has_slack(&self, index: usize, step: &Step) -> bool {
         let much = |end: usize, more: u64| {
             self.loose[end]
@@ -419,7 +434,8 @@ impl Judge {
         }
     }
 
-    /// Whether a step was answered by bits and pieces, in either run: their order says nothing.
+    /// Returns whether a step's answer came in parts in either run. Then the order of the parts
+    /// means nothing.
     fn was_late(&self, index: usize) -> bool {
         self.on_tcp[index].was_late || self.under_shunt[index].was_late
     }
@@ -428,7 +444,7 @@ impl Judge {
         self.edges(step).next().is_some()
     }
 
-    /// The data of the registrations in a set that are told edges.
+    /// Returns the data of the edge-triggered registrations in an epoll instance.
     fn edges(&self, step: &Step) -> impl Iterator<Item = i64> {
         let set = step.set();
         let edges = self
@@ -446,12 +462,13 @@ impl Judge {
         let same = (tcp.ret, tcp.errno, tcp.signals) == (shunt.ret, shunt.errno, shunt.signals);
         match step.verb {
             Verb::Drain if slack && tcp.ret == shunt.ret && tcp.errno == shunt.errno => Match::Same,
-            // How much of what was sent arrives before a reset, and how that is told: see below.
+            // It is open how many of the sent bytes arrive before a reset, and how the reset is
+            // reported: see below.
             Verb::Flood | Verb::Pour if !same || tcp.extra != shunt.extra => {
                 let alike = (tcp.ret, tcp.errno) == (shunt.ret, shunt.errno);
                 let fails = tcp.ret < 0 && shunt.ret < 0 && self.has_fin_behind_much(step.slot(0));
-                // What reaches a receiver that has shut reading down may reset the connection, be it of these bytes or of
-                // those before.
+                // These bytes, or those before them, may reset the connection when they reach a
+                // receiver that has shut down reading.
                 let end = end_of(step.slot(0));
                 if alike && self.loose[end] || fails || self.loose[end] && self.silent[end] {
                     Match::Open
@@ -460,13 +477,14 @@ impl Judge {
                 }
             }
             Verb::Poll | Verb::Unseen if slack => self.polls(step, tcp, shunt),
-            // A sender that has closed with unread bytes of its own sends nothing again.
+            // A sender that has closed with unread bytes of its own never sends again.
             Verb::Unseen
                 if step.way().ends_with("peek") && tcp.ret > 0 && shunt.errno == libc::ECONNRESET =>
             {
                 Match::Open
             }
-            // A poll in an io_uring that has slept is told what the waking was for, which may be urgent data as well.
+            // A poll in an io_uring that has slept returns the events that woke it, which may
+            // include urgent data.
             Verb::Unseen
                 if step.way() == "ring"
                     && same
@@ -476,7 +494,7 @@ impl Judge {
             }
             Verb::Poll if self.has_only_more_edges(step, &tcp.extra, &shunt.extra) => Match::ExtraEdge,
             Verb::EpollWait => self.waits(index, step, tcp, shunt, slack),
-            // How a reset is told depends on whether a FIN behind those bytes came before it.
+            // The report of a reset depends on whether a FIN behind those bytes came before it.
             Verb::Send | Verb::OddSend
                 if tcp.ret < 0 && shunt.ret < 0 && self.has_fin_behind_much(step.slot(0)) && !same =>
             {
@@ -493,11 +511,12 @@ impl Judge {
             {
                 Match::Open
             }
-            // How many bytes are taken that lie before a bad address depends on where a page of the kernel's ends.
+            // How many bytes before a bad address are taken depends on the border of a page in the
+            // kernel.
             Verb::OddSend if step.goes_bad() && !same && step.takes_less(tcp) && step.takes_less(shunt) => {
                 Match::Open
             }
-            // A process, whose number is another in each run.
+            // A process id, which differs in each run.
             Verb::Ask
                 if QUESTIONS[step.args[1] as usize] == "owner"
                     && tcp.ret > 0
@@ -506,13 +525,14 @@ impl Judge {
             {
                 Match::Same
             }
-            // Changes with time.
+            // This value changes with time.
             Verb::GetOption if OPTIONS[step.args[1] as usize] == "quickack" => Match::Same,
             Verb::Send | Verb::OddSend | Verb::Recv | Verb::OddRecv | Verb::RecvTimeout if slack => {
                 let takes = |answer: &Answer| answer.ret > 0 || answer.errno == libc::EAGAIN;
                 match (takes(tcp), takes(shunt)) {
                     _ if same => Match::Same,
-                    // How much, and whether any: open, and the streams are counted apart.
+                    // The amount is open, and so is whether there is any; the streams are counted
+                    // separately.
                     (true, true) => Match::Same,
                     _ => Match::Open,
                 }
@@ -523,13 +543,13 @@ impl Judge {
         }
     }
 
-    /// Whether a FIN, of either end, may be behind more bytes than fit for certain.
+    /// Returns whether a FIN, of either end, may be behind more bytes than surely fit.
     fn has_fin_behind_much(&self, slot: usize) -> bool {
         let end = end_of(slot);
         self.loose[peer_of(end)] || self.loose[end] && self.finished[end]
     }
 
-    /// Only what is certain of the descriptors.
+    /// Compares only the certain events of the descriptors.
     fn polls(&self, step: &Step, tcp: &Answer, shunt: &Answer) -> Match {
         let slots = step.slots();
         let strict = tcp.extra.iter().zip(&shunt.extra).zip(slots).all(|((a, b), slot)| {
@@ -545,7 +565,8 @@ impl Judge {
         if strict { Match::Same } else { Match::Open }
     }
 
-    /// Whether a poll of a set finds an edge that TCP does not have, and all else that TCP has.
+    /// Returns whether a poll of an epoll instance finds an edge that TCP does not have, and
+    /// everything else that TCP has.
     fn has_only_more_edges(&self, step: &Step, tcp: &[i64], shunt: &[i64]) -> bool {
         let has_edges =
             |slot| self.registered.iter().any(|((set, _), one)| *set == set_of(slot) && one.1 & EDGE != 0);
@@ -558,7 +579,8 @@ impl Judge {
     }
 
     fn waits(&self, index: usize, step: &Step, tcp: &Answer, shunt: &Answer, slack: bool) -> Match {
-        // The kernel's set may hold events that nobody is told of, and finds that they cannot be written.
+        // The kernel's epoll instance may contain events that no wait returns, and finds that they
+        // cannot be written.
         if tcp.ret == 0 && shunt.ret < 0 && shunt.errno == libc::EFAULT {
             return Match::Open;
         }
@@ -596,7 +618,8 @@ impl Judge {
         }
     }
 
-    /// Whether the edges that a set tells with this data may be one with those that it has told before.
+    /// Returns whether the edges that an epoll instance reports with this data may be part of edges
+    /// that it has reported before.
     fn may_be_told_before(&self, step: &Step, data: i64) -> bool {
         let set = step.set();
         self.are_edges(set, data, |slot| {
@@ -605,58 +628,63 @@ impl Judge {
         })
     }
 
-    /// Whether a wait may have been told an edge of the peer's acknowledging a FIN before what the other run was told of.
+    /// Returns whether the wait may have reported the edge of an acknowledged FIN before the events
+    /// that the other run reported.
     fn may_be_told_early(&self, step: &Step, data: i64) -> bool {
         self.are_edges(step.set(), data, |slot| self.finished[end_of(slot)])
     }
 
-    /// Whether the edges that a set tells with this data come by TCP alone: where bytes have come and been read by a lane, it has none
-    /// that would tell of room again (docs/differences.md).
+    /// Returns whether the edges that an epoll instance reports with this data come only from TCP.
+    /// After bytes that came and were read by a lane, TCP has no edge of new room
+    /// (docs/differences.md).
     fn tells_by_tcp_alone(&self, set: usize, data: i64) -> bool {
         self.raw[set] && self.are_edges(set, data, |_| true)
     }
 
-    /// Whether all registrations of a set with this data are told edges, and of slots of which `which` says so.
+    /// Returns whether all registrations of an epoll instance with this data are edge-triggered,
+    /// and `which` accepts their slots.
     fn are_edges(&self, set: usize, data: i64, which: impl Fn(usize) -> bool) -> bool {
         let mut of_it = self.registered.iter().filter(|((other, _), one)| *other == set && one.0 == data);
         of_it.all(|((_, slot), (_, events))| events & EDGE != 0 && which(*slot))
     }
 }
 
-/// What the judge asks of a step.
+/// Properties of a step that the judge needs.
 trait Judged {
-    /// The ends of connections that it is about, by themselves and not by a set.
+    /// Returns the connection ends that the step names directly, not by an epoll instance.
     fn ends(&self) -> impl Iterator<Item = usize>;
 
-    /// Whether what it tells are not the events of a poll.
+    /// Returns whether the step's answer contains other values than the events of a poll.
     fn tells_otherwise(&self) -> bool;
 
-    /// What it was told of each connection but error conditions, and what a select takes for those.
+    /// Returns the reported events of each connection without error conditions, and without those
+    /// that select takes for errors.
     fn told_but_errors(&self, answer: &Answer) -> Vec<(usize, i64)>;
 
-    /// Whether it polls an epoll set.
+    /// Returns whether the step polls an epoll instance.
     fn watches_a_set(&self) -> bool;
 
-    /// Whether it sends by several calls, or while the other end receives.
+    /// Returns whether the step sends by several calls, or while the other end receives.
     fn has_parts(&self) -> bool;
 
-    /// Whether the connections that it is about stay on shared memory if they are there. Who receives into nothing waits in the kernel, where
-    /// bytes go by TCP.
+    /// Returns whether the step leaves its connections on shared memory. A receive into a buffer of
+    /// no bytes waits in the kernel, so that its bytes go by TCP.
     fn stays_on_lanes(&self) -> bool;
 
-    /// Whether it is a receive that has taken something, and need not wait for all that it asks for.
+    /// Returns whether the step is a receive that has taken some bytes, and need not wait for all
+    /// requested bytes.
     fn takes_some(&self, outcome: &Outcome) -> bool;
 
-    /// Whether it sends bytes and behind them what it must not touch.
+    /// Returns whether the step sends valid bytes followed by a bad address.
     fn goes_bad(&self) -> bool;
 
-    /// Whether not all that it sends has been taken, since it must not touch something.
+    /// Returns whether only a part of the bytes was sent because of a bad address.
     fn takes_less(&self, answer: &Answer) -> bool;
 
-    /// Whether it is a receive into nothing.
+    /// Returns whether the step is a receive into a buffer of no bytes.
     fn has_no_room(&self) -> bool;
 
-    /// Whether it shows how a connection has ended, or what is under way.
+    /// Returns whether the step shows how a connection has ended, or how many bytes are under way.
     fn shows_end(&self) -> bool;
 }
 
@@ -710,7 +738,7 @@ impl Judged for Step {
     fn takes_some(&self, outcome: &Outcome) -> bool {
         let some = matches!(outcome, Outcome::Done(Answer { ret: 1.., errno: 0, bad: 0, signals: 0, .. }));
         let gathers = self.verb == Verb::Recv && self.args[2] & i64::from(libc::MSG_WAITALL) != 0;
-        // Of the others only a splice sleeps.
+        // Of the other receives, only a splice sleeps.
         some && matches!(self.verb, Verb::Recv | Verb::OddRecv) && !gathers
     }
 
@@ -732,18 +760,19 @@ impl Judged for Step {
     }
 }
 
-/// Whether a step shows something of these ends, their peers, or what sets know of them.
+/// Returns whether a step shows a state of these ends, of their peers, or of epoll instances that
+/// contain them.
 fn shows_any(step: &Step, ends: &[usize]) -> bool {
     let touches = |other: usize| ends.iter().any(|end| end & !1 == other & !1);
     !ends.is_empty() && (step.verb == Verb::EpollWait || step.ends().any(touches))
 }
 
-/// Whether two steps are about a socket that is the same.
+/// Returns whether two steps use the same socket.
 fn share_an_end(one: &Step, other: &Step) -> bool {
     one.ends().any(|end| other.ends().any(|of_other| of_other == end))
 }
 
-/// The data of the events of an epoll_wait, in the order in which they were told.
+/// Returns the data of the events of an epoll_wait, in the order of their reports.
 fn told(answer: &Answer) -> Vec<i64> {
     answer.extra.iter().step_by(2).copied().collect()
 }
@@ -761,7 +790,7 @@ fn differ(step: &Step, index: usize, tcp: &Outcome, shunt: &Outcome) -> Match {
     ))
 }
 
-/// An outcome, for a person.
+/// Returns an outcome as text for a person.
 pub(crate) fn show_outcome(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Skipped => "left out".to_owned(),
@@ -770,7 +799,7 @@ pub(crate) fn show_outcome(outcome: &Outcome) -> String {
     }
 }
 
-/// An answer, for a person.
+/// Returns an answer as text for a person.
 pub(crate) fn show(answer: &Answer) -> String {
     let mut text = answer.ret.to_string();
     if answer.ret < 0 {

@@ -1,16 +1,18 @@
-//! Answers that say less than TCP's did, and may be asked for again: nothing promises that what one process has done
-//! shows in another before the call returns.
+//! Answers that contain less than TCP's, which the tester may request again. An effect of one
+//! process need not be visible in another before the call returns.
 
 use shunt_differential::actor::Answer;
 use shunt_differential::script::{Step, Verb};
 use std::collections::BTreeMap;
 
-/// Urgent data, which a receive that sleeps passes over as soon as it has the processor: until then it shows.
+/// The event of urgent data, which a sleeping receive discards as soon as it runs; until then poll
+/// reports it.
 const URGENT: i64 = libc::POLLPRI as i64;
-/// The same in the answer to a select.
+/// The event of urgent data in the answer to a select.
 const EXCEPTIONAL: i64 = 4;
 
-/// Whether `answer` shows less than the model's, or urgent data that is about to be passed over.
+/// Returns whether `answer` contains less than the model's, or urgent data that is about to be
+/// discarded.
 pub(crate) fn is_late(step: &Step, model: &Answer, answer: &Answer) -> bool {
     match step.verb {
         Verb::Recv | Verb::OddRecv => {
@@ -21,7 +23,7 @@ pub(crate) fn is_late(step: &Step, model: &Answer, answer: &Answer) -> bool {
             let behind = |(must, is): (&i64, &i64)| must & !is != 0 || is & !must & urgent != 0;
             answer.ret >= 0 && model.extra.iter().zip(&answer.extra).any(behind)
         }
-        // What some ways tell is only that something has come.
+        // Some ways report only that an event has come.
         Verb::Unseen => {
             let behind = |(must, is): (&i64, &i64)| must & !is != 0;
             model.ret != 0 && answer.ret == 0 || model.extra.iter().zip(&answer.extra).any(behind)
@@ -39,7 +41,8 @@ pub(crate) fn is_late(step: &Step, model: &Answer, answer: &Answer) -> bool {
     }
 }
 
-/// The answer to the same question later, with what was told before: an edge is told once.
+/// Returns the answer to a repeated question, joined with the one before: an edge is reported only
+/// once.
 pub(crate) fn join(step: &Step, before: &Answer, again: Answer) -> Answer {
     if step.verb != Verb::EpollWait || again.ret < 0 {
         return again;
@@ -54,7 +57,7 @@ pub(crate) fn join(step: &Step, before: &Answer, again: Answer) -> Answer {
     Answer { ret: found.len() as i64, extra, ..again }
 }
 
-/// Data and events of an epoll_wait.
+/// Returns data and events of an epoll_wait.
 pub(crate) fn pairs(answer: &Answer) -> BTreeMap<i64, i64> {
     let mut found = BTreeMap::new();
     for pair in answer.extra.chunks_exact(2) {

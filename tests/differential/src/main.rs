@@ -1,5 +1,6 @@
-//! Random sequences of socket operations, each run on plain TCP and under shunt. Every return value, errno, byte,
-//! readiness report and ordering that TCP defines must be the same. See the README beside this crate.
+//! Runs random sequences of socket operations on plain TCP and under shunt. Every return value,
+//! errno, byte, readiness report and order that TCP defines must agree. See README.md in this
+//! crate.
 
 mod case;
 mod generate;
@@ -123,11 +124,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Gives `work` two worlds on a host of their own: a namespace, a broker, nothing left at the end.
+/// Gives `work` two worlds on a separate host: a namespace and a broker, of which nothing is left
+/// at the end.
 fn on_host<T>(args: &Args, work: impl FnOnce(&mut Worlds) -> T) -> T {
     let ground = Arc::new(Ground::enter());
     if ground.is_isolated() {
-        // No segment waits for another, and ports are plenty.
+        // Disable autocorking, so that no segment waits for another, and allow many ports.
         let _ = std::fs::write("/proc/sys/net/ipv4/tcp_autocorking", "0");
         let _ = std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "2000 65000");
     }
@@ -148,7 +150,8 @@ fn on_host<T>(args: &Args, work: impl FnOnce(&mut Worlds) -> T) -> T {
     result
 }
 
-/// Compares random sequences. `false` if there was a difference, or too little on shared memory.
+/// Compares random sequences. Returns `false` if there was a difference, or too little on shared
+/// memory.
 fn search(args: &Args) -> Result<bool> {
     let total = args.sequences.unwrap_or(if args.seconds.is_some() { u64::MAX } else { 1000 });
     let deadline = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
@@ -192,10 +195,11 @@ fn search(args: &Args) -> Result<bool> {
     Ok(tally.differences == 0 && enough)
 }
 
-/// How often what differs is run again.
+/// Number of times that a differing sequence is run again.
 const AGAIN: u32 = 5;
 
-/// Whether a sequence that has differed goes on differing, and TCP not from itself: in how many runs of `AGAIN`, and how.
+/// Runs a differing sequence again. Returns in how many of `AGAIN` runs it differs, and how, unless
+/// it does not differ any more or TCP differs from itself as well.
 fn confirm(
     worlds: &mut Worlds,
     sequence: &Sequence,
@@ -214,7 +218,8 @@ fn confirm(
     Ok(Some((times, verdict)))
 }
 
-/// Runs a differing sequence again, and makes it small if it goes on differing. `false` if it does not.
+/// Runs a differing sequence again, and shortens it if it still differs. Returns `false` if it does
+/// not.
 fn examine(args: &Args, worlds: &mut Worlds, sequence: &Sequence, seed: u64, first: &str) -> Result<bool> {
     let Some((times, verdict)) = confirm(worlds, sequence, &format!("seed {seed}"), first)? else {
         return Ok(false);
@@ -234,7 +239,7 @@ fn examine(args: &Args, worlds: &mut Worlds, sequence: &Sequence, seed: u64, fir
     Ok(true)
 }
 
-/// The kept sequences of a file or a directory, with their names.
+/// Reads the sequences of a file or a directory, with their names.
 fn read(path: &Path) -> Result<Vec<(String, Sequence)>> {
     let mut files = vec![path.to_owned()];
     if path.is_dir() {
@@ -254,7 +259,8 @@ fn odd() -> Vec<(String, Sequence)> {
     generate::every_odd_call().into_iter().map(|(name, sequence)| (name.to_owned(), sequence)).collect()
 }
 
-/// Runs named sequences. `false` if one differs; of one that is run only once, if it goes on differing.
+/// Runs named sequences. Returns `false` if one differs; a sequence that is run only once must
+/// differ in a repetition too.
 fn replay(args: &Args, sequences: &[(String, Sequence)]) -> Result<bool> {
     on_host(args, |worlds| {
         worlds.tells = args.trace;

@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 const SOURCES: [(&str, &str); 2] =
     [(INLINE, include_str!("../plugins/inline.c")), (FUNCTIONS, include_str!("../plugins/functions.c"))];
 
-/// Returns the directory that they are in: beside this program, so that another run finds them there.
+/// Returns the directory of the libraries. It is next to this program, so that another run finds
+/// them there.
 pub(crate) fn directory() -> Result<&'static Path> {
     static DIRECTORY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let made = DIRECTORY.get_or_init(|| compile().map_err(|error| format!("{error:#}")));
@@ -21,7 +22,8 @@ fn compile() -> Result<PathBuf> {
     let directory = std::env::current_exe()?.with_file_name("differential-plugins");
     std::fs::create_dir_all(&directory)?;
     for (name, source) in SOURCES {
-        // Two runs may compile at the same time, so each renames what it has made.
+        // Two runs may compile at the same time, so each makes a file of its own name and renames
+        // it.
         let own = format!("{name}.{}", std::process::id());
         let (half, text) = (directory.join(&own), directory.join(own + ".c"));
         std::fs::write(&text, source)?;

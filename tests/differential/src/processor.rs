@@ -1,15 +1,15 @@
 //! One processor for everything on TCP.
 //!
-//! A loaded kernel delivers a segment later than the call that sent it returns: what is pending waits in the queue of the
-//! processor that sent. On one processor there is one such queue, first in, first out, and a datagram of our own that has
-//! come through it says that everything before it has arrived.
+//! A loaded kernel delivers a segment later than the call that sent it returns: pending segments
+//! wait in the queue of the processor that sent them. One processor has one such queue, first in,
+//! first out. A datagram that this process sends through it arrives after everything before it.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::time::Duration;
 
-/// A segment may bring forth an acknowledgement, and that one more segments.
+/// A segment may cause an acknowledgement, and that may cause further segments.
 const ROUNDS: usize = 3;
 
 /// The calling thread's processor.
@@ -21,7 +21,8 @@ pub(crate) struct Processor {
 }
 
 impl Processor {
-    /// Moves the calling thread, and what it starts from now on, to one processor: each caller to the next.
+    /// Moves the calling thread, and all threads and processes that it starts later, to one
+    /// processor. Each caller gets the next one.
     pub(crate) fn choose() -> std::io::Result<Processor> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let all = sched_getaffinity(None)?;
@@ -35,7 +36,7 @@ impl Processor {
         Ok(Processor { all, one, mail })
     }
 
-    /// Starts something that may run on all processors.
+    /// Starts a process or thread that may run on all processors.
     pub(crate) fn unbound<T>(&self, start: impl FnOnce() -> T) -> T {
         let _ = sched_setaffinity(None, &self.all);
         let started = start();
@@ -43,7 +44,7 @@ impl Processor {
         started
     }
 
-    /// Waits until what was sent from this processor has arrived.
+    /// Waits until everything sent from this processor has arrived.
     pub(crate) fn settle(&self) -> std::io::Result<()> {
         for _ in 0..ROUNDS {
             self.mail.send(&[0])?;

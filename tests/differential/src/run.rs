@@ -1,8 +1,13 @@
-//! Runs a sequence in one world, in lock step: one operation at a time, and after each a look at those that were
-//! blocked before.
+//! Runs a sequence in one world, in lock step: one operation at a time. After each it checks the
+//! operations that were blocked before.
 //!
-//! On TCP the runner decides what to leave out and sees what blocks. Under shunt it follows that trace: it waits for
-//! what must end, and looks again, for a bounded time, for what must become visible.
+//! On TCP the runner decides which operations to skip, and finds out which block. Under shunt it
+//! follows that trace: it waits for operations that must end, and checks again, for a bounded time,
+//! for effects that must become visible.
+//!
+//! Example: on TCP, step 3 is a `recv` of `B` that blocks, and the `send` of `A` in step 4 wakes
+//! it. Under shunt the runner also starts step 3 and expects it to block, runs step 4, and then
+//! waits until step 3 has ended with the same bytes.
 
 use crate::late::{is_late, join};
 use crate::world::{Reply, World};
@@ -13,34 +18,36 @@ use shunt_differential::script::{
 };
 use std::time::{Duration, Instant};
 
-/// Up to so many bytes under way TCP and a lane take everything at once; beyond, how much is open.
+/// Up to this many bytes under way, TCP and a lane surely accept everything; beyond, the amount is
+/// open.
 pub(crate) const CERTAIN: u64 = 32 * 1024;
-/// Before a fork no more than this is taken back of what is unread.
+/// The most unread bytes that are reclaimed before a fork.
 const TAKEN_BACK: u64 = 16 * 1024;
-/// How long something that TCP has shown may take to show under shunt.
+/// The longest time until an effect that TCP has shown is visible under shunt.
 const SETTLE: Duration = Duration::from_millis(800);
-/// How long it may take to show to one who waits past libc. A receiver that has read from shared memory has a second before its
-/// sender takes back what it does not come for (L9 in docs/architecture.md).
+/// The longest time until it is visible to a wait past libc. A receiver that has read from shared
+/// memory has a second before its sender reclaims the bytes that it has not read (L9 in
+/// docs/architecture.md).
 const UNSEEN: Duration = Duration::from_millis(3500);
 
-/// What came of a step.
+/// The outcome of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Left out: it could not be compared.
+    /// Skipped: it could not be compared.
     Skipped,
     Done(Answer),
     Blocked,
 }
 
-/// A step as it went.
+/// The record of a step.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) outcome: Outcome,
-    /// Blocked steps that this one ended, by number.
+    /// Blocked steps that this one ended, by index.
     pub(crate) woken: Vec<(usize, Answer)>,
-    /// Some of the answer came only when asked again.
+    /// Whether a part of the answer came only when the question was repeated.
     pub(crate) was_late: bool,
-    /// Bytes under way in each stream, before and after.
+    /// Bytes under way in each stream, before and after the step.
     pub(crate) before: [u64; ENDS],
     pub(crate) after: [u64; ENDS],
 }
@@ -50,39 +57,41 @@ struct Blocked {
     worker: usize,
 }
 
-/// A run under way.
+/// A run in progress.
 pub(crate) struct Run<'w> {
     world: &'w mut World,
     sequence: &'w Sequence,
     steps: &'w [Step],
-    /// What happened on TCP, if this is the other run.
+    /// The records on TCP, if this is the other run.
     model: Option<&'w [Record]>,
     sent: [u64; ENDS],
     received: [u64; ENDS],
     nonblocking: [bool; ENDS],
     opened: [bool; ENDS],
-    /// Streams with urgent data, which a receive that sleeps passes over once it has the processor.
+    /// Streams with urgent data, which a sleeping receive discards once it runs.
     urgent: [bool; ENDS],
-    /// Ends with an SO_RCVLOWAT above 1, whose receives take what is there and wait for more.
+    /// Ends with an SO_RCVLOWAT above 1, whose receives take the available bytes and wait for more.
     low_water: [bool; ENDS],
-    /// Ends with which something was done that may have ended a lane.
+    /// Ends on which an operation ran that may have ended a lane.
     unplain: [bool; ENDS],
-    /// Ends of which more was unread at a fork than is taken back before one.
+    /// Ends with more unread bytes at a fork than are reclaimed before one.
     left_at_fork: [bool; ENDS],
     /// Actors that have executed another program.
     replaced: Vec<u8>,
-    /// Actors that have executed one without the shim, which is told the kernel's counts and nothing of lanes.
+    /// Actors that have executed a program without the shim. It gets the kernel's counts, which
+    /// contain no bytes of lanes.
     uncounted: Vec<u8>,
-    /// Ends whose death or reset their peer has been shown, as far as that has looked at it.
+    /// Ends whose death or reset their peer has seen.
     shown: [bool; ENDS],
-    /// Actors that have, or have had, registrations for a single event. Nothing but an event disarms such a one in the kernel's
-    /// set, and a lane makes none there: another program that inherits the set is told of errors once more (README.md).
+    /// Actors that have, or have had, EPOLLONESHOT registrations. Only an event disarms one in the
+    /// kernel's epoll instance, and a lane causes none there. Another program that inherits the
+    /// instance therefore gets errors once more (README.md).
     once: Vec<u8>,
-    /// Sets that only system calls past libc touch.
+    /// Epoll instances that only system calls past libc touch.
     raw: [bool; SLOTS],
     blocked: Vec<Blocked>,
     pub(crate) trace: Vec<Record>,
-    /// Answers that came only when asked again.
+    /// Number of answers that came only when the question was repeated.
     pub(crate) late: u32,
 }
 
@@ -117,7 +126,7 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Does the next step and records it.
+    /// Runs the next step and records it.
     pub(crate) fn next(&mut self) -> Result<()> {
         let index = self.trace.len();
         let before = self.under_way();
@@ -131,7 +140,8 @@ impl<'w> Run<'w> {
             let step = self.steps[index].clone();
             self.note_roads(&step);
             if step.loads() {
-                // The process stays on TCP from then on. What peers have in shared memory comes once they look.
+                // The process stays on TCP from then on. Bytes that its peers have in shared memory
+                // come with their next call.
                 self.world.worn = true;
                 if self.world.is_under_shunt() {
                     self.look_after_senders()?;
@@ -155,7 +165,7 @@ impl<'w> Run<'w> {
         self.blocked.iter().map(|blocked| &self.steps[blocked.step])
     }
 
-    /// Whether a step's outcome is defined, as far as is known before it.
+    /// Returns whether a step's outcome is defined, as far as is known before it runs.
     fn is_sensible(&mut self, step: &Step) -> bool {
         let slot = || step.slot(0);
         if !self.world.has(step.actor) {
@@ -167,7 +177,7 @@ impl<'w> Run<'w> {
         let receives = |end: usize| self.blocked_steps().any(|other| other.receives() == Some(end));
         let sends = |end: usize| self.blocked_steps().any(|other| other.sends() == Some(end));
         let waits = |other: &Step| matches!(other.verb, Verb::Poll | Verb::EpollWait | Verb::Unseen);
-        // Who of several sleepers finds the bytes still there is open.
+        // If several calls sleep, it is open which of them finds the bytes still there.
         let contended = match step.verb {
             Verb::Recv | Verb::OddRecv => self.blocked_steps().any(waits),
             Verb::Poll | Verb::Unseen => self.blocked_steps().any(|other| other.receives().is_some()),
@@ -196,7 +206,8 @@ impl<'w> Run<'w> {
                 let serves = self.world.has(self.sequence.owner(end ^ 1));
                 end.is_multiple_of(2) && !self.opened[end] && serves && !holds(slot())
             }
-            // A socket that has been shut down before it is connected is connected for nothing, as is one with a key.
+            // A socket that was shut down before it is connected cannot be used afterwards, nor can
+            // one with a key.
             Verb::Shutdown => self.opened[end_of(slot())],
             Verb::Ask if QUESTIONS[step.args[1] as usize] == "md5" => self.opened[end_of(slot())],
             Verb::Send => {
@@ -206,24 +217,25 @@ impl<'w> Run<'w> {
                 let much = self.under_way()[end] + step.args[1] as u64 > CERTAIN;
                 !(sends(end) || waits && much)
             }
-            // None of them can be made not to wait, so there must be room.
+            // None of them can be made nonblocking, so there must be room.
             Verb::OddSend => {
                 let end = end_of(slot());
                 !sends(end) && self.under_way()[end] + step.args[1] as u64 <= CERTAIN
             }
             Verb::OddRecv => {
                 let end = peer_of(slot());
-                // Whether a buffer that is too short gets a part depends on how the bytes are packed into segments;
-                // and an endless buffer is none.
+                // Whether too short a buffer gets a part depends on the packing of the bytes into
+                // segments, and an endless buffer has no length.
                 let fits = !matches!(step.odd_receive(), "page-end" | "endless")
                     || self.under_way()[end] <= step.args[1] as u64;
                 !receives(end) && fits
             }
-            // With one byte of time, it is not certain what comes before the time is up.
+            // Skip the call while another one receives from the connection or sends on it: a part
+            // of the answer would depend on time.
             Verb::Ask | Verb::Change => {
                 let counts = step.verb == Verb::Ask && QUESTIONS[step.args[1] as usize].starts_with("info");
                 let known = !counts || !self.uncounted.contains(&step.actor.to_ascii_uppercase());
-                // How far its table reaches the next program does not know.
+                // The next program does not have the size of this one's descriptor table.
                 let asks_table = step.verb == Verb::Ask && QUESTIONS[step.args[1] as usize] == "stale-member";
                 let known =
                     known && !(asks_table && self.replaced.contains(&step.actor.to_ascii_uppercase()));
@@ -235,8 +247,9 @@ impl<'w> Run<'w> {
                 let fits = |(end, len): (usize, u64)| !sends(end) && self.under_way()[end] + len <= CERTAIN;
                 ends[0].0 != ends[1].0 && ends.into_iter().all(fits)
             }
-            // Only one thread can have a socket's signals, and the kernel sends none while another waits in a receive. And it does not
-            // know what a dead peer has left unread in a lane.
+            // Only one thread can have a socket's signals, and the kernel sends none while another
+            // waits in a receive. Nor does the kernel have the bytes that a dead peer left unread
+            // in a lane.
             Verb::Unseen => {
                 let end = end_of(step.slot(2));
                 let others = self.blocked_steps().filter(|other| other.verb == Verb::Unseen);
@@ -254,15 +267,17 @@ impl<'w> Run<'w> {
             Verb::Flood | Verb::Pour => {
                 let (end, peer) = (end_of(slot()), slot() ^ 1);
                 let open = self.opened[end] && self.world.has(self.sequence.owner(end_of(peer)));
-                // Bytes come and go: whether a sleeper sees some is open.
+                // Bytes come and go, so it is open whether a sleeper sees some.
                 let watched = self.blocked_steps().any(waits);
                 open && !watched && !self.nonblocking[end] && !sends(end) && !receives(end)
             }
-            // Whether it wakes who waits for more than there is depends on what else does. And a ball is less than it asks for.
+            // Whether the option wakes a receive that waits for more depends on other events. Also,
+            // the bytes of a round trip may be fewer than the option demands.
             Verb::SetOption if OPTIONS[step.args[1] as usize] == "rcvlowat" => {
                 self.opened[end_of(slot())] && !receives(peer_of(slot()))
             }
-            // Calls in progress go on with what they were given. Beside one that goes on in shared memory, one past libc is not told.
+            // Calls in progress continue with the files that they were given. While one continues
+            // on shared memory, TCP does not wake one past libc.
             Verb::Close => {
                 let on_it = busy.iter().filter(|other| other.slots().contains(&slot()));
                 let (unseen, seen): (Vec<&&Step>, Vec<&&Step>) =
@@ -271,7 +286,7 @@ impl<'w> Run<'w> {
             }
             Verb::Dup => !holds(step.slot(1)) && step.slot(1) != step.slot(0),
             Verb::EpollNew => !holds(slot()),
-            // What lies unread then, or much, can be taken back by nobody, for those who wait past libc.
+            // A wait past libc cannot get unread bytes that no process can reclaim after a fork.
             Verb::Fork => {
                 let leaves_some = (0..ENDS).any(|end| self.leaves_at_fork(step.actor, end))
                     || self.awaited_by(step.actor).next().is_some();
@@ -283,20 +298,21 @@ impl<'w> Run<'w> {
                 let once = self.once.contains(&step.actor.to_ascii_uppercase());
                 idle && hears && !once && self.gives_back(step.actor)
             }
-            // How much a killed receive had taken, or passed over, nobody learns.
+            // It is not visible how many bytes a killed receive had taken or discarded.
             Verb::Kill => {
                 let passes = |other: &Step| {
                     other.receives().is_some_and(|end| self.urgent[end] || self.low_water[end ^ 1])
                 };
-                // What waits in a ring holds the socket for a while longer.
+                // A wait in an io_uring holds the socket for a while longer.
                 let rings = |other: &Step| other.verb == Verb::Unseen && other.is_by_ring();
-                // Who sleeps past libc is told of the end by TCP, which knows of no bytes that lie unread in a lane.
+                // A sleeper past libc gets the end from TCP, which has no bytes that are unread in
+                // a lane.
                 let is_abandoned = self.awaited_by(step.actor).next().is_some();
                 let is_missed = is_abandoned && self.blocked_steps().any(|other| other.verb == Verb::Unseen);
                 let is_open = busy.iter().any(|other| other.gathers() || passes(other) || rings(other));
                 !is_missed && !is_open && self.is_mourned(step.actor)
             }
-            // Such a registration may be spent on what TCP can tell, before the bytes come to TCP.
+            // An event of TCP may disarm such a registration before the bytes come to TCP.
             Verb::EpollCtl if self.raw[slot()] && step.args[3] & i64::from(libc::EPOLLONESHOT) != 0 => {
                 step.args[3] & i64::from(libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI) == 0
             }
@@ -305,7 +321,8 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Whether a wait sleeps on a set whose doorbell its peers may not have taken yet, since none has made a call meanwhile.
+    /// Returns whether a wait sleeps on an epoll instance whose doorbell its peers may not have
+    /// received yet, because none has made a call meanwhile.
     fn is_deaf(&self, set: usize) -> bool {
         let is_it = |step: &Step| step.verb == Verb::EpollWait && step.slots().contains(&set);
         let is_quiet = |blocked: &Blocked| {
@@ -316,12 +333,12 @@ impl<'w> Run<'w> {
         self.blocked.iter().any(|blocked| is_it(&self.steps[blocked.step]) && is_quiet(blocked))
     }
 
-    /// Whether somebody waits past libc in this sequence.
+    /// Returns whether an actor waits past libc in this sequence.
     fn waits_unseen(&self) -> bool {
         self.steps.iter().any(|step| matches!(step.verb, Verb::Unseen | Verb::UnseenSet))
     }
 
-    /// Ends whose streams `actor` receives, with something under way.
+    /// Returns the ends whose streams `actor` receives, with bytes under way.
     fn awaited_by(&self, actor: u8) -> impl Iterator<Item = usize> {
         let under_way = self.under_way();
         (0..ENDS).filter(move |end| {
@@ -329,26 +346,30 @@ impl<'w> Run<'w> {
         })
     }
 
-    /// Whether what `actor` has not read can be given back before it executes another program: only of a lane that
-    /// neither side has ended before (docs/local-path.md, *Switch back*).
+    /// Returns whether the unread bytes of `actor` can be returned before it executes another
+    /// program. That works only for a lane that neither side has ended before (docs/local-path.md,
+    /// *Switch back*).
     fn gives_back(&self, actor: u8) -> bool {
         self.awaited_by(actor).all(|end| !self.unplain[end] && !self.unplain[end ^ 1])
     }
 
-    /// Whether those who have sent to `actor` what it has not read still know that they did: another program than the one
-    /// that sent it does not, nor one that has closed what its child holds (docs/differences.md).
+    /// Returns whether the senders of bytes that `actor` has not read still have their state. It is
+    /// lost if the sender has executed another program, or has closed a socket that its child holds
+    /// (docs/differences.md).
     fn is_mourned(&self, actor: u8) -> bool {
         let knows = |end| !self.replaced.contains(&self.sequence.owner(end)) && !self.left_at_fork[end];
         self.awaited_by(actor).all(knows)
     }
 
-    /// Whether `actor` has sent more at this end that is unread than is taken back before a fork.
+    /// Returns whether `actor` has sent more unread bytes at this end than are reclaimed before a
+    /// fork.
     fn leaves_at_fork(&self, actor: u8, end: usize) -> bool {
         self.under_way()[end] > TAKEN_BACK && self.sequence.owner(end) == actor
     }
 
-    /// Whether the kernel can tell `actor` that those are dead who have not read what it had sent, as it must where the next
-    /// program has no shim: not behind urgent data, nor if both ends may have finished, nor once it has been shown to this one.
+    /// Returns whether the kernel can report to `actor` the death of peers that had not read its
+    /// bytes. It must do so if the next program has no shim. It cannot behind urgent data, if both
+    /// ends may have finished, or once this program has seen the death.
     fn is_told_by_kernel(&self, actor: u8) -> bool {
         let under_way = self.under_way();
         let is_lost = |end: &usize| {
@@ -441,7 +462,7 @@ impl<'w> Run<'w> {
         Ok(Outcome::Done(answer))
     }
 
-    /// An operation that is one call.
+    /// Runs an operation that is one call.
     fn plain(&mut self, index: usize) -> Result<Outcome> {
         let step = &self.steps[index];
         let expected = self.model.map(|model| &model[index].outcome);
@@ -471,7 +492,7 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// What TCP has shown must show here too, soon.
+    /// Repeats a question until the answer shows all that TCP has shown, for a bounded time.
     fn ask_again(&mut self, step: &Step, model: &Answer, answer: &mut Answer) -> Result<()> {
         let is_unseen = self.is_unseen(step);
         let deadline = Instant::now() + if is_unseen { UNSEEN } else { SETTLE };
@@ -491,19 +512,21 @@ impl<'w> Run<'w> {
         Ok(())
     }
 
-    /// Whether nothing in shared memory wakes it: it waits past libc, or for a set that only calls past libc know.
+    /// Returns whether nothing in shared memory wakes the step: it waits past libc, or for an epoll
+    /// instance that only calls past libc touch.
     fn is_unseen(&self, step: &Step) -> bool {
         let of_sets = step.verb == Verb::EpollWait || step.slots().iter().any(|slot| *slot >= FIRST_EPOLL);
         step.verb == Verb::Unseen || self.raw.contains(&true) && of_sets
     }
 
-    /// How to wait for what must end: with an eye on its senders, if nothing else wakes it.
+    /// Returns how to wait for a step that must end. If only its senders can wake it, the wait is
+    /// short, so that the runner can have them call.
     fn patience(&self, step: &Step, mode: i64) -> i64 {
         let watches = mode == mode::DONE && step.may_block() && self.is_unseen(step);
         if watches { mode::BRIEF } else { mode }
     }
 
-    /// Waits for one whom only TCP can wake.
+    /// Waits for a step that only TCP can wake.
     fn await_unseen(&mut self, actor: u8, worker: usize) -> Result<Reply> {
         let deadline = Instant::now() + UNSEEN;
         loop {
@@ -515,14 +538,15 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Only the sender of bytes in shared memory can take them back, in a call in which it waits (docs/differences.md): so every
-    /// sender of something unread waits for a moment.
+    /// Has every sender of unread bytes wait for a moment. Only the sender of bytes in shared
+    /// memory can reclaim them, in a call in which it waits (docs/differences.md).
     fn look_after_senders(&mut self) -> Result<()> {
         const MOMENT_MILLIS: i64 = 2;
         self.have_senders_wait(MOMENT_MILLIS)
     }
 
-    /// The kernel's counts of a connection less what went over it here: how much a send had taken may have been open.
+    /// Returns the kernel's counts of a connection minus the bytes that this run has sent: the
+    /// amount that a send took may have been open.
     fn count_from_here(&self, step: &Step, mut answer: Answer) -> Answer {
         if step.verb == Verb::Ask
             && QUESTIONS[step.args[1] as usize] == "info"
@@ -547,7 +571,7 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Keeps count of the streams.
+    /// Updates the counts of the streams.
     fn note(&mut self, step: &Step, answer: &Answer) {
         let moved = answer.ret.max(0) as u64;
         if let Some(end) = step.sends() {
@@ -580,7 +604,8 @@ impl<'w> Run<'w> {
             let mode = match self.model {
                 None => mode::SETTLE,
                 Some(model) if model[index].woken.iter().any(|one| one.0 == step) => mode::DONE,
-                // It takes its part before the next operation looks, or begins anew before that changes what it asks for.
+                // It takes its part before the next operation checks, or begins again before that
+                // changes its request.
                 Some(_) if self.steps[step].gathers() || self.steps[index].verb == Verb::Signal => {
                     mode::SETTLE
                 }
@@ -613,7 +638,8 @@ impl<'w> Run<'w> {
         Ok(woken)
     }
 
-    /// A receive that takes its part and waits for more has taken it once nothing is left; when it does is open.
+    /// Waits until a receive that takes a part and waits for more has taken everything; the time of
+    /// that is open.
     fn await_gathered(&mut self, blocked: usize) -> Result<()> {
         let step = &self.steps[blocked];
         let look = Step::new(step.actor, Verb::Inq, &[step.args[0]]);
@@ -627,13 +653,15 @@ impl<'w> Run<'w> {
         Ok(())
     }
 
-    /// What a program that executes another has not read comes to that by TCP when the sender next looks at the connection
-    /// (docs/local-path.md, *Switch back*): so every sender of something unread looks.
+    /// Has every sender of unread bytes make a call. Bytes that a program has not read before it
+    /// executes another come by TCP with the sender's next call (docs/local-path.md, *Switch
+    /// back*).
     fn wake_senders(&mut self) -> Result<()> {
         self.have_senders_wait(0)
     }
 
-    /// Every sender of something unread makes a call on the connection that waits for so long at most.
+    /// Has every sender of unread bytes make a call on the connection that waits for at most
+    /// `millis`.
     fn have_senders_wait(&mut self, millis: i64) -> Result<()> {
         let under_way = self.under_way();
         for end in (0..ENDS).filter(|end| under_way[*end] > 0) {
@@ -651,7 +679,7 @@ impl<'w> Run<'w> {
         Ok(())
     }
 
-    /// One receive that does not wait, by the actor that owns the slot or by the step's.
+    /// Makes one receive that does not wait, by the actor that owns the slot or by the step's.
     fn take(&mut self, actor: u8, slot: usize, len: i64) -> Result<Answer> {
         let flags = i64::from(libc::MSG_DONTWAIT);
         let step = Step::new(actor, Verb::Recv, &[slot as i64, len, flags, call(RECEIVE_CALLS, "recv")]);
@@ -664,7 +692,8 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Receives until the stream has ended or all that was sent has come. Says how many bytes have not.
+    /// Receives until the stream has ended or all sent bytes have come. Returns how many bytes have
+    /// not.
     fn drain(&mut self, index: usize) -> Result<Answer> {
         let step = &self.steps[index];
         let ends = match self.model.map(|model| &model[index].outcome) {
@@ -679,7 +708,7 @@ impl<'w> Run<'w> {
                 continue;
             }
             let missing = self.under_way()[end];
-            // After shutdown(SHUT_RD) 0 only means that nothing is there now.
+            // After shutdown(SHUT_RD), 0 only means that nothing is there now.
             let waits = match answer.ret {
                 0 => missing > 0,
                 _ => answer.errno == libc::EAGAIN && (missing > 0 || ends),
@@ -688,7 +717,8 @@ impl<'w> Run<'w> {
                 answer.extra = vec![missing as i64];
                 return Ok(answer);
             }
-            // Taken back for a wait past libc, and on their way with their sender's next call (docs/differences.md).
+            // Reclaimed for a wait past libc, and sent again with their sender's next call
+            // (docs/differences.md).
             if missing > 0 && self.waits_unseen() && deadline - Instant::now() < SETTLE / 2 {
                 self.wake_senders()?;
             }
@@ -696,7 +726,7 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Sends, however much it is, while the peer receives.
+    /// Sends any amount while the peer receives.
     fn flood(&mut self, index: usize) -> Result<Answer> {
         let step = &self.steps[index];
         let (slot, len) = (step.slot(0), step.args[1]);
@@ -707,10 +737,10 @@ impl<'w> Run<'w> {
         };
         let mut deadline = Instant::now() + 4 * SETTLE;
         let mut reply = self.world.run(&send, self.position(&send), mode::BRIEF)?;
-        // What is received before the call has ended was sent.
+        // Bytes received before the call has ended count as sent.
         let already = self.sent[end_of(slot)];
         self.sent[end_of(slot)] = already + len as u64;
-        // An end that was met before the sender's answer: a reset is told once.
+        // An end that came before the sender's answer: a reset is reported only once.
         let mut met = None;
         loop {
             let took = match met.take() {
@@ -736,7 +766,7 @@ impl<'w> Run<'w> {
                     let sent = sent.clone();
                     self.sent[end_of(slot)] = already + sent.ret.max(0) as u64;
                     let missing = self.under_way()[end_of(slot)];
-                    // After shutdown(SHUT_RD) 0 only means that nothing is there now.
+                    // After shutdown(SHUT_RD), 0 only means that nothing is there now.
                     let ended = over && (took.ret < 0 || missing == 0);
                     if ended || took.ret < 0 && missing == 0 || Instant::now() > deadline {
                         return Ok(Answer {

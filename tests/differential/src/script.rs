@@ -1,9 +1,10 @@
-//! A sequence: what the actors do, one operation a line. The same words are printed, kept under `regressions/`, and
-//! read again by `--replay`.
+//! A sequence: the operations of the actors, one a line. The same words are printed, kept under
+//! `regressions/`, and read again by `--replay`.
 //!
-//! `A` and `B` are the client's and the server's process, `a` and `b` a forked child of each. A *slot* names a
-//! descriptor: connection `k` has its client end in slot `2k` and its server end in slot `2k + 1`; a duplicate of
-//! slot `s` is slot `s + 8`; 16 to 19 are epoll instances, and a duplicate of `s` there is slot `s + 4`.
+//! `A` and `B` are the client's and the server's process, `a` and `b` a forked child of each. A
+//! *slot* names a descriptor: connection `k` has its client end in slot `2k` and its server end in
+//! slot `2k + 1`; a duplicate of slot `s` is slot `s + 8`; 16 to 19 are epoll instances, and a
+//! duplicate of `s` there is slot `s + 4`.
 
 use crate::actor::{ODD_RECEIVES, ODD_SENDS, PAST_WAYS, PEEKS, QUESTIONS, SETTINGS, UNSEEN_WAYS};
 use anyhow::{Context, Result, bail, ensure};
@@ -20,22 +21,23 @@ pub const SLOTS: usize = FIRST_EPOLL + 2 * SETS;
 /// The actors.
 pub const ACTORS: &[u8; 4] = b"ABab";
 
-/// The end that a slot or its duplicate names. Also names the stream that this end sends.
+/// Returns the end that a slot or its duplicate names. Also identifies the stream that this end
+/// sends.
 pub fn end_of(slot: usize) -> usize {
     slot % ENDS
 }
 
-/// The end at the other side; names the stream that is received.
+/// Returns the end at the other side, which identifies the stream that is received.
 pub fn peer_of(slot: usize) -> usize {
     end_of(slot) ^ 1
 }
 
-/// The instance that a slot or its duplicate names.
+/// Returns the epoll instance that a slot or its duplicate names.
 pub fn set_of(slot: usize) -> usize {
     FIRST_EPOLL + slot.saturating_sub(FIRST_EPOLL) % SETS
 }
 
-/// What an argument is, and so how it is written.
+/// The kind of an argument, which determines how it is written.
 #[derive(Clone, Copy)]
 enum Kind {
     Number,
@@ -75,13 +77,13 @@ const EPOLL_EVENTS: Kind = Flags(&[
     ("oneshot", libc::EPOLLONESHOT as i64),
     ("exclusive", libc::EPOLLEXCLUSIVE as i64),
 ]);
-/// `EPOLLET` as the unsigned number that the kernel has.
+/// `EPOLLET` as the kernel's unsigned number.
 pub const EDGE: i64 = libc::EPOLLET as u32 as i64;
 
 pub const SEND_CALLS: &[&str] = &["send", "write", "writev", "sendmsg", "sendto", "sendfile"];
 pub const RECEIVE_CALLS: &[&str] = &["recv", "read", "readv", "recvmsg", "recvfrom"];
 pub const POLL_CALLS: &[&str] = &["poll", "ppoll", "select", "pselect"];
-/// As many places for events as no sequence has events for.
+/// More room than any sequence has events.
 pub const ENOUGH: i64 = 8;
 pub const EPOLL_CALLS: &[&str] = &["epoll_wait", "epoll_pwait", "epoll_pwait2", "forbidden"];
 const CONTROLS: &[&str] = &["none", "add", "del", "mod"];
@@ -106,7 +108,7 @@ pub const OPTIONS: &[&str] = &[
 
 macro_rules! verbs {
     ($($(#[$doc:meta])* $name:ident = $word:literal: [$($kind:expr),*];)*) => {
-        /// What an operation is.
+        /// The kind of an operation.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Verb {
             $($(#[$doc])* $name,)*
@@ -141,17 +143,19 @@ verbs! {
     Flood = "flood": [Number, Number, Number];
     /// call, milliseconds or -1, slot, events, another slot or -1, its events
     Poll = "poll": [Choice(POLL_CALLS), Number, Number, POLL_EVENTS, Number, POLL_EVENTS];
-    /// Sends a little on two connections, one right after the other: slot, length, another slot, its length
+    /// Sends a few bytes on two connections, one right after the other: slot, length, another slot,
+    /// its length
     Volley = "volley": [Number, Number, Number, Number];
     /// Waits past libc, where no library sees it: way, milliseconds or -1, slot, events
     Unseen = "unseen": [Choice(UNSEEN_WAYS), Number, Number, POLL_EVENTS];
-    /// Like a flood, but the sender waits for room past libc: slot, length, length of a receive, way
+    /// Like a flood, but the sender waits for room past libc: slot, length, length of a receive,
+    /// way
     Pour = "pour": [Number, Number, Number, Choice(UNSEEN_WAYS)];
-    /// Loads code past the shim, by which every second call of the actor goes then: way
+    /// Loads code past the shim, by which every second call of the actor goes from then on: way
     Load = "load": [Choice(PAST_WAYS)];
     /// epoll slot
     EpollNew = "epoll": [Number];
-    /// A set that is made, changed and waited for past libc: epoll slot
+    /// Makes an epoll instance that is changed and waited for past libc: epoll slot
     UnseenSet = "rawepoll": [Number];
     /// epoll slot, what to do, slot, events, data
     EpollCtl = "ctl": [Number, Choice(CONTROLS), Number, EPOLL_EVENTS, Number];
@@ -175,15 +179,16 @@ verbs! {
     SetOption = "set": [Number, Choice(OPTIONS), Number];
     /// slot, option
     GetOption = "get": [Number, Choice(OPTIONS)];
-    /// Whether both names are there: slot.
+    /// Queries both names of a socket: slot.
     Names = "names": [Number];
     /// The actor forks.
     Fork = "fork": [];
-    /// The actor executes itself anew: with the shim or without.
+    /// The actor executes its program again: with the shim or without.
     Exec = "exec": [Number];
     /// kill -9.
     Kill = "kill": [];
-    /// A signal to the operation that is blocked longest: whether the handler restarts calls.
+    /// Sends a signal to the operation that has been blocked longest: whether the handler restarts
+    /// calls.
     Signal = "signal": [Number];
 }
 
@@ -200,23 +205,23 @@ impl Step {
         Step { actor, verb, args: args.to_vec() }
     }
 
-    /// An argument that is a slot.
+    /// Returns an argument as a slot.
     pub fn slot(&self, index: usize) -> usize {
         usize::try_from(self.args[index]).unwrap_or(0) % SLOTS
     }
 
-    /// The epoll instance that it uses.
+    /// Returns the epoll instance that the step uses.
     pub fn set(&self) -> usize {
         set_of(self.slot(0))
     }
 
-    /// For the wire: the verb's number and the arguments'.
+    /// Returns the step for the control descriptor: the numbers of the verb and of the arguments.
     pub fn encode(&self) -> String {
         let number = VERBS.iter().position(|verb| verb.0 == self.verb).unwrap_or(0);
         self.args.iter().fold(number.to_string(), |text, arg| format!("{text} {arg}"))
     }
 
-    /// The reverse of [`encode`](Self::encode), from words already split.
+    /// Returns the step that [`encode`](Self::encode) wrote, from words already split.
     pub fn decode(actor: u8, words: &[i64]) -> Option<Step> {
         let (number, args) = words.split_first()?;
         let verb = VERBS.get(usize::try_from(*number).ok()?)?;
@@ -274,25 +279,27 @@ impl fmt::Display for Step {
     }
 }
 
-/// A whole story.
+/// A whole sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequence {
-    /// Both ends in one process.
+    /// Whether both ends are in one process.
     pub alone: bool,
-    /// Round trips of each connection before anything else. Under eight the connection may be switching later on.
+    /// Round trips of each connection before anything else. With fewer than eight, the connection
+    /// may switch during the sequence.
     pub warm: u32,
-    /// Every call is made on a thread with hardly any stack.
+    /// Whether every call is made on a thread with a very small stack.
     pub small: bool,
     pub steps: Vec<Step>,
 }
 
 impl Sequence {
-    /// The actor that first holds a slot.
+    /// Returns the actor that first holds a slot.
     pub fn owner(&self, slot: usize) -> u8 {
         if self.alone || slot.is_multiple_of(2) { b'A' } else { b'B' }
     }
 
-    /// Whether its connections are on shared memory when they are first used, both ways.
+    /// Returns whether the connections are on shared memory in both directions when they are first
+    /// used.
     pub fn is_warm(&self) -> bool {
         self.warm >= 12
     }
@@ -327,19 +334,19 @@ impl fmt::Display for Sequence {
 }
 
 impl Step {
-    /// The stream that it sends.
+    /// Returns the stream that the step sends.
     pub fn sends(&self) -> Option<usize> {
         let sends = [Verb::Send, Verb::OddSend, Verb::Flood, Verb::Pour, Verb::Volley];
         sends.contains(&self.verb).then(|| end_of(self.slot(0)))
     }
 
-    /// The stream that it receives.
+    /// Returns the stream that the step receives.
     pub fn receives(&self) -> Option<usize> {
         matches!(self.verb, Verb::Recv | Verb::OddRecv | Verb::RecvTimeout | Verb::Drain)
             .then(|| peer_of(self.slot(0)))
     }
 
-    /// How it waits past libc.
+    /// Returns the way in which the step waits past libc.
     pub fn way(&self) -> &'static str {
         UNSEEN_WAYS[self.args[0] as usize]
     }
@@ -356,12 +363,12 @@ impl Step {
         }
     }
 
-    /// Returns whether code past the shim becomes executable by it, if there was none before.
+    /// Returns whether the step makes code past the shim executable, if there was none before.
     pub fn loads(&self) -> bool {
         matches!(self.verb, Verb::Load | Verb::Unseen | Verb::UnseenSet | Verb::Pour)
     }
 
-    /// Whether it waits in an io_uring.
+    /// Returns whether the step waits in an io_uring.
     pub fn is_by_ring(&self) -> bool {
         let way = match self.verb {
             Verb::Unseen => self.way(),
@@ -375,25 +382,25 @@ impl Step {
         matches!(self.verb, Verb::Send | Verb::Recv) && self.args[2] & i64::from(libc::MSG_OOB) != 0
     }
 
-    /// Whether it may take bytes and wait for more.
+    /// Returns whether the step may take bytes and wait for more.
     pub fn gathers(&self) -> bool {
         self.verb == Verb::Recv && self.args[2] & i64::from(libc::MSG_WAITALL) != 0
     }
 
-    /// Whether it may wait for ever.
+    /// Returns whether the step may wait for ever.
     pub fn may_block(&self) -> bool {
         match self.verb {
             Verb::Send | Verb::Pour => true,
             Verb::Recv => self.args[2] & i64::from(libc::MSG_DONTWAIT) == 0,
             Verb::Poll | Verb::Unseen => self.args[1] < 0,
             Verb::EpollWait => self.args[2] < 0,
-            // SPLICE_F_NONBLOCK is about the pipe.
+            // SPLICE_F_NONBLOCK applies to the pipe.
             Verb::OddRecv => self.odd_receive() == "splice",
             _ => false,
         }
     }
 
-    /// The same, but a question how things are waits for nothing.
+    /// Returns the step without its wait, if it only queries the state.
     pub fn at_once(&self) -> Step {
         let mut step = self.clone();
         match self.verb {
@@ -404,21 +411,21 @@ impl Step {
         step
     }
 
-    /// Whether it sends nothing, not even an acknowledgement.
+    /// Returns whether the step sends no segment, not even an acknowledgement.
     pub fn is_quiet(&self) -> bool {
         let quiet = [Verb::Poll, Verb::EpollNew, Verb::EpollCtl, Verb::EpollWait, Verb::Inq, Verb::Ask];
         let silent = [Verb::Nonblock, Verb::GetOption, Verb::Names, Verb::Unseen, Verb::UnseenSet];
         quiet.contains(&self.verb) || silent.contains(&self.verb)
     }
 
-    /// Whether it leaves the connection on the road that it takes.
+    /// Returns whether the step leaves the connection on its current transport.
     pub fn is_plain(&self) -> bool {
         let plain = [Verb::Send, Verb::Recv, Verb::Drain, Verb::Poll, Verb::Inq, Verb::Names];
         let begins = [Verb::Open, Verb::Socket, Verb::Connect, Verb::Volley];
         (plain.contains(&self.verb) || begins.contains(&self.verb)) && !self.is_urgent()
     }
 
-    /// The slots it uses.
+    /// Returns the slots that the step uses.
     pub fn slots(&self) -> Vec<usize> {
         match self.verb {
             Verb::Poll => [2, 4]

@@ -1,9 +1,9 @@
-//! What all comparisons came to.
+//! The totals of all comparisons.
 
 use crate::case::Verdict;
 use std::fmt;
 
-/// See the module.
+/// The totals of all comparisons.
 #[derive(Default)]
 pub(crate) struct Tally {
     sequences: u64,
@@ -12,9 +12,9 @@ pub(crate) struct Tally {
     open: u64,
     late: u64,
     extra_edges: u64,
-    /// Sequences that differ again and again.
+    /// Sequences that differ repeatedly.
     pub(crate) differences: usize,
-    /// Sequences that differed once only.
+    /// Sequences that differed only once.
     pub(crate) unconfirmed: usize,
 }
 

@@ -14,10 +14,10 @@ use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// An actor that says nothing for so long hangs.
+/// An actor that does not answer for this time hangs.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What puts a world under shunt.
+/// The files that put a world under shunt.
 #[derive(Clone, Debug)]
 pub(crate) struct Shim {
     pub(crate) library: PathBuf,
@@ -26,13 +26,13 @@ pub(crate) struct Shim {
     pub(crate) command: PathBuf,
 }
 
-/// One process and the line to it.
+/// One process and its control connection.
 struct Actor {
     pid: u32,
     /// `None` for the forked child of an actor.
     child: Option<Child>,
     line: BufReader<UnixStream>,
-    /// The line that a forked child will have.
+    /// The control connection of a future forked child.
     spare: Option<UnixStream>,
     port: u16,
 }
@@ -57,23 +57,23 @@ impl Actor {
     }
 }
 
-/// What an order came to.
+/// The reply to an order.
 pub(crate) enum Reply {
     Done(Answer),
-    /// Blocked, on this worker.
+    /// The operation is blocked on this worker.
     Blocked(usize),
 }
 
-/// See the module.
+/// Two actors, all on TCP or all under shunt.
 pub(crate) struct World {
     shim: Option<Shim>,
-    /// What the actors are, if they are not this program.
+    /// The program of the actors, if it is not the default one.
     program: Option<PathBuf>,
     processor: Rc<Processor>,
     actors: [Option<Actor>; 4],
-    /// Must begin anew before the next sequence.
+    /// Whether the actors must be restarted before the next sequence.
     pub(crate) worn: bool,
-    /// Whether the actors' threads have hardly any stack.
+    /// Whether the actors' threads have very small stacks.
     small: bool,
 }
 
@@ -83,12 +83,12 @@ impl World {
         World { shim, program, processor, actors: Default::default(), worn: true, small: false }
     }
 
-    /// Returns whether its actors are under shunt.
+    /// Returns whether the actors are under shunt.
     pub(crate) fn is_under_shunt(&self) -> bool {
         self.shim.is_some()
     }
 
-    /// Two actors that are as good as new, for this sequence.
+    /// Restores or restarts two actors for this sequence.
     pub(crate) fn prepare(&mut self, sequence: &Sequence) -> Result<()> {
         if self.worn || self.small != sequence.small {
             self.small = sequence.small;
@@ -150,7 +150,7 @@ impl World {
         self.actors[index].as_mut().context("the actor is not there")
     }
 
-    /// Whether an actor lives.
+    /// Returns whether an actor lives.
     pub(crate) fn has(&self, name: u8) -> bool {
         ACTORS.iter().position(|actor| *actor == name).is_some_and(|index| self.actors[index].is_some())
     }
@@ -187,7 +187,7 @@ impl World {
         self.hear(name)
     }
 
-    /// An order that is done at once.
+    /// Runs an order that must not block.
     pub(crate) fn order(&mut self, name: u8, words: &[i64]) -> Result<Answer> {
         match self.ask(name, words)? {
             Reply::Done(answer) => Ok(answer),
@@ -195,7 +195,7 @@ impl World {
         }
     }
 
-    /// Waits until what was sent has arrived, so far as that can be known.
+    /// Waits until everything sent has arrived, as far as that can be known.
     pub(crate) fn settle(&self) -> Result<()> {
         Ok(self.processor.settle()?)
     }
@@ -206,12 +206,12 @@ impl World {
         self.hear(step.actor)
     }
 
-    /// Asks for one that was blocked.
+    /// Checks an operation that was blocked.
     pub(crate) fn check(&mut self, name: u8, id: usize, mode: i64) -> Result<Reply> {
         self.ask(name, &[order::CHECK, id as i64, mode])
     }
 
-    /// Makes a connection, and uses it for some round trips.
+    /// Opens a connection, and makes some round trips on it.
     pub(crate) fn open(&mut self, sequence: &Sequence, conn: usize) -> Result<()> {
         let client = 2 * conn;
         let connected = self.begin(sequence, sequence.owner(client), client, order::OPEN)?;
@@ -221,7 +221,8 @@ impl World {
         Ok(())
     }
 
-    /// The same with the socket that `from` has in a slot, if it can be connected.
+    /// Connects the socket that `from` has in a slot, if it can be connected, and makes the round
+    /// trips.
     pub(crate) fn connect(&mut self, sequence: &Sequence, from: u8, client: usize) -> Result<Answer> {
         self.begin(sequence, from, client, order::CONNECT)
     }
@@ -262,24 +263,24 @@ impl World {
         Ok(Answer::default())
     }
 
-    /// The child of `name` has the other name.
+    /// Registers the forked child of `name` under the lowercase name.
     pub(crate) fn adopt_child(&mut self, name: u8, pid: i64) -> Result<()> {
         let line = self.actor(name)?.spare.take().context("one child only")?;
         let child = Actor { pid: pid as u32, child: None, line: BufReader::new(line), spare: None, port: 0 };
         let index = ACTORS.iter().position(|actor| *actor == name.to_ascii_lowercase()).unwrap_or(2);
         self.actors[index] = Some(child);
         self.worn = true;
-        // It says when it is there.
+        // The child sends a reply when it is ready.
         self.hear(name.to_ascii_lowercase())?;
         Ok(())
     }
 
-    /// Whether the actor can still have a child.
+    /// Returns whether the actor can still have a child.
     pub(crate) fn can_fork(&mut self, name: u8) -> bool {
         self.actor(name).is_ok_and(|actor| actor.spare.is_some())
     }
 
-    /// `kill -9`, and waits for the end.
+    /// Kills an actor by SIGKILL, and waits for its end.
     pub(crate) fn kill(&mut self, name: u8) {
         let Some(index) = ACTORS.iter().position(|actor| *actor == name) else { return };
         if let Some(mut actor) = self.actors[index].take() {
@@ -287,13 +288,13 @@ impl World {
             actor.kill();
             actor.await_end();
             if let Some(shim) = &self.shim {
-                // A peer hears of the death from the broker.
+                // The broker notifies the peers of the death.
                 await_broker(&shim.broker, actor.pid);
             }
         }
     }
 
-    /// Closes everything the actors hold; they must begin anew if that is not enough.
+    /// Closes all descriptors of the actors. Marks them as worn if that is not enough.
     pub(crate) fn tidy(&mut self) {
         for name in *b"AB" {
             if !self.worn {
@@ -306,7 +307,7 @@ impl World {
     pub(crate) fn end(&mut self) {
         let mut ended: Vec<Actor> = self.actors.iter_mut().filter_map(Option::take).collect();
         ended.iter_mut().for_each(Actor::kill);
-        // Children first: they are their parents' to reap.
+        // Children first: their parents reap them.
         ended.iter_mut().rev().for_each(Actor::await_end);
         self.worn = true;
     }
@@ -318,7 +319,7 @@ impl Drop for World {
     }
 }
 
-/// A process that is not our child: waits until the kernel has closed its descriptors.
+/// Waits until the kernel has closed the descriptors of a process that is not a child of this one.
 fn await_end(pid: u32) {
     let deadline = Instant::now() + Duration::from_secs(5);
     while lives(pid) && Instant::now() < deadline {
@@ -326,10 +327,10 @@ fn await_end(pid: u32) {
     }
 }
 
-/// Waits until the broker has heard of the end of a process, and has asked once more what has become of its sockets: it may hear
-/// of it before the kernel has closed them.
+/// Waits until the broker has noticed the end of a process, and has queried its sockets once more:
+/// the broker may notice it before the kernel has closed them.
 fn await_broker(broker: &Path, pid: u32) {
-    /// The first time after a millisecond.
+    /// The first query comes after a millisecond.
     const ASKED_AGAIN: Duration = Duration::from_millis(4);
     let knows = || {
         shunt_broker::status(broker)
@@ -342,7 +343,8 @@ fn await_broker(broker: &Path, pid: u32) {
     std::thread::sleep(ASKED_AGAIN);
 }
 
-/// Whether a thread of it is left. The first may be a zombie long before the last has ended.
+/// Returns whether the process has a thread left. The first may be a zombie long before the last
+/// has ended.
 fn lives(pid: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     let fields: Vec<_> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();

@@ -1,10 +1,12 @@
-//! The kept sequences, each of which was a difference once, the judge itself, and some random ones.
+//! Runs the kept sequences, each of which was a difference once, tests of the judge itself, and
+//! some random sequences.
 
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// One at a time: each has as many jobs as there are processors, and what takes its turn late is told late.
+/// Runs one tester at a time: each has as many jobs as there are processors, and a delayed job gets
+/// delayed answers.
 fn run(arguments: &[&str]) {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,7 +33,7 @@ fn the_judge_finds_no_difference_between_tcp_and_tcp() {
     run(&["--itself", "--seconds", "8"]);
 }
 
-/// Always the same ones: `--seed` finds others, and what is known to differ is in open/.
+/// Always the same sequences: `--seed` finds others, and known differences are in open/.
 #[test]
 fn random_sequences_do_not_differ() {
     run(&["--sequences", "120", "--seed", "32000"]);

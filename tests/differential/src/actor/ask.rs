@@ -1,11 +1,11 @@
-//! Questions about a socket, and settings that programs seldom make.
+//! Calls that query a socket, and settings that programs seldom make.
 
 use super::calls::Answer;
 use super::{fd, memory};
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
-/// The kinds, as they are written.
+/// The kinds of questions, as sequences write them.
 pub const QUESTIONS: &[&str] = &[
     "info",
     "info-short",
@@ -54,7 +54,7 @@ pub const QUESTIONS: &[&str] = &[
     "epoll-mask-short",
     "stale-member",
 ];
-/// Those that change the socket.
+/// The kinds that change the socket.
 pub const SETTINGS: &[&str] = &[
     "async",
     "set-owner",
@@ -87,18 +87,18 @@ pub const SETTINGS: &[&str] = &[
 ];
 
 fn get(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: &mut u32) -> Answer {
-    // SAFETY: as bad as is meant, else as long as said.
+    // SAFETY: deliberately bad, or else as long as `len`.
     Answer::of(unsafe { libc::getsockopt(fd, level, name, value, len) }.into())
 }
 
 fn set<T>(fd: c_int, level: c_int, name: c_int, value: &T) -> Answer {
     let pointer: *const T = value;
-    // SAFETY: the value is as long as said.
+    // SAFETY: the value has the size that is passed.
     Answer::of(unsafe { libc::setsockopt(fd, level, name, pointer.cast(), size_of::<T>() as u32) }.into())
 }
 
 fn ioctl<T>(fd: c_int, request: libc::Ioctl, argument: *mut T) -> Answer {
-    // SAFETY: as bad as is meant, else as long as the request demands.
+    // SAFETY: deliberately bad, or else as long as the request demands.
     Answer::of(unsafe { libc::ioctl(fd, request, argument) }.into())
 }
 
@@ -107,7 +107,7 @@ const SIOCATMARK: libc::Ioctl = 0x8905;
 const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
 
-/// Asks.
+/// Runs a question or a setting.
 pub(super) fn ask(slot: usize, kind: &str) -> Answer {
     let socket = fd(slot);
     let mut word: c_int = -7;
@@ -136,7 +136,7 @@ pub(super) fn ask(slot: usize, kind: &str) -> Answer {
         "unknown-option" => get(socket, libc::IPPROTO_TCP, 12_345, here.cast(), &mut len),
         "unknown-level" => get(socket, 12_345, 1, here.cast(), &mut len),
         "option-null" => {
-            // SAFETY: meant to be bad.
+            // SAFETY: deliberately bad.
             let ret = unsafe { libc::setsockopt(socket, 1, libc::SO_KEEPALIVE, null(), 4) };
             Answer::of(ret.into())
         }
@@ -154,7 +154,7 @@ pub(super) fn ask(slot: usize, kind: &str) -> Answer {
         }
         "ulp" => set(socket, libc::IPPROTO_TCP, libc::TCP_ULP, b"none"),
         "md5" => set(socket, libc::IPPROTO_TCP, libc::TCP_MD5SIG, &1u32),
-        // SAFETY: meant to be bad, here and below.
+        // SAFETY: deliberately bad, here and below.
         "poll-null" => Answer::of(unsafe { libc::poll(null_mut(), 1, 0) }.into()),
         "select-null" => {
             // SAFETY: see above.
@@ -175,7 +175,7 @@ pub(super) fn ask(slot: usize, kind: &str) -> Answer {
         "reopen" | "path-only" => {
             let path = format!("/proc/self/fd/{socket}\0");
             let how = if kind == "reopen" { libc::O_RDWR } else { libc::O_PATH };
-            // SAFETY: a terminated string, and a descriptor of our own.
+            // SAFETY: a terminated string, and a descriptor of this actor.
             unsafe {
                 let opened = libc::open(path.as_ptr().cast(), how | libc::O_CLOEXEC);
                 let answer = Answer::of(opened.min(0).into());
@@ -197,7 +197,8 @@ pub(super) fn ask(slot: usize, kind: &str) -> Answer {
     answer
 }
 
-/// Calls that are refused for a number or an address, whatever the socket holds.
+/// Makes a call that the kernel refuses for an invalid number or address, whatever the socket
+/// holds.
 fn refused(socket: c_int, kind: &str) -> Answer {
     const STRANGE: u32 = 0x100;
     let bad: usize = memory::forbidden() as usize;
@@ -207,7 +208,8 @@ fn refused(socket: c_int, kind: &str) -> Answer {
     let mut before = libc::timeval { tv_sec: 0, tv_usec: -1_000_001 };
     let mask = 0u64;
     let sized = [std::ptr::from_ref(&mask) as usize, 128];
-    // SAFETY: what is not meant to be bad is on the stack, and descriptors are our own.
+    // SAFETY: pointers that are not deliberately bad point to the stack, and descriptors belong to
+    // this actor.
     unsafe {
         let mut set: libc::fd_set = std::mem::zeroed();
         libc::FD_SET(socket, &mut set);
@@ -247,7 +249,7 @@ fn refused(socket: c_int, kind: &str) -> Answer {
             "poll-time-wrong" => libc::ppoll(polled, 1, wrong, null()).into(),
             #[cfg(target_arch = "x86_64")]
             "select-time-null" => libc::syscall(libc::SYS_select, socket + 1, set, 0usize, 0usize, bad),
-            // Younger architectures have its successor alone.
+            // Younger architectures only have its successor.
             #[cfg(not(target_arch = "x86_64"))]
             "select-time-null" => {
                 libc::syscall(libc::SYS_pselect6, socket + 1, set, 0usize, 0usize, bad, 0usize)
@@ -275,7 +277,7 @@ fn refused(socket: c_int, kind: &str) -> Answer {
                 libc::close(set);
                 return answer;
             }
-            // Beyond any table that the actor has had, and so nothing.
+            // Beyond any descriptor table that the actor has had, so that the kernel ignores it.
             "stale-member" => {
                 libc::FD_ZERO(set);
                 libc::FD_SET(1023, set);
@@ -288,12 +290,12 @@ fn refused(socket: c_int, kind: &str) -> Answer {
     }
 }
 
-/// Sets something, and for most things sets it back.
+/// Changes a setting, and for most settings changes it back.
 fn change(socket: c_int, kind: &str) -> Answer {
     let sol = |name: c_int, value: c_int| set(socket, libc::SOL_SOCKET, name, &value);
     let tcp = |name: c_int, value: c_int| set(socket, libc::IPPROTO_TCP, name, &value);
     let (mut on, mut off) = (1, 0);
-    // SAFETY: plain calls; no signal is wanted, so 0 means nobody.
+    // SAFETY: plain calls; no signal is wanted, and as an owner 0 means no process.
     unsafe {
         match kind {
             "async" => {
@@ -311,7 +313,7 @@ fn change(socket: c_int, kind: &str) -> Answer {
             "timestamping" => sol(libc::SO_TIMESTAMPING, 0),
             "zerocopy" => sol(libc::SO_ZEROCOPY, 1),
             "filter" | "filter-bpf" => {
-                // One instruction: all of every packet.
+                // One instruction: accept the whole packet.
                 let all = [6u64 | 0xffff_ffff << 32];
                 let program = (1u16, all.as_ptr());
                 let name = if kind == "filter" { libc::SO_ATTACH_FILTER } else { libc::SO_ATTACH_BPF };
@@ -354,19 +356,20 @@ fn change(socket: c_int, kind: &str) -> Answer {
     }
 }
 
-/// What TCP_INFO says that does not depend on when segments and acknowledgements went: the state, what was received,
-/// and what was sent.
+/// Returns the fields of TCP_INFO that do not depend on the times of segments and acknowledgements:
+/// the state, the received count, and the sent count.
 fn info(socket: c_int, room: u32) -> Answer {
     let mut words = [0u64; 64];
     let mut len = room;
     let answer = get(socket, libc::IPPROTO_TCP, libc::TCP_INFO, words.as_mut_ptr().cast(), &mut len);
     let at = |offset: usize| words[offset / 8] as i64;
-    // When a FIN is acknowledged is TCP's own affair: FIN_WAIT2 is FIN_WAIT1 here.
+    // The time at which a FIN is acknowledged is up to TCP: FIN_WAIT2 counts as FIN_WAIT1 here.
     let state = match words[0] as u8 {
         5 => 4,
         state => state,
     };
-    // tcpi_state, tcpi_bytes_received, and tcpi_bytes_sent less tcpi_bytes_retrans with tcpi_notsent_bytes
+    // tcpi_state, tcpi_bytes_received, and tcpi_bytes_sent less tcpi_bytes_retrans with
+    // tcpi_notsent_bytes
     let received = if room < 136 { 0 } else { at(128) };
     let sent = if room < 216 { 0 } else { at(200) - at(208) + (at(144) & 0xffff_ffff) };
     Answer { extra: vec![len.into(), state.into(), received, sent], ..answer }

@@ -1,5 +1,5 @@
-//! Calls with messages that are not there. musl's functions look into them before the kernel does, which ends the program, so its
-//! programs make these calls by their numbers.
+//! Calls with invalid message pointers. musl's functions read the messages before the kernel does,
+//! which ends the program. So programs of musl make these calls as system calls.
 
 #[cfg(not(target_env = "musl"))]
 pub(super) use libc::{recvmmsg, recvmsg, sendmmsg, sendmsg};

@@ -10,16 +10,17 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
-/// What came of an operation.
+/// The result of an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     pub ret: i64,
     pub errno: i32,
-    /// SIGPIPEs while it ran.
+    /// Number of SIGPIPEs while it ran.
     pub signals: u32,
-    /// 1 + the first byte that was not the stream's, or -1 if bytes behind the answer were touched.
+    /// 1 + the index of the first byte that does not belong to the stream, or -1 if bytes behind
+    /// the answer were touched.
     pub bad: i64,
-    /// What else the operation says.
+    /// Further values, which depend on the operation.
     pub extra: Vec<i64>,
 }
 
@@ -34,12 +35,12 @@ impl Answer {
     }
 }
 
-/// What the receive buffers hold before.
+/// The bytes in receive buffers before a call.
 const UNTOUCHED: u8 = 0xee;
 /// The byte of urgent data.
 const URGENT: u8 = b'!';
 
-/// A stretch of the stream that the end `end` sends.
+/// Returns a part of the stream that the end `end` sends.
 pub(super) fn stream(end: usize, position: u64, len: usize) -> Vec<u8> {
     let word = |index: u64| {
         let mixed = (index ^ (end as u64) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -54,7 +55,7 @@ pub(super) fn stream(end: usize, position: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Does one operation.
+/// Runs one operation.
 pub(super) fn perform(step: &Step, position: u64) -> Answer {
     let before = PIPES.get();
     let mut answer = dispatch(step, position);
@@ -107,7 +108,7 @@ fn dispatch(step: &Step, position: u64) -> Answer {
         }
         Verb::Poll => readiness::poll(step),
         Verb::EpollNew => {
-            // SAFETY: plain calls on descriptors of ours, here and below.
+            // SAFETY: plain calls on descriptors of this actor, here and below.
             let made = unsafe { libc::epoll_create1(0) };
             IS_RAW[step.slot(0)].store(false, Relaxed);
             replace(step.slot(0), made)
@@ -161,7 +162,7 @@ fn replace(slot: usize, new: c_int) -> Answer {
     let old = fd(slot);
     put(slot, new);
     if old != CLOSED && old != new {
-        // SAFETY: a descriptor of ours.
+        // SAFETY: a descriptor of this actor.
         unsafe { libc::close(old) };
     }
     answer
@@ -206,7 +207,7 @@ fn send(slot: usize, len: usize, flags: c_int, call: &str, position: u64) -> Ans
     Answer::of(ret as i64)
 }
 
-/// Sends on two connections, one right after the other; the second answer is in the extra.
+/// Sends on two connections, one right after the other; `extra` contains the second answer.
 fn volley(step: &Step, positions: u64) -> Answer {
     let bytes = |index: usize, position: u64| {
         stream(end_of(step.slot(index)), position, step.args[index + 1] as usize)
@@ -270,7 +271,8 @@ fn receive(slot: usize, len: usize, flags: c_int, call: &str, position: u64) -> 
                 if ret >= 0 {
                     extra.extend([message.msg_namelen as i64, message.msg_controllen as i64]);
                     extra.push(message.msg_flags.into());
-                    // What TCP_INQ says, behind the head, if there is one.
+                    // The value of TCP_INQ, behind the header of the control message, if there is
+                    // one.
                     extra.push(if message.msg_controllen > 16 { control[2] as i64 } else { 0 });
                 }
                 ret
@@ -297,7 +299,7 @@ fn receive(slot: usize, len: usize, flags: c_int, call: &str, position: u64) -> 
 
 fn duplicate(step: &Step) -> Answer {
     let (old, slot) = (fd(step.slot(0)), step.slot(1));
-    // SAFETY: plain calls on descriptors of ours.
+    // SAFETY: plain calls on descriptors of this actor.
     unsafe {
         match step.args[2] {
             // Onto the number that the slot has, if it has one.
@@ -315,7 +317,7 @@ fn duplicate(step: &Step) -> Answer {
 }
 
 fn set_nonblocking(fd: c_int, on: bool, by_ioctl: bool) -> Answer {
-    // SAFETY: plain calls on descriptors of ours.
+    // SAFETY: plain calls on descriptors of this actor.
     let ret = unsafe {
         if by_ioctl {
             let mut value: c_int = on.into();
@@ -333,10 +335,10 @@ fn set<T>(fd: c_int, level: c_int, name: c_int, value: &T) -> Answer {
     let pointer: *const T = value;
     let len = size_of::<T>();
     let arguments = [fd as usize, level as usize, name as usize, pointer as usize, len, 0];
-    // SAFETY: the value is as long as said.
+    // SAFETY: the value has the size that is passed.
     let by_libc =
         || unsafe { libc::setsockopt(fd, level, name, pointer.cast(), len as libc::socklen_t) }.into();
-    // SAFETY: the same.
+    // SAFETY: as above.
     Answer::of(unsafe { either(by_libc, libc::SYS_setsockopt, arguments) })
 }
 
@@ -345,7 +347,7 @@ fn set_time(fd: c_int, millis: i64) {
     set(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &time);
 }
 
-/// In the order of [`crate::script::OPTIONS`].
+/// Returns level and name of an option, in the order of [`crate::script::OPTIONS`].
 fn option(index: c_int) -> (c_int, c_int) {
     match index {
         0 => (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
@@ -368,17 +370,17 @@ fn get(fd: c_int, index: c_int) -> Answer {
     let (level, name) = option(index);
     let mut value = [0i64; 4];
     let mut room = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: the value is as long as said.
+    // SAFETY: the value has the size that is passed.
     let ret = unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut room) };
     Answer { extra: [vec![room.into()], value.into()].concat(), ..Answer::of(ret.into()) }
 }
 
-/// Both names of a socket; ports are not the same twice.
+/// Queries both names of a socket. Does not compare ports, which differ in each run.
 fn names(fd: c_int) -> Answer {
     let mut extra = Vec::new();
     let mut last = Answer::default();
     for call in [libc::getsockname, libc::getpeername] {
-        // SAFETY: the structure is as long as said.
+        // SAFETY: the structure has the size that is passed.
         unsafe {
             let mut name: libc::sockaddr_in = std::mem::zeroed();
             let mut room = size_of_val(&name) as libc::socklen_t;
@@ -406,7 +408,7 @@ fn loopback(port: u16) -> libc::sockaddr_in {
 
 const NAME_LEN: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
 
-/// Makes the listening socket; answers with its port.
+/// Makes the listening socket, and answers with its port.
 pub(super) fn listen(slot: usize) -> Answer {
     // SAFETY: plain calls with structures on the stack.
     unsafe {
@@ -455,7 +457,8 @@ pub(super) fn accept(listener: usize, slot: usize) -> Answer {
     replace(slot, socket)
 }
 
-/// When Nagle's algorithm lets a small segment go depends on time.
+/// Disables Nagle's algorithm, by which the time of a small segment would depend on
+/// acknowledgements.
 fn without_delay(socket: c_int) {
     set(socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1);
 }
@@ -464,18 +467,18 @@ const BALL: usize = 16;
 
 fn throw(slot: usize) -> bool {
     let ball = [0u8; BALL];
-    // SAFETY: the buffer is as long as said.
+    // SAFETY: the buffer has the length that is passed.
     until_done(|| unsafe { libc::send(fd(slot), ball.as_ptr().cast(), BALL, 0) }) == BALL as isize
 }
 
 fn catch(slot: usize) -> bool {
     let mut ball = [0u8; BALL];
     let data: *mut c_void = ball.as_mut_ptr().cast();
-    // SAFETY: the buffer is as long as said.
+    // SAFETY: the buffer has the length that is passed.
     until_done(|| unsafe { libc::recv(fd(slot), data, BALL, 0) }) == BALL as isize
 }
 
-/// A call on a socket that may have been made nonblocking before it was connected.
+/// Repeats a call on a socket that may have been made nonblocking before it was connected.
 fn until_done(call: impl Fn() -> isize) -> isize {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
@@ -487,7 +490,7 @@ fn until_done(call: impl Fn() -> isize) -> isize {
     }
 }
 
-/// Round trips with another actor.
+/// Makes round trips with another actor.
 pub(super) fn round_trips(from: usize, to: usize, count: i64, first: bool) -> Answer {
     let trip = |_| match first {
         true => throw(from) && catch(to),
@@ -497,7 +500,7 @@ pub(super) fn round_trips(from: usize, to: usize, count: i64, first: bool) -> An
     Answer::of(if went { 0 } else { -1 })
 }
 
-/// Round trips between two ends in this process.
+/// Makes round trips between two ends in this process.
 pub(super) fn ping_self(client: usize, server: usize, count: i64) -> Answer {
     let went = (0..count).all(|_| throw(client) && catch(server) && throw(server) && catch(client));
     Answer::of(if went { 0 } else { -1 })

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 const PAGE: usize = 4096;
-/// Pages that can be used, before one that cannot.
+/// Bytes of usable pages, before one that is not usable.
 const USABLE: usize = 16 * PAGE;
 
 /// An area laid out as: usable, without access, read only.
@@ -14,7 +14,7 @@ struct Area(usize);
 fn area() -> usize {
     static AREA: OnceLock<Area> = OnceLock::new();
     AREA.get_or_init(|| {
-        // SAFETY: a mapping of our own, never given back.
+        // SAFETY: a new mapping, which is never unmapped.
         unsafe {
             let base = map(USABLE + 3 * PAGE);
             libc::mprotect(base.wrapping_byte_add(USABLE), PAGE, libc::PROT_NONE);
@@ -31,29 +31,29 @@ unsafe fn map(len: usize) -> *mut c_void {
     unsafe { libc::mmap(null_mut(), len, access, kind, -1, 0) }
 }
 
-/// A page without access.
+/// Returns a page without access.
 pub(super) fn forbidden() -> *mut c_void {
     (area() + USABLE) as *mut c_void
 }
 
-/// A page that can only be read.
+/// Returns a page that can only be read.
 pub(super) fn read_only() -> *mut c_void {
     (area() + USABLE + PAGE) as *mut c_void
 }
 
-/// An address of the kernel's.
+/// Returns an address of the kernel.
 pub(super) fn of_kernel() -> *mut c_void {
     0xffff_8000_0000_0000_usize as *mut c_void
 }
 
-/// `len` bytes right before a page without access.
+/// Returns `len` bytes right before a page without access.
 pub(super) fn before_forbidden(len: usize) -> *mut u8 {
     (area() + USABLE - len.min(USABLE)) as *mut u8
 }
 
-/// A page that is used by `first`, and by `then` after it has lost all access.
+/// Passes a page to `first`, and to `then` after it has lost all access.
 pub(super) fn taken_away<T>(first: impl FnOnce(*mut u8), then: impl FnOnce(*mut u8) -> T) -> T {
-    // SAFETY: a page of our own, which nobody else knows.
+    // SAFETY: a new page, which no other code uses.
     unsafe {
         let page = map(PAGE);
         first(page.cast());
@@ -64,10 +64,11 @@ pub(super) fn taken_away<T>(first: impl FnOnce(*mut u8), then: impl FnOnce(*mut 
     }
 }
 
-/// The header of a message of nothing but bytes. Programs of musl leave what they like beside its narrower lengths.
+/// Returns the header of a message that contains only bytes. Programs of musl leave arbitrary
+/// values next to its narrower length fields.
 pub(super) fn message(list: &mut [libc::iovec]) -> libc::msghdr {
     let rubbish = if cfg!(target_env = "musl") { 0xa5 } else { 0 };
-    // SAFETY: plain numbers and pointers, all of which that count are set.
+    // SAFETY: plain numbers and pointers; all fields that the kernel reads are set.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         (&raw mut message.msg_iovlen).cast::<u64>().write(rubbish << 40);

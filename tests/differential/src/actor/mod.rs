@@ -1,7 +1,8 @@
-//! An actor: a process that does what it is told over its standard input, one line at a time, and answers there.
+//! An actor: a process that executes orders from its control descriptor, one line each, and answers
+//! there.
 //!
-//! Operations run on worker threads, so that one that blocks leaves the actor able to listen. Every call goes through
-//! libc's symbols, where a preloaded shim sees it.
+//! Operations run on worker threads, so that the actor can still read orders while one blocks.
+//! Every call goes through libc's symbols, where a preloaded shim sees it.
 
 mod ask;
 mod badly;
@@ -28,11 +29,11 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::*};
 pub use unseen::UNSEEN_WAYS;
 use workers::Workers;
 
-/// What a line begins with.
+/// The first word of a line.
 pub mod order {
     /// mode, stream position, step: runs an operation.
     pub const RUN: i64 = 0;
-    /// id, mode: asks for an operation that was blocked.
+    /// id, mode: checks an operation that was blocked.
     pub const CHECK: i64 = 1;
     /// Makes the listening socket.
     pub const LISTEN: i64 = 2;
@@ -46,57 +47,57 @@ pub mod order {
     pub const ECHO: i64 = 6;
     /// slot, slot, count: round trips within this process.
     pub const PING_SELF: i64 = 7;
-    /// Ends what is blocked, and closes everything.
+    /// Ends blocked operations, and closes everything.
     pub const RESET: i64 = 8;
     /// id, whether the handler restarts calls.
     pub const SIGNAL: i64 = 9;
-    /// slot, port: connects the socket that is there.
+    /// slot, port: connects the socket in this slot.
     pub const CONNECT: i64 = 10;
 }
 
-/// How long to wait for an operation.
+/// The time to wait for an operation.
 pub mod mode {
-    /// Until it is done; seconds at most.
+    /// Until it is done, for seconds at most.
     pub const DONE: i64 = 0;
     /// Until it is done or its thread sleeps in the kernel.
     pub const SETTLE: i64 = 1;
-    /// A moment.
+    /// For a short time.
     pub const BRIEF: i64 = 2;
-    /// Not at all.
+    /// No time at all.
     pub const NOW: i64 = 3;
 }
 
-/// In the environment of an actor that another has become.
+/// Environment variable of a program that an actor has executed.
 const GREETS: &str = "SHUNT_DIFFERENTIAL_GREETS";
-/// In the environment of an actor all of whose threads have hardly any stack.
+/// Environment variable of an actor all of whose threads have very small stacks.
 pub const SMALL: &str = "SHUNT_DIFFERENTIAL_SMALL";
-/// The least that a thread may have, and what this actor's own functions take.
+/// The smallest stack that a thread may have, plus the stack of this actor's own functions.
 const SMALL_STACK: usize = libc::PTHREAD_STACK_MIN + 16 * 1024;
-/// No descriptor ever has this number. It is below what the kernel's table has room for at least, beyond which select
-/// takes no notice.
+/// A descriptor that is never open. It is below the smallest size of the kernel's descriptor table;
+/// select ignores descriptors beyond the table.
 const CLOSED: c_int = 60;
 const LISTENER: usize = SLOTS;
 static FDS: [AtomicI32; SLOTS + 1] = [const { AtomicI32::new(CLOSED) }; SLOTS + 1];
 
-/// Slots of sets that only system calls of the actor's own touch.
+/// Slots of epoll instances that only the actor's own system calls touch.
 static IS_RAW: [AtomicBool; SLOTS + 1] = [const { AtomicBool::new(false) }; SLOTS + 1];
 
 thread_local! {
-    /// SIGPIPEs so far: the kernel sends them to the thread that wrote.
+    /// Number of SIGPIPEs so far. The kernel sends them to the thread that wrote.
     static PIPES: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The descriptor of a slot.
+/// Returns the descriptor of a slot.
 fn fd(slot: usize) -> c_int {
     FDS[slot].load(Relaxed)
 }
 
-/// Notes the descriptor of a slot; whatever it was before is closed.
+/// Sets the descriptor of a slot, whose previous one is already closed.
 fn put(slot: usize, fd: c_int) {
     FDS[slot].store(if fd < 0 { CLOSED } else { fd }, Relaxed);
 }
 
-/// A new thread of this actor.
+/// Starts a new thread of this actor.
 fn start_thread<T: Send + 'static>(life: impl FnOnce() -> T + Send + 'static) -> std::thread::JoinHandle<T> {
     let builder = std::thread::Builder::new();
     let is_small = std::env::var_os(SMALL).is_some();
@@ -104,7 +105,8 @@ fn start_thread<T: Send + 'static>(life: impl FnOnce() -> T + Send + 'static) ->
     builder.spawn(life).expect("a thread")
 }
 
-/// The life of an actor. `arguments`: the descriptor it is told over, then `slot:descriptor` for what it inherits.
+/// Runs an actor. `arguments` contains the control descriptor, then `slot:descriptor` for each
+/// inherited descriptor.
 pub fn run(arguments: Vec<String>) {
     if std::env::var_os(SMALL).is_some() {
         let _ = start_thread(move || live(&arguments)).join();
@@ -147,7 +149,7 @@ fn live(arguments: &[String]) {
 }
 
 fn say(control: c_int, text: &str) {
-    // SAFETY: a buffer of ours.
+    // SAFETY: a buffer of this function's caller.
     unsafe { libc::write(control, text.as_ptr().cast(), text.len()) };
 }
 
@@ -168,7 +170,7 @@ fn obey(
             match step.verb {
                 Verb::Fork => done(fork(workers, control, lines)),
                 Verb::Exec => done(exec(*control, step.args[0] != 0)),
-                // Here, where the stack is not small.
+                // On this thread, whose stack is not small.
                 Verb::Load => done(past::load(PAST_WAYS[step.args[0] as usize])),
                 _ => workers.run(step, arg(2) as u64, arg(1)),
             }
@@ -186,7 +188,7 @@ fn obey(
             let cleared = workers.clear();
             for slot in (FIRST_EPOLL..SLOTS).chain(0..FIRST_EPOLL) {
                 if fd(slot) != CLOSED {
-                    // SAFETY: a descriptor of ours.
+                    // SAFETY: a descriptor of this actor.
                     unsafe { libc::close(fd(slot)) };
                     put(slot, CLOSED);
                 }
@@ -202,9 +204,9 @@ fn obey(
     }
 }
 
-/// The child listens on its own control descriptor, which every actor has as its standard output.
+/// Forks. The child uses its own control descriptor, which every actor has as its standard output.
 fn fork(workers: &mut Workers, control: &mut c_int, lines: &mut Lines) -> Answer {
-    // SAFETY: no worker is busy; the child makes workers of its own and goes on with this thread.
+    // SAFETY: no worker is busy; the child makes its own workers and continues with this thread.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         *control = 1;
@@ -214,7 +216,7 @@ fn fork(workers: &mut Workers, control: &mut c_int, lines: &mut Lines) -> Answer
     Answer { ret: pid.into(), ..Answer::default() }
 }
 
-/// Goes on as a new program with the same descriptors.
+/// Executes this program again with the same descriptors.
 fn exec(control: c_int, with_shim: bool) -> Answer {
     let mut command = Command::new("/proc/self/exe");
     command.arg(control.to_string());
@@ -223,7 +225,7 @@ fn exec(control: c_int, with_shim: bool) -> Answer {
             command.arg(format!("{slot}:{}", fd(slot)));
         }
     }
-    // The new program says so itself.
+    // The new program sends the answer.
     command.env(GREETS, "1");
     if !with_shim {
         command.env_remove("LD_PRELOAD");
@@ -247,7 +249,7 @@ fn handle(signal: c_int, flags: c_int) {
     }
 }
 
-/// Lines of the control descriptor.
+/// The lines from the control descriptor.
 #[derive(Default)]
 struct Lines {
     buffer: Vec<u8>,
@@ -261,7 +263,7 @@ impl Lines {
                 return String::from_utf8(line).ok();
             }
             let mut part = [0u8; 512];
-            // SAFETY: the buffer is as long as said.
+            // SAFETY: the buffer has the length that is passed.
             let count = unsafe { libc::read(control, part.as_mut_ptr().cast(), part.len()) };
             if count <= 0 {
                 return None;

@@ -1,4 +1,4 @@
-//! Receives that programs seldom make, or should not.
+//! Receives that programs seldom make, or should not make.
 
 use super::calls::{Answer, stream};
 use super::memory::message;
@@ -7,7 +7,7 @@ use crate::script::peer_of;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
-/// The kinds, as they are written. None of them waits.
+/// The kinds of receives, as sequences write them. None of them waits.
 pub const ODD_RECEIVES: &[&str] = &[
     "null",
     "forbidden",
@@ -43,7 +43,7 @@ pub const ODD_RECEIVES: &[&str] = &[
     "splice",
     "tee",
 ];
-/// Those that take nothing out of the stream.
+/// The kinds that take nothing from the stream.
 pub const PEEKS: &[&str] = &["from-negative", "from-no-length", "discard-peek"];
 
 const NOW: c_int = libc::MSG_DONTWAIT;
@@ -53,14 +53,15 @@ fn vector(base: *mut c_void, len: usize) -> libc::iovec {
     libc::iovec { iov_base: base, iov_len: len }
 }
 
-/// Makes the call; the answer's value is the number of bytes that came, or the error.
+/// Makes the call. The answer's value is the number of bytes received, or the error.
 pub(super) fn receive(slot: usize, kind: &str, len: usize, position: u64) -> Answer {
     let mut bytes = vec![0u8; len];
     let data: *mut c_void = bytes.as_mut_ptr().cast();
     let (bad, socket) = (memory::forbidden(), fd(slot));
     let mut extra = Vec::new();
     let mut shown = true;
-    // SAFETY: what is not meant to be bad points to `bytes`, which outlives the call, or to the stack.
+    // SAFETY: pointers that are not deliberately bad are to `bytes`, which outlives the call, or to
+    // the stack.
     let ret = unsafe {
         match kind {
             "null" => libc::recv(socket, null_mut(), len, NOW),
@@ -160,7 +161,8 @@ fn check(answer: Answer, bytes: &[u8], slot: usize, position: u64) -> Answer {
     Answer { bad: wrong.map_or(0, |at| at as i64 + 1), ..answer }
 }
 
-/// recvmmsg of three messages. Only a full message is followed by another, so the bytes are in one piece.
+/// Calls recvmmsg with three messages. Another message follows only a full one, so the bytes are
+/// contiguous.
 unsafe fn many(socket: c_int, kind: &str, bytes: &mut [u8], slot: usize, position: u64) -> Answer {
     let part = (bytes.len() / 3).max(1);
     let mut parts = bytes.chunks_mut(part);

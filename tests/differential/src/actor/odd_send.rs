@@ -1,4 +1,4 @@
-//! Sends that programs seldom make, or should not.
+//! Sends that programs seldom make, or should not make.
 
 use super::calls::{Answer, stream};
 use super::memory::message;
@@ -7,7 +7,7 @@ use crate::script::end_of;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
-/// The kinds, as they are written. None of them waits.
+/// The kinds of sends, as sequences write them. None of them waits.
 pub const ODD_SENDS: &[&str] = &[
     "null",
     "forbidden",
@@ -58,12 +58,13 @@ fn vector(base: *mut c_void, len: usize) -> libc::iovec {
     libc::iovec { iov_base: base, iov_len: len }
 }
 
-/// Makes the call; the answer's value is the number of bytes that were sent, or the error.
+/// Makes the call. The answer's value is the number of bytes sent, or the error.
 pub(super) fn send(slot: usize, kind: &str, len: usize, position: u64) -> Answer {
     let mut bytes = stream(end_of(slot), position, len);
     let data: *mut c_void = bytes.as_mut_ptr().cast();
     let (bad, socket) = (memory::forbidden(), fd(slot));
-    // SAFETY: what is not meant to be bad points to `bytes`, which outlives the call, or to the stack.
+    // SAFETY: pointers that are not deliberately bad are to `bytes`, which outlives the call, or to
+    // the stack.
     let ret = unsafe {
         match kind {
             "null" => libc::send(socket, null(), len, NOW),
@@ -147,7 +148,7 @@ pub(super) fn send(slot: usize, kind: &str, len: usize, position: u64) -> Answer
     Answer::of(ret as i64)
 }
 
-/// sendmmsg of three messages.
+/// Calls sendmmsg with three messages.
 unsafe fn many(socket: c_int, data: *mut c_void, len: usize) -> Answer {
     let part = len / 3;
     let mut lists = [0, 1, 2].map(|index| {
@@ -168,10 +169,10 @@ unsafe fn many(socket: c_int, data: *mut c_void, len: usize) -> Answer {
     Answer { ret: if answer.ret < 0 { -1 } else { total }, extra, ..answer }
 }
 
-/// sendfile, splice and their kin.
+/// Calls sendfile, splice or a related function.
 fn send_file(socket: c_int, kind: &str, bytes: &[u8]) -> Answer {
     let (data, len) = (bytes.as_ptr().cast::<c_void>(), bytes.len());
-    // SAFETY: descriptors of our own, pointers to `bytes` and to the stack.
+    // SAFETY: descriptors of this actor, pointers to `bytes` and to the stack.
     unsafe {
         let file = libc::memfd_create(c"bytes".as_ptr(), libc::MFD_CLOEXEC);
         libc::write(file, data, len);

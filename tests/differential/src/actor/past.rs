@@ -1,8 +1,8 @@
-//! Calls past the shim: by code that no preloaded library is in front of.
+//! Calls past the shim: by code that no preloaded library can intercept.
 //!
-//! None of that code is in the actor's executable. It becomes executable when an actor is told to `load`
-//! it, or when it first waits past libc, while connections may be on shared memory. From then on every
-//! second call of those that have two ways goes past the shim.
+//! None of that code is in the actor's executable. It becomes executable when an actor gets the
+//! order to `load` it, or when it first waits past libc, while connections may be on shared memory.
+//! From then on, half of the calls that can go either way go past the shim.
 
 use super::calls::Answer;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -10,30 +10,30 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 
-/// How code comes into the actor that calls the kernel past the shim.
+/// The ways in which code that calls the kernel past the shim comes into the actor.
 pub const PAST_WAYS: &[&str] = &["mapped", "writable", "library", "deepbind", "namespace"];
 
-/// Names the directory in which the libraries are, in the environment of actors.
+/// Environment variable of actors: the directory of the libraries.
 pub const PLUGINS: &str = "SHUNT_DIFFERENTIAL_PLUGINS";
-/// A library with the instruction in it.
+/// A library that contains the system call instruction.
 pub const INLINE: &str = "inline.so";
 /// A library that calls libc's functions.
 pub const FUNCTIONS: &str = "functions.so";
 
-/// A system call by number: what the kernel returns, errors as negative numbers.
+/// A function that makes a system call: it returns the kernel's result, errors as negative numbers.
 type Call = unsafe extern "C" fn(number: i64, arguments: *const usize) -> i64;
 
-/// The present way; null as long as nothing has been loaded.
+/// The current function; null as long as nothing has been loaded.
 static CALL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-/// Calls that have two ways, since one past the shim was loaded.
+/// Number of calls with two ways, since code past the shim was loaded.
 static TURN: AtomicU32 = AtomicU32::new(0);
-/// Set once an actor has been told to load something.
+/// Set once an actor has got an order to load code.
 static TAKES_TURNS: AtomicU32 = AtomicU32::new(0);
 
 /// Loads code that calls the kernel past the shim, and uses it from now on.
 pub(super) fn load(way: &str) -> Answer {
     let call = match way {
-        // A program without a dynamic linker has no other.
+        // A program without a dynamic linker has no other way.
         _ if cfg!(target_feature = "crt-static") => mapped(false),
         "library" => library(INLINE, Binding::Usual),
         "deepbind" => library(FUNCTIONS, Binding::Deep),
@@ -55,12 +55,13 @@ pub(super) unsafe fn call(number: i64, arguments: [usize; 6]) -> i64 {
         way = mapped(false).expect("memory for a few instructions");
         CALL.store(way, Release);
     }
-    // SAFETY: everything that is stored there has this prototype; the rest is the caller's promise.
+    // SAFETY: every function stored there has this prototype; the caller promises the rest.
     unsafe { std::mem::transmute::<*mut c_void, Call>(way)(number, arguments.as_ptr()) }
 }
 
-/// Makes a call that has two ways: by libc or, every second time once an actor was told to load something,
-/// past the shim. Returns what libc's function returns, and sets errno as that does.
+/// Makes a call that can go two ways: by libc, or past the shim. After an order to load code, every
+/// second call goes past the shim. Returns the result of libc's function, and sets errno as that
+/// does.
 ///
 /// # Safety
 /// As the call demands.
@@ -92,11 +93,11 @@ const CODE: &[u8] = &[
     0x15, 0x42, 0xa9, 0x01, 0x00, 0x00, 0xd4, 0xc0, 0x03, 0x5f, 0xd6,
 ];
 
-/// Code in memory of its own, which stays writable or not.
+/// Returns a copy of the code in new memory, which stays writable or not.
 fn mapped(stays_writable: bool) -> Option<*mut c_void> {
     let (read, write, run) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
     let first = if stays_writable { read | write | run } else { read | write };
-    // SAFETY: new memory, as long as what is copied there; nobody else knows of it.
+    // SAFETY: new memory, at least as long as the code; no other code has its address.
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let page = libc::mmap(null_mut(), 4096, first, flags, -1, 0);
@@ -104,19 +105,19 @@ fn mapped(stays_writable: bool) -> Option<*mut c_void> {
             return None;
         }
         page.cast::<u8>().copy_from_nonoverlapping(CODE.as_ptr(), CODE.len());
-        // New memory has no stale instructions of ours; this makes the copy visible to the processor.
+        // The processor has no stale instructions of new memory; this makes the copy visible to it.
         #[cfg(target_arch = "aarch64")]
         std::arch::asm!("dsb ish", "ic iallu", "dsb ish", "isb");
         (stays_writable || libc::mprotect(page, 4096, read | run) == 0).then_some(page)
     }
 }
 
-/// How a library's names are bound.
+/// The way in which a library's symbols are bound.
 #[derive(Clone, Copy)]
 enum Binding {
     Usual,
     Deep,
-    /// In a namespace with a libc of its own.
+    /// In a namespace with its own libc.
     Apart,
 }
 
@@ -137,7 +138,7 @@ fn library(name: &str, binding: Binding) -> Option<*mut c_void> {
     }
 }
 
-/// musl binds all libraries alike.
+/// musl binds all libraries in the same way.
 #[cfg(target_env = "musl")]
 fn library(_: &str, _: Binding) -> Option<*mut c_void> {
     mapped(false)

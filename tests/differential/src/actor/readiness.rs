@@ -1,4 +1,4 @@
-//! poll, select and epoll, as an actor calls them.
+//! Calls of poll, select and epoll by an actor.
 
 use super::calls::Answer;
 use crate::actor::past::either;
@@ -20,7 +20,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// musl has no function for it before 1.2.6, so its programs make the call by its number.
+/// Calls epoll_pwait2 as a system call: musl has no function for it before 1.2.6.
 ///
 /// # Safety
 /// As the system call.
@@ -36,14 +36,14 @@ unsafe fn epoll_pwait2(
     unsafe { libc::syscall(libc::SYS_epoll_pwait2, set, events, room, limit, mask, MASK_BYTES) as c_int }
 }
 
-/// Bytes of a signal mask, as the kernel has it.
+/// Bytes of the kernel's signal mask.
 const MASK_BYTES: usize = 8;
 
 fn time(millis: i64) -> libc::timespec {
     libc::timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 }
 }
 
-/// The descriptors of a poll, with what is asked.
+/// Returns the descriptors of a poll, with the requested events.
 fn asked(step: &Step) -> Vec<libc::pollfd> {
     [2, 4]
         .into_iter()
@@ -56,20 +56,21 @@ fn asked(step: &Step) -> Vec<libc::pollfd> {
         .collect()
 }
 
-/// poll and its kin; the answer's extra is what each descriptor is ready for.
+/// Calls poll or a related function. The answer's `extra` contains the ready events of each
+/// descriptor.
 pub(super) fn poll(step: &Step) -> Answer {
     let call = POLL_CALLS[step.args[0] as usize];
     let millis = step.args[1];
     let mut fds = asked(step);
     let limit = time(millis.max(0));
     let limit: *const libc::timespec = if millis < 0 { null() } else { &limit };
-    // SAFETY: the array is as long as said.
+    // SAFETY: the array has the length that is passed.
     let ret = unsafe {
         match call {
             "poll" => libc::poll(fds.as_mut_ptr(), fds.len() as u64, millis as c_int),
             "ppoll" => {
                 let (array, count) = (fds.as_mut_ptr(), fds.len());
-                // The kernel writes the rest of the time there.
+                // The kernel writes the remaining time there.
                 let mut limit = if millis < 0 { None } else { Some(*limit) };
                 let limit: *mut libc::timespec = limit.as_mut().map_or(null_mut(), |limit| limit);
                 let by_libc = || libc::ppoll(array, count as u64, limit, null()).into();
@@ -112,7 +113,7 @@ fn select(call: &str, fds: &[libc::pollfd], millis: i64) -> Answer {
     }
 }
 
-/// epoll_ctl.
+/// Calls epoll_ctl.
 pub(super) fn control(step: &Step) -> Answer {
     let mut event = libc::epoll_event { events: step.args[3] as u32, u64: step.args[4] as u64 };
     if IS_RAW[step.slot(0)].load(Relaxed) {
@@ -121,20 +122,25 @@ pub(super) fn control(step: &Step) -> Answer {
     let (set, operation, target) = (fd(step.slot(0)), step.args[1] as c_int, fd(step.slot(2)));
     let event: *mut libc::epoll_event = &mut event;
     let arguments = [set as usize, operation as usize, target as usize, event as usize, 0, 0];
-    // SAFETY: an event of ours.
+    // SAFETY: an event on this stack.
     let by_libc = || unsafe { libc::epoll_ctl(set, operation, target, event) }.into();
-    // SAFETY: the same.
+    // SAFETY: as above.
     Answer::of(unsafe { either(by_libc, libc::SYS_epoll_ctl, arguments) })
 }
 
-/// A wait that was to wait and has taken so long has slept.
+/// A wait with a time-out that has taken this long has slept.
 const SLEPT: Duration = Duration::from_micros(100);
-/// Whoever has woken it may take so long for the rest of its call. It does not sleep meanwhile: then it would be taken for one that waits still.
+/// The thread that woke the wait may take this long for the rest of its call. The wait does not
+/// sleep meanwhile: the tester would take it for a blocked one.
 const REST: Duration = Duration::from_micros(500);
 
-/// epoll_wait and its kin; the answer's extra is pairs of data and events, in the order in which they are told. Where there are fewer
-/// places than there may be events, whoever waits goes on until nothing new is told: each pair counts once. So does who has slept: what one
-/// call of another thread makes of two sockets comes one after the other, with TCP too, and may wake it in between.
+/// Calls epoll_wait or a related function. The answer's `extra` contains pairs of data and events,
+/// in the order of their reports.
+///
+/// If there is room for fewer events than there may be, the actor waits again until nothing new is
+/// reported; each pair counts once. It does so after a sleep too. If one call of another thread
+/// changes two sockets, their events come one after the other, with TCP as well, and the first may
+/// wake the sleeper before the second.
 pub(super) fn wait(step: &Step) -> Answer {
     let begin = Instant::now();
     let mut all = wait_once(step, step.args[2]);
@@ -164,7 +170,7 @@ pub(super) fn wait(step: &Step) -> Answer {
     all
 }
 
-/// Whether the set is one for waits past libc.
+/// Returns whether the epoll instance is one for waits past libc.
 fn is_raw(step: &Step) -> bool {
     IS_RAW[step.slot(0)].load(Relaxed)
 }
@@ -180,12 +186,12 @@ fn wait_once(step: &Step, millis: i64) -> Answer {
     let (array, room) = (events.as_mut_ptr(), most as c_int);
     let limit = time(millis.max(0));
     let limit: *const libc::timespec = if millis < 0 { null() } else { &limit };
-    // SAFETY: the array has room for as many.
+    // SAFETY: the array has room for `room` events.
     let ret = unsafe {
         match EPOLL_CALLS[step.args[3] as usize] {
             "epoll_pwait" => libc::epoll_pwait(set, array, room, millis as c_int, null()),
             "epoll_pwait2" => epoll_pwait2(set, array, room, limit, null()),
-            // What there is to tell is an error, and stays where it is.
+            // The events cannot be written: the call fails, and they stay pending.
             "forbidden" => libc::epoll_wait(set, memory::forbidden().cast(), room, millis as c_int),
             _ => {
                 let by_libc = || libc::epoll_wait(set, array, room, millis as c_int).into();

@@ -1,5 +1,5 @@
-//! Waits that a preloaded library cannot see: by system calls past the shim (`past.rs`). What is done
-//! afterwards goes through libc again.
+//! Waits that a preloaded library cannot see: by system calls past the shim (`past.rs`). Later
+//! calls go through libc again.
 
 use super::calls::Answer;
 use super::fd;
@@ -11,7 +11,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-/// How to wait. All but `epoll`, `poll`, `select` and `ring` wait for bytes, whatever is asked.
+/// The ways to wait. All but `epoll`, `poll`, `select` and `ring` wait for bytes, whatever events
+/// are requested.
 pub const UNSEEN_WAYS: &[&str] = &["epoll", "poll", "select", "ring", "ring-peek", "peek", "signal"];
 
 pub(super) fn answer(ret: i64, extra: Vec<i64>) -> Answer {
@@ -19,7 +20,7 @@ pub(super) fn answer(ret: i64, extra: Vec<i64>) -> Answer {
     Answer { ret, errno, extra, ..Answer::default() }
 }
 
-/// Milliseconds, or for ever.
+/// Returns a time-out in milliseconds, or `None` for no limit.
 fn time(millis: i64) -> Option<libc::timespec> {
     (millis >= 0).then(|| libc::timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 })
 }
@@ -28,7 +29,8 @@ fn address<T>(value: &Option<T>) -> usize {
     value.as_ref().map_or(0, |value| std::ptr::from_ref(value) as usize)
 }
 
-/// Waits for a socket: whether that was woken, and what the socket is ready for if the way tells.
+/// Waits for a socket. Answers whether that was woken, and with the ready events if the way reports
+/// them.
 pub(super) fn wait(step: &Step) -> Answer {
     let events = step.args[3] as i16;
     wait_for(fd(step.slot(2)), UNSEEN_WAYS[step.args[0] as usize], events, step.args[1])
@@ -73,11 +75,11 @@ fn select(socket: c_int, events: i16, millis: i64) -> Answer {
     }
 }
 
-/// A set for this one wait.
+/// Waits with an epoll instance for this one wait.
 fn epoll(socket: c_int, events: i16, millis: i64) -> Answer {
     let mut event = libc::epoll_event { events: events as u32, u64: 0 };
     let place = std::ptr::from_mut(&mut event) as usize;
-    // SAFETY: pointers to the stack, and a descriptor of our own.
+    // SAFETY: pointers to the stack, and a descriptor of this actor.
     unsafe {
         let set = raw(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0]) as usize;
         let added =
@@ -92,7 +94,8 @@ fn epoll(socket: c_int, events: i16, millis: i64) -> Answer {
     }
 }
 
-/// A thread in a receive that takes nothing. Without time it does not wait; that is the only limit it can have.
+/// Waits in a receive that takes nothing. It has no time limit; with a limit it does not wait at
+/// all.
 fn peek(socket: c_int, millis: i64) -> Answer {
     let mut byte = 0u8;
     let flags = libc::MSG_PEEK | if millis < 0 { 0 } else { libc::MSG_DONTWAIT };
@@ -102,7 +105,8 @@ fn peek(socket: c_int, millis: i64) -> Answer {
     peeked(ret)
 }
 
-/// A peek finds bytes or the end; it cannot find that nothing is there yet.
+/// Converts the result of a peek. A peek finds bytes or the end; it cannot report that nothing is
+/// there yet.
 fn peeked(ret: i64) -> Answer {
     match ret {
         0.. => answer(1, Vec::new()),
@@ -114,7 +118,7 @@ fn peeked(ret: i64) -> Answer {
 const F_SETSIG: usize = 10;
 const F_SETOWN_EX: usize = 15;
 
-/// The kernel sends this thread SIGIO; before each wait it looks whether there is anything.
+/// Waits for SIGIO, which the kernel sends to this thread. Polls the socket before each wait.
 fn signal(socket: c_int, millis: i64) -> Answer {
     let limit = time(millis);
     let of_socket = |request: usize, value: usize| {
@@ -127,11 +131,11 @@ fn signal(socket: c_int, millis: i64) -> Answer {
         let mut before: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
         libc::sigaddset(&mut set, libc::SIGIO);
-        // Where the number is closed meanwhile, and a duplicate is not, nobody can have the signals end with the wait. As long as
-        // they are blocked they come all the same.
+        // If the descriptor is closed meanwhile and a duplicate is not, the signals cannot be
+        // disabled after the wait. While they are blocked, the kernel still delivers them.
         libc::signal(libc::SIGIO, libc::SIG_IGN);
         libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
-        // This thread.
+        // The signals go to this thread.
         let owner = [0, libc::gettid()];
         of_socket(F_SETOWN_EX, owner.as_ptr() as usize);
         of_socket(F_SETSIG, 0);
@@ -167,7 +171,7 @@ fn signal(socket: c_int, millis: i64) -> Answer {
     }
 }
 
-/// An io_uring: what of it is in memory that the kernel shares.
+/// An io_uring, with the memory that the kernel shares.
 struct Ring {
     fd: usize,
     queue: (*mut u8, usize),
@@ -258,7 +262,7 @@ const EXT_ARG: usize = 8;
 const QUEUE_AT: i64 = 0;
 const DONE_AT: i64 = 0x800_0000;
 const ENTRIES_AT: i64 = 0x1000_0000;
-/// What waits, and what takes it back.
+/// The user data of the request that waits, and of the one that cancels it.
 const WAITER: u64 = 1;
 const CANCELLER: u64 = 2;
 
@@ -266,13 +270,13 @@ impl Ring {
     fn new() -> Result<Ring, i64> {
         let mut params = Params::default();
         let place = std::ptr::from_mut(&mut params) as usize;
-        // SAFETY: a structure on the stack; mappings as long as the kernel says.
+        // SAFETY: a structure on the stack; mappings as long as the kernel reports.
         unsafe {
             let made = raw(libc::SYS_io_uring_setup, [4, place, 0, 0, 0, 0]);
             if made < 0 {
                 return Err(made);
             }
-            // Out of the way: the numbers of the sockets are compared.
+            // A high descriptor: the sockets' descriptors are compared.
             let request = libc::F_DUPFD_CLOEXEC as usize;
             let fd = raw(libc::SYS_fcntl, [made as usize, request, FIRST_OF_OURS as usize, 0, 0, 0]);
             raw(libc::SYS_close, [made as usize, 0, 0, 0, 0, 0]);
@@ -290,9 +294,9 @@ impl Ring {
         }
     }
 
-    /// A word that the kernel writes or reads.
+    /// Returns a word that the kernel writes or reads.
     fn word(base: *mut u8, offset: u32) -> &'static AtomicU32 {
-        // SAFETY: the kernel says that a word is there, in a mapping that outlives every use.
+        // SAFETY: the kernel reports that a word is there, in a mapping that outlives every use.
         unsafe { AtomicU32::from_ptr(base.add(offset as usize).cast()) }
     }
 
@@ -330,7 +334,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: mappings and a descriptor of our own.
+        // SAFETY: mappings and a descriptor of this ring.
         unsafe {
             for (base, len) in [self.queue, self.done, (self.entries.0.cast(), self.entries.1)] {
                 libc::munmap(base.cast(), len);
@@ -341,12 +345,12 @@ impl Drop for Ring {
 }
 
 thread_local! {
-    /// A thread's ring, and the process that has made it. It stays: the kernel interrupts what a thread does a moment after it has
-    /// closed one.
+    /// A thread's io_uring, and the process that made it. It stays open: the kernel interrupts a
+    /// thread's calls a moment after the thread has closed an io_uring.
     static RING: RefCell<Option<(u32, Ring)>> = const { RefCell::new(None) };
 }
 
-/// Waits in the ring of this thread.
+/// Waits in the io_uring of this thread.
 fn ring(socket: c_int, peeks: bool, events: i16, millis: i64) -> Answer {
     RING.with_borrow_mut(|kept| {
         if kept.as_ref().is_none_or(|(process, _)| *process != std::process::id()) {
@@ -354,7 +358,7 @@ fn ring(socket: c_int, peeks: bool, events: i16, millis: i64) -> Answer {
         }
         match kept {
             Some((_, ring)) => wait_in(ring, socket, peeks, events, millis),
-            // Where it is forbidden.
+            // Where io_uring is forbidden.
             None if peeks => peek(socket, millis),
             None => poll(socket, events, millis),
         }
@@ -373,7 +377,7 @@ fn wait_in(ring: &Ring, socket: c_int, peeks: bool, events: i16, millis: i64) ->
     let mut ret = ring.enter(1, &time(millis));
     let mut found = ring.take();
     if found.is_none() {
-        // It has the socket until it is over.
+        // The request holds the socket until it is complete.
         ring.submit(Entry {
             opcode: ASYNC_CANCEL,
             fd: -1,
@@ -387,7 +391,7 @@ fn wait_in(ring: &Ring, socket: c_int, peeks: bool, events: i16, millis: i64) ->
             match ring.take() {
                 Some(one) => {
                     over += 1;
-                    // A receive that waits in a thread of the kernel's is interrupted.
+                    // A receive that waits in a kernel thread is interrupted.
                     let is_taken_back = [-libc::ECANCELED, -libc::EINTR].contains(&one.result);
                     if one.user_data == WAITER && !is_taken_back {
                         found = Some(one);
@@ -406,21 +410,22 @@ fn wait_in(ring: &Ring, socket: c_int, peeks: bool, events: i16, millis: i64) ->
         };
     }
     let extra = if peeks { Vec::new() } else { vec![0] };
-    // When the time is up it may also say how many entries it took.
+    // When the time is over, it may also return the number of submitted entries.
     if ret >= 0 || ret == -i64::from(libc::ETIME) { answer(0, extra) } else { answer(ret, extra) }
 }
 
-/// epoll_create1.
+/// Calls epoll_create1.
 pub(super) fn new_set() -> c_int {
     // SAFETY: plain calls.
     unsafe { raw(libc::SYS_epoll_create1, [0; 6]) as c_int }
 }
 
-/// epoll_ctl and epoll_pwait on a set that only system calls of our own have touched.
+/// Calls epoll_ctl or epoll_pwait on an epoll instance that only system calls of this actor have
+/// touched.
 pub(super) fn on_set(step: &Step, events: &mut [libc::epoll_event]) -> i64 {
     let set = fd(step.slot(0)) as usize;
     let number = |index: usize| step.args[index] as usize;
-    // SAFETY: events of the caller's, as many as said.
+    // SAFETY: the events of the caller, and their number.
     unsafe {
         if step.verb == Verb::EpollCtl {
             let target = fd(step.slot(2)) as usize;
@@ -432,13 +437,13 @@ pub(super) fn on_set(step: &Step, events: &mut [libc::epoll_event]) -> i64 {
     }
 }
 
-/// Sends all, without waiting in any call of libc's: waits for room by an unseen way.
+/// Sends all bytes without waiting in a call of libc: waits for room past libc.
 pub(super) fn pour(socket: c_int, bytes: &[u8], way: &str) -> Answer {
     let mut sent = 0;
     while sent < bytes.len() {
         let some = &bytes[sent..];
         let flags = libc::MSG_DONTWAIT;
-        // SAFETY: a part of the bytes.
+        // SAFETY: a part of `bytes`.
         let went = Answer::of(unsafe { libc::send(socket, some.as_ptr().cast(), some.len(), flags) } as i64);
         match went.ret {
             0.. => sent += went.ret as usize,

@@ -1,4 +1,4 @@
-//! The threads of an actor that do its operations.
+//! The threads of an actor that run its operations.
 
 use super::calls::{self, Answer};
 use super::{mode, start_thread};
@@ -8,21 +8,21 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// More operations than these cannot be blocked at a time in one actor.
+/// The most operations that can be blocked at a time in one actor.
 pub(crate) const WORKERS: usize = 4;
-/// An operation that must end and has not after so long is taken to hang.
+/// An operation that must end and has not after this time counts as hanging.
 const PATIENCE: Duration = Duration::from_millis(2500);
 
-/// Descriptors of the threads' own have numbers from here on.
+/// The first descriptor for the threads' own files.
 pub(super) const FIRST_OF_OURS: c_int = 300;
-/// How long a moment is.
+/// The length of a short wait.
 const BRIEF: Duration = Duration::from_micros(800);
 
 #[derive(Default)]
 struct Shared {
     desk: Mutex<Desk>,
     change: Condvar,
-    /// The thread has begun with what it was given.
+    /// Whether the thread has begun with its job.
     begun: AtomicBool,
     thread: AtomicI32,
 }
@@ -40,25 +40,25 @@ struct Worker {
     stat: c_int,
 }
 
-/// See the module.
+/// The worker threads of an actor.
 pub(crate) struct Workers(Vec<Worker>);
 
 impl Workers {
-    /// None yet: each is started when it is needed.
+    /// Returns no workers yet: each is started when it is needed.
     pub(crate) fn new() -> Workers {
         Workers(Vec::new())
     }
 
-    /// A forked child has none of its parent's threads.
+    /// Forgets all workers after a fork: a child has none of its parent's threads.
     pub(crate) fn begin_anew(&mut self) {
         for worker in self.0.drain(..) {
-            // SAFETY: a descriptor of ours.
+            // SAFETY: a descriptor of this actor.
             unsafe { libc::close(worker.stat) };
             std::mem::forget(worker);
         }
     }
 
-    /// Ends what is blocked. `false` if something goes on sleeping.
+    /// Ends blocked operations. Returns `false` if one continues to sleep.
     pub(crate) fn clear(&self) -> bool {
         let deadline = Instant::now() + PATIENCE;
         for (id, worker) in self.0.iter().enumerate() {
@@ -73,7 +73,8 @@ impl Workers {
         true
     }
 
-    /// Does a step: here if it cannot block for ever, else on a thread that can be left alone with it.
+    /// Runs a step: on this thread if it cannot block for ever, otherwise on a worker that can be
+    /// left waiting.
     pub(crate) fn run(&mut self, step: Step, position: u64, mode: i64) -> (i64, usize, Answer) {
         if mode == mode::DONE && !step.may_block() {
             return (1, 0, calls::perform(&step, position));
@@ -132,8 +133,8 @@ impl Worker {
         let path = format!("/proc/self/task/{}/stat\0", shared.thread.load(SeqCst));
         // SAFETY: a terminated string.
         let opened = unsafe { libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC) };
-        // Out of the way: the numbers of the sockets are compared.
-        // SAFETY: a descriptor of ours, here and below.
+        // A high descriptor: the sockets' descriptors are compared.
+        // SAFETY: descriptors of this actor, here and below.
         let stat = unsafe { libc::fcntl(opened, libc::F_DUPFD_CLOEXEC, FIRST_OF_OURS) };
         // SAFETY: see above.
         unsafe { libc::close(opened) };
@@ -166,7 +167,7 @@ impl Worker {
                 let sleeps = self.shared.begun.load(SeqCst) && self.sleeps();
                 asleep = if sleeps { asleep + 1 } else { 0 };
                 if asleep == 3 {
-                    // It may have ended and then gone to sleep.
+                    // It may have ended before it went to sleep.
                     return self.take();
                 }
                 std::thread::yield_now();
@@ -180,10 +181,10 @@ impl Worker {
         }
     }
 
-    /// Whether the thread sleeps in the kernel.
+    /// Returns whether the thread sleeps in the kernel.
     fn sleeps(&self) -> bool {
         let mut text = [0u8; 128];
-        // SAFETY: the buffer is as long as said.
+        // SAFETY: the buffer has the length that is passed.
         let len = unsafe { libc::pread(self.stat, text.as_mut_ptr().cast(), text.len(), 0) }.max(0) as usize;
         let state = text[..len].iter().rposition(|byte| *byte == b')').and_then(|at| text.get(at + 2));
         state == Some(&b'S')
@@ -191,7 +192,7 @@ impl Worker {
 }
 
 fn work(shared: &Shared) {
-    // SAFETY: asks for the thread's number.
+    // SAFETY: a plain call that returns the thread's id.
     shared.thread.store(unsafe { libc::gettid() }, SeqCst);
     loop {
         let (step, position) = {
