@@ -1,4 +1,5 @@
-// A service of Go's, and its load: service ADDRESS serves, service ADDRESS REQUESTS asks that often by four connections.
+// A service in Go, and its load generator. `service ADDRESS` serves; `service ADDRESS REQUESTS`
+// sends that many requests on four connections.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// A service of Java's, and its load: Service PORT serves, Service PORT REQUESTS asks that often by one connection.
+// A service in Java, and its load generator. `Service PORT` serves; `Service PORT REQUESTS` sends
+// that many requests on one connection.
 
 import com.sun.net.httpserver.HttpServer;
 import java.net.InetSocketAddress;

@@ -15,16 +15,16 @@ from pathlib import Path
 USER = "tester"
 SOURCE = Path("/home") / USER / "source"
 RESULTS = Path("/breadth-results")
-# Programs used by scripts of ours, each laid out as a package's own tests are.
+# Programs with scripts of this project, each laid out like a package's own tests.
 PROGRAMS = Path("/breadth/code/programs")
-# The services of the base, which no package's tests are about.
+# The base's own services, which no package tests.
 SERVICES = Path("/breadth-services")
 NO_SERVICES = Path("/usr/sbin/policy-rc.d")
 PRELOAD = Path("/etc/ld.so.preload")
 LIBRARY = "/usr/local/lib/shunt/libshunt.so"
 SHUNT = "/usr/local/bin/shunt"
 
-# What tests say to systemd, said to the init scripts. Only where there is no systemd.
+# Forwards the requests of tests to systemd to the init scripts. Only for a tree without systemd.
 SYSTEMCTL = """#!/bin/sh
 words=
 for word; do
@@ -42,7 +42,8 @@ for unit; do
 done
 """
 
-# What autopkgtest knows and this does too; a test with any other restriction is left out, as there.
+# The restrictions that this runner supports, as autopkgtest does; a test with any other is skipped,
+# as there.
 MET = {
     "allow-stderr", "breaks-testbed", "flaky", "hint-testsuite-triggers", "isolation-container", "needs-recommends", "needs-root",
     "rw-build-tree", "skip-foreign-architecture", "skip-not-installable", "skippable", "superficial",
@@ -127,7 +128,8 @@ def known(package):
 def fetch(name, environment):
     """Brings the source of a package here: its tests, its binary packages, and its version."""
     place = Path("/home") / USER
-    # Of some updates the mirrors have the programs before the sources; then the release's own sources do.
+    # For some updates, the mirrors have the programs before the sources; then the release's own
+    # sources are used.
     if call("apt-get", "source", "-qq", "--only-source", name, cwd=place, env=environment).returncode:
         must("apt-get", "source", "-qq", "--only-source", f"{name}/bookworm", cwd=place, env=environment)
     source = next(path for path in place.iterdir() if path.is_dir() and (path / "debian/control").exists())
@@ -172,7 +174,7 @@ def install(spec):
         flag = "--install-recommends" if recommends else "--no-install-recommends"
         must("apt-get", "satisfy", "-y", "-qq", flag, ", ".join(wanted), cwd="/", env=environment)
     must("apt-get", "clean")
-    # A program's is that of the first package that its script asks for.
+    # The version of a program is that of the first package that its script asks for.
     version = version or must("dpkg-query", "-W", "-f", "${Version}", wanted[0])
     must("chown", "-R", f"{USER}:{USER}", SOURCE)
     NO_SERVICES.unlink()
@@ -288,7 +290,8 @@ def test(spec):
         except subprocess.TimeoutExpired:
             code = "time"
     seconds = time.monotonic() - start
-    # Words on standard error are no failure here, as they are to autopkgtest: services say much about a tree without systemd.
+    # Output on standard error is no failure here, unlike in autopkgtest: services print many
+    # messages in a tree without systemd.
     if code == 77 and "skippable" in spec["restrictions"]:
         status = "skip"
     else:
@@ -316,7 +319,8 @@ def main():
 if os.fork() == 0:
     main()
     sys.exit()
-# The first process takes orphans in until the one above has ended; then all the others end with it.
+# The first process reaps orphans until the test process has ended; then all other processes end
+# with it.
 child = -1
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 while not Path("/breadth-answer.json").exists():

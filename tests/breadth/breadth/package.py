@@ -1,7 +1,8 @@
 """One package: its tests run natively, and, those that pass so, under shunt too."""
 
 SIDES = (("native", False), ("shunt", True))
-# How often a test that differed is run again on each side, to see whether it always passes natively.
+# Number of times that a differing test is run again on each side, to find out whether it always
+# passes natively.
 AGAIN = 4
 
 
@@ -29,7 +30,8 @@ def run(forest, name, timeout, env, say):
         def once(side, shunt):
             spec = {"what": "test", "shunt": shunt, "timeout": timeout, "env": env, **test}
             keep = forest.data / "logs" / name / test["name"].replace("/", "_") / side
-            # Setting up and starting services has its own bounds; this one is for a tree that hangs altogether.
+            # Setting up and starting services has its own limits; this one is for a tree that
+            # hangs.
             done = forest.test(name, spec, timeout + 300, keep) or {"failed": "no answer"}
             if done["failed"]:
                 done["status"] = "fail"
@@ -38,7 +40,7 @@ def run(forest, name, timeout, env, say):
 
         for side, shunt in SIDES:
             found[side] = once(side, shunt)
-            # One that does not pass natively says nothing, however it ends under shunt.
+            # A test that does not pass natively proves nothing, whatever its result under shunt.
             if found[side]["status"] != "pass":
                 break
         if "shunt" in found and found["shunt"]["status"] != "pass":

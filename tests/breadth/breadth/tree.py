@@ -22,7 +22,8 @@ INCLUDE = [
     "locales", "lsb-base", "mount", "netbase", "procps", "python3", "sysvinit-utils", "util-linux",
 ]
 
-# The first process of a tree. It takes the mounts of the machine away before anything else runs.
+# The script of the first process of a tree. It removes the machine's mounts before anything else
+# runs.
 ENTER = r"""
 set -e
 root=$1 lower=$2 upper=$3 work=$4 code=$5 release=$6

@@ -1,5 +1,5 @@
-//! Hosts and containers for the tests, as network namespaces that exist as long as somebody holds them: nothing of them
-//! has a name, so nothing is left behind however a test ends. Needs root.
+//! Hosts and containers for the tests, as network namespaces that exist as long as a process holds
+//! them. They have no names, so nothing is left behind however a test ends. Needs root.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,11 +16,12 @@ pub struct Net {
 }
 
 impl Net {
-    /// Makes one.
+    /// Returns a new network namespace.
     #[allow(clippy::new_without_default, reason = "it is a thing of the kernel, not a value")]
     pub fn new() -> Net {
         let made = std::thread::spawn(|| {
-            // SAFETY: only the network namespace of this thread changes, and the thread does nothing else.
+            // SAFETY: only the network namespace of this thread changes, and the thread does
+            // nothing else.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
                 .expect("as root, the tests need to make network namespaces (CAP_SYS_ADMIN)");
             File::open("/proc/thread-self/ns/net").expect("a thread has a namespace")
@@ -30,17 +31,17 @@ impl Net {
         net
     }
 
-    /// The namespace of the caller.
+    /// Returns the namespace of the caller.
     pub fn current() -> Net {
         Net { handle: File::open("/proc/thread-self/ns/net").expect("a thread has a namespace") }
     }
 
-    /// The one that a file of /proc names.
+    /// Returns the namespace of a file under /proc.
     pub fn at(path: impl AsRef<std::path::Path>) -> Net {
         Net { handle: File::open(path).expect("somebody is in the network namespace") }
     }
 
-    /// Does something inside, on a thread of its own, so that the caller stays where it is.
+    /// Runs `work` inside, on a separate thread, so that the caller stays in its namespace.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -55,7 +56,7 @@ impl Net {
         })
     }
 
-    /// Runs a program inside, which must succeed.
+    /// Runs a program inside. It must succeed.
     pub fn run<A: AsRef<OsStr>>(&self, program: &str, arguments: impl IntoIterator<Item = A>) {
         let mut command = Command::new(program);
         command.args(arguments).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
@@ -63,25 +64,26 @@ impl Net {
         assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Runs a line of words inside, which must succeed.
+    /// Runs a command line of plain words inside. It must succeed.
     pub fn words(&self, line: &str) {
         let (program, rest) = line.split_once(' ').expect("a program and its arguments");
         self.run(program, rest.split_whitespace());
     }
 
-    /// Whether an interface of this name is there.
+    /// Returns whether an interface of this name exists.
     pub fn has_interface(&self, name: &str) -> bool {
         let mut command = Command::new("ip");
         command.args(["link", "show", name]);
         self.inside(|| command.output()).expect("ip (iproute2) is there").status.success()
     }
 
-    /// How other processes name it: for `nsenter --net=` and `ip link set netns`.
+    /// Returns a path for other processes, for `nsenter --net=` and `ip link set netns`.
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.handle.as_raw_fd()).into()
     }
 
-    /// Connects two with a pair of interfaces: `one` has `name` and its address with prefix length, `two` the other.
+    /// Connects two namespaces with a pair of interfaces: `one` and `two` contain the namespace,
+    /// the interface's name and its address with prefix length.
     pub fn connect(one: (&Net, &str, &str), two: (&Net, &str, &str)) {
         one.0.words(&format!("ip link add {} type veth peer name shunt-peer", one.1));
         let path = two.0.path();

@@ -7,7 +7,10 @@ import java.nio.charset.StandardCharsets;
 import java.util.*;
 import java.util.concurrent.*;
 
-/** Calls of every kind between two processes: with the word "serve" the server, otherwise the client, which starts it. */
+/**
+ * Calls of every kind between two processes. With the argument "serve" this is the server, otherwise
+ * the client, which starts the server.
+ */
 public class Calls {
     static final int PORT = 5052;
     static final MethodDescriptor.Marshaller<byte[]> BYTES = new MethodDescriptor.Marshaller<>() {
@@ -274,7 +277,10 @@ public class Calls {
         System.out.println("deadline, failure, cancellation, a large message");
     }
 
-    /** Idle for longer than it takes to a ping; then the server is stopped, and the next ping finds it out. */
+    /**
+     * Idles for longer than the interval of pings. Then the server is stopped, and the next ping
+     * fails.
+     */
     static void keepalive(Process process) throws Exception {
         Thread.sleep(12_000);
         check(channels[0].getState(false) == ConnectivityState.READY, "kept alive");
