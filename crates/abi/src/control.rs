@@ -166,6 +166,16 @@ messages! {
             /// The side of it: a process connected to itself is both.
             side: u32,
         }
+        /// This process has mapped its side of a link that was announced, has closed the
+        /// descriptor, and will touch nothing of it before the first `Pair`. Or it could not.
+        Mapped = 8, fds 0 {
+            /// The link.
+            link: u64,
+            /// Which side of it: a process connected to itself answers for both.
+            side: u32,
+            /// 1: it has. 0: there was no room.
+            is_mapped: u32,
+        }
         /// Asks for the state of everything: see [`crate::status`]. Like `Capture` it needs no hello.
         Status = 16, fds 0 {
             /// Zero.
@@ -188,7 +198,9 @@ messages! {
             /// The broker's identifier of this process.
             process: u64,
         }
-        /// A link with another process, with its memfd.
+        /// A link with another process, with its memfd, which is to be mapped, and answered by
+        /// `Mapped`. It may still be punched: whoever touches it before the first `Pair` could be
+        /// kept waiting by the other process.
         Link = 2, fds 1 {
             /// The broker's identifier of the link.
             link: u64,
@@ -211,7 +223,8 @@ messages! {
             /// Zero.
             pad: u32,
         }
-        /// The endpoint has found its other end. The link was announced before.
+        /// The endpoint has found its other end. The link was announced before, and by now nobody
+        /// can punch it any more.
         Pair = 4, fds 0 {
             /// The ticket of the offer.
             ticket: u64,
@@ -252,6 +265,17 @@ messages! {
             link: u64,
             /// The side of the receiver of this message. A process connected to itself gets one
             /// message for each side.
+            side: u32,
+            /// 1: it can be unmapped. 0: it was never sealed, so to unmap it waits for whoever
+            /// punches holes into it. It is to stay mapped.
+            may_unmap: u32,
+        }
+        /// A link holds much memory that nobody uses, which is free only once the link is no more:
+        /// the connections that are still on it are to go back to TCP. They may be offered again.
+        Vacate = 8, fds 0 {
+            /// The link.
+            link: u64,
+            /// Which side the receiver of this message is.
             side: u32,
             /// Zero.
             pad: u32,

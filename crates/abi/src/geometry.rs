@@ -75,7 +75,7 @@ pub const MAX_RING_BYTES: usize = 16 * 1024 * 1024;
 const SPILL_TIMES: usize = 16;
 /// But no larger than this: together with a ring more than TCP's buffers take of a sender whose
 /// receiver reads nothing, which is 4.0 MB on loopback where `tcp_wmem` ends at 4 MiB.
-const MAX_SPILL_BYTES: usize = 4 * 1024 * 1024;
+pub const MAX_SPILL_BYTES: usize = 4 * 1024 * 1024;
 
 const _: () = assert!(RINGS_OFFSET.is_multiple_of(4096));
 

@@ -21,7 +21,7 @@ pub mod shown;
 pub mod status;
 
 /// Version of the control protocol and of the shared layouts. A different version is refused, never guessed.
-pub const VERSION: u16 = 15;
+pub const VERSION: u16 = 16;
 
 /// Environment variables shared by `shunt run` and the shim.
 pub mod env {

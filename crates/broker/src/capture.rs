@@ -151,34 +151,35 @@ impl State {
         self.captures.all.retain(|capture| capture.id != id);
         if self.captures.all.is_empty() {
             self.links.unsee();
-            self.give_memory_back();
+            self.note_released();
         }
+    }
+
+    /// There is a link more, on which nobody has a place yet.
+    pub(crate) fn tell_new_link(&mut self, link: LinkId) {
+        let mut captures = std::mem::take(&mut self.captures.all);
+        for capture in &mut captures {
+            capture.review();
+            if self.may_see(capture.rights, link, &mut Homes::default()) {
+                self.links.see(link);
+                capture.pending.push_back(Pending { link, under_way: 0 });
+                capture.outbox.nudge();
+            }
+        }
+        self.captures.all = captures;
     }
 
     /// Two ends have been given a place in a link. Before they are told of it.
     pub(crate) fn tell_grant(&mut self, grant: &Grant) {
-        if self.captures.all.is_empty() {
-            return;
-        }
-        let mut captures = std::mem::take(&mut self.captures.all);
-        for capture in &mut captures {
+        for capture in &mut self.captures.all {
             capture.review();
-            if matches!(capture.rights, Rights::Nothing) {
-                continue;
-            }
-            if grant.fresh.is_some() {
-                if self.may_see(capture.rights, grant.link, &mut Homes::default()) {
-                    self.links.see(grant.link);
-                    capture.pending.push_back(Pending { link: grant.link, under_way: 0 });
-                    capture.outbox.nudge();
-                }
-            } else if capture.told.contains(&grant.link)
+            if !matches!(capture.rights, Rights::Nothing)
+                && capture.told.contains(&grant.link)
                 && let Some(sight) = self.links.sight(grant.link, grant.conn)
             {
                 capture.outbox.push(pair(grant.link, &sight, true).into(), None);
             }
         }
-        self.captures.all = captures;
     }
 
     /// Tells a client of links as long as it reads what it is told.
@@ -201,7 +202,7 @@ impl State {
         let (Some(ends), Some((memfd, sights))) = (self.links.ends(link), self.links.sights(link)) else {
             return;
         };
-        let memfd: Rc<dyn Descriptor> = match view::for_reading(memfd) {
+        let memfd: Rc<dyn Descriptor> = match view::for_reading(&**memfd) {
             Ok(memfd) => Rc::new(memfd),
             Err(error) => return tracing::warn!(%error, "a link cannot be opened for reading"),
         };

@@ -424,6 +424,10 @@ fn padding(request: &Request) -> u64 {
         Request::Offer(body) => body.pad.into(),
         Request::Status(body) => body.pad,
         Request::Capture(body) => body.pad,
-        Request::Hello(_) | Request::Withdraw(_) | Request::Release(_) | Request::Leave(_) => 0,
+        Request::Hello(_)
+        | Request::Withdraw(_)
+        | Request::Release(_)
+        | Request::Leave(_)
+        | Request::Mapped(_) => 0,
     }
 }

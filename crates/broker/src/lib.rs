@@ -2,12 +2,14 @@
 //! link (docs/local-path.md). It believes what the kernel says of a descriptor and nothing that it is told
 //! (L3), never blocks, and may die at any time (L6).
 //!
-//! Inner shape: [`Config`]; `control` is one client's connection; `state` is what all of them share; `offers` decides
-//! what becomes of a socket that was shown; `pairing` and `links` are its two pure halves; `namespaces` and `diag` ask
-//! the kernel, `tracking` what it knows of firewalls; `status` and `metrics` report; `capture` lets
-//! others read along; `overlay` knows the overlay's policy, `rinse` and `sweep` give memory back, `expiry` ends offers of
-//! dead sockets. `principal` says for whom
-//! all of this is done and how much of it each may have, `turns` when what takes long is done, `errands` does what may block.
+//! Inner shape: [`Config`]; `control` is one client's connection; `state` is what all of them
+//! share; `offers` decides what becomes of a socket that was shown; `pairing` and `links` are its
+//! two pure halves; `setup` is the state machine of a link that is being made, `making` carries out
+//! what it decides; `namespaces` and `diag` ask the kernel, `tracking` what it knows of firewalls;
+//! `status` and `metrics` report; `capture` lets others read along; `overlay` knows the overlay's
+//! policy, `sweep` gives memory back, `expiry` ends offers of dead sockets. `principal` says for
+//! whom all of this is done and how much of it each may have, `turns` when what takes long is done,
+//! `errands` does what may block.
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +24,7 @@ mod errands;
 mod expiry;
 mod links;
 mod listener;
+mod making;
 mod metrics;
 mod namespaces;
 mod notifier;
@@ -35,8 +38,8 @@ mod place;
 mod present;
 mod principal;
 mod privileges;
-mod rinse;
 mod server;
+mod setup;
 mod state;
 mod status;
 mod sweep;

@@ -1,12 +1,14 @@
 //! Links and their connection slots: who holds what, and when it may be given out again.
 //!
-//! A slot has a holder on each side. It is free only when both have released it or their process has ended,
-//! so that nobody is given a lane that somebody may still use, and its rings have been [rinsed](crate::rinse). A link of which
-//! nobody has used anything for a while is dropped.
+//! A slot has a holder on each side. It is free only when both have released it or their process
+//! has ended, so that nobody is given a lane that somebody may still use. A link comes here once it
+//! is [sealed](crate::setup). One of which nobody has used anything for a while is dropped: that
+//! frees its memory, which nothing else can. So a link whose free connections hold much memory for
+//! a while is *retired*: it gets no new connections, and those that stay for long are asked to
+//! leave.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::os::fd::OwnedFd;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 use std::time::{Duration, Instant};
@@ -17,17 +19,21 @@ use shunt_abi::geometry::{
     LANE_TAIL_OFFSET, Side, WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET, WAITERS,
 };
 use shunt_kernel::sequence::Origin;
-use shunt_sys::{Errno, memfd};
 use thiserror::Error;
 
 use crate::pairing::{Key, Offer, ProcessId};
 use crate::principal::{Budget, Principal, Whose};
-use crate::rinse::Memory;
+use crate::setup::Memory;
 
 pub(crate) type LinkId = u64;
 
 /// How long a link stays that nobody uses: connections come one after another.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
+/// Pages of 4 KiB that the free connections of a link may hold for longer than that, beyond the
+/// first two of each.
+const SPARE_PAGES: usize = 256;
+/// How long connections may stay on a link that is retired.
+const STAY: Duration = Duration::from_secs(10);
 
 /// All links.
 #[derive(Debug)]
@@ -46,8 +52,8 @@ pub(crate) struct Links {
     holders: HashMap<u64, Holder>,
     /// Links that nobody may use any more.
     emptied: BTreeSet<LinkId>,
-    /// Links with rings that are to be rinsed.
-    soiled: Vec<LinkId>,
+    /// Links whose free connections hold much memory.
+    wasteful: BTreeSet<LinkId>,
     /// What has happened to links that somebody reads along, and has not been told.
     news: Vec<News>,
 }
@@ -92,7 +98,6 @@ impl Held {
 
 #[derive(Debug)]
 struct Link {
-    memfd: Rc<OwnedFd>,
     ends: [ProcessId; 2],
     /// Whose they are: stays when they have ended.
     whose: Whose,
@@ -100,6 +105,9 @@ struct Link {
     held: [u64; 2],
     cookies: Box<[[u64; 2]; CONNS]>,
     memory: Arc<Memory>,
+    /// Pages that each free connection holds beyond the first two.
+    spare: Box<[u16; CONNS]>,
+    stage: Stage,
     /// Since when nobody has used it.
     empty_since: Option<Instant>,
     /// One of the two processes has ended.
@@ -109,6 +117,36 @@ struct Link {
     /// If somebody reads along: the connections that there have been since, a bit for each. No place is given out twice meanwhile, so
     /// that nobody's bytes are taken for another's.
     seen: Option<u64>,
+}
+
+/// Whether a link gets new connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It does.
+    Open,
+    /// It does, but its free connections have held much memory since then.
+    Wasteful(Instant),
+    /// It does not, since then.
+    Retired(Instant),
+    /// It does not, and those that are on it have been asked to leave.
+    Vacated,
+}
+
+impl Stage {
+    /// What follows when the free connections hold so many spare pages.
+    fn next(self, spare: usize, now: Instant) -> Stage {
+        match self {
+            Stage::Open if spare > SPARE_PAGES => Stage::Wasteful(now),
+            Stage::Wasteful(_) if spare <= SPARE_PAGES => Stage::Open,
+            Stage::Wasteful(since) if now >= since + LINGER => Stage::Retired(now),
+            Stage::Retired(since) if now >= since + STAY => Stage::Vacated,
+            same => same,
+        }
+    }
+
+    fn is_retired(self) -> bool {
+        matches!(self, Stage::Retired(_) | Stage::Vacated)
+    }
 }
 
 /// One side of a slot. A process connected to itself has both.
@@ -127,10 +165,6 @@ pub(crate) struct Grant {
     pub(crate) conn: u32,
     /// Sides of the earlier and of the later offer.
     pub(crate) sides: [Side; 2],
-    /// The memfd, if the link is new and both processes must be told of it.
-    pub(crate) fresh: Option<Rc<OwnedFd>>,
-    /// The two processes have had no link before: their doorbells are exchanged.
-    pub(crate) introduction: bool,
 }
 
 /// A link that is no more.
@@ -138,10 +172,6 @@ pub(crate) struct Grant {
 pub(crate) struct Dropped {
     pub(crate) link: LinkId,
     pub(crate) ends: [ProcessId; 2],
-    pub(crate) whose: Whose,
-    pub(crate) memory: Arc<Memory>,
-    /// Somebody reads along, and may not have read all.
-    pub(crate) is_seen: bool,
 }
 
 /// A connection for who reads along.
@@ -176,14 +206,10 @@ pub(crate) struct Orphan {
     pub(crate) key: Key,
 }
 
-/// Why there is no slot.
+/// All links, or all that one of the two users may have, are in use.
 #[derive(Debug, Error)]
-pub(crate) enum GrantError {
-    #[error("all links, or all that one of the two users may have, are in use")]
-    Full,
-    #[error("no memory or descriptor for another link: {0}")]
-    Kernel(#[from] Errno),
-}
+#[error("all links, or all that one of the two users may have, are in use")]
+pub(crate) struct Full;
 
 impl Links {
     pub(crate) fn new(geometry: Geometry, limit: usize) -> Links {
@@ -197,7 +223,7 @@ impl Links {
             by_process: HashMap::new(),
             holders: HashMap::new(),
             emptied: BTreeSet::new(),
-            soiled: Vec::new(),
+            wasteful: BTreeSet::new(),
             news: Vec::new(),
         }
     }
@@ -231,23 +257,87 @@ impl Links {
         links.filter(|link| !link.orphaned).map(|link| link.other_end(process)).collect()
     }
 
-    /// Finds or makes a slot for two endpoints and resets its lanes.
-    pub(crate) fn grant(&mut self, earlier: &Offer, later: &Offer) -> Result<Grant, GrantError> {
-        let pair = sorted(earlier.process, later.process);
-        let introduction = !self.open.contains_key(&pair);
-        let has_room = |id: &&LinkId| self.links.get(id).is_some_and(|link| link.given_out() != u64::MAX);
-        let found = self.open.get(&pair).and_then(|open| open.iter().rev().find(has_room)).copied();
-        let (id, fresh) = match found {
-            Some(id) => (id, None),
-            None => {
-                let (id, memfd) = self.create(pair)?;
-                (id, Some(memfd))
-            }
+    /// The two processes of a link between these, in the order of its sides.
+    pub(crate) fn order(one: ProcessId, two: ProcessId) -> [ProcessId; 2] {
+        [one.min(two), one.max(two)]
+    }
+
+    /// The size of a link's parts.
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Whose a link between two processes is.
+    pub(crate) fn whose(&self, ends: [ProcessId; 2]) -> Result<Whose, Full> {
+        let owner = |id| self.owners.get(id).copied().ok_or(Full);
+        Ok(Whose::both(owner(&ends[0])?, owner(&ends[1])?))
+    }
+
+    /// Takes the place of one more link, which is about to be made.
+    pub(crate) fn reserve(&mut self, whose: Whose) -> Result<LinkId, Full> {
+        if !self.budget.take(whose, 1) {
+            return Err(Full);
+        }
+        let id = self.next;
+        self.next += 1;
+        Ok(id)
+    }
+
+    /// A link for which there was a place has not come about.
+    pub(crate) fn cancel(&mut self, whose: Whose) {
+        self.budget.give(whose, 1);
+    }
+
+    /// A link that was reserved is sealed. Returns whether it is the only one of the two processes:
+    /// then their doorbells are exchanged.
+    pub(crate) fn add(
+        &mut self,
+        id: LinkId,
+        ends: [ProcessId; 2],
+        whose: Whose,
+        memory: Arc<Memory>,
+        now: Instant,
+    ) -> bool {
+        let pair = (ends[0], ends[1]);
+        let is_only = !self.open.contains_key(&pair);
+        let link = Link {
+            ends,
+            whose,
+            held: [0; 2],
+            cookies: Box::new([[0; 2]; CONNS]),
+            memory,
+            spare: Box::new([0; CONNS]),
+            stage: Stage::Open,
+            empty_since: Some(now),
+            orphaned: false,
+            followed: 0,
+            seen: None,
         };
+        self.links.insert(id, link);
+        self.emptied.insert(id);
+        self.open.entry(pair).or_default().push(id);
+        for process in ends {
+            self.by_process.entry(process).or_default().insert(id);
+        }
+        is_only
+    }
+
+    /// Finds a slot for two endpoints in a link that there is, and resets its lanes. The one that
+    /// has grown the most before goes first.
+    pub(crate) fn grant(&mut self, earlier: &Offer, later: &Offer) -> Option<Grant> {
+        let ends = Links::order(earlier.process, later.process);
+        let pair = (ends[0], ends[1]);
+        let open = self.open.get(&pair)?;
+        let links = &self.links;
+        let with = |wanted: fn(&Link) -> bool| {
+            open.iter().rev().copied().find(|id| links.get(id).is_some_and(wanted))
+        };
+        let id = with(|link| link.grown() != 0).or_else(|| with(|link| link.given_out() != u64::MAX))?;
         let link = self.links.get_mut(&id).expect("open links exist");
         link.empty_since = None;
-        let conn = (!link.given_out()).trailing_zeros();
-        debug_assert!(conn < CONNS as u32);
+        let conn = link.best_free()?;
+        debug_assert!(link.given_out() & 1 << conn == 0);
+        link.spare[conn as usize] = 0;
         // A connection of a process with itself has its earlier offer on side A.
         let first = if link.ends[0] == earlier.process { Side::A } else { Side::B };
         let sides = [first, first.other()];
@@ -267,38 +357,7 @@ impl Links {
         if link.is_full() {
             self.open.entry(pair).or_default().retain(|open| *open != id);
         }
-        Ok(Grant { link: id, conn, sides, fresh, introduction })
-    }
-
-    fn create(&mut self, pair: (ProcessId, ProcessId)) -> Result<(LinkId, Rc<OwnedFd>), GrantError> {
-        let owner = |id| self.owners.get(id).copied().ok_or(GrantError::Full);
-        let whose = Whose::both(owner(&pair.0)?, owner(&pair.1)?);
-        if !self.budget.allows(whose, 1) {
-            return Err(GrantError::Full);
-        }
-        let memfd = Rc::new(memfd::create_fixed("shunt-link", self.geometry.link_bytes())?);
-        let memory = Arc::new(Memory::map(&memfd, self.geometry)?);
-        let id = self.next;
-        self.next += 1;
-        self.budget.force(whose, 1);
-        let link = Link {
-            memfd: memfd.clone(),
-            ends: [pair.0, pair.1],
-            whose,
-            held: [0; 2],
-            cookies: Box::new([[0; 2]; CONNS]),
-            memory,
-            empty_since: None,
-            orphaned: false,
-            followed: 0,
-            seen: None,
-        };
-        self.links.insert(id, link);
-        self.open.entry(pair).or_default().push(id);
-        for process in [pair.0, pair.1] {
-            self.by_process.entry(process).or_default().insert(id);
-        }
-        Ok((id, memfd))
+        Some(Grant { link: id, conn, sides })
     }
 
     /// `process` has left its side of a slot for good. `false` if it did not hold it.
@@ -315,15 +374,16 @@ impl Links {
             self.news.push(News::Ended(id, conn));
         }
         if link.is_free(conn) && !link.orphaned {
-            if link.seen.is_none() && link.memory.soil(conn as usize) {
-                self.soiled.push(id);
+            link.spare[conn as usize] = link.memory.grown_pages(conn as usize) as u16;
+            if link.has_to_be_looked_at() {
+                self.wasteful.insert(id);
             }
             if link.held == [0; 2] {
                 link.empty_since = Some(Instant::now());
                 self.emptied.insert(id);
             }
         }
-        let (full, dead) = (link.is_full(), link.is_dead());
+        let (full, dead) = (link.is_full() || link.stage.is_retired(), link.is_dead());
         let (pair, orphaned) = (sorted(link.ends[0], link.ends[1]), link.orphaned);
         self.let_go(cookie);
         if dead {
@@ -408,16 +468,43 @@ impl Links {
         }
     }
 
-    /// The memory of links that are to be rinsed, and whose they are.
-    pub(crate) fn take_soiled(&mut self) -> Vec<(Whose, Arc<Memory>)> {
-        let soiled = std::mem::take(&mut self.soiled);
-        let links = soiled.into_iter().filter_map(|id| self.links.get(&id));
-        links.map(|link| (link.whose, link.memory.clone())).collect()
+    /// Whether there are links that may soon be dropped, retired or vacated.
+    pub(crate) fn has_idle_memory(&self) -> bool {
+        !self.emptied.is_empty() || !self.wasteful.is_empty()
     }
 
-    /// Whether there are links that may soon be dropped.
-    pub(crate) fn has_emptied(&self) -> bool {
-        !self.emptied.is_empty()
+    /// Retires the links whose free connections have held much memory for long. Returns those whose
+    /// other connections are to be asked to leave, and adds the waiters that sleep on them.
+    pub(crate) fn retire(
+        &mut self,
+        now: Instant,
+        asleep: &mut BTreeSet<(ProcessId, u32)>,
+    ) -> Vec<(LinkId, [ProcessId; 2])> {
+        let mut vacated = Vec::new();
+        for id in std::mem::take(&mut self.wasteful) {
+            let link = self.links.get_mut(&id).filter(|link| !link.orphaned && link.seen.is_none());
+            let Some(link) = link else { continue };
+            let before = link.stage;
+            link.stage = before.next(link.spare_pages(), now);
+            if link.stage.is_retired() && !before.is_retired() {
+                let pair = (link.ends[0], link.ends[1]);
+                if let Some(open) = self.open.get_mut(&pair) {
+                    open.retain(|open| *open != id);
+                }
+            }
+            match link.stage {
+                Stage::Open => {}
+                Stage::Vacated if link.held != [0; 2] => {
+                    asleep.extend(
+                        [0, 1].into_iter().flat_map(|side| link.wake(self.geometry, side, link.held[side])),
+                    );
+                    vacated.push((id, link.ends));
+                }
+                Stage::Vacated => {}
+                Stage::Wasteful(_) | Stage::Retired(_) => drop(self.wasteful.insert(id)),
+            }
+        }
+        vacated
     }
 
     /// Drops the links that nobody has used for [`LINGER`] before `now`.
@@ -431,8 +518,8 @@ impl Links {
                 self.emptied.insert(id);
                 continue;
             }
-            let (ends, whose, memory) = (link.ends, link.whose, link.memory.clone());
-            dropped.push(Dropped { link: id, ends, whose, memory, is_seen: link.seen.is_some() });
+            let ends = link.ends;
+            dropped.push(Dropped { link: id, ends });
             self.drop_link(id);
             self.forget_pair_without_links(ends, id);
         }
@@ -474,10 +561,10 @@ impl Links {
     }
 
     /// What there is to see of a link, and its memory.
-    pub(crate) fn sights(&self, id: LinkId) -> Option<(&Rc<OwnedFd>, Vec<Sight>)> {
+    pub(crate) fn sights(&self, id: LinkId) -> Option<(&Arc<Memory>, Vec<Sight>)> {
         let link = self.links.get(&id)?;
         let conns = bits(link.held[0] & link.held[1]);
-        Some((&link.memfd, conns.filter_map(|conn| self.sight_of(link, conn as u32)).collect()))
+        Some((&link.memory, conns.filter_map(|conn| self.sight_of(link, conn as u32)).collect()))
     }
 
     /// One connection of it.
@@ -519,12 +606,10 @@ impl Links {
             if link.orphaned {
                 continue;
             }
-            let free = bits(seen & !(link.held[0] | link.held[1]));
-            // Each is noted, and one rinse takes all.
-            if free.filter(|conn| link.memory.soil(*conn)).count() > 0 {
-                self.soiled.push(*id);
+            if link.has_to_be_looked_at() {
+                self.wasteful.insert(*id);
             }
-            if was_full && !link.is_full() {
+            if was_full && !link.is_full() && !link.stage.is_retired() {
                 self.open.entry(sorted(link.ends[0], link.ends[1])).or_default().push(*id);
             }
         }
@@ -635,10 +720,33 @@ impl Link {
         self.held[0] | self.held[1] | self.seen.unwrap_or(0) == u64::MAX
     }
 
-    /// Slots that are not to be given out: somebody holds them, their rings are being rinsed, or somebody may still read what has
+    /// Slots that are not to be given out: somebody holds them, or somebody may still read what has
     /// passed there.
     fn given_out(&self) -> u64 {
-        self.held[0] | self.held[1] | self.memory.unclean() | self.seen.unwrap_or(0)
+        self.held[0] | self.held[1] | self.seen.unwrap_or(0)
+    }
+
+    /// Returns the slot to be given out next: the one that has grown the most, so that the memory is
+    /// used again.
+    fn best_free(&self) -> Option<u32> {
+        let free = bits(!self.given_out());
+        free.min_by_key(|conn| Reverse(self.spare[*conn])).map(|conn| conn as u32)
+    }
+
+    /// Slots that may be given out and that have more than the first pages of their rings.
+    fn grown(&self) -> u64 {
+        let has_grown = |word, (conn, pages): (usize, &u16)| word | u64::from(*pages > 0) << conn;
+        self.spare.iter().enumerate().fold(0, has_grown) & !self.given_out()
+    }
+
+    /// Pages that free connections hold beyond their first two.
+    fn spare_pages(&self) -> usize {
+        self.spare.iter().map(|pages| usize::from(*pages)).sum()
+    }
+
+    /// Whether its stage may change with time. While somebody reads along, it stays what it is.
+    fn has_to_be_looked_at(&self) -> bool {
+        self.seen.is_none() && self.stage != Stage::Vacated && self.spare_pages() > SPARE_PAGES
     }
 
     fn is_free(&self, conn: u32) -> bool {
@@ -683,12 +791,29 @@ mod tests {
     use crate::pairing::Key;
     use crate::principal::tests::ROOT;
     use proptest::prelude::*;
-    use shunt_abi::geometry::{MIN_RING_BYTES, RINGS_OFFSET};
-    use shunt_sys::mapping::Mapping;
+    use shunt_abi::geometry::MIN_RING_BYTES;
     use std::sync::atomic::Ordering::Relaxed;
 
     fn links(limit: usize) -> Links {
         links_with(MIN_RING_BYTES, limit)
+    }
+
+    /// Finds or makes a slot, as the broker does once a link is sealed.
+    fn given(links: &mut Links, earlier: &Offer, later: &Offer) -> Result<Grant, Full> {
+        if let Some(grant) = links.grant(earlier, later) {
+            return Ok(grant);
+        }
+        let ends = Links::order(earlier.process, later.process);
+        let whose = links.whose(ends)?;
+        let id = links.reserve(whose)?;
+        let memory = Memory::make(links.geometry).unwrap();
+        assert!(memory.seal());
+        links.add(id, ends, whose, Arc::new(memory), Instant::now());
+        Ok(links.grant(earlier, later).expect("a link with room"))
+    }
+
+    fn memory(links: &Links, grant: &Grant) -> Arc<Memory> {
+        links.links[&grant.link].memory.clone()
     }
 
     fn links_with(ring_bytes: usize, limit: usize) -> Links {
@@ -713,64 +838,63 @@ mod tests {
     }
 
     /// Three connections of two processes, and their link.
-    fn three(links: &mut Links) -> ([Grant; 3], Mapping) {
+    fn three(links: &mut Links) -> ([Grant; 3], Arc<Memory>) {
         let grants = [(10, 20), (11, 21), (12, 22)]
-            .map(|(one, two)| links.grant(&offer(1, one), &offer(2, two)).unwrap());
-        let whole = Mapping::map(grants[0].fresh.as_ref().unwrap(), RINGS_OFFSET).unwrap();
+            .map(|(one, two)| given(links, &offer(1, one), &offer(2, two)).unwrap());
+        let whole = memory(links, &grants[0]);
         (grants, whole)
     }
 
-    fn end<'a>(whole: &'a Mapping, links: &Links, place: Place) -> &'a AtomicU64 {
+    fn end<'a>(whole: &'a Memory, links: &Links, place: Place) -> &'a AtomicU64 {
         let lane = links.geometry.lane_offset(place.conn as usize, place.side);
-        whole.word(lane + LANE_END_OFFSET).unwrap()
+        whole.head().word(lane + LANE_END_OFFSET).unwrap()
     }
 
     #[test]
     fn a_slot_comes_back_only_when_both_sides_have_left_it() {
         let mut links = links(8);
-        let first = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
-        assert!(first.fresh.is_some() && first.introduction);
+        let first = given(&mut links, &offer(1, 10), &offer(2, 20)).unwrap();
         assert_eq!((first.conn, links.holder(10), links.holder(20)), (0, Some(1), Some(2)));
         let [one, two] = places(&first);
         assert!(links.release(1, one));
         assert!(!links.release(1, one), "released twice");
         assert!(!links.release(1, two) && !links.release(3, two), "not its own");
-        assert_eq!(links.grant(&offer(1, 11), &offer(2, 21)).unwrap().conn, 1);
+        assert_eq!(given(&mut links, &offer(1, 11), &offer(2, 21)).unwrap().conn, 1);
         assert!(links.release(2, two));
-        let again = links.grant(&offer(2, 22), &offer(1, 12)).unwrap();
+        let again = given(&mut links, &offer(2, 22), &offer(1, 12)).unwrap();
         assert_eq!((again.link, again.conn, again.sides), (first.link, 0, [Side::B, Side::A]));
-        assert!(again.fresh.is_none() && !again.introduction);
         assert_eq!((links.holder(10), links.holder(12)), (None, Some(1)));
     }
 
     #[test]
     fn a_slot_that_was_left_is_not_given_out_before_it_is_released() {
         let mut links = links(8);
-        let first = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
+        let first = given(&mut links, &offer(1, 10), &offer(2, 20)).unwrap();
         let [one, two] = places(&first);
         assert!(links.release(2, two));
         links.leave(1, one);
         assert_eq!(links.holder(10), None);
-        let again = links.grant(&offer(3, 10), &offer(2, 20)).unwrap();
+        let again = given(&mut links, &offer(3, 10), &offer(2, 20)).unwrap();
         assert_ne!(again.link, first.link);
         links.leave(2, two);
         assert_eq!(links.holder(20), Some(2), "another slot's");
-        assert_eq!(links.grant(&offer(1, 11), &offer(2, 21)).unwrap().conn, 1);
+        assert_eq!(given(&mut links, &offer(1, 11), &offer(2, 21)).unwrap().conn, 1);
         assert!(links.release(1, one));
-        assert_eq!(links.grant(&offer(1, 12), &offer(2, 22)).unwrap().conn, 0);
+        assert_eq!(given(&mut links, &offer(1, 12), &offer(2, 22)).unwrap().conn, 0);
     }
 
     #[test]
     fn lanes_are_zero_when_a_slot_is_given_out() {
         let mut links = links(8);
-        let grant = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
-        let whole = Mapping::map(grant.fresh.unwrap(), RINGS_OFFSET).unwrap();
+        let grant = given(&mut links, &offer(1, 10), &offer(2, 20)).unwrap();
+        let whole = memory(&links, &grant);
+        let whole = whole.head();
         let lane = links.geometry.lane_offset(0, Side::B);
         whole.word(lane).unwrap().store(u64::MAX, Relaxed);
         whole.word(lane + 2 * LANE_BYTES).unwrap().store(5, Relaxed);
         links.release(1, at(grant.link, 0, Side::A));
         links.release(2, at(grant.link, 0, Side::B));
-        links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
+        given(&mut links, &offer(1, 10), &offer(2, 20)).unwrap();
         assert_eq!(whole.word(lane).unwrap().load(Relaxed), 0);
         assert_eq!(whole.word(lane + 2 * LANE_BYTES).unwrap().load(Relaxed), 5, "another connection's lane");
     }
@@ -779,61 +903,114 @@ mod tests {
     fn a_link_that_nobody_uses_is_dropped_after_a_while() {
         let mut links = links(8);
         let begun = Instant::now();
-        let first = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
+        let first = given(&mut links, &offer(1, 10), &offer(2, 20)).unwrap();
         let leave = |links: &mut Links, grant: &Grant| {
             let [one, two] = places(grant);
             assert!(links.release(1, one) && links.release(2, two));
         };
         leave(&mut links, &first);
-        assert!(links.has_emptied());
+        assert!(links.has_idle_memory());
         assert!(links.drop_empty(begun).is_empty(), "connections come one after another");
-        let second = links.grant(&offer(1, 11), &offer(2, 21)).unwrap();
-        assert_eq!((second.link, second.introduction), (first.link, false));
+        let second = given(&mut links, &offer(1, 11), &offer(2, 21)).unwrap();
+        assert_eq!(second.link, first.link);
         assert!(links.drop_empty(begun + 10 * LINGER).is_empty(), "it is used");
-        assert!(!links.has_emptied());
+        assert!(!links.has_idle_memory());
         leave(&mut links, &second);
         let dropped = links.drop_empty(Instant::now() + LINGER);
         assert_eq!((dropped.len(), dropped[0].link, dropped[0].ends), (1, first.link, [1, 2]));
         assert_eq!((links.len(), links.by_process.len(), links.open.len()), (0, 0, 0));
-        let third = links.grant(&offer(1, 12), &offer(2, 22)).unwrap();
-        assert!(third.fresh.is_some() && third.introduction);
+        let third = given(&mut links, &offer(1, 12), &offer(2, 22)).unwrap();
+        assert_ne!(third.link, first.link);
     }
 
     #[test]
     fn processes_know_each_other_as_long_as_they_have_a_link() {
         let mut links = links(8);
-        let mut grant = |number| links.grant(&offer(1, number), &offer(2, 1000 + number)).unwrap();
-        let grants: Vec<_> = (0..65).map(&mut grant).collect();
+        let grants: Vec<_> = (0..65)
+            .map(|number| given(&mut links, &offer(1, number), &offer(2, 1000 + number)).unwrap())
+            .collect();
         let [one, two] = places(&grants[64]);
         assert!(links.release(1, one) && links.release(2, two));
         let dropped = links.drop_empty(Instant::now() + LINGER);
         assert_eq!((dropped.len(), dropped[0].link, dropped[0].ends), (1, grants[64].link, [1, 2]));
-        let next = links.grant(&offer(1, 65), &offer(2, 1065)).unwrap();
-        assert!(next.fresh.is_some() && !next.introduction);
+        let next = given(&mut links, &offer(1, 65), &offer(2, 1065)).unwrap();
+        assert!(!grants.iter().any(|grant| grant.link == next.link));
+    }
+
+    /// Fills both rings of a connection.
+    fn fill(links: &Links, grant: &Grant) {
+        let memory = memory(links, grant);
+        for side in SIDES {
+            let ring = links.geometry.ring_offset(grant.conn as usize, side);
+            (0..links.geometry.ring_bytes()).step_by(MIN_RING_BYTES).for_each(|page| {
+                memory.head().word(ring + page).unwrap().store(7, Relaxed);
+            });
+        }
+    }
+
+    /// Puts memory behind the first page of one spill of a connection.
+    fn spill(links: &Links, grant: &Grant) {
+        let at = links.geometry.spill_offset(grant.conn as usize, Side::B);
+        memory(links, grant).head().word(at).unwrap().store(7, Relaxed);
     }
 
     #[test]
-    fn a_slot_whose_rings_have_grown_is_rinsed_before_it_is_given_out() {
+    fn what_has_grown_the_most_is_given_out_first() {
         let mut links = links_with(2 * MIN_RING_BYTES, 8);
-        let grant = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
-        let whole = Mapping::map(grant.fresh.as_ref().unwrap(), links.geometry.link_bytes()).unwrap();
-        let second_page = links.geometry.ring_offset(0, Side::B) + MIN_RING_BYTES;
-        whole.word(second_page).unwrap().store(7, Relaxed);
-        let [one, two] = places(&grant);
-        assert!(links.release(1, one));
-        assert!(links.take_soiled().is_empty(), "the other may still use it");
-        assert!(links.release(2, two));
-        let soiled = links.take_soiled();
-        assert_eq!((soiled.len(), soiled[0].0), (1, ROOT.into()));
-        assert_eq!(links.grant(&offer(1, 11), &offer(2, 21)).unwrap().conn, 1);
-        crate::rinse::Rinser::new(crate::errands::Errands::default()).rinse(ROOT.into(), &soiled[0].1);
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while soiled[0].1.unclean() != 0 {
-            assert!(Instant::now() < deadline, "not rinsed");
-            std::thread::sleep(Duration::from_millis(1));
+        let mut next = |number| given(&mut links, &offer(1, number), &offer(2, 100 + number)).unwrap();
+        let grants = [next(0), next(1), next(2)];
+        fill(&links, &grants[1]);
+        fill(&links, &grants[2]);
+        spill(&links, &grants[2]);
+        for grant in &grants {
+            let [one, two] = places(grant);
+            assert!(links.release(1, one) && links.release(2, two));
         }
-        assert_eq!(whole.word(second_page).unwrap().load(Relaxed), 0);
-        assert_eq!(links.grant(&offer(1, 12), &offer(2, 22)).unwrap().conn, 0);
+        for (number, conn) in [(11, grants[2].conn), (12, grants[1].conn), (13, 0)] {
+            let next = given(&mut links, &offer(1, number), &offer(2, 10 + number)).unwrap();
+            assert_eq!(next.conn, conn);
+        }
+    }
+
+    fn retire(links: &mut Links, now: Instant) -> Vec<(LinkId, [ProcessId; 2])> {
+        links.retire(now, &mut BTreeSet::new())
+    }
+
+    #[test]
+    fn a_link_whose_free_connections_hold_much_memory_is_retired_and_then_vacated() {
+        let mut links = links_with(128 * MIN_RING_BYTES, 8);
+        let begun = Instant::now();
+        let grants = [(10, 20), (11, 21), (12, 22)]
+            .map(|(one, two)| given(&mut links, &offer(1, one), &offer(2, two)).unwrap());
+        grants[..2].iter().for_each(|grant| fill(&links, grant));
+        let leave = |links: &mut Links, grant: &Grant| {
+            let [one, two] = places(grant);
+            assert!(links.release(1, one) && links.release(2, two));
+        };
+        leave(&mut links, &grants[0]);
+        assert!(retire(&mut links, begun).is_empty() && links.wasteful.is_empty(), "little is kept");
+        leave(&mut links, &grants[1]);
+        assert!(links.has_idle_memory() && retire(&mut links, begun).is_empty());
+        // It is used again meanwhile.
+        let again = given(&mut links, &offer(1, 13), &offer(2, 23)).unwrap();
+        assert_eq!(again.link, grants[0].link);
+        assert!(retire(&mut links, begun + 2 * LINGER).is_empty() && links.wasteful.is_empty());
+        leave(&mut links, &again);
+        let begun = Instant::now();
+        assert!(retire(&mut links, begun).is_empty() && retire(&mut links, begun + LINGER).is_empty());
+        let other = given(&mut links, &offer(1, 14), &offer(2, 24)).unwrap();
+        assert_ne!(other.link, grants[0].link, "a retired link gets no new connections");
+        assert!(retire(&mut links, begun + LINGER + STAY / 2).is_empty());
+        let whole = memory(&links, &grants[2]);
+        let sleeping = links.geometry.waiter_offset(Side::B, 3) + WAITER_SLEEPING_OFFSET;
+        whole.head().word(sleeping).unwrap().store(1, Relaxed);
+        let mut asleep = BTreeSet::new();
+        assert_eq!(links.retire(begun + LINGER + STAY, &mut asleep), [(grants[0].link, [1, 2])]);
+        assert_eq!(asleep, BTreeSet::from([(2, 3)]));
+        assert!(retire(&mut links, begun + 10 * STAY).is_empty(), "they have been asked");
+        leave(&mut links, &grants[2]);
+        let dropped = links.drop_empty(Instant::now() + LINGER);
+        assert_eq!(dropped.iter().map(|dropped| dropped.link).collect::<Vec<_>>(), [grants[0].link]);
     }
 
     #[test]
@@ -841,28 +1018,28 @@ mod tests {
         let mut links = links(2);
         let mut grants = Vec::new();
         for cookie in 0..128 {
-            grants.push(links.grant(&offer(1, cookie), &offer(2, 1000 + cookie)).unwrap());
+            grants.push(given(&mut links, &offer(1, cookie), &offer(2, 1000 + cookie)).unwrap());
         }
         assert_eq!(links.len(), 2);
-        assert!(grants[64].fresh.is_some() && !grants[64].introduction);
-        assert!(matches!(links.grant(&offer(1, 500), &offer(2, 501)), Err(GrantError::Full)));
+        assert_ne!(grants[64].link, grants[63].link);
+        assert!(given(&mut links, &offer(1, 500), &offer(2, 501)).is_err());
         let early = &grants[3];
         let [one, two] = places(early);
         assert!(links.release(1, one) && links.release(2, two));
-        let grant = links.grant(&offer(1, 500), &offer(2, 501)).unwrap();
+        let grant = given(&mut links, &offer(1, 500), &offer(2, 501)).unwrap();
         assert_eq!((grant.link, grant.conn), (early.link, early.conn));
     }
 
     #[test]
     fn a_process_connected_to_itself_holds_both_sides() {
         let mut links = links(8);
-        let grant = links.grant(&offer(1, 10), &offer(1, 11)).unwrap();
+        let grant = given(&mut links, &offer(1, 10), &offer(1, 11)).unwrap();
         assert_eq!(grant.sides, [Side::A, Side::B]);
         assert_eq!(links.peers(1), BTreeSet::from([1]));
         let [one, two] = places(&grant);
         assert!(links.release(1, two));
         assert_eq!((links.holder(10), links.holder(11)), (Some(1), None));
-        assert_eq!(links.grant(&offer(1, 12), &offer(1, 13)).unwrap().conn, 1);
+        assert_eq!(given(&mut links, &offer(1, 12), &offer(1, 13)).unwrap().conn, 1);
         assert!(links.release(1, one));
         assert!(!links.release(1, one) && !links.release(1, two));
         assert_eq!(links.forget(1), Bereaved::default());
@@ -872,8 +1049,8 @@ mod tests {
     #[test]
     fn an_ended_process_leaves_its_peers_their_lanes() {
         let mut links = links(8);
-        let grant = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
-        links.grant(&offer(1, 11), &offer(3, 30)).unwrap();
+        let grant = given(&mut links, &offer(1, 10), &offer(2, 20)).unwrap();
+        given(&mut links, &offer(1, 11), &offer(3, 30)).unwrap();
         assert_eq!(links.forget(1).peers, BTreeSet::from([2, 3]));
         assert_eq!(links.len(), 2);
         assert!(links.release(2, places(&grant)[1]));
@@ -886,8 +1063,8 @@ mod tests {
     #[test]
     fn the_end_that_a_process_has_left_is_not_said_to_have_died() {
         let mut links = links(8);
-        let grant = links.grant(&offer(1, 10), &offer(1, 11)).unwrap();
-        let whole = Mapping::map(grant.fresh.as_ref().unwrap(), RINGS_OFFSET).unwrap();
+        let grant = given(&mut links, &offer(1, 10), &offer(1, 11)).unwrap();
+        let whole = memory(&links, &grant);
         let [one, two] = places(&grant);
         links.leave(1, two);
         let (one, two) = (end(&whole, &links, one), end(&whole, &links, two));
@@ -903,8 +1080,8 @@ mod tests {
             grants.iter().zip([7, 7 | LANE_RETURNED, 7 | 1 << 63]).zip([0, 0, 7 | 1 << 63])
         {
             let lane = links.geometry.lane_offset(grant.conn as usize, grant.sides[1]);
-            whole.word(lane + LANE_TAIL_OFFSET).unwrap().store(tail, Relaxed);
-            whole.word(lane + LANE_HEAD_OFFSET).unwrap().store(head, Relaxed);
+            whole.head().word(lane + LANE_TAIL_OFFSET).unwrap().store(tail, Relaxed);
+            whole.head().word(lane + LANE_HEAD_OFFSET).unwrap().store(head, Relaxed);
         }
         let orphans = links.forget(1).orphans;
         assert_eq!(orphans, [Orphan { place: places(&grants[0])[0], cookie: 10, key: offer(1, 10).key }]);
@@ -919,8 +1096,8 @@ mod tests {
     #[test]
     fn a_process_connected_to_itself_is_heard_by_its_children() {
         let mut links = links(8);
-        let grant = links.grant(&offer(1, 10), &offer(1, 11)).unwrap();
-        let whole = Mapping::map(grant.fresh.as_ref().unwrap(), RINGS_OFFSET).unwrap();
+        let grant = given(&mut links, &offer(1, 10), &offer(1, 11)).unwrap();
+        let whole = memory(&links, &grant);
         let [first, second] = places(&grant);
         end(&whole, &links, first).store(LANE_END_SHARED, Relaxed);
         end(&whole, &links, second).store(LANE_END_SHUT_DOWN | LANE_END_SHARED, Relaxed);
@@ -946,6 +1123,7 @@ mod tests {
         assert_eq!(orphans, [Orphan { place, cookie: 10, key: offer(1, 10).key }]);
         assert!(links.is_heard(place));
         whole
+            .head()
             .word(links.geometry.waiter_offset(Side::B, 3) + WAITER_SLEEPING_OFFSET)
             .unwrap()
             .store(1, Relaxed);
@@ -958,10 +1136,11 @@ mod tests {
     #[test]
     fn whoever_sleeps_on_a_link_is_woken_when_the_peer_ends() {
         let mut links = links(8);
-        let grant = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
-        let left = links.grant(&offer(1, 11), &offer(2, 21)).unwrap();
+        let grant = given(&mut links, &offer(1, 10), &offer(2, 20)).unwrap();
+        let left = given(&mut links, &offer(1, 11), &offer(2, 21)).unwrap();
         links.leave(1, places(&left)[0]);
-        let whole = Mapping::map(grant.fresh.unwrap(), RINGS_OFFSET).unwrap();
+        let whole = memory(&links, &grant);
+        let whole = whole.head();
         let word = |side, slot, at| whole.word(links.geometry.waiter_offset(side, slot) + at).unwrap();
         word(Side::B, 3, WAITER_SLEEPING_OFFSET).store(1, Relaxed);
         // Its own.
@@ -981,7 +1160,7 @@ mod tests {
             for (cookie, (step, one, two, pick)) in steps.into_iter().enumerate() {
                 match step {
                     0 => {
-                        let grant = links.grant(&offer(one, cookie as u64 * 2), &offer(two, cookie as u64 * 2 + 1)).unwrap();
+                        let grant = given(&mut links, &offer(one, cookie as u64 * 2), &offer(two, cookie as u64 * 2 + 1)).unwrap();
                         let users = held.entry((grant.link, grant.conn)).or_default();
                         prop_assert!(users.is_empty());
                         *users = vec![(one, grant.sides[0]), (two, grant.sides[1])];

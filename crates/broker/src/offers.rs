@@ -95,7 +95,7 @@ impl State {
             Err(Reason::SelfConnected)
         } else if !self.offers.has_room(id, self.limits.offers) {
             Err(Reason::BrokerLimit)
-        } else if self.links.holder(shown.cookie).is_some_and(|holder| holder != id) {
+        } else if self.holder(shown.cookie).is_some_and(|holder| holder != id) {
             Err(Reason::Shared)
         } else {
             Ok(())
@@ -118,7 +118,7 @@ impl State {
     }
 
     /// Pairs an offer, which the kernel has just vouched for, leaves it open, or refuses it.
-    fn place(&mut self, offer: Offer) {
+    pub(crate) fn place(&mut self, offer: Offer) {
         loop {
             match self.offers.look(&offer) {
                 Finding::Nothing => {
@@ -213,17 +213,49 @@ impl State {
         !dead.is_empty()
     }
 
+    /// The process that has offered a socket which is paired, or waits for a link.
+    fn holder(&self, cookie: u64) -> Option<ProcessId> {
+        self.links.holder(cookie).or_else(|| self.setups.holder(cookie))
+    }
+
+    /// A process takes an offer back. If its other end waits for a link, that may meet another.
+    pub(crate) fn withdraw(&mut self, id: ProcessId, ticket: u64) {
+        if self.offers.withdraw(id, ticket).is_none()
+            && let Some(other) = self.setups.withdraw(id, ticket)
+        {
+            self.place(other);
+        }
+    }
+
+    /// There is a link for a pair that has waited for it. Meanwhile either end may have gone.
+    pub(crate) fn pair_again(&mut self, [earlier, later]: [Offer; 2]) {
+        let lives = match self.judge(&later, &earlier) {
+            Ok(Verdict::Pair) => match self.forbids(&later, &earlier) {
+                None => return self.pair(&earlier, &later),
+                Some(reason) => return self.refuse_both([&earlier, &later], reason),
+            },
+            Ok(Verdict::Dead { offer, other }) => [other, offer],
+            Ok(Verdict::Rewritten) => {
+                return self.refuse_both([&earlier, &later], Reason::Rewritten);
+            }
+            Err(reason) => return self.refuse_both([&earlier, &later], reason),
+        };
+        for (offer, lives) in [earlier, later].into_iter().zip(lives) {
+            match lives {
+                true => self.place(offer),
+                false => self.refuse(offer.process, offer.ticket, Reason::Stale),
+            }
+        }
+    }
+
+    pub(crate) fn refuse_both(&mut self, offers: [&Offer; 2], reason: Reason) {
+        offers.into_iter().for_each(|offer| self.refuse(offer.process, offer.ticket, reason));
+    }
+
     /// `earlier` and `later` are one connection.
     fn pair(&mut self, earlier: &Offer, later: &Offer) {
-        let grant = match self.links.grant(earlier, later) {
-            Ok(grant) => grant,
-            Err(error) => {
-                if let Some(times) = self.complaints.note("no link", Instant::now()) {
-                    tracing::warn!(%error, times, "no link for a pair");
-                }
-                self.refuse(earlier.process, earlier.ticket, Reason::BrokerLimit);
-                return self.refuse(later.process, later.ticket, Reason::BrokerLimit);
-            }
+        let Some(grant) = self.links.grant(earlier, later) else {
+            return self.wait_for_link([*earlier, *later]);
         };
         self.tell_grant(&grant);
         let owners = [earlier, later].map(|offer| self.principal(offer.process));
@@ -231,18 +263,7 @@ impl State {
         self.pairing.observe(earlier.since.elapsed().as_secs_f64());
         self.count(owners.into_iter().skip(usize::from(twice)).flatten(), |tally| tally.pairs_made += 1);
         let silence = self.silence(earlier.key, later.key);
-        // Towards each process: the link, then the doorbells, then the pair.
-        let ends = [(earlier, later, grant.sides[0]), (later, earlier, grant.sides[1])];
-        for (to, peer, side) in ends {
-            self.say_link(to.process, peer.process, side, &grant);
-        }
-        if grant.introduction {
-            self.say_doorbells(earlier.process, later.process);
-            if earlier.process != later.process {
-                self.say_doorbells(later.process, earlier.process);
-            }
-        }
-        for (to, _, side) in ends {
+        for (to, side) in [(earlier, grant.sides[0]), (later, grant.sides[1])] {
             let Grant { link, conn, .. } = grant;
             let Silence { open: silence, half_closed: silence_half_closed } = silence;
             let (ticket, cookie, side) = (to.ticket, to.cookie, side as u32);

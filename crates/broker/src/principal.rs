@@ -75,6 +75,11 @@ impl Whose {
         Whose(one.min(other), one.max(other))
     }
 
+    /// Returns the two.
+    pub(crate) fn each(self) -> [Principal; 2] {
+        [self.0, self.1]
+    }
+
     fn is_one(&self) -> bool {
         self.0 == self.1
     }

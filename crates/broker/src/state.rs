@@ -1,7 +1,7 @@
 //! What all clients share, and every decision about it. Nothing here waits; what is said goes to outboxes.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -11,8 +11,8 @@ use std::time::Instant;
 use prometheus_client::metrics::histogram::Histogram;
 use rustix::fs::fstat;
 use shunt_abi::control::{
-    DecodeError, Doorbell as NewDoorbell, Hello, Leave, Link, PeerDoorbell, PeerGone, Release, Reply,
-    Request, Unlink, Welcome,
+    DecodeError, Doorbell as NewDoorbell, Hello, Leave, Mapped, PeerDoorbell, PeerGone, Release, Reply,
+    Request, Unlink, Vacate, Welcome,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{BOARD_BYTES, PAGE_BYTES, Page, Reach};
@@ -34,7 +34,8 @@ use crate::complaints::Complaints;
 use crate::config::Limits;
 use crate::disposal::{Descriptor, Disposal};
 use crate::errands::Errands;
-use crate::links::{Dropped, Grant, Links, Place};
+use crate::links::{Dropped, Links, Place};
+use crate::making::Sealer;
 use crate::namespaces::Namespaces;
 use crate::notifier::{Doorbell, Notifier};
 use crate::orphans::Orphans;
@@ -42,7 +43,7 @@ use crate::outbox::Outbox;
 use crate::overlay::Overlay;
 use crate::pairing::{Offers, ProcessId};
 use crate::principal::{Budget, Charge, Principal};
-use crate::rinse::Rinser;
+use crate::setup::Setups;
 use crate::status;
 use crate::turns::Turns;
 
@@ -88,9 +89,12 @@ pub(crate) struct State {
     pub(crate) emptied: Rc<Notify>,
     /// There are open offers: see [`crate::expiry`].
     pub(crate) opened: Rc<Notify>,
-    rinser: Rinser,
     notifier: Notifier,
     pub(crate) orphans: Orphans,
+    /// Links that are being made.
+    pub(crate) setups: Setups,
+    pub(crate) sealer: Sealer,
+    pub(crate) errands: Errands,
     next_process: ProcessId,
 }
 
@@ -195,6 +199,7 @@ impl State {
         namespaces: Namespaces,
         overlay: Overlay,
         sequences: Option<Reader>,
+        sealer: Sealer,
     ) -> State {
         let errands = Errands::default();
         let budget = |limit| Rc::new(RefCell::new(Budget::new(limit)));
@@ -226,7 +231,9 @@ impl State {
             opened: Rc::default(),
             notifier: Notifier::new(errands.clone()),
             orphans: Orphans::default(),
-            rinser: Rinser::new(errands),
+            setups: Setups::new(limits.all_offers),
+            sealer,
+            errands,
             next_process: 1,
         }
     }
@@ -288,13 +295,20 @@ impl State {
         match (request, fd) {
             (Request::Offer(offer), Some(fd)) => self.offer(id, &offer, fd)?,
             (Request::Announce(_), None) => {}
-            (Request::Withdraw(withdraw), None) => drop(self.offers.withdraw(id, withdraw.ticket)),
+            (Request::Withdraw(withdraw), None) => self.withdraw(id, withdraw.ticket),
+            (Request::Mapped(Mapped { link, side, is_mapped }), None) => {
+                let Place { link, side, .. } = place(link, 0, side)?;
+                if is_mapped > 1 {
+                    return Err(DecodeError::Field("is_mapped").into());
+                }
+                self.mapped(id, link, side, is_mapped == 1);
+            }
             (Request::Release(Release { link, conn, side }), None) => {
                 if !self.links.release(id, place(link, conn, side)?) {
                     // Not its own, or not any more. Nothing is harmed.
                     tracing::debug!(process = id, link, conn, side, "released what it does not hold");
                 }
-                self.give_memory_back();
+                self.note_released();
             }
             (Request::Leave(Leave { link, conn, side }), None) => {
                 self.links.leave(id, place(link, conn, side)?);
@@ -360,6 +374,8 @@ impl State {
     pub(crate) fn end(&mut self, id: ProcessId) {
         self.offers.forget(id);
         let mut bereaved = self.links.forget(id);
+        bereaved.peers.extend(self.setups.peers(id).filter(|peer| *peer != id));
+        let unpaired = self.abandon_links_of(id);
         let whose = self.principal(id);
         for orphan in std::mem::take(&mut bereaved.orphans) {
             match whose.filter(|_| self.namespaces.join_again(orphan.key.netns)) {
@@ -378,32 +394,41 @@ impl State {
             self.pages.remove(&process.page);
             self.tell_reach();
         }
+        unpaired.into_iter().for_each(|offer| self.place(offer));
         tracing::debug!(process = id, "gone");
     }
 
-    /// What nobody uses any more is rinsed, and dropped if nobody does so for a while.
-    pub(crate) fn give_memory_back(&mut self) {
+    /// A process has let go of something: tells those who read along, and has the memory given back
+    /// if nobody uses it for a while.
+    pub(crate) fn note_released(&mut self) {
         self.tell_news();
-        for (whose, memory) in self.links.take_soiled() {
-            self.rinser.rinse(whose, &memory);
-        }
-        if self.links.has_emptied() {
+        if self.links.has_idle_memory() {
             self.emptied.notify_one();
         }
     }
 
-    /// Drops links that nobody has used for a while, and has both their ends do so too.
-    pub(crate) fn drop_empty_links(&mut self, now: Instant) {
-        for Dropped { link, ends, whose, memory, is_seen } in self.links.drop_empty(now) {
-            // One of them may be asleep, and have it mapped until it wakes up.
-            if !is_seen && memory.soil_all() {
-                self.rinser.rinse(whose, &memory);
-            }
+    /// Drops links that nobody has used for a while, and has both their ends do so too: that frees
+    /// their memory. Has connections leave links that hold much memory for nothing.
+    pub(crate) fn give_memory_back(&mut self, now: Instant) {
+        for Dropped { link, ends } in self.links.drop_empty(now) {
+            self.unlink(link, ends, true);
+        }
+        let mut asleep = BTreeSet::new();
+        for (link, ends) in self.links.retire(now, &mut asleep) {
             for (end, side) in ends.into_iter().zip([Side::A, Side::B]) {
-                self.say(end, Unlink { link, side: side as u32, pad: 0 }, None);
+                self.say(end, Vacate { link, side: side as u32, pad: 0 }, None);
             }
         }
+        // A thread that sleeps takes no messages.
+        self.ring(asleep);
         self.tell_news();
+    }
+
+    /// Tells both ends of a link that is no more, and whether to unmap it waits for nobody.
+    pub(crate) fn unlink(&self, link: u64, ends: [ProcessId; 2], may_unmap: bool) {
+        for (end, side) in ends.into_iter().zip([Side::A, Side::B]) {
+            self.say(end, Unlink { link, side: side as u32, may_unmap: may_unmap.into() }, None);
+        }
     }
 
     /// Wakes sleepers that have been marked.
@@ -426,14 +451,6 @@ impl State {
                 true => Reach::Namespace,
             };
             process.outbox.with_board(|board| board.set_reach(reach));
-        }
-    }
-
-    pub(crate) fn say_link(&self, to: ProcessId, peer: ProcessId, side: Side, grant: &Grant) {
-        if let Some(memfd) = &grant.fresh {
-            let ring_bytes = self.links.ring_bytes() as u64;
-            let link = Link { link: grant.link, peer, ring_bytes, side: side as u32, pad: 0 };
-            self.say(to, link, Some(memfd.clone()));
         }
     }
 
@@ -461,6 +478,7 @@ impl State {
         let kept = Arc::new(Doorbell::new(self.disposal.keep(process.principal, fd)));
         process.doorbells.insert(doorbell.slot, kept.clone());
         for peer in self.links.peers(id) {
+            // Those whose link is being made are introduced when it is.
             self.say(
                 peer,
                 PeerDoorbell { peer: id, slot: doorbell.slot, pad: 0 },

@@ -1,4 +1,5 @@
-//! Drops links that nobody has used for a while.
+//! Drops links that nobody has used for a while, and retires those that hold much memory for
+//! nothing.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,14 +10,14 @@ use tokio::time::sleep;
 use crate::links::LINGER;
 use crate::state::State;
 
-/// Sweeps as long as the broker lives; sleeps while no link is empty.
+/// Sweeps as long as the broker lives; sleeps while no link holds memory that nobody uses.
 pub(crate) async fn sweep(state: Rc<RefCell<State>>) {
     let emptied = state.borrow().emptied.clone();
     loop {
         emptied.notified().await;
-        while state.borrow().links.has_emptied() {
+        while state.borrow().links.has_idle_memory() {
             sleep(LINGER).await;
-            state.borrow_mut().drop_empty_links(Instant::now());
+            state.borrow_mut().give_memory_back(Instant::now());
         }
     }
 }

@@ -91,12 +91,17 @@ fn connect_ends(one: &mut Process, two: &mut Process, ticket: u64) -> [Pair; 2] 
     let (client, server) = loopback("127.0.0.1");
     one.offer(ticket, &client);
     two.offer(ticket, &server);
-    let expect = |process: &mut Process| loop {
-        if let (Reply::Pair(pair), None) = process.next() {
-            return pair;
+    let mut pairs = [None, None];
+    while pairs.iter().any(Option::is_none) {
+        for (process, pair) in [&mut *one, &mut *two].into_iter().zip(&mut pairs) {
+            if pair.is_none()
+                && let Some((Reply::Pair(told), None)) = process.try_next(Duration::from_millis(20))
+            {
+                *pair = Some(told);
+            }
         }
-    };
-    [expect(one), expect(two)]
+    }
+    pairs.map(Option::unwrap)
 }
 
 fn release([one, two]: [(&Process, &Pair); 2]) {
@@ -170,11 +175,10 @@ fn rings_are_left_as_they_are_as_long_as_somebody_reads_them() {
     let (client, server) = loopback("127.0.0.1");
     one.offer(1, &client);
     two.offer(1, &server);
-    let (link, memfd) = one.expect_link();
+    let (link, memory) = one.expect_link();
     two.expect_link();
     let pairs = [one.expect_pair(), two.expect_pair()];
     let geometry = Geometry::new(4 * MIN_RING_BYTES).unwrap();
-    let memory = Mapping::map(&memfd, geometry.link_bytes()).unwrap();
     let at = geometry.ring_offset(pairs[0].conn as usize, Side::A) + 2 * MIN_RING_BYTES;
     memory.word(at).unwrap().store(7, Relaxed);
     let socket = stranger(&broker);
@@ -290,7 +294,7 @@ fn root_of_a_container_sees_nothing_of_others() {
 
 /// A program with a connection to itself, and one to a port that it is told. It says when it has offered all.
 const TALK: &str = "
-import fcntl, os, socket, struct, sys
+import fcntl, os, socket, struct, sys, threading
 path, version, page_bytes, port = sys.argv[1], *map(int, sys.argv[2:])
 page = os.memfd_create('shunt-page', os.MFD_ALLOW_SEALING)
 os.ftruncate(page, page_bytes)
@@ -300,6 +304,17 @@ broker.connect(path)
 def say(kind, body, fd):
     socket.send_fds(broker, [struct.pack('<IHH', 0x544e4853, version, kind) + body], [fd])
 say(1, b'test'.ljust(32, b'\\0'), page)
+def answer():
+    while True:
+        told, fds, _, _ = socket.recv_fds(broker, 512, 1)
+        if not told:
+            return
+        for fd in fds:
+            os.close(fd)
+        if struct.unpack_from('<H', told, 6)[0] == 2:
+            link, _, _, side = struct.unpack_from('<QQQI', told, 8)
+            broker.send(struct.pack('<IHHQII', 0x544e4853, version, 8, link, side, 1))
+threading.Thread(target=answer, daemon=True).start()
 listener = socket.create_server(('127.0.0.1', 0))
 one = socket.create_connection(listener.getsockname())
 two, _ = listener.accept()

@@ -2,19 +2,23 @@
 
 mod common;
 
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use common::{
-    Broker, SECOND, addresses, eventually, expect_hang_up, loopback, send_all, still_serves, stranger,
+    Broker, Process, SECOND, addresses, eventually, expect_hang_up, loopback, send_all, still_serves,
+    stranger,
 };
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use shunt_abi::control::{Doorbell, Hello, Offer, Pair, Release, Reply, Request, Status, Withdraw};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
+use shunt_abi::control::{Doorbell, Hello, Link, Offer, Pair, Release, Reply, Request, Status, Withdraw};
 use shunt_abi::page::PAGE_BYTES;
 use shunt_abi::reason::Reason;
-use shunt_sys::{eventfd, memfd, seqpacket};
+use shunt_sys::mapping::Mapping;
+use shunt_sys::{Errno, eventfd, memfd, seqpacket};
 use socket2::{Domain, SockRef, Socket, Type};
 
 /// An offer that names no address.
@@ -255,6 +259,7 @@ fn doorbells_cannot_fill_the_queue_of_a_peer() {
     one.offer(1, &client);
     two.offer(1, &server);
     one.expect_link();
+    two.expect_link();
     one.expect_pair();
     let mut last = None;
     for round in 0..5_000 {
@@ -263,7 +268,6 @@ fn doorbells_cannot_fill_the_queue_of_a_peer() {
         last = Some(bell);
     }
     one.silence();
-    two.expect_link();
     two.expect_pair();
     two.sync();
     // What came last is what is held in the end.
@@ -451,4 +455,86 @@ fn a_crowd_that_says_nothing_makes_room() {
     crowd.iter().for_each(|one| expect_hang_up(one));
     eventually(|| shunt_broker::status(broker.socket()).is_ok());
     still_serves(&broker);
+}
+
+/// A link that is offered to two processes, of which the second does not answer for itself.
+fn half_answered(broker: &Broker) -> (Process, Process, Link, OwnedFd, (TcpStream, TcpStream)) {
+    let (mut one, mut two) = (broker.process(), broker.process());
+    two.maps_links = false;
+    let (client, server) = loopback("127.0.0.1");
+    one.offer(1, &client);
+    two.offer(2, &server);
+    one.expect_link();
+    let (Reply::Link(link), Some(memory)) = two.next() else { panic!("no link") };
+    (one, two, link, memory, (client, server))
+}
+
+fn punches(memory: &OwnedFd) -> bool {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(memory, flags, 0, 4096).is_ok()
+}
+
+#[test]
+fn nobody_can_punch_a_link_once_a_connection_is_paired_on_it() {
+    let broker = Broker::start();
+    let (mut one, mut two, link, memory, _sockets) = half_answered(&broker);
+    assert!(punches(&memory));
+    one.silence();
+    two.answer(&link, 1);
+    assert_eq!((one.expect_pair().ticket, two.expect_pair().ticket), (1, 2));
+    assert!(!punches(&memory));
+    assert_eq!(Mapping::map(&memory, 4096).unwrap_err(), Errno::ACCESS);
+    memfd::verify_sealed(&memory, rustix::fs::fstat(&memory).unwrap().st_size as usize).unwrap();
+}
+
+#[test]
+fn an_end_that_cannot_map_a_link_or_keeps_it_from_being_sealed_gets_none() {
+    let broker = Broker::start();
+    for (seals, is_mapped, reason) in [(false, 0, Reason::NoMemory), (true, 1, Reason::LinkNotMade)] {
+        let (mut one, mut two, link, memory, _sockets) = half_answered(&broker);
+        if seals {
+            fcntl_add_seals(&memory, SealFlags::SEAL).unwrap();
+        }
+        two.answer(&link, is_mapped);
+        one.expect_refusal(1, Reason::LinkNotMade);
+        two.expect_refusal(2, reason);
+        for end in [&mut one, &mut two] {
+            assert!(matches!(end.next().0, Reply::Unlink(told) if told.link == link.link));
+            end.silence();
+        }
+        assert_eq!(broker.status().links, 0);
+    }
+    still_serves(&broker);
+}
+
+#[test]
+fn pairs_that_wait_for_a_link_end_with_either_end() {
+    let broker = Broker::start();
+    // The offer is taken back: the other waits for another.
+    let (mut one, mut two, link, _memory, (client, _server)) = half_answered(&broker);
+    one.say(Withdraw { ticket: 1 }, &[]);
+    one.silence();
+    two.answer(&link, 1);
+    two.silence();
+    one.offer(3, &client);
+    assert_eq!((one.expect_pair().ticket, two.expect_pair().ticket), (3, 2));
+    // The process ends.
+    let (one, mut two, link, memory, _sockets) = half_answered(&broker);
+    let gone = one.id;
+    drop(one);
+    two.expect_gone(gone);
+    two.answer(&link, 1);
+    // It is sealed before it is unmapped.
+    let (Reply::Unlink(told), None) = two.next() else { panic!("no end of the link") };
+    assert_eq!((told.link, told.may_unmap, punches(&memory)), (link.link, 1, false));
+    two.silence();
+    // And so does the socket.
+    let (mut one, mut two, link, _memory, (client, server)) = half_answered(&broker);
+    SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(client);
+    drop(server);
+    two.answer(&link, 1);
+    one.expect_refusal(1, Reason::Stale);
+    two.expect_refusal(2, Reason::Stale);
+    eventually(|| broker.status().links <= 1);
 }

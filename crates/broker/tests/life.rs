@@ -155,14 +155,16 @@ fn a_lock_that_others_can_open_is_replaced_or_named() {
 #[test]
 fn a_broker_that_is_restarted_pairs_again() {
     let mut broker = Broker::start();
-    let (mut one, two) = (broker.process(), broker.process());
+    let (mut one, mut two) = (broker.process(), broker.process());
     let (client, server) = loopback("127.0.0.1");
     one.offer(1, &client);
     two.offer(1, &server);
-    let memfd = one.expect_link().1;
+    let (ours, theirs) = (one.expect_link().1, two.expect_link().1);
+    one.expect_pair();
     broker.stop().unwrap();
     // The link outlives the broker that made it.
-    shunt_sys::mapping::Mapping::map(&memfd, 4096).unwrap();
+    ours.word(8).unwrap().store(7, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(theirs.word(8).unwrap().load(std::sync::atomic::Ordering::Relaxed), 7);
     broker.run(Config::new(broker.socket(), Mode::User));
     let (mut one, mut two) = (broker.process(), broker.process());
     one.offer(1, &client);

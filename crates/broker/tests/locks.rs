@@ -35,7 +35,7 @@ fn process_of(broker: &Broker, user: u32) -> Process {
 #[test]
 fn a_socket_whose_lock_is_held_holds_up_nobody() {
     for broker in [Broker::start(), Broker::start_unprivileged()] {
-        let stranger = broker.process();
+        let mut stranger = broker.process();
         let (client, mut server) = loopback("127.0.0.1");
         let own = addresses(&client);
         let stuck = Stuck::sending(&client);
@@ -44,6 +44,7 @@ fn a_socket_whose_lock_is_held_holds_up_nobody() {
         // And it is what it is.
         let mut other = broker.process();
         other.offer(1, &server);
+        stranger.expect_link();
         other.expect_link();
         other.expect_pair();
         drop(stuck);

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::stuck::Stuck;
-use common::{Broker, Process, addresses, eventually};
+use common::{Broker, Process, addresses, eventually, expect_links};
+use rustix::fs::{SealFlags, fcntl_add_seals};
 use shunt_abi::control::Reply;
 use shunt_abi::page::Reach;
 use shunt_abi::reason::Reason;
@@ -88,7 +89,7 @@ fn talk(one: &mut TcpStream, two: &mut TcpStream) {
 /// The two are told that they are a pair, of these tickets.
 #[track_caller]
 fn expect_pair(one: (&mut Process, u64), two: (&mut Process, u64)) {
-    let (link, other) = (one.0.expect_link().0, two.0.expect_link().0);
+    let [link, other] = expect_links([&mut *one.0, &mut *two.0]);
     assert_eq!((link.link, link.peer, other.peer), (other.link, two.0.id, one.0.id));
     let (pair, other) = (one.0.expect_pair(), two.0.expect_pair());
     assert_eq!((pair.ticket, other.ticket), (one.1, two.1));
@@ -259,6 +260,61 @@ fn syn_cookies_and_ipv6_change_nothing() {
     client.sync();
     server.offer(2, &ends.1);
     expect_pair((&mut client, 1), (&mut server, 2));
+}
+
+/// Whoever maps second may wait for a punch of the first's. So of two users that is who has chosen
+/// the other.
+#[test]
+fn of_two_users_the_one_that_has_accepted_maps_the_memory_first_and_alone() {
+    let host = Host::new(2);
+    let broker = host.broker();
+    let [server, client] = &host.containers[..] else { unreachable!() };
+    let begin = |one: &mut Process, two: &mut Process| {
+        let ends = connect(client, server, "172.30.0.10:0", "0.0.0.0:0");
+        (one.maps_links, two.maps_links) = (false, false);
+        one.offer(1, &ends.0);
+        one.sync();
+        two.offer(2, &ends.1);
+        ends
+    };
+    // In either order of the two processes.
+    for client_first in [true, false] {
+        let (mut one, mut two) = match client_first {
+            true => (broker.process_in(client), broker.process_in(server)),
+            false => {
+                let two = broker.process_in(server);
+                (broker.process_in(client), two)
+            }
+        };
+        let ends = begin(&mut one, &mut two);
+        let (Reply::Link(link), Some(_)) = two.next() else { panic!("no link") };
+        one.silence();
+        two.answer(&link, 1);
+        let (Reply::Link(mirror), Some(_)) = one.next() else { panic!("no link") };
+        two.silence();
+        one.answer(&mirror, 1);
+        assert_eq!((one.expect_pair().ticket, two.expect_pair().ticket), (1, 2));
+        drop(ends);
+    }
+    // One of them keeps the memory from being sealed.
+    let (mut one, mut two) = (broker.process_in(client), broker.process_in(server));
+    let _ends = begin(&mut one, &mut two);
+    let (Reply::Link(link), Some(_)) = two.next() else { panic!("no link") };
+    two.answer(&link, 1);
+    let (Reply::Link(mirror), Some(memory)) = one.next() else { panic!("no link") };
+    fcntl_add_seals(&memory, SealFlags::SEAL).unwrap();
+    one.answer(&mirror, 1);
+    for (end, ticket) in [(&mut one, 1), (&mut two, 2)] {
+        end.expect_refusal(ticket, Reason::LinkNotMade);
+        let (Reply::Unlink(told), None) = end.next() else { panic!("no end of the link") };
+        assert_eq!((told.link, told.may_unmap), (link.link, 0));
+    }
+    // These two users share nothing any more, whichever of their processes it is.
+    let (mut one, mut two) = (broker.process_in(client), broker.process_in(server));
+    let _ends = begin(&mut one, &mut two);
+    one.expect_refusal(1, Reason::LinkNotMade);
+    two.expect_refusal(2, Reason::LinkNotMade);
+    assert_eq!(broker.status().links, 0);
 }
 
 #[test]

@@ -9,8 +9,7 @@ use common::{Broker, Process, loopback};
 use shunt_abi::control::Withdraw;
 use shunt_abi::geometry::{CONNS, Geometry, MIN_RING_BYTES, Side};
 use shunt_abi::reason::Reason;
-use shunt_sys::mapping::Mapping;
-use shunt_sys::{eventfd, identity::identify, memfd::verify_fixed};
+use shunt_sys::{eventfd, identity::identify};
 use socket2::{Domain, Socket, Type};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -23,16 +22,15 @@ fn two_ends_of_one_connection_are_paired() {
         one.offer(7, &client);
         one.silence();
         two.offer(9, &server);
-        let ((link, memfd), (mirror, copy)) = (one.expect_link(), two.expect_link());
+        let ((link, mine), (mirror, theirs)) = (one.expect_link(), two.expect_link());
         assert_eq!((link.peer, mirror.peer), (two.id, one.id));
         assert_eq!((link.link, link.ring_bytes), (mirror.link, MIN_RING_BYTES as u64));
         assert_eq!(link.side + mirror.side, 1);
         let bytes = Geometry::new(MIN_RING_BYTES).unwrap().link_bytes();
-        verify_fixed(&memfd, bytes).unwrap();
-        let (mine, theirs) = (Mapping::map(&memfd, bytes).unwrap(), Mapping::map(&copy, bytes).unwrap());
+        assert_eq!(mine.len(), bytes);
+        let (pair, other) = (one.expect_pair(), two.expect_pair());
         mine.word(0).unwrap().store(42, Relaxed);
         assert_eq!(theirs.word(0).unwrap().load(Relaxed), 42, "both hold the same memory");
-        let (pair, other) = (one.expect_pair(), two.expect_pair());
         assert_eq!((pair.ticket, pair.cookie), (7, identify(&client).unwrap().cookie));
         assert_eq!((other.ticket, other.cookie), (9, identify(&server).unwrap().cookie));
         assert_eq!((pair.link, pair.conn, pair.side), (link.link, 0, link.side));
@@ -92,12 +90,11 @@ fn a_slot_is_reused_only_when_both_have_left_it() {
         kept.push((client, server));
     };
     next(&mut one, &mut two);
-    let memfd = one.expect_link().1;
+    let mapping = one.expect_link().1;
     two.expect_link();
     let (first, second) = (one.expect_pair(), two.expect_pair());
     // What a peer has scribbled over the lanes is gone when they are given out again.
     let geometry = Geometry::new(MIN_RING_BYTES).unwrap();
-    let mapping = Mapping::map(&memfd, geometry.link_bytes()).unwrap();
     mapping.word(geometry.lane_offset(0, Side::B)).unwrap().store(u64::MAX, Relaxed);
 
     one.release(&first);
@@ -130,6 +127,7 @@ fn doorbells_reach_present_and_future_peers_before_the_pair() {
     one.offer(1, &client);
     one.sync();
     two.offer(1, &server);
+    one.expect_link();
     two.expect_link();
     let (bell, fd) = two.expect_doorbell();
     assert_eq!((bell.peer, bell.slot), (one.id, 5));
@@ -156,6 +154,7 @@ fn doorbells_reach_present_and_future_peers_before_the_pair() {
     one.sync();
     three.offer(3, &server3);
     three.expect_link();
+    one.sync();
     let (_, fd) = three.expect_doorbell();
     eventfd::ring(&fd).unwrap();
     assert!(eventfd::heard(&hears_late).unwrap());
@@ -172,6 +171,7 @@ fn the_end_of_a_process_is_told_and_cleaned_up() {
     one.offer(2, &waiting);
     one.sync();
     two.offer(1, &server);
+    one.expect_link();
     two.expect_link();
     let pair = two.expect_pair();
     let gone = one.id;
@@ -200,6 +200,7 @@ fn a_withdrawn_offer_is_not_paired() {
     two.silence();
     one.offer(2, &client);
     one.expect_link();
+    two.expect_link();
     assert_eq!(one.expect_pair().ticket, 2);
 }
 
@@ -273,7 +274,7 @@ fn reused_addresses_belong_to_the_living_socket() {
 #[test]
 fn the_same_socket_again_replaces_its_older_offer() {
     let broker = Broker::start();
-    let (mut one, two) = (broker.process(), broker.process());
+    let (mut one, mut two) = (broker.process(), broker.process());
     let (client, server) = loopback("127.0.0.1");
     for ticket in 1..=5 {
         one.offer(ticket, &client);
@@ -281,6 +282,7 @@ fn the_same_socket_again_replaces_its_older_offer() {
     one.silence();
     two.offer(1, &server);
     one.expect_link();
+    two.expect_link();
     assert_eq!(one.expect_pair().ticket, 5);
     one.silence();
 }
@@ -301,6 +303,7 @@ fn a_socket_in_two_processes_is_shared() {
     // While it is paired, only its holder may offer it.
     one.offer(4, &client);
     one.expect_link();
+    three.expect_link();
     let pair = one.expect_pair();
     two.offer(5, &client);
     two.expect_refusal(5, Reason::Shared);

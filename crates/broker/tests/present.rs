@@ -4,7 +4,7 @@ mod common;
 
 use std::process::Command;
 
-use common::{Broker, Process, loopback};
+use common::{Broker, Process, expect_links, loopback};
 use shunt_abi::control::{Pair, Reply, Request, Status};
 
 /// Connects, becomes what it is told to become, and asks. Prints what it is told: everything, only its own, or nothing.
@@ -78,6 +78,9 @@ fn a_process_that_has_become_another_users_goes_on() {
         let (client, server) = loopback("127.0.0.1");
         one.offer(ticket, &client);
         other.offer(ticket, &server);
+        if ticket == 1 {
+            expect_links([one, &mut other]);
+        }
         let expect = |process: &mut Process| loop {
             if let (Reply::Pair(pair), None) = process.next() {
                 return pair;

@@ -33,6 +33,11 @@ impl LinkView {
         LinkView { base, geometry, has_spills }
     }
 
+    /// Whether this mapping has the spills.
+    pub fn has_spills(&self) -> bool {
+        self.has_spills
+    }
+
     /// The header of the lane that `sender` writes.
     #[inline]
     pub fn lane(&self, conn: usize, sender: Side) -> &LaneHeader {

@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags, madvise, mmap, mprotect, mremap, mremap_fixed,
@@ -36,6 +36,8 @@ pub(crate) fn page_bytes() -> usize {
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    /// See [`set_stays`](Mapping::set_stays).
+    stays: AtomicBool,
 }
 
 // SAFETY: the mapping belongs to the address space and not to a thread; what it holds is reached
@@ -58,12 +60,13 @@ impl Mapping {
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
         let start = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Mapping { start, len })
+        Ok(Mapping { start, len, stays: AtomicBool::new(false) })
     }
 
     fn map_for(access: ProtFlags, fd: impl AsFd, len: usize) -> Result<Mapping> {
         let start = map_unlocked(fd, len, access)?;
-        Ok(Mapping { start: NonNull::new(start).ok_or(Errno::NOMEM)?, len })
+        let start = NonNull::new(start).ok_or(Errno::NOMEM)?;
+        Ok(Mapping { start, len, stays: AtomicBool::new(false) })
     }
 
     /// Moves the mapping to `place`, replacing the mapping there in one atomic step. Code that
@@ -83,6 +86,33 @@ impl Mapping {
     /// Returns the start of the mapping: page aligned, valid for `len()` bytes while `self` lives.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
+    }
+
+    /// Sets whether the mapping stays at drop. To unmap a file into which other processes can punch
+    /// holes waits for a punch.
+    pub fn set_stays(&self, stays: bool) {
+        self.stays.store(stays, Relaxed);
+    }
+
+    /// Returns whether it stays mapped at drop.
+    pub fn stays(&self) -> bool {
+        self.stays.load(Relaxed)
+    }
+
+    /// Keeps the mapping from children of this process. To copy a mapping of a file into which
+    /// other processes can punch holes waits for a punch.
+    pub fn keep_from_children(&self) -> Result<()> {
+        self.advise(Advice::LinuxDontFork)
+    }
+
+    /// Ends [`keep_from_children`](Mapping::keep_from_children).
+    pub fn leave_to_children(&self) -> Result<()> {
+        self.advise(Advice::LinuxDoFork)
+    }
+
+    fn advise(&self, advice: Advice) -> Result<()> {
+        // SAFETY: ours since `map`; neither advice changes what this process sees.
+        unsafe { madvise(self.as_ptr().cast(), self.len, advice) }
     }
 
     /// Returns the length of the mapping in bytes.
@@ -329,6 +359,9 @@ pub fn backed_pages(start: *const u8, len: usize) -> Vec<bool> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if *self.stays.get_mut() {
+            return;
+        }
         // SAFETY: ours since `map`, and no reference outlives `self`. Unmapping a whole mapping
         // cannot fail.
         let _ = unsafe { munmap(self.as_ptr().cast(), self.len) };

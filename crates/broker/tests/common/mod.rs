@@ -5,11 +5,12 @@
 pub(crate) mod stuck;
 
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,9 +19,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, getpeername, getsockname, recv};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use shunt_abi::control::{
-    Datagram, Doorbell, Hello, MAX_MESSAGE, Offer, Pair, Release, Reply, Request, STATUS_PART,
+    Datagram, Doorbell, Hello, Link, MAX_MESSAGE, Mapped, Offer, Pair, Release, Reply, Request, STATUS_PART,
 };
-use shunt_abi::geometry::MIN_RING_BYTES;
+use shunt_abi::geometry::{Geometry, MIN_RING_BYTES};
 use shunt_abi::page::{BOARD_BYTES, Board, PAGE_BYTES, Reach};
 use shunt_abi::reason::Reason;
 use shunt_abi::status::Snapshot;
@@ -162,6 +163,28 @@ pub(crate) fn expect_paired(one: &mut Process, two: &mut Process, (client, serve
     assert_eq!(one.expect_pair().conn, two.expect_pair().conn);
 }
 
+/// Both are told of the link between them. Of two users one is told once the other has mapped it.
+#[track_caller]
+pub(crate) fn expect_links(ends: [&mut Process; 2]) -> [Link; 2] {
+    let mut links = [None, None];
+    let deadline = Instant::now() + PATIENCE;
+    let [one, two] = ends;
+    loop {
+        for (end, link) in
+            [&mut *one, &mut *two].into_iter().zip(&mut links).filter(|(_, link)| link.is_none())
+        {
+            match end.try_next(Duration::from_millis(1)) {
+                Some((Reply::Link(told), Some(_))) => *link = Some(told),
+                None => assert!(Instant::now() < deadline, "no link"),
+                other => panic!("expected a link, got {other:?}"),
+            }
+        }
+        if let [Some(one), Some(two)] = links {
+            return [one, two];
+        }
+    }
+}
+
 /// An honest pair is paired.
 #[track_caller]
 pub(crate) fn still_serves(broker: &Broker) {
@@ -199,6 +222,10 @@ pub(crate) struct Process {
     pub(crate) socket: OwnedFd,
     pub(crate) page: Mapping,
     board: Option<Shown>,
+    /// Whether it maps a link that it is told of, and says so.
+    pub(crate) maps_links: bool,
+    /// The links that it has been told of and has mapped, by their names and its sides.
+    links: BTreeMap<(u64, u32), Arc<Mapping>>,
     pub(crate) id: u64,
     said: Cell<u64>,
     received: u64,
@@ -218,6 +245,8 @@ impl Process {
             socket,
             page,
             board: None,
+            maps_links: true,
+            links: BTreeMap::new(),
             id: 0,
             said: Cell::new(0),
             received: 0,
@@ -289,13 +318,31 @@ impl Process {
                     if let Reply::StatusReply(reply) = reply {
                         self.skip_status(reply.bytes as usize);
                     }
-                    return Some((reply, fds.take_first()));
+                    let fd = fds.take_first();
+                    if let (Reply::Link(link), Some(memory), true) = (reply, &fd, self.maps_links) {
+                        self.map(&link, memory);
+                    }
+                    return Some((reply, fd));
                 }
                 Err(Errno::AGAIN) if Instant::now() < deadline => wait(&self.socket, PollFlags::IN),
                 Err(Errno::AGAIN) => return None,
                 Err(error) => panic!("{error}"),
             }
         }
+    }
+
+    /// Answers a link without having mapped it.
+    pub(crate) fn answer(&self, link: &Link, is_mapped: u32) {
+        self.say(Mapped { link: link.link, side: link.side, is_mapped }, &[]);
+    }
+
+    /// Maps a link and says so, as an honest process does.
+    fn map(&mut self, link: &Link, memory: &OwnedFd) {
+        let geometry = Geometry::new(link.ring_bytes as usize).unwrap();
+        memfd::verify_fixed(memory, geometry.link_bytes()).unwrap();
+        let mapping = Mapping::map(memory, geometry.link_bytes()).unwrap();
+        self.links.insert((link.link, link.side), Arc::new(mapping));
+        self.answer(link, 1);
     }
 
     /// Takes the status that follows.
@@ -361,9 +408,9 @@ impl Process {
     }
 
     #[track_caller]
-    pub(crate) fn expect_link(&mut self) -> (shunt_abi::control::Link, OwnedFd) {
+    pub(crate) fn expect_link(&mut self) -> (Link, Arc<Mapping>) {
         match self.next() {
-            (Reply::Link(link), Some(memfd)) => (link, memfd),
+            (Reply::Link(link), Some(_)) => (link, self.links[&(link.link, link.side)].clone()),
             (other, _) => panic!("expected a link, got {other:?}"),
         }
     }

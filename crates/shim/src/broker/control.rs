@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::*;
 use rustix::io::Errno;
 use shunt_abi::address::to_octets;
 use shunt_abi::control::{
-    Announce, DecodeError, Doorbell, Hello, Leave, MAX_MESSAGE, Offer, Pair, Release, Reply, Request,
+    Announce, DecodeError, Doorbell, Hello, Leave, MAX_MESSAGE, Mapped, Offer, Pair, Release, Reply, Request,
     Withdraw,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
@@ -93,6 +93,8 @@ enum Deed {
     Retire(&'static Link),
     /// There is no descriptor for a doorbell of this peer's: what is on its links goes back.
     Mute(&'static Peer),
+    /// The broker asks for a link to be left.
+    Vacate(&'static Link),
     LostBroker,
 }
 
@@ -177,6 +179,11 @@ fn carry_out(deeds: Vec<Deed>) {
                 let _control = CONTROL.lock();
                 if peer.is_mute() {
                     peer.forget_doorbells();
+                }
+            }
+            Deed::Vacate(link) => {
+                for endpoint in (0..CONNS).filter_map(|conn| link.endpoint(conn)?.resolve()) {
+                    attach::go_back(endpoint, Reason::LinkRetired);
                 }
             }
             Deed::LostBroker => {
@@ -326,6 +333,10 @@ pub(crate) fn give_up_if_alone(endpoint: &Endpoint) -> bool {
         // Where this process was turned away its peers were too, and each comes back at a moment of its own. A broker that does not
         // speak answers nobody.
         if now < control.peers_come_until {
+            return false;
+        }
+        // It may be one of those that wait for a link which the other end has yet to map.
+        if control.links.values().any(|link| !link.is_open() && !link.is_gone()) {
             return false;
         }
         if let Err(later) = control.is_awake() {
@@ -765,6 +776,7 @@ impl Control {
             }
             (Reply::Link(body), Some(fd)) => {
                 let geometry = Geometry::new(body.ring_bytes as usize);
+                let mut is_mapped = 0;
                 if let (Some(geometry), Some(side)) = (geometry, Side::parse(body.side))
                     && memfd::verify_fixed(&fd, geometry.link_bytes()).is_ok()
                     && let Ok(mapping) = Mapping::map(&fd, geometry.link_bytes())
@@ -774,8 +786,13 @@ impl Control {
                     let identity = Identity::new(body.link, side, peer, self.epoch, &mapping, geometry);
                     let link = self.new_link(identity, mapping);
                     self.links.insert(name_of(link), link);
+                    is_mapped = 1;
                 }
                 close_owned(fd);
+                // Once both ends have, the broker seals it. Before the first pair nothing touches
+                // it (L5).
+                let (link, side) = (body.link, body.side);
+                self.tell(Request::Mapped(Mapped { link, side, is_mapped }));
             }
             (Reply::PeerDoorbell(body), Some(fd)) => {
                 let peer = self.peer(body.peer);
@@ -786,7 +803,8 @@ impl Control {
                     // Rung once before the peer is told that it can be: only then is it certain.
                     (slot, Some(doorbell)) if slot < WAITERS && eventfd::ring(&doorbell).is_ok() => {
                         peer.set_doorbell(slot, doorbell);
-                        for link in self.links.values().filter(|link| std::ptr::eq(link.peer, peer)) {
+                        let of_it = |link: &&&'static Link| link.is_open() && std::ptr::eq(link.peer, peer);
+                        for link in self.links.values().filter(of_it) {
                             link.view().set_known(link.side, slot);
                         }
                     }
@@ -800,6 +818,9 @@ impl Control {
             (Reply::Pair(body), None) => {
                 let name = EndpointRef::unpack(body.ticket);
                 let conn = body.conn as usize;
+                if let Some(link) = self.link(&body) {
+                    link.open();
+                }
                 match self.link(&body).filter(|_| conn < CONNS) {
                     Some(link) if !link.peer.is_mute() => {
                         let silence = Silence::new(body.silence, body.silence_half_closed);
@@ -826,19 +847,29 @@ impl Control {
                 peer.forget_doorbells();
                 for link in self.links.values().filter(|link| std::ptr::eq(link.peer, peer)) {
                     link.set_gone();
-                    deeds.push(Deed::Retire(link));
+                    // Of one that is not sealed yet the broker says when it can be unmapped.
+                    if link.is_open() {
+                        deeds.push(Deed::Retire(link));
+                    }
                 }
                 self.spare_if_unused(peer);
             }
             (Reply::Unlink(body), None) => {
                 let Some(link) = self.links.get(&(self.epoch, body.link, body.side)).copied() else { return };
                 link.set_gone();
+                if body.may_unmap != 0 {
+                    link.note_sealed();
+                }
                 // With its last link goes the peer, as when it ends; the broker introduces it again.
                 let remains = |other: &&'static Link| !other.is_gone() && std::ptr::eq(other.peer, link.peer);
                 if !self.links.values().any(remains) {
                     self.peers.retain(|_, peer| !std::ptr::eq(*peer, link.peer));
                 }
                 deeds.push(Deed::Retire(link));
+            }
+            (Reply::Vacate(body), None) => {
+                let link = self.links.get(&(self.epoch, body.link, body.side)).copied();
+                deeds.extend(link.filter(|link| link.is_open()).map(Deed::Vacate));
             }
             (_, fd) => {
                 if let Some(fd) = fd {

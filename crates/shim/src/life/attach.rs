@@ -72,7 +72,7 @@ pub(crate) fn adopt(
         let at = Attachment::new(link, conn);
         tx.at = Some(at);
         rx.at = Some(at);
-        tx.seen = Seen::default();
+        tx.seen = Seen::take_over(link, conn);
         tx.tx.adopt();
         rx.rx.adopt();
         // L4: from here on nobody enters a kernel call without the lock.
@@ -374,7 +374,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
         }
         tx.at = None;
         rx.at = None;
-        tx.seen.give_up_memory();
+        tx.seen.leave_memory(&at);
         let at = at.pin();
         at.link.vacate(at.conn);
         endpoint.offer_after.store(worth::again(endpoint), Relaxed);
@@ -485,8 +485,11 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
         let mut tx = endpoint.tx.lock();
         let mut rx = endpoint.rx.lock();
         rx.at = None;
-        tx.seen.give_up_memory();
-        tx.at.take().map(Attachment::pin)
+        let at = tx.at.take();
+        if let Some(at) = &at {
+            tx.seen.leave_memory(at);
+        }
+        at.map(Attachment::pin)
     };
     worth::note_end(endpoint);
     if endpoint.stage() == Stage::Offered {

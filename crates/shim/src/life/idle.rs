@@ -11,18 +11,43 @@ use shunt_abi::reason::Reason;
 use crate::base::process;
 use crate::life::attach;
 use crate::socket::endpoint::{self, Endpoint};
-use crate::socket::links::{FIRST_PAGE, GROWN_AT};
+use crate::socket::links::{EMPTY_AT, GROWN_AT};
 
 /// A connection that has moved nothing between two looks is idle.
 const BETWEEN_NANOS: u64 = 15_000_000_000;
 
+/// After a link has been left, the broker says within this time that it is no more, and its memory
+/// is free once it is unmapped.
+const UNLINKED_NANOS: u64 = 6_000_000_000;
+/// How often a sleeper looks for that.
+const UNLINKED_STEP_NANOS: u64 = 1_000_000_000;
+
 /// How long a sleep that begins `now` may last, so that the next look is not missed; `None`: for ever.
 #[inline]
 pub(crate) fn patience(now: u64) -> Option<u64> {
-    match GROWN_AT.load(Relaxed) {
+    let grown = match GROWN_AT.load(Relaxed) {
         0 => None,
         at => Some((at + BETWEEN_NANOS).saturating_sub(now)),
+    };
+    let emptied = awaits_unlink(|| now).then_some(UNLINKED_STEP_NANOS);
+    [grown, emptied].into_iter().flatten().min()
+}
+
+/// Whether a link has been left a moment ago, of which the broker may say soon that it is no more.
+/// A sleep is cut into steps then: as long as this process has the memory mapped, it is not free.
+#[inline(always)]
+pub(crate) fn awaits_unlink(clock: impl FnOnce() -> u64) -> bool {
+    let at = EMPTY_AT.load(Relaxed);
+    at != 0 && is_recent(at, clock())
+}
+
+#[cold]
+fn is_recent(at: u64, now: u64) -> bool {
+    let is_recent = now < at + UNLINKED_NANOS;
+    if !is_recent {
+        let _ = EMPTY_AT.compare_exchange(at, 0, Relaxed, Relaxed);
     }
+    is_recent
 }
 
 /// Looks if it is time, which `clock` tells. Outside all locks, before a sleep is announced.
@@ -62,7 +87,7 @@ enum State {
 fn state(endpoint: &Endpoint) -> State {
     let mut tx = endpoint.tx.lock();
     let mut rx = endpoint.rx.lock();
-    let Some(at) = tx.at.filter(|_| tx.seen.backed.get() > FIRST_PAGE) else { return State::Small };
+    let Some(at) = tx.at.filter(|_| tx.seen.has_grown()) else { return State::Small };
     let (lane, ring) = at.incoming();
     let moved = tx.tx.lane_total() + rx.rx.lane_total();
     let was = tx.seen.moved.replace(moved);

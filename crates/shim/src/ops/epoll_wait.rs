@@ -49,6 +49,7 @@ pub(crate) fn is_by_kernel(epoll: &Epoll) -> bool {
     let is_due = !process::is_gate_open()
         || overdue::patience().is_some()
         || epoll::has_lamps()
+        || idle::awaits_unlink(process::now)
         || signal::has_announced();
     !is_due || see_to(epoll)
 }
@@ -60,7 +61,7 @@ fn see_to(epoll: &Epoll) -> bool {
     epoll::show_lanes();
     overdue::look_if_due(process::now);
     signal::undo_left();
-    !epoll.is_active()
+    !epoll.is_active() && !idle::awaits_unlink(process::now)
 }
 
 /// Translates the kernel's own answer, if a connection was attached during the wait or events have

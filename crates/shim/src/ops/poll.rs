@@ -465,6 +465,8 @@ fn poll_mixed(
         if found > 0 {
             return Some(found);
         }
+        // The broker rings for some of its messages, and a sleep is cut into steps for others.
+        control::poll_inbox();
         // A handler ends the call, whatever its flags are, and before the deadline does.
         if signal::take_ran() != Ran::Nothing {
             errno::set(libc::EINTR);

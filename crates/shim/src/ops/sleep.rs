@@ -11,6 +11,7 @@ use crate::base::private::borrow;
 use crate::base::signal::{self, Ran};
 use crate::base::waiter::{self, Slot};
 use crate::base::{errno, process, real, spin, thread};
+use crate::broker::control;
 use crate::epoll;
 use crate::life::{attach, idle, overdue};
 use crate::ops::hold::Hold;
@@ -110,6 +111,10 @@ fn sleep_as(
     thread::this().note_sleep(step.is_some(), result != 0);
     if result == 0 {
         overdue::look_if_due(process::now);
+    }
+    // The broker rings for some of its messages, and a sleep is cut into steps for others.
+    if result == 0 || fds[1].revents != 0 {
+        control::poll_inbox();
     }
     if refused {
         return Woken::Refused;

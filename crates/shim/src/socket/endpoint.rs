@@ -82,14 +82,6 @@ pub(crate) struct Seen {
     pub(crate) sends: u32,
 }
 
-impl Seen {
-    /// The lane is no longer this endpoint's: its memory is not charged any more.
-    pub(crate) fn give_up_memory(&self) {
-        self.backed.give_up();
-        self.spill_backed.give_up();
-    }
-}
-
 /// The receiving direction and what belongs to its lock.
 #[derive(Default)]
 pub(crate) struct RxSide {

@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::Counter;
@@ -117,8 +117,13 @@ pub(crate) struct Link {
     identity: UnsafeCell<Identity>,
     mapping: Lock<Option<Mapping>>,
     conns: [AtomicU64; CONNS],
+    /// Bytes of the rings that this process has sent on with memory behind them, where no
+    /// connection has them now, and those of their spills.
+    kept: [Kept; CONNS],
     used: AtomicU32,
     gone: AtomicBool,
+    /// See [`open`](Self::open).
+    is_open: AtomicBool,
     /// See [`set_orphan`](Self::set_orphan).
     orphan: AtomicBool,
 }
@@ -163,26 +168,54 @@ impl Identity {
         // SAFETY: the mapping has `geometry.link_bytes()` bytes, or those before the spills, and the
         // link keeps it as long as it has this identity.
         let view = unsafe { LinkView::new(mapping.as_ptr(), geometry, has_spills) };
-        if has_spills {
-            view.set_maps_spills(side);
-        }
-        for slot in peer.known_slots() {
-            view.set_known(side, slot);
-        }
         Identity { id, side, peer, epoch, view }
     }
 }
 
 impl Link {
     pub(crate) fn new(identity: Identity, mapping: Mapping) -> Link {
+        keep_unsealed(&mapping);
         Link {
             identity: UnsafeCell::new(identity),
             mapping: Lock::new(Some(mapping)),
             conns: [const { AtomicU64::new(0) }; CONNS],
+            kept: [const { Kept::new() }; CONNS],
             used: AtomicU32::new(0),
             gone: AtomicBool::new(false),
+            is_open: AtomicBool::new(false),
             orphan: AtomicBool::new(false),
         }
+    }
+
+    /// The broker has paired a connection on it, so the memory is sealed: it may be touched from
+    /// now on. Under the control lock.
+    pub(crate) fn open(&self) {
+        if !self.is_open() {
+            self.note_sealed();
+            if self.view.has_spills() {
+                self.view.set_maps_spills(self.side);
+            }
+            self.peer.known_slots().for_each(|slot| self.view.set_known(self.side, slot));
+        }
+    }
+
+    /// The memory can be punched no more: to touch it or to unmap it waits for no other process.
+    /// Under the control lock.
+    pub(crate) fn note_sealed(&self) {
+        if let Some(mapping) = &*self.mapping.lock() {
+            mapping.set_stays(false);
+            // Without it a child would end at its first touch. No child has been made since, as the
+            // control lock is held.
+            let _ = mapping.leave_to_children();
+        }
+        self.is_open.store(true, Release);
+    }
+
+    /// Returns whether the memory may be touched. Before, the peer could punch holes into it, and
+    /// so keep whoever touches, copies or unmaps it waiting (L5). One that is never sealed stays
+    /// mapped.
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open.load(Acquire)
     }
 
     /// Ends both lanes of a connection that does not come about.
@@ -201,8 +234,10 @@ impl Link {
         // SAFETY: the caller's promise. Whoever looks at a retired link reads only `gone` and `used` before it has the
         // control lock (`control::retire`).
         unsafe { *self.identity.get() = identity };
+        keep_unsealed(&mapping);
         *self.mapping.lock() = Some(mapping);
         self.gone.store(false, Release);
+        self.is_open.store(false, Release);
         self.orphan.store(false, Release);
     }
 
@@ -220,6 +255,7 @@ impl Link {
 
     /// Gives `conn` to an endpoint; `false` if it is taken, which an honest broker never causes.
     pub(crate) fn occupy(&self, conn: usize, endpoint: EndpointRef) -> bool {
+        debug_assert!(self.is_open());
         let taken = self.conns[conn].compare_exchange(0, endpoint.pack() + 1, AcqRel, Relaxed).is_ok();
         if taken {
             self.used.fetch_add(1, AcqRel);
@@ -229,8 +265,8 @@ impl Link {
 
     /// Takes `conn` back.
     pub(crate) fn vacate(&self, conn: usize) {
-        if self.conns[conn].swap(0, AcqRel) != 0 {
-            self.used.fetch_sub(1, AcqRel);
+        if self.conns[conn].swap(0, AcqRel) != 0 && self.used.fetch_sub(1, AcqRel) == 1 {
+            EMPTY_AT.store(process::now(), Relaxed);
         }
     }
 
@@ -258,6 +294,9 @@ impl Link {
     /// Unmaps the memory. No endpoint and no epoll instance uses the link any more.
     pub(crate) fn unmap(&self) {
         *self.mapping.lock() = None;
+        for bytes in self.kept.iter().flat_map(|kept| [&kept.ring, &kept.spill]) {
+            budget::release(bytes.swap(0, Relaxed));
+        }
     }
 
     /// Whether nothing will use the mapping again.
@@ -275,8 +314,18 @@ impl Link {
     }
 }
 
+/// Memory that the peer may still punch is not unmapped, and no child has it: either would wait for
+/// a punch.
+fn keep_unsealed(mapping: &Mapping) {
+    mapping.set_stays(true);
+    let _ = mapping.keep_from_children();
+}
+
 /// A lane with little under way has so much memory, and keeps it.
 pub(crate) const FIRST_PAGE: usize = 4096;
+/// When a link was last left by its last connection; 0: the broker has had the time to say that it
+/// is no more. See `crate::life::idle`.
+pub(crate) static EMPTY_AT: AtomicU64 = AtomicU64::new(0);
 /// When the first lane grew beyond that, or such lanes were last looked at: see `crate::life::idle`; 0: there are none.
 pub(crate) static GROWN_AT: AtomicU64 = AtomicU64::new(0);
 
@@ -291,7 +340,8 @@ pub(crate) struct Backed<'a> {
 }
 
 /// Bytes of a ring, from its first, that are known to have memory. They are charged to the [budget]
-/// until they are given up.
+/// until the link is unmapped: when an endpoint leaves the link, the link keeps the charge for the
+/// next.
 #[derive(Default)]
 pub(crate) struct Growth(Cell<usize>);
 
@@ -301,15 +351,64 @@ impl Growth {
         self.0.get()
     }
 
-    /// The ring is no longer this endpoint's.
-    pub(crate) fn give_up(&self) {
-        budget::release(self.0.replace(0));
+    fn take_over(kept: &AtomicUsize) -> Growth {
+        let bytes = kept.swap(0, Relaxed);
+        note_growth(bytes);
+        Growth(Cell::new(bytes))
+    }
+
+    fn leave(&self, kept: &AtomicUsize) {
+        kept.store(self.0.replace(0), Relaxed);
+    }
+}
+
+/// What the ring and the spill of a connection keep that no endpoint has.
+#[derive(Debug)]
+struct Kept {
+    ring: AtomicUsize,
+    spill: AtomicUsize,
+}
+
+impl Kept {
+    const fn new() -> Kept {
+        Kept { ring: AtomicUsize::new(0), spill: AtomicUsize::new(0) }
+    }
+}
+
+impl Seen {
+    /// Begins with a lane of a connection on a link: what its ring and its spill have is an
+    /// endpoint's from now on.
+    pub(crate) fn take_over(link: &Link, conn: usize) -> Seen {
+        let Kept { ring, spill } = &link.kept[conn];
+        let (backed, spill_backed) = (Growth::take_over(ring), Growth::take_over(spill));
+        Seen { backed, spill_backed, ..Seen::default() }
+    }
+
+    /// The lane is no longer this endpoint's. Its memory stays charged: only the end of its link
+    /// frees it.
+    pub(crate) fn leave_memory(&self, at: &Attachment) {
+        let Kept { ring, spill } = &at.link.kept[at.conn];
+        self.backed.leave(ring);
+        self.spill_backed.leave(spill);
+    }
+
+    /// Whether the lane has more memory than its first page.
+    pub(crate) fn has_grown(&self) -> bool {
+        self.backed.get() > FIRST_PAGE || self.spill_backed.get() > 0
     }
 }
 
 impl Drop for Growth {
     fn drop(&mut self) {
-        self.give_up();
+        budget::release(self.0.replace(0));
+    }
+}
+
+/// A ring or a spill has so much memory now: if that is more than its first page, `crate::life::idle` looks at
+/// it later.
+fn note_growth(bytes: usize) {
+    if bytes > FIRST_PAGE && GROWN_AT.load(Relaxed) == 0 {
+        GROWN_AT.store(process::now(), Relaxed);
     }
 }
 
@@ -389,9 +488,7 @@ impl Backed<'_> {
             return refused(Reason::NoMemory);
         }
         backed.0.set(to);
-        if to > FIRST_PAGE && GROWN_AT.load(Relaxed) == 0 {
-            GROWN_AT.store(process::now(), Relaxed);
-        }
+        note_growth(to);
         Ok(())
     }
 }
