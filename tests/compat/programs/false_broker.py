@@ -41,6 +41,7 @@ def lie(source, version, tickets):
         (4, struct.pack("<QQQIIII", ticket, 0, source.randrange(3), source.choice([0, 63, 64, 1 << 31]), source.randrange(3), *[source.choice([0, 1, 60, 1 << 31]) for _ in range(2)]), 0),
         (5, struct.pack("<QII", ticket, source.choice([0, 5, 9, 77, 1 << 20]), 0), 0),
         (6, struct.pack("<Q", source.randrange(3)), 0),
+        (8, struct.pack("<QII", source.randrange(3), source.randrange(3), 0), 0),
         (16, struct.pack("<Q", 10), 0),
     ]
     kind, body, count = source.choice(messages)

@@ -153,6 +153,7 @@ def messages():
         (3, struct.pack("<Q", source.getrandbits(32)), []),
         (4, struct.pack("<QII", source.randrange(12), conn, 0), []),
         (6, bytes(8), []),
+        (8, struct.pack("<QII", source.randrange(12), source.randrange(2), source.randrange(2)), []),
         (16, bytes(8), []),
     ]
     if source.random() < 0.2:

@@ -1,4 +1,4 @@
-"""A server with a set, and a client that makes no calls for two seconds as soon as it is connected.
+"""A server with a set, and a client that makes no calls for two seconds once both have exchanged enough to share memory.
 
     no_calls.py serve PORT
     no_calls.py silent PORT FILE
@@ -12,11 +12,16 @@ import socket
 import sys
 import time
 
+EXCHANGES = 100
+
 
 def serve(address):
     listener = socket.create_server(address)
     print("listening", flush=True)
     connection, _ = listener.accept()
+    for _ in range(EXCHANGES):
+        connection.sendall(connection.recv(5, socket.MSG_WAITALL))
+    # Its doorbell is new, and the client does not hear of it.
     epoll = select.epoll()
     epoll.register(connection, select.EPOLLIN)
     while True:
@@ -29,6 +34,10 @@ def serve(address):
 
 def silent(address):
     client = socket.create_connection(address)
+    for _ in range(EXCHANGES):
+        client.sendall(b"hello")
+        assert client.recv(5, socket.MSG_WAITALL) == b"hello"
+        time.sleep(0.005)
     client.sendall(b"hello")
     time.sleep(2)
     print("slept", flush=True)

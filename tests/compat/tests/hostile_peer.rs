@@ -97,3 +97,27 @@ fn of_a_server_with_epoll() {
 fn of_a_server_with_poll() {
     hostile_peer("asyncio-poll", 3);
 }
+
+/// Whoever touches a page of which a hole is being punched waits for that, and the more mappings
+/// there are the longer.
+#[test]
+fn no_peer_punches_holes_into_what_it_shares() {
+    under_shunt(LIMIT, |host| {
+        let port = host.port();
+        let _server =
+            host.script("python3", "echo.py").args(["server", "threads", &port.to_string()]).start("server");
+        host.wait_for_port(port);
+        let peer = host.script("python3", "punch.py").arg(port.to_string()).run("peer", LIMIT);
+        let answers: Vec<&str> = peer.stdout.lines().collect();
+        for (name, answer) in [
+            ("link", "Operation not permitted"),
+            ("page", "Operation not permitted"),
+            // It is not mapped for writing.
+            ("board", "Permission denied"),
+        ] {
+            let told = format!("{name}: {answer}");
+            let of_it = answers.iter().filter(|line| line.starts_with(name));
+            assert!(of_it.clone().count() > 0 && of_it.clone().all(|line| *line == told), "{answers:?}");
+        }
+    });
+}

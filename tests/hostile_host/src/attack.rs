@@ -3,33 +3,34 @@
 
 use std::fs::{self, File};
 use std::io::{IoSlice, Read, Write};
-use std::net::{TcpListener, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::exit;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, SealFlags, fcntl_add_seals, flock};
 use rustix::process::{Resource, getrlimit, getuid, setrlimit};
 use shunt_abi::control::{Announce, Offer, Reply, Request, Status};
-use shunt_abi::geometry::{MIN_RING_BYTES, WAITERS};
+use shunt_abi::geometry::{Geometry, MIN_RING_BYTES, RINGS_OFFSET, WAITERS};
 use shunt_abi::page::{ENTRIES, EntryCopy, PAGE_BYTES};
 use shunt_ring::Source;
 use shunt_ring::split::{Producer, RECEIVER_BYTES, SendMemory, sender_bytes};
-use shunt_sys::mapping::Shown;
+use shunt_sys::mapping::{Mapping, Shown};
 use shunt_sys::{eventfd, memfd, seqpacket};
 use socket2::SockRef;
 
 use crate::client::{Client, Trouble, addresses, loopback, pair_at};
-use crate::punch;
+use crate::{punch, server};
 
 /// An attack on the broker at a path.
 type Attack = fn(&Path);
 
 /// All of them, by name.
-const ATTACKS: [(&str, Attack); 19] = [
+const ATTACKS: [(&str, Attack); 21] = [
     ("silent-clients", silent_clients),
     ("processes", processes),
     ("one-page", one_page),
@@ -46,6 +47,8 @@ const ATTACKS: [(&str, Attack); 19] = [
     ("punched-pages", punched_pages),
     ("watched-sockets", watched_sockets),
     ("punched-channel", punched_channel),
+    ("punched-links", punched_links),
+    ("punching-peer", punching_peer),
     ("replace", replace),
     ("file-locks", file_locks),
     ("spy", spy),
@@ -396,7 +399,7 @@ fn links(broker: &Path) {
             if one.offer(ticket, &client).is_err() || two.offer(ticket, &server).is_err() {
                 continue;
             }
-            if is_paired(one) {
+            if is_paired(one, two) {
                 pairs += 1;
             }
             while two.next(Duration::ZERO).is_ok() {}
@@ -408,12 +411,91 @@ fn links(broker: &Path) {
     }
 }
 
-fn is_paired(client: &Client) -> bool {
-    loop {
-        match client.next(Duration::from_secs(5)) {
+fn is_paired(client: &Client, other: &Client) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < deadline {
+        let _ = other.next(Duration::ZERO);
+        match client.next(Duration::from_millis(1)) {
             Ok(Reply::Pair(_)) => return true,
-            Ok(Reply::Refused(_)) | Err(_) => return false,
-            Ok(_) => {}
+            Ok(Reply::Refused(_)) | Err(Trouble::HungUp) => return false,
+            Ok(_) | Err(Trouble::Silent) => {}
+        }
+    }
+    false
+}
+
+/// Links between its own processes, at every stage: answered by both ends, or by one; and holes
+/// that are punched into all of them while the broker makes more.
+fn punched_links(broker: &Path) {
+    let mut held = Vec::new();
+    for round in 0..8u64 {
+        let (Ok(one), Ok(two)) = (Client::connect(broker), Client::connect(broker)) else { continue };
+        let Ok((client, server)) = loopback() else { continue };
+        let _ = (one.offer(round, &client), two.offer(round, &server));
+        let Ok((link, memory)) = one.link(Duration::from_secs(5)) else { continue };
+        // Half of them are finished by both ends, half by one.
+        let _ = two.next(Duration::from_secs(5));
+        if round % 2 == 0 {
+            let _ = one.answer(&link);
+        }
+        held.push((one, two, client, server, memory));
+    }
+    let each = punch::MAPPINGS / held.len().max(1);
+    let mut shown = Vec::new();
+    for (.., memory) in &held {
+        shown.extend((0..each).map_while(|_| Shown::map(memory, 4096).ok()));
+        let memory = memory.try_clone().expect("a descriptor");
+        std::thread::spawn(move || punch::without_end(memory.as_fd(), 0, RINGS_OFFSET));
+    }
+    at_work(format!("{} links, {} mappings", held.len(), shown.len()));
+    // Each new connection has the broker touch its link, if it can.
+    for ticket in 100.. {
+        for (one, two, ..) in &held {
+            let Ok((client, server)) = loopback() else { continue };
+            let _ = SockRef::from(&client).set_linger(Some(Duration::ZERO));
+            let _ = (one.offer(ticket, &client), two.offer(ticket, &server));
+            while one.next(Duration::ZERO).is_ok() || two.next(Duration::ZERO).is_ok() {}
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A peer of another user's server. Of each link it makes as many mappings as it can, and tries to
+/// take memory away from it before it answers, after it has, and after the connection is paired. At
+/// last it ends without an answer, or keeps a link from being sealed.
+fn punching_peer(broker: &Path) {
+    for round in 0.. {
+        let Ok(client) = Client::connect(broker) else { continue };
+        let Ok(stream) = TcpStream::connect(("127.0.0.1", server::PORT)) else { continue };
+        let _ = client.offer(round, &stream);
+        let Ok((link, memory)) = client.link(Duration::from_secs(5)) else {
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        let len = Geometry::new(link.ring_bytes as usize).expect("a size").link_bytes();
+        let mapping = Mapping::map(&memory, len).expect("it is not sealed yet");
+        let mut shown: Vec<_> =
+            (0..punch::MAPPINGS - 5000).map_while(|_| Shown::map(&memory, 4096).ok()).collect();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| punch::every_way(memory.as_fd(), &mapping, &stop));
+            std::thread::sleep(Duration::from_millis(100));
+            match round % 4 {
+                0 | 1 => drop(client.answer(&link)),
+                2 => {}
+                _ if round < 20 => drop(client.answer(&link)),
+                _ => {
+                    let _ = fcntl_add_seals(&memory, SealFlags::SEAL);
+                    let _ = client.answer(&link);
+                }
+            }
+            let _ = client.receive(Duration::from_millis(300));
+            let _ = client.receive(Duration::from_millis(100));
+            stop.store(true, Relaxed);
+        });
+        shown.clear();
+        if round == 0 {
+            at_work("a link");
         }
     }
 }

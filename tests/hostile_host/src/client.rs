@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use shunt_abi::control::{Doorbell, Hello, MAX_MESSAGE, Offer, Pair, Release, Reply, Request};
+use shunt_abi::control::{Doorbell, Hello, Link, MAX_MESSAGE, Mapped, Offer, Pair, Release, Reply, Request};
 use shunt_abi::page::PAGE_BYTES;
 use shunt_sys::{Errno, memfd, seqpacket};
 use socket2::SockRef;
@@ -105,21 +105,47 @@ impl Client {
         self.say(Release { link, conn, side }, &[])
     }
 
-    /// The next message.
-    pub(crate) fn next(&self, patience: Duration) -> Result<Reply, Trouble> {
+    /// Says that it has mapped a link, as an honest process does. It has no use for the memory.
+    pub(crate) fn answer(&self, link: &Link) -> Result<(), Trouble> {
+        self.say(Mapped { link: link.link, side: link.side, is_mapped: 1 }, &[])
+    }
+
+    /// The next message, with its descriptor.
+    pub(crate) fn receive(&self, patience: Duration) -> Result<(Reply, Option<OwnedFd>), Trouble> {
         let mut buffer = [0; MAX_MESSAGE];
         let deadline = Instant::now() + patience;
         loop {
             match seqpacket::recv(&self.socket, &mut buffer) {
                 Ok((0, _)) => return Err(Trouble::HungUp),
-                Ok((len, fds)) => {
-                    return Reply::decode(&buffer[..len], fds.len()).map_err(|_| Trouble::HungUp);
+                Ok((len, mut fds)) => {
+                    let reply = Reply::decode(&buffer[..len], fds.len()).map_err(|_| Trouble::HungUp)?;
+                    return Ok((reply, fds.take_first()));
                 }
                 Err(Errno::AGAIN) if Instant::now() < deadline => {
-                    self.wait(PollFlags::IN, Duration::from_millis(20));
+                    self.wait(PollFlags::IN, Duration::from_millis(20).min(patience));
                 }
                 Err(Errno::AGAIN) => return Err(Trouble::Silent),
                 Err(_) => return Err(Trouble::HungUp),
+            }
+        }
+    }
+
+    /// The next message. A link is answered.
+    pub(crate) fn next(&self, patience: Duration) -> Result<Reply, Trouble> {
+        let (reply, _) = self.receive(patience)?;
+        if let Reply::Link(link) = &reply {
+            self.answer(link)?;
+        }
+        Ok(reply)
+    }
+
+    /// The next link that it is told of, with its memory. It is not answered.
+    pub(crate) fn link(&self, patience: Duration) -> Result<(Link, OwnedFd), Trouble> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let (Reply::Link(link), Some(memory)) = self.receive(left)? {
+                return Ok((link, memory));
             }
         }
     }

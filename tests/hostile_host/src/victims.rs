@@ -2,13 +2,16 @@
 //! process of it is new. What they meet is counted: pairs, refusals, hang-ups, and the longest that one had to wait.
 
 use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use rustix::thread::{
+    LinkNameSpaceType, move_into_link_name_space, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+};
 use shunt_abi::control::{Pair, Reply};
 use shunt_netns::Net;
 
@@ -39,11 +42,19 @@ pub struct Victims {
 }
 
 /// Turns the calling thread into one of an ordinary user's.
-fn user(uid: u32) {
+pub(crate) fn user(uid: u32) {
     let (uid, gid) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(uid));
     set_thread_groups(&[]).expect("root may");
     set_thread_res_gid(gid, gid, gid).expect("root may");
     set_thread_res_uid(uid, uid, uid).expect("root may");
+}
+
+/// Returns what moves the calling thread into a network namespace.
+pub(crate) fn enter(net: &Net) -> impl FnOnce() + Send + 'static {
+    let file = std::fs::File::open(net.path()).expect("a namespace");
+    move || {
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).expect("root may");
+    }
 }
 
 impl Victims {
@@ -58,14 +69,6 @@ impl Victims {
                 serve(&socket, &stop)
             });
             threads.push((name, thread));
-        };
-        let enter = |net: &Net| {
-            let file = std::fs::File::open(net.path()).expect("a namespace");
-            move || {
-                use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-                use std::os::fd::AsFd;
-                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).expect("root may");
-            }
         };
         let (host, again) = (enter(&broker.host), enter(&broker.host));
         let container = enter(&Net::new());
@@ -125,8 +128,8 @@ fn process(
         let start = Instant::now();
         one.offer(ticket, &client).map_err(trouble("at an offer"))?;
         two.offer(ticket, &server).map_err(trouble("at an offer"))?;
-        for end in [&one, &two] {
-            let pair = wait_for_pair(end, ticket)?;
+        let ends = [&one, &two];
+        for (end, pair) in ends.into_iter().zip(wait_for_pairs(ends, ticket)?) {
             end.release(&pair).map_err(trouble("at a release"))?;
         }
         served.longest = served.longest.max(start.elapsed());
@@ -136,13 +139,22 @@ fn process(
     Ok(())
 }
 
-fn wait_for_pair(client: &Client, wanted: u64) -> Result<Pair, String> {
+/// Both ends listen all the time: a link comes about once both have answered.
+fn wait_for_pairs(ends: [&Client; 2], wanted: u64) -> Result<[Pair; 2], String> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut pairs = [None, None];
     loop {
-        match client.next(PATIENCE) {
-            Ok(Reply::Pair(pair)) if pair.ticket == wanted => return Ok(pair),
-            Ok(Reply::Refused(refused)) => return Err(format!("refused: {refused:?}")),
-            Ok(_) => {}
-            Err(trouble) => return Err(format!("{trouble:?} while waiting for a pair")),
+        for (end, pair) in ends.into_iter().zip(&mut pairs).filter(|(_, pair)| pair.is_none()) {
+            match end.next(Duration::from_millis(1)) {
+                Ok(Reply::Pair(told)) if told.ticket == wanted => *pair = Some(told),
+                Ok(Reply::Refused(refused)) => return Err(format!("refused: {refused:?}")),
+                Err(Trouble::Silent) if Instant::now() < deadline => {}
+                Err(trouble) => return Err(format!("{trouble:?} while waiting for a pair")),
+                Ok(_) => {}
+            }
+        }
+        if let [Some(one), Some(two)] = pairs {
+            return Ok([one, two]);
         }
     }
 }

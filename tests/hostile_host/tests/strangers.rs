@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use shunt_channel::{Cause, Event, Message, Options, ReceiveError, Receiver, Sender, Wait};
 use shunt_hostile_host::attack::MESSAGES;
-use shunt_hostile_host::{Broker, Stranger, Victims, Who};
+use shunt_hostile_host::{Broker, Server, Stranger, Victims, Who};
 
 /// What strangers can make the broker keep, in bytes: a part of what its unit allows.
 const MEMORY: u64 = 512 << 20;
@@ -17,6 +17,9 @@ const MEMORY: u64 = 512 << 20;
 const LOG: usize = 256 << 10;
 /// How long each attack goes on once it has got going.
 const UNDER_ATTACK: Duration = Duration::from_secs(1);
+/// No call of a process that waits for no punch takes so long, also where others use the
+/// processors.
+const NOT_A_PUNCH: Duration = Duration::from_secs(1);
 /// How long the broker may take to let go of what a stranger had.
 const SETTLE: Duration = Duration::from_secs(30);
 
@@ -101,6 +104,33 @@ attacks! {
     doorbells_by_the_thousand: "doorbells" by User, Container;
     pages_into_which_holes_are_punched: "punched-pages" by User, Container;
     sockets_that_are_watched_without_end: "watched-sockets" by User, Container;
+    links_into_which_holes_are_punched: "punched-links" by User, Container;
+}
+
+/// What a server met whose peer, of another user, tries to take the memory of their links away.
+#[test]
+fn a_server_does_not_wait_for_a_peer_that_punches() {
+    let _turn = turn(Who::User);
+    let broker = Broker::start();
+    let server = Server::start(&broker);
+    let victims = Victims::start(&broker);
+    let stranger = Stranger::start(&broker, attacker(), Who::User, "punching-peer");
+    let begun = Instant::now();
+    // It goes on until a link has been kept from being sealed: nothing is shared from then on.
+    while begun.elapsed() < Duration::from_secs(20) {
+        broker.status().expect("root is told the status");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    drop(stranger);
+    let met = server.stop();
+    eprintln!("{met:?}");
+    for (name, served) in victims.stop() {
+        eprintln!("  {name}: {} pairs, the longest wait {:?}", served.pairs, served.longest);
+        assert!(served.troubles.is_empty() && served.pairs >= 10, "{name}: {served:?}");
+    }
+    assert!(met.troubles.is_empty() && met.links > 0 && met.pairs > 0, "{met:?}");
+    // A punch that it waited for would take hundreds of milliseconds here.
+    assert!(met.longest < NOT_A_PUNCH, "{met:?}");
 }
 
 /// Neither another user nor a container's root can take the broker's place, and both can still connect.
