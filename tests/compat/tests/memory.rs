@@ -4,7 +4,8 @@
 use shunt_compat::{Host, Program, compile, under_shunt};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// The number of connections of the program `memory`, each to another process.
@@ -39,7 +40,7 @@ fn measure(host: &Host, when: &str) -> Mappings {
     Mappings { count, kib, locked, dumped }
 }
 
-/// A link has 32 MiB of address space, and a few pages of memory.
+/// A link has 544 MiB of address space, and a few pages of memory.
 #[test]
 fn locked_memory_holds_no_rings() {
     under_shunt(Duration::from_secs(120), |host| {
@@ -125,6 +126,39 @@ fn rings_grow_no_further_than_the_operator_says() {
         assert!(held <= 2 * MIB + COUNT as u64 * 4096, "{held} bytes");
         assert!(refused > 0 && reasons > 0, "{refused} refused, {reasons} with a reason");
         full.finish(host, COUNT);
+    });
+}
+
+/// A link keeps the spill of a connection that has been closed, charged to its sender, until the
+/// link is dropped. The other connection on the link moves to another link for that.
+#[test]
+fn a_spill_that_is_used_no_more_is_given_back_beside_a_connection_that_stays() {
+    under_shunt(Duration::from_secs(120), |host| {
+        let port = host.port();
+        let number = port.to_string();
+        let over = host.path("over").display().to_string();
+        let at_once = ["--offer", "at-once"];
+        let script = || host.script("python3", "spilled_once.py").shunt_args(at_once);
+        let mut server = script().args(["serve", &number]).start("serve");
+        server.wait_for_output("listening", LIMIT);
+        let client = script().args(["ask", &number, &over]).start("ask");
+        server.wait_for_output("closed", LIMIT);
+        let seen = || {
+            let status = host.status().expect("a broker");
+            let process = status.processes.iter().find(|process| process.pid == server.pid());
+            let totals = &process.expect("the server is there").totals;
+            let held = totals.counters.get("ring_bytes").copied().unwrap_or(0);
+            (held, totals.bypasses.get("link_retired").copied().unwrap_or(0))
+        };
+        let (held, _) = seen();
+        assert!(held > 2 * MIB, "{held} bytes");
+        let deadline = Instant::now() + LIMIT;
+        while seen().0 > MIB || seen().1 == 0 {
+            assert!(Instant::now() < deadline, "{:?}", seen());
+            sleep(Duration::from_millis(100));
+        }
+        host.write("over", "");
+        assert!(client.wait(LIMIT).success() && server.wait(LIMIT).success());
     });
 }
 
