@@ -19,10 +19,10 @@ const LARGE: usize = 200_000;
 ///
 /// | printed | state | then waits for |
 /// | --- | --- | --- |
-/// | `rise N` | all connections have been used | `rise-N` |
+/// | `rise N` | all connections have been used, and are used on | `rise-N` |
 /// | `flood N` | all have made a large exchange | `ebb-N` |
 /// | `ebb N` | half are closed, the others are idle | `turn-N` |
-/// | `turn N` | the idle ones have been used again | `low-N` |
+/// | `turn N` | the idle ones have been used again, and are used on | `low-N` |
 /// | `gone N` | all are closed | `next-N` |
 pub(crate) fn run(port: u16, connections: usize, tides: usize, directory: &Path) -> Result<()> {
     let mut random = Random::new(connections as u64);
@@ -42,7 +42,9 @@ pub(crate) fn run(port: u16, connections: usize, tides: usize, directory: &Path)
             exchange(&mut all, &mut random, 64)?;
         }
         println!("rise {tide}");
-        rest(&all, &directory.join(format!("rise-{tide}")))?;
+        use_until(&mut all, &directory.join(format!("rise-{tide}")), &mut |all| {
+            exchange(all, &mut random, 64)
+        })?;
         exchange(&mut all, &mut random, LARGE)?;
         println!("flood {tide}");
         rest(&all, &directory.join(format!("ebb-{tide}")))?;
@@ -54,10 +56,22 @@ pub(crate) fn run(port: u16, connections: usize, tides: usize, directory: &Path)
             exchange(&mut all, &mut random, 64)?;
         }
         println!("turn {tide}");
-        rest(&all, &directory.join(format!("low-{tide}")))?;
+        use_until(&mut all, &directory.join(format!("low-{tide}")), &mut |all| {
+            exchange(all, &mut random, 64)
+        })?;
         all.close_all();
         println!("gone {tide}");
         rest(&all, &directory.join(format!("next-{tide}")))?;
+    }
+    Ok(())
+}
+
+/// Uses all connections now and then until a file is there. The links for them are made one after
+/// another, and each needs calls of both ends.
+fn use_until(all: &mut All, gate: &Path, exchange: &mut dyn FnMut(&mut All) -> Result<()>) -> Result<()> {
+    while !gate.exists() {
+        exchange(all)?;
+        all.wait(EpollTimeout::from(50u8)).context("between exchanges")?;
     }
     Ok(())
 }
