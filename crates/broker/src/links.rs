@@ -1,11 +1,22 @@
-//! Links and their connection slots: who holds what, and when it may be given out again.
+//! The registry of links and their connection slots: which process holds a slot, and when it may be
+//! reused.
 //!
-//! A slot has a holder on each side. It is free only when both have released it or their process
-//! has ended, so that nobody is given a lane that somebody may still use. A link comes here once it
-//! is [sealed](crate::setup). One of which nobody has used anything for a while is dropped: that
-//! frees its memory, which nothing else can. So a link whose free connections hold much memory for
-//! a while is *retired*: it gets no new connections, and those that stay for long are asked to
-//! leave.
+//! A slot has one holder on each side. It becomes free only when both sides have released it or
+//! their processes have ended, so a lane is never granted while a process may still use it.
+//!
+//! ```text
+//!   grant ──> held by both ──release or exit──> held by one ──release or exit──> free
+//! ```
+//!
+//! A link is registered here once it is [sealed](crate::setup). Only dropping a link frees its
+//! memory. A link without users is dropped after [`LINGER`]. A link whose free connections hold
+//! much memory is *retired* first ([`Stage`]): it gets no new connections, and connections that
+//! remain on it for [`STAY`] are asked to fall back to TCP.
+//!
+//! Example: 64 connections of two processes fill a link, and 60 of them end after large transfers.
+//! If the free slots hold more than [`SPARE_PAGES`] pages for two seconds, the link is retired. Ten
+//! seconds later the remaining four are asked to fall back. The link is dropped two seconds after
+//! the last release.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -27,60 +38,60 @@ use crate::setup::Memory;
 
 pub(crate) type LinkId = u64;
 
-/// How long a link stays that nobody uses: connections come one after another.
+/// How long a link without users is kept. The next connection often follows soon.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
-/// Pages of 4 KiB that the free connections of a link may hold for longer than that, beyond the
-/// first two of each.
+/// Number of 4 KiB pages that the free connections of a link may hold for longer than [`LINGER`],
+/// not counting the first two pages of each.
 const SPARE_PAGES: usize = 256;
-/// How long connections may stay on a link that is retired.
+/// How long connections may remain on a retired link.
 const STAY: Duration = Duration::from_secs(10);
 
-/// All links.
+/// A registry of all links.
 #[derive(Debug)]
 pub(crate) struct Links {
     geometry: Geometry,
-    /// How many there may be.
+    /// Limits the number of links.
     budget: Budget,
-    /// Whose processes they are.
+    /// The principal of each connected process.
     owners: HashMap<ProcessId, Principal>,
     next: LinkId,
     links: HashMap<LinkId, Link>,
     /// Links with a free slot, by pair of processes.
     open: HashMap<(ProcessId, ProcessId), Vec<LinkId>>,
     by_process: HashMap<ProcessId, HashSet<LinkId>>,
-    /// Who holds a paired socket.
+    /// The process that holds each paired socket, by socket cookie.
     holders: HashMap<u64, Holder>,
-    /// Links that nobody may use any more.
+    /// Links without users, which may be dropped.
     emptied: BTreeSet<LinkId>,
     /// Links whose free connections hold much memory.
     wasteful: BTreeSet<LinkId>,
-    /// What has happened to links that somebody reads along, and has not been told.
+    /// Events of captured links that have not been reported yet.
     news: Vec<News>,
 }
 
-/// What has happened to a link that somebody reads along.
+/// An event of a link that a capture reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// Nobody uses a connection of it any more.
+    /// Neither side uses this connection any more.
     Ended(LinkId, u32),
-    /// It is no more.
+    /// The link was dropped.
     Dropped(LinkId),
 }
 
 #[derive(Debug)]
 struct Holder {
     process: ProcessId,
-    /// In how many slots.
+    /// Number of slots that refer to the socket.
     slots: usize,
-    /// What its process calls it.
+    /// The handle that the process uses for the socket.
     ticket: u64,
-    /// Where the kernel finds the socket.
+    /// The key under which the kernel's socket table lists the socket.
     key: Key,
-    /// Where its streams begin, if the kernel could be asked.
+    /// The initial sequence numbers of its streams, if the kernel could report them.
     origin: Option<Origin>,
 }
 
-/// One end of a pair, or of what may become one.
+/// One end of a pair, or of a candidate pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) process: ProcessId,
@@ -99,41 +110,42 @@ impl Held {
 #[derive(Debug)]
 struct Link {
     ends: [ProcessId; 2],
-    /// Whose they are: stays when they have ended.
+    /// The principals that are charged for the link, even after their processes have ended.
     whose: Whose,
-    /// Bit per connection and side: set while that side may use it.
+    /// One bit per connection for each side, set while that side may use it.
     held: [u64; 2],
     cookies: Box<[[u64; 2]; CONNS]>,
     memory: Arc<Memory>,
-    /// Pages that each free connection holds beyond the first two.
+    /// Number of pages that each free connection holds beyond the first two.
     spare: Box<[u16; CONNS]>,
     stage: Stage,
-    /// Since when nobody has used it.
+    /// When the last user released the link, if it has none now.
     empty_since: Option<Instant>,
-    /// One of the two processes has ended.
+    /// Set once one of the two processes has ended.
     orphaned: bool,
-    /// How many sockets that a dead process has left here are [followed](crate::orphans).
+    /// Number of sockets of ended processes on this link that are [followed](crate::orphans).
     followed: u32,
-    /// If somebody reads along: the connections that there have been since, a bit for each. No place is given out twice meanwhile, so
-    /// that nobody's bytes are taken for another's.
+    /// Connections granted since a capture started reading the link, one bit each; `None` without a
+    /// capture. Their slots are not reused during the capture, so the bytes of one connection are
+    /// never attributed to another.
     seen: Option<u64>,
 }
 
-/// Whether a link gets new connections.
+/// Whether a link accepts new connections, and how far its retirement has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// It does.
+    /// Accepts new connections.
     Open,
-    /// It does, but its free connections have held much memory since then.
+    /// Accepts new connections, but its free connections have held much memory since this time.
     Wasteful(Instant),
-    /// It does not, since then.
+    /// Has accepted no new connections since this time.
     Retired(Instant),
-    /// It does not, and those that are on it have been asked to leave.
+    /// Accepts no new connections, and those that remain have been asked to fall back.
     Vacated,
 }
 
 impl Stage {
-    /// What follows when the free connections hold so many spare pages.
+    /// Returns the next stage, given the number of spare pages of the free connections.
     fn next(self, spare: usize, now: Instant) -> Stage {
         match self {
             Stage::Open if spare > SPARE_PAGES => Stage::Wasteful(now),
@@ -149,64 +161,65 @@ impl Stage {
     }
 }
 
-/// One side of a slot. A process connected to itself has both.
+/// One side of a slot. A process that is connected to itself holds both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) link: LinkId,
-    /// Below [`CONNS`].
+    /// Less than [`CONNS`].
     pub(crate) conn: u32,
     pub(crate) side: Side,
 }
 
-/// A slot given to two endpoints.
+/// A slot granted to two endpoints.
 #[derive(Debug)]
 pub(crate) struct Grant {
     pub(crate) link: LinkId,
     pub(crate) conn: u32,
-    /// Sides of the earlier and of the later offer.
+    /// The sides of the earlier and of the later offer.
     pub(crate) sides: [Side; 2],
 }
 
-/// A link that is no more.
+/// A link that was removed from the registry.
 #[derive(Debug)]
 pub(crate) struct Dropped {
     pub(crate) link: LinkId,
     pub(crate) ends: [ProcessId; 2],
 }
 
-/// A connection for who reads along.
+/// A connection as a capture sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sight {
     pub(crate) conn: u32,
     pub(crate) cookies: [u64; 2],
-    /// Where the kernel finds the sockets of the two sides.
+    /// The keys under which the kernel's socket table lists the sockets of the two sides.
     pub(crate) keys: [Key; 2],
     /// The sequence number of the first byte that each side receives.
     pub(crate) first: [Option<u32>; 2],
 }
 
-/// Who is to hear of the end of a process.
+/// The processes to notify, and the sockets to follow, after a process has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bereaved {
-    /// Those that shared a link with it.
+    /// Processes that shared a link with it.
     pub(crate) peers: BTreeSet<ProcessId>,
-    /// The waiters of theirs that sleep on such a link.
+    /// Their waiters that sleep on such a link.
     pub(crate) asleep: BTreeSet<(ProcessId, u32)>,
-    /// What it has left so that the kernel may tell nobody, or not yet, when nobody holds it any more. Each is to be followed, or
-    /// [no more](Links::end_following).
+    /// Its sockets for which TCP may not report the end to the peer, or only later, once no process
+    /// holds them. The caller follows each of them, or calls
+    /// [`end_following`](Links::end_following).
     pub(crate) orphans: Vec<Orphan>,
 }
 
 /// A socket of a process that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Orphan {
-    /// The side of that process.
+    /// The side that the process held.
     pub(crate) place: Place,
     pub(crate) cookie: u64,
     pub(crate) key: Key,
 }
 
-/// All links, or all that one of the two users may have, are in use.
+/// All links are in use, or one of the two users has reached its limit.
 #[derive(Debug, Error)]
 #[error("all links, or all that one of the two users may have, are in use")]
 pub(crate) struct Full;
@@ -232,12 +245,12 @@ impl Links {
         self.links.len()
     }
 
-    /// How many a stranger has.
+    /// Returns the number of links charged to an unprivileged principal.
     pub(crate) fn count_of(&self, whose: Principal) -> usize {
         self.budget.of(whose)
     }
 
-    /// A process has come.
+    /// Registers a process.
     pub(crate) fn join(&mut self, process: ProcessId, whose: Principal) {
         self.owners.insert(process, whose);
     }
@@ -246,34 +259,35 @@ impl Links {
         self.geometry.ring_bytes()
     }
 
-    /// The process whose side of a slot holds this socket.
+    /// Returns the process that holds this socket in a slot.
     pub(crate) fn holder(&self, cookie: u64) -> Option<ProcessId> {
         self.holders.get(&cookie).map(|holder| holder.process)
     }
 
-    /// The processes that share a link with this one; itself too, if it is connected to itself.
+    /// Returns the processes that share a link with this one. Includes the process itself if it is
+    /// connected to itself.
     pub(crate) fn peers(&self, process: ProcessId) -> BTreeSet<ProcessId> {
         let links = self.by_process.get(&process).into_iter().flatten().filter_map(|id| self.links.get(id));
         links.filter(|link| !link.orphaned).map(|link| link.other_end(process)).collect()
     }
 
-    /// The two processes of a link between these, in the order of its sides.
+    /// Returns the two processes in the order of the sides of their links.
     pub(crate) fn order(one: ProcessId, two: ProcessId) -> [ProcessId; 2] {
         [one.min(two), one.max(two)]
     }
 
-    /// The size of a link's parts.
+    /// Returns the layout of a link.
     pub(crate) fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Whose a link between two processes is.
+    /// Returns the principals to charge for a link between two processes.
     pub(crate) fn whose(&self, ends: [ProcessId; 2]) -> Result<Whose, Full> {
         let owner = |id| self.owners.get(id).copied().ok_or(Full);
         Ok(Whose::both(owner(&ends[0])?, owner(&ends[1])?))
     }
 
-    /// Takes the place of one more link, which is about to be made.
+    /// Charges the budget for one link and returns its id. The caller then makes the link.
     pub(crate) fn reserve(&mut self, whose: Whose) -> Result<LinkId, Full> {
         if !self.budget.take(whose, 1) {
             return Err(Full);
@@ -283,13 +297,13 @@ impl Links {
         Ok(id)
     }
 
-    /// A link for which there was a place has not come about.
+    /// Gives back the budget of a reserved link that could not be made.
     pub(crate) fn cancel(&mut self, whose: Whose) {
         self.budget.give(whose, 1);
     }
 
-    /// A link that was reserved is sealed. Returns whether it is the only one of the two processes:
-    /// then their doorbells are exchanged.
+    /// Registers a reserved link that is now sealed. Returns whether it is the only link of the two
+    /// processes. In that case the caller exchanges their doorbells.
     pub(crate) fn add(
         &mut self,
         id: LinkId,
@@ -322,8 +336,8 @@ impl Links {
         is_only
     }
 
-    /// Finds a slot for two endpoints in a link that there is, and resets its lanes. The one that
-    /// has grown the most before goes first.
+    /// Grants two endpoints a slot in an existing link and resets its lanes. Prefers the slot that
+    /// holds the most memory.
     pub(crate) fn grant(&mut self, earlier: &Offer, later: &Offer) -> Option<Grant> {
         let ends = Links::order(earlier.process, later.process);
         let pair = (ends[0], ends[1]);
@@ -338,7 +352,7 @@ impl Links {
         let conn = link.best_free()?;
         debug_assert!(link.given_out() & 1 << conn == 0);
         link.spare[conn as usize] = 0;
-        // A connection of a process with itself has its earlier offer on side A.
+        // If a process is connected to itself, its earlier offer gets side A.
         let first = if link.ends[0] == earlier.process { Side::A } else { Side::B };
         let sides = [first, first.other()];
         let reset =
@@ -360,7 +374,8 @@ impl Links {
         Some(Grant { link: id, conn, sides })
     }
 
-    /// `process` has left its side of a slot for good. `false` if it did not hold it.
+    /// Releases `process`'s side of a slot for good. Returns `false` if the process did not hold
+    /// it.
     pub(crate) fn release(&mut self, process: ProcessId, place: Place) -> bool {
         let Place { link: id, conn, side } = place;
         let Some(link) = self.links.get_mut(&id) else { return false };
@@ -394,7 +409,7 @@ impl Links {
         true
     }
 
-    /// `process` holds the socket in a slot no more, but the slot is not to be given out yet.
+    /// Records that `process` no longer holds the socket in a slot. The slot is not reused yet.
     pub(crate) fn leave(&mut self, process: ProcessId, place: Place) {
         let Place { link: id, conn, side } = place;
         let Some(link) = self.links.get_mut(&id) else { return };
@@ -404,7 +419,7 @@ impl Links {
         }
     }
 
-    /// A process has ended: frees what it held, and says whom to tell.
+    /// Frees what an ended process held. Returns the processes to notify.
     pub(crate) fn forget(&mut self, process: ProcessId) -> Bereaved {
         let mut bereaved = Bereaved { peers: self.peers(process), ..Bereaved::default() };
         bereaved.peers.remove(&process);
@@ -442,7 +457,8 @@ impl Links {
         bereaved
     }
 
-    /// Whether the other end of a slot, or a child that it may have left there, is there to hear what becomes of this one.
+    /// Returns whether the other end of a slot still needs to learn about this end. That is so
+    /// while a process holds the other end, or while a child of an ended process may.
     pub(crate) fn is_heard(&self, place: Place) -> bool {
         let Some(link) = self.links.get(&place.link) else { return false };
         let other = place.side.other();
@@ -450,7 +466,8 @@ impl Links {
             || link.has_said(self.geometry, place.conn as usize, other, LANE_END_DIED | LANE_END_SHARED)
     }
 
-    /// Says that nobody holds any more what a dead process has left on its side of a slot. Returns whose doorbells are to be rung.
+    /// Sets the flag that no process holds the socket of an ended process any more. Returns the
+    /// doorbells to notify.
     pub(crate) fn say_abandoned(&self, place: Place) -> Vec<(ProcessId, u32)> {
         let Some(link) = self.links.get(&place.link) else { return Vec::new() };
         if let Some(word) = link.end_word(self.geometry, place.conn as usize, place.side) {
@@ -459,7 +476,7 @@ impl Links {
         link.wake(self.geometry, place.side.other() as usize, 1 << place.conn)
     }
 
-    /// Nobody asks about a socket that a dead process has left any more.
+    /// Stops following a socket of an ended process.
     pub(crate) fn end_following(&mut self, place: Place) {
         let Some(link) = self.links.get_mut(&place.link) else { return };
         link.followed -= 1;
@@ -468,13 +485,14 @@ impl Links {
         }
     }
 
-    /// Whether there are links that may soon be dropped, retired or vacated.
+    /// Returns whether some link may soon be dropped, retired or vacated.
     pub(crate) fn has_idle_memory(&self) -> bool {
         !self.emptied.is_empty() || !self.wasteful.is_empty()
     }
 
-    /// Retires the links whose free connections have held much memory for long. Returns those whose
-    /// other connections are to be asked to leave, and adds the waiters that sleep on them.
+    /// Retires links whose free connections have held much memory for too long. Returns the links
+    /// whose remaining connections must be asked to fall back, and adds the waiters that sleep on
+    /// them to `asleep`.
     pub(crate) fn retire(
         &mut self,
         now: Instant,
@@ -507,12 +525,12 @@ impl Links {
         vacated
     }
 
-    /// Drops the links that nobody has used for [`LINGER`] before `now`.
+    /// Drops the links that have had no user for [`LINGER`] at time `now`.
     pub(crate) fn drop_empty(&mut self, now: Instant) -> Vec<Dropped> {
         let mut dropped = Vec::new();
         for id in std::mem::take(&mut self.emptied) {
             let Some(link) = self.links.get(&id).filter(|link| !link.orphaned) else { continue };
-            // It is used again.
+            // A connection was granted meanwhile.
             let Some(since) = link.empty_since else { continue };
             if now < since + LINGER {
                 self.emptied.insert(id);
@@ -526,7 +544,8 @@ impl Links {
         dropped
     }
 
-    /// A link of two processes is no more. If it was their last, they have to be introduced again.
+    /// Cleans up after the drop of a link. If it was the last one of the two processes, their
+    /// doorbells must be exchanged again for the next.
     fn forget_pair_without_links(&mut self, ends: [ProcessId; 2], dropped: LinkId) {
         let others = self.by_process.get(&ends[0]).into_iter().flatten();
         let is_theirs = |id: &LinkId| self.links.get(id).is_some_and(|link| link.ends == ends);
@@ -539,19 +558,19 @@ impl Links {
         }
     }
 
-    /// All links, in the order in which they were made.
+    /// Returns the ids of all links, oldest first.
     pub(crate) fn ids(&self) -> Vec<LinkId> {
         let mut ids: Vec<_> = self.links.keys().copied().collect();
         ids.sort_unstable();
         ids
     }
 
-    /// The two processes of a link.
+    /// Returns the two processes of a link.
     pub(crate) fn ends(&self, id: LinkId) -> Option<[ProcessId; 2]> {
         self.links.get(&id).map(|link| link.ends)
     }
 
-    /// From now on somebody reads a link along. Says which connections there are, a bit for each.
+    /// Marks a link as captured. Returns the existing connections, one bit each.
     pub(crate) fn see(&mut self, id: LinkId) -> u64 {
         let Some(link) = self.links.get_mut(&id) else { return 0 };
         let under_way = link.held[0] | link.held[1];
@@ -560,14 +579,14 @@ impl Links {
         under_way
     }
 
-    /// What there is to see of a link, and its memory.
+    /// Returns the memory of a link and the connections on it.
     pub(crate) fn sights(&self, id: LinkId) -> Option<(&Arc<Memory>, Vec<Sight>)> {
         let link = self.links.get(&id)?;
         let conns = bits(link.held[0] & link.held[1]);
         Some((&link.memory, conns.filter_map(|conn| self.sight_of(link, conn as u32)).collect()))
     }
 
-    /// One connection of it.
+    /// Returns one connection of a link.
     pub(crate) fn sight(&self, id: LinkId, conn: u32) -> Option<Sight> {
         self.sight_of(self.links.get(&id)?, conn)
     }
@@ -592,12 +611,13 @@ impl Links {
         cookies.filter_map(|[one, other]| Some([end(one)?, end(other)?])).collect()
     }
 
-    /// What has happened to links that somebody reads along, since this was last asked.
+    /// Takes the events of captured links that have not been reported yet.
     pub(crate) fn take_news(&mut self) -> Vec<News> {
         std::mem::take(&mut self.news)
     }
 
-    /// Nobody reads along any more: places that have been used once may be given out again.
+    /// Unmarks all links when the last capture ends. Slots that were used during the capture become
+    /// free again.
     pub(crate) fn unsee(&mut self) {
         for (id, link) in &mut self.links {
             let was_full = link.is_full();
@@ -643,14 +663,16 @@ impl Links {
 }
 
 impl Link {
-    /// Writes into every lane that `side` sent on that its process has ended, so that the other end asks TCP.
+    /// Sets the flag "process has ended" in every lane on which `side` sent, so that the other end
+    /// checks TCP.
     fn say_died(&self, geometry: Geometry, side: usize) -> Died {
         let mut died = Died::default();
         for conn in bits(self.held[side]).filter(|conn| self.cookies[*conn][side] != 0) {
             if let Some(word) = self.end_word(geometry, conn, SIDES[side]) {
                 word.fetch_or(LANE_END_DIED, AcqRel);
             }
-            // A FIN came long ago, or waits behind bytes that the other end does not read.
+            // The FIN was sent long ago, or it is queued behind bytes that the other end does not
+            // read.
             let is_unsaid = self.has_unread(geometry, conn, SIDES[1 - side])
                 || self.has_said(geometry, conn, SIDES[side], LANE_END_SHUT_DOWN | LANE_END_SHARED);
             died.all |= 1 << conn;
@@ -659,7 +681,7 @@ impl Link {
         died
     }
 
-    /// Whether bytes lie in a lane that nobody has read or given back.
+    /// Returns whether a lane contains bytes that were neither read nor reclaimed.
     fn has_unread(&self, geometry: Geometry, conn: usize, side: Side) -> bool {
         let lane = geometry.lane_offset(conn, side);
         let words = [LANE_TAIL_OFFSET, LANE_HEAD_OFFSET].map(|at| self.memory.head().word(lane + at));
@@ -669,19 +691,20 @@ impl Link {
         tail & LANE_RETURNED == 0 && (tail ^ head) & LANE_CURSOR != 0
     }
 
-    /// Whether all of `flags` have been said of how the sender of a lane left.
+    /// Returns whether all `flags` are set in the end word of a lane.
     fn has_said(&self, geometry: Geometry, conn: usize, side: Side, flags: u64) -> bool {
         let word = self.end_word(geometry, conn, side);
         word.is_some_and(|word| word.load(Acquire) & flags == flags)
     }
 
-    /// How the sender of a lane left.
+    /// Returns the word in which the sender of a lane, or the broker, records how the sender left.
     fn end_word(&self, geometry: Geometry, conn: usize, side: Side) -> Option<&AtomicU64> {
         self.memory.head().word(geometry.lane_offset(conn, side) + LANE_END_OFFSET)
     }
 
-    /// Marks `conns` for the waiters of `side` that sleep, as a sender does, and returns whose doorbells are to be rung: TCP
-    /// tells of the death only if it has not said before that the peer sends no more.
+    /// Sets the ready bits of `conns` for the sleeping waiters of `side`, as a sender does, and
+    /// returns the doorbells to notify. TCP alone is not enough: it reports nothing new if the peer
+    /// has already sent its FIN.
     fn wake(&self, geometry: Geometry, side: usize, conns: u64) -> Vec<(ProcessId, u32)> {
         if conns == 0 {
             return Vec::new();
@@ -692,21 +715,23 @@ impl Link {
                 [WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET].map(|at| self.memory.head().word(line + at));
             let [Some(ready), Some(sleeping)] = words else { return false };
             ready.fetch_or(conns, AcqRel);
-            // Between the mark and this look: whoever announces its sleep looks for marks afterwards.
+            // Orders the store of the ready bits before the load of `sleeping`. A waiter announces
+            // its sleep first and checks the ready bits afterwards, so one of the two sees the
+            // other.
             fence(SeqCst);
             sleeping.load(Relaxed) != 0 && sleeping.swap(0, AcqRel) != 0
         };
         (0..WAITERS).filter(sleeps).map(|slot| (self.ends[side], slot as u32)).collect()
     }
 
-    /// Somebody who reads this link along sees these connections too, which are given out now.
+    /// Adds newly granted connections to the capture of this link, if there is one.
     fn follow(&mut self, geometry: Geometry, conns: u64) {
         let Some(seen) = &mut self.seen else { return };
         *seen |= conns;
         self.set_followed(geometry, conns, true);
     }
 
-    /// Tells the senders of these connections whether somebody reads along.
+    /// Publishes to the senders of these connections whether a capture reads them.
     fn set_followed(&self, geometry: Geometry, conns: u64, is_followed: bool) {
         for (conn, side) in bits(conns).flat_map(|conn| SIDES.map(|side| (conn, side))) {
             let at = geometry.lane_offset(conn, side) + LANE_FOLLOWED_OFFSET;
@@ -720,31 +745,30 @@ impl Link {
         self.held[0] | self.held[1] | self.seen.unwrap_or(0) == u64::MAX
     }
 
-    /// Slots that are not to be given out: somebody holds them, or somebody may still read what has
-    /// passed there.
+    /// Returns the slots that must not be granted, one bit each: a process holds them, or a capture
+    /// may still read their old bytes.
     fn given_out(&self) -> u64 {
         self.held[0] | self.held[1] | self.seen.unwrap_or(0)
     }
 
-    /// Returns the slot to be given out next: the one that has grown the most, so that the memory is
-    /// used again.
+    /// Returns the free slot that holds the most memory, so that this memory is reused.
     fn best_free(&self) -> Option<u32> {
         let free = bits(!self.given_out());
         free.min_by_key(|conn| Reverse(self.spare[*conn])).map(|conn| conn as u32)
     }
 
-    /// Slots that may be given out and that have more than the first pages of their rings.
+    /// Returns the free slots that hold more than the first pages of their rings, one bit each.
     fn grown(&self) -> u64 {
         let has_grown = |word, (conn, pages): (usize, &u16)| word | u64::from(*pages > 0) << conn;
         self.spare.iter().enumerate().fold(0, has_grown) & !self.given_out()
     }
 
-    /// Pages that free connections hold beyond their first two.
+    /// Returns the number of pages that free connections hold beyond their first two.
     fn spare_pages(&self) -> usize {
         self.spare.iter().map(|pages| usize::from(*pages)).sum()
     }
 
-    /// Whether its stage may change with time. While somebody reads along, it stays what it is.
+    /// Returns whether the stage may change with time. It does not change during a capture.
     fn has_to_be_looked_at(&self) -> bool {
         self.seen.is_none() && self.stage != Stage::Vacated && self.spare_pages() > SPARE_PAGES
     }
@@ -753,7 +777,7 @@ impl Link {
         (self.held[0] | self.held[1]) & 1 << conn == 0
     }
 
-    /// Nobody will use it again.
+    /// Returns whether the link can never be used again.
     fn is_dead(&self) -> bool {
         self.orphaned && self.held == [0; 2] && self.followed == 0
     }
@@ -763,11 +787,11 @@ impl Link {
     }
 }
 
-/// Connections whose process has ended, a bit for each.
+/// Connections whose process has ended, one bit each.
 #[derive(Clone, Copy, Debug, Default)]
 struct Died {
     all: u64,
-    /// Those of them of whose end TCP may tell nobody, or not yet.
+    /// The subset whose end TCP may not report to the peer, or only later.
     unsaid: u64,
 }
 
@@ -798,7 +822,7 @@ mod tests {
         links_with(MIN_RING_BYTES, limit)
     }
 
-    /// Finds or makes a slot, as the broker does once a link is sealed.
+    /// Grants a slot and makes a link if necessary, as the broker does once a link is sealed.
     fn given(links: &mut Links, earlier: &Offer, later: &Offer) -> Result<Grant, Full> {
         if let Some(grant) = links.grant(earlier, later) {
             return Ok(grant);
@@ -832,12 +856,12 @@ mod tests {
         Place { link, conn, side }
     }
 
-    /// The earlier and the later offer's.
+    /// Returns the places of the earlier and of the later offer.
     fn places(grant: &Grant) -> [Place; 2] {
         grant.sides.map(|side| at(grant.link, grant.conn, side))
     }
 
-    /// Three connections of two processes, and their link.
+    /// Grants three connections between two processes. Returns them and the memory of their link.
     fn three(links: &mut Links) -> ([Grant; 3], Arc<Memory>) {
         let grants = [(10, 20), (11, 21), (12, 22)]
             .map(|(one, two)| given(links, &offer(1, one), &offer(2, two)).unwrap());
@@ -948,7 +972,7 @@ mod tests {
         }
     }
 
-    /// Puts memory behind the first page of one spill of a connection.
+    /// Backs the first page of one spill of a connection with memory.
     fn spill(links: &Links, grant: &Grant) {
         let at = links.geometry.spill_offset(grant.conn as usize, Side::B);
         memory(links, grant).head().word(at).unwrap().store(7, Relaxed);
@@ -991,7 +1015,7 @@ mod tests {
         assert!(retire(&mut links, begun).is_empty() && links.wasteful.is_empty(), "little is kept");
         leave(&mut links, &grants[1]);
         assert!(links.has_idle_memory() && retire(&mut links, begun).is_empty());
-        // It is used again meanwhile.
+        // The link is used again meanwhile.
         let again = given(&mut links, &offer(1, 13), &offer(2, 23)).unwrap();
         assert_eq!(again.link, grants[0].link);
         assert!(retire(&mut links, begun + 2 * LINGER).is_empty() && links.wasteful.is_empty());
@@ -1143,7 +1167,7 @@ mod tests {
         let whole = whole.head();
         let word = |side, slot, at| whole.word(links.geometry.waiter_offset(side, slot) + at).unwrap();
         word(Side::B, 3, WAITER_SLEEPING_OFFSET).store(1, Relaxed);
-        // Its own.
+        // A waiter of the ended process itself, which must not be reported.
         word(Side::A, 5, WAITER_SLEEPING_OFFSET).store(1, Relaxed);
         let geometry = links.geometry;
         assert_eq!(links.forget(1).asleep, BTreeSet::from([(2, 3)]));

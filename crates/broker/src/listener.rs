@@ -1,4 +1,5 @@
-//! The broker's socket: one broker per path, a stale file replaced, a live one respected.
+//! The broker's listening socket. Makes sure that one broker runs per path: replaces a stale socket
+//! file, and leaves that of a running broker alone.
 
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -18,64 +19,64 @@ use thiserror::Error;
 use crate::config::{Config, Mode};
 
 const BACKLOG: i32 = 1024;
-/// The mode of a directory that every user is to reach, which is one of its own in a directory of shunt's.
+/// Mode of a system broker's directory, which all users may enter. No other files are in it.
 const SYSTEM_DIRECTORY: u32 = 0o755;
 
 /// Why the broker cannot listen.
 #[derive(Debug, Error)]
 pub enum ListenError {
-    /// A broker runs here already.
+    /// A broker is already running at this path.
     #[error("a broker is already running at {path} (pid {pid}); use it, or stop it first")]
     AlreadyRunning {
-        /// The socket.
+        /// The path of its socket.
         path: PathBuf,
-        /// Who holds it; 0 if it is not visible from here.
+        /// Its process id; 0 if the process is not visible from this pid namespace.
         pid: u32,
     },
-    /// A process that is no broker holds the lock.
+    /// A process that is not a broker holds the lock.
     #[error(
         "another process holds the lock {path}, which others than the broker's user may open; \
          remove that file, or choose another socket"
     )]
     LockHeld {
-        /// The lock.
+        /// The path of the lock file.
         path: PathBuf,
     },
-    /// Something that is no socket has the name.
+    /// The file at the path is not a socket.
     #[error("{path} exists and is not a socket; remove it, or choose another path")]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
-    /// The descriptor from socket activation is of another kind.
+    /// The descriptor from socket activation is not a SOCK_SEQPACKET socket.
     #[error("the socket handed over is not SOCK_SEQPACKET; say ListenSequentialPacket= in the unit")]
     Activation,
-    /// Unix socket paths have at most 107 bytes.
+    /// The path is longer than the 107 bytes of a Unix socket address.
     #[error("{path} is too long for a Unix socket; choose a shorter path")]
     TooLong {
         /// The path.
         path: PathBuf,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("cannot {what} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// On what.
+        /// The path on which it was tried.
         path: PathBuf,
-        /// The refusal.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
 impl ListenError {
-    /// What was tried on `path`, for the system's refusal.
+    /// Returns a function that wraps the error of an operation on `path`.
     fn refused<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl Fn(E) -> ListenError + Copy {
         move |error| ListenError::Io { what, path: path.to_owned(), source: error.into() }
     }
 }
 
-/// What is removed when the broker stops: the socket's file and the lock, if they were made here.
+/// The socket file and the lock. Both are removed on drop if this broker made them.
 #[derive(Debug)]
 pub(crate) struct Listener {
     made: Option<Made>,
@@ -84,31 +85,32 @@ pub(crate) struct Listener {
 #[derive(Debug)]
 struct Made {
     path: PathBuf,
-    /// Device and inode of the socket file, so that only our own is removed.
+    /// Device and inode of the socket file. The broker removes the file only if they match.
     file: (u64, u64),
     lock: Lock,
 }
 
-/// Held while a broker runs; the kernel releases it however the broker ends.
+/// A file lock that is held while a broker runs. The kernel releases it when the process ends,
+/// however it ends.
 ///
-/// Whoever can open a file can lock it, be it for reading, and keep a killed broker from starting
-/// again. So nobody but the broker's user may open this one. The root of a container may open
-/// everything in the directory that containers mount, so the file of a system's broker is [not
-/// there](lock_of). Older brokers locked [`OLD_LOCK`], which everybody could read. That file is not
-/// looked at any more; an older broker that runs is found by its socket.
+/// A process that can open a file, even for reading, can lock it and so prevent a killed broker
+/// from restarting. Therefore only the broker's user may open this file. The root user of a
+/// container can open everything in the directory that containers mount, so a system broker keeps
+/// its lock file [outside of it](lock_of). Older brokers locked [`OLD_LOCK`], which every user
+/// could read. This file is ignored now; a running older broker is detected by its socket.
 #[derive(Debug)]
 struct Lock {
     path: PathBuf,
     file: File,
 }
 
-/// The extension of the file that a broker locks, with its process id in it.
+/// The extension of the lock file, which contains the broker's process id.
 const LOCK: &str = "pid";
-/// The same of brokers before 2026-12.
+/// The extension of the lock file of brokers before 2026-12.
 const OLD_LOCK: &str = "lock";
-/// The permission bits of whoever is not the owner.
+/// The permission bits of all users except the owner.
 const OTHERS: u32 = 0o077;
-/// Those of them that let others make files in a directory.
+/// Those of [`OTHERS`] that let other users create files in a directory.
 const OTHERS_WRITE: u32 = 0o022;
 
 impl Listener {
@@ -130,7 +132,7 @@ impl Listener {
         Ok((Listener { made: Some(Made { path, file, lock }) }, socket))
     }
 
-    /// Listens at its path once more, where its socket is not any more.
+    /// Binds a new socket at the path after the old socket file has disappeared.
     pub(crate) fn listen_again(&mut self, mode: Mode) -> Result<Option<OwnedFd>, ListenError> {
         let Some(made) = &mut self.made else { return Ok(None) };
         if !made.lock.is_in_place() {
@@ -143,18 +145,18 @@ impl Listener {
         Ok(Some(socket))
     }
 
-    /// Lets programs connect, whom a socket that was passed on has let all along.
+    /// Starts listening. A socket from socket activation listens already.
     pub(crate) fn listen(&self, socket: &OwnedFd) -> Result<(), ListenError> {
         let Some(made) = &self.made else { return Ok(()) };
         listen(socket, BACKLOG).map_err(ListenError::refused("listen at", &made.path))
     }
 
-    /// Whether the socket's file was made here, and not by who has passed the socket on.
+    /// Returns whether this broker made the socket file, and not the service manager.
     pub(crate) fn is_made_here(&self) -> bool {
         self.made.is_some()
     }
 
-    /// Whether the file at the path is its own.
+    /// Returns whether the file at the path is the broker's own socket.
     pub(crate) fn has_its_place(&self) -> bool {
         self.made.as_ref().is_none_or(|made| is_at(&made.path, made.file))
     }
@@ -166,8 +168,9 @@ impl Drop for Listener {
             if is_at(&made.path, made.file) {
                 let _ = std::fs::remove_file(&made.path);
             }
-            // While it is still held: whoever waits for it looks again whether the file is still there. Where the directory was made
-            // anew, a lock of that name is another broker's.
+            // Remove the file while the lock is still held: a broker that waits for the lock then
+            // checks whether the file still exists. If the directory was made anew, a lock file of
+            // that name belongs to another broker.
             if made.lock.is_in_place() {
                 let _ = std::fs::remove_file(&made.lock.path);
             }
@@ -175,7 +178,8 @@ impl Drop for Listener {
     }
 }
 
-/// Whether a path names this file. Its inode is not used again as long as somebody has the file open.
+/// Returns whether a path refers to this file. The kernel does not reuse an inode while the file is
+/// open.
 fn is_at(path: &Path, file: (u64, u64)) -> bool {
     path.symlink_metadata().is_ok_and(|data| (data.dev(), data.ino()) == file)
 }
@@ -206,13 +210,13 @@ impl Lock {
                 }
                 Err(error) => return Err(failed(error.into())),
             }
-            // A broker that stopped meanwhile has removed the file we opened.
+            // A broker that stopped meanwhile has removed the file that was opened here.
             if !is_at(&path, (held.dev(), held.ino())) {
                 continue;
             }
             if !is_private {
-                // Somebody may have it open. Under the lock no other broker takes the next one for
-                // this.
+                // Another process may have it open. Because the lock is held, no other broker
+                // confuses the next file with this one.
                 std::fs::remove_file(&path).map_err(failed)?;
                 continue;
             }
@@ -223,15 +227,15 @@ impl Lock {
     }
 }
 
-/// The path of a broker's lock: beside the directory of a system's socket if nobody else writes to
-/// where that is, or beside the socket.
+/// Returns the path of a broker's lock file. For a system broker it is next to the socket's
+/// directory if no other user can write there. Otherwise it is next to the socket.
 fn lock_of(socket: &Path, mode: Mode) -> PathBuf {
     let directory = socket.parent().filter(|_| mode == Mode::System);
     let is_own = |above: &&Path| {
         let data = above.metadata();
         data.is_ok_and(|data| data.uid() == geteuid().as_raw() && data.mode() & OTHERS_WRITE == 0)
     };
-    // Not the root directory.
+    // Excludes a directory directly below the root directory.
     let above = directory.and_then(Path::parent).filter(|above| above.parent().is_some()).filter(is_own);
     match (above.and(directory), socket.file_name()) {
         (Some(directory), Some(name)) => beside(&beside(directory, name), LOCK),
@@ -239,7 +243,7 @@ fn lock_of(socket: &Path, mode: Mode) -> PathBuf {
     }
 }
 
-/// The path of a file that belongs to another.
+/// Returns the path of a file next to `other`, with an extension added to the name.
 fn beside(other: &Path, extension: impl AsRef<OsStr>) -> PathBuf {
     let mut name = other.as_os_str().to_owned();
     name.push(".");
@@ -247,16 +251,17 @@ fn beside(other: &Path, extension: impl AsRef<OsStr>) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Binds a socket to a path that nobody listens at, and says which file that is. The lock is held.
+/// Binds a socket to an unused path. Returns it with the device and inode of its file. The caller
+/// holds the lock.
 fn bind_at(path: &Path, mode: Mode) -> Result<(OwnedFd, (u64, u64)), ListenError> {
     remove_stale(path)?;
-    // No older broker runs that could need it.
+    // No older broker runs that could still need its lock file.
     let _ = std::fs::remove_file(beside(path, OLD_LOCK));
     let address = SocketAddrUnix::new(path).map_err(|_| ListenError::TooLong { path: path.to_owned() })?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(ListenError::refused("make a socket for", path))?;
-    // Whoever connects inherits it.
+    // Accepted connections inherit this option.
     seqpacket::name_senders(&socket)
         .map_err(ListenError::refused("ask for the senders of messages at", path))?;
     bind(&socket, &address).map_err(ListenError::refused("bind", path))?;
@@ -265,7 +270,7 @@ fn bind_at(path: &Path, mode: Mode) -> Result<(OwnedFd, (u64, u64)), ListenError
         Mode::User => 0o600,
         Mode::System => 0o666,
     };
-    // Nobody can connect before listen, so nobody meets the wrong mode.
+    // No client can connect before `listen`, so no client sees the previous mode.
     std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
     let data = path.symlink_metadata().map_err(failed)?;
     Ok((socket, (data.dev(), data.ino())))
@@ -290,7 +295,7 @@ fn make_directory(socket: &Path, mode: Mode) -> Result<(), ListenError> {
 fn make_one(directory: &Path, mode: u32) -> Result<(), ListenError> {
     match DirBuilder::new().mode(mode).create(directory) {
         Ok(()) => {
-            // The umask may have taken from a system directory what every user needs.
+            // The umask may have removed permissions of a system directory that every user needs.
             let _ = std::fs::set_permissions(directory, Permissions::from_mode(mode));
             Ok(())
         }
@@ -299,7 +304,8 @@ fn make_one(directory: &Path, mode: u32) -> Result<(), ListenError> {
     }
 }
 
-/// Removes a socket file that nobody accepts on. We hold the lock, so no broker is about to.
+/// Removes a socket file that no process accepts on. The caller holds the lock, so no broker is
+/// about to.
 fn remove_stale(path: &Path) -> Result<(), ListenError> {
     let Ok(data) = path.symlink_metadata() else { return Ok(()) };
     if !data.file_type().is_socket() {
@@ -311,7 +317,7 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
             let pid = seqpacket::peer_credentials(&live).map_or(0, |peer| peer.pid);
             return Err(ListenError::AlreadyRunning { path: path.to_owned(), pid });
         }
-        // Its queue is full, or it is of another kind: somebody is there.
+        // The queue is full, or the socket has another type or owner: a process is listening.
         Err(Errno::AGAIN | Errno::PROTOTYPE | Errno::ACCESS) => {
             return Err(ListenError::AlreadyRunning { path: path.to_owned(), pid: 0 });
         }

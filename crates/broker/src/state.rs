@@ -1,4 +1,5 @@
-//! What all clients share, and every decision about it. Nothing here waits; what is said goes to outboxes.
+//! The state that all clients share, and all decisions about it. Nothing here blocks: messages to
+//! clients go to their outboxes.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -47,35 +48,35 @@ use crate::setup::Setups;
 use crate::status;
 use crate::turns::Turns;
 
-/// Everything the broker knows.
+/// The complete state of the broker.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) disposal: Disposal,
     pub(crate) limits: Limits,
     pub(crate) started: Instant,
     pub(crate) processes: BTreeMap<ProcessId, Process>,
-    /// What those have counted that have ended.
+    /// Sums of the counters of processes that have ended.
     pub(crate) ended: Totals,
     pub(crate) links: Links,
-    /// What has happened to all.
+    /// Counters over all clients.
     pub(crate) tally: Tally,
-    /// How long the first end of a pair had waited for the other.
+    /// How long the first offer of a pair waited for the second.
     pub(crate) pairing: Histogram,
-    /// What has happened to strangers who are connected.
+    /// Counters per connected unprivileged principal.
     tallies: HashMap<Principal, Tally>,
     pub(crate) complaints: Complaints,
-    /// Connected clients.
+    /// Limits the number of connected clients.
     pub(crate) clients: Rc<RefCell<Budget>>,
-    /// Messages that clients have not read.
+    /// Limits the number of messages that clients have not read.
     pub(crate) queued: Rc<RefCell<Budget>>,
-    /// Bytes of statuses that clients have not read.
+    /// Limits the bytes of statuses that clients have not read.
     pub(crate) unread_statuses: Rc<RefCell<Budget>>,
-    /// When what takes long is done.
+    /// Schedules requests that take long.
     pub(crate) turns: Rc<Turns>,
-    /// For calls on clients' control sockets.
+    /// Processor time spent in calls on clients' control sockets.
     pub(crate) debts: Rc<Debts>,
     doorbells: Rc<RefCell<Budget>>,
-    /// Clients that read along.
+    /// Limits the number of clients that capture.
     pub(crate) readers: Rc<RefCell<Budget>>,
     pub(crate) captures: Captures,
     /// The files of all pages, by device and inode.
@@ -83,11 +84,12 @@ pub(crate) struct State {
     pub(crate) namespaces: Namespaces,
     pub(crate) overlay: Overlay,
     pub(crate) offers: Offers,
-    /// What tells the ends of a connection across namespaces, if this broker may load it.
+    /// Reads sequence numbers of sockets to match the ends of a connection across namespaces.
+    /// `None` if the broker may not load the BPF program.
     pub(crate) sequences: Option<Reader>,
-    /// There are links that nobody uses: see [`crate::sweep`].
+    /// Notified when a link has no users left: see [`crate::sweep`].
     pub(crate) emptied: Rc<Notify>,
-    /// There are open offers: see [`crate::expiry`].
+    /// Notified when an offer becomes open: see [`crate::expiry`].
     pub(crate) opened: Rc<Notify>,
     notifier: Notifier,
     pub(crate) orphans: Orphans,
@@ -98,7 +100,7 @@ pub(crate) struct State {
     next_process: ProcessId,
 }
 
-/// What has happened so far.
+/// Counters of events since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) pairs_made: u64,
@@ -106,23 +108,24 @@ pub(crate) struct Tally {
     pub(crate) bad_messages: BTreeMap<&'static str, u64>,
 }
 
-/// A process that has said hello.
+/// A process that has sent its hello.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) credentials: Credentials,
     pub(crate) principal: Principal,
     pub(crate) program: String,
     pub(crate) outbox: Rc<Outbox>,
-    /// The network namespace it lived in when it said hello.
+    /// The network namespace of the process at the time of its hello.
     pub(crate) netns: u64,
     doorbells: BTreeMap<u32, Arc<Doorbell>>,
     rung_by: Charge,
     page: (u64, u64),
-    /// Its first refused offer is a warning, the rest only for debugging: it may have thousands.
+    /// Set once a refused offer of this process was logged as a warning. Later ones are logged at
+    /// debug level, since there may be thousands.
     pub(crate) warned: bool,
 }
 
-/// Why a client is hung up on.
+/// Why the broker closes a client's connection.
 #[derive(Clone, Copy, Debug, Error)]
 pub(crate) enum BadMessage {
     #[error(transparent)]
@@ -164,7 +167,7 @@ pub(crate) enum BadMessage {
 }
 
 impl BadMessage {
-    /// The name it is counted under.
+    /// Returns the metric label of the error.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             BadMessage::Decode(DecodeError::Length(_)) => "length",
@@ -238,7 +241,7 @@ impl State {
         }
     }
 
-    /// Takes in a process that shows its page.
+    /// Registers a process that has sent its page.
     pub(crate) fn hello(
         &mut self,
         (credentials, principal): (Credentials, Principal),
@@ -251,12 +254,13 @@ impl State {
             return Err(error.into());
         }
         let file = fstat(&page).map(|file| (file.st_dev, file.st_ino)).map_err(BadMessage::PageMapping)?;
-        // One that many show would be in a status as often.
+        // A page that many processes present would be listed in a status once for each.
         if self.pages.contains(&file) {
             return Err(BadMessage::PageShown);
         }
         let page = Shown::map(&page, PAGE_BYTES).map_err(BadMessage::PageMapping)?;
-        // What is always read here. An honest process has seen to that; it is not relied on.
+        // Back the part that the broker always reads with memory. An honest process has done so
+        // already, but the broker does not rely on it.
         page.back(offset_of!(Page, entries)).map_err(BadMessage::PageMapping)?;
         let (board, mapping) = create_sealed("shunt-board", BOARD_BYTES).map_err(BadMessage::Board)?;
         mapping::back(mapping.as_ptr(), BOARD_BYTES).map_err(BadMessage::Board)?;
@@ -285,7 +289,8 @@ impl State {
         Ok(id)
     }
 
-    /// Does what a process asks. `fd` is there exactly when the kind of message has one.
+    /// Handles a request of a process. `fd` is present exactly if messages of this kind carry a
+    /// descriptor.
     pub(crate) fn request(
         &mut self,
         id: ProcessId,
@@ -305,7 +310,8 @@ impl State {
             }
             (Request::Release(Release { link, conn, side }), None) => {
                 if !self.links.release(id, place(link, conn, side)?) {
-                    // Not its own, or not any more. Nothing is harmed.
+                    // The slot belongs to another process, or was released already. This is
+                    // harmless.
                     tracing::debug!(process = id, link, conn, side, "released what it does not hold");
                 }
                 self.note_released();
@@ -327,12 +333,12 @@ impl State {
         Ok(())
     }
 
-    /// Counts a message that its sender is hung up for.
+    /// Counts a message for which the client's connection is closed.
     pub(crate) fn count_bad(&mut self, whose: Principal, bad: &BadMessage) {
         self.count(Some(whose), |tally| *tally.bad_messages.entry(bad.label()).or_default() += 1);
     }
 
-    /// Counts something for all, and for those whom it has happened to.
+    /// Counts an event in the totals and for each unprivileged principal in `whose`.
     pub(crate) fn count(&mut self, whose: impl IntoIterator<Item = Principal>, note: impl Fn(&mut Tally)) {
         note(&mut self.tally);
         for one in whose.into_iter().filter(|one| !one.is_privileged()) {
@@ -340,24 +346,26 @@ impl State {
         }
     }
 
-    /// What has happened to a stranger.
+    /// Returns the counters of an unprivileged principal.
     pub(crate) fn tally_of(&self, whose: Principal) -> Option<&Tally> {
         self.tallies.get(&whose)
     }
 
-    /// A client has gone; if it was the last of a stranger's, nobody asks any more what has happened to that one.
+    /// Removes the counters of a principal whose last client has disconnected: no client can query
+    /// them any more.
     pub(crate) fn departed(&mut self, whose: Principal) {
         if self.clients.borrow().of(whose) == 0 {
             self.tallies.remove(&whose);
         }
     }
 
-    /// Whose process it is.
+    /// Returns the principal of a process.
     pub(crate) fn principal(&self, id: ProcessId) -> Option<Principal> {
         self.processes.get(&id).map(|process| process.principal)
     }
 
-    /// A process has become another user's. What it holds stays charged to whom it was; what it takes from now on is its own.
+    /// Changes the principal of a process. What it holds stays charged to the previous principal;
+    /// new resources are charged to the new one.
     pub(crate) fn becomes(&mut self, id: ProcessId, principal: Principal) {
         let Some(process) = self.processes.get_mut(&id) else { return };
         tracing::debug!(process = id, from = process.principal.uid, to = principal.uid, "another user's");
@@ -370,7 +378,8 @@ impl State {
         self.links.join(id, principal);
     }
 
-    /// A process has ended, or has been hung up on. The sockets that it has left are followed.
+    /// Removes a process that has ended or was disconnected. The sockets that it leaves behind are
+    /// followed.
     pub(crate) fn end(&mut self, id: ProcessId) {
         self.offers.forget(id);
         let mut bereaved = self.links.forget(id);
@@ -398,8 +407,7 @@ impl State {
         tracing::debug!(process = id, "gone");
     }
 
-    /// A process has let go of something: tells those who read along, and has the memory given back
-    /// if nobody uses it for a while.
+    /// Reports releases to captures, and schedules the return of memory that stays unused.
     pub(crate) fn note_released(&mut self) {
         self.tell_news();
         if self.links.has_idle_memory() {
@@ -407,8 +415,8 @@ impl State {
         }
     }
 
-    /// Drops links that nobody has used for a while, and has both their ends do so too: that frees
-    /// their memory. Has connections leave links that hold much memory for nothing.
+    /// Drops links without users, and has both ends unmap them, which frees the memory. Asks
+    /// connections to fall back from links that hold much unused memory.
     pub(crate) fn give_memory_back(&mut self, now: Instant) {
         for Dropped { link, ends } in self.links.drop_empty(now) {
             self.unlink(link, ends, true);
@@ -419,19 +427,20 @@ impl State {
                 self.say(end, Vacate { link, side: side as u32, pad: 0 }, None);
             }
         }
-        // A thread that sleeps takes no messages.
+        // A sleeping thread takes no messages, so wake it.
         self.ring(asleep);
         self.tell_news();
     }
 
-    /// Tells both ends of a link that is no more, and whether to unmap it waits for nobody.
+    /// Notifies both ends that a link is gone. `may_unmap` reports whether they can unmap it
+    /// without waiting for another process.
     pub(crate) fn unlink(&self, link: u64, ends: [ProcessId; 2], may_unmap: bool) {
         for (end, side) in ends.into_iter().zip([Side::A, Side::B]) {
             self.say(end, Unlink { link, side: side as u32, may_unmap: may_unmap.into() }, None);
         }
     }
 
-    /// Wakes sleepers that have been marked.
+    /// Notifies the doorbells of sleeping waiters whose ready bits are set.
     pub(crate) fn ring(&self, asleep: impl IntoIterator<Item = (ProcessId, u32)>) {
         for (process, slot) in asleep {
             let Some(process) = self.processes.get(&process) else { continue };
@@ -441,7 +450,7 @@ impl State {
         }
     }
 
-    /// Writes onto the boards which connections are worth offering, where that has changed.
+    /// Updates on all boards which connections are worth offering, where that has changed.
     fn tell_reach(&self) {
         let abroad = self.sequences.is_some() && self.namespaces.is_abroad();
         for process in self.processes.values() {
@@ -470,7 +479,8 @@ impl State {
             return Err(BadMessage::NotADoorbell);
         }
         let Some(process) = self.processes.get_mut(&id) else { return Ok(()) };
-        // A waiter that nobody can ring sleeps for a moment at a time.
+        // If the budget is exhausted, the doorbell is not registered. A waiter without a doorbell
+        // sleeps for short intervals only.
         if !process.doorbells.contains_key(&doorbell.slot) && !process.rung_by.more(1) {
             self.close_all(id, Some(fd));
             return Ok(());
@@ -478,7 +488,7 @@ impl State {
         let kept = Arc::new(Doorbell::new(self.disposal.keep(process.principal, fd)));
         process.doorbells.insert(doorbell.slot, kept.clone());
         for peer in self.links.peers(id) {
-            // Those whose link is being made are introduced when it is.
+            // Processes whose link is still being made exchange doorbells when it is ready.
             self.say(
                 peer,
                 PeerDoorbell { peer: id, slot: doorbell.slot, pad: 0 },
@@ -501,7 +511,7 @@ impl State {
     }
 }
 
-/// What a process names. Whether it is its own, [`Links`] knows.
+/// Parses a place named by a process. [`Links`] checks whether the process holds it.
 fn place(link: u64, conn: u32, side: u32) -> Result<Place, BadMessage> {
     let side = Side::parse(side).ok_or(DecodeError::Field("side"))?;
     if conn as usize >= CONNS {
@@ -510,7 +520,7 @@ fn place(link: u64, conn: u32, side: u32) -> Result<Place, BadMessage> {
     Ok(Place { link, conn, side })
 }
 
-/// What the process calls itself, fit to be shown: it goes to logs and terminals.
+/// Returns the program name of a hello in a form that is safe to show in logs and terminals.
 fn program_name(padded: &[u8; 32]) -> String {
     visible_bytes(padded.split(|byte| *byte == 0).next().unwrap_or_default())
 }
