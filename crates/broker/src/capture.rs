@@ -1,5 +1,6 @@
-//! Who reads along, and what of (docs/adr/0030). A link that somebody reads along has each of its places used once, and its rings left
-//! as they are: what is seen of a connection is of no other.
+//! Captures: which clients read the memory of which links (docs/adr/0030). While a link is
+//! captured, each of its slots is used at most once and the rings are not reset. So the bytes that
+//! a capture sees of one connection never belong to another.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -20,7 +21,7 @@ use crate::state::State;
 
 pub(crate) type CaptureId = u64;
 
-/// All who read along.
+/// A registry of all captures.
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
     all: Vec<Capture>,
@@ -32,35 +33,36 @@ struct Capture {
     id: CaptureId,
     outbox: Rc<Outbox>,
     rights: Rights,
-    /// The process that reads along.
+    /// The process id of the capturing process.
     pid: u32,
     life: Option<OwnedFd>,
-    /// Links that it knows.
+    /// Links that have been reported to it.
     told: HashSet<LinkId>,
-    /// Links that it is yet to be told of, one at a time: each is a descriptor until it has been received.
+    /// Links that are still to be reported, one at a time, since each message holds a descriptor
+    /// until it is received.
     pending: VecDeque<Pending>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     link: LinkId,
-    /// Connections that there had been before it was read along, a bit for each.
+    /// Connections that existed before the link was captured, one bit each.
     under_way: u64,
 }
 
-/// What somebody may read along.
+/// Which connections a capture may read.
 #[derive(Clone, Copy, Debug)]
 enum Rights {
-    /// Everything: root of the host, who may look into every program anyway.
+    /// All: the reader is root of the host, which may inspect every process anyway.
     All,
-    /// Connections whose both ends are programs of this principal's, which have never been anybody else's and live where the reader
-    /// does.
+    /// Connections between two programs of this principal that have always been this principal's
+    /// and live in the same namespaces as the reader.
     Own(Principal, Home),
-    /// Nothing.
+    /// None.
     Nothing,
 }
 
-/// Where processes live and whose they are, each asked once.
+/// A cache of the namespaces and the user of each process, queried once per process.
 #[derive(Debug, Default)]
 struct Homes(HashMap<u32, Option<(Home, u32)>>);
 
@@ -71,14 +73,15 @@ impl Homes {
 }
 
 impl Rights {
-    /// Those of the process behind a control connection, of which this is the pidfd.
+    /// Returns the rights of the process behind a control connection. `pidfd` refers to that
+    /// process.
     fn of(credentials: Credentials, principal: Principal, pidfd: Option<&OwnedFd>) -> Rights {
         let Some(pidfd) = pidfd else { return Rights::Nothing };
         let Some(home) = standing::home(credentials.pid) else { return Rights::Nothing };
         let is_root = principal.is_privileged() && credentials.uid == 0;
         let is_all =
             is_root && standing::own_home() == Some(home) && standing::may_look_into_all(credentials.pid);
-        // Else the number may have become another's.
+        // Checked last: if the process has ended, the pid may belong to another process by now.
         match standing::is_alive(pidfd) {
             true if is_all => Rights::All,
             true => Rights::Own(principal, home),
@@ -88,7 +91,8 @@ impl Rights {
 }
 
 impl Capture {
-    /// Takes its rights from one that reads everything along, if it could not begin to any more: it may have become another user's.
+    /// Revokes the rights of a reader of everything if its process could not obtain them now. The
+    /// process may have changed its user.
     fn review(&mut self) {
         let is_root = || standing::has_thread(self.pid, |present| present.user == 0) == Some(true);
         let is_still = || {
@@ -105,7 +109,7 @@ impl Capture {
 }
 
 impl State {
-    /// Lets a client read along. It is told of what there is by [`State::tell_links`].
+    /// Registers a client that captures. [`State::tell_links`] sends it the existing links.
     pub(crate) fn capture(
         &mut self,
         credentials: Credentials,
@@ -146,7 +150,7 @@ impl State {
         }
     }
 
-    /// A client reads along no more.
+    /// Ends a capture.
     pub(crate) fn end_capture(&mut self, id: CaptureId) {
         self.captures.all.retain(|capture| capture.id != id);
         if self.captures.all.is_empty() {
@@ -155,7 +159,7 @@ impl State {
         }
     }
 
-    /// There is a link more, on which nobody has a place yet.
+    /// Reports a new link, on which no slot is granted yet.
     pub(crate) fn tell_new_link(&mut self, link: LinkId) {
         let mut captures = std::mem::take(&mut self.captures.all);
         for capture in &mut captures {
@@ -169,7 +173,7 @@ impl State {
         self.captures.all = captures;
     }
 
-    /// Two ends have been given a place in a link. Before they are told of it.
+    /// Reports a granted slot to captures, before the two ends are notified.
     pub(crate) fn tell_grant(&mut self, grant: &Grant) {
         for capture in &mut self.captures.all {
             capture.review();
@@ -182,7 +186,7 @@ impl State {
         }
     }
 
-    /// Tells a client of links as long as it reads what it is told.
+    /// Sends links to a client for as long as it reads its messages.
     pub(crate) fn tell_links(&mut self, id: CaptureId) {
         let mut captures = std::mem::take(&mut self.captures.all);
         if let Some(capture) = captures.iter_mut().find(|capture| capture.id == id) {
@@ -221,7 +225,7 @@ impl State {
         }
     }
 
-    /// Tells those who read along what has ended since the last time.
+    /// Reports to captures which connections and links have ended since the last call.
     pub(crate) fn tell_news(&mut self) {
         if self.captures.all.is_empty() {
             return;
@@ -243,7 +247,7 @@ impl State {
 }
 
 fn pair(link: LinkId, sight: &Sight, is_fresh: bool) -> SeenPair {
-    // What one side receives first, the other has sent first.
+    // The first byte that one side receives is the first byte that the other side sends.
     let first = [sight.first[Side::B as usize], sight.first[Side::A as usize]];
     SeenPair {
         link,
@@ -257,7 +261,7 @@ fn pair(link: LinkId, sight: &Sight, is_fresh: bool) -> SeenPair {
     }
 }
 
-/// As it is said in a hello.
+/// Returns a program name padded as in a hello message.
 fn padded(program: &str) -> [u8; 32] {
     let mut name = [0; 32];
     name.iter_mut().zip(program.bytes()).for_each(|(to, from)| *to = from);

@@ -1,4 +1,4 @@
-//! What a broker is told when it starts.
+//! The configuration of a broker.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use shunt_abi::geometry::DEFAULT_RING_BYTES;
 
-/// Where the overlay's router of this host publishes its policy, unless it is told otherwise.
+/// The path at which the overlay's router of this host publishes its policy by default.
 pub const OVERLAY_POLICY: &str = "/run/shunt/overlay.policy";
 
-/// Whom the broker serves.
+/// The users that a broker serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Its own user: the socket is 0600, and a directory made for it 0700.
@@ -19,30 +19,30 @@ pub enum Mode {
     System,
 }
 
-/// How a broker is to run.
+/// The configuration of a broker.
 #[derive(Debug)]
 pub struct Config {
-    /// Where the control socket is, or is to be made.
+    /// The path of the control socket.
     pub socket: PathBuf,
-    /// Stop after this long without a single client.
+    /// Time without any client after which the broker stops.
     pub idle_exit: Option<Duration>,
-    /// Bytes of one ring; a power of two: see [`shunt_abi::geometry::Geometry`].
+    /// Bytes of one ring, a power of two: see [`shunt_abi::geometry::Geometry`].
     pub ring_bytes: usize,
-    /// Whom it serves.
+    /// The users that the broker serves.
     pub mode: Mode,
-    /// A listening SOCK_SEQPACKET socket from socket activation. The broker then neither makes nor removes
-    /// the file at `socket`.
+    /// A listening SOCK_SEQPACKET socket from socket activation. The broker then neither makes nor
+    /// removes the file at `socket`.
     pub listener: Option<OwnedFd>,
-    /// Where to say in HTTP, at `/metrics`, what it has counted.
+    /// The address at which the broker serves its metrics over HTTP, at `/metrics`.
     pub metrics: Option<SocketAddr>,
-    /// How much it takes on.
+    /// Limits on what clients can make the broker hold.
     pub limits: Limits,
-    /// Where the overlay's router publishes its policy.
+    /// The path at which the overlay's router publishes its policy.
     pub overlay_policy: PathBuf,
 }
 
 impl Config {
-    /// A broker at `socket` with everything else as usual.
+    /// Returns the configuration of a broker at `socket` with defaults for everything else.
     pub fn new(socket: impl Into<PathBuf>, mode: Mode) -> Config {
         Config {
             socket: socket.into(),
@@ -57,8 +57,9 @@ impl Config {
     }
 }
 
-/// Bounds on what clients can make the broker hold (L5). Beyond them: refused, counted, and TCP. Where it says *in all*, nobody
-/// but root and the broker's own user may have more than a share (docs/adr/0019).
+/// Limits on what clients can make the broker hold (L5). A request beyond a limit is refused and
+/// counted, and the connection stays on TCP. Limits *in all* are shared: each user may take only a
+/// part, except root and the broker's own user (docs/adr/0019).
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Connected clients in all.
@@ -67,7 +68,7 @@ pub struct Limits {
     pub offers: usize,
     /// Open offers in all.
     pub all_offers: usize,
-    /// Messages queued for a process that does not read; one more and it is dropped.
+    /// Messages queued for a process that does not read. One more, and the process is disconnected.
     pub queue: usize,
     /// Messages queued in all.
     pub all_queued: usize,
@@ -77,20 +78,22 @@ pub struct Limits {
     pub doorbells: usize,
     /// Connections that one status lists, in all.
     pub status_rows: usize,
-    /// Bytes of statuses that have not been read, in all.
+    /// Bytes of unread statuses in all.
     pub status_bytes: usize,
-    /// Clients that read along, in all.
+    /// Clients that capture, in all.
     pub captures: usize,
-    /// How long a client may stay without a hello.
+    /// Time that a client has to send its hello.
     pub hello_within: Duration,
 }
 
-/// With fewer descriptors than these the usual limits are too high.
+/// Number of descriptors that the default limits are made for.
 pub(crate) const DESCRIPTORS: usize = 262_144;
 
 impl Limits {
-    /// What a process that can have so many descriptors may take on at most. A client costs three, for itself, its page while it
-    /// says hello and a socket in its namespace, and doorbells and links one each; an eighth is left for what is being closed.
+    /// Returns the limits for a process that can have this many descriptors. A client costs three:
+    /// for itself, for its page during the hello, and for a netlink socket in its namespace.
+    /// Doorbells and links cost one each. One eighth is reserved for descriptors that are being
+    /// closed.
     pub(crate) fn within(self, descriptors: usize) -> Limits {
         Limits {
             clients: self.clients.min(descriptors / 12),
@@ -134,7 +137,7 @@ mod tests {
         }
     }
 
-    /// The sum of docs/adr/0019.
+    /// Adds up the memory as in docs/adr/0019.
     #[test]
     fn limits_fit_into_the_memory_of_the_unit() {
         const KIB: usize = 1024;

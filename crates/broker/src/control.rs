@@ -1,4 +1,5 @@
-//! One client's connection: receives its messages, hands them to the state, and keeps its outbox moving.
+//! A client's control connection: receives its messages, passes them to the state, and flushes its
+//! outbox.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -24,59 +25,60 @@ use crate::status;
 use crate::turns::Turn;
 use crate::watch::watch;
 
-/// Messages taken from one client before the others have their turn.
+/// Maximum number of messages taken from one client before others have their turn.
 const BATCH: usize = 64;
-/// Pause before trying again what the kernel had no room for.
+/// Delay before a retry when the kernel had no room.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// How long a client waits for its descriptors to be closed before it is dropped.
+/// How long a client may wait for its descriptors to be closed before it is disconnected.
 const SETTLE_WITHIN: Duration = Duration::from_secs(2);
 
-/// How long a client of another version is kept before it is hung up on.
+/// How long a client of another version is kept before it is disconnected.
 const HOLD: Duration = Duration::from_secs(2);
 
-/// Why a conversation is over.
+/// Why a control connection ends.
 enum End {
     /// The client has closed it.
     Closed,
-    /// It cannot be read from, or is not wanted any more.
+    /// Reading from it failed, or the broker gave it up.
     Dropped,
-    /// It said something that is no message.
+    /// The client sent an invalid message.
     Bad(BadMessage),
 }
 
 struct Client {
-    /// Who has connected.
+    /// The credentials of the process that connected (SO_PEERCRED).
     credentials: Credentials,
-    /// Who has sent the last message.
+    /// The credentials of the sender of the last message (SCM_CREDENTIALS).
     sender: Credentials,
-    /// For whom it speaks now: see [`present`].
+    /// The principal that the client has at present: see [`present`].
     principal: Principal,
     outbox: Rc<Outbox>,
     process: Option<ProcessId>,
-    /// It reads along, or waits for that.
+    /// Set if the client captures, or waits to begin.
     capture: Option<Reading>,
-    /// Readable once the process has ended. Its end closes the socket as well, unless a child holds a copy.
+    /// A pidfd, readable once the process has ended. The end of a process also closes its socket,
+    /// unless a child holds a copy.
     life: Option<AsyncFd<OwnedFd>>,
     state: Rc<RefCell<State>>,
-    /// Descriptors of the message under way.
+    /// Descriptors of the message being processed.
     fds: Vec<OwnedFd>,
-    /// What it has been given as a status, as long as it has not read it.
+    /// Charge for a status that the client has not read yet.
     status: Charge,
-    /// It has asked for a status before.
+    /// Set once the client has asked for a status.
     has_asked: bool,
-    /// It waits for one.
+    /// Set while a status request waits for its turn.
     asks: bool,
 }
 
-/// What whoever reads along has.
+/// The state of a client that captures.
 struct Reading {
-    /// Nothing: it is not its turn yet.
+    /// `None` until the client has had its turn.
     id: Option<CaptureId>,
     _place: Charge,
 }
 
-/// Serves one accepted connection until it ends.
+/// Serves an accepted connection until it ends.
 pub(crate) async fn serve(
     state: &Rc<RefCell<State>>,
     socket: OwnedFd,
@@ -114,7 +116,8 @@ pub(crate) async fn serve(
     };
     let end = client.converse().await;
     if let End::Bad(BadMessage::Decode(DecodeError::Version(_))) = end {
-        // Whatever it understands, it sees another version here. An older one tries again ten times a second.
+        // A program of any version sees from this message that the versions differ. Older ones
+        // retry ten times a second, so keep the connection for a while.
         client.outbox.push(Welcome { process: 0 }.into(), None);
         sleep(HOLD).await;
     }
@@ -143,18 +146,18 @@ pub(crate) async fn serve(
     }
 }
 
-/// Ends a conversation. What the client has not read is in memory of ours until it has, or is gone: for so long it counts as
-/// connected.
+/// Shuts a connection down, and keeps it until the client has read everything or has gone. Unread
+/// data occupies kernel memory of the broker, so the client counts as connected until then.
 async fn see_off(disposal: &Disposal, credit: &Credit, principal: Principal, socket: OwnedFd) {
     let pause = credit.pause();
     if !pause.is_zero() {
         sleep(pause).await;
     }
-    // The client learns of it, and can send nothing more.
+    // The client notices the shutdown, and can send nothing more.
     let is_shut = credit.charge(|| shutdown(&socket, Shutdown::Both)).is_ok();
     let mut pause = RETRY;
     while is_shut && seqpacket::unread(&socket).is_ok_and(|bytes| bytes > 0) {
-        // Descriptors that were never received must not wait for that.
+        // Close descriptors that were never received without waiting for the client to read.
         if !disposal.is_busy(principal) && credit.pause().is_zero() {
             let mut buffer = [0; MAX_MESSAGE];
             let close = |fd| disposal.close(principal, fd);
@@ -184,7 +187,7 @@ impl Client {
                 self.state.borrow_mut().tell_links(capture);
             }
             let backlog = outbox.backlog();
-            // Its account owes for calls on sockets: see `allowance`.
+            // The client's account has a debt for calls on its sockets: see `crate::allowance`.
             let pause = outbox.credit().pause();
             let is_put_off = !pause.is_zero();
             let deadline = match (backlog, self.process) {
@@ -204,7 +207,7 @@ impl Client {
                     if let Err(end) = self.do_in_turn().await {
                         return end;
                     }
-                    // Fairness: a client that never pauses does not keep the others waiting.
+                    // Fairness: a client that never pauses must not keep others waiting.
                     tokio::task::yield_now().await;
                     if !self.settle().await {
                         return End::Dropped;
@@ -230,7 +233,8 @@ impl Client {
         }
     }
 
-    /// Waits while descriptors of this user are still to be closed. `false`: they do not go away.
+    /// Waits while too many descriptors of this user are still being closed. Returns `false` on a
+    /// timeout.
     async fn settle(&self) -> bool {
         let deadline = Instant::now() + SETTLE_WITHIN;
         while self.is_busy() {
@@ -252,11 +256,11 @@ impl Client {
         self.state.borrow().disposal.is_busy(self.principal)
     }
 
-    /// Takes a batch of messages; says whether there may be more.
+    /// Receives a batch of messages. Returns whether there may be more.
     fn receive(&mut self) -> Result<bool, End> {
         let mut buffer = [0; MAX_MESSAGE];
         for _ in 0..BATCH {
-            // Another client of the same principal's may have come before.
+            // Another client of this principal may have used up the limit meanwhile.
             if self.is_busy() || !self.outbox.credit().pause().is_zero() {
                 return Ok(true);
             }
@@ -293,7 +297,7 @@ impl Client {
         Ok(true)
     }
 
-    /// Takes note of who has sent a message.
+    /// Updates the principal after a message from `sender`.
     fn identify(&mut self, sender: Credentials) -> Result<(), End> {
         self.sender = sender;
         let user = present::user(self.credentials.uid, sender.uid);
@@ -313,7 +317,8 @@ impl Client {
         Ok(())
     }
 
-    /// Refuses what is open to root only to one that has become less since it connected.
+    /// Returns an error if the client is privileged but its process has lost those privileges since
+    /// it connected.
     fn check_still(&self) -> Result<(), End> {
         if present::is_still(self.principal, self.sender) {
             Ok(())
@@ -322,7 +327,8 @@ impl Client {
         }
     }
 
-    /// What it has asked for that takes long. Nothing else that it says is heard before.
+    /// Handles requests that take long. Further messages of this client are not read before they
+    /// are done.
     async fn do_in_turn(&mut self) -> Result<(), End> {
         if std::mem::take(&mut self.asks) {
             self.tell_status().await?;
@@ -338,7 +344,8 @@ impl Client {
         told.map_err(End::Bad)
     }
 
-    /// Lets it read along, if it has asked to, once it is its turn: what is its own is looked for.
+    /// Starts a requested capture, once the client has its turn. The turn is needed because the
+    /// search for the client's connections takes long.
     async fn begin_capture(&mut self) -> Result<(), End> {
         if !matches!(self.capture, Some(Reading { id: None, .. })) {
             return Ok(());
@@ -356,7 +363,8 @@ impl Client {
         Ok(())
     }
 
-    /// Waits for the turn of whose client it is. Meanwhile it may have asked once more, and have gone.
+    /// Waits for a turn of this client's principal. Returns an error if the client has disconnected
+    /// meanwhile.
     async fn turn(&self) -> Result<Turn, End> {
         let turns = self.state.borrow().turns.clone();
         let turn = turns.next(self.principal).await;
@@ -378,7 +386,7 @@ impl Client {
         let mut state = self.state.borrow_mut();
         match (self.process, request, fd) {
             (_, Request::Status(_), None) => {
-                // Each is in memory until it is read.
+                // Each unread status occupies memory.
                 if std::mem::replace(&mut self.has_asked, true) && self.outbox.is_unread() {
                     return Err(BadMessage::UnreadStatus);
                 }

@@ -1,6 +1,7 @@
-//! What may block, done on threads that are there for nothing else: the last close of what strangers have sent, and the return of
-//! memory that strangers share. Either can take as long as they like. So nobody has more than a few threads stuck, and whose
-//! errands are stuck holds up nobody else's (docs/adr/0019).
+//! A pool of threads for calls that may block: the last close of a descriptor that a stranger has
+//! sent, and the return of memory that strangers share. A stranger can delay either for as long as
+//! it likes. Therefore each account may have only a few threads blocked, and blocked calls of one
+//! account do not delay those of others (docs/adr/0019).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -9,16 +10,16 @@ use std::time::Duration;
 
 use crate::principal::{Budget, Whose};
 
-/// Threads at most; a quarter of what is left for one stranger.
+/// Maximum number of threads. One stranger may use a quarter of those left to strangers.
 const THREADS: usize = 64;
-/// Threads for what is of one principal, or of the same two.
+/// Maximum number of threads for one principal, or for one pair of principals.
 const THREADS_EACH: usize = 4;
-/// How long a thread waits for more.
+/// How long a thread waits for more work before it exits.
 const IDLE: Duration = Duration::from_secs(5);
 
 type Errand = Box<dyn FnOnce() + Send>;
 
-/// Does errands without ever blocking the caller.
+/// A queue of calls, run on the pool without ever blocking the caller.
 #[derive(Clone, Default)]
 pub(crate) struct Errands {
     shared: Arc<Shared>,
@@ -32,16 +33,17 @@ struct Shared {
 
 struct Queue {
     waiting: BTreeMap<Whose, VecDeque<Errand>>,
-    /// Whose are under way, and how many.
+    /// Number of running calls, by principals.
     active: BTreeMap<Whose, usize>,
-    /// The threads that are at work.
+    /// Limits the number of threads that run calls.
     at_work: Budget,
-    /// How many wait.
+    /// Number of waiting calls.
     count: usize,
-    /// Whose came last: the others' turn is next.
+    /// The principals of the last call that was started. The search for the next one begins behind
+    /// them.
     last: Option<Whose>,
     threads: usize,
-    /// How many of them do one.
+    /// Number of threads that run a call.
     busy: usize,
 }
 
@@ -66,7 +68,7 @@ impl std::fmt::Debug for Errands {
 }
 
 impl Errands {
-    /// Has something done soon.
+    /// Queues a call.
     pub(crate) fn run(&self, whose: impl Into<Whose>, errand: impl FnOnce() + Send + 'static) {
         let whose = whose.into();
         let mut queue = self.shared.lock();
@@ -82,7 +84,7 @@ impl Errands {
         }
     }
 
-    /// How many errands of somebody's are to be done, or under way.
+    /// Returns the number of calls of `whose` that wait or run.
     pub(crate) fn pending(&self, whose: impl Into<Whose>) -> usize {
         let (queue, whose) = (self.shared.lock(), whose.into());
         queue.waiting.get(&whose).map_or(0, VecDeque::len) + queue.active.get(&whose).copied().unwrap_or(0)
@@ -94,8 +96,9 @@ impl Queue {
         self.active.get(&whose).copied().unwrap_or(0) < THREADS_EACH && self.at_work.allows(whose, 1)
     }
 
-    /// Whether the errand that has just come could begin if there were a thread more. Those that have been started and have not taken
-    /// anything yet count too: of a burst nobody gets more than may be at work for it.
+    /// Returns whether a new thread would start the call that was just queued. Threads that have
+    /// been started but have taken no call yet count as free, so a burst of calls starts no more
+    /// threads than may work for one account.
     fn wants_thread(&self, whose: Whose) -> bool {
         let of_it = self.waiting.get(&whose).map_or(0, VecDeque::len);
         let active = self.active.get(&whose).copied().unwrap_or(0);
@@ -103,7 +106,7 @@ impl Queue {
         self.may_begin(whose) && of_it + active <= THREADS_EACH && free < self.count && self.threads < THREADS
     }
 
-    /// Whose errand may begin now: everybody in turn.
+    /// Returns the principals whose call may start next, in round-robin order.
     fn next(&self) -> Option<Whose> {
         let after = self.last.map_or(Unbounded, Excluded);
         let turns = self.waiting.range((after, Unbounded)).chain(self.waiting.iter());
@@ -178,7 +181,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Errands that do not end before what is returned is dropped.
+    /// Queues calls that block until the returned senders are dropped.
     fn stick(errands: &Errands, whose: impl Into<Whose> + Copy, count: usize) -> Vec<Sender<()>> {
         let (ends, errand): (Vec<_>, Vec<Receiver<()>>) = (0..count).map(|_| channel()).unzip();
         for end in errand {
@@ -193,7 +196,8 @@ pub(crate) mod tests {
     fn errands_that_are_stuck_hold_up_those_of_nobody_else() {
         let errands = Errands::default();
         let (attacker, victim) = (stranger(0, 2), stranger(0, 3));
-        // Alone, together with the victim, and with many others.
+        // The attacker's calls block: its own, those shared with the victim, and those shared with
+        // many others.
         let mut stuck = stick(&errands, attacker, 100);
         stuck.extend(stick(&errands, Whose::both(attacker, victim), 100));
         for netns in 10..40 {

@@ -1,9 +1,10 @@
-//! The network namespaces whose sockets the broker can ask the kernel about: its own, and, if it is allowed to enter
-//! them, those that its clients live in.
+//! The network namespaces whose sockets the broker can query: its own, and those of its clients if
+//! it may enter them.
 //!
-//! A client's control socket belongs to the namespace that the client was in when it connected, so the kernel says
-//! which that is and leads there. A namespace is kept while such a client is connected, and no longer: a socket inside
-//! would keep alive a container's network that everybody else has left.
+//! A client's control socket belongs to the network namespace in which the client connected, so the
+//! kernel can report that namespace and give access to it. The broker opens a netlink socket inside
+//! only while such a client is connected. Otherwise the netlink socket would keep a container's
+//! network alive after all its processes have ended.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,20 +16,20 @@ use crate::diag::{Diag, Found};
 use crate::pairing::Key;
 use crate::tracking::{Recent, Timeouts};
 
-/// See the module.
+/// A registry of network namespaces; see the module.
 #[derive(Debug)]
 pub(crate) struct Namespaces {
     own: Diag,
     own_tracking: Recent,
     entered: HashMap<u64, Entered>,
-    /// Somebody has been told that one could not be entered.
+    /// Set once the log contains a message that a namespace could not be entered.
     told: bool,
 }
 
 #[derive(Debug, Default)]
 struct Entered {
     clients: usize,
-    /// Nothing if it could not be entered.
+    /// `None` if the namespace could not be entered.
     diag: Option<Diag>,
     tracking: Recent,
 }
@@ -43,7 +44,8 @@ impl Namespaces {
         })
     }
 
-    /// Takes in the namespace of a client, which is the result, and what [`leave`](Self::leave) wants back.
+    /// Registers the namespace of a client. Returns its cookie, which the caller later passes to
+    /// [`leave`](Self::leave).
     pub(crate) fn join(&mut self, control: BorrowedFd<'_>) -> Result<u64, Errno> {
         let cookie = identity::namespace(control)?;
         if cookie == self.own.netns() {
@@ -54,7 +56,7 @@ impl Namespaces {
         if entered.diag.is_none() {
             entered.diag = enter(control)
                 .inspect_err(|error| {
-                    // The first is told, the others only for debugging.
+                    // The first failure is logged for all to see, later ones at debug level.
                     if std::mem::replace(&mut self.told, true) {
                         tracing::debug!(%error, cookie, "cannot ask about the sockets of a namespace");
                     } else {
@@ -66,7 +68,8 @@ impl Namespaces {
         Ok(cookie)
     }
 
-    /// The same for a namespace that has been taken in. `false`: its sockets cannot be asked about.
+    /// Adds one more user of a registered namespace. Returns `false` if its sockets cannot be
+    /// queried.
     pub(crate) fn join_again(&mut self, cookie: u64) -> bool {
         if let Some(entered) = self.entered.get_mut(&cookie).filter(|entered| entered.diag.is_some()) {
             entered.clients += 1;
@@ -74,7 +77,7 @@ impl Namespaces {
         self.knows(cookie)
     }
 
-    /// A client has gone.
+    /// Removes a user of a namespace.
     pub(crate) fn leave(&mut self, cookie: u64) {
         if let Some(entered) = self.entered.get_mut(&cookie) {
             entered.clients -= 1;
@@ -84,34 +87,36 @@ impl Namespaces {
         }
     }
 
-    /// The broker's own.
+    /// Returns the cookie of the broker's own namespace.
     pub(crate) fn own(&self) -> u64 {
         self.own.netns()
     }
 
-    /// Whether a client lives in another namespace than the broker.
+    /// Returns whether a client lives in another namespace that the broker can query.
     pub(crate) fn is_abroad(&self) -> bool {
         self.entered.values().any(|entered| entered.diag.is_some())
     }
 
-    /// Whether the sockets of a namespace can be asked about.
+    /// Returns whether the sockets of a namespace can be queried.
     pub(crate) fn knows(&self, cookie: u64) -> bool {
         let entered = self.entered.get(&cookie).and_then(|entered| entered.diag.as_ref());
         cookie == self.own.netns() || entered.is_some()
     }
 
-    /// The live TCP socket with these addresses, if it is the one with this cookie. Waits for nobody.
+    /// Returns the live TCP socket with these addresses, if it is the one with this cookie. Does
+    /// not wait for any other process's locks.
     pub(crate) fn find(&mut self, key: Key, cookie: u64) -> Result<Option<Found>, Errno> {
         let Key { netns, local, remote } = key;
         let diag = match self.entered.get_mut(&netns) {
             _ if netns == self.own.netns() => Some(&mut self.own),
             entered => entered.and_then(|entered| entered.diag.as_mut()),
         };
-        // Otherwise nobody lives there any more.
+        // Otherwise no client lives in this namespace any more.
         diag.map_or(Ok(None), |diag| diag.find(local, remote, cookie))
     }
 
-    /// Returns when a namespace forgets silent connections, if it tracks them and can be asked.
+    /// Returns the timeouts after which a namespace forgets silent connections, if it tracks
+    /// connections and can be queried.
     pub(crate) fn tracking(&mut self, netns: u64) -> Option<Timeouts> {
         let now = Instant::now();
         if netns == self.own.netns() {
@@ -126,7 +131,7 @@ impl Namespaces {
     }
 }
 
-/// A look into the namespace that a socket belongs to.
+/// Opens a netlink socket in the namespace of `socket`.
 fn enter(socket: BorrowedFd<'_>) -> Result<Diag, Errno> {
     let namespace = netns::of_socket(socket)?;
     netns::inside(namespace.as_fd(), Diag::open)

@@ -1,9 +1,11 @@
-//! What becomes of an offer: looked at, refused, left open, or paired. Nothing is paired that the kernel does not
-//! vouch for at that moment (L3).
+//! Decides about offers: each is checked, then refused, left open, or paired. Two sockets are
+//! paired only if the kernel confirms at that moment that they are one connection (L3).
 //!
-//! Every client waits while one is answered here, so nothing may wait for a client: no call is made that takes the lock of a socket,
-//! which a program holds as long as it likes by sending pages that it serves itself. So a socket is not asked for its addresses or its
-//! state: who shows it says which addresses it has, and the kernel's table of sockets whether that is so.
+//! All clients wait while an offer is processed here, so nothing may wait for a client. In
+//! particular, no system call may take the lock of an offered socket: a program can hold it for as
+//! long as it likes by sending pages whose page faults it serves itself. So the socket is not asked
+//! for its addresses or its state. The process states the addresses, and the kernel's socket table
+//! confirms them.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,18 +23,18 @@ use crate::pairing::{Finding, Key, Offer, ProcessId};
 use crate::state::{BadMessage, State};
 use crate::tracking::{self, Silence};
 
-/// What the kernel says of two offers that look like one connection.
+/// The kernel's verdict on two offers that may be one connection.
 enum Verdict {
-    /// They are.
+    /// They are the two ends of one connection.
     Pair,
-    /// Not both are the sockets that were shown any more: which still is.
+    /// At least one is no longer the socket that was offered. The flags report which still are.
     Dead { offer: bool, other: bool },
-    /// They are the ends of one connection, but not of the same streams.
+    /// They are the ends of one connection whose bytes are changed on the way.
     Rewritten,
 }
 
 impl State {
-    /// Takes a socket that a process offers.
+    /// Processes an offer of a process.
     pub(crate) fn offer(
         &mut self,
         id: ProcessId,
@@ -43,12 +45,13 @@ impl State {
         let whose = process.principal;
         let shown = shown(&socket);
         let seen = shown.as_ref().ok().and_then(|shown| self.look(&socket, shown));
-        // Whatever the answer is: while we hold it, the program's close does not end it.
+        // Closed whatever the answer is: while the broker holds a copy, the program's close does
+        // not end the connection.
         match shown {
             Ok(_) => self.disposal.close_tcp(whose, socket, process.outbox.taken.receipt()),
             Err(_) => self.disposal.close(whose, socket),
         }
-        // The kernel would understand two families as it likes.
+        // The kernel's look-up of addresses of two different families is not defined.
         let (local, remote) = told.addresses().ok_or(DecodeError::Field("remote"))?;
         let verdict = shown.map_err(|error| self.refuse_lie(id, &error)).and_then(|shown| {
             self.vet(id, &shown, local, remote)?;
@@ -69,7 +72,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether a socket that was shown may be paired, and is the one that has these addresses.
+    /// Checks whether an offered socket may be paired and has the stated addresses.
     fn vet(
         &mut self,
         id: ProcessId,
@@ -87,8 +90,9 @@ impl State {
         match self.namespaces.find(key, shown.cookie).map_err(no_answer)?.map(|found| found.state) {
             Some(ESTABLISHED) => {}
             Some(LISTEN) => return Err(self.refuse_lie(id, &IdentifyError::NotEstablished(LISTEN))),
-            // Closing, closed, or gone and its addresses with somebody else, which is what happens to honest programs. Who names
-            // others' addresses gets no other answer, and no pair.
+            // The socket is closing, closed, or gone and its addresses are used by another. That
+            // happens to honest programs. A process that states the addresses of another socket
+            // gets the same answer, and no pair.
             _ => return Err(Reason::Stale),
         }
         if local == remote {
@@ -102,7 +106,7 @@ impl State {
         }
     }
 
-    /// Where the streams of a socket begin, if there is anybody to ask.
+    /// Returns the initial sequence numbers of a socket, if the kernel can report them.
     fn look(&self, socket: &OwnedFd, shown: &Shown) -> Option<Seen> {
         match self.sequences.as_ref()?.look(socket.as_fd(), shown.cookie) {
             Ok(seen) => Some(seen),
@@ -117,7 +121,7 @@ impl State {
         }
     }
 
-    /// Pairs an offer, which the kernel has just vouched for, leaves it open, or refuses it.
+    /// Pairs an offer that the kernel has just confirmed, leaves it open, or refuses it.
     pub(crate) fn place(&mut self, offer: Offer) {
         loop {
             match self.offers.look(&offer) {
@@ -129,7 +133,7 @@ impl State {
                     self.refuse(other.process, other.ticket, Reason::Shared);
                     return self.refuse(offer.process, offer.ticket, Reason::Shared);
                 }
-                // Two sockets cannot have these addresses at once.
+                // Two live sockets cannot have the same addresses.
                 Finding::Occupied(older) => self.refuse_open(&older, Reason::Stale),
                 Finding::Counterpart(other) | Finding::Unlike(other) => match self.judge(&offer, &other) {
                     Ok(Verdict::Pair) => {
@@ -164,12 +168,15 @@ impl State {
         }
     }
 
-    /// L3: at the moment of pairing both must still be the sockets that were shown, each in its own namespace.
+    /// Checks at the moment of pairing that both are still the sockets that were offered, each in
+    /// its own namespace (L3).
     fn judge(&mut self, offer: &Offer, other: &Offer) -> Result<Verdict, Reason> {
-        // Before it is asked who lives: who lives then did so all the time, and is what was read.
+        // Compared before the check for liveness: a socket that is alive afterwards was alive
+        // during the comparison.
         let are_one = match offer.key.mirrored() == other.key {
             true => offer.may_mirror(other),
-            // Recognised by their origins: whatever is between them may have changed what they say.
+            // They were matched by sequence numbers. A middlebox between them may have rewritten
+            // their stream.
             false => self.are_of_one_stream(offer, other)?,
         };
         let lives = (self.is_live(offer)?, self.is_live(other)?);
@@ -180,14 +187,14 @@ impl State {
         })
     }
 
-    /// Whether two that live have the same streams between them.
+    /// Returns whether two live sockets are the two ends of one pair of byte streams.
     fn are_of_one_stream(&self, offer: &Offer, other: &Offer) -> Result<bool, Reason> {
         let (before, between, after) = (self.position(offer)?, self.position(other)?, self.position(offer)?);
         let all = before.zip(between).zip(after);
         Ok(all.is_some_and(|((before, between), after)| fit(before, between, after)))
     }
 
-    /// How far the socket of an offer is. Nothing: it has ended.
+    /// Returns the stream positions of an offered socket, or `None` if it has ended.
     fn position(&self, offer: &Offer) -> Result<Option<Position>, Reason> {
         let Some((reader, seen)) = self.sequences.as_ref().zip(offer.seen) else { return Ok(None) };
         match reader.position(seen.place, offer.cookie) {
@@ -200,25 +207,25 @@ impl State {
         }
     }
 
-    /// Whether the socket that was offered still is the one with its addresses, and a process has it.
+    /// Returns whether the offered socket still has its addresses and is held by a process.
     fn is_live(&mut self, offer: &Offer) -> Result<bool, Reason> {
         let found = self.namespaces.find(offer.key, offer.cookie).map_err(no_answer)?;
         Ok(found.is_some_and(|found| found.is_held))
     }
 
-    /// Refuses those among open offers that are dead, and says whether there were any.
+    /// Refuses the open offers among these whose sockets are dead. Returns whether there were any.
     fn refuse_dead(&mut self, offers: &[Offer]) -> bool {
         let dead: Vec<_> = offers.iter().filter(|offer| self.is_live(offer) == Ok(false)).collect();
         dead.iter().for_each(|offer| self.refuse_open(offer, Reason::Stale));
         !dead.is_empty()
     }
 
-    /// The process that has offered a socket which is paired, or waits for a link.
+    /// Returns the process whose offered socket is paired or waits for a link.
     fn holder(&self, cookie: u64) -> Option<ProcessId> {
         self.links.holder(cookie).or_else(|| self.setups.holder(cookie))
     }
 
-    /// A process takes an offer back. If its other end waits for a link, that may meet another.
+    /// Withdraws an offer. If its other end waits for a link, that end is processed as a new offer.
     pub(crate) fn withdraw(&mut self, id: ProcessId, ticket: u64) {
         if self.offers.withdraw(id, ticket).is_none()
             && let Some(other) = self.setups.withdraw(id, ticket)
@@ -227,7 +234,7 @@ impl State {
         }
     }
 
-    /// There is a link for a pair that has waited for it. Meanwhile either end may have gone.
+    /// Pairs two offers whose link has become ready. Either socket may have ended meanwhile.
     pub(crate) fn pair_again(&mut self, [earlier, later]: [Offer; 2]) {
         let lives = match self.judge(&later, &earlier) {
             Ok(Verdict::Pair) => match self.forbids(&later, &earlier) {
@@ -252,7 +259,7 @@ impl State {
         offers.into_iter().for_each(|offer| self.refuse(offer.process, offer.ticket, reason));
     }
 
-    /// `earlier` and `later` are one connection.
+    /// Pairs two offers, or has them wait for a link.
     fn pair(&mut self, earlier: &Offer, later: &Offer) {
         let Some(grant) = self.links.grant(earlier, later) else {
             return self.wait_for_link([*earlier, *later]);
@@ -272,12 +279,12 @@ impl State {
         }
     }
 
-    /// Returns how long the two ends of a pair may send nothing by TCP.
+    /// Returns how long the two ends of a pair may send nothing over TCP.
     fn silence(&mut self, one: Key, other: Key) -> Silence {
         if one.mirrored() == other {
             return tracking::silence(true, [self.namespaces.tracking(one.netns)]);
         }
-        // What lies between two namespaces is mostly in the broker's.
+        // Connection tracking between two namespaces is mostly done in the broker's.
         let on_the_way = [self.namespaces.own(), one.netns, other.netns];
         tracking::silence(false, on_the_way.map(|netns| self.namespaces.tracking(netns)))
     }
@@ -287,7 +294,8 @@ impl State {
         self.refuse(offer.process, offer.ticket, reason);
     }
 
-    /// Somebody has shown what no honest program would. Tells why it is refused.
+    /// Logs an offer of something that no honest program would offer. Returns the reason for its
+    /// refusal.
     fn refuse_lie(&mut self, id: ProcessId, error: &IdentifyError) -> Reason {
         if let Some(process) = self.processes.get_mut(&id)
             && !process.warned
@@ -311,9 +319,16 @@ fn no_answer(error: Errno) -> Reason {
     Reason::ForeignNamespace
 }
 
-/// Whether what one end knows to have arrived has been received by the other, and what the other has received has been sent, in both
-/// directions. `one` is read before and after `two`, because they do not stand still. What rewrites a stream on its way, as helpers of
-/// address translation do, changes its length, and so the numbers from there on.
+/// Returns whether two sockets can be the ends of the same streams, in both directions. What one
+/// end knows to be acknowledged must have been received by the other, and what the other has
+/// received must have been sent.
+///
+/// `one` is read before and after `two`, because the positions advance meanwhile. Middleboxes that
+/// rewrite a stream, such as helpers for address translation, change its length and so all later
+/// sequence numbers.
+///
+/// Example: `one` has sent 100 bytes of which 60 are acknowledged. Then `two` must have received
+/// between 60 and 100 bytes.
 fn fit(one_before: Position, two: Position, one_after: Position) -> bool {
     let is_behind = |one: u32, other: u32| other.wrapping_sub(one) as i32 >= 0;
     is_behind(one_before.acknowledged, two.received)
@@ -326,7 +341,7 @@ fn fit(one_before: Position, two: Position, one_after: Position) -> bool {
 mod tests {
     use super::*;
 
-    /// Far enough on for the numbers to begin anew between them.
+    /// Returns positions whose sequence numbers wrap around between them.
     fn position(acknowledged: u32, received: u32, sent: u32) -> Position {
         let [acknowledged, received, sent] =
             [acknowledged, received, sent].map(|count| count.wrapping_add(u32::MAX - 500));
@@ -335,9 +350,9 @@ mod tests {
 
     #[test]
     fn ends_of_one_stream_fit_whatever_is_in_flight() {
-        // Quiet; 100 bytes one way, 40 the other.
+        // Nothing is in flight: 100 bytes one way, 40 the other.
         assert!(fit(position(100, 40, 100), position(40, 100, 40), position(100, 40, 100)));
-        // In flight both ways, and moving between the readings.
+        // Bytes are in flight both ways, and the positions advance between the reads.
         assert!(fit(position(100, 40, 900), position(40, 700, 5000), position(800, 3000, 1200)));
     }
 

@@ -1,10 +1,16 @@
-//! Sockets that a process has left as it ended, of which TCP may tell the peer too little: one that it had shut down and shared with
-//! children, since the peer has had the FIN long ago; and one with bytes of the peer's unread in a lane, since the FIN waits
-//! behind all that the peer has no room for. TCP would reset either once nobody holds it. So the kernel is asked.
+//! Follows sockets of processes that have ended, where TCP reports too little to the peer. There
+//! are two kinds. A socket that was shut down and shared with child processes: the peer has
+//! received the FIN long ago. And a socket with unread bytes of the peer in a lane: the FIN may
+//! wait behind all that the peer has no room for. TCP would reset the connection once no process
+//! holds the socket, so the broker asks the kernel whether one still does.
 //!
 //! A child may hold such a socket for days, and one user may leave hundreds of thousands. So each
-//! is asked about less and less often, see [`pause`], and each account has a budget of questions.
-//! What comes late because of that is its own. See *Ends* in docs/local-path.md.
+//! socket is queried less and less often, see [`pause`], and each account has a budget of queries.
+//! Delays that follow from this affect only that account. See *Ends* in docs/local-path.md.
+//!
+//! Example: a child closes its copy of such a socket 40 ms after the parent has exited. Queries
+//! follow after 0, 1, 2, 4, 8, 16, 32 and 64 ms. The last one finds no holder, and the peer is
+//! notified.
 
 use std::cell::RefCell;
 use std::cmp::{Ordering, Reverse};
@@ -20,50 +26,50 @@ use crate::links::Orphan;
 use crate::principal::{Account, Principal};
 use crate::state::State;
 
-/// Between the first two questions.
+/// The delay between the first two queries.
 const FIRST: Duration = Duration::from_millis(1);
-/// Up to this age the next question comes after as much time again as has passed.
+/// Up to this age the delay equals the age, so the age doubles between two queries.
 const YOUNG: Duration = Duration::from_secs(1);
-/// Later it comes after this part of the age, and after [`LAST`] at most.
+/// Beyond that, the delay is this fraction of the age, and [`LAST`] at most.
 const PART: u32 = 16;
 const LAST: Duration = Duration::from_secs(60);
-/// What a question costs an account that has a second each second. A question takes a broker 4 us.
+/// The charge for a query to an account, which earns one second of budget per second. A query takes
+/// the broker 4 us.
 const COST: Duration = Duration::from_micros(500);
-/// Questions that an account may ask without a pause if it has asked none for a while.
+/// Number of queries that an account may make in a row after a time without any.
 const BURST: u32 = 8192;
-/// Questions after which others have their turn on the broker's thread.
+/// Number of queries after which the broker's thread serves others.
 const BATCH: usize = 128;
 
-/// Returns how long to wait with the next question about a socket that has been followed for so
-/// long.
+/// Returns the delay until the next query about a socket of this age.
 fn pause(age: Duration) -> Duration {
     if age < YOUNG { age.max(FIRST) } else { (age / PART).clamp(YOUNG, LAST) }
 }
 
-/// The sockets that are asked about.
+/// A queue of sockets to query.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
     lines: Vec<Line>,
-    /// The line that is first next time.
+    /// Index of the account that is served first next time.
     turn: usize,
     added: u64,
-    /// There is one that is due sooner than all before.
+    /// Notified when a socket is due earlier than all others.
     changed: Rc<Notify>,
 }
 
-/// The sockets of one account, or of all privileged principals, which have none.
+/// The sockets of one account, or of all privileged principals, which have no account.
 #[derive(Debug)]
 struct Line {
     account: Option<Account>,
     followed: BinaryHeap<Reverse<Followed>>,
-    /// When all questions so far are paid for.
+    /// The time at which all queries so far are paid for.
     paid_at: Instant,
 }
 
 #[derive(Debug)]
 struct Followed {
     due: Instant,
-    /// Distinguishes sockets that are due at the same time.
+    /// A sequence number that orders sockets with equal due times.
     number: u64,
     since: Instant,
     orphan: Orphan,
@@ -96,7 +102,7 @@ impl Ord for Followed {
 }
 
 impl Line {
-    /// When the next question may be asked.
+    /// Returns when the next query of this account may run.
     fn due(&self) -> Option<Instant> {
         let Reverse(first) = self.followed.peek()?;
         let allowed = self.paid_at.checked_sub(COST * BURST);
@@ -111,7 +117,7 @@ impl Line {
 }
 
 impl Orphans {
-    /// Follows a socket. The first question about it is due now.
+    /// Follows a socket. The first query is due immediately.
     pub(crate) fn add(&mut self, whose: Principal, orphan: Orphan, now: Instant) {
         self.added += 1;
         let followed = Followed { due: now, number: self.added, since: now, orphan };
@@ -128,12 +134,12 @@ impl Orphans {
         self.lines[place].followed.push(Reverse(followed));
     }
 
-    /// Returns when a question is due, if any is followed.
+    /// Returns when the next query is due, if any socket is followed.
     fn due(&self) -> Option<Instant> {
         self.lines.iter().filter_map(Line::due).min()
     }
 
-    /// Takes one that is to be asked about now: of each account in turn.
+    /// Takes a socket that is due. Accounts are served in round-robin order.
     fn take(&mut self, now: Instant) -> Option<(Option<Account>, Followed)> {
         let count = self.lines.len();
         let places = (self.turn..self.turn + count).map(|place| place % count);
@@ -143,24 +149,24 @@ impl Orphans {
         Some((self.lines[place].account, followed))
     }
 
-    /// Follows it further.
+    /// Queues a socket again that a process still holds.
     fn put_back(&mut self, account: Option<Account>, followed: Followed, now: Instant) {
         let due = now + pause(now.saturating_duration_since(followed.since));
         self.put(account, Followed { due, ..followed }, now);
     }
 
-    /// Removes the lines that are empty and paid for.
+    /// Removes accounts that have no sockets and no debt left.
     fn tidy(&mut self, now: Instant) {
         self.lines.retain(|line| !line.followed.is_empty() || line.paid_at > now);
     }
 }
 
-/// Tells the peers of what is followed once nobody holds it any more, which mostly is so by the
-/// first question.
+/// Notifies the peers of followed sockets once no process holds these any more. Mostly that is so
+/// at the first query.
 pub(crate) async fn follow(state: Rc<RefCell<State>>) {
     let changed = state.borrow().orphans.changed.clone();
     loop {
-        // Not in the match, which would keep it borrowed.
+        // Evaluated outside the match, which would keep the state borrowed.
         let due = state.borrow().orphans.due();
         match due {
             None => changed.notified().await,
@@ -186,7 +192,8 @@ fn ask(state: &mut State, now: Instant) {
     state.orphans.tidy(now);
 }
 
-/// Whether there is nothing more to ask: the peer has been told, or nobody would hear it. Leaves the socket's namespace then.
+/// Returns whether a socket needs no more queries, because the peer was notified or no process
+/// would notice. In that case it also leaves the socket's namespace.
 fn is_over(state: &mut State, orphan: &Orphan) -> bool {
     let is_heard = state.links.is_heard(orphan.place);
     if is_heard && is_held(state, orphan) {
@@ -200,7 +207,7 @@ fn is_over(state: &mut State, orphan: &Orphan) -> bool {
     true
 }
 
-/// Whether a process has it, as far as can be told.
+/// Returns whether a process holds the socket. An unanswered query counts as yes.
 fn is_held(state: &mut State, orphan: &Orphan) -> bool {
     match state.namespaces.find(orphan.key, orphan.cookie) {
         Ok(found) => found.is_some_and(|found| found.is_held),
@@ -234,8 +241,8 @@ mod tests {
         orphans
     }
 
-    /// Asks whatever is due until `end`, and finds each of them held. Returns when questions were
-    /// asked, and about which.
+    /// Runs all due queries until `end`, and treats each socket as still held. Returns the time and
+    /// the socket of each query.
     fn run(orphans: &mut Orphans, now: &mut Instant, end: Instant) -> Vec<(Instant, u64)> {
         let mut asked = Vec::new();
         while *now < end {
@@ -268,7 +275,7 @@ mod tests {
         let start = Instant::now();
         let mut orphans = with(ROOT, 6000, start);
         let mut now = start;
-        // The first answers come without a pause.
+        // The first queries run without a delay.
         assert_eq!(run(&mut orphans, &mut now, start + MS).len(), 6000);
         run(&mut orphans, &mut now, start + 900 * SECOND);
         let hour = run(&mut orphans, &mut now, start + 4500 * SECOND).len() as u32;
@@ -288,7 +295,7 @@ mod tests {
             of_one[..4].iter().map(|(at, _)| *at - start).collect::<Vec<_>>(),
             [0, 1, 2, 4].map(|age| age * MS)
         );
-        // The budget holds, and no socket is left out.
+        // The budget holds, and every socket is queried.
         let most = 300 * SECOND.as_micros() / COST.as_micros() + u128::from(BURST) + 1;
         assert!(of_many.len() as u128 <= most, "{} questions", of_many.len());
         let mut all: Vec<u64> = of_many.iter().map(|(_, cookie)| *cookie).collect();

@@ -1,15 +1,18 @@
-//! The path at which programs look for the broker. The file there, or its directory, may be taken away while the broker runs:
-//! systemd-logind removes /run/user/UID with the last session of a user, and makes it again. The broker would serve whom it has, another
-//! would be started for those who come later, and no connection between the two would be paired.
+//! Keeps the path at which programs look for the broker. The socket file or its directory may be
+//! removed while the broker runs: systemd-logind removes /run/user/UID with the last session of a
+//! user, and recreates it later. Then the broker would serve only its existing clients, and a
+//! second broker would be started for later ones. No connection between the two groups would be
+//! paired.
 //!
-//! So the broker looks once a second what is at its path.
+//! So the broker checks its path once a second.
 //!
-//! | it finds | and | so the place is |
-//! | --- | --- | --- |
-//! | its own socket | | [`Held`](Place::Held) |
-//! | anything else | it can listen there again | [`Held`](Place::Held), by a new socket; its clients notice nothing |
-//! | anything else | a broker answers there that programs would trust ([`guard`]) | [`Taken`](Place::Taken): it ends, and its clients come to that one |
-//! | anything else | neither: the directory cannot be made, or a file is in the way | [`Lost`](Place::Lost): it serves whom it has, and goes on looking |
+//! - Its own socket is there: the place is [`Held`](Place::Held).
+//! - Anything else is there, and the broker can listen there again: the place is
+//!   [`Held`](Place::Held) by a new socket, and the clients notice nothing.
+//! - A broker answers there that programs would trust ([`guard`]): the place is
+//!   [`Taken`](Place::Taken). This broker ends, and its clients connect to the other.
+//! - The directory cannot be made, or another file is in the way: the place is
+//!   [`Lost`](Place::Lost). This broker serves its existing clients and keeps checking.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -21,35 +24,35 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use crate::config::Mode;
 use crate::listener::{ListenError, Listener};
 
-/// How often the broker looks.
+/// The interval between checks.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Who is at the broker's path.
+/// The owner of the broker's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// This broker.
     Held,
     /// No broker.
     Lost,
-    /// Another one. This is the last state.
+    /// Another broker. This is the final state.
     Taken,
 }
 
-/// What a look at the path has found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    /// The socket that this broker has made last.
+    /// The socket that this broker made last.
     Own,
-    /// Something else, in whose place it listens now.
+    /// Something else, which the broker has replaced with a new socket.
     Anew,
-    /// Another broker.
+    /// The socket of another broker.
     Rival,
-    /// Something else, which it cannot replace.
+    /// Something else, which the broker cannot replace.
     Obstacle,
 }
 
 impl Place {
-    /// Returns the state after a look.
+    /// Returns the state after a check.
     fn after(self, found: Found) -> Place {
         match (self, found) {
             (Place::Taken, _) | (_, Found::Rival) => Place::Taken,
@@ -59,17 +62,17 @@ impl Place {
     }
 }
 
-/// What the broker is to do after a look.
+/// The action that follows a check.
 pub(crate) enum Step {
-    /// Nothing.
+    /// None.
     Stay,
-    /// To accept by this socket from now on.
+    /// Accept clients on this socket from now on.
     Move(OwnedFd),
-    /// To end.
+    /// Stop.
     End,
 }
 
-/// Keeps the broker's place.
+/// Checks and restores the broker's path.
 pub(crate) struct Keeper {
     listener: Listener,
     path: PathBuf,
@@ -79,14 +82,15 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Returns a keeper of the place of `listener`, which listens.
+    /// Returns a keeper for the path of `listener`, which already listens.
     pub(crate) fn new(listener: Listener, path: PathBuf, mode: Mode) -> Keeper {
         let mut looks = interval_at(Instant::now() + PERIOD, PERIOD);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Keeper { listener, path, mode, place: Place::Held, looks }
     }
 
-    /// Waits until it is time to look. Never, if somebody else has made the socket and keeps its file.
+    /// Waits until the next check is due. Never completes if the service manager made the socket,
+    /// since it then keeps the file too.
     pub(crate) async fn due(&mut self) {
         if !self.listener.is_made_here() {
             std::future::pending::<()>().await;
@@ -94,7 +98,7 @@ impl Keeper {
         self.looks.tick().await;
     }
 
-    /// Looks at the path.
+    /// Checks the path.
     pub(crate) fn look(&mut self) -> Step {
         let (found, socket, why) = self.find();
         let before = self.place;
@@ -132,8 +136,9 @@ impl Keeper {
         }
     }
 
-    /// Whether the programs of this broker would take who listens at the path for theirs: nobody else makes it end. One that has only
-    /// just begun does not answer yet.
+    /// Returns whether the broker that listens at the path is one that this broker's programs would
+    /// trust. No other listener can make this broker stop. A broker that has just started may not
+    /// answer yet.
     fn is_answered_by_ours(&self) -> bool {
         let answering = seqpacket::connect(self.path.as_os_str().as_encoded_bytes());
         answering.is_ok_and(|socket| guard::is_trusted(&self.path, &socket))
@@ -144,7 +149,7 @@ impl Keeper {
 mod tests {
     use super::*;
 
-    /// All sequences of four looks.
+    /// Tries all sequences of four checks.
     #[test]
     fn the_last_look_decides_until_another_broker_is_found() {
         const FOUND: [Found; 4] = [Found::Own, Found::Anew, Found::Rival, Found::Obstacle];

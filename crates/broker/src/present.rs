@@ -1,10 +1,11 @@
-//! Who a client is now, whoever it was when it connected.
+//! The present identity of a client, which may differ from its identity when it connected.
 //!
-//! The kernel keeps with a connection the user that it was made by (SO_PEERCRED), for ever: a program that connects as root and becomes
-//! another user, or hands the connection to one, would go on as root. So no right is derived from that alone. The kernel also says of
-//! each message which user has sent it (SCM_CREDENTIALS: the real one, as it was at that moment), and a client is what both say: it never has
-//! more than when it connected, and never more than when it spoke. What is open to root only is answered once more by what the process is
-//! at that moment: its effective user, and its network namespace.
+//! The kernel records the user of a connection when it is made (SO_PEERCRED) and never changes it.
+//! A program that connects as root and then changes its user, or passes the socket on, would keep
+//! root's rights. Therefore no right is derived from that alone. The kernel also reports the sender
+//! of each message (SCM_CREDENTIALS: the real user at that moment). A client never has more rights
+//! than when it connected, nor more than when it sent the message. For requests that only root may
+//! make, the broker also checks the present effective user and network namespace of the process.
 //!
 //! ```text
 //!   connected as    sends as    is
@@ -14,25 +15,29 @@
 //!   nobody          games       games
 //! ```
 //!
-//! The conversation goes on meanwhile: a process that has left its root directory, or whose broker is its former user's, could not
-//! begin another. What it holds stays charged to whom it was charged to, and what it takes from then on is charged to who it is.
+//! The control connection continues after such a change, because the process might be unable to
+//! open another: it may have changed its root directory, or the broker may serve only its former
+//! user. What it holds stays charged to the previous principal; new resources are charged to the
+//! present one.
 
 use shunt_sys::seqpacket::Credentials;
 use shunt_sys::standing::{self, Present};
 
 use crate::principal::Principal;
 
-/// Returns the user that a client is who connected as `connected` and has sent its last message as `sender`.
+/// Returns the present user of a client that connected as `connected` and sent its last message as
+/// `sender`.
 pub(crate) fn user(connected: u32, sender: u32) -> u32 {
     if sender == 0 { connected } else { sender }
 }
 
-/// Returns whether a client may be answered as root, or as the broker's own user, now.
+/// Returns whether a client that has a privileged principal may still be answered as such.
 pub(crate) fn is_still(principal: Principal, sender: Credentials) -> bool {
     if !principal.is_privileged() {
         return true;
     }
-    // One that the broker cannot see is none of its own network namespace's, or is hidden from it: the kernel has said who sent this.
+    // The broker may be unable to see the process, for example in another pid namespace. Then the
+    // kernel's report about the sender decides.
     let own = standing::own_network();
     let is_it = |present: Present| present.user == principal.uid && Some(present.network) == own;
     standing::has_thread(sender.pid, is_it).unwrap_or(true)

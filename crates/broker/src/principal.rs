@@ -1,8 +1,10 @@
-//! For whom the broker holds what it holds, and how much of it anybody may have (docs/adr/0019).
+//! Principals, to which the broker charges what it holds, and the budgets that limit each of them
+//! (docs/adr/0019).
 //!
-//! A uid is not enough to tell clients apart: the root of every container is uid 0. So it is the uid and the network namespace that
-//! the control socket was made in, which a client cannot choose afterwards. Anybody can make namespaces, but only
-//! such as belong to a user namespace of his own; those of one uid have a common bound.
+//! A uid alone does not distinguish clients: the root user of every container is uid 0. So a
+//! principal consists of the uid and the network namespace in which the control socket was made,
+//! which a client cannot change afterwards. Any user can make network namespaces, but only below a
+//! user namespace that it has made too. Therefore the namespaces of one uid share a limit.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,7 +14,7 @@ use std::rc::Rc;
 use rustix::process::getuid;
 use shunt_sys::{Errno, identity, netns};
 
-/// Whose client it is, as the kernel says.
+/// The user and the network namespace of a client, as the kernel reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Principal {
     pub(crate) uid: u32,
@@ -22,16 +24,16 @@ pub(crate) struct Principal {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Standing {
-    /// Root or the broker's own user, in the broker's own network namespace.
+    /// Root or the broker's own user, in the broker's network namespace.
     Privileged,
-    /// Anybody else, where nobody but the host's root can make another namespace like this one.
+    /// Any other user, in a namespace that only root of the host could have made.
     Stranger,
-    /// In a namespace that anybody may have made.
+    /// A user in a namespace that any user could have made.
     Homemade,
 }
 
 impl Principal {
-    /// Whoever has made this control connection. `own` is the broker's network namespace.
+    /// Returns the principal of a control connection. `own` is the broker's network namespace.
     pub(crate) fn of(control: impl AsFd, uid: u32, own: u64) -> Result<Principal, Errno> {
         let netns = identity::namespace(control.as_fd())?;
         let standing = if netns == own {
@@ -44,7 +46,7 @@ impl Principal {
         Ok(Principal { uid, netns, standing })
     }
 
-    /// What it is counted under, if it is bounded at all.
+    /// Returns the account that this principal is charged to. Privileged principals have none.
     pub(crate) fn account(&self) -> Option<Account> {
         match self.standing {
             Standing::Privileged => None,
@@ -53,13 +55,13 @@ impl Principal {
         }
     }
 
-    /// Whether there is nothing that it may not see or use.
+    /// Returns whether the principal may see and use everything.
     pub(crate) fn is_privileged(&self) -> bool {
         self.standing == Standing::Privileged
     }
 }
 
-/// Who has caused the broker to hold something: one principal, or the two at the ends of a link.
+/// The principals that a resource is charged to: one, or the two at the ends of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Whose(Principal, Principal);
 
@@ -70,12 +72,12 @@ impl From<Principal> for Whose {
 }
 
 impl Whose {
-    /// In any order.
+    /// Returns the two principals, given in any order.
     pub(crate) fn both(one: Principal, other: Principal) -> Whose {
         Whose(one.min(other), one.max(other))
     }
 
-    /// Returns the two.
+    /// Returns both principals.
     pub(crate) fn each(self) -> [Principal; 2] {
         [self.0, self.1]
     }
@@ -84,7 +86,7 @@ impl Whose {
         self.0 == self.1
     }
 
-    /// What is counted under, for whoever is bounded.
+    /// Returns the accounts to charge. Privileged principals have none.
     fn accounts(self) -> impl Iterator<Item = Account> {
         let two = [Some(self.0), (!self.is_one()).then_some(self.1)];
         let strangers = two.into_iter().flatten().filter(|one| !one.is_privileged());
@@ -101,24 +103,29 @@ impl Whose {
     }
 }
 
-/// What is counted, and bounded, together.
+/// A set of resources that share a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Account {
-    /// What a principal has caused alone. No other can use it up.
+    /// Resources that one principal has used alone. No other principal can exhaust this limit.
     Own(Principal),
-    /// What it has caused with others.
+    /// Resources that one principal has used together with others.
     WithOthers(Principal),
-    /// What these two have caused.
+    /// Resources that these two principals have used together.
     Pair(Whose),
-    /// What one uid has caused in namespaces that it may have made.
+    /// Resources that one uid has used in namespaces that it may have made itself.
     Homemade(u32),
 }
 
-/// A limit, and who has how much of it.
+/// A limit on a resource, and the amount that each account has of it.
 ///
-/// An eighth is kept for the privileged, who may take everything. A stranger may have a quarter of what is left to strangers, so whatever
-/// some have taken there is something for the next; what one uid has in namespaces of its own making may be half of what is left. Of
-/// what a principal may have with others, each other may take half of what is left.
+/// One eighth is reserved for privileged principals, which may take everything. A stranger may hold
+/// a quarter of the rest of the strangers' part alone, and as much together with others. So
+/// something always remains for the next one. One uid may hold half of the rest in namespaces that
+/// it may have made itself. Of the amount that a principal may hold together with others, one other
+/// principal may take half.
+///
+/// Example: of a limit of 1,024, strangers may have 896. A first one can take 179, which is a
+/// quarter of the 717 that are left then. The next can take 143.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: usize,
@@ -132,7 +139,7 @@ impl Budget {
         Budget { limit, all: 0, strangers: 0, held: HashMap::new() }
     }
 
-    /// Takes as much, if it may be had.
+    /// Takes `amount` if the budget allows it. Returns whether it did.
     pub(crate) fn take(&mut self, whose: impl Into<Whose>, amount: usize) -> bool {
         let whose = whose.into();
         let allowed = self.allows(whose, amount);
@@ -142,7 +149,7 @@ impl Budget {
         allowed
     }
 
-    /// Whether as much may be had.
+    /// Returns whether `amount` may be taken.
     pub(crate) fn allows(&self, whose: impl Into<Whose>, amount: usize) -> bool {
         let whose = whose.into();
         if self.all.saturating_add(amount) > self.limit {
@@ -168,7 +175,7 @@ impl Budget {
         amount <= left && whose.accounts().all(fits)
     }
 
-    /// Takes what cannot be refused.
+    /// Takes `amount` without a check.
     pub(crate) fn force(&mut self, whose: impl Into<Whose>, amount: usize) {
         let whose = whose.into();
         self.all += amount;
@@ -178,7 +185,7 @@ impl Budget {
         }
     }
 
-    /// Gives back what was taken.
+    /// Gives back `amount`.
     pub(crate) fn give(&mut self, whose: impl Into<Whose>, amount: usize) {
         let whose = whose.into();
         self.all -= amount;
@@ -193,12 +200,12 @@ impl Budget {
         }
     }
 
-    /// How much all have.
+    /// Returns the total amount taken.
     pub(crate) fn all(&self) -> usize {
         self.all
     }
 
-    /// How much a stranger has, alone and with others.
+    /// Returns the amount that a stranger has taken, alone and with others.
     pub(crate) fn of(&self, one: Principal) -> usize {
         self.held(Account::Own(one)) + self.held(Account::WithOthers(one))
     }
@@ -208,7 +215,7 @@ impl Budget {
     }
 }
 
-/// What somebody has of a budget; given back when it is dropped.
+/// An amount taken from a budget, which is given back on drop.
 #[derive(Debug)]
 pub(crate) struct Charge {
     budget: Rc<RefCell<Budget>>,
@@ -217,12 +224,12 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// Nothing yet.
+    /// Returns an empty charge.
     pub(crate) fn new(budget: &Rc<RefCell<Budget>>, whose: impl Into<Whose>) -> Charge {
         Charge { budget: budget.clone(), whose: whose.into(), amount: 0 }
     }
 
-    /// Comes to have so much, if it may be had.
+    /// Changes the amount, if the budget allows it. Returns whether it did.
     pub(crate) fn set(&mut self, amount: usize) -> bool {
         if amount > self.amount {
             return self.more(amount - self.amount);
@@ -231,19 +238,19 @@ impl Charge {
         true
     }
 
-    /// Takes more, if it may be had.
+    /// Takes more, if the budget allows it. Returns whether it did.
     pub(crate) fn more(&mut self, amount: usize) -> bool {
         let taken = self.budget.borrow_mut().take(self.whose, amount);
         self.amount += if taken { amount } else { 0 };
         taken
     }
 
-    /// Returns how much it has.
+    /// Returns the amount taken.
     pub(crate) fn amount(&self) -> usize {
         self.amount
     }
 
-    /// Gives some of it back.
+    /// Gives part of the amount back.
     pub(crate) fn less(&mut self, amount: usize) {
         self.amount -= amount;
         self.budget.borrow_mut().give(self.whose, amount);
@@ -263,7 +270,7 @@ pub(crate) mod tests {
 
     pub(crate) const ROOT: Principal = Principal { uid: 0, netns: 1, standing: Standing::Privileged };
 
-    /// Another user in the broker's own namespace, or the root of a container.
+    /// Returns another user in the broker's own namespace, or the root user of a container.
     pub(crate) fn stranger(uid: u32, netns: u64) -> Principal {
         Principal { uid, netns, standing: Standing::Stranger }
     }
@@ -272,7 +279,7 @@ pub(crate) mod tests {
         Principal { uid, netns, standing: Standing::Homemade }
     }
 
-    /// As much as it gets.
+    /// Takes as much as possible. Returns the amount.
     fn fill(budget: &mut Budget, whose: impl Into<Whose> + Copy) -> usize {
         std::iter::repeat_with(|| budget.take(whose, 1)).take_while(|taken| *taken).count()
     }
@@ -310,11 +317,11 @@ pub(crate) mod tests {
         let (server, client) = (stranger(0, 2), stranger(0, 3));
         let taken = fill(&mut budget, Whose::both(client, server));
         assert!(taken > 1000 && !budget.allows(Whose::both(server, client), 1), "{taken}");
-        // The server has something for the next, and for itself.
+        // Something is left for the server's next peer, and for the server itself.
         let next = fill(&mut budget, Whose::both(server, stranger(0, 4)));
         assert!(next > 300, "{next}");
         assert!(fill(&mut budget, server) > 1000);
-        // With the privileged it is only the stranger's.
+        // A link with a privileged principal is charged to the stranger alone.
         assert!(fill(&mut budget, Whose::both(ROOT, stranger(0, 5))) > 500);
         assert!(fill(&mut budget, Whose::both(ROOT, stranger(0, 6))) > 500);
     }

@@ -1,4 +1,5 @@
-//! The broker's life: listens, takes clients in, and stops when it is told to or nobody is left.
+//! The life of a broker: it listens, accepts clients, and stops when it is asked to or has been
+//! idle for long enough.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -36,25 +37,26 @@ use crate::state::State;
 use crate::sweep::sweep;
 use crate::watch::watch;
 
-/// Bytes that the kernel keeps of what a client has not read, of which half are its own book-keeping.
+/// Bytes of unread messages that the kernel queues per client. Half of them are the kernel's own
+/// overhead.
 const SEND_BUFFER: usize = 32 * 1024;
 
-/// Why the broker did not start, or stopped by itself.
+/// Why the broker did not start, or stopped early.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The configuration has an impossible ring size.
+    /// The configuration contains an invalid ring size.
     #[error("a ring of {0} bytes is impossible: a power of two from {MIN_RING_BYTES} to {MAX_RING_BYTES}")]
     RingBytes(usize),
-    /// There is no socket to listen on.
+    /// The broker cannot listen on its socket.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// There is nowhere to tell what has been counted.
+    /// The broker cannot listen on the metrics address.
     #[error("cannot listen on {0} for the metrics: {1}")]
     Metrics(SocketAddr, std::io::Error),
-    /// The kernel cannot say which sockets are alive.
+    /// The kernel cannot report which sockets are alive.
     #[error("the kernel's socket table cannot be asked ({0}): shunt needs Linux 5.14 with inet_diag")]
     Diag(Errno),
-    /// Capabilities that the broker does not need cannot be given up.
+    /// The broker cannot drop capabilities that it does not need.
     #[error(
         "the broker cannot give up capabilities that it does not need ({0}): does a filter of system calls refuse capset?"
     )]
@@ -64,8 +66,9 @@ pub enum Error {
     Loop(std::io::Error),
 }
 
-/// Runs a broker until `shutdown` completes or it has been idle for long enough. Needs a tokio runtime with
-/// I/O and time; everything happens on the calling thread, which gives up the capabilities that it does not need.
+/// Runs a broker until `shutdown` completes or it has been idle for long enough. Needs a tokio
+/// runtime with I/O and time. Everything runs on the calling thread, which drops the capabilities
+/// that it does not need.
 pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error> {
     let geometry = Geometry::new(config.ring_bytes).ok_or(Error::RingBytes(config.ring_bytes))?;
     let namespaces = Namespaces::new().map_err(Error::Diag)?;
@@ -82,7 +85,7 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     };
     let sequences = sequences();
     privileges::give_up(&config.socket).map_err(Error::Privileges)?;
-    // Last, so that whoever reaches the broker finds all that it offers.
+    // Listens last, so that a client that can connect finds the broker complete.
     listener.listen(&socket)?;
     let limits = config.limits.within(descriptors);
     let policy = Overlay::new(config.overlay_policy.clone());
@@ -110,13 +113,14 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
             }
         })
         .await;
-    // The file first, so that nobody new arrives while the others are hung up on.
+    // Removes the socket file first, so that no new client connects while the others are
+    // disconnected.
     drop(keeper);
     tracing::info!("broker has stopped");
     result
 }
 
-/// What tells the ends of a connection across namespaces, if this broker may load it.
+/// Loads the BPF program that reads sequence numbers, if this broker may.
 fn sequences() -> Option<Reader> {
     match Reader::load() {
         Ok(reader) => Some(reader),
@@ -146,7 +150,8 @@ async fn accept(
                     Err(Errno::AGAIN) => ready.clear_ready(),
                     Err(Errno::CONNABORTED | Errno::INTR) => {}
                     Err(error) => {
-                        // Out of descriptors or memory. Those who wait are on TCP meanwhile.
+                        // The broker is out of descriptors or memory. Clients that wait are on TCP
+                        // meanwhile.
                         if let Some(times) = state.borrow_mut().complaints.note("accept", Instant::now().into_std()) {
                             tracing::warn!(%error, times, "cannot accept a client");
                         }
@@ -158,7 +163,7 @@ async fn accept(
             () = keeper.due() => match keeper.look() {
                 Step::Stay => {}
                 Step::Move(new) => {
-                    // Whoever had reached the old one.
+                    // Accept the clients that connected to the old socket.
                     while let Ok(client) = accept_with(&socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                         take_in(client, &state, &departed);
                     }
@@ -176,7 +181,8 @@ async fn accept(
 
 fn take_in(client: OwnedFd, state: &Rc<RefCell<State>>, departed: &Rc<Notify>) {
     let Ok(credentials) = seqpacket::peer_credentials(&client) else { return };
-    // A client that connected before the broker had a socket that was passed on has not inherited it.
+    // A client that connected before the broker received its socket from the service manager has
+    // not inherited this option.
     if let Err(error) = seqpacket::name_senders(&client) {
         return tracing::warn!(%error, "the kernel will not say who sends a client's messages");
     }
@@ -192,10 +198,11 @@ fn take_in(client: OwnedFd, state: &Rc<RefCell<State>>, departed: &Rc<Notify>) {
             let (uid, pid) = (principal.uid, credentials.pid);
             tracing::warn!(uid, pid, is_stuck, times, "too many clients: turned away");
         }
-        // What it may have sent already is closed with it.
+        // Descriptors that the client may have sent already are closed with its socket.
         return held.disposal.close(principal, client);
     }
-    // What it does not read is memory of this process's, and more than a few messages are kept here.
+    // Unread messages occupy kernel memory of this process. The broker's own queue holds all but a
+    // few of them.
     if let Err(error) = set_socket_send_buffer_size(&client, SEND_BUFFER) {
         tracing::debug!(%error, "the send buffer stays as it is");
     }
@@ -209,11 +216,12 @@ fn take_in(client: OwnedFd, state: &Rc<RefCell<State>>, departed: &Rc<Notify>) {
     });
 }
 
-/// Every client costs a few descriptors; the usual soft limit of 1024 is for programs that use select. Says how many there may be.
+/// Raises the descriptor limit and returns it. Every client needs a few descriptors, and the usual
+/// soft limit of 1024 is meant for programs that use select.
 fn raise_descriptor_limit() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let wanted = DESCRIPTORS as u64;
-    // Whoever may raise the hard limit can have as many as it takes.
+    // A process that may raise the hard limit can use as many as it wants.
     let raised = [limit.maximum.map(|maximum| maximum.max(wanted)), limit.maximum]
         .into_iter()
         .any(|all| setrlimit(Resource::Nofile, Rlimit { current: all, maximum: all }).is_ok());

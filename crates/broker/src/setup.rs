@@ -1,5 +1,6 @@
-//! Links that are being made. The ends share the memory only once neither can take anything of it
-//! away (L5, docs/adr/0032-memory-that-nobody-can-punch.md).
+//! The state machine of a link that is being made. The two ends share the memory only after it is
+//! sealed, so that neither can take pages away from it (L5,
+//! docs/adr/0032-memory-that-nobody-can-punch.md).
 //!
 //! ```text
 //!   broker                                       each end
@@ -11,18 +12,18 @@
 //!   Pair, for each connection that waits  ─────> touches it
 //! ```
 //!
-//! Until the seals are there, whoever has the memfd can punch holes. Meanwhile a thread that
-//! touches the memory sleeps in the kernel, and so does one that maps it, unmaps it or forks: all
-//! of these take a lock of the file's. To add a seal waits as well, so the blocking pool does that.
+//! Before the seals are added, every process that has the memfd can punch holes into it. During a
+//! punch, threads that touch, map or unmap the memory, or fork, sleep in the kernel, since these
+//! operations take a lock of the file. Adding a seal waits too, so the blocking pool does it.
 //!
-//! Hence [`Order`]: of two users the one that the other must not keep waiting maps the memory
-//! first, while nobody else has it. And memory that could not be sealed stays mapped for good: to
-//! unmap it would wait. The two users share no other memory from then on.
+//! [`Order`] limits the damage: of two users, the one that must not be delayed maps the memory
+//! first, while no other process has it. Memory that could not be sealed stays mapped for good,
+//! because unmapping it could wait. The two users share no memory from then on.
 //!
 //! Example: a client of user 1000 connects to a server of user 33. The server maps the link and
-//! answers. Then the client gets it, adds F_SEAL_SEAL, and punches in a loop. The broker cannot
-//! seal the file. It refuses the connections that wait (`link_not_made`), and sends `Unlink` with
-//! `may_unmap` 0. No thread of the server has waited.
+//! answers. Then the client receives the memfd, adds F_SEAL_SEAL, and punches holes in a loop. The
+//! broker cannot seal the file. It refuses the waiting connections (`link_not_made`), and sends
+//! `Unlink` with `may_unmap` 0. No thread of the server has waited.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,11 +40,12 @@ use crate::links::LinkId;
 use crate::pairing::{Offer, ProcessId};
 use crate::principal::{Account, Budget, Principal, Whose};
 
-/// How long the two ends have to map the memory. A program answers with its next call.
+/// How long the two ends have to map the memory. A program answers with its next call that the shim
+/// intercepts.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-/// The memory of a link. It stays mapped for good unless it has been sealed, or whoever has it is
-/// [trusted](Memory::trust).
+/// The memory of a link. It stays mapped for good unless it has been sealed, or the processes that
+/// have it are [trusted](Memory::trust).
 #[derive(Debug)]
 pub(crate) struct Memory {
     map: Mapping,
@@ -52,7 +54,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Makes the memory and maps it. Nothing may touch it before it is [sealed](Memory::seal).
+    /// Creates and maps the memory. No thread may touch it before it is [sealed](Memory::seal).
     pub(crate) fn make(geometry: Geometry) -> Result<Memory> {
         let fd = memfd::create_fixed("shunt-link", geometry.link_bytes())?;
         let map = Mapping::map(&fd, geometry.link_bytes())?;
@@ -60,10 +62,10 @@ impl Memory {
         Ok(Memory { map, fd, geometry })
     }
 
-    /// Ends punching and new mappings, and puts memory behind all that lies before the rings.
-    /// Returns whether that has been achieved. Blocks for as long as holes are being punched.
+    /// Prevents hole punching and new writable mappings, and backs everything before the rings with
+    /// memory. Returns whether that succeeded. Blocks while another process punches holes.
     pub(crate) fn seal(&self) -> bool {
-        // Whoever has added F_SEAL_SEAL first has made this impossible.
+        // Fails if another process has added F_SEAL_SEAL first.
         let _ = memfd::seal(&self.fd);
         let is_sealed = memfd::verify_sealed(&self.fd, self.geometry.link_bytes()).is_ok();
         if is_sealed {
@@ -72,29 +74,29 @@ impl Memory {
         is_sealed && mapping::back(self.map.as_ptr(), RINGS_OFFSET).is_ok()
     }
 
-    /// Returns whether to unmap it waits for no punch.
+    /// Returns whether the memory can be unmapped without waiting for a hole punch.
     pub(crate) fn may_unmap(&self) -> bool {
         !self.map.stays()
     }
 
-    /// Whoever has it is trusted not to keep others waiting.
+    /// Marks the memory as safe to unmap, because all processes that have it are trusted.
     pub(crate) fn trust(&self) {
         self.map.set_stays(false);
     }
 
-    /// What lies before the rings is read and written there.
+    /// Returns the mapping, through which the broker reads and writes the part before the rings.
     pub(crate) fn head(&self) -> &Mapping {
         &self.map
     }
 
-    /// Returns how many pages the two rings of a connection and their spills have beyond the first
-    /// page of each ring, which every connection needs.
+    /// Returns the number of pages that the rings of a connection and their spills hold. Does not
+    /// count the first page of each ring, which every connection needs.
     pub(crate) fn grown_pages(&self, conn: usize) -> usize {
         let of_side = |side| {
             let ring = self.geometry.ring_offset(conn, side) + MIN_RING_BYTES;
             let grown = self.backed_pages(ring, self.geometry.ring_bytes() - MIN_RING_BYTES);
-            // A spill grows from its first page on. To look at all pages of one that has none would
-            // take longer than all else that the end of a connection costs.
+            // A spill grows from its first page on. Scanning all pages of an unused spill would
+            // cost more than the rest of ending a connection.
             let spill = self.geometry.spill_offset(conn, side);
             match self.backed_pages(spill, MIN_RING_BYTES) {
                 0 => grown,
@@ -110,7 +112,7 @@ impl Memory {
     }
 }
 
-// What the links count of it fits into 16 bits.
+// `Link::spare` counts these pages in 16 bits.
 const _: () = assert!(2 * (MAX_RING_BYTES + MAX_SPILL_BYTES) / MIN_RING_BYTES <= u16::MAX as usize);
 
 impl AsFd for Memory {
@@ -122,19 +124,18 @@ impl AsFd for Memory {
 /// Which end maps the memory first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Both at the same time: they are one user's, or may do everything.
+    /// Both at the same time: they belong to one user, or both are privileged.
     Together,
-    /// This one. The other gets the memory when it has answered.
+    /// The end on this side. The other end gets the memory after this one has answered.
     First(Side),
 }
 
 impl Order {
-    /// Returns which of two ends maps first. `opener` is the side of the end that has called
-    /// connect, if that is known.
+    /// Returns which of two ends maps first. `opener` is the side that called `connect`, if known.
     ///
-    /// Whoever maps second may wait for the first. So the privileged end is first, and else the one
-    /// that has accepted the connection: it serves others too, and did not choose its peer. Where
-    /// that is not known, it is the older process.
+    /// The end that maps second may wait for the first. So a privileged end is first. Between two
+    /// users it is the end that accepted the connection, because it serves other clients and did
+    /// not choose its peer. If that is not known, it is the older process.
     pub(crate) fn of(principals: [Principal; 2], opener: Option<Side>) -> Order {
         let [one, other] = principals;
         match (one.is_privileged(), other.is_privileged()) {
@@ -142,51 +143,50 @@ impl Order {
             (true, false) => Order::First(Side::A),
             (false, true) => Order::First(Side::B),
             (false, false) if one == other => Order::Together,
-            // A process on side A has said hello before the one on side B.
+            // The process on side A has sent its hello before the one on side B.
             (false, false) => Order::First(opener.map_or(Side::A, Side::other)),
         }
     }
 
-    /// Returns whether the end on this side is asked to map the memory at the beginning.
+    /// Returns whether the end on this side is asked to map the memory at the start.
     pub(crate) fn asks(self, side: Side) -> bool {
         self == Order::Together || self == Order::First(side)
     }
 }
 
-/// How far a link has come.
+/// The progress of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setup {
-    /// These ends have been asked to map the memory, and those have answered that they have.
+    /// Waits until both ends have mapped the memory: `asked` and `mapped` have one entry per side.
     AwaitingMaps { asked: [bool; 2], mapped: [bool; 2], until: Instant },
-    /// The blocking pool adds the seals. With a failure the link is given up, and sealed so that to
-    /// unmap it waits for no other process.
+    /// The blocking pool adds the seals. If there is a failure already, the link is given up; it is
+    /// sealed only so that unmapping waits for no other process.
     Sealing(Option<Failure>),
 }
 
-/// What follows from an answer.
+/// The action that follows from an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Nothing,
-    /// The end on this side is to map the memory now.
+    /// Send the memory to the end on this side.
     Ask(Side),
-    /// The memory is to be sealed now.
+    /// Seal the memory.
     Seal,
 }
 
-/// Why a link does not come about.
+/// The reason why a link could not be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// Not both ends have answered in time.
+    /// At least one end has not answered in time.
     Unanswered,
-    /// This end could not map the memory.
+    /// The end on this side could not map the memory.
     Unmapped(Side),
-    /// One of the ends has seen to it that the memory cannot be sealed, or there is no memory for
-    /// it.
+    /// One of the ends has prevented sealing, or there was not enough memory.
     Unsealed,
 }
 
 impl Failure {
-    /// What the program on this side is told.
+    /// Returns the reason that is reported to the program on this side.
     pub(crate) fn reason(self, side: Side) -> Reason {
         if self == Failure::Unmapped(side) { Reason::NoMemory } else { Reason::LinkNotMade }
     }
@@ -198,7 +198,7 @@ impl Setup {
         Setup::AwaitingMaps { asked, mapped: [false; 2], until: now + ANSWER_WITHIN }
     }
 
-    /// An end has answered.
+    /// Records the answer of an end.
     fn answered(&mut self, side: Side, is_mapped: bool, now: Instant) -> Next {
         let Setup::AwaitingMaps { asked, mapped, until } = self else { return Next::Nothing };
         let (own, other) = (side as usize, side.other() as usize);
@@ -220,15 +220,15 @@ impl Setup {
         Next::Seal
     }
 
-    /// Nobody will use the link. Returns whether its memory is to be sealed now, for those who have
-    /// it mapped.
+    /// Gives the link up. Returns whether the caller must seal the memory now, on behalf of the
+    /// ends that have it mapped.
     fn give_up(&mut self) -> bool {
         let is_sealing = matches!(self, Setup::Sealing(_));
         *self = Setup::Sealing(Some(Failure::Unanswered));
         !is_sealing
     }
 
-    /// Returns whether the time to answer is over, and the memory is to be sealed for that.
+    /// Returns whether the time to answer is over. In that case the caller must seal the memory.
     fn expired(&mut self, now: Instant) -> bool {
         let is_over = self.deadline().is_some_and(|until| until <= now);
         if is_over {
@@ -244,7 +244,7 @@ impl Setup {
         }
     }
 
-    /// The blocking pool is done. Returns why the link does not come about, if it does not.
+    /// Returns why the link could not be made, if so, after the blocking pool is done.
     fn outcome(self, is_sealed: bool) -> Option<Failure> {
         match self {
             Setup::AwaitingMaps { .. } => Some(Failure::Unanswered),
@@ -261,39 +261,39 @@ pub(crate) struct Making {
     pub(crate) whose: Whose,
     pub(crate) memory: Arc<Memory>,
     setup: Setup,
-    /// The earlier and the later offer of each.
+    /// The earlier and the later offer of each waiting connection.
     pub(crate) waiting: Vec<[Offer; 2]>,
 }
 
-/// All links that are being made: one at a time for each two processes.
+/// A registry of links that are being made, with at most one per pair of processes.
 #[derive(Debug)]
 pub(crate) struct Setups {
     by_link: BTreeMap<LinkId, Making>,
     by_ends: HashMap<[ProcessId; 2], LinkId>,
-    /// Who has offered the sockets of connections that wait.
+    /// The process that offered each socket of a waiting connection, by socket cookie.
     holders: HashMap<u64, ProcessId>,
-    /// Connections that wait.
+    /// Limits the number of waiting connections.
     budget: Budget,
-    /// Two users that share no memory any more, in both orders: one has kept some from being
-    /// sealed.
+    /// Pairs of users that share no memory any more, in both orders, because one of them has
+    /// prevented sealing.
     apart: HashSet<[Option<Account>; 2]>,
 }
 
-/// What the end of a process leaves of links that were being made.
+/// What remains of the links of a process that has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
-    /// Links whose memory is to be sealed now.
+    /// Links whose memory must be sealed now.
     pub(crate) unsealed: Vec<(LinkId, Whose, Arc<Memory>)>,
-    /// Offers whose other end is no more.
+    /// Offers of the other ends, whose counterparts are gone.
     pub(crate) offers: Vec<Offer>,
 }
 
-/// What the broker does after an answer.
+/// What the broker must do after an answer.
 #[derive(Debug)]
 pub(crate) enum Answered {
-    /// It sends the memory to the end on this side, of these two.
+    /// Send the memory to the end on this side of these two.
     Ask(Side, [ProcessId; 2], Arc<Memory>),
-    /// It has the memory sealed.
+    /// Seal the memory.
     Seal(Whose, Arc<Memory>),
 }
 
@@ -308,7 +308,7 @@ impl Setups {
         }
     }
 
-    /// One of two users has kept memory from being sealed.
+    /// Forbids two users to share memory, because one of them has prevented sealing.
     pub(crate) fn keep_apart(&mut self, [one, other]: [Option<Account>; 2]) {
         self.apart.extend([[one, other], [other, one]]);
     }
@@ -318,7 +318,7 @@ impl Setups {
         !self.apart.contains(&accounts)
     }
 
-    /// Has a connection wait for the link of these two processes that is being made.
+    /// Queues a connection for the link of these two processes, if one is being made.
     pub(crate) fn wait(&mut self, ends: [ProcessId; 2], whose: Whose, offers: [Offer; 2]) -> Wait {
         let making = self.by_ends.get(&ends).and_then(|id| self.by_link.get_mut(id));
         let Some(making) = making else { return Wait::NoLink };
@@ -330,7 +330,7 @@ impl Setups {
         Wait::Waits
     }
 
-    /// Begins a link.
+    /// Registers a new link.
     pub(crate) fn begin(
         &mut self,
         id: LinkId,
@@ -345,7 +345,7 @@ impl Setups {
             .insert(id, Making { ends, whose, memory, setup: Setup::begin(order, now), waiting: Vec::new() });
     }
 
-    /// An end has answered.
+    /// Records the answer of an end, and returns the action that follows.
     pub(crate) fn answered(
         &mut self,
         process: ProcessId,
@@ -362,7 +362,8 @@ impl Setups {
         }
     }
 
-    /// Returns the links for which the time to answer is over. Their memory is to be sealed now.
+    /// Gives up the links whose time to answer is over. Returns them, since their memory must be
+    /// sealed now.
     pub(crate) fn expired(&mut self, now: Instant) -> Vec<(LinkId, Whose, Arc<Memory>)> {
         let is_over = |(id, making): (&LinkId, &mut Making)| {
             making.setup.expired(now).then(|| (*id, making.whose, making.memory.clone()))
@@ -370,13 +371,13 @@ impl Setups {
         self.by_link.iter_mut().filter_map(is_over).collect()
     }
 
-    /// When the next of them will be, at the earliest.
+    /// Returns the earliest time at which [`expired`](Setups::expired) may return a link.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.by_link.values().filter_map(|making| making.setup.deadline()).min()
     }
 
-    /// The blocking pool is done with a link. Returns it, and why it does not come about, if it
-    /// does not.
+    /// Removes a link that the blocking pool is done with. Returns it, and the reason if it could
+    /// not be made.
     pub(crate) fn sealed(&mut self, id: LinkId, is_sealed: bool) -> Option<(Making, Option<Failure>)> {
         let making = self.remove(id)?;
         let failure = making.setup.outcome(is_sealed);
@@ -393,18 +394,18 @@ impl Setups {
         Some(making)
     }
 
-    /// The process that has offered a socket whose connection waits.
+    /// Returns the process that offered a socket whose connection waits.
     pub(crate) fn holder(&self, cookie: u64) -> Option<ProcessId> {
         self.holders.get(&cookie).copied()
     }
 
-    /// The processes that are about to share a link with this one.
+    /// Returns the processes that are about to share a link with this one.
     pub(crate) fn peers(&self, process: ProcessId) -> impl Iterator<Item = ProcessId> {
         let of_it = self.by_link.values().filter(move |making| making.ends.contains(&process));
         of_it.map(move |making| making.ends[usize::from(making.ends[0] == process)])
     }
 
-    /// A process takes an offer back. Returns that of the other end, if it was waiting.
+    /// Withdraws an offer of a process whose connection waits. Returns the offer of the other end.
     pub(crate) fn withdraw(&mut self, process: ProcessId, ticket: u64) -> Option<Offer> {
         let is_it = |offer: &Offer| offer.process == process && offer.ticket == ticket;
         for making in self.by_link.values_mut().filter(|making| making.ends.contains(&process)) {
@@ -420,8 +421,7 @@ impl Setups {
         None
     }
 
-    /// A process has ended. The links that were being made for it are given up: they stay here
-    /// until they are sealed.
+    /// Gives up the links of a process that has ended. They stay registered until they are sealed.
     pub(crate) fn forget(&mut self, process: ProcessId) -> Left {
         let mut left = Left::default();
         for (id, making) in self.by_link.iter_mut().filter(|(_, making)| making.ends.contains(&process)) {
@@ -439,14 +439,14 @@ impl Setups {
     }
 }
 
-/// What becomes of a connection for which there is no link yet.
+/// The state of a connection for which there is no link yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// It waits for the one that is being made.
+    /// It waits for a link that is being made.
     Waits,
-    /// None is being made.
+    /// No link between the two processes is being made.
     NoLink,
-    /// Too many wait.
+    /// Too many connections wait.
     Full,
 }
 
@@ -468,7 +468,7 @@ mod tests {
         Arc::new(Memory::make(Geometry::new(4 * MIN_RING_BYTES).unwrap()).unwrap())
     }
 
-    /// A link with two connections that wait.
+    /// Begins a link with two waiting connections.
     fn begun() -> (Setups, Instant) {
         let (mut setups, now) = (Setups::new(8), Instant::now());
         let whose = Whose::both(ROOT, ROOT);

@@ -1,4 +1,4 @@
-//! `shunt status`: the broker's snapshot, and the blocking client that asks for it.
+//! `shunt status`: the snapshot of the broker's state, and the blocking client that requests it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,42 +25,42 @@ use crate::outbox::Outbox;
 use crate::principal::{Budget, Charge, Principal};
 use crate::state::{self, BadMessage, State, Tally};
 
-/// How long the broker has for an answer.
+/// How long the client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two attempts to be let in.
+/// Delay between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(5);
-/// More JSON than this is not believed.
+/// Maximum number of bytes of JSON that the client accepts.
 const MAX_JSON: u64 = 1 << 30;
 
-/// Why there is no status.
+/// Why no status could be obtained.
 #[derive(Debug, Error)]
 pub enum StatusError {
-    /// Nobody listens.
+    /// No broker listens at the path.
     #[error("no broker at {path}: {source}; start one with `shunt daemon`")]
     NoBroker {
-        /// Where one was looked for.
+        /// The path that was tried.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// It listens and says nothing.
+    /// The broker accepts connections but does not answer.
     #[error("the broker did not answer within {} seconds; is it stopped?", PATIENCE.as_secs())]
     Silent,
-    /// It hung up instead of answering.
+    /// The broker closed the connection instead of answering.
     #[error("the broker hung up; it may be of another version")]
     HungUp,
-    /// It speaks another protocol.
+    /// The broker's answer is not a message of this protocol version.
     #[error("the broker's answer is not understood: {0}")]
     Protocol(#[from] DecodeError),
-    /// The snapshot is not one.
+    /// The snapshot cannot be parsed.
     #[error("the broker's snapshot cannot be read: {0}")]
     Snapshot(String),
-    /// The connection failed.
+    /// Reading from or writing to the socket failed.
     #[error("talking to the broker failed: {0}")]
     Io(#[from] Errno),
 }
 
-/// Asks the broker at `path` for its state. Blocks for a few seconds at most.
+/// Returns the state of the broker at `path`. Blocks for a few seconds at most.
 pub fn status(path: impl AsRef<Path>) -> Result<Snapshot, StatusError> {
     let path = path.as_ref();
     let socket = connect(path)?;
@@ -85,7 +85,7 @@ pub fn status(path: impl AsRef<Path>) -> Result<Snapshot, StatusError> {
     serde_json::from_slice(&json).map_err(|error| StatusError::Snapshot(error.to_string()))
 }
 
-/// Connects, once there is room among those who want to.
+/// Connects, and retries while the broker's backlog is full.
 fn connect(path: &Path) -> Result<OwnedFd, StatusError> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -98,7 +98,7 @@ fn connect(path: &Path) -> Result<OwnedFd, StatusError> {
     }
 }
 
-/// The next datagram, which is not long in coming.
+/// Receives the next datagram.
 fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, StatusError> {
     let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
     if poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience))? == 0 {
@@ -110,8 +110,9 @@ fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, StatusError> {
     }
 }
 
-/// Answers a status request: everything for root and the broker's own user, for others what is theirs; and for whoever
-/// is in another network namespace, what is in the same. Root in a container is not root of the host. `unread` is charged with it.
+/// Answers a status request, and charges `unread` with the size of the answer. Root and the
+/// broker's own user see everything. Other users see what belongs to them. Clients in another
+/// network namespace see only that namespace: root in a container is not root of the host.
 pub(crate) fn answer(
     state: &State,
     whose: Principal,
@@ -138,7 +139,7 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
     let is_visible = |process: &&state::Process| {
         (everywhere || whose.netns == process.netns) && (everybody || process.credentials.uid == whose.uid)
     };
-    // What happens to others is no stranger's affair.
+    // Strangers must not see what happens to others.
     let nothing = Tally::default();
     let (tally, links) = match whose.is_privileged() {
         true => (&state.tally, state.links.len()),
@@ -171,7 +172,7 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
     }
 }
 
-/// With as many connections as `has_room` lets in.
+/// Returns a process with as many connections as `has_room` permits.
 fn process(process: &state::Process, mut has_room: impl FnMut() -> bool) -> Process {
     let (report, left_out) = process.outbox.with_page(|page| read(page, &mut has_room)).unwrap_or_default();
     Process {
@@ -184,12 +185,12 @@ fn process(process: &state::Process, mut has_room: impl FnMut() -> bool) -> Proc
     }
 }
 
-/// What the page's process has counted since it began. It may be anything.
+/// Returns the counters on a page. The process can write any values there.
 pub(crate) fn totals(page: &Page) -> Totals {
     read(page, || false).0.totals
 }
 
-/// What no row speaks of any more.
+/// Returns the bytes of connections that no row lists any more.
 fn moved_before(page: &Page) -> Moved {
     let mut moved =
         Moved { shm: page.counters[Counter::LaneBytes as usize].load(Relaxed), tcp: BTreeMap::new() };
@@ -199,7 +200,7 @@ fn moved_before(page: &Page) -> Moved {
     moved
 }
 
-/// What a row says that nothing else counts yet.
+/// Adds the bytes of a row that are not yet part of other counters.
 fn add_row(moved: &mut Moved, row: &EntryCopy, connection: &Connection) {
     add_by_tcp(moved, connection.send.reason, row.tcp_sent.saturating_sub(row.sent_counted));
     add_by_tcp(moved, connection.receive.reason, row.tcp_received.saturating_sub(row.received_counted));
@@ -213,21 +214,23 @@ fn add_by_tcp(moved: &mut Moved, reason: Reason, bytes: u64) {
     }
 }
 
-/// What a page says of its process. That may be anything, and is only shown.
+/// A report of a process about itself, read from its page. It may contain anything, and is only
+/// displayed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Since it began.
+    /// Counters since the process started.
     pub totals: Totals,
-    /// Its connections.
+    /// Connections of the process.
     pub connections: Vec<Connection>,
 }
 
-/// Reads a page.
+/// Reads a page completely.
 pub fn report(page: &Page) -> Report {
     read(page, || true).0
 }
 
-/// The same with as many connections as `has_room` lets in, and how many it did not.
+/// Reads a page with as many connections as `has_room` permits. Returns the report and the number
+/// of connections left out.
 fn read(page: &Page, mut has_room: impl FnMut() -> bool) -> (Report, usize) {
     let (mut report, mut left_out) = (Report { totals: counted(page), connections: Vec::new() }, 0);
     for row in rows(page).filter_map(Entry::copy) {
@@ -242,7 +245,7 @@ fn read(page: &Page, mut has_room: impl FnMut() -> bool) -> (Report, usize) {
     (report, left_out)
 }
 
-/// All but what only the rows say.
+/// Returns all counters except those that only the rows contain.
 fn counted(page: &Page) -> Totals {
     let counters = Counter::NAMES.iter();
     let bypasses = Reason::ALL.iter().map(|reason| (reason, page.bypasses[*reason as usize].load(Relaxed)));
@@ -259,8 +262,8 @@ fn counted(page: &Page) -> Totals {
     }
 }
 
-/// The rows in use, but those only that have ever been written: a process that says it uses all of them does not make us
-/// fill its page.
+/// Returns the used rows that have ever been written. So a process that claims to use all rows does
+/// not make the broker allocate the memory of its page.
 fn rows(page: &Page) -> impl Iterator<Item = &Entry> {
     let used = page.used();
     let start = std::ptr::from_ref(page).cast::<u8>();
@@ -273,7 +276,7 @@ fn rows(page: &Page) -> impl Iterator<Item = &Entry> {
     })
 }
 
-/// A row as the process reports it. It may be rubbish; it is only shown.
+/// Parses a row. It may contain anything, and is only displayed.
 fn connection(entry: EntryCopy) -> Connection {
     let address = |octets: [u8; 16], port| {
         identity::normalise(SocketAddr::new(IpAddr::V6(Ipv6Addr::from(octets)), port))
@@ -289,7 +292,8 @@ fn connection(entry: EntryCopy) -> Connection {
     let roads = entry.roads;
     let send = direction(roads, roads >> 16, entry.tcp_sent, entry.shm_sent);
     let receive = direction(roads >> 8, roads >> 32, entry.tcp_received, entry.shm_received);
-    // It says what kept the connection from shared memory once; by now that may be something else.
+    // The row names the option that kept the connection off shared memory at some time. The present
+    // reason may be another.
     let is_to_blame = [send, receive].iter().any(|direction| direction.reason == Reason::SocketOption);
     let option = SocketOption::unpack(entry.option).filter(|_| is_to_blame);
     Connection {

@@ -1,5 +1,10 @@
-//! When what takes long is done for a stranger: a status, or the beginning of a capture. It can take milliseconds, in which nobody else is
-//! served, and a stranger can ask without end: so after each the next stranger waits for as long as that took, and the same one nine times as long.
+//! Schedules requests of strangers that take long: a status, or the start of a capture. Such a
+//! request can occupy the broker's only thread for milliseconds, and a stranger can repeat it
+//! without end. So after a request that took time t, other strangers wait for t, and the stranger
+//! that made it waits for 9t.
+//!
+//! Example: a status for user 7 takes 20 ms. Then user 8 waits for 20 ms more, and user 7 waits for
+//! 180 ms until its next turn.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,17 +16,17 @@ use tokio::time::{Instant, sleep};
 
 use crate::principal::{Account, Principal};
 
-/// How much longer one waits for its own sake than for that of others.
+/// The factor by which a stranger waits longer for its own next turn than others do.
 const OWN_REST: u32 = 9;
 
-/// Who has its turn, and who waits for it. Who came first is first.
+/// A queue of turns, first come, first served.
 #[derive(Debug)]
 pub(crate) struct Turns {
     each: RefCell<HashMap<Account, Arc<Semaphore>>>,
     all: Arc<Semaphore>,
 }
 
-/// Somebody's turn, which lasts until [`Turn::end`].
+/// A turn. It lasts until [`Turn::end`].
 #[derive(Debug)]
 pub(crate) struct Turn {
     began: Instant,
@@ -39,7 +44,7 @@ impl Turns {
         Turns { each: RefCell::default(), all: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Waits for the turn of `whose`. The privileged have it at once.
+    /// Waits for a turn of `whose`. Privileged principals do not wait.
     pub(crate) async fn next(&self, whose: Principal) -> Turn {
         let held = match whose.account() {
             None => None,
@@ -59,14 +64,14 @@ impl Turns {
         if let Some(known) = each.get(&account) {
             return known.clone();
         }
-        // Those whom nobody waits for, and who do not rest.
+        // Removes accounts that neither wait nor rest.
         each.retain(|_, turn| Arc::strong_count(turn) > 1);
         each.entry(account).or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
     }
 }
 
 impl Turn {
-    /// What was to be done has been done. Needs a [`tokio::task::LocalSet`].
+    /// Ends the turn, and starts the rest. Needs a [`tokio::task::LocalSet`].
     pub(crate) fn end(self) {
         let Some(Held { own, all }) = self.held else { return };
         let took = self.began.elapsed();
@@ -87,7 +92,7 @@ mod tests {
     use tokio::task::LocalSet;
     use tokio::time::timeout;
 
-    /// Whether it is the turn of `whose` within an instant, which is then at an end.
+    /// Returns whether `whose` gets a turn without waiting. A turn that it gets ends immediately.
     async fn has_turn(turns: &Turns, whose: Principal) -> bool {
         timeout(Duration::ZERO, turns.next(whose)).await.is_ok()
     }
@@ -103,7 +108,7 @@ mod tests {
             assert!(!has_turn(&turns, stranger(8, 1)).await, "while another's is made");
             std::thread::sleep(Duration::from_millis(20));
             turn.end();
-            // It waits for twenty milliseconds, where the same one waits for 180.
+            // Another stranger waits for 20 ms, and the same one for 180 ms.
             drop(turns.next(stranger(8, 1)).await);
             assert!(!has_turn(&turns, greedy).await);
             assert!(has_turn(&turns, stranger(0, 9)).await);
