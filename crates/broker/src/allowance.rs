@@ -1,9 +1,13 @@
-//! How much processor time somebody may have of the broker's, measured by the clock of the thread.
+//! Limits the processor time of the broker that an account may use, measured by the clock of the
+//! thread.
 //!
 //! A system call on a stranger's file can take the kernel a fifth of a second, although it never
-//! sleeps: a write to an eventfd or to a socket walks the list of everybody who watches that file,
-//! which its owner can make a million entries long. What such a call has cost is known only
-//! afterwards. So it is a debt, which is paid off with time.
+//! sleeps. For example, a write to an eventfd or a socket walks the list of all watches of that
+//! file, and its owner can add a million of them. The cost of such a call is known only afterwards.
+//! So the cost becomes a debt, which shrinks as time passes.
+//!
+//! Example: a notification takes 70 ms. The debt exceeds [`BURST`] by 20 ms, so the next call is
+//! delayed by [`SHARE`] times as much, which is one second.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,15 +18,16 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::principal::{Account, Principal};
 
-/// What may be owed before anything is put off.
+/// The debt up to which calls are not delayed.
 const BURST: Duration = Duration::from_millis(50);
-/// Of so much time that passes, a unit is paid off: a fiftieth of a processor.
+/// A debt shrinks by one unit per this many units of time. So an account may use a fiftieth of a
+/// processor.
 const SHARE: u32 = 50;
 
-/// What a call on a socket costs where nothing is wrong, with room: it creates no debt.
+/// The usual cost of a call on a socket, with a margin. Cheaper calls create no debt.
 const ORDINARY: Duration = Duration::from_micros(100);
 
-/// What somebody owes.
+/// The debt of an account.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Allowance {
     debt: Duration,
@@ -34,18 +39,18 @@ impl Allowance {
         Allowance { debt: Duration::ZERO, at: now }
     }
 
-    /// Adds what something has cost.
+    /// Adds the cost of a call.
     pub(crate) fn spend(&mut self, cost: Duration, now: Instant) {
         self.debt = self.owed(now) + cost;
         self.at = now;
     }
 
-    /// Returns how long the next thing is put off.
+    /// Returns how long the next call is delayed.
     pub(crate) fn pause(&self, now: Instant) -> Duration {
         self.owed(now).saturating_sub(BURST) * SHARE
     }
 
-    /// Whether nothing is owed.
+    /// Returns whether there is no debt.
     pub(crate) fn is_clear(&self, now: Instant) -> bool {
         self.owed(now).is_zero()
     }
@@ -59,11 +64,11 @@ impl Allowance {
 #[derive(Debug, Default)]
 pub(crate) struct Debts(RefCell<HashMap<Account, Allowance>>);
 
-/// The debts as one client's conversation sees them: those of its account.
+/// The debt of one client's account.
 #[derive(Clone, Debug)]
 pub(crate) struct Credit {
     debts: Rc<Debts>,
-    /// None: a privileged client, which is trusted.
+    /// `None` for a privileged client, which is trusted.
     account: Option<Account>,
 }
 
@@ -72,13 +77,14 @@ impl Credit {
         Credit { debts: debts.clone(), account: whose.account() }
     }
 
-    /// Returns how long the next call on a socket of the account is put off.
+    /// Returns how long the next call on a socket of the account is delayed.
     pub(crate) fn pause(&self) -> Duration {
         let Some(account) = self.account else { return Duration::ZERO };
         self.debts.0.borrow().get(&account).map_or(Duration::ZERO, |debt| debt.pause(Instant::now()))
     }
 
-    /// Runs a call on a socket of the account, and charges the account for one that costs too much.
+    /// Runs a call on a socket of the account. Charges the account if the call costs more than
+    /// [`ORDINARY`].
     pub(crate) fn charge<T>(&self, call: impl FnOnce() -> T) -> T {
         let Some(account) = self.account else { return call() };
         let (result, cost) = measured(call);
@@ -91,7 +97,7 @@ impl Credit {
     }
 }
 
-/// Runs `work` and returns the processor time that it has taken of this thread.
+/// Runs `work`. Returns its result and the processor time that it took on this thread.
 pub(crate) fn measured<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let before = thread_time();
     let result = work();
@@ -167,7 +173,7 @@ mod tests {
         for _ in 0..1000 {
             credit.charge(|| ());
         }
-        // A call can be charged for an interrupt that comes in between.
+        // A call can be charged for an interrupt that occurs during it.
         assert!(credit.pause().is_zero());
     }
 

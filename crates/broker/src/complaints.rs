@@ -1,13 +1,13 @@
-//! What is said in the log about clients, of which there may be thousands: the first of a kind at once, then how many there have
-//! been, now and then.
+//! Rate limit for log messages about clients, of which there may be thousands. The first message of
+//! a kind is logged immediately, later ones at intervals with their number.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Between two lines of one kind.
+/// Minimum time between two log messages of one kind.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// A log with a rate limit; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Complaints {
     kinds: HashMap<&'static str, Kind>,
@@ -20,7 +20,8 @@ struct Kind {
 }
 
 impl Complaints {
-    /// Notes one. If it is to be said, the result is how many there have been since this was last said, with this one.
+    /// Counts an event. If it should be logged now, returns the number of events since the last log
+    /// message, including this one.
     pub(crate) fn note(&mut self, kind: &'static str, now: Instant) -> Option<u64> {
         let Some(known) = self.kinds.get_mut(kind) else {
             self.kinds.insert(kind, Kind { said_at: now, unsaid: 0 });

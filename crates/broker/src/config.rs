@@ -13,9 +13,9 @@ pub const OVERLAY_POLICY: &str = "/run/shunt/overlay.policy";
 /// The users that a broker serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Its own user: the socket is 0600, and a directory made for it 0700.
+    /// Its own user: the socket has mode 0600, and a directory made for it 0700.
     User,
-    /// Every user of the host: the socket is 0666, and a directory made for it 0755.
+    /// Every user of the host: the socket has mode 0666, and a directory made for it 0755.
     System,
 }
 

@@ -1,8 +1,10 @@
-//! Asks the kernel whether a socket is alive, by its addresses and its cookie (NETLINK_SOCK_DIAG, exact look-up).
+//! Queries the kernel whether a socket is alive, by its addresses and its cookie
+//! (NETLINK_SOCK_DIAG, exact look-up).
 //!
-//! Nothing is asked that the kernel would take the socket's lock for, such as `struct tcp_info`: whoever is inside a call on the
-//! socket has it, for as long as it likes. And it is asked about the socket with that cookie only, so that a liar's addresses lead
-//! nowhere else. Before Linux 6.9 the questions of all processes wait for one another, however.
+//! The queries request nothing for which the kernel would take the socket's lock, such as `struct
+//! tcp_info`. A thread inside a call on the socket can hold that lock for as long as it likes. The
+//! cookie is part of each query, so false addresses do not lead to another socket. Before Linux
+//! 6.9, however, the queries of all processes are serialised.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +21,7 @@ const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
 const IPPROTO_TCP: u8 = 6;
 
-/// A socket to the kernel's socket table of the network namespace that it was opened in.
+/// A netlink socket for the socket table of the network namespace in which it was opened.
 #[derive(Debug)]
 pub(crate) struct Diag {
     socket: OwnedFd,
@@ -83,12 +85,12 @@ struct Answer {
 
 const _: () = assert!(size_of::<Question>() == 72 && size_of::<Answer>() == 72);
 
-/// A live socket, as the kernel finds it by its addresses.
+/// A live socket that the kernel found by its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// TCP's state.
+    /// The TCP state.
     pub(crate) state: u8,
-    /// Whether a process has it: the kernel goes on with a connection that nobody has any more.
+    /// Whether a process holds the socket. The kernel continues a connection that no process holds.
     pub(crate) is_held: bool,
 }
 
@@ -100,12 +102,13 @@ impl Diag {
         Ok(Diag { socket, netns, sequence: 0 })
     }
 
-    /// The one network namespace whose sockets can be asked about.
+    /// Returns the network namespace whose sockets can be queried.
     pub(crate) fn netns(&self) -> u64 {
         self.netns
     }
 
-    /// The live TCP socket from `local` to `remote`, if it is the one with this SO_COOKIE. Two addresses of one family.
+    /// Returns the live TCP socket from `local` to `remote`, if it has this SO_COOKIE. Both
+    /// addresses must be of one family.
     pub(crate) fn find(
         &mut self,
         local: SocketAddr,
@@ -114,7 +117,7 @@ impl Diag {
     ) -> Result<Option<Found>, Errno> {
         self.sequence = self.sequence.wrapping_add(1);
         let question = question(self.sequence, local, remote, cookie);
-        // The kernel answers inside the send, so nothing here waits.
+        // The kernel answers during the send, so the receive does not wait.
         send(&self.socket, question.as_bytes(), SendFlags::DONTWAIT)?;
         let mut buffer = [0; 2048];
         loop {
@@ -122,7 +125,7 @@ impl Diag {
             let Ok((header, body)) = MessageHeader::read_from_prefix(&buffer[..len]) else {
                 return Err(Errno::PROTO);
             };
-            // What is left over from a question that failed half way.
+            // Skips an answer to an earlier query that failed.
             if header.sequence != self.sequence {
                 continue;
             }
@@ -134,7 +137,8 @@ impl Diag {
                 NLMSG_ERROR => {
                     let (code, _) = i32::read_from_prefix(body).map_err(|_| Errno::PROTO)?;
                     match Errno::from_raw_os_error(code.wrapping_neg()) {
-                        // Nobody has the addresses, or another socket, such as a listener, to which the look-up falls back.
+                        // No socket has the addresses, or another one does, such as a listener to
+                        // which the look-up falls back.
                         Errno::NOENT | Errno::STALE => Ok(None),
                         error => Err(error),
                     }
@@ -230,7 +234,7 @@ mod tests {
         let (one, other) = (identity::identify(&client).unwrap(), identity::identify(&server).unwrap());
         assert_eq!(diag.find(one.local, one.remote, other.cookie), Ok(None));
         assert_eq!(diag.find(one.local, one.remote, 0), Ok(None));
-        // No socket at all, and the listener in its place.
+        // No socket has these addresses, or the listener is found instead.
         let nobody = "127.0.0.1:9".parse().unwrap();
         assert_eq!(diag.find(one.local, nobody, one.cookie), Ok(None));
         assert_eq!(diag.find(listener.local_addr().unwrap(), nobody, one.cookie), Ok(None));

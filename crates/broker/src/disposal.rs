@@ -1,6 +1,8 @@
-//! Closing what strangers sent. The last close of a descriptor can block for as long as its owner likes (a TCP socket that
-//! lingers, a file of a FUSE server, whatever is in an epoll set that somebody keeps locked by a wait whose events have nowhere to
-//! go), so all are closed as [errands](crate::errands). Whether a close is the last, and can block, may change until it is made.
+//! Closes descriptors that clients have sent. The last close of a file can block for as long as its
+//! owner likes. Examples are a TCP socket that lingers, a file of a FUSE server, and a file in an
+//! epoll instance that is kept locked by a wait whose event buffer never becomes writable. A close
+//! becomes the last one when other processes close their copies, so the broker cannot know in
+//! advance. Therefore all are closed on the [threads](crate::errands) for calls that may block.
 
 use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,9 +14,9 @@ use crate::errands::Errands;
 use crate::principal::Principal;
 use crate::taken::Receipt;
 
-/// Closings of one principal that may be pending before nothing more is taken from it for the moment.
+/// Pending closes of one principal at which the broker stops reading its messages.
 const BUSY: usize = 64;
-/// And before it is not let in any more.
+/// Pending closes of one principal at which the broker refuses its connections.
 const STUCK: usize = 256;
 
 /// Closes descriptors without ever blocking the caller.
@@ -23,12 +25,12 @@ pub(crate) struct Disposal {
     errands: Errands,
 }
 
-/// What can be sent to a client.
+/// A descriptor that can be sent to a client.
 pub(crate) trait Descriptor: AsFd + Debug {}
 
 impl<T: AsFd + Debug> Descriptor for T {}
 
-/// A stranger's descriptor that is kept for a while: wherever it is let go, it is closed elsewhere.
+/// A stranger's descriptor that the broker keeps. On drop it is closed on another thread.
 #[derive(Debug)]
 pub(crate) struct Kept {
     fd: Option<OwnedFd>,
@@ -53,8 +55,9 @@ impl Disposal {
         Disposal { errands }
     }
 
-    /// Closes a TCP socket. As its FIN may wait for that, its program is told by the receipt, but for one that lingers: of that it
-    /// knows that it may be held for long (`may_be_held_by_broker` in the shim).
+    /// Closes a TCP socket. The program's FIN may have to wait for this close, so the `receipt`
+    /// reports it to the program. A socket that lingers has no receipt: the program must expect
+    /// that the broker holds it for long (`may_be_held_by_broker` in the shim).
     pub(crate) fn close_tcp(&self, whose: Principal, socket: OwnedFd, receipt: Receipt) {
         let lingers = !matches!(socket_linger(&socket), Ok(None | Some(Duration::ZERO)));
         let receipt = (!lingers).then_some(receipt);
@@ -64,22 +67,24 @@ impl Disposal {
         });
     }
 
-    /// Closes anything.
+    /// Closes any other descriptor.
     pub(crate) fn close(&self, whose: Principal, fd: OwnedFd) {
         self.errands.run(whose, move || drop(fd));
     }
 
-    /// Keeps something until it is let go.
+    /// Wraps a descriptor so that it is closed on another thread.
     pub(crate) fn keep(&self, whose: Principal, fd: OwnedFd) -> Kept {
         Kept { fd: Some(fd), whose, disposal: self.clone() }
     }
 
-    /// Whether so much of a principal's is pending that it should wait before it says more.
+    /// Returns whether so many closes of a principal are pending that the broker should read no
+    /// more from it.
     pub(crate) fn is_busy(&self, whose: Principal) -> bool {
         self.errands.pending(whose) >= BUSY
     }
 
-    /// Whether so much of a principal's is stuck that it is not served any more.
+    /// Returns whether so many closes of a principal are blocked that the broker should not serve
+    /// it any more.
     pub(crate) fn is_stuck(&self, whose: Principal) -> bool {
         self.errands.pending(whose) >= STUCK
     }
@@ -113,7 +118,8 @@ mod tests {
             disposal.close(other, std::io::pipe().unwrap().0.into());
         }
         assert!(start.elapsed() < Duration::from_secs(2));
-        // The pipes are closed by other threads although one is stuck; then the peer's end frees that too.
+        // Other threads close the pipes while one is blocked. Then the end of the peer unblocks
+        // that one too.
         settled(&errands, other, 0);
         settled(&errands, one, 1);
         assert!(!disposal.is_busy(one) && !disposal.is_stuck(one));

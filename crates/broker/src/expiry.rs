@@ -1,5 +1,6 @@
-//! Open offers whose sockets are dead: closed by everybody, or reset. Their process mostly takes them back; one that does not would
-//! have them stay as long as it lives. So the kernel is asked about all that are open, slowly.
+//! Ends open offers whose sockets are dead: closed by all processes, or reset. Usually the process
+//! withdraws such an offer. If it does not, the offer would stay for as long as the process lives.
+//! So the broker queries the kernel about all open offers, at a low rate.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,14 +12,14 @@ use tokio::time::sleep;
 use crate::pairing::Offer;
 use crate::state::State;
 
-/// Before the kernel is asked about all of them again; twice as long each time that none was dead.
+/// The delay before all open offers are queried again. It doubles each time that none was dead.
 const FIRST: Duration = Duration::from_secs(2);
 const LAST: Duration = Duration::from_secs(60);
-/// Questions at a time, and the pause between: the clients come first.
+/// Number of queries in a row, and the pause after them, in which clients are served.
 const QUESTIONS: usize = 64;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Looks as long as the broker lives; sleeps while there is no open offer.
+/// Queries open offers as long as the broker runs. Sleeps while there are none.
 pub(crate) async fn expire(state: Rc<RefCell<State>>) {
     let opened = state.borrow().opened.clone();
     loop {
@@ -40,9 +41,9 @@ pub(crate) async fn expire(state: Rc<RefCell<State>>) {
     }
 }
 
-/// Whether it was open, and dead.
+/// Refuses an offer if it is open and its socket is dead. Returns whether it did.
 fn refuse_if_dead(state: &mut State, offer: &Offer) -> bool {
-    // Answered meanwhile, or taken back.
+    // The offer was paired, refused or withdrawn meanwhile.
     if !state.offers.contains(offer) {
         return false;
     }

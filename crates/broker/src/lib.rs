@@ -1,15 +1,19 @@
-//! The broker: one process per host or per user that pairs the two ends of a connection and hands both a
-//! link (docs/local-path.md). It believes what the kernel says of a descriptor and nothing that it is told
-//! (L3), never blocks, and may die at any time (L6).
+//! The broker: one process per host or per user that pairs the two ends of a connection and gives
+//! both a link in shared memory (docs/local-path.md). It trusts the kernel's report about a
+//! descriptor and not the client's (L3), never blocks, and may die at any time (L6).
 //!
-//! Inner shape: [`Config`]; `control` is one client's connection; `state` is what all of them
-//! share; `offers` decides what becomes of a socket that was shown; `pairing` and `links` are its
-//! two pure halves; `setup` is the state machine of a link that is being made, `making` carries out
-//! what it decides; `namespaces` and `diag` ask the kernel, `tracking` what it knows of firewalls;
-//! `status` and `metrics` report; `capture` lets others read along; `overlay` knows the overlay's
-//! policy, `sweep` gives memory back, `expiry` ends offers of dead sockets. `principal` says for
-//! whom all of this is done and how much of it each may have, `turns` when what takes long is done,
-//! `errands` does what may block.
+//! The modules:
+//! - Clients: `server` accepts, `control` handles one client's connection, `outbox` its messages,
+//!   `state` is shared by all of them.
+//! - Pairing: `offers` decides about an offered socket, with the pure modules `pairing` and
+//!   `links`. `setup` is the state machine of a link that is being made, and `making` runs it.
+//! - The kernel: `namespaces` and `diag` query sockets, `tracking` the timeouts of firewalls.
+//! - Limits: `principal` has the budgets of each user, `allowance` limits processor time, `turns`
+//!   schedules slow requests, and `errands` runs calls that may block.
+//! - Clean-up: `sweep` frees memory, `expiry` ends offers of dead sockets, `orphans` follows
+//!   sockets of processes that have ended.
+//! - Reports: `status` and `metrics`; `capture` lets tools read connections; `overlay` applies the
+//!   overlay's policy.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Has links made: what is decided in [`crate::setup`] is said to the two ends, and done on the
-//! blocking pool.
+//! Makes links: sends the decisions of [`crate::setup`] to the two ends, and runs the blocking
+//! parts on the blocking pool.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,19 +20,20 @@ use crate::principal::Whose;
 use crate::setup::{Answered, Failure, Making, Memory, Order, Wait};
 use crate::state::State;
 
-/// What the two principals of a link may have waiting on the blocking pool. What is to be unmapped
-/// there has no place in the budget of links any more.
+/// Maximum number of tasks per pair of principals on the blocking pool. Memory that waits there to
+/// be unmapped is no longer counted in the budget of links.
 const PENDING: usize = 1024;
 
 /// Seals the memory of links without ever blocking the caller.
 #[derive(Clone, Debug)]
 pub(crate) struct Sealer {
     done: UnboundedSender<(LinkId, bool)>,
-    /// A link has been begun, so that there may be a new deadline.
+    /// Notified when a link has been begun, which may bring a new deadline.
     begun: Rc<Notify>,
 }
 
-/// A sealer, and where it says which links it is done with, and whether they are sealed.
+/// Returns a sealer, and a channel that receives the id of each finished link and whether it is
+/// sealed.
 pub(crate) fn sealer() -> (Sealer, UnboundedReceiver<(LinkId, bool)>) {
     let (done, sealed) = unbounded_channel();
     (Sealer { done, begun: Rc::default() }, sealed)
@@ -44,13 +45,14 @@ impl Sealer {
         errands.run(whose, move || {
             let is_sealed = memory.seal();
             drop(memory);
-            // Where nobody listens any more the broker has ended.
+            // Fails only after the broker has ended.
             let _ = done.send((link, is_sealed));
         });
     }
 }
 
-/// Has links finished, or given up in time, as long as the broker lives.
+/// Finishes links after sealing, and gives up those that were not answered in time. Runs as long as
+/// the broker.
 pub(crate) async fn finish_links(state: Rc<RefCell<State>>, mut sealed: UnboundedReceiver<(LinkId, bool)>) {
     let begun = state.borrow().sealer.begun.clone();
     loop {
@@ -70,7 +72,7 @@ pub(crate) async fn finish_links(state: Rc<RefCell<State>>, mut sealed: Unbounde
 }
 
 impl State {
-    /// Two offers are one connection, for which there is no place yet.
+    /// Has a pair of offers wait for a link, because no existing link has a free slot.
     pub(crate) fn wait_for_link(&mut self, offers: [Offer; 2]) {
         if let Err(reason) = self.try_wait_for_link(offers) {
             if reason == Reason::BrokerLimit
@@ -93,7 +95,7 @@ impl State {
         }
         match self.setups.wait(ends, whose, offers) {
             Wait::Waits => Ok(()),
-            // The link is made all the same, and dropped if nobody uses it.
+            // The link is made nevertheless, and dropped if it stays unused.
             Wait::Full | Wait::NoLink => Err(Reason::BrokerLimit),
         }
     }
@@ -133,7 +135,7 @@ impl State {
         self.say(to, link, Some(Rc::new(memory.clone())));
     }
 
-    /// A process has mapped its side of a link, or could not.
+    /// Processes the answer of a process that has mapped its side of a link, or failed to.
     pub(crate) fn mapped(&mut self, id: ProcessId, link: LinkId, side: Side, is_mapped: bool) {
         match self.setups.answered(id, link, side, is_mapped, Instant::now()) {
             Some(Answered::Ask(side, ends, memory)) => self.say_link(link, side, ends, &memory),
@@ -142,15 +144,15 @@ impl State {
         }
     }
 
-    /// Some ends have not answered in time. Their links are sealed before they are given up, so
-    /// that the other ends can unmap them.
+    /// Gives up links that were not answered in time. They are sealed first, so that the ends can
+    /// unmap them.
     fn give_links_up(&mut self, now: Instant) {
         for (link, whose, memory) in self.setups.expired(now) {
             self.sealer.seal(&self.errands, link, whose, memory);
         }
     }
 
-    /// The blocking pool is done with a link.
+    /// Processes a link that the blocking pool is done with.
     fn link_sealed(&mut self, id: LinkId, is_sealed: bool) {
         let Some((making, failure)) = self.setups.sealed(id, is_sealed) else { return };
         match failure {
@@ -163,7 +165,7 @@ impl State {
         let Making { ends, whose, memory, waiting, .. } = making;
         let is_only = self.links.add(id, ends, whose, memory, Instant::now());
         self.tell_new_link(id);
-        // Towards each process: the link, then the doorbells, then the pairs.
+        // Each process receives the link first, then the doorbells, then the pairs.
         if is_only {
             self.say_doorbells(ends[0], ends[1]);
             if ends[0] != ends[1] {
@@ -186,8 +188,8 @@ impl State {
         self.unlink(id, ends, may_unmap);
     }
 
-    /// Somebody has kept memory from being sealed. Returns whether it may be unmapped all the same:
-    /// those who have it are trusted.
+    /// Records that sealing was prevented. Returns whether the memory may be unmapped nevertheless,
+    /// because all processes that have it are trusted.
     fn note_unsealed(&mut self, whose: Whose, memory: Arc<Memory>) -> bool {
         let accounts = whose.each().map(|one| one.account());
         if accounts == [None, None] {
@@ -206,8 +208,8 @@ impl State {
         false
     }
 
-    /// Gives up the links that were being made for a process that has ended. Returns the offers
-    /// whose other end is no more.
+    /// Gives up the links of a process that has ended. Returns the waiting offers of the other
+    /// ends.
     pub(crate) fn abandon_links_of(&mut self, id: ProcessId) -> Vec<Offer> {
         let left = self.setups.forget(id);
         for (link, whose, memory) in left.unsealed {
@@ -217,7 +219,7 @@ impl State {
     }
 }
 
-/// Returns the side of the process that has opened a connection, if the kernel could be asked.
+/// Returns the side of the process that called `connect`, if the kernel could report it.
 fn opener(ends: [ProcessId; 2], [one, other]: &[Offer; 2]) -> Option<Side> {
     let (seen, seen_of_other) = (one.seen?, other.seen?);
     let opener = if seen.origin.has_opened(seen_of_other.origin)? { one } else { other };

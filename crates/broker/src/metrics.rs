@@ -1,4 +1,4 @@
-//! What the broker and the programs under shunt have counted, for Prometheus.
+//! The counters of the broker and of the programs under shunt, for Prometheus.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,10 +17,11 @@ use shunt_abi::status::{Direction, Totals};
 use crate::state::State;
 use crate::status;
 
-/// Going through every page takes the broker from those whom it serves: whoever asks more often is told the same again.
+/// Minimum time between two evaluations. Reading every page delays the broker's clients, so more
+/// frequent requests get the previous answer.
 const APART: Duration = Duration::from_secs(1);
 
-/// The page, made when it is asked for.
+/// A metrics page, generated on request.
 pub(crate) struct Metrics {
     state: Rc<RefCell<State>>,
     latest: RefCell<Option<(Instant, String)>>,
@@ -63,7 +64,7 @@ struct Stage {
     stage: &'static str,
 }
 
-/// In the text format of Prometheus.
+/// Returns the counters in the text format of Prometheus.
 fn text(state: &State) -> String {
     let mut registry = Registry::with_prefix("shunt_broker");
     let mut totals = state.ended.clone();
@@ -101,7 +102,7 @@ fn text(state: &State) -> String {
     text
 }
 
-/// What the programs have counted.
+/// Registers the counters of the programs.
 fn programs(registry: &mut Registry, totals: &Totals) {
     let ends = Family::<Stage, Counter>::default();
     let share = totals.share;
@@ -141,7 +142,8 @@ fn programs(registry: &mut Registry, totals: &Totals) {
     registry.register_with_unit("spin", "Time spent spinning before sleeps", Unit::Seconds, spun);
 }
 
-/// Every reason there is: what has not happened yet is 0, so that its first time is seen as a change.
+/// Returns all reasons. Those that have not occurred yet have the count 0, so that Prometheus sees
+/// the first occurrence as a change.
 fn reasons(count: impl Fn(Reason) -> Option<u64>) -> impl Iterator<Item = (&'static str, u64)> {
     Reason::ALL.iter().map(move |reason| (reason.label(), count(*reason).unwrap_or(0)))
 }
@@ -172,6 +174,6 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, value: usize) {
 }
 
 fn set(counter: &Counter, value: u64) {
-    // Made for this one page: it was 0.
+    // The counter was created for this page, so its value was 0.
     counter.inner().inc_by(value);
 }

@@ -56,7 +56,7 @@ impl Namespaces {
         if entered.diag.is_none() {
             entered.diag = enter(control)
                 .inspect_err(|error| {
-                    // The first failure is logged for all to see, later ones at debug level.
+                    // The first failure is logged at info level, later ones at debug level.
                     if std::mem::replace(&mut self.told, true) {
                         tracing::debug!(%error, cookie, "cannot ask about the sockets of a namespace");
                     } else {

@@ -1,11 +1,11 @@
-//! Notifies waiters through their doorbells, on the [threads](crate::errands) for what takes long.
+//! Notifies waiters through their doorbells, on the [threads](crate::errands) for calls that may
+//! take long.
 //!
-//! A doorbell is a client's file. To notify never sleeps, but takes as long as the list of those
-//! who watch the file is long: see [`crate::allowance`]. So it is not done on the broker's own
-//! thread. Each account has one thread for it at a time and a budget of time. Who has used that up
-//! waits, and everybody of the same account with it; nobody else does. A doorbell that is to be
-//! notified already is not queued again, since one notification tells of all that has happened
-//! before.
+//! A doorbell is a client's file. A write to it never sleeps, but takes longer the more watches the
+//! file has: see [`crate::allowance`]. So the broker's own thread does not do it. Each account has
+//! at most one thread at a time for its doorbells, and a budget of time. An account that has used
+//! up its budget is delayed, without effect on others. A doorbell that is already queued is not
+//! queued again, because one notification covers all earlier events.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -33,9 +33,9 @@ impl Doorbell {
     }
 
     fn notify(&self) {
-        // Before: what happens from now on needs another notification.
+        // Cleared before the write: later events need another notification.
         self.is_queued.store(false, SeqCst);
-        // One that cannot be notified is its owner's loss.
+        // If the write fails, only the doorbell's owner is affected.
         let _ = eventfd::ring(self);
     }
 }
@@ -46,21 +46,21 @@ impl AsFd for Doorbell {
     }
 }
 
-/// See the module.
+/// A queue of doorbells; see the module.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     errands: Errands,
     lines: Arc<Mutex<Lines>>,
 }
 
-/// By account. Privileged principals have none, and no budget.
+/// One queue per account. Privileged principals share one, and have no budget.
 type Lines = HashMap<Option<Account>, Line>;
 
 /// The doorbells of one account.
 #[derive(Debug)]
 struct Line {
     waiting: VecDeque<Arc<Doorbell>>,
-    /// A thread sees to them.
+    /// Set while a thread serves this queue.
     is_served: bool,
     allowance: Allowance,
 }
@@ -70,7 +70,7 @@ impl Notifier {
         Notifier { errands, lines: Arc::default() }
     }
 
-    /// Notifies soon.
+    /// Queues a notification.
     pub(crate) fn notify(&self, whose: Principal, doorbell: &Arc<Doorbell>) {
         if doorbell.is_queued.swap(true, SeqCst) {
             return;
@@ -95,7 +95,7 @@ fn lock(lines: &Mutex<Lines>) -> MutexGuard<'_, Lines> {
     lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Notifies all waiters in the line of an account.
+/// Notifies the doorbells of an account until its queue is empty.
 fn serve(lines: &Mutex<Lines>, account: Option<Account>) {
     let mut cost = None;
     loop {
@@ -173,7 +173,7 @@ mod tests {
             notifier.notify(other, &fast);
             expect_heard(&heard);
         }
-        // One thread waits, and one notification.
+        // One thread is delayed, with one notification.
         assert_eq!(errands.pending(attacker), 1);
         assert!(lock(&notifier.lines)[&attacker.account()].waiting.is_empty());
         assert!(!eventfd::heard(&unheard).unwrap());

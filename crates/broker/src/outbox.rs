@@ -1,5 +1,5 @@
-//! What the broker says to one client: sent at once where there is room, queued in order where there is not,
-//! and never waited for.
+//! Messages to one client. They are sent immediately while the socket has room, and otherwise
+//! queued in order. No call waits for the client.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -21,26 +21,26 @@ use crate::disposal::Descriptor;
 use crate::principal::Charge;
 use crate::taken::Taken;
 
-/// What stands between the queue and the socket.
+/// Why messages are still queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Backlog {
-    /// Nothing is queued.
+    /// No message is queued.
     None,
-    /// The socket is full: it will become writable.
+    /// The socket is full, and becomes writable later.
     Full,
-    /// The kernel is short of something (memory, descriptors in flight), or calls on the socket are put off: nothing will
-    /// announce a change.
+    /// The kernel lacks memory or has too many descriptors in flight, or calls on the socket are
+    /// delayed for their cost. No event reports when this ends.
     Short,
 }
 
-/// One client's socket and what is still to be sent on it.
+/// A client's socket and the messages that are still to be sent on it.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     socket: AsyncFd<OwnedFd>,
     credit: Credit,
     page: RefCell<Option<Shown>>,
     board: RefCell<Option<Arc<Mapping>>>,
-    /// How many of its messages have been dealt with.
+    /// Counts the client's messages that are completely processed.
     pub(crate) taken: Taken,
     queue: RefCell<Queue>,
     limit: usize,
@@ -55,18 +55,19 @@ pub(crate) struct Outbox {
 #[derive(Debug)]
 enum Message {
     Reply(Reply, Option<Rc<dyn Descriptor>>),
-    /// A datagram of a status.
+    /// A datagram that contains a part of a status.
     Part(Rc<Vec<u8>>, Range<usize>),
 }
 
-/// Messages in order. A doorbell that replaces one still queued takes its place, so that no process can fill
-/// the queue of another by registering doorbells.
+/// Messages in order. A doorbell that replaces a queued one takes its position, so a process cannot
+/// fill the queue of another by registering doorbells.
 #[derive(Debug, Default)]
 struct Queue {
     messages: VecDeque<Message>,
-    /// Messages that have left.
+    /// Number of messages removed from the queue so far.
     popped: u64,
-    /// Where the doorbell of a peer's waiter stands, counted from the first message ever.
+    /// Position of the queued doorbell of each peer's waiter, counted from the first message ever
+    /// queued.
     doorbells: HashMap<(u64, u32), u64>,
 }
 
@@ -85,7 +86,7 @@ impl Queue {
         self.messages.push_back(Message::Reply(reply, fd));
     }
 
-    /// A status, which nothing else comes in between.
+    /// Queues a status. No other message comes between its parts.
     fn push_status(&mut self, json: Vec<u8>) {
         self.push(StatusReply { bytes: json.len() as u64 }.into(), None);
         let json = Rc::new(json);
@@ -126,7 +127,7 @@ impl Outbox {
         &self.socket
     }
 
-    /// What calls on the socket are charged to.
+    /// Returns the account of processor time that calls on the socket are charged to.
     pub(crate) fn credit(&self) -> &Credit {
         &self.credit
     }
@@ -135,7 +136,8 @@ impl Outbox {
         self.socket.into_inner()
     }
 
-    /// Keeps the client's page, and the board whose counts follow what is sent and taken.
+    /// Stores the client's page, and the board on which the counts of sent and processed messages
+    /// are published.
     pub(crate) fn set_memory(&self, page: Shown, board: Mapping) {
         let board = Arc::new(board);
         self.taken.set_board(board.clone());
@@ -143,22 +145,22 @@ impl Outbox {
         *self.board.borrow_mut() = Some(board);
     }
 
-    /// Shows the client's board, if it has one.
+    /// Calls `write` with the client's board, if it has one.
     pub(crate) fn with_board<T>(&self, write: impl FnOnce(&Board) -> T) -> Option<T> {
         self.board.borrow().as_ref().and_then(|board| board.board()).map(write)
     }
 
-    /// Shows the client's page, if it has one.
+    /// Calls `look` with the client's page, if it has one.
     pub(crate) fn with_page<T>(&self, look: impl FnOnce(&Page) -> T) -> Option<T> {
         self.page.borrow().as_ref().and_then(|page| page.page()).map(look)
     }
 
-    /// Says something, now or as soon as the client has read what came before.
+    /// Sends a message, or queues it behind earlier ones.
     pub(crate) fn push(&self, reply: Reply, fd: Option<Rc<dyn Descriptor>>) {
         self.push_by(|queue| queue.push(reply, fd));
     }
 
-    /// The same for a status.
+    /// Sends or queues a status.
     pub(crate) fn push_status(&self, json: Vec<u8>) {
         self.push_by(|queue| queue.push_status(json));
     }
@@ -179,7 +181,7 @@ impl Outbox {
         }
     }
 
-    /// Sends what the socket takes.
+    /// Sends queued messages until the socket is full.
     pub(crate) fn flush(&self) -> Backlog {
         let backlog = self.send_queued();
         self.queued.borrow_mut().set(self.queue.borrow().messages.len());
@@ -203,7 +205,7 @@ impl Outbox {
                 Ok(()) => {
                     queue.pop();
                     self.sent.set(self.sent.get() + 1);
-                    // After the datagram: a shim that sees the count finds the message.
+                    // Stored after the send, so a shim that sees the count also finds the message.
                     self.with_board(|board| board.inbox.store(self.sent.get(), Release));
                 }
                 Err(Errno::INTR) => {}
@@ -242,23 +244,23 @@ impl Outbox {
         self.failed.get()
     }
 
-    /// Whether it has failed because the client does not read.
+    /// Returns whether the outbox has failed because the client does not read.
     pub(crate) fn has_overflowed(&self) -> bool {
         self.overflowed.get()
     }
 
-    /// Whether the client has yet to read something.
+    /// Returns whether the client has unread messages.
     pub(crate) fn is_unread(&self) -> bool {
         !self.queue.borrow().messages.is_empty()
             || seqpacket::unread(&self.socket).is_ok_and(|bytes| bytes > 0)
     }
 
-    /// Has whoever waits for a change look again.
+    /// Wakes the task that waits in [`changed`](Outbox::changed).
     pub(crate) fn nudge(&self) {
         self.changed.notify_one();
     }
 
-    /// Waits until the backlog or the health of the client has changed.
+    /// Waits until the backlog or the state of the client has changed.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }

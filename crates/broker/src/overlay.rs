@@ -1,8 +1,10 @@
-//! The overlay's policy for connections between containers of this host. The router writes it into a file (docs/adr/0034), which is looked
-//! at before a pair is made across network namespaces, and from time to time for the pairs that there are.
+//! The overlay's policy for connections between containers of this host. The router writes it to a
+//! file (docs/adr/0034). The broker checks the file before it makes a pair across network
+//! namespaces, and periodically for existing pairs.
 //!
-//! In doubt a connection stays on TCP: a file that cannot be read, belongs to somebody else or is of another version forbids all of
-//! them. Without a file there is no overlay on this host. The router's end changes nothing: its last word holds.
+//! In doubt a connection stays on TCP. A file that cannot be read, belongs to another user or has
+//! an unknown version forbids all such connections. Without a file there is no overlay on this
+//! host. If the router ends, its last policy stays in force.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -22,32 +24,32 @@ use crate::links::Held;
 use crate::pairing::Offer;
 use crate::state::State;
 
-/// How soon a new policy is noticed for the pairs that there are.
+/// The interval at which a new policy is applied to existing pairs.
 const TICK: Duration = Duration::from_millis(250);
-/// No policy is longer, by far.
+/// Maximum size of a policy in bytes, far more than any needs.
 const LONGEST: u64 = 16 << 20;
 
-/// What the router has published last.
+/// The policy that the router published last.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     file: PathBuf,
     known: Known,
     policy: Published,
-    /// The pairs that there are have not been compared with it.
+    /// Set until existing pairs have been checked against the policy.
     is_new: bool,
 }
 
-/// What a router has published.
+/// The content of the policy file.
 #[derive(Debug)]
 enum Published {
-    /// Nothing: there is no overlay here.
+    /// There is no file, so there is no overlay here.
     Nothing,
     Policy(LocalPolicy),
-    /// Something that says nothing.
+    /// The file cannot be used as a policy.
     Unclear,
 }
 
-/// Which file was read. A router replaces it whole.
+/// The identity of the file that was read. A router replaces the whole file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Known {
     #[default]
@@ -57,11 +59,11 @@ enum Known {
         changed: (i64, i64),
         len: u64,
     },
-    /// It is there, and cannot be looked at.
+    /// The file exists, but its metadata cannot be read.
     Hidden,
 }
 
-/// Why a file says nothing.
+/// Why a file cannot be used as a policy.
 #[derive(Debug, Error)]
 enum Unclear {
     #[error("{0}")]
@@ -79,7 +81,7 @@ impl Overlay {
         Overlay { file, known: Known::None, policy: Published::Nothing, is_new: false }
     }
 
-    /// Looks whether the router has published another policy, which takes one question to the kernel.
+    /// Reads the policy again if its file has changed. Costs one system call if not.
     pub(crate) fn renew(&mut self) {
         let known = Known::of(&self.file);
         if known == self.known {
@@ -98,7 +100,7 @@ impl Overlay {
         };
     }
 
-    /// Why a pair must not be, or must end. Nothing: it may be.
+    /// Returns why a pair must not be made or must end, or `None` if it is allowed.
     pub(crate) fn against(&self, one: &Held, other: &Held) -> Option<Reason> {
         if one.key.netns == other.key.netns {
             return None;
@@ -118,7 +120,8 @@ impl Overlay {
     }
 }
 
-/// The connection as each of its ends sees it, if it is known which of them has called connect.
+/// Returns the connection as each of its ends sees it, if it is known which of them called
+/// `connect`.
 fn flows(one: &Held, other: &Held) -> Option<[LocalFlow; 2]> {
     let (opener, acceptor) = match one.origin?.has_opened(other.origin?)? {
         true => (one.key, other.key),
@@ -145,7 +148,7 @@ impl Known {
 }
 
 fn read(path: &Path) -> Result<LocalPolicy, Unclear> {
-    // A pipe in its place must not keep the broker waiting.
+    // Prevents the open from blocking on a FIFO at this path.
     let flags = OFlags::NONBLOCK.bits() as i32;
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let about = file.metadata()?;
@@ -164,13 +167,13 @@ fn read(path: &Path) -> Result<LocalPolicy, Unclear> {
 }
 
 impl State {
-    /// Why two that have been recognised as one connection must not be paired.
+    /// Returns why two offers that are one connection must not be paired.
     pub(crate) fn forbids(&mut self, one: &Offer, other: &Offer) -> Option<Reason> {
         self.overlay.renew();
         self.overlay.against(&Held::of(one), &Held::of(other))
     }
 
-    /// Has the pairs end that another policy forbids.
+    /// Ends existing pairs that a changed policy forbids.
     fn enforce(&mut self) {
         self.overlay.renew();
         if !self.overlay.take_new() {
@@ -191,7 +194,8 @@ impl State {
     }
 }
 
-/// Looks as long as the broker lives, while there are programs of other network namespaces.
+/// Checks the policy periodically while there are programs in other network namespaces. Runs as
+/// long as the broker.
 pub(crate) async fn watch(state: Rc<RefCell<State>>) {
     loop {
         sleep(TICK).await;
@@ -209,7 +213,7 @@ mod tests {
     use shunt_kernel::sequence::Origin;
     use std::os::unix::fs::PermissionsExt;
 
-    /// Both ends of a connection between two namespaces; the first has called connect.
+    /// Returns both ends of a connection between two namespaces. The first one called `connect`.
     fn ends() -> (Held, Held) {
         let held = |netns, local: &str, remote: &str, sent, received| Held {
             process: netns,
@@ -250,13 +254,14 @@ mod tests {
         for (one, other) in [(&one, &other), (&other, &one)] {
             assert_eq!(overlay.against(one, other), Some(Reason::OverlayPolicy));
         }
-        // Somebody else's, who connects the other way, and within one namespace.
+        // The rule applies neither to a connection that the other end opened, nor within one
+        // namespace.
         let turned = |held: &Held| Held { origin: ends().1.origin, ..*held };
         let turned_other = Held { origin: ends().0.origin, ..other };
         assert_eq!(overlay.against(&turned(&one), &turned_other), None);
         let same = Held { key: Key { netns: one.key.netns, ..other.key }, ..other };
         assert_eq!(overlay.against(&one, &same), None);
-        // Nobody knows who has called connect.
+        // It is not known which end called `connect`.
         let unknown = Held { origin: None, ..one };
         assert_eq!(overlay.against(&unknown, &other), Some(Reason::OverlayPolicy));
     }

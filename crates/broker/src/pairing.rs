@@ -1,4 +1,5 @@
-//! Open offers, and which two of them are one connection. Pure: no I/O, and every look-up is by hash.
+//! Open offers, and the rules by which two of them are one connection. Pure: no I/O, and every
+//! look-up is by hash.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -8,10 +9,11 @@ use shunt_kernel::sequence::{Origin, Seen};
 
 use crate::principal::{Budget, Principal};
 
-/// The broker's name for a process: one per control connection, never used twice.
+/// The id of a process in the broker: one per control connection, never reused.
 pub(crate) type ProcessId = u64;
 
-/// What two ends of one connection have mirrored if they are in one network namespace and nothing translates addresses.
+/// The namespace and addresses of a socket. Within one network namespace and without address
+/// translation, the two ends of a connection have mirrored addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) netns: u64,
@@ -25,16 +27,17 @@ impl Key {
     }
 }
 
-/// One endpoint shown by one process.
+/// A socket that a process offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     pub(crate) process: ProcessId,
     pub(crate) ticket: u64,
     pub(crate) cookie: u64,
     pub(crate) key: Key,
-    /// What they have mirrored wherever they are is in it, if the kernel could be asked.
+    /// The initial sequence numbers, if the kernel could report them. They are mirrored at the
+    /// other end, in any namespace.
     pub(crate) seen: Option<Seen>,
-    /// When it was made.
+    /// The time of the offer.
     pub(crate) since: Instant,
 }
 
@@ -43,7 +46,7 @@ impl Offer {
         self.seen.map(|seen| seen.origin)
     }
 
-    /// Whether the streams of both begin where those of one connection do, as far as that is known.
+    /// Returns whether the initial sequence numbers of both mirror each other, or are unknown.
     pub(crate) fn may_mirror(&self, other: &Offer) -> bool {
         match (self.origin(), other.origin()) {
             (Some(one), Some(two)) => one.mirrored().contains(&two),
@@ -52,32 +55,35 @@ impl Offer {
     }
 }
 
-/// What an offer meets.
+/// The match of an offer among the open offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// Nothing: it can wait.
+    /// None: the offer can be left open.
     Nothing,
-    /// Its other end, which stays open until it is taken.
+    /// The other end, which stays open until it is removed.
     Counterpart(Offer),
-    /// What has its addresses mirrored, and yet is not the other end of the same streams. It stays open.
+    /// An offer with mirrored addresses that is nevertheless not the other end, by its sequence
+    /// numbers. It stays open.
     Unlike(Offer),
-    /// Another socket with the same addresses, which stays open: one of the two is dead.
+    /// An offer of another socket with the same addresses, which stays open. One of the two sockets
+    /// is dead.
     Occupied(Offer),
-    /// More than one pair is possible. All offers that could be part of one, which stay open.
+    /// Several pairs are possible. Contains all offers that could be part of one; they stay open.
     Ambiguous(Vec<Offer>),
-    /// The same socket in the hands of another process. That offer has been taken out.
+    /// An offer of this socket by another process. That offer has been removed.
     Shared(Offer),
 }
 
-/// All open offers. At most one per key, per cookie, and per ticket of a process.
+/// A registry of open offers. At most one per key, per cookie, and per ticket of a process.
 #[derive(Debug)]
 pub(crate) struct Offers {
-    /// How many may be open.
+    /// Limits the number of open offers.
     budget: Budget,
-    /// Whose processes they are.
+    /// The principal of each process.
     owners: HashMap<ProcessId, Principal>,
     by_key: HashMap<Key, Offer>,
-    /// Two sockets with one origin are as good as impossible; if there are, neither is paired.
+    /// Two sockets with equal initial sequence numbers are practically impossible. If there are
+    /// two, neither is paired.
     by_origin: HashMap<Origin, Vec<Key>>,
     by_cookie: HashMap<u64, Key>,
     by_process: HashMap<ProcessId, HashMap<u64, Key>>,
@@ -95,12 +101,12 @@ impl Offers {
         }
     }
 
-    /// A process has come.
+    /// Registers a process.
     pub(crate) fn join(&mut self, process: ProcessId, whose: Principal) {
         self.owners.insert(process, whose);
     }
 
-    /// A process has become another's: so have its offers.
+    /// Changes the principal of a process, and moves the charge for its offers.
     pub(crate) fn becomes(&mut self, process: ProcessId, whose: Principal) {
         let count = self.count(process);
         if let Some(before) = self.owners.insert(process, whose) {
@@ -109,23 +115,24 @@ impl Offers {
         }
     }
 
-    /// Whether a process, which may have so many itself, may leave one more open.
+    /// Returns whether a process, which may have up to `limit` open offers, may leave one more
+    /// open.
     pub(crate) fn has_room(&self, process: ProcessId, limit: usize) -> bool {
         let owner = self.owners.get(&process);
         self.count(process) < limit && owner.is_some_and(|owner| self.budget.allows(*owner, 1))
     }
 
-    /// All that are open.
+    /// Returns all open offers.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Offer> {
         self.by_key.values()
     }
 
-    /// Whether this one still is.
+    /// Returns whether this offer is open.
     pub(crate) fn contains(&self, offer: &Offer) -> bool {
         self.by_key.get(&offer.key) == Some(offer)
     }
 
-    /// What `offer` meets. An older offer of the same socket by the same process is replaced, and so gone.
+    /// Returns the match of `offer`. Removes an older offer of this socket by the same process.
     pub(crate) fn look(&mut self, offer: &Offer) -> Finding {
         if let Some(older) = self.by_cookie.get(&offer.cookie).copied().and_then(|key| self.remove(&key))
             && older.process != offer.process
@@ -142,8 +149,8 @@ impl Offers {
         }
     }
 
-    /// Across namespaces, and where addresses are translated: the one offer whose origin mirrors this one, if there is
-    /// nobody else that could be either of the two.
+    /// Matches by initial sequence numbers, across namespaces and address translation. Returns the
+    /// only offer that mirrors `origin`, if no third offer could be either of the two.
     fn look_by_origin(&self, origin: Origin) -> Finding {
         let with =
             |origin: &Origin| self.by_origin.get(origin).into_iter().flatten().map(|key| self.by_key[key]);
@@ -155,7 +162,7 @@ impl Offers {
         }
     }
 
-    /// Leaves `offer` open. It replaces whatever has its key, cookie or ticket.
+    /// Leaves `offer` open. Removes any offer with its key, cookie or ticket.
     pub(crate) fn insert(&mut self, offer: Offer) {
         self.withdraw(offer.process, offer.ticket);
         self.remove(&offer.key);
@@ -173,7 +180,7 @@ impl Offers {
         self.by_process.entry(offer.process).or_default().insert(offer.ticket, offer.key);
     }
 
-    /// Takes out the offer with these addresses.
+    /// Removes the offer with these addresses.
     pub(crate) fn remove(&mut self, key: &Key) -> Option<Offer> {
         let offer = self.by_key.remove(key)?;
         self.unindex(&offer);
@@ -186,13 +193,13 @@ impl Offers {
         Some(offer)
     }
 
-    /// Takes out what a process offered under a ticket.
+    /// Removes the offer of a process with this ticket.
     pub(crate) fn withdraw(&mut self, process: ProcessId, ticket: u64) -> Option<Offer> {
         let key = *self.by_process.get(&process)?.get(&ticket)?;
         self.remove(&key)
     }
 
-    /// Takes out all offers of a process.
+    /// Removes all offers of a process.
     pub(crate) fn forget(&mut self, process: ProcessId) {
         for key in self.by_process.remove(&process).unwrap_or_default().into_values() {
             if let Some(offer) = self.by_key.remove(&key) {
@@ -217,7 +224,7 @@ impl Offers {
         }
     }
 
-    /// Open offers of a process.
+    /// Returns the number of open offers of a process.
     pub(crate) fn count(&self, process: ProcessId) -> usize {
         self.by_process.get(&process).map_or(0, HashMap::len)
     }
@@ -271,9 +278,9 @@ mod tests {
             assert_eq!(offers.look(&with_origin(acceptor, sent, received)), Finding::Unlike(opener));
         }
         assert_eq!(offers.look(&with_origin(acceptor, 500, 101)), Finding::Counterpart(opener));
-        // It called connect too.
+        // This one called `connect` too.
         assert_eq!(offers.look(&with_origin(acceptor, 499, 101)), Finding::Counterpart(opener));
-        // Where the kernel could not be asked about one of the two, the addresses have the word.
+        // If the kernel could not report the numbers of one of the two, the addresses decide.
         assert_eq!(offers.look(&acceptor), Finding::Counterpart(opener));
     }
 
@@ -288,7 +295,7 @@ mod tests {
         offers.forget(1);
         offers.insert(acceptor);
         assert_eq!(offers.look(&opener), Finding::Counterpart(acceptor));
-        // One off, two that accepted, or nothing known.
+        // One number is off by one, both ends accepted, or the numbers are unknown.
         for (sent, received) in [(100, 502), (101, 500), (99, 500), (102, 500), (101, 499)] {
             assert_eq!(offers.look(&with_origin(opener, sent, received)), Finding::Nothing);
         }
@@ -310,7 +317,7 @@ mod tests {
         offers.insert(acceptor(21, 4));
         let finding = offers.look(&acceptor(20, 3));
         assert_eq!(finding, Finding::Ambiguous(vec![opener(10, 1), acceptor(21, 4)]));
-        // Once the rest is gone it is none any more.
+        // Without the other candidates it is not ambiguous any more.
         offers.remove(&acceptor(21, 4).key);
         assert_eq!(offers.look(&acceptor(20, 3)), Finding::Counterpart(opener(10, 1)));
     }
@@ -339,7 +346,7 @@ mod tests {
         assert_eq!((offers.count(1), offers.count(2)), (0, 1));
     }
 
-    /// The same questions answered by scanning a list.
+    /// Reference implementation that scans a list.
     #[derive(Default)]
     struct Oracle(Vec<Offer>);
 
@@ -361,7 +368,7 @@ mod tests {
                 let begins = |end: u32, by: u32| end == by || end.wrapping_add(1) == by;
                 let differ = one.zip(two).is_some_and(|(one, two)| {
                     let forth = begins(one.sent, two.received) && begins(two.sent, one.received);
-                    // One SYN is among what was acknowledged, or both are.
+                    // The acknowledged numbers include one SYN, or both.
                     !forth || one.sent == two.received && two.sent == one.received
                 });
                 return if differ { Finding::Unlike(other) } else { Finding::Counterpart(other) };

@@ -1,4 +1,4 @@
-//! Where brokers are found.
+//! The paths of brokers' sockets.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -7,40 +7,42 @@ use std::path::{Path, PathBuf};
 use rustix::process::geteuid;
 use thiserror::Error;
 
-/// The system-wide broker's socket. Nothing else is in its directory, which containers are given to read.
+/// The path of a system broker's socket. Its directory contains nothing else, and is mounted into
+/// containers read-only.
 pub const SYSTEM_SOCKET: &str = "/run/shunt/broker/broker.sock";
 
-/// Why there is no safe place for a user's socket.
+/// Why there is no safe path for a user's socket.
 #[derive(Debug, Error)]
 pub enum PathError {
-    /// Somebody else made the directory, and could answer in the broker's place.
+    /// Another user owns the directory or can write to it, and so could pose as the broker.
     #[error("{path} belongs to user {owner} or others may write it; set XDG_RUNTIME_DIR, or remove it")]
     Foreign {
         /// The directory.
         path: PathBuf,
-        /// Its owner.
+        /// Its owner's uid.
         owner: u32,
     },
-    /// It could not be made or looked at.
+    /// The directory could not be made or checked.
     #[error("cannot use {path}: {source}")]
     Io {
         /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
-/// Where this user's own broker is, or is to be: `XDG_RUNTIME_DIR/shunt`, `/run/user/UID/shunt`, or
-/// `/tmp/shunt-UID` (made here, 0700). Refuses a directory that somebody else controls.
+/// Returns the path of this user's own broker: in `XDG_RUNTIME_DIR/shunt`, `/run/user/UID/shunt`,
+/// or `/tmp/shunt-UID` (made here with mode 0700). Returns an error for a directory that another
+/// user controls.
 pub fn user_socket() -> Result<PathBuf, PathError> {
     let uid = geteuid().as_raw();
     let configured = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute());
     in_directories(configured, &PathBuf::from(format!("/run/user/{uid}")), Path::new("/tmp"), uid)
 }
 
-/// Sockets to try, best first: this user's, then the system's. A user's directory that cannot be trusted is
-/// left out.
+/// Returns the sockets to try, in this order: the user's broker, then the system's. Omits a user's
+/// directory that cannot be trusted.
 pub fn socket_candidates() -> Vec<PathBuf> {
     user_socket().ok().into_iter().chain([PathBuf::from(SYSTEM_SOCKET)]).collect()
 }
@@ -61,7 +63,7 @@ fn in_directories(
     Ok(directory.join("broker.sock"))
 }
 
-/// Makes `directory` with mode 0700, or checks that the one there is ours alone.
+/// Makes `directory` with mode 0700, or checks that only this user controls the existing one.
 fn owned_directory(directory: &Path, uid: u32) -> Result<(), PathError> {
     let failed = |source| PathError::Io { path: directory.to_owned(), source };
     match std::fs::DirBuilder::new().mode(0o700).create(directory) {
@@ -69,7 +71,7 @@ fn owned_directory(directory: &Path, uid: u32) -> Result<(), PathError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(failed(error)),
     }
-    // Not through a link: it could be pointed elsewhere later.
+    // Does not follow a symbolic link, which could be changed later.
     let data = directory.symlink_metadata().map_err(failed)?;
     if data.is_dir() && data.uid() == uid && data.mode() & 0o022 == 0 {
         return Ok(());

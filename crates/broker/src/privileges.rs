@@ -1,6 +1,6 @@
-//! The capabilities that a broker keeps once it listens. It reads what strangers send, so it holds no more than it needs, and of
-//! that CAP_SYS_ADMIN, the widest, is effective only in the thread that enters a network namespace
-//! ([`netns::inside`](shunt_sys::netns::inside)).
+//! The capabilities that a broker keeps once it listens. It parses messages of strangers, so it
+//! keeps only those that it needs. The widest of them, CAP_SYS_ADMIN, is effective only in the
+//! thread that enters a network namespace ([`netns::inside`](shunt_sys::netns::inside)).
 
 use std::path::Path;
 
@@ -9,20 +9,21 @@ use rustix::process::geteuid;
 use rustix::thread::CapabilitySet;
 use shunt_sys::{Result, capabilities};
 
-/// Which network namespace a socket belongs to; sequence numbers of sockets, by a program in the kernel; in which
-/// namespaces a process lives.
+/// Needed to find the network namespace of a socket, to read sequence numbers with a BPF program,
+/// and to find the namespaces of a process.
 const EFFECTIVE: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::PERFMON)
     .union(CapabilitySet::SYS_PTRACE);
 
-/// To enter a network namespace whenever the first program of a container comes.
+/// Needed to enter a network namespace when the first program of a container connects.
 const PERMITTED: CapabilitySet = CapabilitySet::SYS_ADMIN;
 
-/// To make and remove the socket in a directory of another user.
+/// Needed to make and remove the socket in a directory of another user.
 const OF_FILES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FOWNER);
 
-/// Gives up what the broker that listens at `socket` does not need. Threads that it starts inherit the rest.
+/// Drops the capabilities that the broker listening at `socket` does not need. Threads that it
+/// starts inherit the rest.
 pub(crate) fn give_up(socket: &Path) -> Result<()> {
     let mut effective = EFFECTIVE;
     let directory = socket.parent().unwrap_or(Path::new("/"));

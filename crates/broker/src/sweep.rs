@@ -1,5 +1,5 @@
-//! Drops links that nobody has used for a while, and retires those that hold much memory for
-//! nothing.
+//! Periodically drops links that have been unused for a while, and retires those that hold much
+//! unused memory.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use crate::links::LINGER;
 use crate::state::State;
 
-/// Sweeps as long as the broker lives; sleeps while no link holds memory that nobody uses.
+/// Checks the links as long as the broker runs. Sleeps while no link holds unused memory.
 pub(crate) async fn sweep(state: Rc<RefCell<State>>) {
     let emptied = state.borrow().emptied.clone();
     loop {

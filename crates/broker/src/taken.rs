@@ -1,5 +1,6 @@
-//! How many of a client's messages have been dealt with, which its board says: the sockets that came with them have been closed again, so
-//! that the program's own close ends them.
+//! Counts the messages of a client that are completely processed, and publishes the count on its
+//! board. Processed means that the broker has also closed the sockets that came with them, so the
+//! program's own close ends the connection.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Release;
@@ -16,13 +17,14 @@ pub(crate) struct Taken {
 #[derive(Debug, Default)]
 struct Ledger {
     board: Option<Arc<Mapping>>,
-    /// Messages that have been looked at.
+    /// Messages that have been received and answered.
     looked_at: u64,
-    /// Those whose sockets are still to be closed.
+    /// Numbers of the messages whose sockets are still to be closed.
     open: BTreeSet<u64>,
 }
 
-/// Kept by whoever is to close the socket of a message, until it has.
+/// Marks a message as unprocessed until it is dropped. The thread that closes the message's socket
+/// holds it.
 #[derive(Debug)]
 pub(crate) struct Receipt {
     ledger: Arc<Mutex<Ledger>>,
@@ -30,19 +32,19 @@ pub(crate) struct Receipt {
 }
 
 impl Taken {
-    /// Where it is to be said.
+    /// Sets the board on which the count is published.
     pub(crate) fn set_board(&self, board: Arc<Mapping>) {
         lock(&self.ledger).board = Some(board);
     }
 
-    /// A message has been looked at.
+    /// Counts a message as received and answered.
     pub(crate) fn advance(&self) {
         let mut ledger = lock(&self.ledger);
         ledger.looked_at += 1;
         ledger.publish();
     }
 
-    /// For the socket of the message that is being looked at: it has not been dealt with as long as this is kept.
+    /// Returns a receipt for the socket of the present message.
     pub(crate) fn receipt(&self) -> Receipt {
         let mut ledger = lock(&self.ledger);
         let message = ledger.looked_at + 1;

@@ -1,30 +1,30 @@
-//! Connection tracking: after how many seconds of silence a firewall or an address translation forgets a connection, and how
-//! often the two ends of a pair send something because of that.
+//! Connection tracking: the time after which a firewall or an address translator forgets a silent
+//! connection, and how often the two ends of a pair must send something to prevent that.
 //!
-//! A connection whose bytes all go by lanes is silent to everything between its ends. See *Connection tracking* in
-//! docs/local-path.md.
+//! A connection whose bytes all take lanes is silent for every device between its ends. See
+//! *Connection tracking* in docs/local-path.md.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Where the kernel says it, of the network namespace of the thread that asks.
+/// The directory with the timeouts of the network namespace of the reading thread.
 const FOLDER: &str = "/proc/sys/net/netfilter";
-/// How long an answer is used.
+/// How long a value that was read stays valid.
 const FRESH: Duration = Duration::from_secs(5);
-/// The longest silence where connection tracking or address translation may be on the way, in seconds. Load balancers forget after
-/// some minutes.
+/// The maximum silence in seconds if there may be connection tracking or address translation on the
+/// path. Load balancers forget connections after some minutes.
 const LONGEST: Silence = Silence { open: 60, half_closed: 20 };
 
-/// How many seconds a connection may be silent for; 0: for ever.
+/// Maximum time of silence on a connection in seconds; 0 means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Silence {
-    /// With both directions open.
+    /// While both directions are open.
     pub(crate) open: u32,
-    /// Once one end has finished.
+    /// After one end has sent its FIN.
     pub(crate) half_closed: u32,
 }
 
-/// After how many seconds of silence the connections of a network namespace are forgotten.
+/// The timeouts of a network namespace, in seconds of silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Timeouts {
     established: u32,
@@ -32,7 +32,8 @@ pub(crate) struct Timeouts {
 }
 
 impl Timeouts {
-    /// Returns the timeouts of the network namespace of this thread, unless it tracks no connection now.
+    /// Returns the timeouts of this thread's network namespace, or `None` if it tracks no
+    /// connection at present.
     pub(crate) fn read() -> Option<Timeouts> {
         let number = |name: &str| -> Option<u32> {
             fs::read_to_string(format!("{FOLDER}/nf_conntrack_{name}")).ok()?.trim().parse().ok()
@@ -46,12 +47,12 @@ impl Timeouts {
     }
 }
 
-/// The timeouts of one namespace, as they were a moment ago.
+/// A cache of the timeouts of one namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Recent(Option<(Instant, Option<Timeouts>)>);
 
 impl Recent {
-    /// Returns what was read last, or what `read` says if that is too old.
+    /// Returns the cached value, or calls `read` if that is too old.
     pub(crate) fn get(&mut self, now: Instant, read: impl FnOnce() -> Option<Timeouts>) -> Option<Timeouts> {
         match self.0 {
             Some((since, timeouts)) if now.duration_since(since) < FRESH => timeouts,
@@ -64,12 +65,12 @@ impl Recent {
     }
 }
 
-/// Returns how long the ends of a pair may be silent. `is_direct`: they have mirrored addresses in one namespace, so nothing but
-/// the connection tracking of that namespace is on the way.
+/// Returns how long the ends of a pair may be silent. `is_direct` means mirrored addresses in one
+/// namespace: then only the connection tracking of that namespace is on the path.
 pub(crate) fn silence(is_direct: bool, tracked: impl IntoIterator<Item = Option<Timeouts>>) -> Silence {
     let known = tracked.into_iter().flatten();
     let shorter = |silence: Silence, timeouts: Timeouts| Silence {
-        // Three probes to a timeout: one may be lost.
+        // Three probes per timeout, so that one may be lost.
         open: silence.open.min(timeouts.established / 3).max(1),
         half_closed: silence.half_closed.min(timeouts.half_closed / 3).max(1),
     };

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use tokio::io::unix::AsyncFd;
 
-/// Watches a socket; gives it back if that cannot be done.
+/// Registers a socket with the event loop. Returns the socket on failure.
 #[allow(deprecated, reason = "`register` is unsafe for types that may close early; an OwnedFd cannot")]
 pub(crate) fn watch(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, (OwnedFd, io::Error)> {
     AsyncFd::try_new(socket).map_err(|error| error.into_parts())
