@@ -1,4 +1,5 @@
-//! What one client, one container or one user can take from the others: never all of anything. Needs root.
+//! Limits per client, container and user: none of them can exhaust a resource of the broker. Needs
+//! root.
 
 mod common;
 
@@ -22,12 +23,12 @@ use shunt_sys::{eventfd, memfd, seqpacket};
 use socket2::{Domain, SockRef, Socket, Type};
 use tracing::span;
 
-/// As many processes as the broker takes in.
+/// Connects as many processes as the broker accepts.
 fn crowd(broker: &Broker, net: &Net) -> Vec<Process> {
     net.inside(|| std::iter::from_fn(|| Process::try_connect(&broker.socket())).take(1000).collect())
 }
 
-/// Two processes of a container are paired.
+/// Expects that two processes of a container are paired.
 #[track_caller]
 fn serves(broker: &Broker, net: &Net) -> (Process, Process) {
     let (mut one, mut two) = (broker.process_in(net), broker.process_in(net));
@@ -35,7 +36,7 @@ fn serves(broker: &Broker, net: &Net) -> (Process, Process) {
     (one, two)
 }
 
-/// A network namespace that somebody has made without being root of the host.
+/// A network namespace made by a user who is not root of the host.
 struct Homemade {
     net: Net,
     maker: Child,
@@ -70,7 +71,7 @@ fn a_container_that_takes_what_it_can_leaves_room_for_others() {
     assert!((8..16).contains(&taken.len()), "{}", taken.len());
     drop(serves(&broker, &other));
     drop(serves(&broker, &Net::current()));
-    // It has what it has, and more once some of it has gone.
+    // It keeps what it has, and gets more once some of it was released.
     taken.iter().for_each(|one| one.say(Withdraw { ticket: 1 }, &[]));
     drop(taken);
     eventually(|| greedy.inside(|| Process::try_connect(&broker.socket()).is_some()));
@@ -94,7 +95,7 @@ fn links_of_one_container_leave_room_for_others() {
     let mut sockets = Vec::new();
     let mut links = 0;
     for process in &mut processes {
-        // Connected to itself, each has a link of its own.
+        // Each process is connected to itself, and so has its own link.
         let (client, server) = greedy.inside(|| loopback("127.0.0.1"));
         process.offer(1, &client);
         process.offer(2, &server);
@@ -149,7 +150,7 @@ fn doorbells_of_one_container_leave_room_for_others() {
     assert_eq!(two.expect_doorbell().0.peer, one.id);
 }
 
-/// Each would be in every status with all that the page says.
+/// A page that several processes present would be listed with all its rows for each of them.
 #[test]
 fn a_page_is_shown_once() {
     let broker = Broker::start();
@@ -173,7 +174,7 @@ fn a_page_is_shown_once() {
     eventually(|| broker.status().processes.len() == 1);
 }
 
-/// Writes as many rows as a page has.
+/// Fills as many rows of the page as it has.
 fn claim_rows(process: &Process, count: usize) {
     let page = process.page.page().unwrap();
     let address = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
@@ -203,7 +204,7 @@ fn a_status_lists_what_there_is_room_for() {
 fn statuses_that_one_container_does_not_read_leave_room_for_others() {
     let broker = Broker::start_with(|config| config.limits.status_bytes = 20_000);
     let (greedy, other) = (Net::new(), Net::new());
-    // A thousand bytes or so for each of them in each status.
+    // Each process takes about a thousand bytes in each status.
     let crowd: Vec<Process> = (0..8).map(|_| broker.process_in(&greedy)).collect();
     crowd.iter().for_each(|one| one.say(Status { pad: 0 }, &[]));
     eventually(|| broker.bad("status_limit") > 3);
@@ -213,7 +214,7 @@ fn statuses_that_one_container_does_not_read_leave_room_for_others() {
     drop((crowd, others));
 }
 
-/// Memory of the broker's must not be anybody's to keep.
+/// A reader must not be able to keep memory of the broker allocated.
 #[test]
 fn a_status_leaves_nothing_behind_that_its_reader_could_keep() {
     let broker = Broker::start();
@@ -233,7 +234,8 @@ fn a_status_leaves_nothing_behind_that_its_reader_could_keep() {
     assert_eq!(broker.status().processes[0].connections.len(), 2000);
 }
 
-/// What a client has not read is the broker's memory, also when it has been hung up on: it counts as connected.
+/// Unread messages occupy memory of the broker, even after it has closed the connection. Such a
+/// client still counts as connected.
 #[test]
 fn whoever_is_hung_up_on_counts_until_it_has_read_or_gone() {
     let broker = Broker::start_with(|config| config.limits.clients = 64);
@@ -242,7 +244,8 @@ fn whoever_is_hung_up_on_counts_until_it_has_read_or_gone() {
     net.inside(|| {
         for _ in 0..30 {
             let Some(one) = Process::try_connect(&broker.socket()) else { break };
-            // Answered, and then hung up on, without a look at the answer.
+            // The broker answers, and then closes the connection, before the client has read the
+            // answer.
             one.offer(1, std::io::pipe().unwrap().0);
             one.say(Hello { program: [0; 32] }, &[std::io::pipe().unwrap().0.as_fd()]);
             hoard.push(one);
@@ -269,14 +272,14 @@ fn a_stranger_is_told_of_nobody_elses_doings() {
     assert!(!seen.of_all && seen.processes.is_empty());
     assert_eq!((seen.links, seen.pairs_made), (0, 0));
     assert!(seen.offers_refused.is_empty() && seen.bad_messages.is_empty(), "{seen:?}");
-    // Its own it is told, and the host all.
+    // The client sees its own counters, and the host sees all.
     for (seen, of_all) in [(status_in(&broker, &one), false), (broker.status(), true)] {
         assert_eq!((seen.links, seen.pairs_made, seen.of_all), (1, 1, of_all));
         assert_eq!((seen.offers_refused["not_tcp"], seen.bad_messages["length"]), (1, 1));
     }
 }
 
-/// Both ends of a connection, the first of which waits for an hour when it is closed.
+/// Returns both ends of a connection. A close of the first one lingers for an hour.
 fn lingering() -> (TcpStream, TcpStream) {
     use std::io::Write;
     let small = |socket: &Socket| {
@@ -307,7 +310,8 @@ fn closings_that_are_stuck_cost_nobody_else_anything() {
     let attacker = broker.process_in(&greedy);
     let mut unread = Vec::new();
     greedy.inside(|| {
-        // On a busy machine the broker may close its copy before the thread below does, and then is not stuck with it.
+        // On a loaded machine the broker may close its copy before the thread below does. Then its
+        // close does not block.
         for ticket in 0..200 {
             let (client, server) = lingering();
             let (local, remote) = addresses(&client);
@@ -316,12 +320,12 @@ fn closings_that_are_stuck_cost_nobody_else_anything() {
                 break;
             }
             unread.push(server);
-            // The copy under way is the last one, and to let go of this one does not wait.
+            // The copy in the message is the last one, so this close does not linger.
             std::thread::spawn(move || drop(client));
         }
     });
     expect_hang_up(&attacker.socket);
-    // The root of another container, and of the host.
+    // The root user of another container, and of the host.
     for one in [&mut honest.0, &mut honest.1] {
         let sockets = other.inside(|| loopback("127.0.0.1"));
         one.offer(9, &sockets.0);
@@ -332,7 +336,7 @@ fn closings_that_are_stuck_cost_nobody_else_anything() {
     drop(unread);
 }
 
-/// Some process holds the other end, and neither is paired.
+/// A process holds the other end, and neither end is paired.
 #[test]
 fn an_offer_ends_with_its_socket() {
     let broker = Broker::start();
@@ -345,7 +349,7 @@ fn an_offer_ends_with_its_socket() {
         one.offer(2, &reset.0);
         one.offer(3, &open.0);
         one.silence();
-        // One that is closed lives on in the kernel as long as its peer does.
+        // A closed socket lives on in the kernel for as long as its peer does.
         drop(closed.0);
         SockRef::from(&reset.1).set_linger(Some(Duration::ZERO)).unwrap();
         drop(reset.1);
@@ -358,7 +362,7 @@ fn an_offer_ends_with_its_socket() {
         stale.sort_unstable();
         assert_eq!(stale, [1, 2]);
         one.silence();
-        // The one that is open can still be paired.
+        // The open one can still be paired.
         one.offer(4, &open.1);
         one.expect_link();
         let tickets: Vec<u64> = [one.next(), one.next(), one.next()]
@@ -371,7 +375,7 @@ fn an_offer_ends_with_its_socket() {
     }
 }
 
-/// Counts the lines of the log that are warnings.
+/// Counts log messages at warning level.
 struct Warnings;
 
 static WARNINGS: AtomicUsize = AtomicUsize::new(0);
@@ -404,7 +408,8 @@ impl tracing::Subscriber for Warnings {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// After an upgrade: five hundred programs with the library of before, each of which tries again at once.
+/// The situation after an upgrade: five hundred programs with the previous library version, each of
+/// which retries immediately.
 #[test]
 fn programs_of_an_older_version_neither_keep_the_broker_busy_nor_fill_its_log() {
     const SPAN: Duration = Duration::from_secs(5);
@@ -425,7 +430,7 @@ fn programs_of_an_older_version_neither_keep_the_broker_busy_nor_fill_its_log() 
     let mut tries = programs.len();
     let begin = Instant::now();
     let mut told = 0;
-    // Where others use the processors it may take longer until each has been told once.
+    // On a loaded machine it may take longer until each has received its answer.
     while begin.elapsed() < SPAN || told < 500 && begin.elapsed() < PATIENCE {
         for program in &mut programs {
             let mut buffer = [0; 256];
@@ -434,7 +439,7 @@ fn programs_of_an_older_version_neither_keep_the_broker_busy_nor_fill_its_log() 
                     *program = try_again();
                     tries += usize::from(begin.elapsed() < SPAN);
                 }
-                // It is told which version this is.
+                // The answer contains the broker's version.
                 Ok((len, _)) => told += usize::from(len > 6 && buffer[4] == shunt_abi::VERSION as u8),
                 Err(_) => {}
             }

@@ -1,4 +1,5 @@
-//! Reading along: who may, what there is to see, and what becomes of the places of a link meanwhile.
+//! Captures: which clients may capture, what they see, and how the slots of a captured link are
+//! handled.
 
 mod common;
 
@@ -20,7 +21,7 @@ use shunt_sys::{Errno, seqpacket};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Somebody who reads along.
+/// A client that captures.
 struct Reader {
     socket: OwnedFd,
     of_all: bool,
@@ -86,7 +87,7 @@ impl Reader {
     }
 }
 
-/// A connection of two processes. Says which place it has, for either.
+/// Connects and pairs two processes. Returns the slot as each of them sees it.
 fn connect_ends(one: &mut Process, two: &mut Process, ticket: u64) -> [Pair; 2] {
     let (client, server) = loopback("127.0.0.1");
     one.offer(ticket, &client);
@@ -123,7 +124,7 @@ fn what_there_is_and_what_comes_is_told_with_its_end() {
     assert_eq!(seen.cookies[under_way[0].side as usize], under_way[0].cookie);
     assert_eq!(seen.cookies[under_way[1].side as usize], under_way[1].cookie);
     assert_eq!(seen.seen_by(Side::A), seen.seen_by(Side::B));
-    // The memory is to be read, and nothing else.
+    // The memory can be mapped for reading only.
     assert_eq!(Mapping::map(&memfd, RINGS_OFFSET).unwrap_err(), Errno::ACCESS);
     let view = View::map(memfd, RINGS_OFFSET).unwrap();
     let followed = |conn: u32, side| {
@@ -137,7 +138,7 @@ fn what_there_is_and_what_comes_is_told_with_its_end() {
     assert_eq!((seen.link, seen.conn, seen.fresh), (link, fresh[0].conn, 1));
     assert_eq!(followed(seen.conn, Side::A), 1);
 
-    // A place is used once as long as somebody looks, although it is free.
+    // During a capture a slot is used at most once, even if it is free.
     release([(&one, &under_way[0]), (&two, &under_way[1])]);
     let ended = SeenEnd { link, conn: under_way[0].conn, pad: 0 };
     assert_eq!(reader.next().0, ended.into());
@@ -161,7 +162,7 @@ fn a_link_that_is_new_is_told_with_its_first_connection_and_when_it_is_no_more()
         assert_eq!(reader.expect_pair().fresh, 1);
     }
     drop(first);
-    // Both ends die.
+    // Both ends exit.
     drop((one, two));
     assert_eq!(second.next().0, SeenEnd { link, conn: pairs[0].conn, pad: 0 }.into());
     assert_eq!(second.next().0, SeenUnlink { link }.into());
@@ -186,7 +187,7 @@ fn rings_are_left_as_they_are_as_long_as_somebody_reads_them() {
     let reader = Reader { socket, of_all: true };
     while !matches!(reader.next().0, Reply::SeenPair(_)) {}
     release([(&one, &pairs[0]), (&two, &pairs[1])]);
-    // The link goes after a while, and what was in it stays.
+    // The link is dropped after a while, and its content stays readable.
     while reader.next().0 != (SeenUnlink { link: link.link }).into() {}
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(memory.word(at).unwrap().load(Relaxed), 7);
@@ -222,7 +223,8 @@ fn as_many_read_along_as_there_is_room_for() {
     });
 }
 
-/// What a program of another kind is shown: it reads along for a while and prints how many links, connections and whether everything.
+/// A program that captures for a while. It prints the number of links and connections, and whether
+/// it may see all.
 const LOOK: &str = "
 import socket, struct, sys
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -243,7 +245,7 @@ except TimeoutError:
 print(*kinds, flush=True)
 ";
 
-/// What is shown to python, started by these words.
+/// Runs the program under this command line, and returns its output.
 fn shown(broker: &Broker, words: &[&str]) -> String {
     let mut line = words.to_vec();
     let (socket, version) = (broker.socket(), shunt_abi::VERSION.to_string());
@@ -252,7 +254,7 @@ fn shown(broker: &Broker, words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// The broker of a system, with a connection between two programs of root's. Needs root.
+/// Starts a system broker with a connection between two programs of root. Needs root.
 fn system() -> (Broker, Process, Process) {
     let broker = Broker::start_for_all(|_| {});
     let socket = broker.socket();
@@ -267,7 +269,7 @@ fn root_of_the_host_sees_everything_and_other_users_nothing() {
     let (broker, _one, _two) = system();
     assert_eq!(shown(&broker, &["env"]), "all link pair");
     assert_eq!(shown(&broker, &["setpriv", "--reuid", "65534", "--clear-groups"]), "own");
-    // As another user who keeps what root may do, he is no root.
+    // A different user that keeps root's capabilities is not root.
     let kept = [
         "setpriv",
         "--reuid",
@@ -284,7 +286,8 @@ fn root_of_the_host_sees_everything_and_other_users_nothing() {
 #[test]
 fn root_of_a_container_sees_nothing_of_others() {
     let (broker, _one, _two) = system();
-    // A network namespace of its own; the host's network but its own processes; its own user namespace; less than all of root's rights.
+    // A separate network namespace; the host's network with a separate pid namespace; a separate
+    // user namespace; a reduced set of capabilities.
     assert_eq!(shown(&broker, &["unshare", "--net"]), "own");
     assert_eq!(shown(&broker, &["unshare", "--pid", "--fork", "--mount-proc"]), "own");
     assert_eq!(shown(&broker, &["unshare", "--user", "--map-root-user"]), "own");
@@ -292,7 +295,8 @@ fn root_of_a_container_sees_nothing_of_others() {
     assert_eq!(shown(&broker, &less), "own link pair", "it may look into its own");
 }
 
-/// A program with a connection to itself, and one to a port that it is told. It says when it has offered all.
+/// A program with a connection to itself, and one to a port in its arguments. It prints a line when
+/// it has offered all.
 const TALK: &str = "
 import fcntl, os, socket, struct, sys, threading
 path, version, page_bytes, port = sys.argv[1], *map(int, sys.argv[2:])

@@ -1,4 +1,5 @@
-//! What liars, replayers, flooders and noise get: refused, counted, and nobody else disturbed.
+//! Clients that lie, replay, flood or send noise are refused and counted, and do not disturb
+//! others.
 
 mod common;
 
@@ -21,7 +22,7 @@ use shunt_sys::mapping::Mapping;
 use shunt_sys::{Errno, eventfd, memfd, seqpacket};
 use socket2::{Domain, SockRef, Socket, Type};
 
-/// An offer that names no address.
+/// Returns an offer with unspecified addresses.
 fn offer(ticket: u64) -> Offer {
     let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
     Offer::new(ticket, nobody, nobody)
@@ -79,7 +80,7 @@ fn addresses_of_another_socket_gain_nothing() {
     let (own, _peer) = loopback("127.0.0.1");
     honest.offer(1, &client);
     honest.sync();
-    // To be taken for the other end, for this one, or for whoever listens.
+    // It tries to pass as the other end, as this end, and as the listener.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let listening = listener.local_addr().unwrap();
     for (ticket, lie) in
@@ -88,7 +89,7 @@ fn addresses_of_another_socket_gain_nothing() {
         liar.offer_as(ticket as u64, &own, lie);
         liar.expect_refusal(ticket as u64, Reason::Stale);
     }
-    // Of two families, the kernel would take them as it likes.
+    // With two families, the result of the kernel's look-up would be undefined.
     let mixed = (addresses(&server).0, "[::1]:80".parse().unwrap());
     liar.offer_as(7, &own, mixed);
     expect_hang_up(&liar.socket);
@@ -105,7 +106,7 @@ fn addresses_of_another_socket_gain_nothing() {
 fn sockets_whose_addresses_prove_nothing_are_refused() {
     let broker = Broker::start();
     let mut liar = broker.process();
-    // Connected to itself, by a simultaneous open.
+    // A socket that is connected to itself by a simultaneous open.
     let own = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     own.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     own.connect(&own.local_addr().unwrap()).unwrap();
@@ -145,13 +146,14 @@ fn replays_and_false_releases_gain_nothing() {
     two.expect_link();
     let pair = one.expect_pair();
     two.expect_pair();
-    // Somebody else's tickets and links, and links that never were.
+    // Tickets and links of other processes, and some that never existed.
     thief.say(Withdraw { ticket: 1 }, &[]);
     thief.release(&pair);
     thief.release(&Pair { side: 1 - pair.side, ..pair });
     thief.release(&Pair { link: u64::MAX, ..pair });
     thief.silence();
-    // The same offers again: a new pair in a new slot, as after a switch back; the first is untouched.
+    // Repeated offers, as after a return from TCP, give a new pair in a new slot. The first pair is
+    // unaffected.
     one.offer(1, &client);
     two.offer(1, &server);
     let (again, other) = (one.expect_pair(), two.expect_pair());
@@ -204,7 +206,7 @@ fn each_kind_of_bad_message_is_counted_and_hung_up_on() {
         eventually(|| broker.bad(label) == before + 1);
     }
     drop(writer);
-    // Whatever was sent has been closed: the pipe has no writer left.
+    // All descriptors sent have been closed: the pipe has no writer left.
     assert_eq!(std::io::Read::read(&mut { reader }, &mut [0; 1]).unwrap(), 0);
     eventually(|| broker.status().processes.is_empty());
     still_serves(&broker);
@@ -237,7 +239,8 @@ fn a_process_that_never_reads_is_dropped_alone() {
     let broker = Broker::start_with(|config| config.limits.queue = 100);
     let (deaf, mut other) = (broker.process(), broker.process());
     let pipe = std::io::pipe().unwrap().0;
-    // Until the broker hangs up: more refusals than the socket and the queue can hold.
+    // Refusals accumulate until they exceed the socket and the queue, and the broker closes the
+    // connection.
     let offer = Request::from(offer(1)).encode();
     let mut sent = 0;
     eventually(|| match seqpacket::send(&deaf.socket, offer.as_bytes(), &[pipe.as_fd()]) {
@@ -270,7 +273,7 @@ fn doorbells_cannot_fill_the_queue_of_a_peer() {
     one.silence();
     two.expect_pair();
     two.sync();
-    // What came last is what is held in the end.
+    // The doorbell that was registered last is the one that the peer holds in the end.
     let mut held = std::collections::HashMap::new();
     while let Some((Reply::PeerDoorbell(bell), fd)) = two.try_next(Duration::ZERO) {
         held.insert(bell.slot, fd.unwrap());
@@ -307,7 +310,8 @@ fn a_socket_that_lingers_does_not_stop_the_broker() {
     SockRef::from(&client).set_linger(Some(Duration::from_secs(3600))).unwrap();
     client.set_nonblocking(false).unwrap();
     one.offer(1, &client);
-    // Ours is the last copy when the broker closes its own, or the broker's is: either way it must go on.
+    // The last copy is either closed by this thread or by the broker. The broker must continue
+    // either way.
     let closing = std::thread::spawn(move || drop(client));
     one.sync();
     still_serves(&broker);
@@ -339,7 +343,7 @@ fn others_see_only_their_own_processes() {
 #[test]
 fn noise_of_every_kind_leaves_the_broker_standing() {
     let broker = Broker::start();
-    // A small generator with a fixed seed, so that a failure can be seen again.
+    // A random generator with a fixed seed, so that failures are reproducible.
     let mut seed = 0x9e37_79b9_7f4a_7c15u64;
     let mut random = move |below: u64| {
         seed ^= seed << 13;
@@ -451,13 +455,13 @@ fn a_crowd_that_says_nothing_makes_room() {
         config.limits.hello_within = SECOND;
     });
     let crowd: Vec<OwnedFd> = (0..500).map(|_| stranger(&broker)).collect();
-    // Some were turned away, the others had their time.
+    // Some were refused, and the others timed out.
     crowd.iter().for_each(|one| expect_hang_up(one));
     eventually(|| shunt_broker::status(broker.socket()).is_ok());
     still_serves(&broker);
 }
 
-/// A link that is offered to two processes, of which the second does not answer for itself.
+/// Returns a link that is offered to two processes, of which the second has not answered.
 fn half_answered(broker: &Broker) -> (Process, Process, Link, OwnedFd, (TcpStream, TcpStream)) {
     let (mut one, mut two) = (broker.process(), broker.process());
     two.maps_links = false;
@@ -510,7 +514,7 @@ fn an_end_that_cannot_map_a_link_or_keeps_it_from_being_sealed_gets_none() {
 #[test]
 fn pairs_that_wait_for_a_link_end_with_either_end() {
     let broker = Broker::start();
-    // The offer is taken back: the other waits for another.
+    // The offer is withdrawn, so the other end is open for another.
     let (mut one, mut two, link, _memory, (client, _server)) = half_answered(&broker);
     one.say(Withdraw { ticket: 1 }, &[]);
     one.silence();
@@ -518,17 +522,17 @@ fn pairs_that_wait_for_a_link_end_with_either_end() {
     two.silence();
     one.offer(3, &client);
     assert_eq!((one.expect_pair().ticket, two.expect_pair().ticket), (3, 2));
-    // The process ends.
+    // The process exits.
     let (one, mut two, link, memory, _sockets) = half_answered(&broker);
     let gone = one.id;
     drop(one);
     two.expect_gone(gone);
     two.answer(&link, 1);
-    // It is sealed before it is unmapped.
+    // The memory is sealed before it is unmapped.
     let (Reply::Unlink(told), None) = two.next() else { panic!("no end of the link") };
     assert_eq!((told.link, told.may_unmap, punches(&memory)), (link.link, 1, false));
     two.silence();
-    // And so does the socket.
+    // The offered socket dies.
     let (mut one, mut two, link, _memory, (client, server)) = half_answered(&broker);
     SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
     drop(client);

@@ -1,4 +1,5 @@
-//! Alone in its process, so that it can count descriptors and mappings: nothing stays when clients go.
+//! A client leaves nothing behind when it disconnects. The only test of its process, so that it can
+//! count descriptors and mappings.
 
 mod common;
 

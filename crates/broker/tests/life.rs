@@ -1,4 +1,4 @@
-//! Starting, stopping, starting again: one broker per socket, and nothing left behind.
+//! Start, stop and restart: one broker per socket, and no files left behind.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn a_clean_stop_leaves_no_file() {
     assert!(left.is_empty(), "{left:?}");
     common::expect_hang_up(&process.socket);
     assert!(matches!(status(broker.socket()), Err(StatusError::NoBroker { .. })));
-    // And another may start in its place.
+    // Another broker can start at this path.
     broker.run(Config::new(broker.socket(), Mode::User));
     Process::connect(&broker.socket());
 }
@@ -49,7 +49,7 @@ fn a_second_broker_says_who_is_there() {
             other => panic!("{other:?}"),
         }
     }
-    // The attempts have not hurt the first.
+    // The failed attempts have not disturbed the first broker.
     broker.process();
     broker.stop().unwrap();
 }
@@ -64,14 +64,14 @@ fn a_stale_socket_is_replaced_and_a_foreign_one_is_not() {
         bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         socket
     };
-    // What a killed broker leaves: a file that nobody listens on, and a lock that nobody holds.
+    // A killed broker leaves a socket file without a listener, and an unlocked lock file.
     drop(bound());
     std::fs::write(directory.path().join("broker.sock.pid"), "4194304\n").unwrap();
     let mut config = Config::new(&path, Mode::User);
     config.idle_exit = Some(Duration::from_millis(50));
     assert!(matches!(ended(config), Ok(())));
     assert!(!path.exists());
-    // Something else that listens, without our lock.
+    // Another process listens without holding the lock.
     let foreign = bound();
     listen(&foreign, 1).unwrap();
     match ended(Config::new(&path, Mode::User)) {
@@ -89,20 +89,22 @@ fn a_stale_socket_is_replaced_and_a_foreign_one_is_not() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
 }
 
-/// A broker in a directory that every user can enter, which stops by itself.
+/// Returns the configuration of a broker in a directory that every user can enter. It stops when it
+/// is idle.
 fn for_all(path: &Path) -> Config {
     let mut config = Config::new(path, Mode::System);
     config.idle_exit = Some(Duration::from_millis(50));
     config
 }
 
-/// Makes a file that every user can read, and so lock.
+/// Makes a file that every user can read, and therefore lock.
 fn make_for_all(path: &Path, content: &str) {
     std::fs::write(path, content).unwrap();
     std::fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
 }
 
-/// Locks a file, as every process that can read it may. The lock is held as long as the file that is returned.
+/// Locks a file, as any process that can read it may. The lock is held until the returned file is
+/// dropped.
 fn lock_as_stranger(path: &Path) -> File {
     let stranger = File::open(path).unwrap();
     flock(&stranger, FlockOperation::NonBlockingLockExclusive).unwrap();
@@ -114,13 +116,13 @@ fn no_stranger_keeps_a_killed_broker_from_starting_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("broker.sock");
     let old_lock = directory.path().join("broker.sock.lock");
-    // What a killed broker of an older version has left, which every user can read, and so lock.
+    // A killed broker of an older version leaves a lock file that every user can read and lock.
     make_for_all(&old_lock, "4194304\n");
     let _stranger = lock_as_stranger(&old_lock);
     assert!(matches!(ended(for_all(&path)), Ok(())));
     assert!(!old_lock.exists());
-    // A running one lets nobody but its user open the lock, which is not where containers could
-    // mount it.
+    // Only the user of a running broker can open its lock file, which is not in the directory that
+    // containers mount.
     let path = directory.path().join("deeper/broker.sock");
     let lock = directory.path().join("deeper.broker.sock.pid");
     let mut config = for_all(&path);
@@ -184,7 +186,8 @@ fn a_broker_whose_directory_is_removed_listens_again_and_pairs_old_clients_with_
     eventually(|| seqpacket::connect(path_bytes(&path)).is_ok());
     let mut old = Process::connect(&path);
     let mut news = Vec::new();
-    // The directory, then the socket alone, then the directory again, which somebody else makes.
+    // Removes the directory, then only the socket, then the directory again, which the test itself
+    // makes anew.
     for again in 0..3 {
         match again {
             1 => std::fs::remove_file(&path).unwrap(),
@@ -217,7 +220,8 @@ fn a_broker_ends_where_another_has_its_place_and_leaves_that_alone() {
     let first = spawn(Config::new(&path, Mode::User), std::future::pending::<()>());
     eventually(|| seqpacket::connect(path_bytes(&path)).is_ok());
     let old = Process::connect(&path);
-    // The second one has the place before the first looks, mostly. Where it has not, the first listens again.
+    // Usually the second broker has the path before the first one checks. If not, the first one
+    // listens there again.
     let mut second = None;
     while second.is_none() {
         std::fs::remove_dir_all(&place).unwrap();
@@ -229,7 +233,7 @@ fn a_broker_ends_where_another_has_its_place_and_leaves_that_alone() {
     let (second, stop) = second.expect("it was waited for");
     first.join().unwrap().unwrap();
     common::expect_hang_up(&old.socket);
-    // The socket and the lock of the second one are untouched.
+    // The socket and the lock of the second broker are untouched.
     Process::connect(&path);
     assert!(matches!(
         ended(Config::new(&path, Mode::User)),
@@ -337,7 +341,7 @@ fn the_page_counts_what_the_broker_has_dealt_with() {
     let broker = Broker::start();
     let mut process = broker.process();
     let taken = |process: &Process| process.board().taken.load(std::sync::atomic::Ordering::Acquire);
-    // The hello.
+    // The hello counts as one message.
     eventually(|| taken(&process) == 1);
     process.say(Announce { pad: 0 }, &[]);
     eventually(|| taken(&process) == 2);
@@ -346,11 +350,12 @@ fn the_page_counts_what_the_broker_has_dealt_with() {
     drop(writer);
     eventually(|| taken(&process) == 3);
     process.expect_refusal(7, Reason::NotTcp);
-    // It is counted when it is held no longer, or soon will be.
+    // The message counts only after its descriptor is closed, or just before.
     assert_eq!(std::io::Read::read(&mut { reader }, &mut [0; 1]).unwrap(), 0);
 }
 
-/// Bytes are those of the reason that stood when they went, and stay when their connection and its process have ended.
+/// Bytes are counted under the reason in force when they were sent. They stay counted after their
+/// connection and its process have ended.
 #[test]
 fn bytes_of_what_has_ended_are_still_counted() {
     let broker = Broker::start();
@@ -372,7 +377,7 @@ fn bytes_of_what_has_ended_are_still_counted() {
     let expected =
         Moved { shm: 1000, tcp: [("peer_not_offered".to_owned(), 100), ("io_uring".to_owned(), 30)].into() };
     assert_eq!(broker.status().totals.bytes, expected);
-    // It goes on by shared memory.
+    // The connection continues on shared memory.
     page.count_tcp(&page.entries[0], Which::Sent);
     page.entries[0].roads.store(1 | roads & 0xffff << 32, Release);
     assert_eq!(broker.status().totals.bytes, expected);

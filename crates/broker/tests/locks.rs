@@ -1,5 +1,6 @@
-//! A program can hold what is its own for as long as it likes: the lock of its socket, for example, while the kernel fetches from
-//! it the page that it sends. No client of the broker may feel that. Needs root, for userfaultfd.
+//! A program can hold the lock of its own kernel objects for as long as it likes. For example, it
+//! can hold that of a socket while the kernel waits for a page that the program sends. Such a lock
+//! must not delay other clients of the broker. Needs root, for userfaultfd.
 
 mod common;
 
@@ -20,7 +21,7 @@ use shunt_abi::control::{Doorbell, Offer, Request};
 use shunt_broker::Mode;
 use shunt_sys::{eventfd, seqpacket};
 
-/// A process of another user.
+/// Connects a process of another user.
 fn process_of(broker: &Broker, user: u32) -> Process {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -41,7 +42,7 @@ fn a_socket_whose_lock_is_held_holds_up_nobody() {
         let stuck = Stuck::sending(&client);
         stranger.offer_as(1, &client, own);
         still_serves(&broker);
-        // And it is what it is.
+        // The offered socket can still be paired.
         let mut other = broker.process();
         other.offer(1, &server);
         stranger.expect_link();
@@ -52,8 +53,9 @@ fn a_socket_whose_lock_is_held_holds_up_nobody() {
     }
 }
 
-/// While events are copied to its caller, an epoll set is locked, and whoever closes one of its files for the last time waits for
-/// that lock. The program has closed its descriptors, so what is left of the files is in the broker's hands.
+/// An epoll instance is locked while events are copied to its caller, and the last close of a file
+/// in it waits for that lock. The program has closed its descriptors, so the broker holds the last
+/// copies.
 #[test]
 fn what_is_in_a_set_that_is_locked_is_closed_by_nobody_that_others_wait_for() {
     let broker = Broker::start_with(|config| {
@@ -91,11 +93,11 @@ fn what_is_in_a_set_that_is_locked_is_closed_by_nobody_that_others_wait_for() {
         };
         std::thread::spawn(move || {
             say(Offer::new(ticket as u64, local, remote).into(), client.as_fd());
-            // Each replaces the one before.
+            // Each doorbell replaces the previous one.
             say(Doorbell { slot: 0, pad: 0 }.into(), bell.as_fd());
             drop(say);
             said.fetch_add(1, SeqCst);
-            // Where the broker was quicker, these are the last ones, and wait.
+            // If the broker was faster, these are the last copies, and their close blocks.
             drop(client);
             drop(bell);
         });

@@ -1,4 +1,4 @@
-//! What the broker tells Prometheus.
+//! The broker's metrics for Prometheus.
 
 mod common;
 
@@ -14,7 +14,8 @@ use common::*;
 use shunt_abi::page::{Counter, EntryCopy};
 use shunt_abi::reason::Reason;
 
-/// A broker, and where it tells: at an address of its own, of which nobody else takes a port meanwhile.
+/// Starts a broker, and returns it with the address of its metrics. The address differs per test,
+/// so no other test can take the port.
 fn counted() -> (Broker, SocketAddr) {
     static BROKERS: AtomicU8 = AtomicU8::new(2);
     let own = Ipv4Addr::new(127, 0, 0, BROKERS.fetch_add(1, Relaxed));
@@ -30,7 +31,7 @@ fn get(at: SocketAddr, path: &str) -> String {
     answer
 }
 
-/// The lines, as soon as they are all there: nobody who asks again within a second is told anything new.
+/// Waits until the page contains all these lines. The page changes at most once per second.
 fn expect(at: SocketAddr, lines: &[&str]) {
     let mut text = String::new();
     for _ in 0..50 {
@@ -111,7 +112,7 @@ fn how_long_pairs_wait_for_their_second_end_is_told() {
     expect(at, &lines);
 }
 
-/// Who connects and says nothing takes a place for a few seconds, and no more than a few places.
+/// A connection that sends nothing occupies one of a few slots for a few seconds.
 #[test]
 fn a_crowd_that_says_nothing_keeps_nobody_out_for_long() {
     let (broker, at) = counted();

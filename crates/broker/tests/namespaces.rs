@@ -1,4 +1,4 @@
-//! Pairs across network namespaces: found exactly, or not at all. Needs root.
+//! Pairs across network namespaces: exact matches or none. Needs root.
 
 mod common;
 
@@ -16,7 +16,8 @@ use shunt_abi::reason::Reason;
 use shunt_netns::Net;
 use socket2::{Domain, SockRef, Socket, Type};
 
-/// A host with containers on its bridge, as Docker makes them: their own addresses, and a way out by translation.
+/// A host with containers on a bridge, as Docker sets them up: each has its own addresses, and
+/// reaches the outside by address translation.
 struct Host {
     net: Net,
     containers: Vec<Net>,
@@ -47,7 +48,8 @@ impl Host {
         Host { net, containers }
     }
 
-    /// Publishes a port of the first container at every address of the host, as `docker run -p` does.
+    /// Publishes a port of the first container on every address of the host, as `docker run -p`
+    /// does.
     fn publish(&self, port: u16, inside: u16) {
         self.net.words(&format!(
             "iptables -t nat -A PREROUTING -p tcp --dport {port} -m addrtype --dst-type LOCAL -j DNAT --to 172.30.0.10:{inside}"
@@ -55,7 +57,8 @@ impl Host {
         self.net.words(&format!(
             "iptables -t nat -A OUTPUT -p tcp --dport {port} -m addrtype --dst-type LOCAL -j DNAT --to 172.30.0.10:{inside}"
         ));
-        // A container that uses the published port of its own host must hear from the host.
+        // A container that uses a published port of its own host must receive answers from the
+        // host's address.
         self.net.words("iptables -t nat -A POSTROUTING -s 172.30.0.0/24 -d 172.30.0.0/24 -m conntrack --ctstate DNAT -j MASQUERADE");
         self.net.words("bridge link set dev port0 hairpin on");
     }
@@ -65,7 +68,8 @@ impl Host {
     }
 }
 
-/// Both ends of a connection, who connected first: from `client` to `address`, which leads to a listener in `server`.
+/// Connects from `client` to `address`, which leads to a listener in `server`. Returns the
+/// connecting end first.
 fn connect(client: &Net, server: &Net, address: &str, listen: &str) -> (TcpStream, TcpStream) {
     let listener = server.inside(|| TcpListener::bind(listen).unwrap());
     let address: SocketAddr = address.parse().unwrap();
@@ -76,7 +80,7 @@ fn connect(client: &Net, server: &Net, address: &str, listen: &str) -> (TcpStrea
     (connected, listener.accept().unwrap().0)
 }
 
-/// Says something both ways, so that the two counts of bytes mean something.
+/// Sends data in both directions, so that the stream positions differ from the start.
 fn talk(one: &mut TcpStream, two: &mut TcpStream) {
     for _ in 0..3 {
         one.write_all(b"request").unwrap();
@@ -86,7 +90,7 @@ fn talk(one: &mut TcpStream, two: &mut TcpStream) {
     }
 }
 
-/// The two are told that they are a pair, of these tickets.
+/// Expects that the two processes are paired under these tickets.
 #[track_caller]
 fn expect_pair(one: (&mut Process, u64), two: (&mut Process, u64)) {
     let [link, other] = expect_links([&mut *one.0, &mut *two.0]);
@@ -96,8 +100,8 @@ fn expect_pair(one: (&mut Process, u64), two: (&mut Process, u64)) {
     assert_eq!((pair.link, pair.conn), (other.link, other.conn));
 }
 
-/// Ends a connection by a reset, and waits until its port is free: a child that another test is about to start may hold a
-/// copy of the socket for a moment.
+/// Resets a connection, and waits until its port is free. A child that another test starts may hold
+/// a copy of the socket for a moment.
 fn reset(net: &Net, socket: TcpStream) {
     let address = socket.local_addr().unwrap();
     SockRef::from(&socket).set_linger(Some(Duration::ZERO)).unwrap();
@@ -127,7 +131,8 @@ fn containers_of_one_bridge_are_paired() {
     }
 }
 
-/// Publishes, as the overlay's router does, whether connections to a port of the containers' may take shared memory.
+/// Publishes a policy, as the overlay's router does. It decides whether connections to a port of
+/// the containers may take shared memory.
 fn publish_policy(path: &Path, port: u16, shared: bool) {
     let rule =
         format!(r#"{{"from":null,"to":["172.30.0.0/24"],"ports":[[{port},{port}]],"shared":{shared}}}"#);
@@ -159,7 +164,8 @@ fn the_overlays_policy_is_asked_before_two_containers_are_paired_and_ends_pairs_
     two.offer(2, &ends.1);
     one.expect_refusal(1, Reason::OverlayPolicy);
     two.expect_refusal(2, Reason::OverlayPolicy);
-    // What the policy says of another port is no matter, and the same may be later.
+    // A rule for another port has no effect, and a changed rule for this one applies to later
+    // offers.
     let others = connected(7002);
     two.offer(3, &others.1);
     two.sync();
@@ -170,12 +176,12 @@ fn the_overlays_policy_is_asked_before_two_containers_are_paired_and_ends_pairs_
     one.sync();
     two.offer(6, &ends.1);
     assert_eq!((one.expect_pair().ticket, two.expect_pair().ticket), (5, 6));
-    // A pair that there is ends, and no other.
+    // The existing pair that the rule forbids ends, and no other.
     publish_policy(&file, 7002, false);
     one.expect_refusal(4, Reason::OverlayPolicy);
     two.expect_refusal(3, Reason::OverlayPolicy);
     one.silence();
-    // Something that says nothing ends them all, and the file's end lets them be again.
+    // An invalid file ends all pairs, and its removal allows them again.
     std::fs::write(&file, "").unwrap();
     let ended = [one.next(), one.next()].map(|(reply, _)| match reply {
         Reply::Refused(refused) => (refused.ticket, Reason::parse(refused.reason as u16)),
@@ -188,7 +194,7 @@ fn the_overlays_policy_is_asked_before_two_containers_are_paired_and_ends_pairs_
     let third = connected(7003);
     one.offer(7, &third.0);
     one.sync();
-    // Whatever it has been told meanwhile of its own.
+    // Skips the other messages to this process.
     while !matches!(two.next(), (Reply::Refused(refused), _) if refused.ticket == 6) {}
     two.offer(8, &third.1);
     assert_eq!(one.expect_pair().ticket, 7);
@@ -217,7 +223,8 @@ fn a_published_port_is_paired_through_the_translation() {
     host.publish(8080, 80);
     let broker = host.broker();
     let [server, other] = &host.containers[..] else { unreachable!() };
-    // From another container, from the host by its own addresses, and from the container itself (hairpin).
+    // From another container, from the host by its own address, and from the container itself
+    // (hairpin).
     for (client, address) in
         [(other, "172.30.0.1:8080"), (&host.net, "172.30.0.1:8080"), (server, "172.30.0.1:8080")]
     {
@@ -262,8 +269,8 @@ fn syn_cookies_and_ipv6_change_nothing() {
     expect_pair((&mut client, 1), (&mut server, 2));
 }
 
-/// Whoever maps second may wait for a punch of the first's. So of two users that is who has chosen
-/// the other.
+/// The end that maps second may wait for a punch by the first. So of two users, the one that chose
+/// the other maps second.
 #[test]
 fn of_two_users_the_one_that_has_accepted_maps_the_memory_first_and_alone() {
     let host = Host::new(2);
@@ -296,7 +303,7 @@ fn of_two_users_the_one_that_has_accepted_maps_the_memory_first_and_alone() {
         assert_eq!((one.expect_pair().ticket, two.expect_pair().ticket), (1, 2));
         drop(ends);
     }
-    // One of them keeps the memory from being sealed.
+    // One end prevents the memory from being sealed.
     let (mut one, mut two) = (broker.process_in(client), broker.process_in(server));
     let _ends = begin(&mut one, &mut two);
     let (Reply::Link(link), Some(_)) = two.next() else { panic!("no link") };
@@ -309,7 +316,7 @@ fn of_two_users_the_one_that_has_accepted_maps_the_memory_first_and_alone() {
         let (Reply::Unlink(told), None) = end.next() else { panic!("no end of the link") };
         assert_eq!((told.link, told.may_unmap), (link.link, 0));
     }
-    // These two users share nothing any more, whichever of their processes it is.
+    // These two users share no memory any more, in any of their processes.
     let (mut one, mut two) = (broker.process_in(client), broker.process_in(server));
     let _ends = begin(&mut one, &mut two);
     one.expect_refusal(1, Reason::LinkNotMade);
@@ -330,14 +337,14 @@ fn whatever_is_in_flight_both_ways_does_not_matter() {
     }
     one.offer(1, &ends.0);
     one.sync();
-    // And it moves between the two offers.
+    // Its position advances between the two offers.
     ends.0.set_nonblocking(false).unwrap();
     ends.0.read_exact(&mut [0; 10_000]).unwrap();
     two.offer(2, &ends.1);
     expect_pair((&mut one, 1), (&mut two, 2));
 }
 
-/// Both ends of a connection with the same addresses wherever it is made.
+/// Returns both ends of a connection with fixed addresses, which do not depend on the networks.
 fn fixed(server: &Net, client: &Net, round: u16) -> (TcpStream, TcpStream) {
     let (from, to) =
         (SocketAddr::from(([10, 0, 0, 2], 6000 + round)), SocketAddr::from(([10, 0, 0, 1], 5000 + round)));
@@ -351,7 +358,7 @@ fn fixed(server: &Net, client: &Net, round: u16) -> (TcpStream, TcpStream) {
     (socket, listener.accept().unwrap().0)
 }
 
-/// The paper's Figure 2: two separate networks, everything in them the same.
+/// Figure 2 of the paper: two separate networks with equal addresses and equal traffic.
 #[test]
 fn networks_with_the_same_addresses_and_conversations_are_never_mixed_up() {
     const ROUNDS: usize = 40;
@@ -373,7 +380,7 @@ fn networks_with_the_same_addresses_and_conversations_are_never_mixed_up() {
         let [first, second] = &mut connections[..] else { unreachable!() };
         assert_eq!(first.2.0.local_addr().unwrap(), second.2.0.local_addr().unwrap());
         assert_eq!(first.2.0.peer_addr().unwrap(), second.2.0.peer_addr().unwrap());
-        // In every order that could confuse: the ends of one network between those of the other.
+        // Offers in every confusing order: the ends of one network between those of the other.
         let mut order = [0, 1, 2, 3];
         order.rotate_left(round % 4);
         order.swap(1, 1 + round / 4 % 3);
@@ -389,7 +396,7 @@ fn networks_with_the_same_addresses_and_conversations_are_never_mixed_up() {
     assert_eq!(broker.status().pairs_made, 2 * ROUNDS as u64);
 }
 
-/// The same addresses in a network whose other end has not been offered.
+/// A socket in another network has the same addresses as the end that was not offered.
 #[test]
 fn the_end_of_another_network_is_not_taken_for_a_missing_one() {
     let broker = Broker::start();
@@ -407,7 +414,7 @@ fn the_end_of_another_network_is_not_taken_for_a_missing_one() {
     ends[1].1.silence();
 }
 
-/// A socket whose sequence numbers are those of another's, as only TCP_REPAIR can make one.
+/// Makes a socket with the sequence numbers of another one, which only TCP_REPAIR can do.
 fn forge(net: &Net, local: &str, remote: &str, sent: u32, received: u32) -> TcpStream {
     use std::os::fd::AsRawFd;
     net.inside(|| {
@@ -433,7 +440,7 @@ fn forge(net: &Net, local: &str, remote: &str, sent: u32, received: u32) -> TcpS
             set(libc::TCP_QUEUE_SEQ, sequence);
         }
         socket.connect(&address(remote).into()).unwrap();
-        // Off, and without a word to the peer that there is not.
+        // Leaves repair mode without sending a window probe to the peer.
         set(libc::TCP_REPAIR, -1_i32 as u32);
         socket.into()
     })
@@ -462,7 +469,7 @@ fn two_candidates_are_none() {
     two.expect_refusal(2, Reason::Ambiguous);
     one.expect_refusal(1, Reason::Ambiguous);
     three.expect_refusal(3, Reason::Ambiguous);
-    // A dead twin is no candidate.
+    // A dead socket with the same numbers is no candidate.
     three.offer(3, &twin);
     three.sync();
     one.offer(4, &ends.0);
@@ -490,7 +497,7 @@ fn streams_that_differ_are_not_paired_whatever_their_origins() {
     three.expect_refusal(3, Reason::Rewritten);
 }
 
-/// As where the packets of each go to another host although both addresses are of this one.
+/// As if the packets of each end went to another host, although both addresses are local.
 #[test]
 fn mirrored_addresses_alone_are_no_pair_where_the_numbers_are_known() {
     let host = Host::new(0);
@@ -505,7 +512,7 @@ fn mirrored_addresses_alone_are_no_pair_where_the_numbers_are_known() {
     second.expect_refusal(2, Reason::Rewritten);
 }
 
-/// Told by its numbers, which are read without the lock.
+/// The match uses the sequence numbers, which are read without the socket's lock.
 #[test]
 fn a_socket_whose_lock_is_held_is_paired_all_the_same() {
     let host = Host::new(2);
@@ -532,7 +539,7 @@ fn an_end_that_died_in_its_namespace_is_stale() {
     let ends = connect(client, server, "172.30.0.10:0", "0.0.0.0:0");
     one.offer(1, &ends.0);
     one.sync();
-    // It dies, and nobody tells the other end.
+    // One end dies, and its peer is not notified.
     host.net.words("ip link set port1 down");
     reset(client, ends.0);
     two.offer(2, &ends.1);
@@ -589,7 +596,7 @@ fn a_namespace_is_not_kept_alive() {
         SockRef::from(&ends.1).set_linger(Some(Duration::ZERO)).unwrap();
     }
     host.containers.remove(0);
-    // Its end of the pair of interfaces goes with it, and so does ours.
+    // The container's interface disappears with its namespace, and so does its peer on the host.
     eventually(|| !host.net.has_interface("port0"));
     assert!(host.net.has_interface("port1"));
 }

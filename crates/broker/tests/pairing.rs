@@ -1,4 +1,4 @@
-//! Pairs, links, slots and doorbells over real sockets: what honest processes get.
+//! Pairs, links, slots and doorbells over real sockets, for honest processes.
 
 mod common;
 
@@ -93,7 +93,7 @@ fn a_slot_is_reused_only_when_both_have_left_it() {
     let mapping = one.expect_link().1;
     two.expect_link();
     let (first, second) = (one.expect_pair(), two.expect_pair());
-    // What a peer has scribbled over the lanes is gone when they are given out again.
+    // Values that a peer has written to the lanes are gone when the slot is granted again.
     let geometry = Geometry::new(MIN_RING_BYTES).unwrap();
     mapping.word(geometry.lane_offset(0, Side::B)).unwrap().store(u64::MAX, Relaxed);
 
@@ -102,7 +102,7 @@ fn a_slot_is_reused_only_when_both_have_left_it() {
     next(&mut one, &mut two);
     assert_eq!(one.expect_pair().conn, 1);
     assert_eq!(two.expect_pair().conn, 1);
-    // One side again and again is not both sides.
+    // Repeated releases of one side do not count as a release of both.
     one.release(&first);
     one.sync();
     next(&mut one, &mut two);
@@ -134,21 +134,21 @@ fn doorbells_reach_present_and_future_peers_before_the_pair() {
     eventfd::ring(&fd).unwrap();
     assert!(eventfd::heard(&hears_early).unwrap(), "the peer's copy is the same doorbell");
     two.expect_pair();
-    // Present peers learn of a replaced doorbell at once, strangers of nothing.
+    // Existing peers receive a replaced doorbell immediately. Unrelated processes receive nothing.
     one.doorbell(5, &late);
     let (bell, fd) = two.expect_doorbell();
     assert_eq!((bell.peer, bell.slot), (one.id, 5));
     eventfd::ring(&fd).unwrap();
     assert!(eventfd::heard(&hears_late).unwrap());
     three.silence();
-    // A second connection of the same two brings neither link nor doorbells.
+    // A second connection of two processes needs neither a new link nor new doorbells.
     let (client2, server2) = loopback("127.0.0.1");
     two.offer(2, &server2);
     two.sync();
     one.offer(2, &client2);
     two.expect_pair();
     two.silence();
-    // A future peer gets what is registered now.
+    // A later peer receives the doorbells that are registered now.
     let (client3, server3) = loopback("127.0.0.1");
     one.offer(3, &client3);
     one.sync();
@@ -177,7 +177,7 @@ fn the_end_of_a_process_is_told_and_cleaned_up() {
     let gone = one.id;
     drop(one);
     two.expect_gone(gone);
-    // An offer of a dead process meets nobody.
+    // An offer of a dead process has no match.
     two.offer(2, &waiting_peer);
     two.silence();
     assert_eq!(broker.status().links, 1);
@@ -211,7 +211,7 @@ fn an_end_that_died_before_it_was_paired_is_stale() {
     let (client, server) = loopback("127.0.0.1");
     one.offer(1, &client);
     one.silence();
-    // Reset it, so that the other end is dead too: shown as what it is.
+    // Resets the connection, so that the other end is dead too. Its offer is refused as stale.
     socket2::SockRef::from(&client).set_linger(Some(std::time::Duration::ZERO)).unwrap();
     drop(client);
     two.offer(1, &server);
@@ -219,7 +219,7 @@ fn an_end_that_died_before_it_was_paired_is_stale() {
     one.silence();
 }
 
-/// A connection from `from` to `to`, made so that the same addresses can be used again at once.
+/// Connects from `from` to `to`, so that the addresses can be reused immediately.
 fn fixed(from: SocketAddr, listener: &TcpListener) -> (Socket, TcpStream) {
     let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     client.set_reuse_address(true).unwrap();
@@ -247,7 +247,8 @@ fn reused_addresses_belong_to_the_living_socket() {
     one.silence();
     reset(old);
     let (client, server) = fixed(from, &listener);
-    // The dead offer's other end, by its addresses, is another connection's: it must not be paired with it.
+    // The addresses of the dead offer's other end now belong to another connection. They must not
+    // be paired.
     two.offer(2, &server);
     one.expect_refusal(1, Reason::Stale);
     two.silence();
@@ -255,7 +256,7 @@ fn reused_addresses_belong_to_the_living_socket() {
     three.expect_link();
     two.expect_link();
     assert_eq!((two.expect_pair().ticket, three.expect_pair().ticket), (2, 3));
-    // And where the new one is the same end as the old offer, it takes its place.
+    // If the new socket is the end that was offered before, its offer replaces the old one.
     one.offer(4, &client);
     one.expect_refusal(4, Reason::Shared);
     drop(three);
@@ -297,10 +298,10 @@ fn a_socket_in_two_processes_is_shared() {
     two.offer(2, &client);
     one.expect_refusal(1, Reason::Shared);
     two.expect_refusal(2, Reason::Shared);
-    // Neither offer is left.
+    // Neither offer is left open.
     three.offer(3, &server);
     three.silence();
-    // While it is paired, only its holder may offer it.
+    // A paired socket can be offered only by the process that holds it.
     one.offer(4, &client);
     one.expect_link();
     three.expect_link();
@@ -388,7 +389,8 @@ fn ten_thousand_open_offers_are_kept_and_bounded() {
     one.expect_refusal(200, Reason::BrokerLimit);
     for round in 0..50 {
         for (ticket, (client, _)) in sockets[..200].iter().enumerate() {
-            // The same sockets under other tickets: replaced, never more than the limit.
+            // Offers the sockets under other tickets. They replace the old offers, so the limit is
+            // not exceeded.
             let ticket = if round % 2 == 0 { ticket } else { 199 - ticket };
             one.say(Withdraw { ticket: ticket as u64 }, &[]);
             one.offer(ticket as u64, client);

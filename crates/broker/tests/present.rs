@@ -1,4 +1,5 @@
-//! Clients that connect as root and are somebody else when they ask: what they are told is what they may know then.
+//! Clients that connect as root and change their user before a request. The answer depends on the
+//! user at the time of the request.
 
 mod common;
 
@@ -7,7 +8,8 @@ use std::process::Command;
 use common::{Broker, Process, expect_links, loopback};
 use shunt_abi::control::{Pair, Reply, Request, Status};
 
-/// Connects, becomes what it is told to become, and asks. Prints what it is told: everything, only its own, or nothing.
+/// A program that connects, changes its identity as its argument requires, and sends a request. It
+/// prints how much it may see: everything, only its own, or nothing.
 const ASK: &str = r#"
 import ctypes, json, os, socket, struct, sys
 path, request, what = sys.argv[1], bytes.fromhex(sys.argv[2]), sys.argv[3]
@@ -62,7 +64,7 @@ fn root_that_has_become_less_is_told_what_that_one_may_know() {
     for what in ["setresuid", "syscall", "child"] {
         assert_eq!(told(&broker, what), "own 0", "{what}");
     }
-    // Its real user is root's still, and it is in no network namespace that it could have connected from as this one.
+    // Its real user is still root, and it is not in the network namespace in which it connected.
     for what in ["seteuid", "unshare"] {
         assert_eq!(told(&broker, what), "nothing", "{what}");
     }
@@ -95,7 +97,7 @@ fn a_process_that_has_become_another_users_goes_on() {
             let done = unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) };
             assert_eq!(done, 0, "needs root");
             let after = pair(&mut one, 2);
-            // The link that there is serves it still.
+            // The existing link still serves it.
             assert_eq!(after[0].link, before[0].link);
             one.release(&before[0]);
             assert!(pair(&mut one, 3)[0].link == before[0].link);

@@ -1,4 +1,4 @@
-//! A broker in a thread of the test, and processes that are nothing but control sockets to it.
+//! A broker on a thread of the test process, and clients that consist of a control socket each.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
@@ -34,7 +34,8 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
-/// Short for who waits until it is over, long for who has something to say within it, also where others use the processors.
+/// Short for a caller that waits until it is over. Long enough for an answer within it, even on a
+/// loaded machine.
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
 /// A running broker.
@@ -59,7 +60,7 @@ impl Broker {
         broker
     }
 
-    /// A broker for everybody, of which others can reach the socket.
+    /// Starts a system broker, whose socket other users can reach.
     pub(crate) fn start_for_all(adjust: impl FnOnce(&mut Config)) -> Broker {
         Broker::start_with(|config| {
             config.mode = Mode::System;
@@ -69,9 +70,10 @@ impl Broker {
         })
     }
 
-    /// A broker that may not do more than any program may.
+    /// Starts a broker without any capability.
     pub(crate) fn start_unprivileged() -> Broker {
-        // Threads have capabilities of their own, and the broker's has those of the thread that starts it.
+        // Capabilities belong to a thread, and the broker's thread inherits those of the thread
+        // that starts it.
         std::thread::spawn(|| {
             let none = CapabilitySet::empty();
             let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
@@ -82,7 +84,7 @@ impl Broker {
         .unwrap()
     }
 
-    /// Runs a broker at the same place again.
+    /// Starts a broker with this configuration after the first has stopped.
     pub(crate) fn run(&mut self, config: Config) {
         let (stop, stopped) = oneshot::channel();
         self.stop = Some(stop);
@@ -111,12 +113,12 @@ impl Broker {
         self.status().bad_messages.get(label).copied().unwrap_or(0)
     }
 
-    /// A process that has said hello.
+    /// Connects a process, which sends its hello.
     pub(crate) fn process(&self) -> Process {
         Process::connect(&self.socket())
     }
 
-    /// The same, in a container.
+    /// Connects a process from a container.
     pub(crate) fn process_in(&self, net: &Net) -> Process {
         net.inside(|| self.process())
     }
@@ -132,7 +134,7 @@ impl Drop for Broker {
     }
 }
 
-/// Runs a broker on a thread of its own.
+/// Runs a broker on a separate thread.
 pub(crate) fn spawn(config: Config, shutdown: impl Future + Send + 'static) -> JoinHandle<Result<(), Error>> {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -153,7 +155,8 @@ pub(crate) fn eventually(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The two ends of a new connection are paired for two processes that have no link yet.
+/// Expects that the two ends of a new connection are paired, for two processes that have no link
+/// yet.
 #[track_caller]
 pub(crate) fn expect_paired(one: &mut Process, two: &mut Process, (client, server): (TcpStream, TcpStream)) {
     one.offer(1, &client);
@@ -163,7 +166,8 @@ pub(crate) fn expect_paired(one: &mut Process, two: &mut Process, (client, serve
     assert_eq!(one.expect_pair().conn, two.expect_pair().conn);
 }
 
-/// Both are told of the link between them. Of two users one is told once the other has mapped it.
+/// Expects that both ends receive their link. Of two users, one receives it only after the other
+/// has mapped it.
 #[track_caller]
 pub(crate) fn expect_links(ends: [&mut Process; 2]) -> [Link; 2] {
     let mut links = [None, None];
@@ -185,30 +189,31 @@ pub(crate) fn expect_links(ends: [&mut Process; 2]) -> [Link; 2] {
     }
 }
 
-/// An honest pair is paired.
+/// Expects that the broker pairs two new processes.
 #[track_caller]
 pub(crate) fn still_serves(broker: &Broker) {
     expect_paired(&mut broker.process(), &mut broker.process(), loopback("127.0.0.1"));
 }
 
-/// A control socket without a hello.
+/// Connects without a hello.
 pub(crate) fn stranger(broker: &Broker) -> OwnedFd {
     seqpacket::connect(path_bytes(&broker.socket())).unwrap()
 }
 
-/// Both ends of a connection through `host`: who connected, who accepted.
+/// Returns both ends of a connection through `host`: the one that connected, and the one that
+/// accepted.
 pub(crate) fn loopback(host: &str) -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind((host, 0)).unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     (client, listener.accept().unwrap().0)
 }
 
-/// The two addresses of a socket, as far as it has any.
+/// Returns the two addresses of a socket, or zeros.
 pub(crate) fn addresses(socket: impl AsFd) -> (SocketAddr, SocketAddr) {
     let none = SocketAddr::from(([0, 0, 0, 0], 0));
     let local = getsockname(&socket).ok().and_then(|local| local.try_into().ok());
     let remote = getpeername(&socket).ok().flatten().and_then(|remote| remote.try_into().ok());
-    // Both of one family, and as the broker has them.
+    // Both of one family, normalised as the broker does.
     let normal = |address: Option<SocketAddr>| address.map(normalise);
     match (normal(local), normal(remote)) {
         (Some(local), Some(remote)) => (local, remote),
@@ -217,14 +222,14 @@ pub(crate) fn addresses(socket: impl AsFd) -> (SocketAddr, SocketAddr) {
     }
 }
 
-/// A process as the broker sees one.
+/// A client process of the broker.
 pub(crate) struct Process {
     pub(crate) socket: OwnedFd,
     pub(crate) page: Mapping,
     board: Option<Shown>,
-    /// Whether it maps a link that it is told of, and says so.
+    /// Whether it maps each link that it receives, and answers so.
     pub(crate) maps_links: bool,
-    /// The links that it has been told of and has mapped, by their names and its sides.
+    /// The links that it has received and mapped, by link id and its side.
     links: BTreeMap<(u64, u32), Arc<Mapping>>,
     pub(crate) id: u64,
     said: Cell<u64>,
@@ -237,7 +242,7 @@ impl Process {
         Process::try_connect(path).expect("the broker takes it in")
     }
 
-    /// `None` if the broker hangs up.
+    /// Returns `None` if the broker closes the connection.
     pub(crate) fn try_connect(path: &Path) -> Option<Process> {
         let socket = seqpacket::connect(path_bytes(path)).unwrap();
         let (memfd, page) = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
@@ -279,7 +284,7 @@ impl Process {
         self.offer_as(ticket, &socket, addresses(&socket));
     }
 
-    /// Offers a socket as the one with these addresses.
+    /// Offers a socket and states these addresses.
     pub(crate) fn offer_as(&self, ticket: u64, socket: impl AsFd, addresses: (SocketAddr, SocketAddr)) {
         self.say(Offer::new(ticket, addresses.0, addresses.1), &[socket.as_fd()]);
     }
@@ -293,7 +298,7 @@ impl Process {
         self.say(Doorbell { slot, pad: 0 }, &[fd.as_fd()]);
     }
 
-    /// The next message; the inbox count must have announced it.
+    /// Returns the next message, which the inbox count on the board must have announced.
     #[track_caller]
     pub(crate) fn next(&mut self) -> (Reply, Option<OwnedFd>) {
         self.try_next(PATIENCE).expect("a message")
@@ -331,12 +336,12 @@ impl Process {
         }
     }
 
-    /// Answers a link without having mapped it.
+    /// Answers a link without mapping it.
     pub(crate) fn answer(&self, link: &Link, is_mapped: u32) {
         self.say(Mapped { link: link.link, side: link.side, is_mapped }, &[]);
     }
 
-    /// Maps a link and says so, as an honest process does.
+    /// Maps a link and answers so, as an honest process does.
     fn map(&mut self, link: &Link, memory: &OwnedFd) {
         let geometry = Geometry::new(link.ring_bytes as usize).unwrap();
         memfd::verify_fixed(memory, geometry.link_bytes()).unwrap();
@@ -345,7 +350,7 @@ impl Process {
         self.answer(link, 1);
     }
 
-    /// Takes the status that follows.
+    /// Receives the parts of a status.
     fn skip_status(&mut self, bytes: usize) {
         let (mut buffer, mut taken) = (vec![0; STATUS_PART], 0);
         while taken < bytes {
@@ -366,12 +371,12 @@ impl Process {
         self.board.as_ref().and_then(Shown::board).unwrap()
     }
 
-    /// What the broker says is worth offering.
+    /// Returns which connections are worth offering, as the broker reports on the board.
     pub(crate) fn reach(&self) -> Reach {
         self.board().reach()
     }
 
-    /// Waits until the broker has done everything said so far, and checks that it had nothing to say.
+    /// Waits until the broker has processed all messages so far, and checks that it has sent none.
     #[track_caller]
     pub(crate) fn silence(&mut self) {
         self.sync();
@@ -379,10 +384,10 @@ impl Process {
         assert_eq!(said, None);
     }
 
-    /// Waits until the broker has done everything said so far.
+    /// Waits until the broker has processed all messages so far.
     #[track_caller]
     pub(crate) fn sync(&mut self) {
-        // A pipe is always refused, and answers come in order.
+        // An offer of a pipe is always refused, and answers come in order.
         const TICKET: u64 = u64::MAX;
         self.offer(TICKET, std::io::pipe().unwrap().0);
         let mut before = VecDeque::new();
@@ -393,7 +398,7 @@ impl Process {
             }
         }
         self.kept = before;
-        // What was shown has been closed again, which is not done where it is answered.
+        // Other threads close the offered descriptors after the answer.
         eventually(|| self.board().taken.load(Acquire) >= self.said.get());
     }
 
@@ -440,7 +445,7 @@ impl Process {
     }
 }
 
-/// Sends, waiting for room.
+/// Sends a message, and waits while the socket is full.
 pub(crate) fn send_all(socket: &OwnedFd, datagram: &Datagram, fds: &[BorrowedFd<'_>]) {
     loop {
         match seqpacket::send(socket, datagram.as_bytes(), fds) {
@@ -457,7 +462,7 @@ fn wait(socket: &OwnedFd, events: PollFlags) {
     poll(&mut [PollFd::new(socket, events)], Some(&moment)).unwrap();
 }
 
-/// Whether the broker has hung up on this socket.
+/// Expects that the broker closes this connection.
 #[track_caller]
 pub(crate) fn expect_hang_up(socket: &OwnedFd) {
     let mut buffer = [0; MAX_MESSAGE];

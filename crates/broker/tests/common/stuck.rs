@@ -1,5 +1,6 @@
-//! Somebody who is in the middle of a call for as long as it likes: the kernel waits for a page of its memory that does not come, and
-//! keeps meanwhile whatever lock the call has taken. Needs root, for userfaultfd.
+//! A thread that stays inside a system call for as long as the test wants. The kernel waits for a
+//! page of its memory that does not come, and meanwhile holds the lock that the call has taken.
+//! Needs root, for userfaultfd.
 
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -10,13 +11,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, munmap, userfaultfd};
 
 pub(crate) const PAGE: usize = 4096;
-/// `UFFDIO_API`, `UFFDIO_REGISTER`, and what they ask for.
+/// `UFFDIO_API`, `UFFDIO_REGISTER`, and their arguments.
 const HELLO: u64 = 0xc018_aa3f;
 const REGISTER: u64 = 0xc020_aa00;
 const VERSION: u64 = 0xaa;
 const MISSING: u64 = 1;
 
-/// A page that comes only when this is dropped: whoever touches it waits until then.
+/// A page that arrives only when this is dropped. A thread that touches it waits until then.
 struct Page {
     start: NonNull<u8>,
     faults: Option<OwnedFd>,
@@ -40,7 +41,7 @@ impl Page {
         Page { start: NonNull::new(start.cast()).unwrap(), faults: Some(faults) }
     }
 
-    /// Waits until somebody waits for it.
+    /// Waits until a thread has touched the page.
     fn is_waited_for(&self) {
         let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
         let mut asked = [PollFd::new(self.faults.as_ref().unwrap(), PollFlags::IN)];
@@ -48,7 +49,7 @@ impl Page {
     }
 }
 
-/// Somebody who is in the middle of a call for as long as this lives.
+/// A thread that stays inside a system call until this is dropped.
 pub(crate) struct Stuck {
     page: Page,
     caller: Option<JoinHandle<()>>,
@@ -76,10 +77,10 @@ impl Stuck {
 
 impl Drop for Stuck {
     fn drop(&mut self) {
-        // Now the kernel makes the page itself.
+        // From here on, the kernel itself supplies the page.
         drop(self.page.faults.take());
         let ended = self.caller.take().unwrap().join();
-        // SAFETY: nobody uses it any more.
+        // SAFETY: the thread that used the page has ended.
         unsafe { munmap(self.page.start.as_ptr().cast(), PAGE) }.unwrap();
         assert!(std::thread::panicking() || ended.is_ok());
     }
