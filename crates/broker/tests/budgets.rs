@@ -36,7 +36,7 @@ fn serves(broker: &Broker, net: &Net) -> (Process, Process) {
     (one, two)
 }
 
-/// A network namespace made by a user who is not root of the host.
+/// A network namespace made by an unprivileged user of the host.
 struct Homemade {
     net: Net,
     maker: Child,
@@ -320,7 +320,7 @@ fn closings_that_are_stuck_cost_nobody_else_anything() {
                 break;
             }
             unread.push(server);
-            // The copy in the message is the last one, so this close does not linger.
+            // The copy in the message is closed last, so this close does not linger.
             std::thread::spawn(move || drop(client));
         }
     });

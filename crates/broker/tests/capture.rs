@@ -245,7 +245,7 @@ except TimeoutError:
 print(*kinds, flush=True)
 ";
 
-/// Runs the program under this command line, and returns its output.
+/// Runs [`LOOK`] with these words before the command, and returns its output.
 fn shown(broker: &Broker, words: &[&str]) -> String {
     let mut line = words.to_vec();
     let (socket, version) = (broker.socket(), shunt_abi::VERSION.to_string());

@@ -1,4 +1,4 @@
-//! A program can hold the lock of its own kernel objects for as long as it likes. For example, it
+//! A program can hold the locks of its sockets and files for as long as it likes. For example, it
 //! can hold that of a socket while the kernel waits for a page that the program sends. Such a lock
 //! must not delay other clients of the broker. Needs root, for userfaultfd.
 

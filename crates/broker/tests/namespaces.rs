@@ -57,7 +57,7 @@ impl Host {
         self.net.words(&format!(
             "iptables -t nat -A OUTPUT -p tcp --dport {port} -m addrtype --dst-type LOCAL -j DNAT --to 172.30.0.10:{inside}"
         ));
-        // A container that uses a published port of its own host must receive answers from the
+        // A container that connects to a published port of its host must receive answers from the
         // host's address.
         self.net.words("iptables -t nat -A POSTROUTING -s 172.30.0.0/24 -d 172.30.0.0/24 -m conntrack --ctstate DNAT -j MASQUERADE");
         self.net.words("bridge link set dev port0 hairpin on");

@@ -256,7 +256,8 @@ fn reused_addresses_belong_to_the_living_socket() {
     three.expect_link();
     two.expect_link();
     assert_eq!((two.expect_pair().ticket, three.expect_pair().ticket), (2, 3));
-    // If the new socket is the end that was offered before, its offer replaces the old one.
+    // A new socket may have the addresses of an open offer whose socket is dead. Its offer replaces
+    // that one.
     one.offer(4, &client);
     one.expect_refusal(4, Reason::Shared);
     drop(three);

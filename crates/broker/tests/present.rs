@@ -64,7 +64,8 @@ fn root_that_has_become_less_is_told_what_that_one_may_know() {
     for what in ["setresuid", "syscall", "child"] {
         assert_eq!(told(&broker, what), "own 0", "{what}");
     }
-    // Its real user is still root, and it is not in the network namespace in which it connected.
+    // The kernel still reports root as the sender. But the process has changed its effective user,
+    // or its network namespace.
     for what in ["seteuid", "unshare"] {
         assert_eq!(told(&broker, what), "nothing", "{what}");
     }

@@ -1,5 +1,5 @@
-//! What strangers do to a broker. Each attack gets going, says `at work` and what it has reached, and goes on until its standard input
-//! ends.
+//! The attacks of strangers on a broker. Each attack starts, prints `at work` with what it has
+//! reached, and continues until its standard input is closed.
 
 use std::fs::{self, File};
 use std::io::{IoSlice, Read, Write};
@@ -29,7 +29,7 @@ use crate::{punch, server};
 /// An attack on the broker at a path.
 type Attack = fn(&Path);
 
-/// All of them, by name.
+/// All attacks, by name.
 const ATTACKS: [(&str, Attack); 21] = [
     ("silent-clients", silent_clients),
     ("processes", processes),
@@ -54,10 +54,10 @@ const ATTACKS: [(&str, Attack); 21] = [
     ("spy", spy),
 ];
 
-/// Where a receiver of messages listens, next to the broker.
+/// The file name of a message receiver's socket, next to the broker's.
 pub const MESSAGES: &str = "messages.sock";
 
-/// More than a broker takes in from one.
+/// More than a broker accepts from one client.
 const MANY: usize = 5000;
 
 /// Runs the attack that the command line names.
@@ -90,17 +90,18 @@ fn at_work(reached: impl std::fmt::Display) {
     let _ = out.flush();
 }
 
-/// Connects as often as it can without ever saying anything, and again when it is hung up on.
+/// Opens as many connections as possible without a hello, and reopens those that the broker closes.
 fn silent_clients(broker: &Path) {
     crowd(|| Client::stranger(broker));
 }
 
-/// As many processes as it can.
+/// Connects as many processes as possible.
 fn processes(broker: &Path) {
     crowd(|| Client::connect(broker));
 }
 
-/// One page with every row in use, shown by as many processes as it can: whoever reports on all of them has much to say.
+/// Connects as many processes as possible that all present one page with every row in use. A report
+/// on all of them is long.
 fn one_page(broker: &Path) {
     let page = full_page();
     crowd(|| Client::connect_with(broker, page.as_fd()));
@@ -123,7 +124,7 @@ fn crowd(mut join: impl FnMut() -> Result<Client, Trouble>) {
     }
     at_work(crowd.len());
     loop {
-        // Whoever has been hung up on comes again.
+        // Replaces clients whose connections the broker has closed.
         crowd.retain(|client| !matches!(client.next(Duration::ZERO), Err(Trouble::HungUp)));
         while crowd.len() < MANY {
             let Ok(client) = join() else { break };
@@ -133,7 +134,7 @@ fn crowd(mut join: impl FnMut() -> Result<Client, Trouble>) {
     }
 }
 
-/// Asks for the status all the time, and reads none.
+/// Requests statuses continuously, and reads none.
 fn statuses(broker: &Path) {
     let page = full_page();
     let _process = Client::connect_with(broker, page.as_fd());
@@ -154,7 +155,7 @@ fn statuses(broker: &Path) {
     }
 }
 
-/// Offers of sockets whose other ends nobody offers.
+/// Offers sockets whose other ends are never offered.
 fn open_offers(broker: &Path) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is up");
     let mut client = Client::connect(broker).ok();
@@ -176,7 +177,7 @@ fn open_offers(broker: &Path) {
     }
 }
 
-/// Offers of sockets that are closed at once.
+/// Offers sockets that are closed immediately afterwards.
 fn dead_offers(broker: &Path) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is up");
     let mut clients: Vec<_> = (0..8).filter_map(|_| Client::connect(broker).ok()).collect();
@@ -200,7 +201,7 @@ fn dead_offers(broker: &Path) {
     }
 }
 
-/// Bytes that are no message, with descriptors of all kinds.
+/// Sends bytes that are not a message, with descriptors of all kinds.
 fn rubbish(broker: &Path) {
     let udp = UdpSocket::bind("127.0.0.1:0").expect("loopback is up");
     let (tcp, _other) = loopback().expect("loopback is up");
@@ -225,7 +226,7 @@ fn rubbish(broker: &Path) {
         for _ in 0..3 {
             let mut bytes = Request::from(Offer::new(next(), local, remote)).encode().as_bytes().to_vec();
             bytes.resize((next() % 300) as usize, next() as u8);
-            // Most begin as a message does.
+            // Most begin like a message.
             for _ in 0..next() % 4 {
                 let at = next() as usize;
                 if let Some(len) = Some(bytes.len()).filter(|len| *len > 0) {
@@ -244,7 +245,8 @@ fn rubbish(broker: &Path) {
     }
 }
 
-/// Programs of a version that the broker does not speak, which try again and again.
+/// Connects as programs of a protocol version that the broker does not support, and retries
+/// endlessly.
 fn old_versions(broker: &Path) {
     for round in 0u64.. {
         if round == 2000 {
@@ -260,7 +262,7 @@ fn old_versions(broker: &Path) {
     }
 }
 
-/// Connections of its own, paired without end; it reads nothing of what it is told.
+/// Pairs its own connections endlessly, and reads none of the messages.
 fn unread(broker: &Path) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is up");
     let join = || [Client::connect(broker), Client::connect(broker)];
@@ -284,13 +286,13 @@ fn unread(broker: &Path) {
     }
 }
 
-/// Sockets whose locks are held by calls of its own that do not end, offered from both ends.
+/// Offers both ends of connections whose socket locks are held by endless calls.
 fn locks(broker: &Path) {
     let Ok(client) = Client::connect(broker) else { exit(3) };
     let mut held = Vec::new();
     for _ in 0..16 {
         let (one, two) = loopback().expect("loopback is up");
-        // Whoever asks for them later waits for the lock.
+        // Read first, because reading them later would wait for the lock.
         let of_both = [&one, &two].map(|socket| addresses(socket.as_fd()));
         let memory = never::memory();
         for socket in [&one, &two] {
@@ -299,7 +301,7 @@ fn locks(broker: &Path) {
         }
         held.push(([one, two], of_both));
     }
-    // They are within their calls by then.
+    // By then the threads are inside their calls.
     std::thread::sleep(Duration::from_millis(300));
     let ends = held.iter().flat_map(|(sockets, of_both)| sockets.iter().zip(of_both));
     for (ticket, (socket, addresses)) in ends.enumerate() {
@@ -311,7 +313,7 @@ fn locks(broker: &Path) {
     }
 }
 
-/// Memory whose pages never come.
+/// Memory whose page faults are never resolved.
 mod never {
     use std::net::TcpStream;
     use std::os::fd::AsRawFd;
@@ -335,9 +337,11 @@ mod never {
         ioctls: u64,
     }
 
-    /// A page that nobody brings: whoever reads it waits for as long as the process lives.
+    /// Returns the address of a page whose faults are never resolved. A thread that reads it waits
+    /// until the process ends.
     pub(super) fn memory() -> usize {
-        // SAFETY: plain system calls with structures of the kernel's layout; the memory is only ever named to the kernel.
+        // SAFETY: the system calls get structures in the kernel's layout. No code here accesses the
+        // memory; only its address is passed to the kernel.
         unsafe {
             let handler = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as libc::c_int;
             assert!(handler >= 0, "userfaultfd: {}", std::io::Error::last_os_error());
@@ -358,7 +362,7 @@ mod never {
     }
 }
 
-/// Sockets whose close waits for minutes: their peers read nothing.
+/// Offers sockets whose close takes minutes, because their peers read nothing.
 fn lingering(broker: &Path) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is up");
     let mut peers = Vec::new();
@@ -375,7 +379,7 @@ fn lingering(broker: &Path) {
             client = Client::connect(broker).ok();
         }
         peers.push(peer);
-        // Ours would linger, too, if it were the last one.
+        // The close of this copy would linger too, if it were the last one.
         std::thread::spawn(move || drop(stream));
     }
     at_work(peers.len());
@@ -384,7 +388,7 @@ fn lingering(broker: &Path) {
     }
 }
 
-/// Processes, each connected to each other, so that each two have a link.
+/// Connects processes with one another, so that each two of them have a link.
 fn links(broker: &Path) {
     const PROCESSES: usize = 200;
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is up");
@@ -424,8 +428,8 @@ fn is_paired(client: &Client, other: &Client) -> bool {
     false
 }
 
-/// Links between its own processes, at every stage: answered by both ends, or by one; and holes
-/// that are punched into all of them while the broker makes more.
+/// Makes links between its own processes at every stage: answered by both ends, or by one. Punches
+/// holes into all of them while the broker makes more.
 fn punched_links(broker: &Path) {
     let mut held = Vec::new();
     for round in 0..8u64 {
@@ -433,7 +437,7 @@ fn punched_links(broker: &Path) {
         let Ok((client, server)) = loopback() else { continue };
         let _ = (one.offer(round, &client), two.offer(round, &server));
         let Ok((link, memory)) = one.link(Duration::from_secs(5)) else { continue };
-        // Half of them are finished by both ends, half by one.
+        // Half of the links are answered by both ends, half by one.
         let _ = two.next(Duration::from_secs(5));
         if round % 2 == 0 {
             let _ = one.answer(&link);
@@ -448,7 +452,7 @@ fn punched_links(broker: &Path) {
         std::thread::spawn(move || punch::without_end(memory.as_fd(), 0, RINGS_OFFSET));
     }
     at_work(format!("{} links, {} mappings", held.len(), shown.len()));
-    // Each new connection has the broker touch its link, if it can.
+    // For each new connection the broker touches the link, if it may.
     for ticket in 100.. {
         for (one, two, ..) in &held {
             let Ok((client, server)) = loopback() else { continue };
@@ -460,9 +464,9 @@ fn punched_links(broker: &Path) {
     }
 }
 
-/// A peer of another user's server. Of each link it makes as many mappings as it can, and tries to
-/// take memory away from it before it answers, after it has, and after the connection is paired. At
-/// last it ends without an answer, or keeps a link from being sealed.
+/// Connects to another user's server. Maps each link as often as possible, and tries to take its
+/// memory away: before its answer, after it, and after the connection is paired. In the end it does
+/// not answer, or prevents a link from being sealed.
 fn punching_peer(broker: &Path) {
     for round in 0.. {
         let Ok(client) = Client::connect(broker) else { continue };
@@ -500,7 +504,7 @@ fn punching_peer(broker: &Path) {
     }
 }
 
-/// As many processes as it can, each with all the doorbells that there may be.
+/// Connects as many processes as possible, each with the maximum number of doorbells.
 fn doorbells(broker: &Path) {
     let bell = eventfd::create().expect("a descriptor");
     let mut crowd = Vec::new();
@@ -519,7 +523,8 @@ fn doorbells(broker: &Path) {
     }
 }
 
-/// Pages with tens of thousands of mappings, into which holes are punched without end while the broker counts what it is told.
+/// Presents pages with tens of thousands of mappings, and punches holes into them endlessly while
+/// the broker counts messages.
 fn punched_pages(broker: &Path) {
     let (sealed, _mapping) = memfd::create_sealed("shunt-page", PAGE_BYTES).expect("memory");
     let open = memfd::create_fixed("shunt-page", PAGE_BYTES).expect("memory");
@@ -534,7 +539,8 @@ fn punched_pages(broker: &Path) {
     at_work(shown.len());
     loop {
         for client in &mut clients {
-            // It counts this in the board, or where such a page is taken, in that.
+            // The broker counts this message on its board. A broker that counted on the client's
+            // page would touch punched memory.
             if client.as_ref().is_some_and(|client| client.say(Announce { pad: 0 }, &[]).is_err()) {
                 *client = None;
             }
@@ -543,7 +549,8 @@ fn punched_pages(broker: &Path) {
     }
 }
 
-/// Clients whose control sockets are watched 200,000 times each: a call of the broker's on such a socket walks the whole list.
+/// Connects clients whose control sockets have 200,000 watches each. A call of the broker on such a
+/// socket walks the whole list.
 fn watched_sockets(broker: &Path) {
     const COPIES: usize = 500;
     const INSTANCES: usize = 400;
@@ -560,21 +567,21 @@ fn watched_sockets(broker: &Path) {
             watchers.push(instance);
         }
         watchers.shrink_to_fit();
-        // The copies keep the watches.
+        // The copies keep the watches registered.
         std::mem::forget(copies);
         Some(client)
     };
     let mut clients: Vec<_> = (0..3).filter_map(|_| watched()).collect();
     at_work(clients.len());
     loop {
-        // To receive one is such a call.
+        // Receiving one of these messages is such a call.
         clients.retain(|client| client.say(Announce { pad: 0 }, &[]).is_ok());
     }
 }
 
-/// Senders of messages whose memory has tens of thousands of mappings, into which holes are punched
-/// without end while the receiver reads. One has sealed its memory first, and goes on; the others have
-/// not, and come again and again.
+/// Sends messages through memory with tens of thousands of mappings, and punches holes into it
+/// endlessly while the receiver reads. One sender has sealed its memory first, and continues. The
+/// other has not, and reconnects again and again.
 fn punched_channel(broker: &Path) {
     let path = broker.with_file_name(MESSAGES);
     let len = sender_bytes(MIN_RING_BYTES).expect("there is such a ring");
@@ -600,7 +607,7 @@ fn punched_channel(broker: &Path) {
         std::thread::spawn(move || punch::without_end(file.as_fd(), 0, len));
     }
     let (mut memory, mut producer) = (SendMemory::over(mapping).expect("of this size"), Producer::new());
-    // A message of no bytes: first, and last.
+    // The frame header of an empty message, with the flags FIRST and LAST.
     let mut frame = [0; 16];
     frame[..4].copy_from_slice(&3_u32.to_ne_bytes());
     at_work(shown.len());
@@ -622,7 +629,7 @@ fn punched_channel(broker: &Path) {
     }
 }
 
-/// Tries to put a socket of its own in the broker's place, in every way. Reports what it has managed.
+/// Tries every way to put its own socket at the broker's path. Prints which ways have succeeded.
 fn replace(broker: &Path) {
     let place = broker.parent().expect("a directory");
     let mut managed = Vec::new();
@@ -647,23 +654,23 @@ fn replace(broker: &Path) {
     at_work(managed.join(", "));
 }
 
-/// Locks whatever it can open where the broker's files are, as the broker does that starts.
+/// Locks all files that it can open in the broker's directories, as a starting broker does.
 fn file_locks(broker: &Path) {
     let place = broker.parent().expect("a directory");
     let mut held = locked(place);
-    // All that a container has of the host's files is the broker's directory.
+    // A container has only the broker's directory of the host's files.
     if !getuid().is_root() {
         held.extend(locked(place.parent().expect("a directory")));
     }
     at_work(held.len());
 }
 
-/// The files in a directory that can be opened and locked.
+/// Opens and locks the lock files in a directory.
 fn locked(place: &Path) -> Vec<File> {
     let files = fs::read_dir(place).into_iter().flatten().flatten().map(|file| file.path());
     let is_lock = |path: &PathBuf| path.extension().is_some_and(|last| last == "lock" || last == "pid");
     let opened = files.filter(is_lock).filter_map(|path| File::open(path).ok());
-    // Granted as soon as the broker that has it is killed.
+    // The lock is granted as soon as the broker that holds it is killed.
     opened.inspect(wait_for_lock).collect()
 }
 
@@ -672,7 +679,7 @@ fn wait_for_lock(file: &File) {
     std::thread::spawn(move || flock(&file, FlockOperation::LockExclusive).map(|()| std::thread::park()));
 }
 
-/// Asks for the status, and reports what it is told of others.
+/// Requests the status, and prints what it contains about others.
 fn spy(broker: &Path) {
     let told = shunt_broker::status(broker).expect("a broker answers");
     let refused: u64 = told.offers_refused.values().sum();

@@ -1,4 +1,5 @@
-//! The system's broker, as a process of its own with its directory as the recipes have it.
+//! A system broker in a separate process, with its directory set up as the documentation
+//! recommends.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -11,17 +12,17 @@ use shunt_broker::{StatusError, status};
 use shunt_netns::Net;
 use tempfile::TempDir;
 
-/// See the module. It is ended when this is dropped.
+/// A running broker; see the module. It is killed on drop.
 #[derive(Debug)]
 pub struct Broker {
     directory: TempDir,
     child: Child,
-    /// The host's network namespace.
+    /// The network namespace of the host.
     pub host: Net,
 }
 
 impl Broker {
-    /// Starts it on a host of its own.
+    /// Starts a broker on a new host.
     pub fn start() -> Broker {
         let directory = tempfile::tempdir().expect("a directory");
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("own directory");
@@ -32,7 +33,7 @@ impl Broker {
         broker
     }
 
-    /// Kills it, and starts another in its place.
+    /// Kills the broker, and starts another at the same path.
     pub fn kill_and_start_again(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it is a child");
@@ -48,33 +49,33 @@ impl Broker {
         }
     }
 
-    /// The directory that is for everybody.
+    /// Returns the directory that all users can reach.
     pub fn place(&self) -> PathBuf {
         self.directory.path().join("broker")
     }
 
-    /// Its socket.
+    /// Returns the path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.place().join("broker.sock")
     }
 
-    /// A place beside it, for the strangers' files.
+    /// Returns a path outside of the broker's directory, for files of the strangers.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// What it tells the host's root.
+    /// Returns the status as root of the host sees it.
     pub fn status(&self) -> Result<Snapshot, StatusError> {
         let socket = self.socket();
         self.host.inside(|| status(&socket))
     }
 
-    /// Whether it is there.
+    /// Returns whether the broker still runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Bytes of memory that are its own.
+    /// Returns its number of bytes of anonymous memory.
     pub fn memory(&self) -> u64 {
         let path = format!("/proc/{}/status", self.child.id());
         let status = fs::read_to_string(path).unwrap_or_default();
@@ -82,19 +83,19 @@ impl Broker {
         line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
     }
 
-    /// Descriptors that it holds.
+    /// Returns its number of open descriptors.
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).map_or(0, Iterator::count)
     }
 
-    /// Processor time of the thread that serves all clients.
+    /// Returns the processor time of the thread that serves all clients.
     pub fn time_of_the_serving_thread(&self) -> Duration {
         let path = format!("/proc/{0}/task/{0}/schedstat", self.child.id());
         let text = fs::read_to_string(path).expect("the broker runs");
         Duration::from_nanos(text.split(' ').next().and_then(|first| first.parse().ok()).expect("a number"))
     }
 
-    /// What it has logged.
+    /// Returns the content of its log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
@@ -112,7 +113,7 @@ impl Drop for Broker {
     }
 }
 
-/// Starts a system's broker on a host, whose files are in a directory.
+/// Starts a system broker on a host, with its files in `directory`.
 fn spawn(directory: &Path, host: &Net) -> Child {
     let log = File::options().create(true).append(true).open(directory.join("log")).expect("own directory");
     let mut command = Command::new(shunt());
@@ -121,7 +122,7 @@ fn spawn(directory: &Path, host: &Net) -> Child {
     host.inside(|| command.spawn()).expect("shunt starts")
 }
 
-/// The command, as `make test` has built it.
+/// Returns the path of the command that `make test` has built.
 fn shunt() -> PathBuf {
     let executable = std::env::current_exe().expect("a running test has a path");
     let target = executable.ancestors().find(|above| above.join("CACHEDIR.TAG").is_file());

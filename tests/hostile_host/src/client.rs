@@ -1,5 +1,5 @@
-//! A process as the broker sees one: a control socket, a page, and what is said on it. Never panics on what a broker does, which the
-//! victims count and the attackers expect.
+//! A client process of the broker: a control socket, a page, and messages. It returns errors
+//! instead of panicking, because the victims count them and the attackers expect them.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,32 +12,33 @@ use shunt_abi::page::PAGE_BYTES;
 use shunt_sys::{Errno, memfd, seqpacket};
 use socket2::SockRef;
 
-/// A broker that has not answered for so long has stopped serving. Generous: the machine has other work.
+/// A broker that has not answered for this long counts as stopped. The time is generous because the
+/// machine runs other tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One of them.
+/// A client process.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) socket: OwnedFd,
 }
 
-/// Why a client has no answer.
+/// Why a client has received no answer.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// The broker hung up, or would not be connected to.
+    /// The broker closed or refused the connection.
     HungUp,
-    /// It said nothing for so long.
+    /// The broker sent nothing in time.
     Silent,
 }
 
 impl Client {
-    /// Says hello with a new page, and does not wait for an answer.
+    /// Connects and sends a hello with a new page. Does not wait for the answer.
     pub(crate) fn connect(broker: &Path) -> Result<Client, Trouble> {
         let (page, _) = memfd::create_sealed("shunt-page", PAGE_BYTES).map_err(|_| Trouble::HungUp)?;
         Client::connect_with(broker, page.as_fd())
     }
 
-    /// The same, with a page that is there.
+    /// Connects and sends a hello with an existing page.
     pub(crate) fn connect_with(broker: &Path, page: BorrowedFd<'_>) -> Result<Client, Trouble> {
         let client = Client::stranger(broker)?;
         let mut program = [0; 32];
@@ -46,7 +47,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Connects, and says nothing. While too many others want to, it waits.
+    /// Connects without a hello. Retries while the broker's backlog is full.
     pub(crate) fn stranger(broker: &Path) -> Result<Client, Trouble> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -61,7 +62,7 @@ impl Client {
         }
     }
 
-    /// Sends, and waits for room.
+    /// Sends a message, and waits while the socket is full.
     pub(crate) fn say(&self, request: impl Into<Request>, fds: &[BorrowedFd<'_>]) -> Result<(), Trouble> {
         self.send(request.into().encode().as_bytes(), fds)
     }
@@ -72,7 +73,7 @@ impl Client {
             match seqpacket::send(&self.socket, bytes, fds) {
                 Ok(()) => return Ok(()),
                 Err(Errno::AGAIN | Errno::NOBUFS) => self.wait(PollFlags::OUT, Duration::from_millis(20)),
-                // Too many descriptors of this user are on their way.
+                // Too many descriptors of this user are in flight.
                 Err(Errno::TOOMANYREFS) => std::thread::sleep(Duration::from_millis(1)),
                 Err(_) => return Err(Trouble::HungUp),
             }
@@ -86,7 +87,7 @@ impl Client {
         self.offer_as(ticket, socket.as_fd(), addresses(socket.as_fd()))
     }
 
-    /// Offers a socket as the one with these addresses.
+    /// Offers a socket and states these addresses.
     pub(crate) fn offer_as(
         &self,
         ticket: u64,
@@ -105,12 +106,13 @@ impl Client {
         self.say(Release { link, conn, side }, &[])
     }
 
-    /// Says that it has mapped a link, as an honest process does. It has no use for the memory.
+    /// Answers that a link is mapped, as an honest process does. This client does not use the
+    /// memory.
     pub(crate) fn answer(&self, link: &Link) -> Result<(), Trouble> {
         self.say(Mapped { link: link.link, side: link.side, is_mapped: 1 }, &[])
     }
 
-    /// The next message, with its descriptor.
+    /// Returns the next message with its descriptor.
     pub(crate) fn receive(&self, patience: Duration) -> Result<(Reply, Option<OwnedFd>), Trouble> {
         let mut buffer = [0; MAX_MESSAGE];
         let deadline = Instant::now() + patience;
@@ -130,7 +132,7 @@ impl Client {
         }
     }
 
-    /// The next message. A link is answered.
+    /// Returns the next message. Answers a link.
     pub(crate) fn next(&self, patience: Duration) -> Result<Reply, Trouble> {
         let (reply, _) = self.receive(patience)?;
         if let Reply::Link(link) = &reply {
@@ -139,7 +141,7 @@ impl Client {
         Ok(reply)
     }
 
-    /// The next link that it is told of, with its memory. It is not answered.
+    /// Returns the next link with its memory, without answering it.
     pub(crate) fn link(&self, patience: Duration) -> Result<(Link, OwnedFd), Trouble> {
         let deadline = Instant::now() + patience;
         loop {
@@ -156,19 +158,19 @@ impl Client {
     }
 }
 
-/// Both ends of a connection on the loopback interface.
+/// Returns both ends of a connection on the loopback interface.
 pub(crate) fn loopback() -> std::io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
     pair_at(&listener)
 }
 
-/// The same, with a listener that is there.
+/// Returns both ends of a connection to an existing listener.
 pub(crate) fn pair_at(listener: &TcpListener) -> std::io::Result<(TcpStream, TcpStream)> {
     let client = TcpStream::connect(listener.local_addr()?)?;
     Ok((client, listener.accept()?.0))
 }
 
-/// Those of a socket's ends; of anything else, nobody's.
+/// Returns the addresses of a socket's two ends, or zeros for any other descriptor.
 pub(crate) fn addresses(socket: BorrowedFd<'_>) -> (SocketAddr, SocketAddr) {
     let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
     let socket = SockRef::from(&socket);

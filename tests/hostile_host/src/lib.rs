@@ -1,9 +1,10 @@
-//! A host on which not everybody is a friend: the system's broker as a process of its own, programs that it serves all the
-//! time, and strangers that attack it meanwhile. What the programs are served must not show that there are strangers.
+//! A host with hostile users. It runs the system broker as a separate process, programs that the
+//! broker serves all the time, and strangers that attack the broker meanwhile. The service for the
+//! programs must not suffer.
 //!
-//! `broker` starts the broker, `victims` are those whom it serves, `server` is one that a stranger
-//! connects to, `strangers` start the attacks, and `attack` is what the strangers run: the program
-//! of the same name.
+//! `broker` starts the broker. `victims` are the programs that it serves, and `server` is one that
+//! a stranger connects to. `strangers` starts the attacks, and `attack` contains them; the program
+//! of that name runs in the stranger's process.
 
 pub mod attack;
 mod broker;

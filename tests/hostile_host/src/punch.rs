@@ -1,5 +1,6 @@
-//! Holes punched into shared memory: while one is punched, whoever touches the page sleeps in the kernel, for longer the more
-//! mappings the file has. An attacker has as many as a process may have.
+//! Hole punching in shared memory. During a punch, a thread that touches the page sleeps in the
+//! kernel, for longer the more mappings the file has. The attacker makes as many mappings as a
+//! process may have.
 
 use std::os::fd::BorrowedFd;
 
@@ -9,10 +10,11 @@ use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 use rustix::mm::{Advice, madvise};
 use shunt_sys::mapping::Mapping;
 
-/// Mappings of one process; the kernel allows 65,530.
+/// Number of mappings of one process; the kernel allows 65,530.
 pub(crate) const MAPPINGS: usize = 60_000;
 
-/// Punches holes into `len` bytes of a file at `offset` until the process ends, also where the kernel refuses it.
+/// Punches holes into `len` bytes of a file at `offset` until the process ends, even if the kernel
+/// refuses it.
 pub(crate) fn without_end(file: BorrowedFd<'_>, offset: u64, len: usize) {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     loop {
@@ -22,7 +24,7 @@ pub(crate) fn without_end(file: BorrowedFd<'_>, offset: u64, len: usize) {
     }
 }
 
-/// Tries every way to take memory away from a file, until it is to stop.
+/// Tries every way to take memory away from a file, until `stop` is set.
 pub(crate) fn every_way(file: BorrowedFd<'_>, mapping: &Mapping, stop: &AtomicBool) {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let len = mapping.len();

@@ -1,5 +1,5 @@
-//! A server of one user's to which another's process connects. It does with links what an honest
-//! process does, and notes how long each of its calls took.
+//! A server of one user, to which a process of another user connects. It handles links as an honest
+//! process does, and measures the duration of each of its calls.
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
@@ -17,25 +17,25 @@ use crate::Broker;
 use crate::client::{Client, Trouble};
 use crate::victims::{enter, user};
 
-/// Where it listens.
+/// The port on which it listens.
 pub(crate) const PORT: u16 = 7070;
 
-/// What a server has met.
+/// The observations of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Met {
-    /// Links that it has mapped.
+    /// Number of links that it has mapped.
     pub links: u64,
-    /// Connections that were paired.
+    /// Number of connections that were paired.
     pub pairs: u64,
-    /// Links that could not be sealed.
+    /// Number of links that could not be sealed.
     pub unsealed: u64,
-    /// The longest that mapping, touching or unmapping took.
+    /// Longest duration of a call that mapped, touched or unmapped memory.
     pub longest: Duration,
-    /// Everything else.
+    /// Errors, in words.
     pub troubles: Vec<String>,
 }
 
-/// A server at work.
+/// A running server.
 #[derive(Debug)]
 pub struct Server {
     stop: Arc<AtomicBool>,
@@ -43,7 +43,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it as an ordinary user on the host, and returns once it listens.
+    /// Starts the server as an ordinary user on the host. Returns once it listens.
     pub fn start(broker: &Broker) -> Server {
         let (stop, socket) = (Arc::new(AtomicBool::new(false)), broker.socket());
         let (until, prepare) = (stop.clone(), enter(&broker.host));
@@ -65,7 +65,7 @@ impl Server {
         Server { stop, thread }
     }
 
-    /// Ends it, and returns what it has met.
+    /// Stops the server, and returns its observations.
     pub fn stop(self) -> Met {
         self.stop.store(true, Relaxed);
         self.thread.join().expect("no panic")

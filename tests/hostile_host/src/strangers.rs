@@ -1,4 +1,4 @@
-//! Who attacks, and how such a process is started.
+//! The kinds of attackers, and how to start them.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -6,35 +6,35 @@ use std::process::{Child, Command, Stdio};
 
 use crate::Broker;
 
-/// Who a stranger is.
+/// The rights of a stranger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     /// Another user on the host.
     User,
-    /// Root in a container: in namespaces of its own, with the capabilities that Docker leaves it, and the broker's
-    /// directory mounted as the recipe has it.
+    /// Root in a container: in separate namespaces, with the capabilities that Docker grants, and
+    /// with the broker's directory mounted as documented.
     Container,
-    /// The same with all capabilities: it stands in for whoever can hold a lock of the kernel's, for which there are ways
-    /// without any, such as a file system of its own in user space.
+    /// Root in a container with all capabilities. It stands for an attacker that can hold a kernel
+    /// lock. There are ways to do so without capabilities, such as a user-space file system.
     Holder,
 }
 
-/// What Docker leaves to root in a container.
+/// The capabilities that Docker grants to root in a container.
 const CAPABILITIES: &str = "-all,+chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,+setgid,+setuid,+setfcap,\
     +setpcap,+net_bind_service,+sys_chroot,+kill,+audit_write";
 
-/// An attack at work. It ends when this is dropped.
+/// A running attack. It ends on drop.
 #[derive(Debug)]
 pub struct Stranger {
     child: Child,
-    /// What it said once it was at work.
+    /// The line that it printed once it was at work.
     pub report: String,
 }
 
 impl Stranger {
-    /// Starts `program attack NAME`, and returns once it is at work.
+    /// Runs `program` with the name of an attack. Returns once it is at work.
     pub fn start(broker: &Broker, program: &Path, who: Who, attack: &str) -> Stranger {
-        // A copy that everybody can reach.
+        // All users can reach this copy.
         let copy = broker.beside("attack");
         if !copy.exists() {
             assert!(Command::new("cp").args([program, &copy]).status().expect("cp runs").success());
@@ -51,7 +51,8 @@ impl Stranger {
                 command.args(arguments);
             }
             Who::Container | Who::Holder => {
-                // Ends with its standard input, as everything in the namespace of processes then does.
+                // The attack ends when its standard input is closed, and with it all processes of
+                // its pid namespace.
                 command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
                 let capabilities = if who == Who::Container { CAPABILITIES } else { "+all" };
                 let script = format!(

@@ -1,5 +1,6 @@
-//! Programs that the broker serves all the time: each has connection after connection paired, and every now and then a
-//! process of it is new. What they meet is counted: pairs, refusals, hang-ups, and the longest that one had to wait.
+//! Programs that the broker serves all the time. Each has one connection after another paired, and
+//! replaces its processes from time to time. They count pairs, refusals and closed connections, and
+//! measure the longest wait.
 
 use std::net::TcpListener;
 use std::os::fd::AsFd;
@@ -18,30 +19,30 @@ use shunt_netns::Net;
 use crate::Broker;
 use crate::client::{Client, PATIENCE, Trouble, pair_at};
 
-/// Pairs between which a victim is the same process.
+/// Number of pairs after which a victim replaces its processes.
 const PAIRS_OF_A_PROCESS: u64 = 20;
-/// So that they leave the processor to the attack, too.
+/// The delay between two pairs, which leaves processor time to the attack.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What the victims have met.
+/// The observations of a victim.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
-    /// Connections that were paired.
+    /// Number of connections that were paired.
     pub pairs: u64,
-    /// The longest from an offer to its pair.
+    /// Longest time from an offer to its pair.
     pub longest: Duration,
-    /// Everything else, in words.
+    /// Errors, in words.
     pub troubles: Vec<String>,
 }
 
-/// Victims at work.
+/// Running victims.
 #[derive(Debug)]
 pub struct Victims {
     stop: Arc<AtomicBool>,
     threads: Vec<(&'static str, JoinHandle<Served>)>,
 }
 
-/// Turns the calling thread into one of an ordinary user's.
+/// Makes the calling thread run as an ordinary user.
 pub(crate) fn user(uid: u32) {
     let (uid, gid) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(uid));
     set_thread_groups(&[]).expect("root may");
@@ -49,7 +50,7 @@ pub(crate) fn user(uid: u32) {
     set_thread_res_uid(uid, uid, uid).expect("root may");
 }
 
-/// Returns what moves the calling thread into a network namespace.
+/// Returns a closure that moves the calling thread into a network namespace.
 pub(crate) fn enter(net: &Net) -> impl FnOnce() + Send + 'static {
     let file = std::fs::File::open(net.path()).expect("a namespace");
     move || {
@@ -58,7 +59,7 @@ pub(crate) fn enter(net: &Net) -> impl FnOnce() + Send + 'static {
 }
 
 impl Victims {
-    /// Root on the host, a user on the host, and root in a container.
+    /// Starts victims as root on the host, as a user on the host, and as root in a container.
     pub fn start(broker: &Broker) -> Victims {
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
@@ -84,7 +85,7 @@ impl Victims {
         Victims { stop, threads }
     }
 
-    /// Ends them, and says what each has met.
+    /// Stops the victims, and returns the observations of each.
     pub fn stop(self) -> Vec<(&'static str, Served)> {
         self.stop.store(true, Relaxed);
         let ended = self.threads.into_iter().map(|(name, thread)| (name, thread.join().expect("no panic")));
@@ -104,7 +105,7 @@ fn serve(broker: &Path, stop: &AtomicBool) -> Served {
     served
 }
 
-/// The life of two processes.
+/// Pairs connections between two processes, until they are replaced.
 fn process(
     broker: &Path,
     listener: &TcpListener,
@@ -139,7 +140,7 @@ fn process(
     Ok(())
 }
 
-/// Both ends listen all the time: a link comes about once both have answered.
+/// Receives for both ends in turn, because a link is ready only after both have answered.
 fn wait_for_pairs(ends: [&Client; 2], wanted: u64) -> Result<[Pair; 2], String> {
     let deadline = Instant::now() + PATIENCE;
     let mut pairs = [None, None];

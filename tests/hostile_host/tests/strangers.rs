@@ -1,5 +1,5 @@
-//! Each attack, by each kind of stranger who can make it, while others are served: they notice nothing, and afterwards
-//! nothing is left of it. Needs root.
+//! Runs each attack as each kind of stranger that can make it, while the broker serves others. They
+//! must not notice, and the attack must leave nothing behind. Needs root.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -11,19 +11,19 @@ use shunt_channel::{Cause, Event, Message, Options, ReceiveError, Receiver, Send
 use shunt_hostile_host::attack::MESSAGES;
 use shunt_hostile_host::{Broker, Server, Stranger, Victims, Who};
 
-/// What strangers can make the broker keep, in bytes: a part of what its unit allows.
+/// Maximum memory in bytes that strangers may make the broker hold. It is part of the limit in its
+/// systemd unit.
 const MEMORY: u64 = 512 << 20;
-/// And what they can make it write to its log.
+/// Maximum bytes that strangers may make the broker log.
 const LOG: usize = 256 << 10;
-/// How long each attack goes on once it has got going.
+/// How long each attack runs after its start.
 const UNDER_ATTACK: Duration = Duration::from_secs(1);
-/// No call of a process that waits for no punch takes so long, also where others use the
-/// processors.
+/// A call that waits for no hole punch takes less than this, even on a loaded machine.
 const NOT_A_PUNCH: Duration = Duration::from_secs(1);
-/// How long the broker may take to let go of what a stranger had.
+/// Time that the broker has to release everything that a stranger held.
 const SETTLE: Duration = Duration::from_secs(30);
 
-/// One after the other of each kind: each takes all that its user may have.
+/// Serialises the tests of one kind of stranger, because each exhausts its user's limits.
 fn turn(who: Who) -> MutexGuard<'static, ()> {
     static TURNS: [Mutex<()>; 3] = [const { Mutex::new(()) }; 3];
     TURNS[who as usize].lock().unwrap_or_else(PoisonError::into_inner)
@@ -33,7 +33,7 @@ fn attacker() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_attack"))
 }
 
-/// The victims are served before and during the attack, and nothing is left after it.
+/// Checks that victims are served before and during the attack, and that nothing is left after it.
 fn nobody_notices(attack: &str, who: Who) {
     let _turn = turn(who);
     let mut broker = Broker::start();
@@ -107,7 +107,8 @@ attacks! {
     links_into_which_holes_are_punched: "punched-links" by User, Container;
 }
 
-/// What a server met whose peer, of another user, tries to take the memory of their links away.
+/// A peer of another user tries to take away the memory of its links with a server. No call of the
+/// server may be delayed.
 #[test]
 fn a_server_does_not_wait_for_a_peer_that_punches() {
     let _turn = turn(Who::User);
@@ -116,7 +117,8 @@ fn a_server_does_not_wait_for_a_peer_that_punches() {
     let victims = Victims::start(&broker);
     let stranger = Stranger::start(&broker, attacker(), Who::User, "punching-peer");
     let begun = Instant::now();
-    // It goes on until a link has been kept from being sealed: nothing is shared from then on.
+    // Long enough for the attack to prevent a link from being sealed. From then on the two users
+    // share no memory.
     while begun.elapsed() < Duration::from_secs(20) {
         broker.status().expect("root is told the status");
         std::thread::sleep(Duration::from_millis(100));
@@ -129,11 +131,11 @@ fn a_server_does_not_wait_for_a_peer_that_punches() {
         assert!(served.troubles.is_empty() && served.pairs >= 10, "{name}: {served:?}");
     }
     assert!(met.troubles.is_empty() && met.links > 0 && met.pairs > 0, "{met:?}");
-    // A punch that it waited for would take hundreds of milliseconds here.
+    // Waiting for a hole punch would take hundreds of milliseconds here.
     assert!(met.longest < NOT_A_PUNCH, "{met:?}");
 }
 
-/// Neither another user nor a container's root can take the broker's place, and both can still connect.
+/// Neither another user nor root of a container can take the broker's path. Both can still connect.
 #[test]
 fn nobody_takes_its_place() {
     let _turns = [turn(Who::User), turn(Who::Container)];
@@ -145,8 +147,8 @@ fn nobody_takes_its_place() {
     broker.status().expect("it is still the broker's");
 }
 
-/// Neither another user nor a container's root can hold a lock that a killed broker's successor
-/// needs.
+/// Neither another user nor root of a container can hold a lock that the successor of a killed
+/// broker needs.
 #[test]
 fn nobody_keeps_it_from_starting_again() {
     let _turns = [turn(Who::User), turn(Who::Container)];
@@ -158,14 +160,14 @@ fn nobody_keeps_it_from_starting_again() {
     broker.status().expect("a broker answers");
 }
 
-/// What others do, and how much of it, is not told: neither to another user nor to a container's root.
+/// Neither another user nor root of a container sees what other users do.
 #[test]
 fn nobody_is_told_of_others() {
     let _turns = [turn(Who::User), turn(Who::Container)];
     let broker = Broker::start();
     let victims = Victims::start(&broker);
     std::thread::sleep(Duration::from_millis(500));
-    // A message that is none, of root's.
+    // An invalid message from root.
     let socket = broker.socket();
     broker.host.inside(|| {
         let root = shunt_sys::seqpacket::connect(socket.as_os_str().as_encoded_bytes()).expect("it listens");
@@ -183,8 +185,8 @@ fn nobody_is_told_of_others() {
     }
 }
 
-/// A receiver reads nothing of memory into which a sender can punch holes, so it serves the others, and
-/// its time-outs hold. A file that is sealed cannot be punched: its sender is served, too.
+/// A receiver does not read memory into which a sender can punch holes. So it serves other senders,
+/// and its time-outs hold. A sealed file cannot be punched, so its sender is served too.
 #[test]
 fn nobody_keeps_a_receiver_of_messages_waiting() {
     const ENOUGH: u32 = 200;
@@ -193,7 +195,7 @@ fn nobody_keeps_a_receiver_of_messages_waiting() {
     for who in [Who::User, Who::Container] {
         let path = broker.place().join(MESSAGES);
         let mut receiver = Receiver::listen(&path, Options::default()).unwrap();
-        // For all users: the umask takes rights from `Options::mode`.
+        // Set explicitly for all users, because the umask reduces `Options::mode`.
         fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
         let mut friend = Sender::connect(&path, Wait::Never).unwrap();
         let stranger = Stranger::start(&broker, attacker(), who, "punched-channel");

@@ -1,4 +1,4 @@
-//! A stranger: see [`shunt_hostile_host::attack`].
+//! Runs an attack: see [`shunt_hostile_host::attack`].
 
 fn main() {
     shunt_hostile_host::attack::main();
