@@ -1,5 +1,14 @@
 //! A client's control connection: receives its messages, passes them to the state, and flushes its
 //! outbox.
+//!
+//! ```text
+//!   connected ──Hello────> process: offers sockets, releases slots, registers doorbells
+//!       └───────Capture──> capture: receives links and pairs, may send nothing more
+//! ```
+//!
+//! A client may request a status in the first two states, and again once it has read the last one.
+//! Status and capture requests wait for a turn ([`crate::turns`]), and the client's later messages
+//! wait for them.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -55,7 +64,7 @@ struct Client {
     principal: Principal,
     outbox: Rc<Outbox>,
     process: Option<ProcessId>,
-    /// Set if the client captures, or waits to begin.
+    /// Present while the client captures, or waits to begin.
     capture: Option<Reading>,
     /// A pidfd, readable once the process has ended. The end of a process also closes its socket,
     /// unless a child holds a copy.
@@ -65,9 +74,9 @@ struct Client {
     fds: Vec<OwnedFd>,
     /// Charge for a status that the client has not read yet.
     status: Charge,
-    /// Set once the client has asked for a status.
+    /// True once the client has asked for a status.
     has_asked: bool,
-    /// Set while a status request waits for its turn.
+    /// True while a status request waits for its turn.
     asks: bool,
 }
 

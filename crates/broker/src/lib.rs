@@ -2,7 +2,7 @@
 //! both a link in shared memory (docs/local-path.md). It trusts the kernel's report about a
 //! descriptor and not the client's (L3), never blocks, and may die at any time (L6).
 //!
-//! The modules:
+//! The main modules:
 //! - Clients: `server` accepts, `control` handles one client's connection, `outbox` its messages,
 //!   `state` is shared by all of them.
 //! - Pairing: `offers` decides about an offered socket, with the pure modules `pairing` and

@@ -1,5 +1,19 @@
 //! Open offers, and the rules by which two of them are one connection. Pure: no I/O, and every
 //! look-up is by hash.
+//!
+//! ```text
+//!   offered ──no match──> open ──match──> paired, or waiting for a link
+//!                          └──withdrawn, replaced, ambiguous or dead──> removed
+//! ```
+//!
+//! Example within a namespace: process 1 offers a socket from 127.0.0.1:4000 to 127.0.0.1:80, and
+//! the offer is left open. Process 2 offers one from 127.0.0.1:80 to 127.0.0.1:4000. The addresses
+//! mirror each other, so [`Offers::look`] returns [`Finding::Counterpart`]. If the initial sequence
+//! numbers are known and do not mirror each other, it returns [`Finding::Unlike`].
+//!
+//! Example across namespaces: the client's SYN has the sequence number 100, and the first byte of
+//! the server the number 500. The client's origin is (sent 100, received 500), and that of the
+//! server (sent 500, received 101). These match whatever the addresses are.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -1,6 +1,9 @@
 //! Counts the messages of a client that are completely processed, and publishes the count on its
-//! board. Processed means that the broker has also closed the sockets that came with them, so the
-//! program's own close ends the connection.
+//! board. Processed means that the broker has also closed the sockets that came with them. From
+//! then on, the program's own close ends the connection.
+//!
+//! Example: of five messages the third and the fifth have a socket. The count stays at 2 until the
+//! third socket is closed, and then at 4 until the fifth is closed.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Release;
