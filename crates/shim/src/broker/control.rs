@@ -1,6 +1,28 @@
-//! The conversation with the broker. Nothing here ever waits: what cannot be said now is said at a later
-//! operation, and without a broker everything stays on TCP (L6). Only where connections are to be offered at once is the
-//! first use of one held for a moment.
+//! The connection to the broker.
+//!
+//! No call ever blocks on the broker. A message that cannot be sent now is sent at a later
+//! operation, and without a broker every connection stays on TCP (L6). Only with `--offer at-once`
+//! does the first use of a connection wait, for at most [`MOMENT_NANOS`].
+//!
+//! ```text
+//!   process                                   broker
+//!      | Hello (page) ------------------------> |
+//!      | <------------------- Welcome (board)   |
+//!      | Doorbell, for each waiter -----------> |   eventfds by which the peer notifies this process
+//!      | Offer (ticket, socket) --------------> |   the broker finds the mirroring socket
+//!      | <---------------------- Link (memfd)   |   once for each link
+//!      | Mapped ------------------------------> |   when both ends have mapped it, the broker seals it
+//!      | <--------------- Pair (ticket, conn)   |   the endpoint is attached; or Refused (ticket, reason)
+//!      | Release (conn) ----------------------> |   the endpoint is detached; or Leave, see `release_after`
+//! ```
+//!
+//! Example: a client and a server of one host each send an `Offer` for their end of a connection.
+//! The broker sends a `Link` to each, if they have none in common yet, and then a `Pair` with the
+//! connection's index in the link. Each process finds the messages at its next operation, by the
+//! counter on the board. Then it attaches the endpoint (`attach::adopt`).
+//!
+//! The control lock guards the state. Messages that need endpoints' locks become a list of
+//! `Deed` values, which `carry_out` executes after it has released the control lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, CString, OsStr};
@@ -37,17 +59,20 @@ use crate::socket::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::socket::tcp::Tcp;
 use crate::socket::{distance, settings, worth};
 
-/// Operations until an endpoint that found no broker looks for one again.
+/// Operations until an endpoint that found no broker is considered again.
 const RETRY_AFTER: u32 = 256;
-/// Pause between two attempts to reach a broker.
+/// Pause between two attempts to connect to a broker.
 const RETRY_NANOS: u64 = 100_000_000;
-/// The same after a broker was reached that did not take this process in: twice as long each time, up to this.
+/// The longest pause after brokers have rejected this process. The pause doubles with each
+/// rejection.
 const LONGEST_RETRY_NANOS: u64 = 30_000_000_000;
-/// Messages taken in one operation of the program's, which is not to wait for a broker that never stops.
+/// The most messages that one operation of the program receives, so that a broker that never stops
+/// sending cannot block it.
 const BATCH: usize = 256;
-/// Connections whose other holders are looked for at a time.
+/// The number of detached connections whose other holders are checked at a time.
 const FEW: usize = 8;
-/// Where connections are offered at once, so long the first use of one waits for the broker, in pauses of so much.
+/// With `--offer at-once`, the longest time that the first use of a connection waits for the
+/// broker. [`PAUSE_NANOS`] is the pause between two checks.
 const MOMENT_NANOS: u64 = 2_000_000;
 const PAUSE_NANOS: i64 = 50_000;
 /// Pause after the broker's socket was full.
@@ -58,53 +83,59 @@ static CONTROL: Lock<Control> = Lock::new(Control::new());
 struct Control {
     socket: Option<PrivateFd>,
     retry_at: u64,
-    /// The broker has answered the hello.
+    /// Set once the broker has answered the hello.
     is_welcome: bool,
-    /// How often in a row one has not.
+    /// How many brokers in a row have closed the connection without an answer to the hello.
     unwelcome: u32,
-    /// Until then the peers of this process's connections may not have come back to the broker yet.
+    /// Until this time, peers of this process may not have reconnected to the broker yet.
     peers_come_until: u64,
-    /// Why there is none.
+    /// Why there is no broker.
     lacks: Reason,
-    /// The socket was full: nothing is offered until then.
+    /// Nothing is offered until this time, because the broker's socket was full.
     busy_until: u64,
     pulse: Pulse,
     epoch: u32,
-    /// What the broker must hear and had no room for. Without it a connection of a link would never be free again.
+    /// Messages that the broker must receive and that did not fit into its socket. If one were
+    /// lost, a connection of a link would never become free again.
     unsaid: VecDeque<Request>,
-    /// Connections that this process has left, each with the row of others who may still drain it.
+    /// Connections from which this process has detached, each with the row of the other processes
+    /// that may still drain it.
     inherited: VecDeque<(u32, Release)>,
     links: BTreeMap<LinkName, &'static Link>,
-    /// A broker was lost, and with it links that nobody may be using: they are to be retired.
+    /// Set when a broker was lost, until those of its links that no connection uses have been
+    /// retired.
     orphaned: bool,
     peers: BTreeMap<u64, &'static Peer>,
-    /// Structures to be used again.
+    /// Structures for reuse.
     spare_links: Vec<&'static Link>,
     spare_peers: Vec<&'static Peer>,
 }
 
-/// The broker that made a link, its name for it, and which side this process is.
+/// The epoch of the broker that made a link, the broker's id of the link, and this process's side.
 type LinkName = (u32, u64, u32);
 
-/// What a message asks for that must wait until the control lock is free, because it takes endpoints' locks.
+/// The effect of a message that must wait until the control lock is released, because it takes
+/// endpoints' locks.
 enum Deed {
     Adopt(EndpointRef, Pin, Silence),
     Refuse(EndpointRef, Reason),
     Retire(&'static Link),
-    /// There is no descriptor for a doorbell of this peer's: what is on its links goes back.
+    /// This process has no descriptor left for a doorbell of the peer: all connections with the
+    /// peer fall back.
     Mute(&'static Peer),
-    /// The broker asks for a link to be left.
+    /// The broker asks that all connections fall back from this link.
     Vacate(&'static Link),
     LostBroker,
 }
 
 /// Why an endpoint is not offered now.
 enum Later {
-    /// For this reason, which is looked at again after so many operations.
+    /// For this reason, which is checked again after this number of operations.
     After(Reason, u32),
-    /// The broker has enough to do.
+    /// The broker is busy.
     Busy,
-    /// It has been spoken to, and the next operation may find that it is awake.
+    /// A message was sent to the broker. The next operation may find that the broker has received
+    /// it.
     Asked,
 }
 
@@ -123,7 +154,7 @@ impl From<Reason> for Later {
     }
 }
 
-/// Takes waiting messages, if the board says that there are any: one load otherwise.
+/// Receives pending messages. If the board shows none, this costs one load.
 #[inline]
 pub(crate) fn poll_inbox() {
     if let Some(board) = process::board()
@@ -149,7 +180,7 @@ fn carry_out(deeds: Vec<Deed>) {
         match deed {
             Deed::Adopt(name, at, silence) => {
                 if let Err(reason) = attach::adopt(name, at.link, at.conn, silence) {
-                    // The other end does not wait in vain.
+                    // The other end must not wait for a connection that will not come about.
                     if reason != Reason::Stale {
                         at.link.close_lanes(at.conn);
                     }
@@ -175,7 +206,8 @@ fn carry_out(deeds: Vec<Deed>) {
                 {
                     attach::go_back(endpoint, Reason::DescriptorLimit);
                 }
-                // Other peers may lack them. Meanwhile the structure may have become another's.
+                // Descriptors for the doorbells of other peers may be short too. Meanwhile the
+                // structure may have been reused for another peer.
                 let _control = CONTROL.lock();
                 if peer.is_mute() {
                     peer.forget_doorbells();
@@ -197,7 +229,8 @@ fn carry_out(deeds: Vec<Deed>) {
     }
 }
 
-/// An offered endpoint is on TCP again for now, and may be offered after `again` operations.
+/// Returns an offered endpoint to [`Stage::Plain`]. It may be offered again after `again`
+/// operations.
 fn take_back(endpoint: &Endpoint, reason: Reason, again: u32) {
     if endpoint.stage() == Stage::Offered {
         endpoint.set_stage(Stage::Plain);
@@ -212,7 +245,7 @@ fn postpone(endpoint: &Endpoint, reason: Reason, again: u32) {
     attach::mark(endpoint, reason);
 }
 
-/// Considers offering an endpoint that has shown that it is used. Called outside all locks.
+/// Considers an offer of an endpoint that the program uses. The caller holds no lock.
 #[cold]
 pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
     unseen::look_around();
@@ -220,7 +253,7 @@ pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
     if !process::offers_at_once() {
         return;
     }
-    // Most connections would be over before the broker has answered.
+    // Most connections would end before the broker answers.
     let deadline = process::now() + MOMENT_NANOS;
     while matches!(verdict, Attempt::Asked) && process::now() < deadline {
         pause();
@@ -237,11 +270,11 @@ fn pause() {
     let _ = rustix::thread::nanosleep(&time);
 }
 
-/// What has become of an attempt to offer an endpoint.
+/// The result of an attempt to offer an endpoint.
 enum Attempt {
-    /// The broker is being asked whether it is awake.
+    /// A message was sent to the broker, to find out whether it responds.
     Asked,
-    /// It was offered, or will not be for a while.
+    /// The endpoint was offered, or will not be offered for a while.
     Done,
 }
 
@@ -264,12 +297,13 @@ fn attempt(endpoint: &'static Endpoint, fd: RawFd) -> Attempt {
     let asked = matches!(verdict, Err(Later::Asked));
     match verdict {
         Ok(()) => {}
-        // Once it is listed there is nothing left to do.
+        // The endpoint is in the page, so `shunt status` shows the reason. No further attempt is
+        // needed.
         Err(Later::After(reason, _)) if endpoint.barred().is_some() && endpoint.entry().is_some() => {
             postpone(endpoint, reason, NEVER);
         }
         Err(Later::After(reason, again)) => postpone(endpoint, reason, again),
-        // So many are offered at once that it takes the broker a moment.
+        // The broker has many offers to process at the moment.
         Err(Later::Busy) => endpoint.operations.store(0, Relaxed),
         Err(Later::Asked) => {}
     }
@@ -277,9 +311,10 @@ fn attempt(endpoint: &'static Endpoint, fd: RawFd) -> Attempt {
     if asked { Attempt::Asked } else { Attempt::Done }
 }
 
-/// Whether the broker may still hold the socket of an endpoint that has been offered: it closes it once it has taken the offer, which
-/// may be after it has answered, and after the connection has been on shared memory and has left it; of one that could linger it does
-/// not say when.
+/// Returns whether the broker may still hold the socket of an offered endpoint. The broker closes
+/// its descriptor once it has received the offer. That may be after its answer, and even after the
+/// connection was attached and has fallen back. For a socket with SO_LINGER the broker does not
+/// report the time of its close.
 pub(crate) fn may_be_held_by_broker(endpoint: &Endpoint, fd: RawFd) -> bool {
     let offered_as = endpoint.offered_as.load(Relaxed);
     if offered_as == 0 {
@@ -293,34 +328,37 @@ pub(crate) fn may_be_held_by_broker(endpoint: &Endpoint, fd: RawFd) -> bool {
     taken < offered_as || lingers()
 }
 
-/// The endpoint is gone before it was paired.
+/// Withdraws the offer of an endpoint that ends before it was paired.
 pub(crate) fn withdraw(endpoint: &Endpoint) {
     distance::unpaired(endpoint);
     let ticket = endpoint.reference().pack();
     CONTROL.lock().tell(Request::Withdraw(Withdraw { ticket }));
 }
 
-/// The process is about to become another user. A broker that is for the present one alone is spoken to now: later it cannot be
-/// reached, and the conversation stays. One that is for everybody is reached by that user as itself.
+/// Connects to a private broker before the process changes its user. Afterwards the process could
+/// no longer reach it, but an existing connection stays. A broker that is open to every user can be
+/// reached after the change as well.
 pub(crate) fn before_other_user() {
     let mut private = process::broker_paths().iter().filter(|path| is_private(path)).peekable();
-    // Where there is none, nothing has been tried: the other user does so with its first connection.
+    // Without a private broker, the first connection under the new user connects to the other one.
     if private.peek().is_some() {
         let _ = CONTROL.lock().connect(|| private.find_map(reach));
     }
 }
 
-/// The process is about to see nothing but what is under another directory. A broker is spoken to now, whosever it is: its socket
-/// is not to be found there.
+/// Connects to any broker before the process changes its root directory, because the broker's
+/// socket is not reachable afterwards.
 pub(crate) fn before_other_root() {
     let _ = CONTROL.lock().connect(|| process::broker_paths().iter().find_map(reach));
 }
 
-/// The peer of an offered endpoint has used the connection as much by now: if it has not been offered for so long, it is not
-/// going to be, and the connection is the kernel's from now on.
+/// How long an offer waits for the peer's. By then the peer has used the connection as much as this
+/// end. If it has not offered the connection after this time, it will not, and the connection stays
+/// on TCP.
 const ALONE_NANOS: u64 = 1_000_000_000;
 
-/// Takes an offer back that nobody has answered for long. `true`: the broker is being asked whether it is awake, and that is soon known.
+/// Withdraws an offer that the peer has not matched for [`ALONE_NANOS`]. Returns `true` if the
+/// broker is being asked whether it responds; the answer comes soon.
 #[cold]
 pub(crate) fn give_up_if_alone(endpoint: &Endpoint) -> bool {
     endpoint.operations.store(0, Relaxed);
@@ -330,12 +368,12 @@ pub(crate) fn give_up_if_alone(endpoint: &Endpoint) -> bool {
     }
     {
         let mut control = CONTROL.lock();
-        // Where this process was turned away its peers were too, and each comes back at a moment of its own. A broker that does not
-        // speak answers nobody.
+        // If a broker rejected this process, it rejected the peers too, and each reconnects at a
+        // different time. A broker that does not receive messages matches no offers.
         if now < control.peers_come_until {
             return false;
         }
-        // It may be one of those that wait for a link which the other end has yet to map.
+        // The endpoint may wait for a link that the other end has yet to map.
         if control.links.values().any(|link| !link.is_open() && !link.is_gone()) {
             return false;
         }
@@ -344,7 +382,7 @@ pub(crate) fn give_up_if_alone(endpoint: &Endpoint) -> bool {
         }
     }
     {
-        // Against an answer that comes now: see `attach::adopt`.
+        // The locks exclude an answer that is being handled now: see `attach::adopt`.
         let (_tx, _rx) = (endpoint.tx.lock(), endpoint.rx.lock());
         if endpoint.stage() != Stage::Offered {
             return false;
@@ -357,12 +395,15 @@ pub(crate) fn give_up_if_alone(endpoint: &Endpoint) -> bool {
     false
 }
 
-/// This process has left `at` for good, where it was never used. The pin keeps the link what it is until this has been said.
+/// Reports to the broker that this process does not use the connection at `at`, where no byte was
+/// moved. The pin keeps the link's identity until the message is queued.
 pub(crate) fn release(at: &Pin) {
     release_after((**at, Heirs::None));
 }
 
-/// The same where children may still drain the lanes, which the broker gives out again only once none does.
+/// Reports to the broker that this process has detached from a connection. If child processes may
+/// still drain the lanes, the message is a `Leave`, and the broker does not reuse the lanes yet.
+/// The `Release` follows when no child can drain them any more.
 pub(crate) fn release_after((at, heirs): (Attachment, Heirs)) {
     let mut control = CONTROL.lock();
     control.release_drained();
@@ -375,36 +416,39 @@ pub(crate) fn release_after((at, heirs): (Attachment, Heirs)) {
         return control.tell(Request::Release(release));
     }
     control.tell(Request::Leave(Leave { link, conn, side }));
-    // For those that nobody saw being made, it ends with this process.
+    // For children of a fork that the shim did not see, no `Release` follows. The broker frees the
+    // connection when this process ends.
     if let Heirs::OfRow(row) = heirs {
         control.inherited.push_back((row, release));
     }
 }
 
-/// Whether there is a broker to hear from, of which a link that it made in this `epoch` is.
+/// Returns whether the broker of this `epoch` still receives messages.
 pub(crate) fn has_broker(epoch: u32) -> bool {
     let mut control = CONTROL.lock();
-    // A child knows nothing of its parent's.
+    // A forked child knows nothing about its parent's broker.
     control.epoch != epoch || control.socket.is_some() && control.state() != State::Silent
 }
 
-/// Registers a doorbell, if that can be said now.
+/// Sends a doorbell to the broker, if the control lock is free and the broker's socket has room.
 pub(crate) fn tell_doorbell(slot: Slot) {
     if let Some(mut control) = CONTROL.try_lock() {
         control.tell_doorbell(slot);
     }
 }
 
-/// Unmaps a link that nobody will use again. Called by everybody who may have been the last to use it.
+/// Unmaps a link that will not be used again. Every caller that may have been the last user of the
+/// link calls this.
 pub(crate) fn retire(link: &'static Link) {
     {
         let mut control = CONTROL.lock();
-        // Whoever takes it off the list retires it. It may have been another link's since the question above.
+        // The thread that removes the link from the map retires it. The structure may have been
+        // reused for another link since the caller's check.
         if !link.is_idle_for_good() || control.links.remove(&name_of(link)).is_none() {
             return;
         }
     }
-    // Unmapped once no epoll instance looks at it any more.
+    // No epoll instance may use the link when it is unmapped.
     epoll::drop_link(link);
     link.unmap();
     let mut control = CONTROL.lock();
@@ -416,7 +460,7 @@ fn name_of(link: &Identity) -> LinkName {
     (link.epoch, link.id, link.side as u32)
 }
 
-/// A private descriptor has moved to another number.
+/// Updates the broker's socket after a private descriptor has moved to another number.
 pub(crate) fn renumber(old: RawFd, new: RawFd) {
     let mut control = CONTROL.lock();
     if control.socket.as_ref().is_some_and(|socket| socket.raw() == old) {
@@ -425,27 +469,27 @@ pub(crate) fn renumber(old: RawFd, new: RawFd) {
     }
 }
 
-/// Nobody talks to the broker while the process is copied.
+/// Takes the control lock before a fork, so that no thread talks to the broker meanwhile.
 pub(crate) fn hold_lock() {
     CONTROL.hold();
 }
 
-/// In both processes.
+/// Releases the control lock after a fork, in the parent and in the child.
 ///
-/// # Safety
-/// After [`hold_lock`], on the same thread.
+/// # Safety The caller has called [`hold_lock`] on the same thread.
 pub(crate) unsafe fn release_lock() {
     // SAFETY: the caller's promise.
     unsafe { CONTROL.release() };
 }
 
-/// A forked child has its own conversation, not its parent's.
+/// Discards the parent's connection to the broker in a forked child, which makes its own.
 pub(crate) fn after_fork_in_child() {
     let mut control = CONTROL.lock();
-    // What was in the lanes at the fork may still be read, or given back: those links stay mapped, and those peers can be rung.
+    // Bytes that were in the lanes at the fork may still be read, or returned to the sender. So
+    // those links stay mapped, and the doorbells of their peers stay open.
     let draining = |peer: &Peer| crate::socket::endpoint::all().any(|endpoint| endpoint.is_linked_with(peer));
     control.peers.values().filter(|peer| !draining(peer)).for_each(|peer| peer.forget_doorbells());
-    // One that has turned the parent away would do so here.
+    // A broker that has rejected the parent would reject the child too.
     let (retry_at, unwelcome, lacks) = match control.socket {
         None => (control.retry_at, control.unwelcome, control.lacks),
         Some(_) => (0, 0, Reason::NoBroker),
@@ -454,16 +498,16 @@ pub(crate) fn after_fork_in_child() {
     *control = Control { epoch: epoch + 1, retry_at, unwelcome, peers_come_until, lacks, ..Control::new() };
 }
 
-/// In a child that was made unseen: the conversation is its parent's, who goes on with it.
+/// Drops the connection to the broker in a child of a fork that the shim did not see. The parent
+/// goes on with it.
 ///
-/// # Safety
-/// This must be the only thread of the process.
+/// # Safety This must be the only thread of the process.
 pub(crate) unsafe fn disown() {
     // SAFETY: the caller's promise.
     unsafe { CONTROL.reset() };
     let mut control = CONTROL.lock();
     if control.socket.take().is_some() {
-        // That broker has not turned anybody away.
+        // That broker has not rejected this process.
         control.retry_at = 0;
         control.unwelcome = 0;
     }
@@ -494,7 +538,7 @@ impl Control {
         }
     }
 
-    /// Connects and says hello, unless it was tried a moment ago.
+    /// Connects to a broker and sends the hello, unless an attempt failed a moment ago.
     fn connect(&mut self, reach: impl FnOnce() -> Option<OwnedFd>) -> Result<(), Reason> {
         if self.socket.is_some() {
             return Ok(());
@@ -522,21 +566,23 @@ impl Control {
         };
         close_owned(page);
         if !said {
-            // Nothing may be said before a hello.
+            // The hello must be the first message.
             self.lose();
             return Err(Reason::NoBroker);
         }
         Ok(())
     }
 
-    /// Says something that may get lost, after what may not. `false`: it was not said.
+    /// Sends a message that may be lost, after those that must not be lost. Returns `false` if it
+    /// was not sent.
     fn say(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> bool {
         self.say_unsaid() && self.send(request, fds)
     }
 
-    /// Registers a doorbell, if that can be said now.
+    /// Sends a doorbell to the broker, if the broker's socket has room.
     fn tell_doorbell(&mut self, slot: Slot) {
-        // Its number cannot become another's under the control lock: see `renumber`.
+        // The doorbell's descriptor cannot move to another number under the control lock: see
+        // `renumber`.
         let doorbell = slot.doorbell();
         let said = self.socket.is_some()
             && doorbell >= 0
@@ -546,7 +592,7 @@ impl Control {
         }
     }
 
-    /// Says something without descriptors, now or later.
+    /// Sends a message without descriptors, or queues it for later.
     fn tell(&mut self, request: Request) {
         if self.socket.is_some() {
             self.unsaid.push_back(request);
@@ -554,7 +600,8 @@ impl Control {
         }
     }
 
-    /// Says what has been kept back for the sake of others, of those that let go since.
+    /// Sends the pending `Release` of detached connections that no other process can drain any
+    /// more.
     fn release_drained(&mut self) {
         for _ in 0..self.inherited.len().min(FEW) {
             let Some((row, release)) = self.inherited.pop_front() else { return };
@@ -566,7 +613,7 @@ impl Control {
         }
     }
 
-    /// Whether nothing is left that had to be said first.
+    /// Sends the queued messages. Returns whether none is left.
     fn say_unsaid(&mut self) -> bool {
         while let Some(request) = self.unsaid.front().copied() {
             if !self.send(&request, &[]) {
@@ -577,7 +624,7 @@ impl Control {
         self.socket.is_some()
     }
 
-    /// Sends one message, if the broker can take it now.
+    /// Sends one message, if the broker's socket has room. Returns whether it was sent.
     fn send(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> bool {
         let Some(socket) = &self.socket else { return false };
         match seqpacket::send(socket, request.encode().as_bytes(), fds) {
@@ -585,7 +632,7 @@ impl Control {
                 self.pulse.said(process::now());
                 true
             }
-            // The socket is full, or this message's descriptor could not be sent.
+            // The socket is full, or the descriptor of this message could not be sent.
             Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::BADF | Errno::NOBUFS | Errno::NOMEM) => {
                 self.busy_until = process::now() + BUSY_NANOS;
                 false
@@ -597,13 +644,13 @@ impl Control {
         }
     }
 
-    /// How the broker is.
+    /// Returns whether the broker receives messages.
     fn state(&mut self) -> State {
         let taken = process::board().map_or(0, |board| board.taken.load(Acquire));
         self.pulse.state(taken, process::now())
     }
 
-    /// Whether a socket may be shown to the broker now.
+    /// Checks whether a socket may be sent to the broker now.
     fn is_awake(&mut self) -> Result<(), Later> {
         match self.state() {
             State::Awake => Ok(()),
@@ -613,18 +660,20 @@ impl Control {
         }
     }
 
-    /// Looks whether a broker has answered the hello, or has hung up: there is no board yet that would tell.
+    /// Checks whether a broker has answered the hello, or has closed the connection. Before the
+    /// answer there is no board with a counter of messages.
     fn look_if_turned_away(&mut self, deeds: &mut Vec<Deed>) {
         if self.socket.is_some() && !self.is_welcome {
             self.take(deeds);
         }
     }
 
-    /// The broker has gone. Established lanes go on; their links are unmapped when they end.
+    /// Handles the loss of the broker. Attached connections go on, and their links are unmapped
+    /// when they end.
     fn lose(&mut self) {
         self.socket = None;
         self.retry_at = process::now() + self.pause();
-        // What it has announced is not going to come.
+        // Messages that the board has announced will not come any more.
         if let Some(board) = process::board() {
             process::SEEN.store(board.inbox.load(Acquire), Release);
         }
@@ -632,14 +681,15 @@ impl Control {
         self.inherited.clear();
         self.links.values().for_each(|link| link.set_orphan());
         self.orphaned = true;
-        // The next broker gives the same names to others. The links keep the peers they have.
+        // The next broker may use the same ids for other peers. The links keep their peers.
         for peer in std::mem::take(&mut self.peers).into_values() {
             self.spare_if_unused(peer);
         }
     }
 
-    /// How long no broker is looked for. Hundreds of programs may have been turned away at once, by one of another version: not all
-    /// of them come back at the same moment.
+    /// Returns the pause until the next attempt to connect. A broker of another version may have
+    /// rejected hundreds of programs at the same time, so the pause varies, and they do not all
+    /// reconnect at the same time.
     fn pause(&mut self) -> u64 {
         if self.is_welcome {
             return RETRY_NANOS;
@@ -649,7 +699,8 @@ impl Control {
         pause
     }
 
-    /// The links of a lost broker that no connection uses: the others are retired by their last one.
+    /// Retires the links of a lost broker that no connection uses. The last connection of each
+    /// other link retires it.
     fn retire_orphans(&mut self, deeds: &mut Vec<Deed>) {
         if std::mem::take(&mut self.orphaned) {
             let idle = self.links.values().filter(|link| link.is_idle_for_good());
@@ -657,7 +708,7 @@ impl Control {
         }
     }
 
-    /// Keeps the structure of a peer that is none any more to be used again.
+    /// Keeps the structure of a peer that is no longer in use for another peer.
     fn spare_if_unused(&mut self, peer: &'static Peer) {
         let is = |other: &'static Peer| std::ptr::eq(other, peer);
         if !self.peers.values().any(|other| is(other)) && !self.links.values().any(|link| is(link.peer)) {
@@ -666,7 +717,8 @@ impl Control {
         }
     }
 
-    /// Offers an endpoint if nothing is `against` it. Either way it is listed, so that the reason can be shown.
+    /// Offers an endpoint if no reason is `against` it. In either case the endpoint gets a row in
+    /// the page, so that `shunt status` can show the reason.
     fn offer(
         &mut self,
         endpoint: &Endpoint,
@@ -789,8 +841,8 @@ impl Control {
                     is_mapped = 1;
                 }
                 close_owned(fd);
-                // Once both ends have, the broker seals it. Before the first pair nothing touches
-                // it (L5).
+                // The broker seals the memory once both ends have mapped it. No process touches the
+                // memory before the first pair (L5).
                 let (link, side) = (body.link, body.side);
                 self.tell(Request::Mapped(Mapped { link, side, is_mapped }));
             }
@@ -800,7 +852,7 @@ impl Control {
                     return close_owned(fd);
                 }
                 match (body.slot as usize, PrivateFd::adopt_one_of_many(fd, peer.known_slots().count())) {
-                    // Rung once before the peer is told that it can be: only then is it certain.
+                    // The doorbell is tested before the peer sees that this process has it.
                     (slot, Some(doorbell)) if slot < WAITERS && eventfd::ring(&doorbell).is_ok() => {
                         peer.set_doorbell(slot, doorbell);
                         let of_it = |link: &&&'static Link| link.is_open() && std::ptr::eq(link.peer, peer);
@@ -827,7 +879,7 @@ impl Control {
                         deeds.push(Deed::Adopt(name, Attachment::new(link, conn).pin(), silence));
                     }
                     link => {
-                        // The other end does not wait in vain.
+                        // The other end must not wait for a connection that will not come about.
                         if let Some(link) = link {
                             link.close_lanes(conn);
                         }
@@ -847,7 +899,8 @@ impl Control {
                 peer.forget_doorbells();
                 for link in self.links.values().filter(|link| std::ptr::eq(link.peer, peer)) {
                     link.set_gone();
-                    // Of one that is not sealed yet the broker says when it can be unmapped.
+                    // If the link is not sealed yet, the broker reports later when it can be
+                    // unmapped.
                     if link.is_open() {
                         deeds.push(Deed::Retire(link));
                     }
@@ -860,7 +913,8 @@ impl Control {
                 if body.may_unmap != 0 {
                     link.note_sealed();
                 }
-                // With its last link goes the peer, as when it ends; the broker introduces it again.
+                // A peer without links is removed, as when it ends. The broker introduces it again
+                // when it makes another link.
                 let remains = |other: &&'static Link| !other.is_gone() && std::ptr::eq(other.peer, link.peer);
                 if !self.links.values().any(remains) {
                     self.peers.retain(|_, peer| !std::ptr::eq(*peer, link.peer));
@@ -893,7 +947,8 @@ impl Control {
     fn new_link(&mut self, identity: Identity, mapping: Mapping) -> &'static Link {
         match self.spare_links.pop() {
             Some(link) => {
-                // SAFETY: it was retired before it became a spare, and the control lock is held.
+                // SAFETY: the link was retired before it became a spare, and the control lock is
+                // held.
                 unsafe { link.reuse(identity, mapping) };
                 link
             }
@@ -906,14 +961,14 @@ impl Control {
     }
 }
 
-/// How long no broker is looked for after one has turned this process away for the n-th time; `chance` spreads it by a half.
+/// Returns the pause after the n-th rejection in a row. `chance` varies it by up to a half.
 fn longer_pause(times: u32, chance: u64) -> u64 {
     let pause = (RETRY_NANOS << times.min(16)).min(LONGEST_RETRY_NANOS);
-    // A multiplicative hash: what differs may be in any bits.
+    // A multiplicative hash, because the values of `chance` may differ in any bits.
     pause / 2 + (chance.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) * pause / 2 / u64::from(u32::MAX)
 }
 
-/// A row in the page for an endpoint that is considered.
+/// Adds a row to the page for an endpoint that is considered for an offer.
 fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity) {
     if endpoint.entry().is_some() {
         return;
@@ -936,21 +991,23 @@ fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity) {
     endpoint.set_entry(Some(entry));
 }
 
-/// What TCP has sent before the row is there. As if nothing, where another thread stays inside a send: it counts its bytes when the row is there,
-/// and counted twice they would look like bytes that have gone past TCP ([`Tcp::is_bypassed`]).
+/// Returns the bytes that TCP has sent before the row is made. Returns 0 if another thread stays
+/// inside a send. That thread adds its bytes once the row is there. Bytes that are counted twice
+/// would look like bytes that the shim did not see ([`Tcp::is_bypassed`]).
 fn sent_before(endpoint: &Endpoint, fd: RawFd) -> u64 {
     const LOOKS: usize = 8;
     let quiet = || endpoint.is_quiet_for_send();
     let look = || {
         let sent = quiet().then(|| shunt_sys::tcp::sent(borrow(fd), endpoint.opener()).ok().flatten());
-        // Who has begun meanwhile may be in it already.
+        // A send that has begun meanwhile may be in the count already.
         sent.flatten().filter(|_| quiet())
     };
     (0..LOOKS).find_map(|_| look()).unwrap_or(0)
 }
 
-/// L7: whether the broker could pair the endpoint, as far as can be told from here. What it can do is on the board once it
-/// has answered the hello, and may grow later, so that is looked at again, ever more rarely.
+/// Checks whether the broker could pair the endpoint (L7), as far as this process can find out. The
+/// broker writes onto the board which peers it can reach, and may be able to reach more later. So
+/// the check is repeated, at growing intervals.
 fn is_worth_offering(endpoint: &Endpoint, identity: &identity::Identity) -> Result<(), Later> {
     let near = may_be_local(&identity.local, &identity.remote);
     let patience = distance::patience(identity.remote.ip());
@@ -971,14 +1028,15 @@ fn is_worth_offering(endpoint: &Endpoint, identity: &identity::Identity) -> Resu
     }
 }
 
-/// Whether the peer is on this host by the addresses: the kernel gives a connection to a local address that address as its
-/// source, unless the program chose another, and nothing at a loopback address is reached from elsewhere.
+/// Returns whether the addresses show that the peer is on this host. For a connection to a local
+/// address, the kernel uses the same address as the source, unless the program binds another. No
+/// other host can reach a loopback address.
 fn may_be_local(local: &SocketAddr, remote: &SocketAddr) -> bool {
     remote.ip() == local.ip() || remote.ip().is_loopback() || local.ip().is_loopback()
 }
 
-/// The file that the process was started from, by its last component. Not what the thread is called: that is whichever
-/// speaks first, and some programs rename the main one too.
+/// Returns the file name of the executable. A thread's name would not identify the program: some
+/// programs rename their main thread, and any thread may be the first to connect.
 fn program_name() -> [u8; 32] {
     let path = process::started_from().to_bytes();
     let bytes = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
@@ -988,7 +1046,8 @@ fn program_name() -> [u8; 32] {
     name
 }
 
-/// A connection to the broker at `path`, if it is of ours or root's, as far as its place shows that it is.
+/// Connects to the broker at `path`. Returns `None` unless the socket belongs to this user or to
+/// root, in a directory that proves it.
 fn reach(path: &CString) -> Option<OwnedFd> {
     let socket = seqpacket::connect(path.to_bytes()).ok()?;
     if guard::is_trusted(Path::new(OsStr::from_bytes(path.to_bytes())), &socket) {
@@ -998,7 +1057,7 @@ fn reach(path: &CString) -> Option<OwnedFd> {
     None
 }
 
-/// Whether other users may not connect to the socket at `path`.
+/// Returns whether other users cannot connect to the socket at `path`.
 fn is_private(path: &CStr) -> bool {
     rustix::fs::stat(path).is_ok_and(|data| data.st_mode & 0o002 == 0)
 }

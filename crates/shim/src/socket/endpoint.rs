@@ -1,7 +1,18 @@
 //! Endpoints: the connected TCP sockets of this process.
 //!
-//! They live in a slab that is never given back, so that a hook that still holds one while another thread
-//! closes its descriptor reads stale numbers at worst, never freed memory; generations tell the difference.
+//! The slab of endpoints is never freed. A hook may still use an endpoint while another thread
+//! closes its descriptor. Such a hook reads stale values at worst, never freed memory. Generations
+//! distinguish a reused slot from the connection that had it before.
+//!
+//! ```text
+//! Plain ---- offer ----> Offered ---- pair ----> Attached ---- both directions on TCP ----> Plain
+//!   ^                       |
+//!   +---- refused, or withdrawn
+//! ```
+//!
+//! Example: a program uses a connection several times, so the shim offers it to the broker
+//! (`Offered`). The broker pairs it with the other end (`Attached`). Later one end falls back to
+//! TCP. Once both lanes are drained, the endpoint is `Plain` and may be offered again.
 
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -32,62 +43,65 @@ use crate::socket::stall::Backlog;
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
-/// How many there can be.
+/// The largest number of endpoints in the process.
 pub(crate) const MOST: usize = CHUNK * CHUNKS;
-/// In place of the number of names: the program has closed them all while calls waited, which hold the socket by a
-/// descriptor of the shim's. No program has so many.
+/// The value of [`Endpoint::names`] after the program has closed every descriptor of the socket
+/// while calls were waiting on it. Those calls hold the socket by a descriptor of the shim. No
+/// program has this many descriptors.
 const HELD: u32 = u32::MAX;
 
-/// Where an endpoint is on its way to shared memory.
+/// The stage of an endpoint on its way to shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Stage {
-    /// On TCP, with nothing in preparation.
+    /// On TCP. No offer is pending.
     Plain = 0,
-    /// Shown to the broker.
+    /// Offered to the broker.
     Offered = 1,
-    /// On a link: calls take the locks.
+    /// Attached to a link: calls take the locks.
     Attached = 2,
 }
 
-/// The sending direction and what belongs to its lock.
+/// The sending direction and the state that its lock guards.
 #[derive(Default)]
 pub(crate) struct TxSide {
     pub(crate) tx: Tx,
     pub(crate) at: Option<Attachment>,
     pub(crate) seen: Seen,
-    /// TCP has ended with bytes of ours unread, and the broker has been given time to say why.
+    /// Set when TCP has ended while bytes of this end are unread at the peer, and the broker has
+    /// been given time to report why.
     pub(crate) awaited_death: bool,
-    /// The same, and somebody else had the other socket for a while.
+    /// Set when, in that situation, another process still held the peer's socket for some time.
     pub(crate) looked_for_holder: bool,
 }
 
-/// What has been seen of the lane that a direction has now. Of the next it says nothing.
+/// What this end has observed of the current lane of a direction. A new lane starts with an empty
+/// record.
 #[derive(Default)]
 pub(crate) struct Seen {
-    /// The waits for room in it.
+    /// The waits for room in the lane.
     pub(crate) backlog: Backlog,
-    /// When bytes of it were first found unread, and how far the receiver was then: what it had read of the lane, and what it had to
-    /// read of TCP before.
+    /// When bytes of the lane were first found unread, and the receiver's progress at that time:
+    /// the bytes it had read of the lane, and the TCP bytes that it still had to read before them.
     pub(crate) unread_since: Option<(u64, [u64; 2])>,
-    /// Bytes of the ring, from its first, with memory behind them.
+    /// Bytes at the start of the ring that have memory.
     pub(crate) backed: Growth,
-    /// Bytes of the spill, from its first, with memory behind them.
+    /// Bytes at the start of the spill that have memory.
     pub(crate) spill_backed: Growth,
-    /// Bytes of it have been sent that are to be looked at again: see [`crate::life::overdue`].
+    /// Set while bytes have been sent that [`crate::life::overdue`] has yet to check.
     pub(crate) is_listed: Cell<bool>,
-    /// What both lanes had carried when that was last asked for [`crate::life::idle`].
+    /// The bytes that both lanes had carried at the last check by [`crate::life::idle`].
     pub(crate) moved: Option<u64>,
-    /// Sends of which it has taken something.
+    /// Sends of which the lane has taken at least one byte.
     pub(crate) sends: u32,
 }
 
-/// The receiving direction and what belongs to its lock.
+/// The receiving direction and the state that its lock guards.
 #[derive(Default)]
 pub(crate) struct RxSide {
     pub(crate) rx: Rx,
     pub(crate) at: Option<Attachment>,
-    /// The road that `shunt status` was told last.
+    /// Whether the page that `shunt status` reads shows the lane as this direction's transport.
     told_on_lane: bool,
     pub(crate) pace: Pace,
 }
@@ -96,7 +110,8 @@ pub(crate) struct RxSide {
 #[derive(Default)]
 #[repr(C, align(128))]
 pub(crate) struct Endpoint {
-    /// First, since that is where [`at_once`] finds it: what the table says of its numbers, and why nothing is answered at once, if there is a reason.
+    /// The endpoint's packed table entry, plus the flags that make [`at_once`] fail. It must be the
+    /// first field, because [`at_once`] reads it through a pointer to the endpoint.
     ready: AtomicU64,
     index: AtomicU32,
     generation: AtomicU32,
@@ -105,90 +120,94 @@ pub(crate) struct Endpoint {
     receivers_in_kernel: AtomicU32,
     /// Threads inside a kernel send on the socket (L4).
     senders_in_kernel: AtomicU32,
-    /// Data operations since the last offer, and how many the next offer takes; or [`NEVER`].
+    /// Data operations since the last offer, and the number at which the next offer is made.
+    /// [`NEVER`] means that no offer will be made.
     pub(crate) operations: AtomicU32,
     pub(crate) offer_after: AtomicU32,
-    /// When it was last offered; 0: never.
+    /// When the endpoint was last offered; 0 if never.
     pub(crate) offered_at: AtomicU64,
-    /// The number of the message to the broker that offered it last; 0: never.
+    /// The number of the broker message with the last offer; 0 if there was none.
     pub(crate) offered_as: AtomicU64,
-    /// Whether it has been counted as used, and as being on shared memory.
+    /// Whether the endpoint has been counted as used, and as attached.
     counted_as_used: AtomicBool,
     counted_on_shm: AtomicBool,
     /// See [`has_moved`](Self::has_moved).
     moved: AtomicBool,
     entry: AtomicPtr<page::Entry>,
-    /// Descriptors of this process that name the socket, or [`HELD`].
+    /// Descriptors of this process that refer to the socket, or [`HELD`].
     names: AtomicU32,
-    /// Calls that have begun to wait on it, and are not over: see [`crate::ops::hold`].
+    /// Calls that wait on the socket now: see [`crate::ops::hold`].
     calls: AtomicU32,
-    /// One of them.
+    /// One of the descriptors that refer to the socket.
     pub(crate) fd: AtomicI32,
-    /// A private descriptor by which calls go on that began before code came whose closes no hook
-    /// sees. 0: there is none.
+    /// A private descriptor by which waiting calls go on, or 0. It is set when code has been loaded
+    /// whose closes no hook sees. The calls had begun before that.
     kept: AtomicI32,
     pub(crate) nonblocking: AtomicU32,
-    /// Directions that were shut down: 1 reading, 2 writing.
+    /// The directions that were shut down: bit 1 for reading, bit 2 for writing.
     shut: AtomicU32,
     /// Why the endpoint must never be offered, as a reason code.
     barred: AtomicU32,
-    /// The option that has kept it from shared memory, packed; 0: none has.
+    /// The socket option that keeps the endpoint on TCP, packed; 0 if there is none.
     option: AtomicU64,
-    /// Its peer's address is of no other program of this host.
+    /// Set when the peer is on another host.
     remote: AtomicBool,
-    /// This end called connect.
+    /// Set when this end called connect.
     opened: AtomicBool,
-    /// That call has not said that it is connected.
+    /// Set when connect returned before the connection was established.
     was_begun: AtomicBool,
-    /// The waiter that the peer wakes for bytes: 0 nobody, else its slot + 1. An epoll instance owns it as long as
-    /// the socket is registered, a thread while it sleeps.
+    /// The waiter that the peer notifies of bytes: its slot + 1, or 0 for none. An epoll instance
+    /// owns this field as long as the socket is registered; a thread owns it while it sleeps.
     owner: AtomicU32,
     /// Changed by [`change_low_water`](Self::change_low_water).
     pub(crate) low_water: LowWater,
-    /// TCP_INQ is set, as far as this process knows.
+    /// Set when TCP_INQ is set, as far as this process knows.
     pub(crate) tells_waiting: AtomicBool,
-    /// The kernel has told a waiter that the peer sends no more.
+    /// Set when the kernel has reported that the peer sends no more bytes.
     peer_finished: AtomicBool,
-    /// Its last bytes have gone by a lane: see [`count_sent`](Self::count_sent).
+    /// Set when the last bytes were sent by a lane: see [`count_sent`](Self::count_sent).
     sent_by_lane: AtomicBool,
-    /// An error that the kernel cannot be made to tell, and that is told once.
+    /// A pending error that the kernel cannot be made to report. The shim reports it once.
     owed: AtomicI32,
-    /// It stands for one that the kernel has, and is told no more once somebody has taken that.
+    /// Set when the pending error replaces an error of the kernel. It is no longer reported once
+    /// another process has taken the kernel's error.
     owed_for_kernel: AtomicU32,
-    /// What the kernel's counts lack, or have too much, apart from the bytes of lanes of this process's own.
+    /// Corrections to the kernel's byte counts, other than the bytes of this process's lanes.
     pub(crate) beside_kernel: Lock<Beside>,
-    /// SO_RCVTIMEO and SO_SNDTIMEO in nanoseconds; 0 means none.
+    /// SO_RCVTIMEO and SO_SNDTIMEO in nanoseconds; 0 means no timeout.
     pub(crate) receive_timeout: AtomicU64,
     pub(crate) send_timeout: AtomicU64,
-    /// Since when the end of the peer's stream, of which the lane has told, has been awaited from TCP; 0: it is not.
+    /// Since when the end of the peer's stream, which the lane has reported, has been awaited from
+    /// TCP; 0 if it is not awaited.
     pub(crate) end_awaited_since: AtomicU64,
-    /// Keepalive probes while it is on shared memory.
+    /// Keepalive probes while the endpoint is attached.
     pub(crate) keepalive: Keepalive,
-    /// Which processes hold the socket.
+    /// The processes that hold the socket.
     pub(crate) holders: Holders,
-    /// The fork that is under way has been prepared for it.
+    /// Set when the current fork has been prepared for this endpoint.
     is_prepared: AtomicBool,
     /// See [`crate::socket::distance`].
     pub(crate) distance: AtomicU32,
     pub(crate) unanswered: Unanswered,
     pub(crate) tx: Lock<TxSide>,
     pub(crate) rx: Lock<RxSide>,
-    /// Where the set that its marks go to keeps its registration, if that is still so.
+    /// The address of the registration in the epoll instance that gets this endpoint's ready bits.
+    /// The registration may be gone.
     pub(crate) record: AtomicUsize,
-    /// The epoll instances it is registered with.
+    /// The epoll instances with which the endpoint is registered.
     pub(crate) epolls: Lock<Vec<EpollRef>>,
 }
 
-/// There will be no offer any more.
+/// The value of [`Endpoint::offer_after`] if no offer will ever be made.
 pub(crate) const NEVER: u32 = 0;
 
-/// What has been shut down so far.
+/// The result of [`Endpoint::add_shut`].
 pub(crate) struct Shut {
     pub(crate) both: bool,
 }
 
 impl EndpointRef {
-    /// The endpoint, if this still is its name.
+    /// Returns the endpoint, if its slot has not been reused.
     #[inline]
     pub(crate) fn resolve(self) -> Option<&'static Endpoint> {
         let endpoint = at(self.index())?;
@@ -196,7 +215,7 @@ impl EndpointRef {
     }
 }
 
-/// The endpoint behind `fd`, if it is one.
+/// Returns the endpoint behind `fd`, if there is one.
 #[inline]
 pub(crate) fn behind(fd: RawFd) -> Option<&'static Endpoint> {
     remembered(fd).or_else(|| look_behind(fd))
@@ -210,35 +229,40 @@ fn look_behind(fd: RawFd) -> Option<&'static Endpoint> {
     }
 }
 
-/// The same by one look at the table and one at the endpoint, if it has been [remembered](Endpoint::remember).
+/// Returns the endpoint behind `fd`, if it was [remembered](Endpoint::remember). This takes one
+/// load of the table and one of the endpoint.
 #[inline(always)]
 fn remembered(fd: RawFd) -> Option<&'static Endpoint> {
     let (entry, word) = table::remembered(fd)?;
-    // SAFETY: what is remembered lives as long as the process.
+    // SAFETY: a remembered word is a field of an endpoint, and endpoints are never freed.
     let ready = unsafe { &*word }.load(SeqCst);
-    // Of one that is free the word says nothing, as does the table of what is none; and no name is as long as that of nothing remembered.
+    // The name is 0 in the word of a free endpoint. Without a remembered word it has all its bits
+    // set, as no entry has. An entry of 0 is a descriptor that the shim does not know.
     let name = ready & !(APART | OWES | HAS_LOW_WATER | SETTLED);
-    // SAFETY: as in `at_once`: an entry that is as a remembered word is an endpoint's, whose first field that is.
+    // SAFETY: as in `at_once`. An entry that equals a remembered word is that of an endpoint, and
+    // the word is its first field.
     (name == entry && name != 0).then(|| unsafe { &*word.cast::<Endpoint>() })
 }
 
-/// In [`Endpoint::ready`]: it is on no link.
+/// Flag in [`Endpoint::ready`]: the endpoint is detached.
 const APART: u64 = 1 << 63;
-/// The same: it may have an error to tell.
+/// Flag in [`Endpoint::ready`]: the endpoint may have a pending error.
 const OWES: u64 = 1 << 62;
-/// The same: a receive must know its [low water](LowWater).
+/// Flag in [`Endpoint::ready`]: a receive must know the [low water](LowWater).
 const HAS_LOW_WATER: u64 = 1 << 61;
 
-/// The same: see [`Endpoint::is_settled`].
+/// Flag in [`Endpoint::ready`]: see [`Endpoint::is_settled`].
 const SETTLED: u64 = 1 << 60;
 
-/// The endpoint behind `fd`, if it is on a link, owes nothing and has been [remembered](Endpoint::remember): what most calls find, by one look at
-/// the table and one at the endpoint. `None`: [`behind`] says.
+/// Returns the endpoint behind `fd` on the fast path, by one load of the table and one of the
+/// endpoint. The endpoint must be attached, have no pending error, and have been
+/// [remembered](Endpoint::remember). Otherwise this returns `None`, and the caller uses [`behind`].
 #[inline(always)]
 pub(crate) fn at_once(fd: RawFd) -> Option<&'static Endpoint> {
-    // It may be another's by now, or another connection: then it is not what the table says.
+    // The slot may have been reused for another connection. Then its word differs from the table's
+    // entry.
     let ready = table::glance(fd)?;
-    // SAFETY: what is remembered is of an endpoint, and endpoints are never freed.
+    // SAFETY: only words of endpoints are remembered, and endpoints are never freed.
     Some(unsafe { &*ready.cast::<Endpoint>() })
 }
 
@@ -246,9 +270,9 @@ const _: () = assert!(offset_of!(Endpoint, ready) == 0);
 
 /// The first endpoint of each chunk.
 static SLAB: [AtomicPtr<Endpoint>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
-/// Ends one that only calls have held, which are over.
+/// Ends an endpoint that only calls held, after the last of them has returned.
 pub(crate) static END_HELD: Above<EndpointRef> = Above::new();
-/// Endpoints that are on a link.
+/// The number of attached endpoints.
 static ATTACHED: AtomicU32 = AtomicU32::new(0);
 static FREE: Lock<Free> = Lock::new(Free { list: Vec::new(), made: 0 });
 
@@ -257,19 +281,19 @@ struct Free {
     made: u32,
 }
 
-/// How many there are or have been: all have lower indices.
+/// Returns how many slots have ever been made. All indices are lower.
 pub(crate) fn made() -> usize {
     FREE.lock().made as usize
 }
 
-/// The endpoint with this index, in use or not.
+/// Returns the endpoint with this index, whether or not it is in use.
 pub(crate) fn at(index: u32) -> Option<&'static Endpoint> {
     let chunk = SLAB.get(index as usize / CHUNK)?.load(Acquire);
-    // SAFETY: a chunk that is not null has so many, and is never freed.
+    // SAFETY: a chunk that is not null has `CHUNK` endpoints, and is never freed.
     (!chunk.is_null()).then(|| unsafe { &*chunk.add(index as usize % CHUNK) })
 }
 
-/// Made where it stays: it is larger than the stacks of some threads.
+/// Makes a chunk directly on the heap, because it is larger than the stacks of some threads.
 fn make_chunk() -> *mut Endpoint {
     let mut chunk = Box::<[Endpoint]>::new_uninit_slice(CHUNK);
     for endpoint in &mut chunk {
@@ -278,7 +302,8 @@ fn make_chunk() -> *mut Endpoint {
     Box::into_raw(chunk).cast()
 }
 
-/// Makes an endpoint for the newly connected socket `fd`, to be offered after so many operations. `None` when a million are in use.
+/// Makes an endpoint for the newly connected socket `fd`, to be offered after `offer_after`
+/// operations. Returns `None` if [`MOST`] endpoints are in use.
 pub(crate) fn allocate(fd: i32, nonblocking: bool, offer_after: u32) -> Option<EndpointRef> {
     process::note_use();
     family::prepare();
@@ -309,8 +334,8 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool, offer_after: u32) -> Option<E
     Some(name)
 }
 
-/// Whether the endpoint is behind one of the numbers that stdin, stdout and stderr read and write. Those calls are
-/// libc's own and cannot be seen, so it stays on TCP for as long as it is.
+/// Returns whether the endpoint is behind stdin, stdout or stderr. libc reads and writes these
+/// descriptors by internal calls that the shim cannot see, so the endpoint stays on TCP meanwhile.
 pub(crate) fn is_standard_stream(endpoint: &Endpoint) -> bool {
     let entry = Entry::Endpoint(endpoint.reference());
     STANDARD_STREAMS.into_iter().any(|fd| table::look_up(fd) == entry)
@@ -318,32 +343,33 @@ pub(crate) fn is_standard_stream(endpoint: &Endpoint) -> bool {
 
 pub(crate) const STANDARD_STREAMS: std::ops::RangeInclusive<RawFd> = 0..=2;
 
-/// Whether any endpoint is on a link.
+/// Returns whether any endpoint is attached.
 pub(crate) fn any_is_attached() -> bool {
     ATTACHED.load(Acquire) > 0
 }
 
-/// Every endpoint in use.
+/// Returns every endpoint in use.
 pub(crate) fn all() -> impl Iterator<Item = &'static Endpoint> {
     let made = FREE.lock().made;
     (0..made).filter_map(at).filter(|endpoint| endpoint.names.load(Relaxed) > 0)
 }
 
-/// Takes the locks of every endpoint, and what there is one of, so that no thread is in the middle of anything while the process
-/// is copied. Says whether none is on a lane that is not closed, as one may be that came onto it, or was made, since the
-/// fork was prepared.
+/// Takes the locks of every endpoint and of the free list before a fork, so that the child gets no
+/// half-done change. Returns whether every attached endpoint has both lanes closed. That fails for
+/// an endpoint that was attached or made since the fork was prepared.
 pub(crate) fn hold_locks() -> bool {
     let mut ready = true;
     let mut held = 0;
     loop {
-        // Others may wait for this one with an endpoint's lock in their hands, so it is not kept while endpoints' are taken.
+        // Another thread may wait for this lock while it holds an endpoint's lock, so this lock is
+        // not held while the endpoints' locks are taken.
         FREE.hold();
-        // SAFETY: taken above, and other threads only read the number without it.
+        // SAFETY: the lock was taken above. Other threads only read the number without it.
         let made = unsafe { FREE.value().made };
         if made == held {
             return ready;
         }
-        // SAFETY: taken above.
+        // SAFETY: the lock was taken above.
         unsafe { FREE.release() };
         for endpoint in (held..made).filter_map(at) {
             let tx = endpoint.tx.lock();
@@ -357,10 +383,9 @@ pub(crate) fn hold_locks() -> bool {
     }
 }
 
-/// In both processes.
+/// Releases the locks after a fork, in the parent and in the child.
 ///
-/// # Safety
-/// After [`hold_locks`], on the same thread.
+/// # Safety The caller has called [`hold_locks`] on the same thread.
 pub(crate) unsafe fn release_locks() {
     // SAFETY: the caller's promise.
     unsafe {
@@ -374,18 +399,18 @@ pub(crate) unsafe fn release_locks() {
     }
 }
 
-/// Has what was made since the fork was prepared held by the child too. The locks are held.
+/// Records the child as a holder of the sockets that were made since the fork was prepared. The
+/// caller holds the locks.
 pub(crate) fn expect_child_of_new() {
-    // SAFETY: the caller holds it.
+    // SAFETY: the caller holds this lock.
     let made = unsafe { FREE.value().made };
     let new = |endpoint: &&Endpoint| endpoint.names.load(Relaxed) > 0 && !endpoint.is_prepared.load(Relaxed);
     (0..made).filter_map(at).filter(new).for_each(Endpoint::expect_child);
 }
 
-/// Frees the locks of every endpoint in a child that nobody announced.
+/// Frees the locks of every endpoint in a child of a fork that the shim did not see.
 ///
-/// # Safety
-/// This must be the only thread of the process.
+/// # Safety This must be the only thread of the process.
 pub(crate) unsafe fn reset_locks() {
     // SAFETY: the caller's promise.
     unsafe { FREE.reset() };
@@ -400,19 +425,20 @@ pub(crate) unsafe fn reset_locks() {
     }
 }
 
-/// No other thread of the parent's has come along that was inside the kernel, or waited.
+/// Resets the counts of threads in calls, because the child has none of the parent's other threads.
 pub(crate) fn after_fork_in_child() {
     for endpoint in all() {
         endpoint.calls.store(0, Relaxed);
         endpoint.receivers_in_kernel.store(0, Relaxed);
         endpoint.senders_in_kernel.store(0, Relaxed);
         endpoint.owner.store(0, Relaxed);
-        // That was the parent's conversation with the broker.
+        // The number belongs to the parent's connection to the broker.
         endpoint.offered_as.store(0, Relaxed);
     }
 }
 
-/// A descriptor by which calls hold a socket has moved to another number.
+/// Updates the endpoints after a private descriptor that holds a socket has moved to another
+/// number.
 pub(crate) fn renumber(old: RawFd, new: RawFd) {
     for endpoint in all() {
         if endpoint.is_held() {
@@ -431,32 +457,34 @@ impl Shareable for Endpoint {
         family::may_hold(pid, self.fd.load(Relaxed))
     }
 
-    /// A program may pass a socket on to anybody; one that has the shim says itself what it has.
+    /// Returns `None`: a program may pass a socket on to any process. A process with the shim
+    /// reports itself which sockets it has.
     fn is_held_beyond(&self, _: u32) -> Option<bool> {
         None
     }
 }
 
-/// Whether a connection is barred for this reason because its socket may be in other hands, or have a number that is not known.
+/// Returns whether a bar for this reason means that unlisted processes may hold the socket, or that
+/// it may have an unknown descriptor.
 fn is_of_unlisted(reason: u32) -> bool {
     use Reason::*;
     [Fork, Shared, Exec, PassedOn, OwnTable, Duplicated].iter().any(|one| *one as u32 == reason)
 }
 
-/// Counts one more.
+/// Adds one to a count.
 #[inline]
 fn raise(count: &AtomicU32) {
     change(count, 1);
 }
 
-/// Counts one less.
+/// Subtracts one from a count.
 #[inline]
 fn lower(count: &AtomicU32) {
     change(count, -1);
 }
 
-/// By plain moves in a process with one thread, as its locks are taken: see [`crate::base::lock`]. Behind the shield, so that no handler comes in
-/// between.
+/// Changes a count, without an atomic read-modify-write in a process with one thread: see
+/// [`crate::base::lock`]. The shield keeps signal handlers out meanwhile.
 #[inline(always)]
 fn change(count: &AtomicU32, by: i32) {
     if is_single_threaded() {
@@ -467,13 +495,13 @@ fn change(count: &AtomicU32, by: i32) {
 }
 
 impl Endpoint {
-    /// Its place, which another has once this is free.
+    /// Returns the index of the slot. Another endpoint has it once this one is free.
     #[inline]
     pub(crate) fn index(&self) -> u32 {
         self.index.load(Relaxed)
     }
 
-    /// Its name.
+    /// Returns the endpoint's handle.
     pub(crate) fn reference(&self) -> EndpointRef {
         EndpointRef::new(self.index.load(Relaxed), self.generation.load(Acquire))
     }
@@ -503,19 +531,19 @@ impl Endpoint {
         }
     }
 
-    /// Makes a change to what is known of its low water.
+    /// Applies a change to the low-water state, and updates the flag in `ready`.
     pub(crate) fn change_low_water(&self, change: impl FnOnce(&LowWater)) {
         change(&self.low_water);
         if self.low_water.is_none() {
             self.ready.fetch_and(!HAS_LOW_WATER, SeqCst);
         }
-        // Also if another thread has set it meanwhile.
+        // Another thread may have set it meanwhile.
         if !self.low_water.is_none() {
             self.ready.fetch_or(HAS_LOW_WATER, SeqCst);
         }
     }
 
-    /// Has [`at_once`] find it by this number.
+    /// Lets [`at_once`] find the endpoint by this descriptor.
     pub(crate) fn remember(&self, fd: RawFd) {
         table::remember(fd, std::ptr::from_ref(self).cast());
     }
@@ -525,10 +553,12 @@ impl Endpoint {
         self.stage.load(SeqCst) == Stage::Attached as u32
     }
 
-    /// Enters a kernel receive or poll; `false`, and not entered, if calls must take the lock instead.
+    /// Enters a kernel receive or poll. Returns `false`, without having entered, if calls must take
+    /// the lock instead.
     ///
-    /// The other half of the handshake is in [`is_quiet_for_receive`](Self::is_quiet_for_receive): the stage is
-    /// set before the count is read, here the count is raised before the stage is read.
+    /// The other half of the handshake is [`is_quiet_for_receive`](Self::is_quiet_for_receive).
+    /// There the stage is set before the count is read. Here the count is raised before the stage
+    /// is read.
     #[inline]
     pub(crate) fn enter_receive(&self) -> bool {
         raise(&self.receivers_in_kernel);
@@ -539,7 +569,7 @@ impl Endpoint {
         true
     }
 
-    /// Enters while the receive lock is held.
+    /// Enters a kernel receive while the caller holds the receive lock.
     #[inline]
     pub(crate) fn enter_receive_locked(&self) {
         raise(&self.receivers_in_kernel);
@@ -551,7 +581,7 @@ impl Endpoint {
         self.end_if_held_by_nobody();
     }
 
-    /// As [`enter_receive`](Self::enter_receive), for sending.
+    /// Enters a kernel send, as [`enter_receive`](Self::enter_receive) does for receiving.
     #[inline]
     pub(crate) fn enter_send(&self) -> bool {
         raise(&self.senders_in_kernel);
@@ -573,25 +603,26 @@ impl Endpoint {
         self.end_if_held_by_nobody();
     }
 
-    /// A call begins to wait: from here on it holds the socket, as in the kernel, whoever closes the number that it was given.
+    /// Begins a call that waits. As in the kernel, the call holds the socket from here on, even if
+    /// another thread closes the descriptor.
     pub(crate) fn begin_call(&self) {
         self.calls.fetch_add(1, SeqCst);
     }
 
-    /// It is over.
+    /// Ends a call that [`begin_call`](Self::begin_call) began.
     pub(crate) fn end_call(&self) {
         self.calls.fetch_sub(1, SeqCst);
         self.end_if_held_by_nobody();
     }
 
-    /// Calls that wait, here or in the kernel.
+    /// Returns the number of calls that wait, in the shim or in the kernel.
     pub(crate) fn calls_in_progress(&self) -> u32 {
         let counts = [&self.calls, &self.receivers_in_kernel, &self.senders_in_kernel];
         counts.into_iter().fold(0, |sum, count| sum.saturating_add(count.load(SeqCst)))
     }
 
-    /// Has the calls in progress go on by a private descriptor, whatever becomes of the descriptor
-    /// that they were given: code has come whose closes no hook sees.
+    /// Lets the calls in progress go on by a private descriptor, because code has been loaded whose
+    /// closes no hook sees. The program may then close its own descriptor without ending them.
     pub(crate) fn keep_for_calls(&self) {
         if self.calls_in_progress() == 0 || self.is_held() || self.kept.load(SeqCst) > 0 {
             return;
@@ -602,12 +633,12 @@ impl Endpoint {
         }
     }
 
-    /// Returns that descriptor.
+    /// Returns the descriptor that [`keep_for_calls`](Self::keep_for_calls) made.
     pub(crate) fn kept(&self) -> Option<RawFd> {
         Some(self.kept.load(SeqCst)).filter(|kept| *kept > 0)
     }
 
-    /// Takes that descriptor from the endpoint; -1 if there is none.
+    /// Takes that descriptor from the endpoint. Returns -1 if there is none.
     pub(crate) fn take_kept(&self) -> RawFd {
         match self.kept.swap(0, SeqCst) {
             0 => -1,
@@ -615,31 +646,34 @@ impl Endpoint {
         }
     }
 
-    /// The program's last number of it goes, and calls keep it, by `fd`.
+    /// Notes that the program has closed its last descriptor of the socket, and that calls hold it
+    /// by `fd`.
     pub(crate) fn hold(&self, fd: RawFd) {
         self.fd.store(fd, Relaxed);
         self.names.store(HELD, SeqCst);
     }
 
-    /// Whether nothing but calls in progress has it.
+    /// Returns whether only calls in progress hold the socket.
     pub(crate) fn is_held(&self) -> bool {
         self.names.load(SeqCst) == HELD
     }
 
-    /// Whether a descriptor or a call has it.
+    /// Returns whether a descriptor or a call holds the socket.
     pub(crate) fn is_in_use(&self) -> bool {
         self.names.load(SeqCst) > 0
     }
 
-    /// Takes it from the calls, of which there are no more: whoever is told `true` ends it. Each call looks after it has left and
-    /// whoever closes after [`hold`](Self::hold), so one of them does.
+    /// Releases the socket after its last call. The thread that gets `true` must end the endpoint.
+    /// Each call checks after it has left, and a close checks after [`hold`](Self::hold), so at
+    /// least one of them sees the final state.
     pub(crate) fn let_go_of_held(&self) -> bool {
         self.names.compare_exchange(HELD, 0, SeqCst, SeqCst).is_ok()
     }
 
     #[inline]
     pub(crate) fn end_if_held_by_nobody(&self) {
-        // Written before the calls are counted, and read after a call has ended: one of the two ends it.
+        // `kept` is written before the calls are counted, and read after a call has ended. So one
+        // of the two threads closes the descriptor.
         if self.kept.load(SeqCst) > 0 {
             self.close_kept_after_calls();
         }
@@ -656,7 +690,7 @@ impl Endpoint {
         }
     }
 
-    /// A child that is about to be made will hold the socket too.
+    /// Records a child that is about to be made as a holder of the socket.
     pub(crate) fn expect_child(&self) {
         self.is_prepared.store(true, Relaxed);
         if !family::expect_child(self) {
@@ -664,31 +698,34 @@ impl Endpoint {
         }
     }
 
-    /// That fork is over.
+    /// Notes that the fork which [`expect_child`](Self::expect_child) prepared is over.
     pub(crate) fn end_fork(&self) {
         if self.is_prepared.load(Relaxed) {
             self.is_prepared.store(false, Relaxed);
         }
     }
 
-    /// Whether it is on a link with this peer.
+    /// Returns whether the endpoint is attached to a link with this peer.
     pub(crate) fn is_linked_with(&self, peer: &Peer) -> bool {
         self.rx.lock().at.is_some_and(|at| std::ptr::eq(at.link.peer, peer))
     }
 
-    /// Whether no thread is inside a kernel receive or poll. Asked under the receive lock, when attached.
+    /// Returns whether no thread is inside a kernel receive or poll. If the endpoint is attached,
+    /// the caller holds the receive lock.
     pub(crate) fn is_quiet_for_receive(&self) -> bool {
         self.receivers_in_kernel.load(SeqCst) == 0
     }
 
-    /// Whether no thread is inside a kernel send. Asked under the send lock, when attached.
+    /// Returns whether no thread is inside a kernel send. If the endpoint is attached, the caller
+    /// holds the send lock.
     #[inline]
     pub(crate) fn is_quiet_for_send(&self) -> bool {
         self.senders_in_kernel.load(SeqCst) == 0
     }
 
-    /// Makes `slot` the waiter that is woken for bytes, unless another one is, and says so in the lane: under the lock, since
-    /// once the endpoint has left the lane, that may be another connection's.
+    /// Makes `slot` the waiter that the peer notifies of bytes, unless another waiter is, and
+    /// writes it to the lane. Returns whether `slot` has become the owner. The lock is needed
+    /// because the lane may be another connection's once the endpoint has left it.
     pub(crate) fn wait_on(&self, side: &RxSide, slot: Slot) -> bool {
         let Some(at) = side.at else { return false };
         let owner = self.claim(slot);
@@ -698,8 +735,10 @@ impl Endpoint {
         owner.is_ok()
     }
 
-    /// The same for the waiter of an epoll instance, which stays one until it is taken back, and then looks how it is. A mark of a
-    /// connection that was there before would give this one its place in the order of events.
+    /// Makes `slot`, the waiter of an epoll instance, the one that the peer notifies of bytes. It
+    /// stays so until it is withdrawn, and its sleep state is checked then. A ready bit left by an
+    /// earlier connection is cleared first, because it would give this one a wrong place in the
+    /// order of events.
     pub(crate) fn wait_on_in_a_set(&self, side: &RxSide, slot: Slot) -> bool {
         let Some(at) = side.at else { return false };
         let owner = self.claim(slot);
@@ -712,133 +751,139 @@ impl Endpoint {
         owner.is_ok()
     }
 
-    /// An error says whose it is.
+    /// Claims the ownership for `slot`. An error contains the owner.
     fn claim(&self, slot: Slot) -> Result<(), Slot> {
         let owner = self.owner.compare_exchange(0, slot.0 as u32 + 1, AcqRel, Acquire);
         owner.map(|_| ()).map_err(|word| Slot(word as usize - 1))
     }
 
-    /// Gives that up.
+    /// Gives up the ownership if `slot` has it.
     pub(crate) fn unclaim(&self, slot: Slot) {
         let _ = self.owner.compare_exchange(slot.0 as u32 + 1, 0, AcqRel, Relaxed);
     }
 
-    /// The waiter that is woken for bytes.
+    /// Returns the waiter that the peer notifies of bytes.
     pub(crate) fn owner(&self) -> Option<Slot> {
         self.owner.load(Acquire).checked_sub(1).map(|slot| Slot(slot as usize))
     }
 
-    /// Says who called connect, before anybody else knows of the endpoint.
+    /// Records which end called connect. Called before another thread can see the endpoint.
     pub(crate) fn set_opener(&self, opener: Opener) {
         self.opened.store(opener == Opener::Us, Relaxed);
     }
 
-    /// Who did.
+    /// Returns which end called connect.
     pub(crate) fn opener(&self) -> Opener {
         if self.opened.load(Relaxed) { Opener::Us } else { Opener::Peer }
     }
 
-    /// Says whether it was not connected yet when this end's connect returned.
+    /// Records whether this end's connect returned before the connection was established.
     pub(crate) fn set_begun(&self, begun: bool) {
         self.was_begun.store(begun, Relaxed);
     }
 
-    /// Whether it may not be connected yet, or was refused.
+    /// Returns whether the connection may not be established yet, or was refused.
     pub(crate) fn was_begun(&self) -> bool {
         self.was_begun.load(Relaxed)
     }
 
-    /// Another descriptor names the socket.
+    /// Counts another descriptor of the socket.
     pub(crate) fn add_name(&self) {
         self.names.fetch_add(1, AcqRel);
     }
 
-    /// A descriptor no longer does; `true` if it was the last.
+    /// Counts one descriptor of the socket less. Returns `true` if it was the last.
     pub(crate) fn drop_name(&self) -> bool {
         self.names.fetch_sub(1, SeqCst) == 1
     }
 
-    /// What [`add_shut`](Self::add_shut) has noted.
+    /// Returns the bits that [`add_shut`](Self::add_shut) has recorded.
     pub(crate) fn shut(&self) -> u32 {
         self.shut.load(Acquire)
     }
 
-    /// Whether the sending direction was shut down.
+    /// Returns whether the sending direction was shut down.
     pub(crate) fn has_shut_writing(&self) -> bool {
         self.shut.load(Acquire) & 2 != 0
     }
 
-    /// Whether both directions were: TCP answers whatever comes by a reset.
+    /// Returns whether both directions were shut down. TCP then answers any data by a reset.
     pub(crate) fn has_shut_both(&self) -> bool {
         self.shut.load(Acquire) == 3
     }
 
-    /// Notes a shutdown.
+    /// Records a shutdown.
     pub(crate) fn add_shut(&self, reads: bool, writes: bool) -> Shut {
         let bits = u32::from(reads) | u32::from(writes) << 1;
         Shut { both: self.shut.fetch_or(bits, AcqRel) | bits == 3 }
     }
 
-    /// Whether a direction has been shut down.
+    /// Returns whether any direction was shut down.
     pub(crate) fn is_shut(&self) -> bool {
         self.shut.load(Acquire) != 0
     }
 
-    /// Notes that the kernel has said so: it need not be asked for any more.
+    /// Records that the kernel has reported the end of the peer's stream, so that it need not be
+    /// queried again.
     pub(crate) fn note_peer_finished(&self) {
         self.peer_finished.store(true, Relaxed);
     }
 
-    /// Whether it has.
+    /// Returns whether the kernel has reported the end of the peer's stream.
     pub(crate) fn has_peer_finished(&self) -> bool {
         self.peer_finished.load(Relaxed)
     }
 
-    /// The next call that asks is told this error; in place of the kernel's own, if it has one now.
+    /// Sets an error that the next call reports. If the kernel has an error now, this one replaces
+    /// it.
     pub(crate) fn owe(&self, fd: i32, errno: i32) {
         self.owed_for_kernel.store(kernel::has_error(fd).into(), Relaxed);
         self.owed.store(errno, Relaxed);
-        // In this order, and the reverse when it is told: if there is one, this says so.
+        // The flag is set after the error, and cleared before the error is taken. So the flag is
+        // set whenever there is an error.
         self.ready.fetch_or(OWES, SeqCst);
     }
 
-    /// That error, or 0.
+    /// Returns the pending error, or 0.
     #[inline]
     fn owed(&self) -> i32 {
         self.owed.load(Relaxed)
     }
 
-    /// Whether there is such an error.
+    /// Returns whether an error is pending.
     #[inline]
     pub(crate) fn owes(&self) -> bool {
         self.owed() != 0
     }
 
-    /// Whether there is one that the kernel does not show.
+    /// Returns whether an error is pending that the kernel does not show.
     pub(crate) fn owes_alone(&self) -> bool {
         self.owes()
             && self.owed_for_kernel.load(Relaxed) == 0
             && !self.shared_lane().is_some_and(LaneHeader::is_reset_told)
     }
 
-    /// That error, or 0 also if another process that shares the socket has told it.
+    /// Returns the pending error. Returns 0 if there is none, or if another process that shares the
+    /// socket has reported it.
     pub(crate) fn still_owed(&self, fd: i32) -> i32 {
         let is_kernels = self.owed_for_kernel.load(Relaxed) != 0 && kernel::has_error(fd);
         if is_kernels || self.owes_alone() { self.owed() } else { 0 }
     }
 
-    /// Where processes that share the socket say that they have told of its reset, which only the shim knows.
+    /// Returns the lane in which the processes that share the socket note that they have reported
+    /// its reset. Only the shim knows of this reset.
     fn shared_lane(&self) -> Option<&'static LaneHeader> {
         self.tx.lock().at.map(|at| at.outgoing().0)
     }
 
-    /// Tells it.
+    /// Takes the pending error, to report it to the program.
     #[inline]
     pub(crate) fn take_owed(&self, fd: i32) -> Option<i32> {
         self.tell_owed(|| kernel::take_error(fd).is_some())
     }
 
-    /// Tells it to a caller who takes the kernel's error by `take_kernels`, which says whether there still was one.
+    /// Takes the pending error for a caller that takes the kernel's error by `take_kernels`. That
+    /// closure returns whether the kernel still had an error.
     pub(crate) fn tell_owed(&self, take_kernels: impl FnOnce() -> bool) -> Option<i32> {
         if !self.owes() {
             return None;
@@ -850,19 +895,21 @@ impl Endpoint {
         (errno != 0 && (take_kernels() || stands_alone)).then_some(errno)
     }
 
-    /// Never offer this endpoint again.
+    /// Bars the endpoint from shared memory for good.
     pub(crate) fn bar(&self, reason: Reason) {
-        // Before the stage is read: see `attach::adopt`. That others may hold the socket is to be known when it is closed.
+        // This precedes the load of the stage: see `attach::adopt`. A reason that means unlisted
+        // holders is kept, because the close of the socket needs it.
         let becomes = |before| (!is_of_unlisted(before)).then_some(reason as u32);
         let _ = self.barred.fetch_update(SeqCst, SeqCst, becomes);
     }
 
-    /// Whether it is barred because others may hold the socket who are not listed as its [holders](Self::holders).
+    /// Returns whether the endpoint is barred because processes may hold its socket that are not
+    /// among its [holders](Self::holders).
     pub(crate) fn has_unlisted_holders(&self) -> bool {
         is_of_unlisted(self.barred.load(SeqCst))
     }
 
-    /// This option is one that shared memory does not emulate.
+    /// Records an option that shared memory does not emulate.
     pub(crate) fn blame(&self, option: SocketOption) {
         self.option.store(option.pack(), Relaxed);
         if let Some(entry) = self.entry() {
@@ -870,19 +917,19 @@ impl Endpoint {
         }
     }
 
-    /// What was blamed last, packed.
+    /// Returns the option that was recorded last, packed.
     pub(crate) fn blamed(&self) -> u64 {
         self.option.load(Relaxed)
     }
 
-    /// It is used. Counts it the first time.
+    /// Counts the connection as used, once.
     pub(crate) fn count_use(&self) {
         if !self.counted_as_used.swap(true, Relaxed) {
             process::count(Counter::Connections, 1);
         }
     }
 
-    /// Whether a call has moved bytes of it by TCP, as far as this program knows.
+    /// Returns whether a call has moved bytes by TCP, as far as this process knows.
     pub(crate) fn has_moved(&self) -> bool {
         self.moved.load(Relaxed)
     }
@@ -891,19 +938,20 @@ impl Endpoint {
         self.moved.store(true, Relaxed);
     }
 
-    /// Counts it, the first time it is on shared memory.
+    /// Counts the connection as attached, once.
     pub(crate) fn count_on_shm(&self) {
         if !self.counted_on_shm.swap(true, Relaxed) {
             process::count(Counter::ConnectionsOnShm, 1);
         }
     }
 
-    /// Whether it has not been offered, and nothing is known of it that the kernel does not know.
+    /// Returns whether the endpoint was never offered, and the shim has no state of it beyond the
+    /// kernel's.
     pub(crate) fn is_young(&self) -> bool {
         self.offered_at.load(Relaxed) == 0 && self.stage() == Stage::Plain && !self.owes()
     }
 
-    /// Whether an epoll instance has it.
+    /// Returns whether the endpoint is registered with an epoll instance.
     pub(crate) fn is_in_a_set(&self) -> bool {
         let mut epolls = self.epolls.briefly();
         let has_it = !epolls.value().is_empty();
@@ -911,24 +959,26 @@ impl Endpoint {
         has_it
     }
 
-    /// Why it must not be offered.
+    /// Returns why the endpoint must not be offered.
     pub(crate) fn barred(&self) -> Option<Reason> {
         let code = self.barred.load(SeqCst);
         if code == 0 { None } else { Reason::parse(code as u16) }
     }
 
-    /// Whether it is barred, and has left its link by now.
+    /// Returns whether the endpoint is barred, and detached by now.
     pub(crate) fn is_back(&self) -> bool {
         self.barred().is_some() && !self.is_attached()
     }
 
-    /// Whether it is the kernel's for good: barred, and on no link. Its data calls need not be announced (L4).
+    /// Returns whether the endpoint stays on TCP for good: it is barred, and detached. Its data
+    /// calls need not be counted (L4).
     #[inline]
     pub(crate) fn is_settled(&self) -> bool {
         self.ready.load(Relaxed) & SETTLED != 0
     }
 
-    /// Makes it so if it can be. Under the locks, as [`adopt`](crate::life::attach::adopt), which is either over or finds it barred.
+    /// Marks the endpoint as settled if it is barred and detached. It takes the locks, as
+    /// [`adopt`](crate::life::attach::adopt) does, which then has either ended or finds the bar.
     pub(crate) fn settle(&self) {
         let can_be = || self.barred().is_some() && self.stage() == Stage::Plain && !self.owes();
         if can_be() {
@@ -939,18 +989,18 @@ impl Endpoint {
         }
     }
 
-    /// Notes that its peer is on another host.
+    /// Records that the peer is on another host.
     pub(crate) fn note_remote(&self) {
         self.remote.store(true, Relaxed);
     }
 
-    /// Whether it is, as far as has been found out.
+    /// Returns whether the peer is known to be on another host.
     #[inline]
     pub(crate) fn is_remote(&self) -> bool {
         self.remote.load(Relaxed)
     }
 
-    /// Its row in the page.
+    /// Returns the endpoint's row in the page.
     pub(crate) fn entry(&self) -> Option<&'static page::Entry> {
         let entry = self.entry.load(Acquire);
         // SAFETY: rows lie in the page, which stays mapped for the life of the process.
@@ -962,7 +1012,7 @@ impl Endpoint {
         self.entry.store(pointer, Release);
     }
 
-    /// Adds to the bytes that TCP received, for `shunt status`.
+    /// Adds to the bytes received by TCP, for `shunt status`.
     #[inline]
     pub(crate) fn count_received(&self, bytes: usize) {
         if bytes != 0 {
@@ -973,13 +1023,14 @@ impl Endpoint {
         }
     }
 
-    /// From now on bytes go by a lane.
+    /// Notes that the sending direction is on a lane from now on.
     pub(crate) fn note_lane(&self) {
         self.sent_by_lane.store(true, Relaxed);
     }
 
-    /// Adds to the bytes that TCP sent. What it sends first after a lane it holds back (Nagle) for as long as it has no word that
-    /// what came before the lane has arrived, which would have come with the answers that lanes have carried.
+    /// Adds to the bytes sent by TCP. The first bytes after a lane are pushed. Otherwise Nagle's
+    /// algorithm would hold them back: the acknowledgement of the bytes before the lane is late,
+    /// because the answers went by lanes as well.
     #[inline]
     pub(crate) fn count_sent(&self, bytes: usize) {
         if bytes != 0 {
@@ -996,13 +1047,14 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether an end that the lane has told of is awaited from TCP: see [`crate::life::ending`].
+    /// Returns whether TCP has yet to deliver an end that the lane has reported: see
+    /// [`crate::life::ending`].
     #[inline]
     pub(crate) fn awaits_end(&self) -> bool {
         self.end_awaited_since.load(Relaxed) != 0
     }
 
-    /// Reports the sending direction for `shunt status`. Under its lock.
+    /// Reports the sending direction for `shunt status`. The caller holds its lock.
     pub(crate) fn report_tx(&self, side: &TxSide) {
         let Some(entry) = self.entry() else { return };
         entry.shm_sent.store(side.tx.lane_total(), Relaxed);
@@ -1012,14 +1064,15 @@ impl Endpoint {
         let _ = entry.roads.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_00ff | word));
     }
 
-    /// Reports what has been received, and the road if it has changed. Under the lock.
+    /// Reports the received bytes, and the transport if it has changed. The caller holds the lock.
     #[inline(always)]
     pub(crate) fn report_received(&self, side: &mut RxSide) {
         self.report_road(side);
         self.count_from_lane(side.rx.lane_total());
     }
 
-    /// Reports the road if it has changed, as it may have after any look at what there is to receive. Under the lock.
+    /// Reports the transport if it has changed. Any check for data to receive may change it. The
+    /// caller holds the lock.
     #[inline(always)]
     pub(crate) fn report_road(&self, side: &mut RxSide) {
         if side.told_on_lane != side.rx.on_lane() {
@@ -1027,7 +1080,7 @@ impl Endpoint {
         }
     }
 
-    /// Reports that so many bytes have been received by lanes.
+    /// Reports the total of bytes received by lanes.
     #[inline(always)]
     pub(crate) fn count_from_lane(&self, total: u64) {
         if let Some(entry) = self.entry() {
@@ -1035,7 +1088,7 @@ impl Endpoint {
         }
     }
 
-    /// Reports the receiving direction. Under its lock.
+    /// Reports the receiving direction. The caller holds its lock.
     pub(crate) fn report_rx(&self, side: &mut RxSide) {
         side.told_on_lane = side.rx.on_lane();
         let Some(entry) = self.entry() else { return };
@@ -1046,7 +1099,7 @@ impl Endpoint {
         let _ = entry.roads.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_0000_ff00 | word));
     }
 
-    /// Gives the slot back. Nothing of it is attached any more.
+    /// Frees the slot. The endpoint is detached by now.
     pub(crate) fn free(&self) {
         let name = self.reference();
         self.ready.store(APART, SeqCst);
