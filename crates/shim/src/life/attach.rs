@@ -1,4 +1,22 @@
-//! The life of an endpoint on a link: adopted, watched, going back, let go.
+//! Attaching an endpoint to a link, falling back to TCP, and detaching.
+//!
+//! ```text
+//!  adopt        on the link; each direction is still on TCP
+//!    |
+//!  try_watch    receiver: "watching", once no thread is inside a kernel receive (L4)
+//!    |          sender: `sending_road` switches to the lane at its next send
+//!    |
+//!  go_back      both directions fall back; what is in the lanes is read first
+//!    |          give_back: the receiver returns its unread bytes, and the sender sends them by TCP
+//!    |          take_back: the sender reclaims bytes that the receiver has not read (L9)
+//!    |
+//!  let_go       detached, once neither direction needs its lane
+//! ```
+//!
+//! Example: a program passes an attached socket to another process. `give_back` marks the unread
+//! bytes of the lane as returned, and both directions fall back. The sender sends the returned
+//! bytes by TCP (`send_again`), and then whatever follows. When both lanes are done with,
+//! `let_go_if_done` detaches the endpoint, and the broker may reuse the lanes.
 
 use shunt_abi::page::Counter;
 use shunt_abi::reason::{Reason, Road};
@@ -21,12 +39,13 @@ use crate::socket::low_water::LowWater;
 use crate::socket::tcp::Tcp;
 use crate::socket::{distance, outgoing, worth};
 
-/// Tells the broker that this process has left its place on a link for good; others may still drain the lanes.
+/// Reports to the broker that this process has detached from a connection of a link. Other
+/// processes may still drain the lanes.
 pub(crate) static RELEASE: Above<(Attachment, Heirs)> = Above::new();
-/// Tells it to forget an offer.
+/// Asks the broker to forget an offer.
 pub(crate) static WITHDRAW: Above<EndpointRef> = Above::new();
 
-/// What a set wants of one that it has.
+/// Does what an epoll instance needs of an endpoint that is registered with it.
 pub(crate) fn leave_for_a_set((endpoint, how, reason): (&Endpoint, Leaving, Reason)) {
     match how {
         Leaving::GoBack => go_back(endpoint, reason),
@@ -36,7 +55,7 @@ pub(crate) fn leave_for_a_set((endpoint, how, reason): (&Endpoint, Leaving, Reas
     }
 }
 
-/// Puts a paired endpoint on its link, unless it is not there any more or must not be.
+/// Attaches a paired endpoint to its link. Fails if the endpoint has ended, or must stay on TCP.
 pub(crate) fn adopt(
     name: EndpointRef,
     link: &'static Link,
@@ -44,7 +63,7 @@ pub(crate) fn adopt(
     silence: Silence,
 ) -> Result<(), Reason> {
     let Some(endpoint) = name.resolve() else { return Err(Reason::Stale) };
-    // It may have been offered before a fork.
+    // The process may have forked since the offer.
     if let Some(reason) = sharing(endpoint) {
         return Err(reason);
     }
@@ -54,14 +73,15 @@ pub(crate) fn adopt(
         if let Some(reason) = endpoint.barred().or_else(code::objection) {
             return Err(reason);
         }
-        // Another process may have shut it down that held it too when it was offered.
+        // Another process that held the socket at the time of the offer may have shut it down.
         if endpoint.is_shut() || !shunt_sys::tcp::is_whole(borrow(endpoint.fd.load(Relaxed))) {
             return Err(Reason::ShutDown);
         }
         if endpoint::is_standard_stream(endpoint) {
             return Err(Reason::Stdio);
         }
-        // What was under way when it was offered may have shown it since.
+        // A call that was in progress at the time of the offer may have moved bytes past the shim
+        // since.
         if (Tcp { endpoint, fd: endpoint.fd.load(Relaxed) }).is_bypassed() {
             return Err(Reason::OffsetUnclear);
         }
@@ -75,7 +95,7 @@ pub(crate) fn adopt(
         tx.seen = Seen::take_over(link, conn);
         tx.tx.adopt();
         rx.rx.adopt();
-        // L4: from here on nobody enters a kernel call without the lock.
+        // L4: from here on, no thread enters a kernel call without the lock.
         endpoint.set_stage(Stage::Attached);
         endpoint.report_tx(&tx);
         endpoint.report_rx(&mut rx);
@@ -85,7 +105,8 @@ pub(crate) fn adopt(
     distance::paired(endpoint);
     change_keepalive(endpoint, |keepalive, fd| keepalive.arm(fd, silence));
     try_watch(endpoint);
-    // Whoever barred or shared it since the looks above has seen it unattached.
+    // A thread that barred or shared the endpoint after the checks above found it detached, and did
+    // not make it fall back.
     let standard = endpoint::is_standard_stream(endpoint).then_some(Reason::Stdio);
     if let Some(reason) =
         endpoint.barred().or_else(code::objection).or(standard).or_else(|| sharing(endpoint))
@@ -95,8 +116,9 @@ pub(crate) fn adopt(
     Ok(())
 }
 
-/// Does something to a connection's socket, by its number, unless that is about to be closed: a close takes this lock after the
-/// table has forgotten the number. Under the lock of the sending side.
+/// Calls `work` with the descriptor of a connection, unless the program is closing it. A close
+/// takes the lock of the sending side after it has removed the descriptor from the table, so the
+/// descriptor stays valid meanwhile.
 pub(crate) fn at_number(endpoint: &Endpoint, work: impl FnOnce(i32)) {
     let _side = endpoint.tx.lock();
     let fd = endpoint.fd.load(Relaxed);
@@ -105,17 +127,18 @@ pub(crate) fn at_number(endpoint: &Endpoint, work: impl FnOnce(i32)) {
     }
 }
 
-/// Changes the probes of a connection.
+/// Changes the keepalive probes of a connection.
 pub(crate) fn change_keepalive(endpoint: &Endpoint, change: impl FnOnce(&Keepalive, i32)) {
     at_number(endpoint, |fd| change(&endpoint.keepalive, fd));
 }
 
-/// Why it must not be put on shared memory now: other processes may hold the socket, or a set that it is in.
+/// Returns why the endpoint must not be attached now: other processes may hold the socket, or an
+/// epoll instance with which it is registered.
 pub(crate) fn sharing(endpoint: &Endpoint) -> Option<Reason> {
     family::sharing(endpoint).or_else(|| epoll::is_shared(endpoint).then_some(Reason::Shared))
 }
 
-/// L4, receiver: says "watching" as soon as no thread is inside the kernel on this socket.
+/// Announces "watching" in the receiving lane as soon as no thread is inside a kernel receive (L4).
 pub(crate) fn try_watch(endpoint: &Endpoint) {
     let watched = {
         let mut rx = endpoint.rx.lock();
@@ -124,9 +147,10 @@ pub(crate) fn try_watch(endpoint: &Endpoint) {
         rx.rx.try_watch(at.incoming().0, &tcp, endpoint.is_quiet_for_receive())
     };
     if watched {
-        // A sender may begin at once. Whoever sleeps in an epoll set is told to look: attaching rings its doorbell.
+        // A sender may start now. A thread that sleeps in an epoll instance must check the lane:
+        // attaching the instance rings its doorbell.
         match epoll::attach_everywhere(endpoint) {
-            // Not for good.
+            // These reasons may pass.
             Some(reason @ (Reason::Shared | Reason::NewCode)) => go_back(endpoint, reason),
             Some(reason) => bar(endpoint, reason),
             None => {}
@@ -134,7 +158,8 @@ pub(crate) fn try_watch(endpoint: &Endpoint) {
     }
 }
 
-/// The road for the sender, under its lock; tells `shunt status` when it changes.
+/// Returns the transport for the next send, and whether it has just changed to shared memory. It
+/// reports the change for `shunt status`. The caller holds the sender's lock.
 #[inline]
 pub(crate) fn sending_road(endpoint: &Endpoint, side: &mut TxSide, fd: i32) -> (Road, bool) {
     let Some(at) = side.at else { return (Road::Tcp, false) };
@@ -150,7 +175,8 @@ pub(crate) fn sending_road(endpoint: &Endpoint, side: &mut TxSide, fd: i32) -> (
     (road, road == Road::Shm)
 }
 
-/// L2: both directions go back to TCP, for a named reason. Bytes already in the lanes are read first.
+/// Makes both directions fall back to TCP, for a named reason (L2). Bytes that are already in the
+/// lanes are read first.
 pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
     if !endpoint.is_attached() {
         return;
@@ -184,27 +210,30 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
     }
     change_keepalive(endpoint, Keepalive::disarm);
     epoll::refresh(endpoint);
-    // The receiver may have been first, with a return: that goes before whatever the caller sends next.
+    // The peer may have returned bytes just before. These must precede whatever the caller sends
+    // next.
     send_again_if_returned(endpoint, fd);
     let_go_if_done(endpoint);
 }
 
-/// L9 for a sender that goes back by its own decision: of a lane that it has left nothing can be taken back any more, so what the
-/// receiver has not read goes by TCP at once. What must be done before a fork or an exec is [`take_back_little`]; and of who is gone
-/// or has stopped reading it is to stay where it is.
+/// Returns whether a sender that falls back by its own decision must reclaim the unread bytes of
+/// its lane (L9). It cannot reclaim them once it has left the lane, so they go by TCP now. Before a
+/// fork or an exec, [`take_back_little`] does this. If the peer has died or has stopped reading,
+/// the bytes stay in the lane.
 fn leaves_nothing(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, reason: Reason) -> bool {
     let may_send = !matches!(reason, Reason::Fork | Reason::Exec | Reason::PeerDied | Reason::Stalled);
     may_send && side.tx.unread(at.outgoing().0) > 0 && could_take_back(endpoint, &at)
 }
 
-/// Whether what is taken back would come by TCP: it answers by a reset once the peer has shut down both directions, and sends nothing
-/// behind this end's own FIN.
+/// Returns whether reclaimed bytes would arrive by TCP. The peer's kernel answers them by a reset
+/// once the peer has shut down both directions. This end's kernel sends nothing after its own FIN.
 pub(crate) fn could_take_back(endpoint: &Endpoint, at: &Attachment) -> bool {
     !matches!(at.incoming().0.end(), End::Closed | End::Died) && !endpoint.has_shut_writing()
 }
 
-/// The same before this process is copied, or becomes another program: what is left then, nobody can take back. Only as much as TCP
-/// surely takes now, since afterwards either of two processes would send the rest.
+/// Reclaims the unread bytes of the lane before a fork or an exec, because no process can reclaim
+/// them afterwards. It does so only if TCP surely has room for all of them now. Otherwise the rest
+/// would remain for two processes to send.
 pub(crate) fn take_back_little(endpoint: &Endpoint, reason: Reason) {
     const LITTLE: u64 = 16 * 1024;
     let fd = endpoint.fd.load(Relaxed);
@@ -213,7 +242,8 @@ pub(crate) fn take_back_little(endpoint: &Endpoint, reason: Reason) {
         let Some(at) = side.at else { return };
         let lane = at.outgoing().0;
         let has_little = side.tx.on_lane() && (1..=LITTLE).contains(&side.tx.unread(lane));
-        // Three times as much of the kernel's memory is enough for segments of the least size that is usual.
+        // The kernel's memory for segments of the smallest usual size is less than three times
+        // their bytes.
         let has_room = || shunt_sys::tcp::send_room(borrow(fd)).is_ok_and(|room| room >= 3 * LITTLE as u32);
         if !has_little || !could_take_back(endpoint, &at) || !has_room() || !side.tx.take_back(lane, reason) {
             return;
@@ -222,34 +252,38 @@ pub(crate) fn take_back_little(endpoint: &Endpoint, reason: Reason) {
     send_again(endpoint, fd);
 }
 
-/// L2 for a reader that will be out of reach (another program, another process, the kernel itself): both directions go
-/// back, and what has not been read is given back to the sender, so that it comes by TCP in its place.
+/// Makes both directions fall back for a reader that the shim cannot reach: another program,
+/// another process, or the kernel itself (L2). The unread bytes are returned to the sender, so that
+/// they arrive by TCP in their place.
 pub(crate) fn give_back(endpoint: &Endpoint, reason: Reason) {
     give_back_unread(endpoint, reason);
     go_back(endpoint, reason);
 }
 
-/// The first half of that: where both ends are this process's, each must have given back before either goes.
+/// Returns the unread bytes to the sender, as the first half of [`give_back`]. If both ends belong
+/// to this process, both must have done this before either falls back.
 pub(crate) fn give_back_unread(endpoint: &Endpoint, reason: Reason) {
     if endpoint.is_attached() {
         let mut rx = endpoint.rx.lock();
         if let Some(at) = rx.at {
             let (lane, ring) = at.incoming();
-            // A sender that has died sends nothing again, and TCP tells of that before the broker does: then it is to be read here.
-            // Nor could what is sent again come to a socket that has shut down both directions.
+            // A sender that has died sends nothing again, and TCP reports its death before the
+            // broker does. Then the bytes must be read from the lane. Nor can TCP deliver to a
+            // socket that has shut down both directions.
             let cannot_come =
                 || endpoint.has_shut_both() || shunt_sys::tcp::hung_up(borrow(endpoint.fd.load(Relaxed)));
             let is_left = rx.rx.unread(lane, &ring) > 0 && cannot_come();
             if is_left || !rx.rx.give_back(lane, reason) {
                 process::count_bypass(Reason::LeftBehind);
             }
-            // The sender may have nothing to say for a long time: wake it where it waits to receive.
+            // The sender may not send for a long time, so it is notified where it waits to receive.
             at.announce_bytes();
         }
     }
 }
 
-/// Gives back where nobody may make a call that would send again, if the other end is this process's too.
+/// Returns the unread bytes, and sends them again at once if the other end is in this process too.
+/// For callers after which no call on that end may follow.
 pub(crate) fn give_back_at_once(endpoint: &Endpoint, reason: Reason) {
     if endpoint.is_attached() {
         give_back(endpoint, reason);
@@ -257,14 +291,15 @@ pub(crate) fn give_back_at_once(endpoint: &Endpoint, reason: Reason) {
     }
 }
 
-/// Never offer this endpoint again, because somebody reads from it whom we cannot see.
+/// Bars an endpoint for good, because a reader that the shim cannot see may take its bytes.
 pub(crate) fn bar_reading(endpoint: &Endpoint, reason: Reason) {
     endpoint.bar(reason);
     give_back(endpoint, reason);
     mark(endpoint, reason);
 }
 
-/// Sends them again if so. Outside all locks.
+/// Sends again by TCP the bytes that the receiver has returned, if there are any. The caller holds
+/// no lock.
 #[inline]
 pub(crate) fn send_again_if_returned(endpoint: &Endpoint, fd: i32) {
     if outgoing::is_returned(endpoint) {
@@ -272,7 +307,8 @@ pub(crate) fn send_again_if_returned(endpoint: &Endpoint, fd: i32) {
     }
 }
 
-/// Sends by TCP what the receiver has given back. `false` if TCP cannot take it all now.
+/// Sends by TCP the bytes that the receiver has returned. Returns `false` if TCP cannot take all of
+/// them now.
 pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
     let mut side = endpoint.tx.lock();
     let Some(at) = side.at else { return true };
@@ -280,19 +316,20 @@ pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
     side.tx.notice_return(lane);
     while let Some(range) = side.tx.returning() {
         let (base, len) = ring.run(range.start, (range.end - range.start) as usize);
-        // It is the program's to be told.
+        // A send would take the error, which the program has to get.
         if kernel::has_error(fd) {
             side.tx.returned(len);
             continue;
         }
-        // SAFETY: a run of the mapped ring; the kernel copies it, whatever the peer does to it meanwhile.
+        // SAFETY: a run of the mapped ring. The kernel copies it, whatever the peer does to it
+        // meanwhile.
         match unsafe { kernel::send_now(fd, base, len) } {
             Ok(count) => {
                 endpoint.count_sent(count);
                 side.tx.returned(count);
             }
             Err(libc::EAGAIN) => return false,
-            // The connection is over; nobody will read it.
+            // The connection is over, and its bytes will not be read.
             Err(_) => side.tx.returned(len),
         }
     }
@@ -303,7 +340,8 @@ pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
     true
 }
 
-/// L9: nobody has come for what lies in the lane. It goes by TCP, as does what follows.
+/// Reclaims bytes of the lane that the receiver has not read in time (L9). They go by TCP, as does
+/// what follows.
 pub(crate) fn take_back(endpoint: &Endpoint, reason: Reason) {
     {
         let mut side = endpoint.tx.lock();
@@ -316,7 +354,8 @@ pub(crate) fn take_back(endpoint: &Endpoint, reason: Reason) {
     go_back(endpoint, reason);
 }
 
-/// The receiving direction alone goes back. `true` if it is TCP's at once: nothing lies before or in the lane.
+/// Makes the receiving direction alone fall back. Returns `true` if it is on TCP already, because
+/// there are no bytes before or in the lane.
 pub(crate) fn stop_receiving(endpoint: &Endpoint, side: &mut RxSide, reason: Reason) -> bool {
     let Some(at) = side.at else { return true };
     process::count_bypass(reason);
@@ -328,20 +367,20 @@ fn close_receiving(endpoint: &Endpoint, side: &mut RxSide, at: Attachment, reaso
     let (lane, ring) = at.incoming();
     let tcp = Tcp { endpoint, fd: endpoint.fd.load(Relaxed) };
     side.rx.close(lane, &tcp, reason);
-    // An empty lane is left at once.
+    // The direction leaves an empty lane immediately.
     side.rx.available(lane, &ring, &tcp);
     endpoint.report_rx(side);
     at.announce_space();
 }
 
-/// Never offer this endpoint, and take it back if it was.
+/// Bars an endpoint from offers, and makes it fall back if it is attached.
 pub(crate) fn bar(endpoint: &Endpoint, reason: Reason) {
     endpoint.bar(reason);
     go_back(endpoint, reason);
     mark(endpoint, reason);
 }
 
-/// Shows why an endpoint stays on TCP.
+/// Shows in `shunt status` why an endpoint stays on TCP.
 pub(crate) fn mark(endpoint: &Endpoint, reason: Reason) {
     let mut tx = endpoint.tx.lock();
     tx.tx.set_reason(reason);
@@ -352,15 +391,19 @@ pub(crate) fn mark(endpoint: &Endpoint, reason: Reason) {
     endpoint.report_rx(&mut rx);
 }
 
-/// Leaves the link once neither direction needs it: the fast path is TCP's again, and the endpoint may be offered anew.
+/// Detaches the endpoint once neither direction needs the link. Calls then use the kernel directly
+/// again, and the endpoint may be offered anew.
 pub(crate) fn let_go_if_done(endpoint: &Endpoint) {
-    // If the peer dies before it has read the rest, that is to be told; and so is an end that TCP may not bring.
+    // The endpoint stays attached if the peer may die before it has read the rest, because the
+    // program must get that error. It also stays if TCP may not deliver the end of the peer's
+    // stream.
     if !endpoint.owes() && !endpoint.awaits_end() && !has_unread_at_peer(endpoint) {
         let_go(endpoint);
     }
 }
 
-/// The same also where the peer has not read everything: what becomes of that is nobody's affair any more.
+/// Detaches the endpoint, even if the peer has not read everything. No error about the unread bytes
+/// will be reported.
 pub(crate) fn let_go(endpoint: &Endpoint) {
     let at = {
         let mut tx = endpoint.tx.lock();
@@ -384,22 +427,23 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
     };
     change_keepalive(endpoint, Keepalive::disarm);
     epoll::detach_everywhere(endpoint);
-    // Whoever sleeps for bytes of its lane would not hear of those of the next.
+    // A thread that sleeps for bytes of this lane would not be notified of those of the next.
     if let Some(slot) = endpoint.owner() {
         slot.ring();
     }
     RELEASE.call((*at, family::heirs(endpoint)));
 }
 
-/// What the peer is told before a direction is shut down by a call.
+/// Publishes a shutdown to the peer, before a call shuts a direction down.
 pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) {
     let reads = matches!(how, libc::SHUT_RD | libc::SHUT_RDWR);
     let writes = matches!(how, libc::SHUT_WR | libc::SHUT_RDWR);
     let shut = endpoint.add_shut(reads, writes);
     let mut tx = endpoint.tx.lock();
     let Some(at) = tx.at.filter(|_| writes || shut.both) else { return };
-    // Published before the FIN, so that whoever sees the FIN sees every byte and this too. Once both directions are
-    // shut TCP answers what still comes by a reset, so the peer must not go on with its lane.
+    // The end is published before the FIN, so that a peer that finds the FIN also finds every byte
+    // and this end. Once both directions are shut down, TCP answers any data by a reset. So the
+    // peer must stop using its lane.
     if writes {
         at.outgoing().0.set_end(End::ShutDown);
         endpoint.keepalive.half_close(endpoint.fd.load(Relaxed));
@@ -412,14 +456,16 @@ pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) {
     send_again_if_returned(endpoint, endpoint.fd.load(Relaxed));
 }
 
-/// The sending direction goes back. If it `ends` its stream and all of that is in the lane, the receiver is told.
+/// Makes the sending direction fall back. If the stream `ends` here and all the rest of it is in
+/// the lane, the lane says so.
 fn finish_sending(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, ends: bool) {
     let fd = endpoint.fd.load(Relaxed);
     let says_end = ends && endpoint.keepalive.is_needed();
     if says_end {
-        // One that has not begun begins with nothing.
+        // A direction that has not switched to its lane switches now, with no bytes.
         sending_road(endpoint, side, fd);
-        // Before the lane ends: a receiver that finds it ended without this goes into the kernel to wait.
+        // Written before the lane ends. A receiver that finds the lane ended without it waits in
+        // the kernel.
         at.outgoing().0.note_complete(true);
     }
     process::count_bypass(Reason::ShutDown);
@@ -429,7 +475,7 @@ fn finish_sending(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, ends: 
     endpoint.report_tx(side);
 }
 
-/// After a shutdown. The FIN may never come to the peer, which then must look at the lane.
+/// Notifies the peer after a shutdown. The FIN may never reach it, so it must check the lane.
 pub(crate) fn after_shutdown(endpoint: &Endpoint) {
     if endpoint.keepalive.is_needed()
         && let Some(at) = endpoint.tx.lock().at
@@ -438,8 +484,8 @@ pub(crate) fn after_shutdown(endpoint: &Endpoint) {
     }
 }
 
-/// What the peer is told, and the kernel asked, before the last descriptor of an endpoint is closed. `true` if
-/// unread bytes demand a reset.
+/// Publishes the end to the peer before the last descriptor of an endpoint is closed. Returns
+/// `true` if unread bytes demand a reset.
 pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
     epoll::bury_everywhere(endpoint);
     let unread = {
@@ -468,7 +514,8 @@ pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
     unread
 }
 
-/// Whether the kernel answers a close of this socket by a reset. Asked only where a FIN may be lost.
+/// Returns whether the kernel answers a close of this socket by a reset. The kernel is queried only
+/// where a FIN may be lost.
 fn resets_on_close(endpoint: &Endpoint, fd: i32) -> bool {
     endpoint.keepalive.is_needed()
         && (shunt_sys::tcp::has_unread(borrow(fd))
@@ -476,7 +523,7 @@ fn resets_on_close(endpoint: &Endpoint, fd: i32) -> bool {
                 .is_ok_and(|linger| linger.is_some_and(|time| time.is_zero())))
 }
 
-/// After the last descriptor was closed.
+/// Detaches and frees an endpoint after its last descriptor was closed.
 pub(crate) fn after_close(endpoint: &Endpoint) {
     if endpoint.is_young() && !endpoint.is_in_a_set() {
         return endpoint.free();

@@ -1,8 +1,21 @@
-//! Links and peers as this process holds them.
+//! The links and peers of this process.
 //!
-//! A link is mapped when the broker announces it and unmapped when its peer has gone and no endpoint uses it any
-//! more. The structures themselves are kept and used again, so that a reference to one is always valid, and a process
-//! that meets a million others in its life needs no more memory than for those it knows at a time.
+//! A link is shared memory between two processes, with a pair of lanes for each of its connections.
+//! It is mapped when the broker announces it, and unmapped when its peer has ended and no endpoint
+//! uses it any more.
+//!
+//! The structures themselves are reused, never freed. So a reference to one is always valid, and a
+//! process that meets a million peers needs memory only for those that it has at a time.
+//!
+//! ```text
+//! announced ----> mapped ------ sealed ------> open ----- peer ended -----> gone ----> unmapped
+//!                 (not touched)                attachments                  last user  (reused)
+//! ```
+//!
+//! Example: the broker announces a link to both processes, and each maps it. The broker seals the
+//! memory and pairs a connection, and [`Link::open`] allows its use. When the peer exits, the link
+//! is `gone`. The last endpoint, sleeper or epoll instance that leaves it calls `RETIRE`, which
+//! unmaps it.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Deref;
@@ -26,17 +39,18 @@ use crate::base::waiter::Slot;
 use crate::base::{budget, order, process};
 use crate::socket::endpoint::Seen;
 
-/// Another process, or this one, at the far side of links.
+/// The process at the other side of some links. It may be this process itself.
 pub(crate) struct Peer {
     doorbells: [AtomicI32; WAITERS],
-    /// There was no descriptor for one of its doorbells.
+    /// Set when there was no descriptor left for one of the doorbells.
     mute: AtomicBool,
 }
 
-/// Every peer that was ever made: who is known to no broker any more may still be rung.
+/// Every peer that was ever made. A peer that no broker knows any more may still need its
+/// doorbells.
 static PEERS: Lock<Vec<&'static Peer>> = Lock::new(Vec::new());
 
-/// A private descriptor has moved to another number; it may be a doorbell.
+/// Updates the doorbells after a private descriptor has moved to another number.
 pub(crate) fn renumber(old: i32, new: i32) {
     PEERS.lock().iter().for_each(|peer| peer.renumber(old, new));
 }
@@ -46,22 +60,25 @@ pub(crate) fn hold_lock() {
     std::mem::forget(PEERS.lock());
 }
 
-/// # Safety
-/// After [`hold_lock`], on the same thread, or in the child that it has made.
+/// Releases the lock of the list of peers.
+///
+/// # Safety The caller has called [`hold_lock`] on the same thread, or is the child that the thread
+/// has made.
 pub(crate) unsafe fn release_lock() {
     // SAFETY: the caller's promise.
     unsafe { PEERS.release() };
 }
 
-/// # Safety
-/// This must be the only thread of the process.
+/// Frees the lock of the list of peers in a child of a fork that the shim did not see.
+///
+/// # Safety This must be the only thread of the process.
 pub(crate) unsafe fn reset_lock() {
     // SAFETY: the caller's promise.
     unsafe { PEERS.reset() };
 }
 
 impl Peer {
-    /// A new one, for ever.
+    /// Makes a peer, which is never freed.
     pub(crate) fn make() -> &'static Peer {
         let doorbells = [const { AtomicI32::new(-1) }; WAITERS];
         let peer = Box::leak(Box::new(Peer { doorbells, mute: AtomicBool::new(false) }));
@@ -69,28 +86,29 @@ impl Peer {
         peer
     }
 
-    /// Makes the structure another process's. Its doorbells have been forgotten.
+    /// Reuses the structure for another process. Its doorbells have been closed.
     pub(crate) fn reuse(&self) {
         self.mute.store(false, Relaxed);
     }
 
-    /// This process has no descriptor left for a doorbell of the peer's: what they share would be slow.
+    /// Marks the peer as one with a doorbell for which this process had no descriptor left.
+    /// Connections with the peer stay on TCP, because notifications would get lost.
     pub(crate) fn set_mute(&self) {
         self.mute.store(true, Relaxed);
     }
 
-    /// See [`set_mute`](Self::set_mute).
+    /// Returns whether [`set_mute`](Self::set_mute) was called.
     pub(crate) fn is_mute(&self) -> bool {
         self.mute.load(Relaxed)
     }
 
-    /// Keeps the doorbell of the peer's waiter `slot`; the one it replaces is closed.
+    /// Stores the doorbell of the peer's waiter `slot`, and closes the one that it replaces.
     pub(crate) fn set_doorbell(&self, slot: usize, doorbell: PrivateFd) {
         let old = self.doorbells[slot].swap(doorbell.into_raw(), SeqCst);
         PrivateFd::close_raw(old);
     }
 
-    /// The slots whose doorbells are held.
+    /// Returns the slots whose doorbells this process has.
     pub(crate) fn known_slots(&self) -> impl Iterator<Item = usize> {
         (0..WAITERS).filter(|&slot| self.doorbells[slot].load(Relaxed) >= 0)
     }
@@ -109,16 +127,16 @@ impl Peer {
     }
 }
 
-/// Unmaps a link that nobody will use again.
+/// Unmaps a link that will not be used again.
 pub(crate) static RETIRE: Above<&'static Link> = Above::new();
 
-/// One side of one link.
+/// One side of a link.
 pub(crate) struct Link {
     identity: UnsafeCell<Identity>,
     mapping: Lock<Option<Mapping>>,
     conns: [AtomicU64; CONNS],
-    /// Bytes of the rings that this process has sent on with memory behind them, where no
-    /// connection has them now, and those of their spills.
+    /// Bytes of the rings and spills on which this process sends that have memory, for connections
+    /// that no endpoint uses now.
     kept: [Kept; CONNS],
     used: AtomicU32,
     gone: AtomicBool,
@@ -128,20 +146,21 @@ pub(crate) struct Link {
     orphan: AtomicBool,
 }
 
-/// What a link is, from when it is announced until nobody uses it any more.
+/// The identity of a link, from its announcement until it is retired.
 pub(crate) struct Identity {
-    /// The broker's name for it.
+    /// The broker's id of the link.
     pub(crate) id: u64,
-    /// Which side this process is.
+    /// The side of this process.
     pub(crate) side: Side,
-    /// Who is at the other.
+    /// The process at the other side.
     pub(crate) peer: &'static Peer,
-    /// The broker that made it, counted by its hellos; another broker's names mean nothing to it.
+    /// The broker that made the link, counted by the hellos. The ids mean nothing to another
+    /// broker.
     pub(crate) epoch: u32,
     view: LinkView,
 }
 
-// SAFETY: the identity is written only in `new` and `reuse`, when nobody else uses the link.
+// SAFETY: the identity is written only in `new` and `reuse`, while no other thread uses the link.
 unsafe impl Sync for Link {}
 
 impl Deref for Link {
@@ -149,7 +168,7 @@ impl Deref for Link {
 
     #[inline]
     fn deref(&self) -> &Identity {
-        // SAFETY: whoever reads it uses the link, or holds the control lock: see `reuse`.
+        // SAFETY: the reader uses the link, or holds the control lock: see `reuse`.
         unsafe { &*self.identity.get() }
     }
 }
@@ -163,7 +182,7 @@ impl Identity {
         mapping: &Mapping,
         geometry: Geometry,
     ) -> Identity {
-        // Where the address space is limited, there may be no room for them.
+        // A limited address space may have no room for the spills.
         let has_spills = mapping.len() >= geometry.link_bytes();
         // SAFETY: the mapping has `geometry.link_bytes()` bytes, or those before the spills, and the
         // link keeps it as long as it has this identity.
@@ -187,8 +206,8 @@ impl Link {
         }
     }
 
-    /// The broker has paired a connection on it, so the memory is sealed: it may be touched from
-    /// now on. Under the control lock.
+    /// Allows the use of the memory, because the broker has paired a connection on the link, and so
+    /// has sealed it. The caller holds the control lock.
     pub(crate) fn open(&self) {
         if !self.is_open() {
             self.note_sealed();
@@ -199,40 +218,39 @@ impl Link {
         }
     }
 
-    /// The memory can be punched no more: to touch it or to unmap it waits for no other process.
-    /// Under the control lock.
+    /// Records that no process can punch holes into the memory any more. Touching or unmapping it
+    /// waits for no other process. The caller holds the control lock.
     pub(crate) fn note_sealed(&self) {
         if let Some(mapping) = &*self.mapping.lock() {
             mapping.set_stays(false);
-            // Without it a child would end at its first touch. No child has been made since, as the
-            // control lock is held.
+            // Otherwise a child would fault at its first access. The control lock is held, so no
+            // child has been made since the seal.
             let _ = mapping.leave_to_children();
         }
         self.is_open.store(true, Release);
     }
 
-    /// Returns whether the memory may be touched. Before, the peer could punch holes into it, and
-    /// so keep whoever touches, copies or unmaps it waiting (L5). One that is never sealed stays
-    /// mapped.
+    /// Returns whether the memory may be touched. Before it is sealed, the peer could punch holes
+    /// into it, and so block a thread that touches, copies or unmaps it (L5). A link that is never
+    /// sealed stays mapped.
     pub(crate) fn is_open(&self) -> bool {
         self.is_open.load(Acquire)
     }
 
-    /// Ends both lanes of a connection that does not come about.
+    /// Closes both lanes of a connection that does not come about.
     pub(crate) fn close_lanes(&self, conn: usize) {
         for side in [Side::A, Side::B] {
             self.view().lane(conn, side).close();
         }
     }
 
-    /// Makes the structure another link.
+    /// Reuses the structure for another link.
     ///
-    /// # Safety
-    /// The caller holds the control lock, and the link has been retired: no endpoint, sleeper, epoll instance or list
-    /// has it.
+    /// # Safety The caller holds the control lock, and the link has been retired: no endpoint,
+    /// sleeper, epoll instance or list refers to it.
     pub(crate) unsafe fn reuse(&self, identity: Identity, mapping: Mapping) {
-        // SAFETY: the caller's promise. Whoever looks at a retired link reads only `gone` and `used` before it has the
-        // control lock (`control::retire`).
+        // SAFETY: the caller's promise. Before it has the control lock, a thread reads only `gone`
+        // and `used` of a retired link (`control::retire`).
         unsafe { *self.identity.get() = identity };
         keep_unsealed(&mapping);
         *self.mapping.lock() = Some(mapping);
@@ -241,19 +259,20 @@ impl Link {
         self.orphan.store(false, Release);
     }
 
-    /// The views of the shared memory.
+    /// Returns the view of the shared memory.
     #[inline]
     pub(crate) fn view(&self) -> &LinkView {
         &self.view
     }
 
-    /// The endpoint that uses `conn`.
+    /// Returns the endpoint that uses `conn`.
     #[inline]
     pub(crate) fn endpoint(&self, conn: usize) -> Option<EndpointRef> {
         self.conns[conn].load(Acquire).checked_sub(1).map(EndpointRef::unpack)
     }
 
-    /// Gives `conn` to an endpoint; `false` if it is taken, which an honest broker never causes.
+    /// Assigns `conn` to an endpoint. Returns `false` if another one uses it, which an honest
+    /// broker never causes.
     pub(crate) fn occupy(&self, conn: usize, endpoint: EndpointRef) -> bool {
         debug_assert!(self.is_open());
         let taken = self.conns[conn].compare_exchange(0, endpoint.pack() + 1, AcqRel, Relaxed).is_ok();
@@ -263,30 +282,31 @@ impl Link {
         taken
     }
 
-    /// Takes `conn` back.
+    /// Frees `conn` after its endpoint has left it.
     pub(crate) fn vacate(&self, conn: usize) {
         if self.conns[conn].swap(0, AcqRel) != 0 && self.used.fetch_sub(1, AcqRel) == 1 {
             EMPTY_AT.store(process::now(), Relaxed);
         }
     }
 
-    /// The peer has ended: no new connection will use this link.
+    /// Records that the peer has ended, so that no new connection will use this link.
     pub(crate) fn set_gone(&self) {
         self.gone.store(true, Release);
     }
 
-    /// The broker that made it has gone: nobody makes doorbells known to its peer any more.
+    /// Records that the broker of the link is lost. No broker passes new doorbells to the peer any
+    /// more.
     pub(crate) fn set_orphan(&self) {
         self.orphan.store(true, Release);
         self.set_gone();
     }
 
-    /// Whether whoever has this waiter is never going to be rung for what comes by the link.
+    /// Returns whether the peer can never notify this waiter of bytes on the link.
     pub(crate) fn is_deaf_to(&self, slot: Slot) -> bool {
         self.orphan.load(Acquire) && !self.view.is_known(self.side.other(), slot.0)
     }
 
-    /// Whether it has, or the broker that made the link.
+    /// Returns whether the peer has ended, or the broker of the link is lost.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Acquire)
     }
@@ -299,12 +319,12 @@ impl Link {
         }
     }
 
-    /// Whether nothing will use the mapping again.
+    /// Returns whether nothing will use the mapping again.
     pub(crate) fn is_idle_for_good(&self) -> bool {
         self.is_gone() && self.used.load(Acquire) == 0
     }
 
-    /// Wakes a waiter of the peer's, that of `slot`.
+    /// Rings the doorbell of the peer's waiter `slot`.
     #[cold]
     fn ring(&self, slot: usize) {
         PrivateFd::lend(&self.peer.doorbells[slot], |fd| {
@@ -314,34 +334,35 @@ impl Link {
     }
 }
 
-/// Memory that the peer may still punch is not unmapped, and no child has it: either would wait for
-/// a punch.
+/// Keeps memory into which the peer may still punch holes from being unmapped, and from being
+/// inherited by a child. Either would wait for a punch.
 fn keep_unsealed(mapping: &Mapping) {
     mapping.set_stays(true);
     let _ = mapping.keep_from_children();
 }
 
-/// A lane with little under way has so much memory, and keeps it.
+/// The size of the first page, which a lane with few bytes in flight gets and keeps.
 pub(crate) const FIRST_PAGE: usize = 4096;
-/// When a link was last left by its last connection; 0: the broker has had the time to say that it
-/// is no more. See `crate::life::idle`.
+/// When the last connection of a link left it; 0 once the broker has had the time to remove the
+/// link. See `crate::life::idle`.
 pub(crate) static EMPTY_AT: AtomicU64 = AtomicU64::new(0);
-/// When the first lane grew beyond that, or such lanes were last looked at: see `crate::life::idle`; 0: there are none.
+/// When the first lane grew beyond [`FIRST_PAGE`], or when such lanes were last checked; 0 if there
+/// are none. See `crate::life::idle`.
 pub(crate) static GROWN_AT: AtomicU64 = AtomicU64::new(0);
 
-/// A ring to write to, of which each page gets its memory before it is touched. That is asked for once, since a lane with
-/// little under way stays on its first page.
+/// A ring for writing. Each page gets its memory before it is touched. A lane with few bytes in
+/// flight stays on its first page, so it asks for memory once.
 pub(crate) struct Backed<'a> {
     ring: MappedRing,
-    /// Bytes of it, from the first, that are known to have memory.
+    /// Bytes at the start of the ring that are known to have memory.
     backed: &'a Growth,
-    /// Bytes of the spill, from its first, that are known to have memory.
+    /// Bytes at the start of the spill that are known to have memory.
     spill_backed: &'a Growth,
 }
 
-/// Bytes of a ring, from its first, that are known to have memory. They are charged to the [budget]
-/// until the link is unmapped: when an endpoint leaves the link, the link keeps the charge for the
-/// next.
+/// The number of bytes at the start of a ring that are known to have memory. They are charged to
+/// the [budget] until the link is unmapped. When an endpoint leaves the link, the link keeps the
+/// charge for the next one.
 #[derive(Default)]
 pub(crate) struct Growth(Cell<usize>);
 
@@ -362,7 +383,7 @@ impl Growth {
     }
 }
 
-/// What the ring and the spill of a connection keep that no endpoint has.
+/// The memory of the ring and the spill of a connection that no endpoint uses.
 #[derive(Debug)]
 struct Kept {
     ring: AtomicUsize,
@@ -376,23 +397,23 @@ impl Kept {
 }
 
 impl Seen {
-    /// Begins with a lane of a connection on a link: what its ring and its spill have is an
-    /// endpoint's from now on.
+    /// Begins the record of a lane. The memory that the connection's ring and spill already have
+    /// belongs to the endpoint from now on.
     pub(crate) fn take_over(link: &Link, conn: usize) -> Seen {
         let Kept { ring, spill } = &link.kept[conn];
         let (backed, spill_backed) = (Growth::take_over(ring), Growth::take_over(spill));
         Seen { backed, spill_backed, ..Seen::default() }
     }
 
-    /// The lane is no longer this endpoint's. Its memory stays charged: only the end of its link
-    /// frees it.
+    /// Returns the memory of the lane to the link. It stays charged, because only the end of the
+    /// link frees it.
     pub(crate) fn leave_memory(&self, at: &Attachment) {
         let Kept { ring, spill } = &at.link.kept[at.conn];
         self.backed.leave(ring);
         self.spill_backed.leave(spill);
     }
 
-    /// Whether the lane has more memory than its first page.
+    /// Returns whether the lane has more memory than its first page.
     pub(crate) fn has_grown(&self) -> bool {
         self.backed.get() > FIRST_PAGE || self.spill_backed.get() > 0
     }
@@ -404,8 +425,8 @@ impl Drop for Growth {
     }
 }
 
-/// A ring or a spill has so much memory now: if that is more than its first page, `crate::life::idle` looks at
-/// it later.
+/// Notes the memory that a ring or a spill has now. `crate::life::idle` checks the lane later if
+/// that is more than its first page.
 fn note_growth(bytes: usize) {
     if bytes > FIRST_PAGE && GROWN_AT.load(Relaxed) == 0 {
         GROWN_AT.store(process::now(), Relaxed);
@@ -420,13 +441,14 @@ impl<'a> Backed<'a> {
 }
 
 impl Backed<'_> {
-    /// Whether this part of it is known to have memory.
+    /// Returns whether this range of the ring is known to have memory.
     #[inline]
     pub(crate) fn is_backed(&self, at: u64, count: usize) -> bool {
         self.end_of(at, count) <= self.backed.get()
     }
 
-    /// Positions count from the beginning of the ring, and go round it.
+    /// Returns the end of a range within the ring. Positions count from the beginning of the stream
+    /// and wrap around the ring.
     #[inline]
     fn end_of(&self, at: u64, count: usize) -> usize {
         (at as usize + count).min(self.ring.len())
@@ -472,7 +494,7 @@ impl Backed<'_> {
         self.grow(self.spill_backed, SPILL, end)
     }
 
-    /// Has the first `end` bytes from position `first` on get memory.
+    /// Requests memory for the first `end` bytes from position `first` on.
     fn grow(&self, backed: &Growth, first: u64, end: usize) -> Result<(), Reason> {
         let (from, to) = (backed.get(), end.next_multiple_of(4096));
         let refused = |reason| {
@@ -493,30 +515,30 @@ impl Backed<'_> {
     }
 }
 
-/// Where an endpoint is on a link.
+/// The place of an endpoint on a link.
 #[derive(Clone, Copy)]
 pub(crate) struct Attachment {
     /// The link.
     pub(crate) link: &'static Link,
-    /// The connection within it.
+    /// The index of the connection within the link.
     pub(crate) conn: usize,
-    /// Its bit in the marks of a waiter.
+    /// The connection's bit in the ready bits of a waiter.
     bit: u64,
     outgoing: Lane,
     incoming: Lane,
-    /// Whom the peer waits by.
+    /// The waiters of the peer.
     waiters: &'static [WaiterLine; WAITERS],
 }
 
-/// A lane of the link, found once: every call needs it.
+/// A lane of the link. It is looked up once, because every call needs it.
 #[derive(Clone, Copy)]
 struct Lane {
     header: &'static LaneHeader,
     ring: MappedRing,
 }
 
-/// Keeps a link mapped, and what it is, for whoever is about to use it or sleeps on it: the endpoint may leave
-/// meanwhile.
+/// Keeps a link mapped and its identity unchanged for a thread that uses it or sleeps on it. The
+/// endpoint may detach meanwhile.
 pub(crate) struct Pin(Attachment);
 
 impl std::ops::Deref for Pin {
@@ -537,8 +559,8 @@ impl Drop for Pin {
 }
 
 impl Pin {
-    /// Without a destructor, for a sleep: its frames may be left without their knowledge, or be unwound, and then the
-    /// journal ends the pin.
+    /// Returns the attachment without a destructor, for a sleep. Its stack frames may be abandoned
+    /// or unwound, and then the journal ends the pin.
     pub(crate) fn by_hand(self) -> Attachment {
         let at = self.0;
         std::mem::forget(self);
@@ -547,7 +569,7 @@ impl Pin {
 }
 
 impl Attachment {
-    /// Where `conn` is, for as long as the link has its identity.
+    /// Returns the place `conn` on the link. It is valid as long as the link keeps its identity.
     pub(crate) fn new(link: &'static Link, conn: usize) -> Attachment {
         let lane = |sender| Lane { header: link.view.lane(conn, sender), ring: link.view.ring(conn, sender) };
         let waiters = link.view.waiters(link.side.other());
@@ -561,37 +583,37 @@ impl Attachment {
         }
     }
 
-    /// For use without a lock. Called under the lock of the direction that says where the endpoint is, or under the
-    /// control lock.
+    /// Pins the attachment for use without a lock. The caller holds the lock of a direction of the
+    /// endpoint, or the control lock.
     pub(crate) fn pin(self) -> Pin {
         self.link.used.fetch_add(1, AcqRel);
         Pin(self)
     }
 
-    /// Ends what [`Pin::by_hand`] began.
+    /// Ends the pin that [`Pin::by_hand`] left.
     pub(crate) fn unpin(self) {
         drop(Pin(self));
     }
 
-    /// The lane this end sends on.
+    /// Returns the lane on which this end sends.
     #[inline]
     pub(crate) fn outgoing(&self) -> (&'static LaneHeader, MappedRing) {
         (self.outgoing.header, self.outgoing.ring)
     }
 
-    /// The lane this end receives from.
+    /// Returns the lane from which this end receives.
     #[inline]
     pub(crate) fn incoming(&self) -> (&'static LaneHeader, MappedRing) {
         (self.incoming.header, self.incoming.ring)
     }
 
-    /// Its ring, where that is read anew at each use: a copy takes registers.
+    /// Returns the ring of the receiving lane by reference, because a copy would take registers.
     #[inline(always)]
     pub(crate) fn incoming_ring(&self) -> &MappedRing {
         &self.incoming.ring
     }
 
-    /// Wakes whoever waits for bytes at the other end. After publishing.
+    /// Notifies the peer's waiter of bytes. Called after they were published.
     #[inline(always)]
     pub(crate) fn announce_bytes(&self) {
         if let Some(sleeper) = self.mark_bytes() {
@@ -599,7 +621,8 @@ impl Attachment {
         }
     }
 
-    /// The same, but if somebody sleeps there only says by which waiter, which is to be [rung](Self::ring) then.
+    /// Sets the ready bit of the peer's waiter. Returns the waiter if it sleeps; the caller must
+    /// then [ring](Self::ring) it.
     #[inline(always)]
     pub(crate) fn mark_bytes(&self) -> Option<&'static WaiterLine> {
         let lane = self.outgoing().0;
@@ -609,14 +632,15 @@ impl Attachment {
         waiter.notify_after(self.bit, stamp).then_some(waiter)
     }
 
-    /// Wakes that.
+    /// Rings the doorbell of a waiter that [`mark_bytes`](Self::mark_bytes) returned.
     #[cold]
     pub(crate) fn ring(&self, sleeper: &'static WaiterLine) {
         let before = std::ptr::from_ref(sleeper).addr() - self.waiters.as_ptr().addr();
         self.link.ring(before / size_of::<WaiterLine>());
     }
 
-    /// Wakes the waiter of this end that waits for space, as the peer does. After the lane has spilled.
+    /// Notifies this end's own waiter for space, as the peer does after a read. Called after the
+    /// lane has spilled.
     pub(crate) fn announce_own_space(&self) {
         if let Some(slot) = self.outgoing().0.take_space_wanted()
             && self.link.view().waiter(self.link.side, slot).notify(self.conn)
@@ -625,17 +649,17 @@ impl Attachment {
         }
     }
 
-    /// Whether the peer has mapped the spills.
+    /// Returns whether the peer has mapped the spills.
     pub(crate) fn can_spill(&self) -> bool {
         self.link.view().maps_spills(self.link.side.other())
     }
 
-    /// Whether the waiter that is woken for our bytes sleeps all the same.
+    /// Returns whether the waiter that this end notifies of bytes is asleep.
     pub(crate) fn receiver_sleeps(&self) -> bool {
         self.outgoing().0.rx_waiter().is_some_and(|slot| self.waiters[slot].is_sleeping())
     }
 
-    /// Wakes the sender at the other end if it waits for space. After reading.
+    /// Notifies the sender at the other end if it waits for space. Called after a read.
     #[inline]
     pub(crate) fn announce_space(&self) {
         if let Some(slot) = self.incoming().0.take_space_wanted()
