@@ -5,15 +5,15 @@
 //! does the first use of a connection wait, for at most [`MOMENT_NANOS`].
 //!
 //! ```text
-//!   process                                   broker
-//!      | Hello (page) ------------------------> |
-//!      | <------------------- Welcome (board)   |
-//!      | Doorbell, for each waiter -----------> |   eventfds by which the peer notifies this process
-//!      | Offer (ticket, socket) --------------> |   the broker finds the mirroring socket
-//!      | <---------------------- Link (memfd)   |   once for each link
-//!      | Mapped ------------------------------> |   when both ends have mapped it, the broker seals it
-//!      | <--------------- Pair (ticket, conn)   |   the endpoint is attached; or Refused (ticket, reason)
-//!      | Release (conn) ----------------------> |   the endpoint is detached; or Leave, see `release_after`
+//! process                                broker
+//!   | Hello (page) ----------------------> |
+//!   | <----------------- Welcome (board)   |
+//!   | Doorbell, for each waiter ---------> |  eventfds by which the peer notifies this process
+//!   | Offer (ticket, socket) ------------> |  the broker finds the mirroring socket
+//!   | <-------------------- Link (memfd)   |  once for each link
+//!   | Mapped ----------------------------> |  the broker seals the memory once both ends have it
+//!   | <------------- Pair (ticket, conn)   |  attach the endpoint; or Refused (ticket, reason)
+//!   | Release (conn) --------------------> |  it is detached; or Leave, see `release_after`
 //! ```
 //!
 //! Example: a client and a server of one host each send an `Offer` for their end of a connection.
@@ -21,8 +21,8 @@
 //! connection's index in the link. Each process finds the messages at its next operation, by the
 //! counter on the board. Then it attaches the endpoint (`attach::adopt`).
 //!
-//! The control lock guards the state. Messages that need endpoints' locks become a list of
-//! `Deed` values, which `carry_out` executes after it has released the control lock.
+//! The control lock guards the state. Messages that need endpoints' locks become a list of `Deed`
+//! values, which `carry_out` executes after it has released the control lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, CString, OsStr};

@@ -6,7 +6,7 @@
 //!  try_watch    receiver: "watching", once no thread is inside a kernel receive (L4)
 //!    |          sender: `sending_road` switches to the lane at its next send
 //!    |
-//!  go_back      both directions fall back; what is in the lanes is read first
+//!  go_back      both directions fall back; the lanes are drained first
 //!    |          give_back: the receiver returns its unread bytes, and the sender sends them by TCP
 //!    |          take_back: the sender reclaims bytes that the receiver has not read (L9)
 //!    |
@@ -282,8 +282,8 @@ pub(crate) fn give_back_unread(endpoint: &Endpoint, reason: Reason) {
     }
 }
 
-/// Returns the unread bytes, and sends them again at once if the other end is in this process too.
-/// For callers after which no call on that end may follow.
+/// Returns the unread bytes to the sender. If the other end is in this process too, this also sends
+/// them again, because no later call on that end may do so.
 pub(crate) fn give_back_at_once(endpoint: &Endpoint, reason: Reason) {
     if endpoint.is_attached() {
         give_back(endpoint, reason);

@@ -1,8 +1,13 @@
-//! How soon a connection is offered whose peer may be on this host or far away, as between containers: no address tells.
+//! When a connection is offered whose peer may be on this host or on another, as between
+//! containers. Its addresses do not show which.
 //!
-//! An offer costs some tens of microseconds, so it must be rare beside the operations that it could save (L7). Peers
-//! are remembered by their address: after each connection that was offered and never paired, the next one is watched
-//! for longer; after one that was paired all are watched for as long as the first.
+//! An offer costs some tens of microseconds, so offers must be rare in relation to the operations
+//! that they could save (L7). The process remembers peers by a hash of their address. After each
+//! offer that was not paired, the next connection with that peer is offered after four times as
+//! many operations. After one that was paired, the number is the smallest again.
+//!
+//! Example: a service calls a database on another host, with a new connection each time. The first
+//! is offered after 32 operations, the next after 128, and from the fifth on after 4096.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, Ordering::*};
@@ -12,15 +17,16 @@ use crate::socket::endpoint::Endpoint;
 
 /// Operations before the first offer to a peer.
 const SHORTEST: u32 = 32;
-/// And before the last: an offer is then less than a thousandth of the work.
+/// The most operations before an offer. An offer is then less than a thousandth of the work.
 const LONGEST: u32 = 4096;
-/// Many distant peers fill all of the table, and then whoever is new is watched for long as well.
+/// The size of the table. If many distant peers fill it, new peers share their entries and are
+/// offered late as well.
 const SLOTS: usize = 256;
 
-/// Connections in a row that were offered in vain, by the hash of the peer's address.
+/// Offers in a row that were not paired, by the hash of the peer's address.
 static IN_VAIN: [AtomicU8; SLOTS] = [const { AtomicU8::new(0) }; SLOTS];
 
-/// After how many operations a connection with this peer is offered.
+/// Returns the number of operations after which a connection with this peer is offered.
 pub(crate) fn patience(peer: IpAddr) -> u32 {
     if process::offers_at_once() {
         return 1;
@@ -29,25 +35,26 @@ pub(crate) fn patience(peer: IpAddr) -> u32 {
     (SHORTEST << (2 * in_vain.min(8))).min(LONGEST)
 }
 
-/// After how many more operations something is looked at again that may change, after so many the last time.
+/// Returns the number of operations until the next check of a condition that may change, given the
+/// number before the last one.
 pub(crate) fn longer(operations: u32) -> u32 {
     let least = if process::offers_at_once() { 1 } else { SHORTEST };
     operations.saturating_mul(4).clamp(least, LONGEST)
 }
 
-/// An endpoint is offered although its peer may be far away.
+/// Records the offer of an endpoint whose peer may be on another host.
 pub(crate) fn offered(endpoint: &Endpoint, peer: IpAddr) {
     endpoint.distance.store(slot(peer) as u32 + 1, Relaxed);
 }
 
-/// It was paired.
+/// Records that the offer was paired.
 pub(crate) fn paired(endpoint: &Endpoint) {
     if let Some(in_vain) = taken_from(endpoint) {
         in_vain.store(0, Relaxed);
     }
 }
 
-/// It was not, up to its end.
+/// Records that the offer was not paired before it ended.
 pub(crate) fn unpaired(endpoint: &Endpoint) {
     if let Some(in_vain) = taken_from(endpoint) {
         in_vain.store(in_vain.load(Relaxed).saturating_add(1), Relaxed);
@@ -59,7 +66,7 @@ fn taken_from(endpoint: &Endpoint) -> Option<&'static AtomicU8> {
 }
 
 fn slot(peer: IpAddr) -> usize {
-    // FNV-1a: any spread will do.
+    // FNV-1a. Any hash that spreads the addresses will do.
     let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     let hash = match peer {
         IpAddr::V4(v4) => v4.octets().into_iter().fold(0x811c_9dc5, add),
@@ -81,7 +88,7 @@ mod tests {
             watched.push(patience(peer));
             offered(&endpoint, peer);
             unpaired(&endpoint);
-            // Only what was offered counts.
+            // Only an offer counts.
             unpaired(&endpoint);
         }
         assert_eq!(watched[..5], [32, 128, 512, 2048, 4096]);

@@ -1,4 +1,4 @@
-//! A peer that has ended its stream, as its lane tells it. What becomes of that is decided in `crate::life::ending`.
+//! A lane whose sender has ended the stream. `crate::life::ending` decides what follows.
 
 use std::sync::atomic::Ordering::*;
 
@@ -10,10 +10,11 @@ use crate::base::names::EndpointRef;
 use crate::base::{kernel, process};
 use crate::socket::endpoint::{Endpoint, RxSide};
 
-/// Has a connection looked at again and again until its end has come.
+/// Keeps a connection under observation until the end of its stream has been reported.
 pub(crate) static AWAIT: Above<EndpointRef> = Above::new();
 
-/// A look has found nothing to read. Awaits the end if the lane has told of it. Under the lock of the receiving side.
+/// Starts to await the end of the stream from TCP, if the lane has reported it and has nothing to
+/// read. The caller holds the lock of the receiving side.
 #[inline]
 pub(crate) fn notice(endpoint: &Endpoint, side: &RxSide) {
     if endpoint.keepalive.is_needed()
@@ -30,7 +31,7 @@ fn begin(endpoint: &Endpoint, side: &RxSide, lane: &LaneHeader) {
         true => is_of_dead(lane) && side.rx.on_lane() && lane.looks_empty(),
         false => ends_here(lane),
     };
-    // Mostly TCP has told of it already.
+    // TCP has usually reported the end already.
     let mut polled = [libc::pollfd { fd: endpoint.fd.load(Relaxed), events: libc::POLLRDHUP, revents: 0 }];
     if may_end && !endpoint.awaits_end() && kernel::poll_now(&mut polled) == 0 {
         endpoint.end_awaited_since.store(process::now().max(1), Release);
@@ -38,12 +39,13 @@ fn begin(endpoint: &Endpoint, side: &RxSide, lane: &LaneHeader) {
     }
 }
 
-/// Returns whether the stream ends where the lane does, which has been read.
+/// Returns whether the stream ends at the end of the lane, which has been read.
 pub(crate) fn ends_here(lane: &LaneHeader) -> bool {
     lane.is_complete() || is_of_dead(lane)
 }
 
-/// Returns whether the sender's process has ended while it was on the lane, with nobody else that could go on with its socket.
+/// Returns whether the sender's process has died while it used the lane, and no other process can
+/// go on with its socket.
 pub(crate) fn is_of_dead(lane: &LaneHeader) -> bool {
     lane.end() == End::Died && !lane.was_shared() && !lane.has_left()
 }

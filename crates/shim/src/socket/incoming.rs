@@ -1,4 +1,4 @@
-//! What has come by a lane, as readiness sees it.
+//! The readiness of an endpoint to receive, as far as its lane determines it.
 
 use std::os::fd::RawFd;
 
@@ -12,26 +12,29 @@ use crate::socket::tcp::Tcp;
 #[cfg(doc)]
 use crate::socket::{lost, outgoing};
 
-/// What a look at the lane finds.
+/// The result of a check of the lane.
 #[derive(Default)]
 pub(crate) struct Found {
-    /// An edge is due: something has arrived, in the lane or behind what TCP still holds.
+    /// An edge is due, because bytes have arrived in the lane or behind those that TCP still holds.
     pub(crate) arrived: bool,
     /// The lane has bytes to read now.
     pub(crate) readable: bool,
-    /// The kernel may tell nobody of bytes that come: alone they are fewer than SO_RCVLOWAT asks for, with the lane's they need not be.
+    /// The kernel may not report bytes that arrive by TCP. They alone may be fewer than SO_RCVLOWAT
+    /// requires, but with the lane's bytes they may be enough.
     pub(crate) unsaid: bool,
-    /// What comes next is the lane's to tell: it has begun, has not ended and been drained, and was not taken back.
+    /// The next bytes come by the lane: it has begun, has not both ended and been drained, and was
+    /// not reclaimed.
     pub(crate) on_lane: bool,
-    /// The peer has given bytes back: see [`outgoing::is_returned`].
+    /// The peer has returned bytes: see [`outgoing::is_returned`].
     pub(crate) returned: bool,
     /// The peer's process has died: see [`lost::is_lost`].
     pub(crate) died: bool,
-    /// The peer sends nothing by it any more, be it that it has closed the connection: TCP may have that to tell.
+    /// The peer sends nothing more by the lane. It may have closed the connection, which TCP then
+    /// reports.
     pub(crate) ended: bool,
 }
 
-/// What a lane has that goes on.
+/// The bytes in a lane that is open.
 #[derive(Clone, Copy)]
 pub(crate) struct Bytes {
     /// Bytes to read now.
@@ -40,7 +43,8 @@ pub(crate) struct Bytes {
     pub(crate) arrived: u64,
 }
 
-/// What the lane has, if that is all there is to be seen there, as it mostly is. `None`: [`look`] finds out what else.
+/// Returns the bytes of the lane on the fast path. Returns `None` if another condition matters; the
+/// caller then uses [`look`].
 #[inline(always)]
 pub(crate) fn look_at_once(endpoint: &Endpoint) -> Option<Bytes> {
     if !endpoint.low_water.is_none() {
@@ -63,7 +67,7 @@ fn look_at_lane(side: &mut RxSide) -> Option<Bytes> {
     Some(Bytes { unread, arrived })
 }
 
-/// Looks at the lane, and for bytes if they are `wanted`.
+/// Checks the lane, and checks it for bytes if they are `wanted`.
 pub(crate) fn look(endpoint: &Endpoint, fd: RawFd, wanted: bool) -> Found {
     let low_water = endpoint.low_water.of(fd);
     let mut guard = endpoint.rx.lock();
@@ -85,7 +89,7 @@ pub(crate) fn look(endpoint: &Endpoint, fd: RawFd, wanted: bool) -> Found {
         ended: lane.end() != End::Open,
     };
     if wanted && low_water > 0 {
-        // The kernel does not speak of bytes below it that lie before the lane.
+        // The kernel does not report bytes before the lane while they are fewer than the low water.
         let unread = side.rx.unread(lane, &ring);
         drop(guard);
         let is_enough = low_water <= unread || {
@@ -99,19 +103,19 @@ pub(crate) fn look(endpoint: &Endpoint, fd: RawFd, wanted: bool) -> Found {
     found
 }
 
-/// Whether the lane has bytes to read now.
+/// Returns whether the lane has bytes to read now.
 #[inline]
 pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
     look(endpoint, fd, true).readable
 }
 
-/// Whether the kernel must be asked how the socket is: end of file, reset, or bytes of TCP's own.
+/// Returns whether the kernel must be polled for an end of file, a reset, or bytes of TCP.
 pub(crate) fn tcp_has_news(endpoint: &Endpoint) -> bool {
     let side = endpoint.rx.lock();
     side.at.is_none_or(|at| side.rx.has_tcp_news(at.incoming().0))
 }
 
-/// Bytes that wait in the lane.
+/// Returns the number of bytes that can be read from the lane now.
 #[inline]
 pub(crate) fn available(endpoint: &Endpoint, fd: RawFd) -> usize {
     let mut side = endpoint.rx.lock();
@@ -122,7 +126,7 @@ pub(crate) fn available(endpoint: &Endpoint, fd: RawFd) -> usize {
     available
 }
 
-/// Bytes that wait in the lane, and those that do behind bytes of TCP's.
+/// Returns the number of bytes in the lane, including those behind bytes of TCP.
 pub(crate) fn unread(endpoint: &Endpoint) -> usize {
     let mut side = endpoint.rx.lock();
     let Some(at) = side.at else { return 0 };
@@ -130,7 +134,7 @@ pub(crate) fn unread(endpoint: &Endpoint) -> usize {
     side.rx.unread(lane, &ring)
 }
 
-/// How many bytes have ever arrived by lanes, read or not.
+/// Returns the number of bytes that have ever arrived by lanes, read or not.
 pub(crate) fn arrived(endpoint: &Endpoint) -> u64 {
     let mut side = endpoint.rx.lock();
     let Some(at) = side.at else { return side.rx.lane_total() };
@@ -138,7 +142,7 @@ pub(crate) fn arrived(endpoint: &Endpoint) -> u64 {
     side.rx.arrived_total(lane, &ring)
 }
 
-/// Whether this waiter is, or may yet be, one that the peer rings for bytes.
+/// Returns whether the peer can notify this waiter of bytes, now or later.
 pub(crate) fn can_be_rung(endpoint: &Endpoint, slot: Option<Slot>) -> bool {
     slot.is_some_and(|slot| !endpoint.rx.lock().at.is_some_and(|at| at.link.is_deaf_to(slot)))
 }

@@ -92,7 +92,7 @@ impl Peer {
     }
 
     /// Marks the peer as one with a doorbell for which this process had no descriptor left.
-    /// Connections with the peer stay on TCP, because notifications would get lost.
+    /// Connections with the peer stay on TCP, because without the doorbell they would be slow.
     pub(crate) fn set_mute(&self) {
         self.mute.store(true, Relaxed);
     }
@@ -447,8 +447,7 @@ impl Backed<'_> {
         self.end_of(at, count) <= self.backed.get()
     }
 
-    /// Returns the end of a range within the ring. Positions count from the beginning of the stream
-    /// and wrap around the ring.
+    /// Returns the end of a range, at most that of the ring. A range that wraps around needs all of it.
     #[inline]
     fn end_of(&self, at: u64, count: usize) -> usize {
         (at as usize + count).min(self.ring.len())

@@ -1,5 +1,20 @@
-//! A peer that has died with bytes of ours unread in a lane: TCP would have reset the connection, and the kernel knows of no
-//! reason to. So it is given one. See *Ends* in docs/local-path.md.
+//! Connections that are lost: the peer has died, and bytes of this end are unread in its lane.
+//!
+//! With TCP, the death would have reset the connection. But the kernel does not know of the bytes
+//! in the lane, so the shim provokes the reset. See *Ends* in docs/local-path.md.
+//!
+//! ```text
+//! TCP has ended, and bytes are unread in the lane
+//!   |
+//!   +-- the broker reports the peer's death ----+
+//!   +-- no process holds the peer's socket -----+--> abandon the lane, then `reset`:
+//!   |                                           |      a byte to the closed socket provokes an RST;
+//!   +-- otherwise: not lost, or not yet known   |      if none comes, `dissolve` the socket
+//! ```
+//!
+//! Example: a server writes a response to a lane, and the client is killed before it reads it. The
+//! server's next read finds the end of the TCP stream. The broker has marked the lane as `Died`, so
+//! the read fails with ECONNRESET, as it would with TCP.
 
 use shunt_abi::reason::Reason;
 use shunt_ring::lane::End;
@@ -11,14 +26,17 @@ use crate::base::{errno, kernel, process, real};
 use crate::socket::endpoint::Endpoint;
 use crate::socket::links::Attachment;
 
-/// How long the broker's word about a death is waited for, where the kernel does not know. Only a reader of end of file waits
-/// who may be made to, whose own bytes lie unread, and only once.
+/// How long a call waits for the broker to report a death that the kernel does not show. Only a
+/// read that finds end of file waits, if it may block and bytes of this end are unread. It waits
+/// once.
 const DEATH_NEWS_NANOS: u64 = 100_000_000;
-/// How long somebody who may not be made to wait looks again at what comes at once, if it comes: a socket that is being closed
-/// sends its FIN before it is nobody's, and the reset that a byte brings forth comes before the call that sends it returns.
+/// How long a call that must not wait polls for an event that is due immediately. A socket that is
+/// being closed sends its FIN before its last holder has released it. The reset that a byte
+/// provokes arrives before the call that sends the byte returns.
 const AT_ONCE_NANOS: u64 = 50_000;
 
-/// Whether bytes of ours lie in a lane that the peer has not read, and has not given back; and it still matters.
+/// Returns whether the lane has bytes that the peer has neither read nor returned, so that its
+/// death would be a reset.
 pub(crate) fn has_unread_at_peer(endpoint: &Endpoint) -> bool {
     let mut side = endpoint.tx.lock();
     let Some(at) = side.at else { return false };
@@ -26,15 +44,16 @@ pub(crate) fn has_unread_at_peer(endpoint: &Endpoint) -> bool {
     !lane.is_returned() && !lane.is_reset_told() && side.tx.unread(lane) > 0
 }
 
-/// Whether the broker says what [`reset_in_a_set`] is about. Every waiter asks when it looks, because TCP tells nobody of the
-/// death of a peer that had finished before.
+/// Returns whether the broker reports the death that [`reset_in_a_set`] handles. Each waiter checks
+/// this, because TCP does not report the death of a peer that had sent its FIN before.
 pub(crate) fn is_lost(endpoint: &Endpoint, fd: i32) -> bool {
     let at = endpoint.rx.lock().at;
     at.is_some_and(|at| end(&at) == End::Died) && may_be_lost(endpoint, fd)
 }
 
-/// How the peer's sending direction ended, as far as that can be told. Its process has died; but if it had shut the connection
-/// down before, the kernel tells nothing new, and if it has forked, a child may hold the socket until the broker says otherwise.
+/// Returns how the peer's sending direction ended, as far as this process knows. The peer's process
+/// has died, but that is no end of the connection in one case. If the peer had shut the connection
+/// down and had forked, a child may hold the socket until the broker reports otherwise.
 fn end(at: &Attachment) -> End {
     let incoming = at.incoming().0;
     match incoming.end() {
@@ -45,28 +64,31 @@ fn end(at: &Attachment) -> End {
     }
 }
 
-/// Whether TCP may have ended with bytes of ours unread in the lane.
+/// Returns whether TCP may have ended with bytes of this end unread in the lane.
 pub(crate) fn may_be_lost(endpoint: &Endpoint, fd: i32) -> bool {
     endpoint.is_attached() && has_unread_at_peer(endpoint) && is_over(endpoint, fd)
 }
 
-/// Whether the peer's end of the connection has come: by TCP, or by the broker's word while TCP's waits behind bytes that this
-/// end does not read.
+/// Returns whether the peer's end of the connection has been reported. TCP reports it, or the
+/// broker does while TCP's end waits behind bytes that this end does not read.
 fn is_over(endpoint: &Endpoint, fd: i32) -> bool {
     let at = endpoint.tx.lock().at;
     at.is_some_and(|at| at.incoming().0.was_abandoned()) || shunt_sys::tcp::hung_up(borrow(fd))
 }
 
-/// TCP has ended. If that was the death of the peer's process, with bytes of ours unread in the lane, TCP would have
-/// reset the connection: then this makes of the kernel's socket what a reset leaves behind, and the sets are to be brought up to date.
-/// `Some` says whether that is so now. Else the kernel will tell of it: the end of a process closes one socket after the other.
+/// Checks whether the connection is lost, and then gives the kernel's socket the state that a reset
+/// leaves. TCP has ended when this is called. Returns `None` if the connection is not lost.
+/// Otherwise the result is whether the socket is in that state now; the caller must then refresh
+/// the epoll instances. If it is not yet, the kernel will report the reset, because the end of a
+/// process closes one socket after the other.
 pub(crate) fn reset_in_a_set(endpoint: &Endpoint, fd: i32) -> Option<bool> {
     let had_finished = abandon_if_lost(endpoint, fd)?;
     Some(reset(endpoint, fd, had_finished))
 }
 
-/// The same before another program goes on with the socket that nobody can tell of an error. It is told by the kernel then, if
-/// that has no bytes to keep.
+/// Handles a lost connection before another program goes on with the socket. The shim of that
+/// program cannot report a pending error. So the kernel must report it, unless the socket has bytes
+/// to keep.
 pub(crate) fn notice_reset_for_another(endpoint: &Endpoint, fd: i32) {
     if may_be_lost(endpoint, fd) {
         match abandon_if_lost(endpoint, fd) {
@@ -79,8 +101,8 @@ pub(crate) fn notice_reset_for_another(endpoint: &Endpoint, fd: i32) {
     }
 }
 
-/// For a call that may wait, and has found the end: gives the broker time to say what has become of a peer of which the kernel does not
-/// know.
+/// Waits for the broker to report a death that the kernel does not show. Called by a call that may
+/// wait and has found the end of the stream.
 pub(crate) fn await_news(endpoint: &Endpoint, fd: i32, has_broker: impl Fn(u32) -> bool) {
     let epoch = {
         let mut side = endpoint.tx.lock();
@@ -97,12 +119,12 @@ pub(crate) fn await_news(endpoint: &Endpoint, fd: i32, has_broker: impl Fn(u32) 
     }
 }
 
-/// Who has the other socket.
+/// Whether another process holds the peer's socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holder {
     Somebody,
     Nobody,
-    /// It is in another namespace, or the kernel does not say.
+    /// The socket is in another namespace, or the kernel does not report it.
     Unknown,
 }
 
@@ -117,24 +139,27 @@ fn holder(fd: i32) -> Holder {
     }
 }
 
-/// Whether the connection is lost as [`reset_in_a_set`] says; its lane is given up then. `Some` says whether the peer had finished
-/// before.
+/// Abandons the lane if the connection is lost, as [`reset_in_a_set`] describes. Returns whether
+/// the peer had sent its FIN before, or `None` if the connection is not lost.
 fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
     let incoming = || {
         let at = endpoint.tx.lock().at?;
         let lane = at.incoming().0;
         Some((end(&at), lane.was_shut_down(), lane.was_shared()))
     };
-    // The kernel has closed the dead process's socket, or will in a moment; the broker's word follows at once, if there is a broker.
+    // The kernel has closed the dead process's socket, or will in a moment. The broker reports the
+    // death soon, if there is a broker.
     let mut deadline = None;
     let had_finished = loop {
         match incoming().filter(|_| has_unread_at_peer(endpoint)) {
-            // A child may hold the socket still.
+            // A child may still hold the socket.
             Some((End::Died, had_finished, _)) if is_over(endpoint, fd) => break had_finished,
-            // One of those that shared it has closed it, and there is an end without a shutdown: the other has died, since a
-            // close by the last of them resets.
+            // One of the processes that shared the socket has closed it, and TCP has ended without
+            // a shutdown. So the other process has died: a close by the last holder would have
+            // reset the connection.
             Some((End::Closed, false, true)) if shunt_sys::tcp::hung_up(borrow(fd)) => break false,
-            // Whoever had it has let it go, be it by a call that nobody has seen: TCP would have reset it.
+            // No process holds the peer's socket any more, perhaps after a close that no hook saw.
+            // TCP would have reset the connection.
             Some((End::Open, had_finished, _)) if shunt_sys::tcp::hung_up(borrow(fd)) => {
                 if holder(fd) == Holder::Nobody {
                     break had_finished;
@@ -156,25 +181,27 @@ fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
     Some(had_finished)
 }
 
-/// Whether it is not [`AT_ONCE_NANOS`] yet since the first of these questions.
+/// Returns whether less than [`AT_ONCE_NANOS`] have passed since the first call with this deadline.
 fn is_within(deadline: &mut Option<u64>) -> bool {
     let now = process::now();
     now < *deadline.get_or_insert(now + AT_ONCE_NANOS)
 }
 
-/// Makes of the kernel's socket what a reset leaves behind. `false`: the kernel has yet to do so.
+/// Gives the kernel's socket the state that a reset leaves. Returns `false` if the kernel has yet
+/// to reset it.
 fn reset(endpoint: &Endpoint, fd: i32, had_finished: bool) -> bool {
     if had_finished {
-        // Its FIN came long before, so this is no reset of an established connection.
+        // The peer's FIN came long before, so this is no reset of an established connection.
         return provoke_reset(endpoint, fd);
     }
-    // What TCP resets has no FIN, which the kernel counts; none has come if it has reset the connection by itself.
+    // A connection that TCP resets has no FIN, but the kernel has counted one. If the kernel has
+    // reset the connection by itself, no FIN has come.
     if shunt_sys::tcp::peer_has_finished(borrow(fd)).unwrap_or_else(|| !kernel::has_error(fd)) {
         count_beside(endpoint, Beside { received: LESS, ..Beside::default() });
     }
     if provoke_reset(endpoint, fd) {
-        // The kernel has an error of another name, since the FIN came first, or none, since both ends had finished. With
-        // none it may also have been told before.
+        // The kernel has no error if both ends had sent a FIN, or if the error was taken already.
+        // Otherwise its error has another number than ECONNRESET, because the FIN came first.
         if kernel::has_error(fd) || has_finished(endpoint) {
             endpoint.owe(fd, libc::ECONNRESET);
         }
@@ -184,30 +211,32 @@ fn reset(endpoint: &Endpoint, fd: i32, had_finished: bool) -> bool {
     true
 }
 
-/// Whether this end has shut its sending direction down, be it by another process that shares the socket.
+/// Returns whether the sending direction was shut down, by this process or by another that shares
+/// the socket.
 fn has_finished(endpoint: &Endpoint) -> bool {
     endpoint.has_shut_writing() || endpoint.tx.lock().at.is_some_and(|at| at.outgoing().0.was_shut_down())
 }
 
-/// The same by giving up what the kernel has received.
+/// Brings the kernel's socket into the state after a reset by discarding what it has received.
 fn dissolve(fd: i32) {
     let before = errno::get();
     kernel::dissolve(fd);
-    // SAFETY: a plain call on the program's descriptor. It fails with ENOTCONN and marks both directions as over all the
-    // same.
+    // SAFETY: a plain call on the program's descriptor. It fails with ENOTCONN, and still marks
+    // both directions as shut down.
     unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
     errno::set(before);
 }
 
-/// Has the kernel reset the connection, with all that it has received, and all that it says of it, left as it is: nobody holds
-/// the other socket any more, and bytes that reach it bring forth a reset. `false` if none has come.
+/// Provokes a reset by sending a byte to the peer's socket, which no process holds. The received
+/// bytes and the kernel's state stay as they are. Returns `false` if no reset has come.
 fn provoke_reset(endpoint: &Endpoint, fd: i32) -> bool {
     let is_over = || shunt_sys::tcp::state(borrow(fd)) == Ok(shunt_sys::tcp::CLOSE);
-    // Reset already: a send would take the error, which is the program's to be told.
+    // The connection is reset already. A send would take the error, which the program has to get.
     if is_over() {
         return true;
     }
-    // An urgent one: should somebody hold it after all, whom nobody has seen, the stream has no byte more.
+    // The byte is urgent data. If an unseen process holds the socket after all, the stream has no
+    // additional byte.
     if !kernel::send_urgent_now(fd) {
         return false;
     }
@@ -224,7 +253,7 @@ fn provoke_reset(endpoint: &Endpoint, fd: i32) -> bool {
     }
 }
 
-/// One byte less.
+/// The difference of one byte less.
 const LESS: u64 = u64::MAX;
 
 fn count_beside(endpoint: &Endpoint, more: Beside) {

@@ -1,4 +1,5 @@
-//! A connected TCP socket, the link that it may be on, and who else holds it: what it is, and what it has to say. Nothing here decides.
+//! A connected TCP socket: its state, its link and the processes that hold it. These modules report
+//! state; `crate::life` decides what to do about it.
 
 pub(crate) mod distance;
 pub(crate) mod endpoint;

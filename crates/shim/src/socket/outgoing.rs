@@ -1,4 +1,5 @@
-//! What a lane takes, as readiness sees it, and what has become of what it has taken.
+//! The readiness of an endpoint to send, as far as its lane determines it, and the state of the
+//! bytes that it has sent.
 
 use shunt_transport::Spill;
 
@@ -8,14 +9,15 @@ use crate::socket::endpoint::{Endpoint, Seen, TxSide};
 use crate::socket::links::Attachment;
 use crate::socket::stall::{self, Look, Verdict};
 
-/// The peer said, or the broker did, that nobody reads at the other end any more. What TCP then answers is TCP's.
+/// Returns whether the receiver has left the connection, as the peer or the broker has published. A
+/// send then goes to TCP, whose answer is the result.
 #[inline]
 pub(crate) fn peer_has_left(at: &Attachment) -> bool {
     at.incoming().0.is_left()
 }
 
-/// Decides what the sender does about a full lane, and has the lane spill if that is it: then there
-/// is room. Under the send lock.
+/// Decides what the sender does about a full lane. If the decision is to spill, the lane spills,
+/// and then has room. The caller holds the send lock.
 #[cold]
 pub(crate) fn look(side: &mut TxSide, at: &Attachment) -> Verdict {
     let (lane, ring) = at.outgoing();
@@ -23,7 +25,7 @@ pub(crate) fn look(side: &mut TxSide, at: &Attachment) -> Verdict {
     let verdict = side.seen.backlog.look(Look {
         now: process::now(),
         read: side.tx.lane_total().wrapping_sub(unread),
-        // A receiver may also wait for us to read what it has sent; then it is we who are slow.
+        // If the receiver waits for this end to read, this end is the slow one.
         is_asleep: at.receiver_sleeps() && at.incoming().0.looks_empty(),
         spill: if at.can_spill() { side.tx.spill_of(lane, &ring) } else { Spill::None },
     });
@@ -38,8 +40,8 @@ pub(crate) fn look(side: &mut TxSide, at: &Attachment) -> Verdict {
     verdict
 }
 
-/// Returns what a waiter decides that sleeps on a full lane. `None`: it is not full, or the sender
-/// is not on it.
+/// Returns the decision for a waiter that sleeps on a full lane. Returns `None` if the lane is not
+/// full, or if the sender is not on it.
 fn look_again(endpoint: &Endpoint) -> Option<Verdict> {
     let mut side = endpoint.tx.lock();
     let at = side.at.filter(|_| side.seen.backlog.is_waiting())?;
@@ -52,7 +54,7 @@ fn look_again(endpoint: &Endpoint) -> Option<Verdict> {
     Some(if peer_has_left(&at) { Verdict::FallBack } else { look(&mut side, &at) })
 }
 
-/// Whether a sender that waits for room has waited for too long.
+/// Returns whether a sender has waited for room for too long.
 pub(crate) fn has_stalled(endpoint: &Endpoint) -> bool {
     look_again(endpoint) == Some(Verdict::FallBack)
 }
@@ -61,25 +63,26 @@ pub(crate) fn has_stalled(endpoint: &Endpoint) -> bool {
 pub(crate) fn longest_sleep(endpoint: &Endpoint) -> u64 {
     match look_again(endpoint) {
         Some(Verdict::Hold(nanos) | Verdict::Wait(nanos)) => nanos,
-        // There is room, or TCP is to be asked.
+        // There is room, or TCP has to be polled.
         Some(Verdict::Spill | Verdict::FallBack) => 0,
         None => stall::LOOK_NANOS,
     }
 }
 
-/// Whether a send on the lane would make progress; `None`: ask TCP. If not, `slot` is told when it would.
+/// Returns whether a send on the lane would make progress. If not, the peer notifies `slot` when it
+/// would. Returns `None` if TCP has to be polled.
 pub(crate) fn writability(endpoint: &Endpoint, slot: Option<Slot>) -> Option<bool> {
     room(endpoint, slot).0
 }
 
-/// The same, and whether nobody reads at the other end any more.
+/// Returns the result of [`writability`], and whether the receiver has left.
 pub(crate) fn room(endpoint: &Endpoint, slot: Option<Slot>) -> (Option<bool>, bool) {
     let mut side = endpoint.tx.lock();
     let Some(at) = side.at else { return (None, false) };
     let (lane, ring) = at.outgoing();
     let left = peer_has_left(&at);
     if left || lane.is_closed() {
-        // A send finds that out and goes to TCP; what TCP says to it is the next thing to wait for.
+        // A send finds this and goes to TCP. The result from TCP is the next event to wait for.
         return (side.tx.on_lane().then_some(true), left);
     }
     let Some(writable) = side.tx.is_writable(lane, &ring) else { return (None, false) };
@@ -94,8 +97,8 @@ pub(crate) fn room(endpoint: &Endpoint, slot: Option<Slot>) -> (Option<bool>, bo
     (side.tx.is_writable(lane, &ring), false)
 }
 
-/// Whether a send on the lane would make progress, if that is all there is to be seen there, as it mostly is. `false`: [`room`] finds out
-/// what else.
+/// Returns whether a send on the lane would make progress, on the fast path. If `false`, the caller
+/// uses [`room`].
 #[inline]
 pub(crate) fn has_room_at_once(endpoint: &Endpoint) -> bool {
     let mut side = endpoint.tx.briefly();
@@ -115,18 +118,19 @@ fn has_room_on_lane(TxSide { tx, at, seen, .. }: &mut TxSide) -> bool {
     has_room
 }
 
-/// Notes that a wait for room has ended, if one was under way.
+/// Notes that a wait for room has ended, if there was one.
 pub(crate) fn end_wait(seen: &mut Seen) {
     if seen.backlog.is_waiting() {
         seen.backlog.end_wait(process::now());
     }
 }
 
-/// Whether the receiver at the other end has given bytes back. Every waiter asks when it looks, because the sender may
-/// have nothing to say for a long time.
+/// Returns whether the receiver has returned bytes. Each waiter checks this, because the sender may
+/// not send for a long time.
 #[inline]
 pub(crate) fn is_returned(endpoint: &Endpoint) -> bool {
     let at = endpoint.rx.lock().at;
-    // The flag stays in the lane; that it has been dealt with, only the sending direction knows.
+    // The flag stays set in the lane. Only the sending direction knows whether it has handled the
+    // return.
     at.is_some_and(|at| at.outgoing().0.is_returned()) && endpoint.tx.lock().tx.on_lane()
 }

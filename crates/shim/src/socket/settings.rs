@@ -1,4 +1,5 @@
-//! What a lane has to honour of a socket's settings: read from the kernel, before an endpoint is offered and where it may have changed.
+//! The socket options and flags that calls on a lane must respect. They are read from the kernel
+//! before an endpoint is offered, and where they may have changed.
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::RawFd;
@@ -13,8 +14,9 @@ use crate::base::private::borrow;
 use crate::base::real;
 use crate::socket::endpoint::Endpoint;
 
-/// Options that must have this value, as an integer, on a connection that is offered: set before it was made, or
-/// inherited from the listening socket, they were not seen. Docs: options.md.
+/// Options that must have this integer value on a connection that is offered. An option may have
+/// been set before the connection was made, or inherited from the listening socket, without a call
+/// that the shim sees. See docs/options.md.
 const MUST_BE: &[(c_int, c_int, c_int, Reason)] = &[
     (libc::SOL_SOCKET, libc::SO_TIMESTAMP, 0, Reason::SocketOption),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 0, Reason::SocketOption),
@@ -32,13 +34,14 @@ const SO_TIMESTAMPNS_NEW: c_int = 64;
 const SO_TIMESTAMPING_NEW: c_int = 65;
 const TCP_TX_DELAY: c_int = 37;
 
-/// Reads what calls on a lane must honour, before an endpoint is offered. `Err`: it cannot be.
+/// Reads the options that calls on a lane must respect, before an endpoint is offered. Fails if an
+/// option keeps the endpoint on TCP.
 pub(crate) fn learn(endpoint: &Endpoint, fd: RawFd) -> Result<(), Reason> {
     if low_water(fd) > 0 {
         return Err(Reason::LowWater);
     }
     for &(level, name, value, reason) in MUST_BE {
-        // What the kernel does not know is not set.
+        // An option that the kernel does not know is not set.
         if option(fd, level, name).is_some_and(|now: c_int| now != value) {
             return Err(blame(endpoint, level, name, reason));
         }
@@ -55,12 +58,13 @@ pub(crate) fn learn(endpoint: &Endpoint, fd: RawFd) -> Result<(), Reason> {
     }
     learn_timeouts(endpoint, fd);
     learn_inq(endpoint, fd);
-    // Asks the kernel, and keeps the answer.
+    // This also stores the flag in the endpoint.
     really_blocks(endpoint, fd);
     Ok(())
 }
 
-/// Which option it is, where the reason does not say.
+/// Records the option that keeps the endpoint on TCP, if the reason does not name it. Returns the
+/// reason.
 pub(crate) fn blame(endpoint: &Endpoint, level: c_int, name: c_int, reason: Reason) -> Reason {
     if reason == Reason::SocketOption {
         endpoint.blame(SocketOption { level, name });
@@ -75,7 +79,7 @@ pub(crate) fn learn_timeouts(endpoint: &Endpoint, fd: RawFd) {
     endpoint.send_timeout.store(time(libc::SO_SNDTIMEO), Relaxed);
 }
 
-/// Whether receives say how much more there is.
+/// Returns whether TCP_INQ is set: receives then report how many bytes remain.
 pub(crate) fn has_inq(fd: RawFd) -> bool {
     option(fd, libc::IPPROTO_TCP, libc::TCP_INQ).is_some_and(|asked: c_int| asked != 0)
 }
@@ -84,18 +88,19 @@ pub(crate) fn learn_inq(endpoint: &Endpoint, fd: RawFd) {
     endpoint.tells_waiting.store(has_inq(fd), Relaxed);
 }
 
-/// A filter sees segments, and there are none on a lane.
+/// Returns whether the socket has a filter. A filter sees segments, and a lane has none.
 fn has_filter(fd: RawFd) -> bool {
-    // How many instructions; a filter that cannot be shown is an error other than "unknown".
+    // The length is the number of instructions. For a filter that may not be read, the kernel fails
+    // with EACCES.
     let mut len = 0;
-    // SAFETY: no room, so nothing is written but the length.
+    // SAFETY: the buffer has no room, so only the length is written.
     let asked = quietly(|| unsafe {
         real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, std::ptr::null_mut(), &mut len)
     });
     asked.map_or_else(|errno| errno == libc::EACCES, |()| len > 0)
 }
 
-/// Such as kTLS.
+/// Returns whether the socket has an upper-layer protocol, such as kTLS.
 fn has_upper_layer(fd: RawFd) -> bool {
     let mut name = [0u8; 16];
     let mut len = name.len() as socklen_t;
@@ -106,12 +111,13 @@ fn has_upper_layer(fd: RawFd) -> bool {
     asked.is_ok() && len > 0
 }
 
-/// In nanoseconds.
+/// Returns a time in nanoseconds.
 pub(crate) fn nanos(time: timeval) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000
 }
 
-/// The cached flag may be stale: another process may share the open file. Asked before a sleep only.
+/// Returns whether calls on the socket block. The cached flag may be stale, because another process
+/// may share the open file. So this queries the kernel, and is called only before a sleep.
 pub(crate) fn really_blocks(endpoint: &Endpoint, fd: RawFd) -> bool {
     let Ok(flags) = rustix::fs::fcntl_getfl(crate::base::private::borrow(fd)) else { return false };
     let nonblocking = flags.contains(rustix::fs::OFlags::NONBLOCK);

@@ -1,4 +1,4 @@
-//! The TCP socket beneath an endpoint, as the state machines need it.
+//! The kernel's TCP socket of an endpoint, as the state machines of `shunt_transport` use it.
 
 use std::ffi::{c_int, c_long};
 use std::os::fd::RawFd;
@@ -15,18 +15,19 @@ use crate::base::private::borrow;
 use crate::socket::endpoint::Endpoint;
 use crate::socket::family;
 
-/// One socket, for the length of one call.
+/// One socket, for the duration of one call.
 pub(crate) struct Tcp<'a> {
     pub(crate) endpoint: &'a Endpoint,
     pub(crate) fd: RawFd,
 }
 
 impl Tcp<'_> {
-    /// Whether bytes have gone past TCP's counts, as those do that a sockmap takes from one socket's queue to another's: the kernel
-    /// counts nothing of a connection that has moved some, or less sent than the program has sent. Nobody knows where in the stream
-    /// such bytes stand.
+    /// Returns whether bytes have bypassed TCP's counts, as with a sockmap that moves bytes from
+    /// one socket's queue to another's. The position of such bytes in the stream is unknown. The
+    /// evidence is one of two: the kernel counts no bytes for a connection that has moved some, or
+    /// it counts fewer sent bytes than the program has sent.
     pub(crate) fn is_bypassed(&self) -> bool {
-        // In this order: what is sent meanwhile is counted by the kernel first.
+        // Loaded in this order, because the kernel counts sent bytes before the shim does.
         let sent_here = self.endpoint.entry().map_or(0, |entry| entry.tcp_sent.load(Relaxed));
         match (self.sent(), self.read()) {
             (Some(0), Some(0)) => self.endpoint.has_moved(),
@@ -42,12 +43,14 @@ impl Kernel for Tcp<'_> {
     }
 
     fn read(&self) -> Option<u64> {
-        // Over: how it ended cannot be told once the error has been.
+        // The connection is over. The way in which it ended is unknown once its error has been
+        // taken.
         if shunt_sys::tcp::state(borrow(self.fd)) == Ok(shunt_sys::tcp::CLOSE) {
             return None;
         }
         let read = shunt_sys::tcp::read(borrow(self.fd)).ok();
-        // Asked second, since urgent data may come in between. Another process may have taken it already.
+        // Checked after the count, since urgent data may arrive in between. Another process may
+        // have taken the urgent byte already.
         let is_taken = || family::changes(self.endpoint).is_some_and(|count| count > 0);
         if has_urgent(self.fd) || self.endpoint.barred() == Some(Reason::OutOfBand) || is_taken() {
             return shunt_sys::tcp::read_beside_urgent(borrow(self.fd)).ok();
@@ -61,12 +64,12 @@ impl Kernel for Tcp<'_> {
 
     fn waiting(&self) -> Waiting {
         let mut polled = [pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 }];
-        // To poll there is nothing below SO_RCVLOWAT, but it is what comes before the lane.
+        // A poll reports nothing below SO_RCVLOWAT, but those bytes come before the lane's.
         let hides = || self.endpoint.low_water.of(self.fd) > 0 && shunt_sys::tcp::has_unread(borrow(self.fd));
         if poll_now(&mut polled) == 0 && !hides() {
             return Waiting::Nothing;
         }
-        // Even a peek would take the error, if nothing lies before it.
+        // If no bytes come first, even a peek would take the error.
         if polled[0].revents & libc::POLLERR != 0 && !shunt_sys::tcp::has_unread(borrow(self.fd)) {
             return Waiting::Error;
         }
@@ -90,7 +93,7 @@ impl Kernel for Tcp<'_> {
     }
 
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32> {
-        // One run of the buffer at a time: an error that came after bytes would be told by nobody.
+        // One piece of the buffer at a time, because an error after some bytes would be lost.
         let Some(Piece { base, len }) = sink.list().next() else { return Ok(0) };
         // SAFETY: the kernel checks the program's buffer itself.
         let count = unsafe { receive_now(self.fd, base, len)? };
@@ -100,10 +103,9 @@ impl Kernel for Tcp<'_> {
     }
 }
 
-/// recv that does not wait.
+/// Receives without waiting.
 ///
-/// # Safety
-/// As recv.
+/// # Safety As for recv.
 unsafe fn receive_now(fd: RawFd, base: *mut u8, len: usize) -> Result<usize, i32> {
     let flags = libc::MSG_DONTWAIT;
     // SAFETY: the caller's promise.

@@ -1,6 +1,9 @@
-//! When a connection has shown enough to be worth offering. Pairing costs about as much as ten exchanges over TCP, so a
-//! connection that ends soon afterwards has paid for nothing. A process whose connections do so, one after another, lets
-//! them show more first. Where connections are to be offered at once, at their first use, nothing of this is asked.
+//! When a connection is worth offering.
+//!
+//! Pairing costs about as much as ten exchanges over TCP, so a connection that ends soon after its
+//! offer has gained nothing. If many connections in a row end soon, the process offers new ones
+//! after more operations. With `--offer at-once`, each connection is offered at its first
+//! operation.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -11,22 +14,25 @@ use crate::socket::endpoint::Endpoint;
 
 /// Data operations after which a connection is offered.
 const SOON: u32 = 4;
-/// The same in a process whose connections end soon.
+/// Data operations after which a connection is offered in a process whose connections end soon.
 const LATE: u32 = 64;
-/// A connection that ends sooner after its offer was not worth it, which leaves time for a few exchanges on a busy machine,
+/// A connection that ends within this time of its offer was not worth it, unless it has paid: see
+/// [`PAID_AFTER`]. The time allows a few exchanges on a busy machine.
 const SOON_OVER_NANOS: u64 = 1_000_000_000;
-/// unless its lane has taken so many sends, or lanes have carried so many bytes of it: they have saved what pairing costs.
+/// A connection has paid for its pairing after this number of sends on its lane, or after
+/// [`PAID_BY_BYTES`] on both lanes.
 const PAID_AFTER: u32 = 16;
 const PAID_BY_BYTES: u64 = 256 * 1024;
-/// One that has stayed on shared memory for so long was of use there, whatever became of it then.
+/// A connection that stayed on shared memory for this long was useful there, even if it has fallen
+/// back since.
 const OF_USE_NANOS: u64 = 5_000_000_000;
-/// So many of them in a row make a process offer late.
+/// The number of connections in a row that make a process offer late.
 const IN_A_ROW: u32 = 16;
 
-/// Offered connections that ended soon, since the last that did not.
+/// Offered connections that ended soon, since the last one that did not.
 static SOON_OVER: AtomicU32 = AtomicU32::new(0);
 
-/// Data operations after which a new connection is to be offered.
+/// Returns the number of data operations after which a new connection is offered.
 pub(crate) fn operations() -> u32 {
     match SOON_OVER.load(Relaxed) {
         _ if process::offers_at_once() => 1,
@@ -35,8 +41,8 @@ pub(crate) fn operations() -> u32 {
     }
 }
 
-/// Data operations after which a connection that has left shared memory is to be offered again: ever more, so that what keeps going
-/// back is left alone.
+/// Returns the number of data operations after which a connection that has fallen back is offered
+/// again. The number grows each time, so a connection that keeps falling back stays on TCP.
 pub(crate) fn again(endpoint: &Endpoint) -> u32 {
     if process::now().saturating_sub(endpoint.offered_at.load(Relaxed)) >= OF_USE_NANOS {
         return operations();
@@ -44,14 +50,14 @@ pub(crate) fn again(endpoint: &Endpoint) -> u32 {
     endpoint.offer_after.load(Relaxed).saturating_mul(16)
 }
 
-/// An endpoint has been offered.
+/// Records that an endpoint has been offered.
 pub(crate) fn note_offer(endpoint: &Endpoint) {
     if endpoint.offered_at.swap(process::now(), Relaxed) == 0 {
         process::count(Counter::ConnectionsOffered, 1);
     }
 }
 
-/// An endpoint has been closed.
+/// Records that an endpoint has been closed, and whether its offer was worth it.
 pub(crate) fn note_end(endpoint: &Endpoint) {
     let offered_at = endpoint.offered_at.load(Relaxed);
     if offered_at == 0 {
