@@ -1,9 +1,25 @@
-//! Which processes hold a socket, or an epoll instance: memory that a process shares with all that it forks, with a row for
-//! each that more than one of them has held.
+//! Which processes hold a socket or an epoll instance.
 //!
-//! A process may put a connection on shared memory only while it is the last of its holders. One that becomes another
-//! program hands the memory on (`crate::program::handover`). Those that cannot be followed (a program without the shim, another pid
-//! namespace) are *beyond*, and a row never forgets them.
+//! The list is in memory that a process shares with every process that it forks. It has a row for
+//! each object that more than one of them has held.
+//!
+//! A process may attach a connection only while it is the last holder of the socket. A process that
+//! executes another program passes the memory on (`crate::program::handover`). Some holders cannot
+//! be followed: a program without the shim, or a process in another pid namespace. Such holders are
+//! *beyond*, and the row keeps that mark until it is freed.
+//!
+//! ```text
+//! pids of a row:
+//!   UNBORN           a child that has been made and has not entered its pid yet
+//!   pid              a holder
+//!   pid | CHANGING   executes another program, which inherits the socket
+//!   pid | LEAVING    executes another program, which does not inherit it
+//! ```
+//!
+//! Example: a server with pid 10 holds a connection and forks. Before the fork it claims a row for
+//! the connection, with 10 and `UNBORN`. The child replaces `UNBORN` by its own pid, 11. Both now
+//! see that the socket is shared, and keep it on TCP. When the parent closes its descriptor, the
+//! row has only 11 left, and the child may attach the connection.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,80 +39,83 @@ use crate::base::process;
 
 const ROWS: usize = 65536;
 const HOLDERS: usize = 7;
-/// A child that has not said its name yet.
+/// A child that has not entered its pid yet.
 const UNBORN: u32 = u32::MAX;
-/// With a process id: it becomes another program, which inherits the socket.
+/// A flag of a pid: the process executes another program, which inherits the socket.
 const CHANGING: u32 = 1 << 30;
-/// With a process id: it becomes another program, which does not inherit the socket.
+/// A flag of a pid: the process executes another program, which does not inherit the socket.
 const LEAVING: u32 = 1 << 29;
-/// In a row's count: somebody beyond holds the socket too.
+/// A flag of a row's count: a holder that cannot be followed has the socket too.
 const BEYOND: u32 = 1 << 31;
 
 #[repr(C)]
 struct Family {
-    /// Children that were noticed only after their birth: see `crate::fork::stray`.
+    /// The number of children that were noticed only after they had started: see
+    /// `crate::fork::stray`.
     strays: AtomicU32,
     rows: [Row; ROWS],
 }
 
-/// The holders of one.
+/// The holders of one object.
 #[repr(C)]
 struct Row {
-    /// How many are listed, and [`BEYOND`]. 0: the row is free.
+    /// The number of listed holders, and [`BEYOND`]. 0 means that the row is free.
     count: AtomicU32,
-    /// How often one of them has changed what all of them see: an epoll set, or a socket's urgent data.
+    /// How often a holder has changed state that all of them share: an epoll instance, or a
+    /// socket's urgent data.
     changes: AtomicU32,
     pids: [AtomicU32; HOLDERS],
 }
 
-/// What several processes may hold.
+/// An object that several processes may hold.
 pub(crate) trait Shareable {
-    /// How it is listed.
+    /// Returns the object's place in the list.
     fn holders(&self) -> &Holders;
-    /// Whether a process has it among its descriptors. In doubt it has.
+    /// Returns whether a process has the object among its descriptors. In doubt it returns `true`.
     fn may_be_held_by(&self, pid: u32) -> bool;
-    /// Whether a process that has become another program has it, or anybody whom that has made. `None`: nobody can tell.
+    /// Returns whether a process that has executed another program holds the object, or any process
+    /// that it has made. `None` means that this cannot be determined.
     fn is_held_beyond(&self, pid: u32) -> Option<bool>;
 }
 
-/// How it is listed who holds it.
+/// The place of an object in the list of holders.
 #[derive(Default)]
 pub(crate) struct Holders {
-    /// Index of its row, plus one; 0: it has none.
+    /// The index of the row plus one; 0 if the object has no row.
     row: AtomicU32,
-    /// How many stray children there were when it was made.
+    /// The number of stray children when the object was made.
     strays: AtomicU32,
 }
 
 impl Holders {
-    /// Only this process so far. As many stray children as there have been by now cannot have it.
+    /// Begins with this process as the only holder. The `strays` that exist already cannot hold the
+    /// object.
     pub(crate) fn begin(&self, strays: u32) {
         self.row.store(0, Relaxed);
         self.strays.store(strays, Relaxed);
     }
 
-    /// Whether nobody but this process has ever had it, as far as is listed.
+    /// Returns whether the list shows no other process that has ever held the object.
     pub(crate) fn are_one(&self) -> bool {
         self.row.load(Acquire) == 0
     }
 
-    /// Whether `index` is its row.
+    /// Returns whether the object's row is `index`.
     pub(crate) fn is_row(&self, index: u32) -> bool {
         self.row.load(Acquire) == index + 1
     }
 
-    /// Nobody can tell any more who holds it.
+    /// Records that the holders are unknown from now on.
     pub(crate) fn lose(&self) {
         self.strays.store(u32::MAX, Relaxed);
     }
 }
 
 static FAMILY: AtomicPtr<Family> = AtomicPtr::new(std::ptr::null_mut());
-/// The memory's descriptor, for the program that this one may become.
+/// The descriptor of the memory, for a program that this process may execute.
 static MEMORY: AtomicI32 = AtomicI32::new(-1);
 
-/// Makes the memory, with the first connection: there is nothing to share before. Without it nothing is put on shared
-/// memory.
+/// Makes the memory, with the first connection. Without it, no connection is attached.
 pub(crate) fn prepare() {
     if FAMILY.load(Acquire).is_null()
         && let Ok(memory) = memfd::create_fixed("shunt-family", size_of::<Family>())
@@ -105,7 +124,7 @@ pub(crate) fn prepare() {
     }
 }
 
-/// The memory that was handed over, or made. Of two threads that make one, the first has.
+/// Maps the memory that was inherited or made. If two threads make it, the first one wins.
 pub(crate) fn take_over(memory: OwnedFd) -> bool {
     if memfd::verify_fixed(&memory, size_of::<Family>()).is_err() {
         close_owned(memory);
@@ -126,7 +145,8 @@ pub(crate) fn take_over(memory: OwnedFd) -> bool {
     true
 }
 
-/// The memory's descriptor, which the next program inherits or, as ever, does not.
+/// Makes the next program inherit the descriptor of the memory, or not inherit it, which is the
+/// default. Returns the descriptor.
 pub(crate) fn leave_open(inherited: bool) -> Option<i32> {
     let memory = MEMORY.load(Acquire);
     let flags = if inherited { FdFlags::empty() } else { FdFlags::CLOEXEC };
@@ -134,13 +154,13 @@ pub(crate) fn leave_open(inherited: bool) -> Option<i32> {
     (good && rustix::io::fcntl_setfd(borrow(memory), flags).is_ok()).then_some(memory)
 }
 
-/// A private descriptor has moved to another number.
+/// Updates the descriptor after a private descriptor has moved to another number.
 pub(crate) fn renumber(old: i32, new: i32) {
     let _ = MEMORY.compare_exchange(old, new, AcqRel, Relaxed);
 }
 
 fn family() -> Option<&'static Family> {
-    // SAFETY: null or a mapping that is never unmapped; zeroes are valid for atomics.
+    // SAFETY: null, or a mapping that is never unmapped. Zeroes are valid for atomics.
     unsafe { FAMILY.load(Acquire).as_ref() }
 }
 
@@ -149,29 +169,31 @@ fn row(held: &impl Shareable) -> Option<&'static Row> {
     family()?.rows.get(index as usize)
 }
 
-/// Children noticed late, so far: a socket that is older than the last of them may be theirs too.
+/// Returns the number of children that were noticed late. A socket that is older than the last of
+/// them may be theirs too.
 pub(crate) fn strays() -> u32 {
     family().map_or(0, |family| family.strays.load(Acquire))
 }
 
-/// Whether it may be such a child's too.
+/// Returns whether a stray child may hold the object too.
 pub(crate) fn has_strayed(held: &impl Shareable) -> bool {
     family().is_none() || held.holders().strays.load(Relaxed) != strays()
 }
 
-/// This process is one of them.
+/// Counts this process as a stray child.
 pub(crate) fn add_stray() {
     if let Some(family) = family() {
         family.strays.fetch_add(1, AcqRel);
     }
 }
 
-/// A child is about to hold it too. `false` if nobody could tell later.
+/// Lists a child that is about to be made. Returns `false` if the row has no room, so that the
+/// holders would be unknown later.
 pub(crate) fn expect_child(held: &impl Shareable) -> bool {
     listed(held).is_some_and(|row| row.enter(UNBORN))
 }
 
-/// Its row, with this process in it if it is new.
+/// Returns the object's row. A new row lists this process.
 fn listed(held: &impl Shareable) -> Option<&'static Row> {
     if row(held).is_none() {
         let index = family().and_then(claim)?;
@@ -180,14 +202,15 @@ fn listed(held: &impl Shareable) -> Option<&'static Row> {
     row(held)
 }
 
-/// There is no child after all.
+/// Removes an expected child, because the fork has failed.
 pub(crate) fn forget_child(held: &impl Shareable) {
     if let Some(row) = row(held) {
         row.leave_one(UNBORN);
     }
 }
 
-/// The child says its name. Numbers mean nothing to a parent in another pid namespace, which shows as no parent.
+/// Enters the child's pid in place of [`UNBORN`]. A parent in another pid namespace, which shows as
+/// no parent, cannot use this pid, so the row gets the mark [`BEYOND`].
 pub(crate) fn be_born(held: &impl Shareable) {
     let Some(row) = row(held) else { return };
     if rustix::process::getppid().is_none() {
@@ -197,12 +220,12 @@ pub(crate) fn be_born(held: &impl Shareable) {
     let _ = row.pids.iter().any(|pid| pid.compare_exchange(UNBORN, own, AcqRel, Relaxed).is_ok());
 }
 
-/// Whether another living process may hold it.
+/// Returns whether another living process may hold the object.
 pub(crate) fn is_shared(held: &impl Shareable) -> bool {
     sharing(held).is_some()
 }
 
-/// Why it must have nothing to do with shared memory: others may hold it, for now or for good.
+/// Returns why the object must stay on TCP: other processes may hold it, for now or for good.
 pub(crate) fn sharing(held: &impl Shareable) -> Option<Reason> {
     if has_strayed(held) {
         return Some(Reason::Shared);
@@ -219,16 +242,16 @@ pub(crate) fn sharing(held: &impl Shareable) -> Option<Reason> {
     shared.then_some(Reason::Shared)
 }
 
-/// Who, apart from this process, may still drain lanes that it had when it forked.
+/// The other processes that may still drain the lanes that this process had when it forked.
 pub(crate) enum Heirs {
     None,
-    /// Those in the row of this number.
+    /// The processes in the row of this index.
     OfRow(u32),
-    /// Children that nobody saw being made.
+    /// Children of forks that the shim did not see.
     Unseen,
 }
 
-/// Those of a socket that this process has taken off its lanes.
+/// Returns the processes that may still drain the lanes of a socket that this process has detached.
 pub(crate) fn heirs(shared: &impl Shareable) -> Heirs {
     if has_strayed(shared) {
         return Heirs::Unseen;
@@ -237,7 +260,8 @@ pub(crate) fn heirs(shared: &impl Shareable) -> Heirs {
     row.filter(|row| has_others(*row)).map_or(Heirs::None, Heirs::OfRow)
 }
 
-/// Whether a row has a living process but this. In doubt it has: it may be another socket's by now.
+/// Returns whether a row lists a living process other than this one. In doubt it returns `true`,
+/// because the row may be another socket's by now.
 pub(crate) fn has_others(row: u32) -> bool {
     let own = process::pid() as u32;
     let lives = |holder: u32| holder == UNBORN || !has_ended(holder & !(CHANGING | LEAVING));
@@ -249,8 +273,8 @@ pub(crate) fn has_others(row: u32) -> bool {
     })
 }
 
-/// This process is about to become another program, which inherits it or does not. The number of its row if
-/// there is one.
+/// Marks that this process is about to execute another program, which inherits the object or does
+/// not. Returns the index of the row, if there is one.
 pub(crate) fn change(held: &impl Shareable, inherited: bool) -> Option<u32> {
     let own = process::pid() as u32;
     let row = if inherited { listed(held) } else { row(held) }?;
@@ -258,7 +282,8 @@ pub(crate) fn change(held: &impl Shareable, inherited: bool) -> Option<u32> {
     held.holders().row.load(Acquire).checked_sub(1)
 }
 
-/// The same where no program is told what it inherits.
+/// Marks that this process is about to execute another program, which inherits the object without a
+/// message about it.
 pub(crate) fn change_unsaid(held: &impl Shareable) {
     let own = process::pid() as u32;
     if let Some(row) = row(held) {
@@ -266,7 +291,7 @@ pub(crate) fn change_unsaid(held: &impl Shareable) {
     }
 }
 
-/// It has not.
+/// Undoes [`change`], because the process has not executed another program.
 pub(crate) fn stay(held: &impl Shareable) {
     let own = process::pid() as u32;
     if let Some(row) = row(held) {
@@ -275,7 +300,8 @@ pub(crate) fn stay(held: &impl Shareable) {
     }
 }
 
-/// It has, and the program knows. `false` if the row does not.
+/// Lists this process again after it has executed another program that knows the object. Returns
+/// `false` if the row does not list it.
 pub(crate) fn arrive(held: &impl Shareable, index: u32) -> bool {
     let own = process::pid() as u32;
     let row = family().and_then(|family| family.rows.get(index as usize));
@@ -286,31 +312,31 @@ pub(crate) fn arrive(held: &impl Shareable, index: u32) -> bool {
     arrived
 }
 
-/// This process holds it no longer.
+/// Removes this process from the row.
 pub(crate) fn let_go(held: &impl Shareable) {
     if let Some(row) = row(held) {
         row.leave_one(process::pid() as u32);
     }
 }
 
-/// A program that cannot be followed is about to hold it.
+/// Marks that a program which cannot be followed is about to hold the object.
 pub(crate) fn pass_beyond(held: &impl Shareable) {
     if let Some(row) = row(held) {
         row.count.fetch_or(BEYOND, AcqRel);
     }
 }
 
-/// How often any of its holders has [changed](note_change) it.
+/// Returns how often a holder has [changed](note_change) the object.
 pub(crate) fn changes(held: &impl Shareable) -> Option<u32> {
     row(held).map(|row| row.changes.load(Acquire))
 }
 
-/// This process has changed it. How often that had been done before.
+/// Counts a change by this process. Returns the number of changes before.
 pub(crate) fn note_change(held: &impl Shareable) -> Option<u32> {
     row(held).map(|row| row.changes.fetch_add(1, AcqRel))
 }
 
-/// A free row, with this process in it.
+/// Claims a free row, which then lists this process.
 fn claim(family: &'static Family) -> Option<usize> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let first = NEXT.fetch_add(1, Relaxed) as usize;
@@ -326,14 +352,14 @@ fn claim(family: &'static Family) -> Option<usize> {
 }
 
 impl Row {
-    /// Whether a listed holder has the socket no longer: then it is listed no longer either.
+    /// Returns whether a listed holder no longer has the object, and then removes it from the row.
     fn has_left(&self, holder: u32, held: &impl Shareable) -> bool {
         if holder == UNBORN {
             return false;
         }
         let pid = holder & !(CHANGING | LEAVING);
         let left = match holder & (CHANGING | LEAVING) {
-            // It was another program in the end, and may have passed the socket on.
+            // The process had executed another program, which may have passed the socket on.
             CHANGING if has_ended(pid) => {
                 self.count.fetch_or(BEYOND, AcqRel);
                 true
@@ -360,7 +386,8 @@ impl Row {
         entered
     }
 
-    /// The last one to leave frees the row: whoever is beyond matters only to those who are listed.
+    /// Removes a holder. The last one frees the row, because the mark [`BEYOND`] matters only to
+    /// listed holders.
     fn leave_one(&self, pid: u32) {
         let left = self.pids.iter().any(|cell| cell.compare_exchange(pid, 0, AcqRel, Relaxed).is_ok());
         if left && self.count.fetch_sub(1, AcqRel) & !BEYOND == 1 {
@@ -369,7 +396,8 @@ impl Row {
     }
 }
 
-/// Gone, or a zombie: either way it has no descriptors. In doubt it is alive.
+/// Returns whether a process has ended or is a zombie, so that it has no descriptors. In doubt it
+/// returns `false`.
 fn has_ended(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid as i32) else { return false };
     match pidfd_open(pid, PidfdFlags::empty()) {
@@ -384,7 +412,7 @@ fn has_ended(pid: u32) -> bool {
     }
 }
 
-/// Whether a process has the socket `fd` among its descriptors. In doubt it has.
+/// Returns whether a process has the socket `fd` among its descriptors. In doubt it returns `true`.
 pub(crate) fn may_hold(pid: u32, fd: i32) -> bool {
     let Ok(socket) = rustix::fs::fstat(borrow(fd)) else { return true };
     let mut path = [0u8; 32];
@@ -413,7 +441,7 @@ fn is_among(directory: BorrowedFd<'_>, inode: u64) -> bool {
         let mut target = [std::mem::MaybeUninit::<u8>::uninit(); 32];
         match rustix::fs::readlinkat_raw(directory, entry.file_name(), &mut target) {
             Ok((target, _)) if *target == *name => return true,
-            // It was closed meanwhile.
+            // The descriptor was closed meanwhile.
             Ok(_) | Err(rustix::io::Errno::NOENT) => {}
             Err(_) => return true,
         }

@@ -1,12 +1,14 @@
-//! Keepalive probes of TCP's own, for connections that something on the way may forget.
+//! Keepalive probes by TCP, for connections that a device on the path may forget.
 //!
-//! A connection whose bytes all go by lanes sends no segment. Connection tracking, address translation and load balancers forget
-//! a connection that is silent, and then neither its end nor a fallback to TCP gets through. So the shim has the kernel
-//! probe such a connection ([`Keepalive::arm`]): four socket options, no timer and no thread of its own. A probe and its answer
-//! carry no byte of the stream, so that no count of it changes.
+//! A connection that uses only lanes sends no TCP segment. Connection tracking, address translation
+//! and load balancers forget a silent connection. Then neither its end nor a fallback to TCP gets
+//! through. So the shim makes the kernel probe such a connection ([`Keepalive::arm`]). That takes
+//! four socket options, and neither a timer nor a thread. A probe and its answer carry no byte of
+//! the stream, so no count of it changes.
 //!
-//! What the program has set is kept here meanwhile, and is what it is told. It is put back when the connection leaves
-//! shared memory ([`Keepalive::disarm`]), and around each setsockopt of the program's ([`Keepalive::pause`]).
+//! Meanwhile the program's settings are stored here, and getsockopt returns them. The kernel gets
+//! them back when the connection falls back ([`Keepalive::disarm`]), and around each setsockopt of
+//! the program ([`Keepalive::pause`]).
 //!
 //! ```text
 //!            arm                      setsockopt of one of the four
@@ -14,6 +16,11 @@
 //!     ^                 |      ^                                 |
 //!     +----- disarm ----+      +----------- resume --------------+
 //! ```
+//!
+//! Example: the broker asks for a probe each 60 s. The program has keepalive off. `arm` stores
+//! these settings and turns keepalive on, with an idle time and an interval of 60 s. The program's
+//! getsockopt still returns "off". When the connection falls back, `disarm` turns keepalive off
+//! again.
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -21,12 +28,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 use crate::base::kernel::{option, set_option};
 
-/// The greatest TCP_KEEPIDLE and TCP_KEEPINTVL that the kernel takes, in seconds.
+/// The greatest TCP_KEEPIDLE and TCP_KEEPINTVL that the kernel accepts, in seconds.
 const LONGEST: c_int = 32_767;
-/// The greatest TCP_KEEPCNT that it takes.
+/// The greatest TCP_KEEPCNT that the kernel accepts.
 const MOST: c_int = 127;
 
-/// How long a connection may be silent, in seconds; 0: for ever.
+/// How long a connection may be silent, in seconds; 0 means without a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Silence {
     pub(crate) open: u16,
@@ -34,7 +41,7 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// Reads what the broker says.
+    /// Makes a `Silence` from the seconds in a message of the broker.
     pub(crate) fn new(open: u32, half_closed: u32) -> Silence {
         let seconds = |told: u32| told.min(LONGEST as u32) as u16;
         Silence { open: seconds(open), half_closed: seconds(half_closed) }
@@ -62,11 +69,12 @@ struct Settings {
     count: c_int,
 }
 
-/// Beside packed settings: there are some.
+/// A bit of packed settings, so that none are 0.
 const KEPT: u64 = 1 << 63;
 
 impl Settings {
-    /// Reads them from the kernel. `None`: they could not be put back, as defaults of the system that no program can set.
+    /// Reads the settings from the kernel. Returns `None` if setsockopt would not accept them
+    /// later, as with system defaults beyond the limits.
     fn read(fd: RawFd) -> Option<Settings> {
         let tcp = |name| option::<c_int>(fd, libc::IPPROTO_TCP, name);
         let settings = Settings {
@@ -81,7 +89,8 @@ impl Settings {
         can_be_set.then_some(settings)
     }
 
-    /// Sets what differs from `old`. The idle time comes last: the kernel then counts it from the last segment that has come.
+    /// Writes the settings that differ from `old`. The idle time comes last, because the kernel
+    /// then counts it from the last segment that has arrived.
     fn write(self, fd: RawFd, old: Settings) {
         let Settings { is_on, idle, interval, count } = self;
         if is_on != old.is_on {
@@ -98,11 +107,12 @@ impl Settings {
         }
     }
 
-    /// Returns the settings that probe each `silence` seconds and are otherwise as patient with a peer that does not answer as
-    /// these. `None`: these probe as often themselves.
+    /// Returns the settings that probe each `silence` seconds. A peer that does not answer is given
+    /// up after the same time as with `self`. Returns `None` if `self` probes often enough.
     ///
-    /// The kernel probes first when nothing has come for the idle time. It then comes back after the interval, answered or not,
-    /// so the interval must be as short.
+    /// The kernel sends the first probe after the idle time without a segment. It sends the next
+    /// ones after the interval, whether or not there was an answer, so the interval must be as
+    /// short.
     fn probing(self, silence: c_int) -> Option<Settings> {
         let Settings { is_on, idle, interval, count } = self;
         if !is_on {
@@ -111,7 +121,8 @@ impl Settings {
         if idle.max(interval) <= silence {
             return None;
         }
-        // The program has a dead peer found after this time, of which the idle time comes first.
+        // The time after which the program's settings give up a dead peer. It begins with the idle
+        // time.
         let patience = idle + interval * count;
         let idle = idle.min(silence);
         let interval = silence.min(patience - idle);
@@ -154,16 +165,17 @@ pub(crate) fn concerns(level: c_int, name: c_int) -> bool {
 pub(crate) struct Keepalive {
     /// The program's [`Settings`], packed, while the kernel has others; else 0.
     own: AtomicU64,
-    /// What the kernel has then, packed.
+    /// The settings that the kernel has meanwhile, packed.
     set: AtomicU64,
-    /// The [`Silence`] that the broker has asked for, packed; 0: the connection is not on shared memory, or needs none.
+    /// The [`Silence`] that the broker has asked for, packed. It is 0 if the connection is
+    /// detached, or needs no probes.
     silence: AtomicU32,
-    /// One of the two ends has finished.
+    /// Set once one of the two ends has finished its stream.
     is_half_closed: AtomicU32,
 }
 
 impl Keepalive {
-    /// Begins to probe, for a connection that comes onto shared memory.
+    /// Starts to probe a connection that has been attached.
     pub(crate) fn arm(&self, fd: RawFd, silence: Silence) {
         if silence.open != 0 {
             self.silence.store(silence.pack(), Relaxed);
@@ -171,20 +183,20 @@ impl Keepalive {
         }
     }
 
-    /// Returns whether something on the way may forget the connection, which is on shared memory.
+    /// Returns whether the connection is attached and a device on the path may forget it.
     #[inline]
     pub(crate) fn is_needed(&self) -> bool {
         self.silence.load(Relaxed) != 0
     }
 
-    /// Puts back what the program has set, for good.
+    /// Restores the program's settings for good.
     pub(crate) fn disarm(&self, fd: RawFd) {
         if self.silence.swap(0, Relaxed) != 0 {
             self.pause(fd);
         }
     }
 
-    /// Puts back what the program has set, until [`resume`](Self::resume).
+    /// Restores the program's settings until [`resume`](Self::resume).
     pub(crate) fn pause(&self, fd: RawFd) {
         let own = Settings::unpack(self.own.load(Relaxed));
         if let (Some(own), Some(set)) = (own, Settings::unpack(self.set.load(Relaxed))) {
@@ -193,7 +205,7 @@ impl Keepalive {
         }
     }
 
-    /// Goes on probing, if the connection is to be probed.
+    /// Starts to probe again, if the connection needs probes.
     pub(crate) fn resume(&self, fd: RawFd) {
         let Silence { open, half_closed } = Silence::unpack(self.silence.load(Relaxed));
         let silence = if self.is_half_closed.load(Relaxed) != 0 { half_closed.min(open) } else { open };
@@ -204,13 +216,15 @@ impl Keepalive {
             && let Some(set) = own.probing(silence.into())
         {
             self.set.store(set.pack(), Relaxed);
-            // Before the kernel has them, so that the program is never told of them.
+            // Stored before the kernel has the new settings, so that getsockopt never returns
+            // those.
             self.own.store(own.pack(), Release);
             set.write(fd, own);
         }
     }
 
-    /// Probes as often as it takes once one of the two ends has finished: connection tracking forgets sooner then.
+    /// Adjusts the probes after one of the two ends has finished. Connection tracking forgets such
+    /// a connection sooner.
     pub(crate) fn half_close(&self, fd: RawFd) {
         if self.is_half_closed.swap(1, Relaxed) == 0 && self.is_needed() {
             self.pause(fd);
@@ -218,12 +232,12 @@ impl Keepalive {
         }
     }
 
-    /// Returns the program's value of an option, where the kernel has another.
+    /// Returns the program's value of an option, if the kernel has another.
     pub(crate) fn own_value(&self, level: c_int, name: c_int) -> Option<c_int> {
         Settings::unpack(self.own.load(Acquire))?.value(level, name)
     }
 
-    /// Forgets all of it: the socket has been closed.
+    /// Resets the state after the socket has been closed.
     pub(crate) fn clear(&self) {
         self.own.store(0, Relaxed);
         self.silence.store(0, Relaxed);
@@ -260,10 +274,10 @@ mod tests {
             let set = own.probing(60).unwrap();
             assert!(set.idle <= 60 && set.interval <= 60, "{set:?}");
             let (wanted, is) = (total(own), total(set));
-            // To half an interval between probes.
+            // Equal up to half an interval.
             assert!((wanted - is).abs() <= set.interval / 2, "{own:?}: {wanted} s, {set:?}: {is} s");
         }
-        // As late as the kernel's greatest count allows.
+        // As late as the greatest count allows.
         let set = Settings { is_on: true, ..DEFAULTS }.probing(60).unwrap();
         assert_eq!(set, Settings { is_on: true, idle: 60, interval: 60, count: 127 });
     }

@@ -447,7 +447,8 @@ impl Backed<'_> {
         self.end_of(at, count) <= self.backed.get()
     }
 
-    /// Returns the end of a range, at most that of the ring. A range that wraps around needs all of it.
+    /// Returns the end of a range, at most that of the ring. A range that wraps around needs all of
+    /// the ring.
     #[inline]
     fn end_of(&self, at: u64, count: usize) -> usize {
         (at as usize + count).min(self.ring.len())

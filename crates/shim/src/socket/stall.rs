@@ -30,69 +30,72 @@
 
 use shunt_transport::Spill;
 
-/// The sum of the waits that a sender accepts while TCP would have room.
+/// The longest sum of waits that a sender accepts while TCP would have room.
 const PATIENCE_NANOS: u64 = 4_000_000;
-/// What TCP holds: the sum begins anew whenever so much has been read.
+/// The bytes that TCP holds. The sum begins anew whenever the receiver has read this number.
 const WINDOW: u64 = 4 << 20;
-/// A receiver that sleeps and has not read for so long is not going to: TCP takes more than a lane does.
+/// If the receiver sleeps and has not read for this time, it is not going to read. The sender falls
+/// back, because TCP takes more bytes than a lane.
 const ASLEEP_NANOS: u64 = 20_000_000;
-/// One that is awake may only be busy, and is given so long.
+/// The time for a receiver that is awake, because it may only be busy.
 const BUSY_NANOS: u64 = 1_000_000_000;
-/// The sender looks again after this at the latest, since the receiver's state may have changed.
+/// The longest time until the sender checks again, since the receiver's state may have changed.
 pub(crate) const LOOK_NANOS: u64 = 20_000_000;
-/// An epoll instance that never sleeps, because it always has an event to report, looks so often.
+/// The time between two checks by an epoll instance that never sleeps, because it always has an
+/// event to report.
 pub(crate) const AWAKE_LOOK_NANOS: u64 = 1_000_000;
-/// The shortest sleep until then.
+/// The shortest sleep until the next check.
 const SHORTEST_NANOS: u64 = 50_000;
 
-/// What one look at a full lane finds.
+/// The state of a full lane at a check.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
     /// The time in nanoseconds.
     pub(crate) now: u64,
-    /// Bytes that the receiver has read, counted from anywhere.
+    /// Bytes that the receiver has read, counted from any point.
     pub(crate) read: u64,
-    /// The receiver's waiter sleeps though there are bytes, and this end has read all that it has sent.
+    /// Set if the receiver's waiter sleeps although there are bytes, and this end has read all that
+    /// the receiver has sent.
     pub(crate) is_asleep: bool,
-    /// What the lane's spill is good for.
+    /// The state of the lane's spill.
     pub(crate) spill: Spill,
 }
 
-/// What to do about a full lane.
+/// The decision about a full lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Hold the spill if it is used, wait for at most so many nanoseconds, and look again.
+    /// Hold the spill if it is used, wait for at most this many nanoseconds, and check again.
     Hold(u64),
-    /// Go on in the spill.
+    /// Write to the spill.
     Spill,
-    /// TCP would have no room either. Wait for at most so many nanoseconds, and look again.
+    /// TCP would have no room either. Wait for at most this many nanoseconds, and check again.
     Wait(u64),
-    /// Go on in TCP.
+    /// Continue on TCP.
     FallBack,
 }
 
 /// The waits of a sender for room in its lane.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Backlog {
-    /// When the wait began that is under way; 0: none is.
+    /// When the current wait began; 0 if there is none.
     since: u64,
-    /// What the receiver had read at the last look, and when that was seen to change.
+    /// The receiver's count at the last check, and the time at which it was last seen to change.
     read: u64,
     moved_at: u64,
-    /// What the receiver had read when the sum began, which is of the waits that are over.
+    /// The receiver's count when the sum began, and the sum of the waits that have ended since.
     window: u64,
     waited: u64,
 }
 
 impl Backlog {
-    /// Whether a wait is under way.
+    /// Returns whether the sender waits for room.
     #[inline(always)]
     pub(crate) fn is_waiting(&self) -> bool {
         self.since != 0
     }
 
-    /// Notes that there is room. A wait that is under way counts for nothing: for the fast path,
-    /// which has not looked at the clock.
+    /// Notes that there is room. The current wait does not count. This is for the fast path, which
+    /// does not read the clock.
     #[inline(always)]
     pub(crate) fn forget_wait(&mut self) {
         self.since = 0;
@@ -106,7 +109,7 @@ impl Backlog {
         }
     }
 
-    /// Decides what a look at a full lane leads to.
+    /// Decides what to do about a full lane.
     pub(crate) fn look(&mut self, look: Look) -> Verdict {
         if !self.is_waiting() || look.read != self.read {
             (self.read, self.moved_at) = (look.read, look.now);
@@ -222,7 +225,7 @@ mod tests {
             self.head += count.min(self.tail - self.head);
         }
 
-        /// After how long it falls back if nothing is read.
+        /// Returns the time after which the sender falls back if nothing is read.
         fn falls_back_after(&mut self) -> u64 {
             let began = self.now;
             while self.step(u64::MAX) != Verdict::FallBack {
@@ -273,21 +276,23 @@ mod tests {
         assert!(lane.spilled_at.is_some());
     }
 
-    /// Whatever the receiver does, the sender is later than with TCP by no more than it is promised.
+    /// Whatever the receiver does, the sender is later than with TCP by no more than the documented
+    /// limit.
     #[test]
     fn no_receiver_makes_a_sender_later() {
         for count in [1, 100, 10_000, RING / 3, RING, 1 << 20] {
             for nanos in [1_000, 100_000, MS, 10 * MS, 100 * MS] {
                 let mut lane = Lane::new();
                 lane.run(count, nanos, 3_000);
-                // What a window begins with may have been waited before.
+                // A part of the wait may precede the window.
                 let most = 2 * PATIENCE_NANOS + SHORTEST_NANOS;
                 assert!(lane.most_late <= most, "{count} bytes each {nanos} ns: {} ns", lane.most_late);
             }
         }
     }
 
-    /// Two gigabytes in a second, and each 100 ms the receiver is off its processor for 15 ms.
+    /// The stream has two gigabytes a second. Each 100 ms the receiver is off its processor for 15
+    /// ms.
     #[test]
     fn a_receiver_that_is_fast_again_brings_the_lane_back_to_its_ring() {
         let mut lane = Lane::new();
