@@ -1,20 +1,28 @@
-//! The end of a stream that a lane brings and TCP does not: something on the way has forgotten the connection, or drops its
-//! segments, so that the peer's FIN is lost.
+//! The end of a stream that arrives by the lane and not by TCP. A device on the path has forgotten
+//! the connection or drops its segments, so the peer's FIN is lost.
 //!
-//! A sender that ends its stream says in the lane whether all of it is there ([`LaneHeader::is_complete`]). A receiver that has
-//! read to the end of such a lane waits for TCP's word for [`FOR_NANOS`]. If none comes it shuts the receiving direction of the kernel's socket
-//! down. From then on the kernel tells of the end itself, in every way of waiting and for good.
+//! A sender that ends its stream records in the lane whether all of the stream is there
+//! ([`LaneHeader::is_complete`]). A receiver that has read to the end of such a lane waits for TCP
+//! to report the end, for [`FOR_NANOS`]. If TCP does not, the receiver shuts down the receiving
+//! direction of the kernel's socket. From then on the kernel reports the end itself, to every kind
+//! of wait and for good.
 //!
 //! ```text
 //!   Open --- the lane is read to its end ---> Awaited(since) --- FIN or reset ------> Open (TCP's)
 //!                                                 |                bytes of TCP ---> Open, and again later
-//!                                                 +------------ FOR_NANOS later --> Told (SHUT_RD)
+//!                                                 +------------ FOR_NANOS later --> Reported (SHUT_RD)
 //! ```
 //!
-//! This is looked at only where something on the way may forget connections ([`Keepalive::is_needed`]). The looks are those of
-//! [`overdue`](super::overdue): while an end is awaited no sleep lasts longer than 20 ms, and the connection stays on its link.
+//! Example: a server sends a response by a lane and closes the connection. A load balancer between
+//! the two has forgotten the connection, so the FIN is lost. The client reads the response and
+//! finds the lane ended. One second later it shuts down reading, and its read returns 0.
+//!
+//! This is done only if a device on the path may forget connections ([`Keepalive::is_needed`]). The
+//! checks are those of [`overdue`](super::overdue): while an end is awaited, no sleep lasts longer
+//! than 20 ms, and the connection stays attached.
 //!
 //! [`LaneHeader::is_complete`]: shunt_ring::LaneHeader::is_complete
+//!
 //! [`Keepalive::is_needed`]: crate::socket::keepalive::Keepalive::is_needed
 
 use std::sync::atomic::Ordering::*;
@@ -30,26 +38,27 @@ use crate::socket::endpoint::Endpoint;
 use crate::socket::finished::{ends_here, is_of_dead};
 use crate::socket::tcp::Tcp;
 
-/// How long TCP has for its word. A peer may lose its processor between what it says in the lane and the call that sends a FIN.
+/// How long TCP has to report the end. A peer may lose its processor between the write to the lane
+/// and the call that sends the FIN.
 const FOR_NANOS: u64 = 1_000_000_000;
 
-/// What a look comes to.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// There is nothing to await, or TCP has its own to tell.
+    /// No end is awaited, or TCP has something to report.
     Nothing,
-    /// TCP may yet tell of it.
+    /// TCP may still report the end.
     Early,
-    /// TCP has had its time.
+    /// TCP has not reported the end in time.
     Due,
 }
 
-/// What a look finds.
+/// What a check finds.
 #[derive(Clone, Copy, Debug)]
 struct Found {
-    /// For how long the end has been awaited.
+    /// How long the end has been awaited.
     waited: u64,
-    /// The stream ends where the lane does.
+    /// The stream ends at the end of the lane.
     is_complete: bool,
     /// TCP has bytes, the peer's FIN, or an error.
     tcp_has_news: bool,
@@ -63,7 +72,8 @@ fn judge(found: Found) -> Verdict {
     }
 }
 
-/// Looks whether the end that is awaited has come, or is to be told now. `true`: it is to be looked at again.
+/// Checks whether TCP has reported the awaited end, or whether it is due. Returns `true` if another
+/// check is needed.
 pub(crate) fn look(endpoint: &Endpoint, now: u64) -> bool {
     let since = endpoint.end_awaited_since.load(Acquire);
     if since == 0 {
@@ -79,14 +89,15 @@ pub(crate) fn look(endpoint: &Endpoint, now: u64) -> bool {
         process::count(Counter::EndsByLane, 1);
         endpoint.rx.lock().rx.note_tcp_news();
         epoll::refresh(endpoint);
-        // As TCP tells everybody who waits, for their edges.
+        // TCP notifies every waiter of an end, including those that wait for edges.
         epoll::tell_again(endpoint, epoll::IN);
     }
     attach::let_go_if_done(endpoint);
     false
 }
 
-/// The same of the socket, under the lock of the sending side, so that its number stays its own. The end is told if it is due.
+/// Checks the socket, and shuts down reading if the end is due. The caller holds the lock of the
+/// sending side, so that the descriptor stays the socket's.
 fn look_at(endpoint: &Endpoint, fd: i32, waited: u64) -> Verdict {
     let is_complete = {
         let mut side = endpoint.rx.lock();

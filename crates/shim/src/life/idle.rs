@@ -1,8 +1,9 @@
-//! A connection whose lane has grown and that then moves nothing for a while goes back to TCP: once both ends have left its lanes
-//! the broker gives their memory back. It is offered again when it is used.
+//! Idle connections: if a lane has grown and its connection then moves nothing for a while, the
+//! connection falls back to TCP. Once both ends have left the lanes, the broker frees their memory.
+//! The connection is offered again when it is used.
 //!
-//! There is no thread of ours to see to that. Whoever is about to sleep looks, and if there are such lanes, wakes up for
-//! the next look.
+//! The shim has no thread for this. A thread that is about to sleep checks the connections, and
+//! wakes up for the next check if there are grown lanes.
 
 use std::sync::atomic::Ordering::*;
 
@@ -13,16 +14,17 @@ use crate::life::attach;
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::links::{EMPTY_AT, GROWN_AT};
 
-/// A connection that has moved nothing between two looks is idle.
+/// A connection that has moved nothing between two checks is idle.
 const BETWEEN_NANOS: u64 = 15_000_000_000;
 
-/// After a link has been left, the broker says within this time that it is no more, and its memory
-/// is free once it is unmapped.
+/// After a link has been left, the broker removes it within this time. The memory is free once it
+/// is unmapped.
 const UNLINKED_NANOS: u64 = 6_000_000_000;
-/// How often a sleeper looks for that.
+/// How often a sleeping thread checks for that.
 const UNLINKED_STEP_NANOS: u64 = 1_000_000_000;
 
-/// How long a sleep that begins `now` may last, so that the next look is not missed; `None`: for ever.
+/// Returns how long a sleep that begins at `now` may last, so that the next check is not missed.
+/// `None` means without a limit.
 #[inline]
 pub(crate) fn patience(now: u64) -> Option<u64> {
     let grown = match GROWN_AT.load(Relaxed) {
@@ -33,8 +35,8 @@ pub(crate) fn patience(now: u64) -> Option<u64> {
     [grown, emptied].into_iter().flatten().min()
 }
 
-/// Whether a link has been left a moment ago, of which the broker may say soon that it is no more.
-/// A sleep is cut into steps then: as long as this process has the memory mapped, it is not free.
+/// Returns whether a link was left so recently that the broker may soon remove it. A sleep then has
+/// several steps, because the memory is not free as long as this process has it mapped.
 #[inline(always)]
 pub(crate) fn awaits_unlink(clock: impl FnOnce() -> u64) -> bool {
     let at = EMPTY_AT.load(Relaxed);
@@ -50,7 +52,8 @@ fn is_recent(at: u64, now: u64) -> bool {
     is_recent
 }
 
-/// Looks if it is time, which `clock` tells. Outside all locks, before a sleep is announced.
+/// Checks the connections if it is time according to `clock`. Called without locks, before a sleep
+/// is announced.
 #[inline]
 pub(crate) fn look_if_due(clock: impl FnOnce() -> u64) {
     let grown_at = GROWN_AT.load(Relaxed);
@@ -61,7 +64,7 @@ pub(crate) fn look_if_due(clock: impl FnOnce() -> u64) {
 
 #[cold]
 fn look_at_all(grown_at: u64) {
-    // One thread does.
+    // Only one thread checks.
     if GROWN_AT.compare_exchange(grown_at, process::now(), AcqRel, Relaxed).is_err() {
         return;
     }
@@ -73,12 +76,12 @@ fn look_at_all(grown_at: u64) {
             State::Idle => attach::give_back(endpoint, Reason::Unused),
         }
     }
-    // One that grows meanwhile may find that a look is due, and then is in that.
+    // A lane that grows meanwhile may find that a check is due, which then includes it.
     GROWN_AT.store(if grown > 0 { process::now() } else { 0 }, Relaxed);
 }
 
 enum State {
-    /// On TCP, or with no more than its first page.
+    /// On TCP, or without more memory than the first page.
     Small,
     Busy,
     Idle,

@@ -1,14 +1,15 @@
-//! dlopen and dlmopen: what they bring may make system calls that no hook sees, so nothing is on shared memory while it comes, nor before
-//! a census has judged it (L11).
+//! dlopen and dlmopen. The loaded code may make system calls that no hook sees. So nothing is on
+//! shared memory during a load, nor before a census has judged the new code (L11).
 //!
 //! ```text
 //!            begin                     the real dlopen                 end
 //!   before ─────────> nothing shared ─────────────────> loaded, bound ─────> a census may begin
 //! ```
 //!
-//! The dynamic linker looks at who calls it: for the namespace, and, where the name has no path, for where to search. The shim is in the
-//! program's own namespace, and calls in the caller's place where that makes no difference. Otherwise the caller's call is passed on,
-//! and nobody sees it end.
+//! The dynamic linker uses its caller's address to choose the namespace. For a name without a path,
+//! it also uses it to choose the directories of the search. The shim is in the program's own
+//! namespace, and makes the call itself where that makes no difference. Otherwise it passes the
+//! caller's call on, and does not see the end of the load.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -29,23 +30,23 @@ pub(crate) struct Load {
     pub(crate) path: *const c_char,
     pub(crate) flags: c_int,
     pub(crate) caller: *const c_void,
-    /// Whether it goes to the namespace of its caller.
+    /// Whether the library is loaded into the caller's namespace.
     pub(crate) is_at_home: bool,
 }
 
-/// How it is to be made.
+/// How the call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// By its caller: it brings nothing, or nothing can be on shared memory any more.
+    /// By the caller itself: it loads nothing, or nothing can be on shared memory any more.
     Pass,
     /// By the shim, after [`begin`].
     Here,
 }
 
-/// Makes sure that what the call brings is judged before it meets anything, and says how the call is to be made.
+/// Ensures that the loaded code is judged before it can meet any state of the shim. Returns how the
+/// call has to be made.
 ///
-/// # Safety
-/// The path is null or a C string.
+/// # Safety The path is null or a C string.
 pub(crate) unsafe fn prepare(load: &Load) -> Way {
     if load.path.is_null() || process::is_off() || !process::is_home() {
         return Way::Pass;
@@ -74,7 +75,8 @@ fn choose(path: &CStr, caller: *const c_void) -> Way {
         return Way::Here;
     }
     withdraw();
-    // This thread comes back here only when the library is there, or runs it already. Another could hold a census meanwhile.
+    // This thread calls the shim again only when the library is loaded, or from the library's own
+    // code. Meanwhile another thread could run a census.
     if !is_single_threaded() && !process::trusts_own_calls() {
         code::give_up();
         unseen::leave(Reason::OwnCalls);
@@ -82,13 +84,15 @@ fn choose(path: &CStr, caller: *const c_void) -> Way {
     Way::Pass
 }
 
-/// Whether the dynamic linker would look for the library in places of its caller's own.
+/// Returns whether the dynamic linker would search for the library in directories that depend on
+/// the caller.
 fn depends_on_caller(path: &[u8], searches: impl FnOnce() -> bool) -> bool {
     // $ORIGIN and the like.
     path.contains(&b'$') || !path.contains(&b'/') && searches()
 }
 
-/// Whether the object with that code has directories of its own in which its libraries are searched, or another has that passes them on.
+/// Returns whether the object with this code has search directories, or any object has some that it
+/// passes on (DT_RPATH).
 fn searches_by_itself(code: usize) -> bool {
     const DT_RPATH: usize = 15;
     const DT_RUNPATH: usize = 29;
@@ -101,7 +105,7 @@ fn searches_by_itself(code: usize) -> bool {
     does
 }
 
-/// Whether nothing would be loaded under that name, whoever asks for it.
+/// Returns whether a load by this name would load nothing, whichever code calls it.
 fn is_loaded(path: &CStr) -> bool {
     if path.to_bytes().contains(&b'$') {
         return false;
@@ -109,7 +113,7 @@ fn is_loaded(path: &CStr) -> bool {
     if !path.to_bytes().contains(&b'/') {
         return is_loaded_by_name(path);
     }
-    // SAFETY: loads nothing; what it has found is given back.
+    // SAFETY: loads nothing, and closes the handle that it gets.
     unsafe {
         let found = split::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         if !found.is_null() {
@@ -119,7 +123,8 @@ fn is_loaded(path: &CStr) -> bool {
     }
 }
 
-/// A name without a path is first compared with what the libraries that are loaded call themselves.
+/// Returns whether a loaded library has this name. The dynamic linker compares a name without a
+/// path with these first.
 fn is_loaded_by_name(name: &CStr) -> bool {
     let mut is_there = false;
     each_library(&mut |library| {
@@ -129,7 +134,7 @@ fn is_loaded_by_name(name: &CStr) -> bool {
     is_there
 }
 
-/// A load that the shim makes. Its end is the end of the value.
+/// A load by the shim, which ends when the value is dropped.
 pub(crate) struct UnderWay(());
 
 /// Begins a load, before the shim makes the call.
@@ -148,17 +153,19 @@ impl Drop for UnderWay {
     }
 }
 
-/// Nothing is on shared memory from now on, until a census has found all code clean.
+/// Takes everything off shared memory until a census has found all code clean.
 pub(crate) fn withdraw() {
     code::disturb();
     fall_back();
 }
 
-/// Every connection goes back to TCP, with what has not been read, and every epoll instance is the kernel's alone.
+/// Makes every connection fall back to TCP, with the unread bytes, and leaves every epoll instance
+/// to the kernel alone.
 fn fall_back() {
     let before = errno::get();
     let _shield = Shield::raise();
-    // Where both ends are here, each must have given back before either goes.
+    // If both ends of a connection are in this process, both must return their unread bytes before
+    // either falls back.
     for endpoint in endpoint::all() {
         attach::give_back_unread(endpoint, Reason::NewCode);
     }

@@ -1,4 +1,5 @@
-//! How a socket comes onto a link and off it again, by a call's decision or because time has passed.
+//! How an endpoint is attached to a link and detached again, because of a call or because time has
+//! passed.
 
 pub(crate) mod attach;
 pub(crate) mod census;

@@ -1,10 +1,24 @@
-//! L9: bytes that lie in a lane and that nobody comes for. A receiver that says "watching" is to look at the lane before it
-//! sleeps; one that sleeps by system calls of its own does not, and nothing that it sleeps on tells of a lane. So what is sent
-//! is looked at again by the sender, in whatever call of ours it waits next: what has not been read by then is taken back, and goes
-//! by TCP.
+//! The unread timeout: bytes that lie in a lane without being read (L9).
 //!
-//! A sender notes only that the connection is to be looked at: a bit, which the next look clears. As long as there is one, no
-//! sleep lasts longer than until the next look. See *A receiver that never comes by* in docs/local-path.md.
+//! A receiver that announces "watching" must check the lane before it sleeps. A receiver that
+//! sleeps by system calls past the shim does not, and nothing that it sleeps on reports a lane. So
+//! the sender checks its lanes at its later calls that wait. It reclaims the bytes that have not
+//! been read in time, and sends them by TCP.
+//!
+//! ```text
+//! send on a lane:   set the endpoint's bit in SENT
+//! call that waits:  sleep for at most 20 ms while any bit is set, and check before each sleep:
+//!                     nothing unread, or not reclaimable ---> clear the bit
+//!                     the receiver has made progress -------> begin the time anew
+//!                     no progress for 40 ms, or 1 s --------> reclaim, and fall back to TCP
+//! ```
+//!
+//! Example: a server waits for its connections by an epoll instance that it has made past the shim.
+//! A client sends a request by a lane and waits for the response. After 20 ms and after 40 ms the
+//! client finds the request unread. After 60 ms it reclaims the request and sends it by TCP, which
+//! wakes the server.
+//!
+//! See *A receiver that never comes by* in docs/local-path.md.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
@@ -15,36 +29,39 @@ use crate::life::{attach, ending};
 use crate::socket::endpoint::{self, Endpoint, Seen, TxSide};
 use crate::socket::links::Attachment;
 
-/// Between two looks.
+/// The time between two checks.
 const LOOK_NANOS: u64 = 20_000_000;
-/// What is unread for as long as this, as looks find it, is overdue in a lane of which nothing has ever been read.
+/// The time after which bytes are overdue in a lane of which nothing has ever been read. It counts
+/// from the first check that finds them unread.
 const FRESH_NANOS: u64 = 40_000_000;
-/// A receiver that has read from the lane, that an epoll instance waits for, or that has not yet read what TCP has before the lane, which
-/// wakes it, comes by as far as is known. But it may be busy, or wait for a processor that others want.
+/// The time for a receiver that is known to check its lane. It has read from the lane, or waits for
+/// it by an epoll instance, or has yet to read TCP bytes before the lane, which wake it. But it may
+/// be busy, or wait for a processor.
 const KNOWN_NANOS: u64 = 1_000_000_000;
 
 const WORD: usize = u64::BITS as usize;
-/// A bit for each endpoint, by its index: something was sent on its lane.
+/// A bit for each endpoint, by its index, that is set when bytes are sent on its lane.
 static SENT: [AtomicU64; endpoint::MOST / WORD] = [const { AtomicU64::new(0) }; endpoint::MOST / WORD];
-/// There is such a bit.
+/// Set if there is such a bit.
 static ANY: AtomicBool = AtomicBool::new(false);
-/// When the next look is due.
+/// When the next check is due.
 static NEXT: AtomicU64 = AtomicU64::new(0);
-/// Held by whoever looks.
+/// Held by the thread that checks.
 static LOOKING: Lock<()> = Lock::new(());
 
-/// What a look has found of a lane.
+/// The result of a check of a lane.
 #[derive(PartialEq, Eq)]
 enum Found {
-    /// There is nothing unread, or nothing that could be taken back.
+    /// Nothing is unread, or nothing could be reclaimed.
     Nothing,
-    /// The receiver may come yet.
+    /// The receiver may still read in time.
     Early,
-    /// It should have come.
+    /// The receiver should have read.
     Overdue,
 }
 
-/// Bytes were published. Under the lock of their direction, which a look takes, too.
+/// Notes that bytes were published. The caller holds the lock of the direction, which a check takes
+/// as well.
 #[inline(always)]
 pub(crate) fn note_sent(endpoint: &Endpoint, seen: &Seen) {
     if !seen.is_listed.get() {
@@ -58,20 +75,20 @@ fn list(endpoint: &Endpoint, seen: &Seen) {
     look_again_at(endpoint);
 }
 
-/// Has the next look look at this connection.
+/// Includes this connection in the next check.
 pub(crate) fn look_again_at(endpoint: &Endpoint) {
     let (word, bit) = place(endpoint);
     word.fetch_or(bit, SeqCst);
     ANY.store(true, SeqCst);
 }
 
-/// How long a sleep may last because of that.
+/// Returns the longest sleep that the pending checks allow.
 #[inline]
 pub(crate) fn patience() -> Option<u64> {
     ANY.load(Relaxed).then_some(LOOK_NANOS)
 }
 
-/// Looks if it is time, which `clock` tells. Called before a sleep, outside all locks.
+/// Checks the lanes if it is time according to `clock`. Called before a sleep, without locks.
 #[inline]
 pub(crate) fn look_if_due(clock: impl FnOnce() -> u64) {
     if ANY.load(Relaxed) {
@@ -84,12 +101,12 @@ pub(crate) fn look_if_due(clock: impl FnOnce() -> u64) {
 
 #[cold]
 fn look(now: u64) {
-    // Another thread that looks does so for all.
+    // One thread checks for all of them.
     let Some(_one) = LOOKING.try_lock() else { return };
     NEXT.store(now + LOOK_NANOS, Relaxed);
     ANY.store(false, SeqCst);
     for (index, word) in SENT[..endpoint::made().div_ceil(WORD)].iter().enumerate() {
-        // Cleared first: whoever sends once it has been looked at sets it again.
+        // The bits are cleared first. A send after the check of its endpoint sets the bit again.
         let mut bits = if word.load(Relaxed) == 0 { 0 } else { word.swap(0, SeqCst) };
         while bits != 0 {
             let bit = bits.trailing_zeros() as usize;
@@ -105,7 +122,7 @@ fn look(now: u64) {
     }
 }
 
-/// What is to be looked at again is listed again.
+/// Checks a lane, and lists it again if another check is needed.
 fn find(endpoint: &Endpoint, now: u64) -> Found {
     let mut side = endpoint.tx.lock();
     side.seen.is_listed.set(false);
@@ -123,7 +140,7 @@ fn find_in(endpoint: &Endpoint, side: &mut TxSide, now: u64) -> Found {
         seen.unread_since = None;
         return Found::Nothing;
     }
-    // Of a lane that moves somebody takes care.
+    // A lane with progress is not overdue.
     let reached = [tx.lane_total() - unread, at.outgoing().0.ahead()];
     match seen.unread_since {
         Some((since, then)) if then == reached => {
@@ -149,14 +166,16 @@ fn place(endpoint: &Endpoint) -> (&'static AtomicU64, u64) {
     (&SENT[index / WORD], 1 << (index % WORD))
 }
 
-/// Whether a lane has ever ended a wait of this process: then it waits where it can be seen.
+/// Set once a lane has ended a wait of this process. Its waits are then visible to the shim.
 static HAS_WAITED: AtomicBool = AtomicBool::new(false);
-/// Lanes of this process's that were taken back before one had.
+/// Receiving lanes of this process that were reclaimed by the peer before a lane had ended a wait.
 static TAKEN_BACK: AtomicU64 = AtomicU64::new(0);
-/// So many of them say that none will.
+/// The number of reclaimed lanes after which this process is regarded as one whose waits the shim
+/// does not see.
 const ENOUGH: u64 = 2;
 
-/// A doorbell has ended a sleep of this process's, or what came by a lane has kept it from one.
+/// Notes that a doorbell has ended a sleep of this process, or that bytes in a lane have prevented
+/// one.
 #[inline]
 pub(crate) fn note_waited() {
     if !HAS_WAITED.load(Relaxed) {
@@ -164,23 +183,22 @@ pub(crate) fn note_waited() {
     }
 }
 
-/// A peer has taken back what this process had not read.
+/// Notes that a peer has reclaimed bytes that this process had not read.
 pub(crate) fn note_taken_back() {
     if !HAS_WAITED.load(Relaxed) {
         TAKEN_BACK.fetch_add(1, Relaxed);
     }
 }
 
-/// Whether this process seems never to wait where lanes wake it. Then it is to stay on TCP, so that not each of its connections
-/// must find that out anew.
+/// Returns whether this process seems never to wait where lanes can wake it. It then stays on TCP.
+/// Otherwise each of its connections would have to find this out anew.
 pub(crate) fn is_unseen() -> bool {
     TAKEN_BACK.load(Relaxed) >= ENOUGH
 }
 
-/// In a forked child, which has none of its parent's lanes to send on.
+/// Frees the lock of the checks in a forked child, which sends on none of its parent's lanes.
 ///
-/// # Safety
-/// This must be the only thread of the process.
+/// # Safety This must be the only thread of the process.
 pub(crate) unsafe fn after_fork_in_child() {
     // SAFETY: the caller's promise.
     unsafe { LOOKING.reset() };

@@ -1,4 +1,5 @@
-//! A connection whose peer has died with bytes of ours unread, as calls meet it: see [`crate::socket::lost`].
+//! Calls on a connection whose peer has died with bytes of this end unread: see
+//! [`crate::socket::lost`].
 
 use shunt_abi::reason::Reason;
 
@@ -6,22 +7,25 @@ use crate::epoll;
 use crate::socket::endpoint::Endpoint;
 use crate::socket::lost;
 
-/// For a call that shows what has become of the connection, though it moves no bytes: see [`reset_if_lost`].
+/// Resets the connection if it is lost, for a call that reports its state without moving bytes: see
+/// [`reset_if_lost`].
 pub(crate) fn notice_reset(endpoint: &Endpoint, fd: i32) -> bool {
     lost::may_be_lost(endpoint, fd) && reset_if_lost(endpoint, fd)
 }
 
-/// TCP has ended: resets the connection if that was the death of the peer's process with bytes of ours unread. `true` if it was.
+/// Resets the connection if TCP has ended by the death of the peer's process, with bytes of this
+/// end unread. Returns whether that was the case.
 pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
     let is_lost = lost::reset_in_a_set(endpoint, fd).is_some();
     if is_lost {
-        // Whether there is room is TCP's to say again.
+        // TCP determines again whether there is room.
         epoll::refresh(endpoint);
     }
     is_lost
 }
 
-/// The program has been told of a reset, so what the peer has not read will cause no other.
+/// Records that the program has got the error of a reset. Bytes that the peer has not read will
+/// cause no other.
 pub(crate) fn reset_is_told(endpoint: &Endpoint) {
     {
         let mut side = endpoint.tx.lock();
@@ -30,6 +34,6 @@ pub(crate) fn reset_is_told(endpoint: &Endpoint) {
         side.tx.abandon(at.outgoing().0, Reason::PeerDied);
         endpoint.report_tx(&side);
     }
-    // Whether there is room is TCP's to say again.
+    // TCP determines again whether there is room.
     epoll::refresh(endpoint);
 }

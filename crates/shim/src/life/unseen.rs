@@ -1,10 +1,16 @@
-//! What reads, writes or waits for sockets where no hook sees it. A process that has it stays on TCP altogether, and for good: an
-//! io_uring that cannot be looked into, a thread with a descriptor table of its own, and an epoll set that it has made by system
-//! calls of its own and put connections into. One in a sandbox does too (`crate::program::sandbox`).
+//! Reads, writes and waits on sockets that no hook sees. A process with any of them stays on TCP
+//! for good:
 //!
-//! A ring that is made by way of a hook (`syscall`, or liburing's own functions) is looked into (`crate::ops::ring`). Programs
-//! with liburing built in make it by system calls of their own, as some do with epoll sets, so the descriptors are looked at as
-//! well, before a connection is offered. Whoever waits in yet another way is found out by its peers: see `crate::life::overdue`.
+//! - an io_uring that the shim cannot inspect,
+//! - a thread with a separate descriptor table,
+//! - an epoll instance that was made past the shim and has connections,
+//! - a sandbox (`crate::program::sandbox`).
+//!
+//! The shim inspects an io_uring that was made by a hook, that is by `syscall` or by liburing's
+//! functions (`crate::ops::ring`). A program with liburing built in makes it by a system call past
+//! the hooks, and some programs do the same with epoll instances. So the shim also examines the
+//! descriptors before it offers a connection. A process that waits in another way is found by its
+//! peers: see `crate::life::overdue`.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -20,25 +26,26 @@ use crate::epoll;
 use crate::life::{attach, census, overdue};
 use crate::socket::endpoint;
 
-/// Why this process stays on TCP; 0 is nothing.
+/// Why this process stays on TCP, as a reason code; 0 if it does not.
 static LEFT: AtomicU32 = AtomicU32::new(0);
-/// Set once every connection has gone back.
+/// Set once every connection has fallen back.
 static DONE: AtomicU32 = AtomicU32::new(0);
-/// How many more offers may go by before the descriptors are looked at again.
+/// The number of offers until the descriptors are examined again.
 static PAUSE: AtomicU32 = AtomicU32::new(0);
 
-/// How many closed numbers in a row end a look.
+/// The number of closed descriptors in a row that ends an examination.
 const GAP: u32 = 64;
-/// A process with many descriptors is looked at less often: each offer pays for so many of them.
+/// The number of descriptors for which one offer pays. A process with many descriptors examines
+/// them less often.
 const PER_OFFER: u32 = 16;
 
-/// Every connection of the process goes back to TCP for good, and no other is offered.
+/// Makes every connection of the process fall back to TCP for good, and prevents further offers.
 pub(crate) fn leave(reason: Reason) {
     if DONE.load(Acquire) != 0 || !process::is_home() {
         return;
     }
-    // Before the connections are gone through, so that none slips by: an offer looks here, and one that was made
-    // already is not adopted once the endpoint is barred.
+    // Set before the connections are processed, so that none is missed. A later offer finds this
+    // reason. An earlier one is not attached once the endpoint is barred.
     let _ = LEFT.compare_exchange(0, reason as u32, SeqCst, Relaxed);
     let before = errno::get();
     let _shield = Shield::raise();
@@ -46,13 +53,13 @@ pub(crate) fn leave(reason: Reason) {
         attach::bar_reading(endpoint, reason);
         endpoint.keep_for_calls();
     }
-    // Nobody whom we do not see may meet what is ours there.
+    // Code that the shim cannot see must find no state of the shim in the kernel's epoll instances.
     epoll::surrender();
     errno::set(before);
     DONE.store(1, Release);
 }
 
-/// Why this process stays on TCP, if it does.
+/// Returns why this process stays on TCP, if it does.
 pub(crate) fn left() -> Option<Reason> {
     match LEFT.load(SeqCst) {
         0 => None,
@@ -60,7 +67,7 @@ pub(crate) fn left() -> Option<Reason> {
     }
 }
 
-/// Before an offer, outside all locks: is there anything that no hook has seen being made?
+/// Examines the process for anything that no hook has seen. Called before an offer, without locks.
 pub(crate) fn look_around() {
     if left().is_some() {
         return;
@@ -78,7 +85,7 @@ pub(crate) fn look_around() {
     }
     let (mut looked, mut closed) = (0, 0);
     let mut fd: RawFd = 0;
-    // The kernel gives the lowest number that is free, so a ring is never far above the others.
+    // The kernel assigns the lowest free descriptor, so an io_uring is never far above the others.
     while closed < GAP {
         if table::look_up(fd) == Entry::None {
             looked += 1;
@@ -86,7 +93,7 @@ pub(crate) fn look_around() {
                 Err(_) => closed += 1,
                 Ok(status) => {
                     closed = 0;
-                    // Rings, epoll sets, timers and the like have no file type at all.
+                    // io_urings, epoll instances, timers and the like have no file type.
                     if FileType::from_raw_mode(status.st_mode) == FileType::Unknown {
                         let (against, listed) = examine(fd);
                         looked += listed;
@@ -104,7 +111,8 @@ pub(crate) fn look_around() {
     PAUSE.store(looked / PER_OFFER, Relaxed);
 }
 
-/// What a descriptor says against shared memory, and how many more descriptors have been looked at for that.
+/// Returns the reason against shared memory that a descriptor is, if any, and the number of further
+/// descriptors that were examined for it.
 fn examine(fd: RawFd) -> (Option<Reason>, u32) {
     let mut target = [std::mem::MaybeUninit::<u8>::uninit(); 32];
     match link_of(fd, &mut target) {
@@ -119,7 +127,7 @@ fn examine(fd: RawFd) -> (Option<Reason>, u32) {
 
 const RING: &[u8] = b"anon_inode:[io_uring]";
 
-/// Whether `fd` is an io_uring.
+/// Returns whether `fd` is an io_uring.
 pub(crate) fn is_ring(fd: RawFd) -> bool {
     let mut target = [std::mem::MaybeUninit::<u8>::uninit(); 32];
     link_of(fd, &mut target) == Some(RING)

@@ -6,10 +6,10 @@
 //! ```text
 //! TCP has ended, and bytes are unread in the lane
 //!   |
-//!   +-- the broker reports the peer's death ----+
-//!   +-- no process holds the peer's socket -----+--> abandon the lane, then `reset`:
-//!   |                                           |      a byte to the closed socket provokes an RST;
-//!   +-- otherwise: not lost, or not yet known   |      if none comes, `dissolve` the socket
+//!   +-- the broker reports the peer's death ---+
+//!   +-- no process holds the peer's socket ----+--> abandon the lane, then `reset`:
+//!   |                                                 a byte to the closed socket provokes an RST;
+//!   +-- otherwise: not lost, or not yet known         if none comes, `dissolve` the socket
 //! ```
 //!
 //! Example: a server writes a response to a lane, and the client is killed before it reads it. The
