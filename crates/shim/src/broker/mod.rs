@@ -1,4 +1,4 @@
-//! The conversation with the broker.
+//! The connection to the broker, which pairs the two ends of a TCP connection.
 
 pub(crate) mod control;
 pub(crate) mod pulse;

@@ -1,38 +1,56 @@
-//! Whether the broker is awake. What it is shown it holds until it has looked, and a socket that it holds does not end when
-//! the program closes it or dies. So a socket is shown only to a broker that has just taken what was said before: a
-//! stopped or hanging one gets none (L6).
+//! Whether the broker responds.
 //!
-//! The broker writes onto the board how many messages it has taken from this process. Sent but not taken for too long means
-//! silence; taken a moment ago means that the next one will be, too.
+//! The broker holds a socket that it has been sent until it has handled the message. Meanwhile the
+//! socket does not end when the program closes it or dies. So the shim sends a socket only to a
+//! broker that has just received earlier messages. A stopped or hanging broker gets none (L6).
+//!
+//! The broker writes to the board how many messages it has received from this process. If a message
+//! has been sent and is not received for too long, the broker is silent. If one was received a
+//! moment ago, the next one will be, too.
+//!
+//! ```text
+//! Unknown ---- a message is sent ----> Asked ---- received within 1 s ----> Awake
+//!    ^                                   |                                    |
+//!    |                                   +---- not within 1 s ----> Silent    |
+//!    +--------- no message was sent and received within the last second ------+
+//! ```
+//!
+//! `Awake` also changes to `Asked` while a message has not been received for 10 ms.
+//!
+//! Example: a process wants to offer a connection, and has sent nothing for minutes. The state is
+//! `Unknown`, so it sends an `Announce`, which has no descriptor. At its next operation the board
+//! shows that the broker has received it. The state is `Awake`, and the process sends the offer
+//! with the socket.
 
-/// While a message has not been taken for this long nothing is shown: the broker may be busy, or may have been stopped.
+/// Once a message has not been received for this time, no socket is sent. The broker may be busy,
+/// or may have been stopped.
 const PATIENCE_NANOS: u64 = 10_000_000;
-/// After this long it is not only busy.
+/// Once a message has not been received for this time, the broker is regarded as stopped.
 const SILENT_NANOS: u64 = 1_000_000_000;
-/// A broker is believed to be awake for this long after it was said what it has taken.
+/// How long the broker counts as awake after the sending time of a message that it has received.
 const FRESH_NANOS: u64 = 1_000_000_000;
 
-/// What is known of one conversation.
+/// The state of one connection to a broker.
 #[derive(Default)]
 pub(crate) struct Pulse {
-    /// Messages sent.
+    /// The number of messages sent.
     said: u64,
-    /// One of them that has not been taken, as far as is known: its number, and when it was sent.
+    /// A message that has not been received as far as is known: its number, and its sending time.
     waiting: Option<(u64, u64)>,
-    /// When the latest of those that are known to have been taken was sent.
+    /// The sending time of the last message that is known to have been received.
     taken: Option<u64>,
 }
 
-/// How the broker is.
+/// Whether the broker responds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Awake.
+    /// The broker receives messages.
     Awake,
-    /// It may be: say something and see.
+    /// The broker may respond. A message finds out.
     Unknown,
-    /// It has been said something that it has not taken yet.
+    /// A message was sent that the broker has not received yet.
     Asked,
-    /// It has not taken anything for so long that it must be stopped, or hang.
+    /// The broker has received nothing for so long that it must be stopped or hanging.
     Silent,
 }
 
@@ -41,18 +59,18 @@ impl Pulse {
         Pulse { said: 0, waiting: None, taken: None }
     }
 
-    /// A message has been sent.
+    /// Records that a message has been sent.
     pub(crate) fn said(&mut self, now: u64) {
         self.said += 1;
         self.waiting.get_or_insert((self.said, now));
     }
 
-    /// The number of the message that was sent last.
+    /// Returns the number of the last message sent.
     pub(crate) fn latest(&self) -> u64 {
         self.said
     }
 
-    /// How it is, having taken so many messages.
+    /// Returns the state, given how many messages the broker has received.
     pub(crate) fn state(&mut self, taken: u64, now: u64) -> State {
         if let Some((number, at)) = self.waiting
             && taken >= number

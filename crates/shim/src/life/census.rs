@@ -1,11 +1,24 @@
-//! The census of code: judges each executable mapping of the process, once, before anything may be on shared memory (L11).
+//! The census of code: it judges each executable mapping of the process once, before any connection
+//! is offered (L11).
 //!
-//! A process without connections is never looked at. The first connection that is about to be offered has `/proc/self/maps` read,
-//! and each executable mapping that was not judged before is judged by `shunt_census`, unless it is *covered*: the shim stands in
-//! front of its system calls. Covered are the shim itself, libc and the dynamic linker of the program's own namespace, the
-//! kernel's vdso, liburing, whose functions have hooks, and what `shunt_door` has led here. A second libc is not.
+//! A process without connections is never examined. Before the first offer, the census reads
+//! `/proc/self/maps`. `shunt_census` then judges each executable mapping that has not been judged,
+//! unless it is *covered*: the shim intercepts its system calls. Covered code is the shim itself,
+//! libc and the dynamic linker of the program's namespace, the kernel's vdso, liburing, whose
+//! functions have hooks, and code whose calls `shunt_door` has redirected to the shim. A second
+//! libc is not covered.
 //!
-//! [`known`] names objects of which more is known than their code tells.
+//! [`known`] lists objects by name about which the shim knows more than their code shows.
+//!
+//! ```text
+//! Unjudged --- census: all code is clean ---> Clean --- a load, or new code ---> Unjudged
+//!     |                                        |
+//!     +---- code that may make system calls ---+---> MayBypass (on TCP for good)
+//! ```
+//!
+//! Example: a program loads a plugin with an inline `syscall` instruction for `read`. Before the
+//! load, every connection falls back to TCP ([`loads`]). At the next offer, the census finds the
+//! new mapping and the instruction. The state becomes `MayBypass`, and the process stays on TCP.
 
 mod bindings;
 mod known;
@@ -33,27 +46,29 @@ use maps::{Lines, Mapping};
 static KNOWN: Lock<Known> = Lock::new(Known { judged: Vec::new(), plain: None });
 /// A bit for each system call that matters.
 static CALLS: Lock<[u32; NUMBERS / 32]> = Lock::new([0; NUMBERS / 32]);
-/// A code generator is loaded: memory that it makes executable is its own.
+/// Set if a code generator is loaded. Memory that it makes executable has only its code.
 static GENERATES: AtomicBool = AtomicBool::new(false);
-/// The page below the program by which `shunt_door` has led its calls here; 1 if all of the process is led.
+/// The page below the program, by which `shunt_door` has redirected the program's calls to the
+/// shim. [`ALL`] means that every call of the process is redirected.
 static LED: AtomicUsize = AtomicUsize::new(0);
 const ALL: usize = 1;
 
-/// Bytes of the buffer by way of which memory is read, and of the one for `/proc/self/maps`.
+/// The size of the buffer through which memory is read. [`TEXT`] is the size of the buffer for
+/// `/proc/self/maps`.
 const BUFFER: usize = 128 * 1024;
 const TEXT: usize = 16 * 1024;
 
 struct Known {
     /// The mappings that have been judged.
     judged: Vec<Judged>,
-    /// The objects that are surely not bound deep, once one may be.
+    /// The objects that are certainly not bound deep, once any object may be.
     plain: Option<Vec<bindings::Object>>,
 }
 
 /// How often the dynamic linker had added objects when the last census began.
 static ADDED: AtomicU64 = AtomicU64::new(0);
 
-/// A mapping that has been judged. Another one in its place has another file or other bounds.
+/// A mapping that has been judged. Another mapping in its place differs in file or bounds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Judged {
     from: usize,
@@ -61,7 +76,7 @@ struct Judged {
     inode: u64,
 }
 
-/// What a census has found.
+/// The result of a census.
 enum Found {
     Clean,
     MayBypass,
@@ -69,9 +84,9 @@ enum Found {
     Nothing,
 }
 
-/// Which system calls matter: those that the shim must see.
+/// Sets which system calls matter, because the shim must see them.
 pub(crate) fn start(numbers: &[u32; NUMBERS / 32]) {
-    /// What ends a thread, or takes memory away, has nothing to do with connections.
+    /// Calls that end a thread or release memory do not affect connections.
     const HARMLESS: [i64; 2] = [libc::SYS_exit, libc::SYS_munmap];
     let mut calls = *numbers;
     for number in HARMLESS {
@@ -81,30 +96,31 @@ pub(crate) fn start(numbers: &[u32; NUMBERS / 32]) {
     CALLS.set(calls);
 }
 
-/// The program's own calls have been led to the shim by way of the page `below` it.
+/// Records that the program's own calls have been redirected to the shim by the page `below` it.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn program_is_led(below: usize) {
     LED.store(below, Relaxed);
 }
 
-/// Every call of the process has been.
+/// Records that every call of the process has been redirected to the shim.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn all_is_led() {
     LED.store(ALL, Relaxed);
 }
 
-/// Has all code judged that was not. Called outside all locks. Returns whether it is clean.
+/// Judges all code that has not been judged. Returns whether all code is clean. The caller holds no
+/// lock.
 pub(crate) fn settle() -> bool {
     let has_linker = LED.load(Relaxed) != ALL;
     if code::is_clean() && has_linker && times_added() != ADDED.load(Relaxed) {
-        // By libc itself: it loads modules for names and for character sets.
+        // libc itself has added them: it loads modules for name services and character sets.
         loads::withdraw();
     }
     let state = code::state();
     match state {
         Code::Clean(_) => return true,
         Code::MayBypass => return false,
-        // Judged when it has ended.
+        // The code is judged when the load has ended.
         Code::Unjudged(_) if code::is_loading() => return false,
         Code::Unjudged(_) => {}
     }
@@ -112,11 +128,11 @@ pub(crate) fn settle() -> bool {
     let shield = Shield::raise();
     let Some(mut known) = lock() else { return code::is_clean() };
     let found = match () {
-        // Another thread may have looked meanwhile.
+        // Another thread may have judged the code meanwhile.
         () if code::state() != state => Found::Nothing,
         () => match known.rebind(has_linker) {
             Bound::NotYet => Found::Nothing,
-            // Somebody has vouched for all of it.
+            // The operator vouches for all system calls of the program (`--own-calls trust`).
             _ if process::trusts_own_calls() => Found::Clean,
             Bound::Here => known.look(),
             Bound::Unclear => Found::MayBypass,
@@ -136,7 +152,8 @@ pub(crate) fn settle() -> bool {
     code::is_clean()
 }
 
-/// Waits for a census of another thread's, but not for ever: that one may wait for the dynamic linker, of which this thread may hold a lock.
+/// Waits for the census of another thread, with a time limit. That thread may wait for a lock of
+/// the dynamic linker that this thread holds.
 fn lock() -> Option<Guard<'static, Known>> {
     const TRIES: u32 = 1000;
     let pause = Timespec { tv_sec: 0, tv_nsec: 200_000 };
@@ -148,7 +165,7 @@ fn lock() -> Option<Guard<'static, Known>> {
     })
 }
 
-/// A library is about to be loaded that is bound to libc before it is bound to the shim.
+/// Prepares for the load of a library that is bound to libc before it is bound to the shim.
 pub(super) fn expect_deep() {
     lookups::expect_deep();
     let _shield = Shield::raise();
@@ -156,17 +173,19 @@ pub(super) fn expect_deep() {
     bindings::list(&mut present);
     let mut known = KNOWN.lock();
     match &mut known.plain {
-        // One that has gone may come back deep.
+        // An object that has been unloaded may be loaded again and then be bound deep.
         Some(plain) => plain.retain(|one| present.contains(one)),
         None => known.plain = Some(present),
     }
 }
 
-/// How often the dynamic linker had added objects when all their calls were last led to the shim.
+/// How often the dynamic linker had added objects when all their calls were last redirected to the
+/// shim.
 static CALLS_LED: AtomicU64 = AtomicU64::new(0);
 
-/// Leads calls of new libraries to the shim that the dynamic linker has bound past it, so that the
-/// shim sees their sockets before the first offer. A census judges the calls that cannot be led.
+/// Redirects calls of new libraries that the dynamic linker has bound past the shim, so that the
+/// shim sees their sockets before the first offer. A census judges the calls that cannot be
+/// redirected.
 pub(super) fn lead_calls() {
     if !lookups::may_be_deep() || LED.load(Relaxed) == ALL || process::is_off() {
         return;
@@ -184,30 +203,30 @@ pub(super) fn lead_calls() {
     }
 }
 
-/// Returns whether the object came with or after a library that is bound deep. In doubt it did.
+/// Returns whether the object was loaded with or after a library that is bound deep. In doubt it
+/// returns `true`.
 fn is_perhaps_deep(object: bindings::Object) -> bool {
     let _shield = Shield::raise();
     lock().is_none_or(|known| known.plain.as_ref().is_some_and(|plain| !plain.contains(&object)))
 }
 
-/// No thread is in the middle of a census while the process is copied.
+/// Takes the lock before a fork, so that no thread is in the middle of a census meanwhile.
 pub(crate) fn hold_lock() {
     KNOWN.hold();
 }
 
-/// In both processes.
+/// Releases the lock after a fork, in the parent and in the child.
 ///
-/// # Safety
-/// After [`hold_lock`], on the same thread.
+/// # Safety The caller has called [`hold_lock`] on the same thread.
 pub(crate) unsafe fn release_lock() {
     // SAFETY: the caller's promise.
     unsafe { KNOWN.release() };
 }
 
-/// In a child that nobody announced: a thread of its parent's may have been in the middle of a census.
+/// Frees the lock in a child of a fork that the shim did not see. A thread of the parent may have
+/// been in the middle of a census.
 ///
-/// # Safety
-/// This must be the only thread of the process.
+/// # Safety This must be the only thread of the process.
 pub(crate) unsafe fn reset_lock() {
     // SAFETY: the caller's promise.
     unsafe { KNOWN.reset() };
@@ -217,7 +236,8 @@ pub(crate) unsafe fn reset_lock() {
 }
 
 impl Known {
-    /// Has all calls lead to the hooks. Where every system call does, there may be no dynamic linker.
+    /// Redirects all calls to the hooks. If every system call is redirected anyway, the process may
+    /// have no dynamic linker.
     fn rebind(&self, has_linker: bool) -> Bound {
         if !has_linker {
             return Bound::Here;
@@ -228,13 +248,13 @@ impl Known {
 
     fn look(&mut self) -> Found {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: memory of our own, in a place that the kernel chooses.
+        // SAFETY: new memory, in a place that the kernel chooses.
         let Ok(scratch) = (unsafe {
             mmap_anonymous(std::ptr::null_mut(), BUFFER + TEXT, ProtFlags::READ | ProtFlags::WRITE, flags)
         }) else {
             return Found::Nothing;
         };
-        // SAFETY: mapped above, and nobody else's.
+        // SAFETY: mapped above, and used by no other thread.
         let bytes = unsafe { std::slice::from_raw_parts_mut(scratch.cast::<u8>(), BUFFER + TEXT) };
         let (buffer, text) = bytes.split_at_mut(BUFFER);
         let found = self.look_by(buffer, text);
@@ -282,8 +302,8 @@ impl Known {
 }
 
 impl Known {
-    /// Where there is no /proc, the dynamic linker tells of the objects that it has loaded. Of other memory nothing is known that its
-    /// hooks have not told.
+    /// Judges the objects that the dynamic linker has loaded, if there is no /proc. Other
+    /// executable memory is known only if a hook has seen it.
     fn look_at_objects(&mut self, buffer: &mut [u8]) -> Found {
         let mut objects: Vec<Mapping> = Vec::new();
         each_library(&mut |library| {
@@ -328,7 +348,7 @@ fn has_calls(range: std::ops::Range<usize>, numbers: &[u32; NUMBERS / 32], buffe
     shunt_census::judge(&Process, range, None, &Numbers(numbers), buffer) != Verdict::Clean
 }
 
-/// This process's memory, which another thread may unmap at any time.
+/// The memory of this process, which another thread may unmap at any time.
 struct Process;
 
 impl Memory for Process {
@@ -337,13 +357,14 @@ impl Memory for Process {
     }
 }
 
-/// Where the objects are whose system calls come by way of the shim.
+/// The objects whose system calls the shim intercepts.
 struct Covered {
     /// Addresses in the shim and in libc.
     addresses: [usize; 2],
-    /// Where the dynamic linker begins.
+    /// The start of the dynamic linker.
     linker: usize,
-    /// In the program itself, if its calls have been led here, and the page below it.
+    /// An address in the program, if its calls have been redirected, and the page below the
+    /// program.
     program: usize,
     below: usize,
     is_all: bool,
@@ -351,13 +372,13 @@ struct Covered {
 
 impl Covered {
     fn find() -> Covered {
-        // SAFETY: only asks.
+        // SAFETY: only reads values.
         let [base, entry] =
             [libc::AT_BASE, libc::AT_ENTRY].map(|kind| unsafe { libc::getauxval(kind) as usize });
         let led = LED.load(Relaxed);
         Covered {
             addresses: [settle as *const () as usize, libc::__errno_location as *const () as usize],
-            // A dynamic linker that was started by its name is the program.
+            // A dynamic linker that was started as a command is the program.
             linker: if base == 0 { entry } else { base },
             program: if led > ALL { entry } else { 0 },
             below: led,
@@ -372,7 +393,7 @@ impl Covered {
             || mapping.object == self.linker
             || has(self.linker)
             || self.program != 0 && has(self.program)
-            // The page with the code that leads there is behind the one that says where.
+            // The page with the redirecting code follows the page that contains its target.
             || self.below > ALL && has(self.below + PAGE)
             || known::is_covered(mapping.name())
     }
@@ -380,8 +401,9 @@ impl Covered {
 
 const PAGE: usize = 4096;
 
-/// The process has made `range` executable, or is about to. Returns whether that has been judged, or need not be: else [`code_has_come`]
-/// is to be called once it is there.
+/// Judges a `range` that the process has made executable, or is about to. Returns whether it has
+/// been judged, or need not be. Otherwise the caller must call [`code_has_come`] once the code is
+/// there.
 pub(crate) fn made_executable(range: std::ops::Range<usize>, is_writable: bool) -> bool {
     let is_trusted = process::trusts_own_calls() || GENERATES.load(Relaxed);
     if process::is_off() || !process::is_home() || is_trusted {
@@ -389,7 +411,7 @@ pub(crate) fn made_executable(range: std::ops::Range<usize>, is_writable: bool) 
     }
     match code::state() {
         Code::Clean(_) => {}
-        // Nothing is shared, and the next census will find it.
+        // No connection is on shared memory, and the next census will find the range.
         Code::Unjudged(_) => return false,
         Code::MayBypass => return true,
     }
@@ -408,7 +430,7 @@ pub(crate) fn made_executable(range: std::ops::Range<usize>, is_writable: bool) 
     true
 }
 
-/// Code is there that a census may have missed which was under way meanwhile.
+/// Notes that code has appeared which a concurrent census may have missed.
 pub(crate) fn code_has_come() {
     match code::is_clean() {
         true => loads::withdraw(),

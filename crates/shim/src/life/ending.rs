@@ -8,21 +8,20 @@
 //! of wait and for good.
 //!
 //! ```text
-//!   Open --- the lane is read to its end ---> Awaited(since) --- FIN or reset ------> Open (TCP's)
-//!                                                 |                bytes of TCP ---> Open, and again later
-//!                                                 +------------ FOR_NANOS later --> Reported (SHUT_RD)
+//! Open --- lane is read to its end ---> Awaited(since) --- FIN or reset ---> Open (TCP's)
+//!                                           |            bytes of TCP ---> Open, and again later
+//!                                           +---------- FOR_NANOS later -> Reported (SHUT_RD)
 //! ```
 //!
-//! Example: a server sends a response by a lane and closes the connection. A load balancer between
-//! the two has forgotten the connection, so the FIN is lost. The client reads the response and
-//! finds the lane ended. One second later it shuts down reading, and its read returns 0.
+//! Example: a server sends a response by a lane and closes the connection. Address translation between
+//! the two has forgotten the connection, so the FIN is lost. The client reads the response and finds
+//! the lane ended. One second later it shuts down reading, and its read returns 0.
 //!
 //! This is done only if a device on the path may forget connections ([`Keepalive::is_needed`]). The
 //! checks are those of [`overdue`](super::overdue): while an end is awaited, no sleep lasts longer
 //! than 20 ms, and the connection stays attached.
 //!
 //! [`LaneHeader::is_complete`]: shunt_ring::LaneHeader::is_complete
-//!
 //! [`Keepalive::is_needed`]: crate::socket::keepalive::Keepalive::is_needed
 
 use std::sync::atomic::Ordering::*;

@@ -13,10 +13,10 @@
 //!                     no progress for 40 ms, or 1 s --------> reclaim, and fall back to TCP
 //! ```
 //!
-//! Example: a server waits for its connections by an epoll instance that it has made past the shim.
-//! A client sends a request by a lane and waits for the response. After 20 ms and after 40 ms the
-//! client finds the request unread. After 60 ms it reclaims the request and sends it by TCP, which
-//! wakes the server.
+//! Example: a server waits for its requests by a system call that the shim does not see. A client
+//! sends a request by a lane. The client finds it unread when it starts to wait for the response,
+//! and again after 20 ms. After 40 ms it reclaims the request and sends it by TCP, which wakes the
+//! server.
 //!
 //! See *A receiver that never comes by* in docs/local-path.md.
 

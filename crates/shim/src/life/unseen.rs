@@ -3,8 +3,9 @@
 //!
 //! - an io_uring that the shim cannot inspect,
 //! - a thread with a separate descriptor table,
-//! - an epoll instance that was made past the shim and has connections,
-//! - a sandbox (`crate::program::sandbox`).
+//! - an epoll instance that was made past the shim and has connections.
+//!
+//! A process in a sandbox stays on TCP, too (`crate::program::sandbox`).
 //!
 //! The shim inspects an io_uring that was made by a hook, that is by `syscall` or by liburing's
 //! functions (`crate::ops::ring`). A program with liburing built in makes it by a system call past

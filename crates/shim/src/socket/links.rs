@@ -184,8 +184,8 @@ impl Identity {
     ) -> Identity {
         // A limited address space may have no room for the spills.
         let has_spills = mapping.len() >= geometry.link_bytes();
-        // SAFETY: the mapping has `geometry.link_bytes()` bytes, or those before the spills. The link
-        // keeps it as long as it has this identity.
+        // SAFETY: the mapping has `geometry.link_bytes()` bytes, or those before the spills. The
+        // link keeps it as long as it has this identity.
         let view = unsafe { LinkView::new(mapping.as_ptr(), geometry, has_spills) };
         Identity { id, side, peer, epoch, view }
     }

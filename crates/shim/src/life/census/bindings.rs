@@ -1,8 +1,19 @@
-//! Calls that are bound past the shim (L11): a library that was loaded with RTLD_DEEPBIND finds libc's functions before ours. Where the
-//! dynamic linker has written the address of such a function, that of the hook is put.
+//! Calls that are bound past the shim (L11). A library that was loaded with RTLD_DEEPBIND finds
+//! libc's functions before the shim's. Where the dynamic linker has written the address of such a
+//! function, this module writes the address of the hook.
 //!
-//! Only slots of the global offset table, and pointers in data, to names that the shim exports. What the dynamic linker has not
-//! relocated yet is left alone, and looked at again before anything is shared.
+//! It changes slots of the global offset table and pointers in data, for names that the shim
+//! exports. It leaves slots that the dynamic linker has not relocated yet, and checks them again
+//! before the first offer.
+//!
+//! ```text
+//! the slot's value points to     bound as usual     perhaps bound deep
+//! libc's function                write the hook     write the hook
+//! the object's own PLT           leave              write the hook; give up if another library
+//!                                                     has the name
+//! an unrelocated address         check again        check again
+//! any other place                leave              leave
+//! ```
 
 use std::ffi::{CStr, c_char};
 use std::ops::Range;
@@ -14,7 +25,7 @@ use shunt_sys::memory;
 use super::known;
 use crate::base::library::{Library, each_library};
 
-/// Names an object that is loaded: where it is, and the path by which it was loaded.
+/// Identifies a loaded object by its place and by its path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Object {
     base: usize,
@@ -22,14 +33,14 @@ pub(super) struct Object {
     path: u64,
 }
 
-/// What a look at all bindings has found.
+/// The result of a check of all bindings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {
     /// Every call leads to the hooks.
     Here,
-    /// The dynamic linker is at work on some.
+    /// The dynamic linker is still relocating some slots.
     NotYet,
-    /// Some may lead past the hooks.
+    /// Some calls may lead past the hooks.
     Unclear,
 }
 
@@ -44,57 +55,59 @@ impl Bound {
     }
 }
 
-/// What kind of a place a relocation fills.
+/// The kind of slot that a relocation fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A call by way of the procedure linkage table, which may be bound when it is first made.
+    /// A call through the procedure linkage table, which may be bound at the first call.
     Call,
     /// Any other address of a function.
     Address,
 }
 
-/// Where a slot leads to.
+/// The target of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leads {
-    /// To a function behind the hooks: libc's.
+    /// A function of libc, or of another library whose functions have hooks.
     Behind,
-    /// Into its own object, since nobody has made the call yet.
+    /// The object's own procedure linkage table: the call has not been made yet.
     Nowhere,
-    /// Where the file says: it has not been relocated.
+    /// An address in the file: the slot has not been relocated.
     Unrelocated,
     Elsewhere,
 }
 
-/// What is to be done with a slot.
+/// What this module does with a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {
     Leave,
-    /// The hook's address is to be put there.
+    /// Write the hook's address to the slot.
     Put,
-    /// It is to be looked at again.
+    /// Check the slot again later.
     Wait,
     GiveUp,
 }
 
-/// Where a slot with this `value` leads to. The object lies at `own`, and imports the name if it does not define it.
+/// Returns the target of a slot with this `value`. The object's addresses are `own`. It imports the
+/// name if it does not define it.
 fn leads(kind: Kind, value: usize, own: &Range<usize>, imports: bool, is_behind: bool) -> Leads {
     match () {
         () if is_behind => Leads::Behind,
         () if value == 0 => Leads::Unrelocated,
         () if own.contains(&value) && kind == Kind::Call && imports => Leads::Nowhere,
-        // A place in the file, and nothing is mapped there in a process.
+        // An offset in the file. No memory of the process has such an address.
         () if value < own.end - own.start && value < own.start => Leads::Unrelocated,
         () => Leads::Elsewhere,
     }
 }
 
-/// What is to be done with a slot of a name that has a hook, in an object that is perhaps bound `deep`.
+/// Returns what to do with a slot for the name of a hook, in an object that is perhaps bound
+/// `deep`.
 fn deed(leads: Leads, deep: bool, others_define_it: impl FnOnce() -> bool) -> Deed {
     match leads {
         Leads::Behind => Deed::Put,
         Leads::Unrelocated => Deed::Wait,
         Leads::Nowhere if !deep => Deed::Leave,
-        // It would be bound to theirs, or past them.
+        // The first call would bind the slot to the other library's function, or past it.
         Leads::Nowhere if others_define_it() => Deed::GiveUp,
         Leads::Nowhere => Deed::Put,
         Leads::Elsewhere => Deed::Leave,
@@ -109,7 +122,7 @@ impl Object {
     }
 }
 
-/// Appends all objects that are loaded.
+/// Appends all loaded objects.
 pub(super) fn list(objects: &mut Vec<Object>) {
     each_library(&mut |library| {
         objects.push(Object::of(library));
@@ -117,7 +130,8 @@ pub(super) fn list(objects: &mut Vec<Object>) {
     });
 }
 
-/// Has every call of a hook's name lead there. Objects that are not `plain` may have been bound deep; without a list none has.
+/// Redirects every call of a hook's name to the hook. Objects that are not in `plain` may have been
+/// bound deep. If there is no list, none has been.
 pub(super) fn rebind(plain: Option<&[Object]>) -> Bound {
     let Some(work) = Work::begin(plain) else { return Bound::Unclear };
     let mut bound = Bound::Here;
@@ -130,7 +144,7 @@ pub(super) fn rebind(plain: Option<&[Object]>) -> Bound {
     bound
 }
 
-/// Leads the calls of objects that are not `plain`, as far as they can be led.
+/// Redirects the calls of objects that are not in `plain`, as far as possible.
 pub(super) fn rebind_others_than(plain: &[Object]) -> Bound {
     let Some(work) = Work::begin(Some(plain)) else { return Bound::Unclear };
     let mut bound = Bound::Here;
@@ -143,8 +157,9 @@ pub(super) fn rebind_others_than(plain: &[Object]) -> Bound {
     bound
 }
 
-/// # Safety
-/// It must stay loaded for as long as it is used.
+/// Extends the lifetime of a library's description.
+///
+/// # Safety The library must stay loaded for as long as the result is used.
 pub(super) unsafe fn for_good(library: &Library<'_>) -> Library<'static> {
     // SAFETY: the caller's promise.
     unsafe {
@@ -160,12 +175,12 @@ pub(super) fn is_ours(library: &Library<'_>) -> bool {
     library.has(rebind as *const () as usize)
 }
 
-/// Whether its calls are to lead to the hooks.
+/// Returns whether the calls of this library have to lead to the hooks.
 pub(super) fn is_judged(library: &Library<'_>) -> bool {
     !is_ours(library) && !is_behind(library) && !known::is_covered(library.name.to_bytes())
 }
 
-/// Whether its functions are those that the hooks stand in front of.
+/// Returns whether the hooks stand for functions of this library.
 pub(super) fn is_behind(library: &Library<'_>) -> bool {
     library.has(libc::__errno_location as *const () as usize) || known::is_behind(library.name.to_bytes())
 }
@@ -176,7 +191,7 @@ struct Work<'a> {
     plain: Option<&'a [Object]>,
 }
 
-/// A relocation, as ELF has it.
+/// A relocation in the ELF format.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Relocation {
@@ -212,8 +227,8 @@ impl Work<'_> {
                 // SAFETY: this library is not unloaded while it runs.
                 ours = Some(unsafe { for_good(library) });
             } else if is_behind(library) {
-                // SAFETY: libc and its parts stay loaded. liburing is used only below, before the end
-                // of this walk's caller.
+                // SAFETY: libc and its parts stay loaded. liburing is used only below, before the
+                // end of this walk's caller.
                 behind.push(unsafe { for_good(library) });
             }
             false
@@ -230,7 +245,7 @@ impl Work<'_> {
         const DT_RELACOUNT: usize = 0x6fff_fff9;
         const SIZE: usize = size_of::<Relocation>();
         let calls = (library.table(DT_JMPREL), library.number(DT_PLTRELSZ).unwrap_or(0) / SIZE, 0);
-        // Those without a symbol are the first.
+        // The relocations without a symbol come first.
         let nameless = library.number(DT_RELACOUNT).unwrap_or(0);
         let others = (library.table(DT_RELA), library.number(DT_RELASZ).unwrap_or(0) / SIZE, nameless);
         if library.number(DT_PLTREL).is_some_and(|kind| kind != DT_RELA) {
@@ -242,7 +257,8 @@ impl Work<'_> {
         for (table, count, first) in [calls, others] {
             let Some(table) = table else { continue };
             for index in first..count {
-                // SAFETY: the object's own table, which is loaded with it; it is not unloaded while the dynamic linker tells of it.
+                // SAFETY: the object's own table. The object is not unloaded during the dynamic
+                // linker's walk over its objects.
                 let one = unsafe { (table as *const Relocation).add(index).read_unaligned() };
                 match self.rebind_slot(library, one, &own, deep) {
                     Some(Deed::GiveUp) => bound = Bound::Unclear,
@@ -268,7 +284,7 @@ impl Work<'_> {
         if !library.has(slot) || !slot.is_multiple_of(align_of::<usize>()) {
             return Some(Deed::GiveUp);
         }
-        // SAFETY: a word of the object's.
+        // SAFETY: an aligned word of the object.
         let value = unsafe { AtomicUsize::from_ptr(slot as *mut usize) }.load(Relaxed);
         let is_behind = self.behind.iter().any(|one| one.has(value));
         let first = leads(kind, value, own, true, is_behind);
@@ -306,9 +322,10 @@ impl Work<'_> {
     }
 }
 
-/// Writes a slot. One that cannot be written is in the part that the dynamic linker protects once it is done with the object.
+/// Writes a slot. The slot may be in the part that the dynamic linker has made read-only after the
+/// relocation. Then this function makes the page writable meanwhile.
 fn put(library: &Library<'_>, slot: usize, hook: usize) -> bool {
-    // SAFETY: a slot for the address of a function, of which the hook is one that does the same.
+    // SAFETY: a slot for the address of a function. The hook is a function of the same type.
     if unsafe { memory::put(slot, &hook.to_ne_bytes()) } {
         return true;
     }
@@ -322,7 +339,8 @@ fn put(library: &Library<'_>, slot: usize, hook: usize) -> bool {
         return false;
     }
     let at = (slot & !(page - 1)) as *mut std::ffi::c_void;
-    // SAFETY: the page is the object's, and readable before and after; nobody else writes there any more.
+    // SAFETY: the page belongs to the object, and is readable before and after. No other code
+    // writes to it any more.
     unsafe {
         let is_open = mprotect(at, page, MprotectFlags::READ | MprotectFlags::WRITE).is_ok();
         if is_open {
@@ -351,7 +369,7 @@ mod tests {
             (Kind::Address, far, true, true, Leads::Behind),
             (Kind::Call, far, true, false, Leads::Elsewhere),
             (Kind::Call, inside, true, false, Leads::Nowhere),
-            // Its own function, and a program's entry for one of libc's.
+            // The object's own function, and a program's PLT entry for a function of libc.
             (Kind::Call, inside, false, false, Leads::Elsewhere),
             (Kind::Address, inside, true, false, Leads::Elsewhere),
             (Kind::Call, file, true, false, Leads::Unrelocated),

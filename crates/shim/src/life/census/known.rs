@@ -1,30 +1,32 @@
-//! Objects of which more is known than their code tells, by the names of their files.
+//! Objects, by the names of their files, about which the shim knows more than their code shows.
 
-/// Libraries with system calls of their own that meet no connection of the program's.
+/// Libraries with direct system calls that never concern a connection of the program.
 const COVERED: &[(&str, &str)] = &[
-    // Its functions have hooks (`crate::hooks::ring`).
+    // Their functions have hooks (`crate::hooks::ring`).
     ("liburing", ".so"),
     ("liburing-ffi", ".so"),
     // GCC's run-time libraries wait by futex(2), whose number they keep in a register over a loop.
     ("libgomp", ".so"),
     ("libitm", ".so"),
-    // The sanitizers' run-time libraries read /proc and write their own reports. The program's calls they pass on to libc.
+    // The sanitizers' run-time libraries read /proc and write reports. They pass the program's
+    // calls on to libc.
     ("libasan", ".so"),
     ("libhwasan", ".so"),
     ("liblsan", ".so"),
     ("libtsan", ".so"),
     ("libubsan", ".so"),
-    // Clang calls these libraries libclang_rt.asan-x86_64.so and the like.
+    // Clang's names of these libraries, such as libclang_rt.asan-x86_64.so.
     ("libclang_rt.asan", ".so"),
     ("libclang_rt.hwasan", ".so"),
     ("libclang_rt.tsan", ".so"),
     ("libclang_rt.ubsan_standalone", ".so"),
-    // Before glibc 2.34 a part of libc each, in front of all of whose functions the shim stands.
+    // Before glibc 2.34 these were parts of libc. The shim intercepts all of their functions.
     ("libpthread", ".so"),
     ("librt", ".so"),
 ];
 
-/// What generates code while it runs: the memory that it makes executable is filled by it alone.
+/// Programs and libraries that generate code while they run. Only they write to the memory that
+/// they make executable.
 const GENERATORS: &[&str] = &[
     // Java: HotSpot, OpenJ9.
     "libjvm.so",
@@ -59,7 +61,7 @@ const GENERATORS: &[&str] = &[
     "dotnet",
     "libmono",
     "libjulia",
-    // PostgreSQL's expressions, and whatever else is compiled by LLVM or GCC.
+    // PostgreSQL's expressions, and other code compiled by LLVM or GCC at run time.
     "libLLVM",
     "libgccjit",
     // WebAssembly.
@@ -67,7 +69,7 @@ const GENERATORS: &[&str] = &[
     "libwasmer",
 ];
 
-/// Libraries beside libc whose functions have hooks.
+/// Libraries other than libc whose functions have hooks.
 const BEHIND: &[(&str, &str)] = &[
     ("liburing", ".so"),
     ("liburing-ffi", ".so"),
@@ -77,19 +79,19 @@ const BEHIND: &[(&str, &str)] = &[
     ("libdl", ".so"),
 ];
 
-/// Whether the calls of the object at this path need not be looked at.
+/// Returns whether the census need not judge the object at this path.
 pub(super) fn is_covered(path: &[u8]) -> bool {
     is_kernels(path) || is_valgrind(file(path)) || is_among(COVERED, path)
 }
 
-/// Whether functions of the object at this path have hooks.
+/// Returns whether functions of the object at this path have hooks.
 pub(super) fn is_behind(path: &[u8]) -> bool {
     is_among(BEHIND, path)
 }
 
 fn is_among(libraries: &[(&str, &str)], path: &[u8]) -> bool {
     libraries.iter().any(|(name, kind)| {
-        // Wheels of Python have a digest in the name, and old versions of glibc their version.
+        // Python wheels add a digest to the name, and old versions of glibc their version.
         let rest = file(path).strip_prefix(name.as_bytes());
         rest.is_some_and(|rest| {
             rest.starts_with(kind.as_bytes())
@@ -98,23 +100,24 @@ fn is_among(libraries: &[(&str, &str)], path: &[u8]) -> bool {
     })
 }
 
-/// Whether it is a tool of valgrind's, which runs the program as code that it generates, and makes the program's calls.
+/// Returns whether the file is a tool of valgrind, which translates the program to generated code
+/// and makes the program's system calls.
 fn is_valgrind(file: &[u8]) -> bool {
     file.ends_with(b"-amd64-linux")
 }
 
-/// Whether the mapping is the kernel's own.
+/// Returns whether the mapping belongs to the kernel.
 fn is_kernels(path: &[u8]) -> bool {
     matches!(path, b"[vdso]" | b"[vsyscall]" | b"[uprobes]")
 }
 
-/// Whether the object at this path generates code.
+/// Returns whether the object at this path generates code.
 pub(super) fn is_generator(path: &[u8]) -> bool {
     let file = file(path);
     is_valgrind(file)
         || GENERATORS.iter().any(|name| {
             file.strip_prefix(name.as_bytes()).is_some_and(|rest| {
-                // The whole name of a program, perhaps with a version, or the beginning of a library's.
+                // A program's whole name, perhaps with a version, or the start of a library's name.
                 name.starts_with("lib") || !rest.first().is_some_and(u8::is_ascii_lowercase)
             })
         })

@@ -34,20 +34,21 @@ pub(crate) struct Lookup<'a> {
     pub(crate) handle: *mut c_void,
     pub(crate) name: &'a CStr,
     pub(crate) caller: *const c_void,
-    /// Whether it names a version. The hooks have none, so that the dynamic linker passes them over.
+    /// Whether the call names a version. The hooks have no versions, so the dynamic linker would
+    /// skip them.
     pub(crate) is_versioned: bool,
 }
 
-/// How it is to be made.
+/// How a look-up is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lead {
-    /// By its caller: the answer is the right one.
+    /// By the caller itself: the answer is the right one.
     Pass,
     /// By the shim, with this handle. The hook is the answer if the function found is libc's.
     Here { handle: *mut c_void, hook: *mut c_void },
 }
 
-/// Where a caller is, seen from the shim.
+/// The place of a caller, in relation to the shim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// In the shim, in libc, or in another library whose calls are not judged.
@@ -56,12 +57,12 @@ enum Place {
     Nowhere,
     Before,
     Behind {
-        /// Some hooks call its functions, and not libc's.
+        /// Whether some hooks call functions of this library in place of libc's.
         interposes: bool,
     },
 }
 
-/// Notes that a library has come that may be bound deep.
+/// Notes that a library was loaded that may be bound deep.
 pub(super) fn expect_deep() {
     DEEP.store(true, Release);
 }
@@ -71,10 +72,10 @@ pub(super) fn may_be_deep() -> bool {
     DEEP.load(Acquire)
 }
 
-/// Says how the call is to be made.
+/// Returns how the look-up has to be made.
 pub(crate) fn lead(lookup: &Lookup<'_>) -> Lead {
     let before = errno::get();
-    // A load may have ended that the shim could not see end.
+    // A load may have ended without the shim seeing its end.
     super::lead_calls();
     let lead = choose(lookup).unwrap_or(Lead::Pass);
     errno::set(before);
@@ -101,7 +102,7 @@ fn choose(lookup: &Lookup<'_>) -> Option<Lead> {
     if ![libc::RTLD_DEFAULT, libc::RTLD_NEXT].contains(&lookup.handle) {
         return here(lookup.handle);
     }
-    // Only some callers find functions of other libraries.
+    // Otherwise the name is a function of another library, which only some callers can find.
     if find_in_libc(lookup.name).is_null() {
         return None;
     }

@@ -1,4 +1,4 @@
-//! `/proc/self/maps`, line by line.
+//! A parser of `/proc/self/maps`, line by line.
 
 use std::os::fd::OwnedFd;
 
@@ -7,46 +7,46 @@ use rustix::io::Errno;
 
 use crate::base::private::close_owned;
 
-/// Longest name that is kept.
+/// The longest part of a name that is kept.
 const NAME: usize = 128;
 
-/// A mapping.
+/// A line of the file.
 pub(super) struct Mapping {
     pub(super) from: usize,
     pub(super) to: usize,
     pub(super) is_executable: bool,
     pub(super) is_writable: bool,
     pub(super) inode: u64,
-    /// Where the first mapping of the same file, of those that lie together, begins.
+    /// The start of the first of the adjacent mappings of the same file.
     pub(super) object: usize,
     name: [u8; NAME],
     len: usize,
 }
 
 impl Mapping {
-    /// A segment of an object that the dynamic linker has loaded.
+    /// Makes the mapping of a segment of an object that the dynamic linker has loaded.
     pub(super) fn of_object(range: std::ops::Range<usize>, object: usize, path: &[u8]) -> Mapping {
         let (name, len) = kept(path);
         let (from, to) = (range.start, range.end);
         Mapping { from, to, is_executable: true, is_writable: false, inode: 0, object, name, len }
     }
 
-    /// The last bytes of its path, or what the kernel calls it.
+    /// Returns the last bytes of the path, or the kernel's name of the mapping.
     pub(super) fn name(&self) -> &[u8] {
         &self.name[..self.len]
     }
 }
 
-/// The mappings of the process, in order.
+/// The mappings of the process, in the order of their addresses.
 pub(super) struct Lines<'a> {
     file: Option<OwnedFd>,
     text: &'a mut [u8],
-    /// What of it has been read, and not been used.
+    /// The part of the text that has been read and not been parsed.
     from: usize,
     to: usize,
     is_over: bool,
     has_failed: bool,
-    /// The object that the last line belongs to: its inode, and where it begins.
+    /// The object of the last line: its inode and its start.
     last: (u64, usize),
 }
 
@@ -59,7 +59,7 @@ impl<'a> Lines<'a> {
         Some(lines)
     }
 
-    /// Whether all of them have been read.
+    /// Returns whether all mappings have been read.
     pub(super) fn is_whole(&self) -> bool {
         self.is_over && !self.has_failed
     }
@@ -89,7 +89,7 @@ impl<'a> Lines<'a> {
         (self.from, self.to) = (0, self.to - self.from);
         let Some(file) = &self.file else { return };
         match rustix::io::read(file, &mut self.text[self.to..]) {
-            // A line that is longer than the buffer is none.
+            // A line that does not fit into the buffer is an error.
             Ok(0) => {
                 self.is_over = self.to == 0;
                 self.has_failed = self.to != 0;
@@ -109,7 +109,8 @@ impl Drop for Lines<'_> {
     }
 }
 
-/// A line such as `7f00-7f01 r-xp 00001000 fe:00 42    /usr/lib/x.so`. `last`: the inode and the beginning of the object before.
+/// Parses a line such as `7f00-7f01 r-xp 00001000 fe:00 42    /usr/lib/x.so`. `last` is the inode
+/// and the start of the object of the line before.
 fn parse(line: &[u8], last: (u64, usize)) -> Option<Mapping> {
     let line = line.trim_ascii_end();
     let mut words = line.splitn(6, |byte| *byte == b' ');
@@ -136,7 +137,7 @@ fn parse(line: &[u8], last: (u64, usize)) -> Option<Mapping> {
     })
 }
 
-/// The end of a path.
+/// Returns the last bytes of a path, and their number.
 fn kept(path: &[u8]) -> ([u8; NAME], usize) {
     let kept = &path[path.len().saturating_sub(NAME)..];
     let mut name = [0; NAME];
