@@ -476,7 +476,8 @@ pub(crate) fn hold_lock() {
 
 /// Releases the control lock after a fork, in the parent and in the child.
 ///
-/// # Safety The caller has called [`hold_lock`] on the same thread.
+/// # Safety
+/// The caller has called [`hold_lock`] on the same thread.
 pub(crate) unsafe fn release_lock() {
     // SAFETY: the caller's promise.
     unsafe { CONTROL.release() };
@@ -501,7 +502,8 @@ pub(crate) fn after_fork_in_child() {
 /// Drops the connection to the broker in a child of a fork that the shim did not see. The parent
 /// goes on with it.
 ///
-/// # Safety This must be the only thread of the process.
+/// # Safety
+/// This must be the only thread of the process.
 pub(crate) unsafe fn disown() {
     // SAFETY: the caller's promise.
     unsafe { CONTROL.reset() };

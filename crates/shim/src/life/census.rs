@@ -46,7 +46,8 @@ use maps::{Lines, Mapping};
 static KNOWN: Lock<Known> = Lock::new(Known { judged: Vec::new(), plain: None });
 /// A bit for each system call that matters.
 static CALLS: Lock<[u32; NUMBERS / 32]> = Lock::new([0; NUMBERS / 32]);
-/// Set if a code generator is loaded. Memory that it makes executable has only its code.
+/// Set if a code generator is loaded. Memory that is made executable is trusted then, because only
+/// the generator writes to it.
 static GENERATES: AtomicBool = AtomicBool::new(false);
 /// The page below the program, by which `shunt_door` has redirected the program's calls to the
 /// shim. [`ALL`] means that every call of the process is redirected.
@@ -217,7 +218,8 @@ pub(crate) fn hold_lock() {
 
 /// Releases the lock after a fork, in the parent and in the child.
 ///
-/// # Safety The caller has called [`hold_lock`] on the same thread.
+/// # Safety
+/// The caller has called [`hold_lock`] on the same thread.
 pub(crate) unsafe fn release_lock() {
     // SAFETY: the caller's promise.
     unsafe { KNOWN.release() };
@@ -226,7 +228,8 @@ pub(crate) unsafe fn release_lock() {
 /// Frees the lock in a child of a fork that the shim did not see. A thread of the parent may have
 /// been in the middle of a census.
 ///
-/// # Safety This must be the only thread of the process.
+/// # Safety
+/// This must be the only thread of the process.
 pub(crate) unsafe fn reset_lock() {
     // SAFETY: the caller's promise.
     unsafe { KNOWN.reset() };

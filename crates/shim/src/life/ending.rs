@@ -13,9 +13,9 @@
 //!                                           +---------- FOR_NANOS later -> Reported (SHUT_RD)
 //! ```
 //!
-//! Example: a server sends a response by a lane and closes the connection. Address translation between
-//! the two has forgotten the connection, so the FIN is lost. The client reads the response and finds
-//! the lane ended. One second later it shuts down reading, and its read returns 0.
+//! Example: a server sends a response by a lane and closes the connection. Address translation
+//! between the two has forgotten the connection, so the FIN is lost. The client reads the response
+//! and finds the lane ended. One second later it shuts down reading, and its read returns 0.
 //!
 //! This is done only if a device on the path may forget connections ([`Keepalive::is_needed`]). The
 //! checks are those of [`overdue`](super::overdue): while an end is awaited, no sleep lasts longer

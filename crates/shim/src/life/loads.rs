@@ -46,7 +46,8 @@ pub(crate) enum Way {
 /// Ensures that the loaded code is judged before it can meet any state of the shim. Returns how the
 /// call has to be made.
 ///
-/// # Safety The path is null or a C string.
+/// # Safety
+/// The path is null or a C string.
 pub(crate) unsafe fn prepare(load: &Load) -> Way {
     if load.path.is_null() || process::is_off() || !process::is_home() {
         return Way::Pass;

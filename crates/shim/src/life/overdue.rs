@@ -198,7 +198,8 @@ pub(crate) fn is_unseen() -> bool {
 
 /// Frees the lock of the checks in a forked child, which sends on none of its parent's lanes.
 ///
-/// # Safety This must be the only thread of the process.
+/// # Safety
+/// This must be the only thread of the process.
 pub(crate) unsafe fn after_fork_in_child() {
     // SAFETY: the caller's promise.
     unsafe { LOOKING.reset() };

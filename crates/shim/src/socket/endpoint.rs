@@ -144,7 +144,7 @@ pub(crate) struct Endpoint {
     /// whose closes no hook sees. The calls had begun before that.
     kept: AtomicI32,
     pub(crate) nonblocking: AtomicU32,
-    /// The directions that were shut down: bit 1 for reading, bit 2 for writing.
+    /// The directions that were shut down: 1 for reading, 2 for writing, 3 for both.
     shut: AtomicU32,
     /// Why the endpoint must never be offered, as a reason code.
     barred: AtomicU32,
@@ -385,7 +385,8 @@ pub(crate) fn hold_locks() -> bool {
 
 /// Releases the locks after a fork, in the parent and in the child.
 ///
-/// # Safety The caller has called [`hold_locks`] on the same thread.
+/// # Safety
+/// The caller has called [`hold_locks`] on the same thread.
 pub(crate) unsafe fn release_locks() {
     // SAFETY: the caller's promise.
     unsafe {
@@ -410,7 +411,8 @@ pub(crate) fn expect_child_of_new() {
 
 /// Frees the locks of every endpoint in a child of a fork that the shim did not see.
 ///
-/// # Safety This must be the only thread of the process.
+/// # Safety
+/// This must be the only thread of the process.
 pub(crate) unsafe fn reset_locks() {
     // SAFETY: the caller's promise.
     unsafe { FREE.reset() };

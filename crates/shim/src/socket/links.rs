@@ -62,7 +62,8 @@ pub(crate) fn hold_lock() {
 
 /// Releases the lock of the list of peers.
 ///
-/// # Safety The caller has called [`hold_lock`] on the same thread, or is the child that the thread
+/// # Safety
+/// The caller has called [`hold_lock`] on the same thread, or is the child that the thread
 /// has made.
 pub(crate) unsafe fn release_lock() {
     // SAFETY: the caller's promise.
@@ -71,7 +72,8 @@ pub(crate) unsafe fn release_lock() {
 
 /// Frees the lock of the list of peers in a child of a fork that the shim did not see.
 ///
-/// # Safety This must be the only thread of the process.
+/// # Safety
+/// This must be the only thread of the process.
 pub(crate) unsafe fn reset_lock() {
     // SAFETY: the caller's promise.
     unsafe { PEERS.reset() };
@@ -246,7 +248,8 @@ impl Link {
 
     /// Reuses the structure for another link.
     ///
-    /// # Safety The caller holds the control lock, and the link has been retired: no endpoint,
+    /// # Safety
+    /// The caller holds the control lock, and the link has been retired: no endpoint,
     /// sleeper, epoll instance or list refers to it.
     pub(crate) unsafe fn reuse(&self, identity: Identity, mapping: Mapping) {
         // SAFETY: the caller's promise. Before it has the control lock, a thread reads only `gone`

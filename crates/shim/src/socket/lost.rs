@@ -35,8 +35,8 @@ const DEATH_NEWS_NANOS: u64 = 100_000_000;
 /// provokes arrives before the call that sends the byte returns.
 const AT_ONCE_NANOS: u64 = 50_000;
 
-/// Returns whether the lane has bytes that the peer has neither read nor returned, so that its
-/// death would be a reset.
+/// Returns whether the lane has bytes that the peer has neither read nor returned, so that the
+/// peer's death would reset the connection.
 pub(crate) fn has_unread_at_peer(endpoint: &Endpoint) -> bool {
     let mut side = endpoint.tx.lock();
     let Some(at) = side.at else { return false };

@@ -105,7 +105,8 @@ impl Kernel for Tcp<'_> {
 
 /// Receives without waiting.
 ///
-/// # Safety As for recv.
+/// # Safety
+/// As for recv.
 unsafe fn receive_now(fd: RawFd, base: *mut u8, len: usize) -> Result<usize, i32> {
     let flags = libc::MSG_DONTWAIT;
     // SAFETY: the caller's promise.

@@ -159,7 +159,8 @@ pub(super) fn rebind_others_than(plain: &[Object]) -> Bound {
 
 /// Extends the lifetime of a library's description.
 ///
-/// # Safety The library must stay loaded for as long as the result is used.
+/// # Safety
+/// The library must stay loaded for as long as the result is used.
 pub(super) unsafe fn for_good(library: &Library<'_>) -> Library<'static> {
     // SAFETY: the caller's promise.
     unsafe {

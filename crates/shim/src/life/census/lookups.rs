@@ -1,19 +1,20 @@
-//! Look-ups that lead past the shim (L11). dlsym and dlvsym return libc's own function for a handle,
-//! for a version, for a caller that was loaded with RTLD_DEEPBIND, and for RTLD_NEXT in a library
-//! that was loaded later. The shim returns its hook instead.
+//! Look-ups that lead past the shim (L11). dlsym and dlvsym return libc's own function in four
+//! cases: for a handle, for a version, for a caller that was loaded with RTLD_DEEPBIND, and for
+//! RTLD_NEXT in a library that was loaded later. The shim returns its hook instead.
 //!
 //! ```text
-//! handle          caller                    answer
-//! of a library    any                       the dynamic linker's; the hook in place of libc's function
-//! RTLD_DEFAULT    bound as usual            the dynamic linker's
-//! RTLD_DEFAULT    perhaps bound deep        the hook, if no other library has the name
-//! RTLD_NEXT       before the shim           the dynamic linker's, which is the hook
-//! RTLD_NEXT       behind it                 the hook, if no other library has the name
-//! any             an interposer behind it   the dynamic linker's: the hooks call that library
+//! handle         caller                   answer
+//! of a library   any                      the dynamic linker's; the hook in place of libc's function
+//! RTLD_DEFAULT   bound as usual           the dynamic linker's
+//! RTLD_DEFAULT   perhaps bound deep       the hook, if no other library has the name
+//! RTLD_NEXT      before the shim          the dynamic linker's, which is the hook
+//! RTLD_NEXT      behind it                the hook, if no other library has the name
+//! any            an interposer behind it  the dynamic linker's: the hooks call that library
 //! ```
 //!
-//! The dynamic linker knows its caller by the return address. So the hook of dlsym jumps to the real
-//! dlsym where the answer stays, and makes the call itself only where the caller does not matter.
+//! The dynamic linker identifies its caller by the return address. So the hook of dlsym jumps to
+//! the real dlsym where the answer stays. It makes the call itself only where the caller does not
+//! matter.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, Ordering::*};
