@@ -206,8 +206,8 @@ fn carry_out(deeds: Vec<Deed>) {
                 {
                     attach::go_back(endpoint, Reason::DescriptorLimit);
                 }
-                // Descriptors for the doorbells of other peers may be short too. Meanwhile the
-                // structure may have been reused for another peer.
+                // The doorbells are closed, because other peers may need the descriptors. The check
+                // is needed because the structure may have been reused for another peer meanwhile.
                 let _control = CONTROL.lock();
                 if peer.is_mute() {
                     peer.forget_doorbells();

@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(pulse.state(1, 11 + PATIENCE_NANOS), State::Asked);
         assert_eq!(pulse.state(1, 11 + SILENT_NANOS), State::Silent);
         assert_eq!(pulse.state(1, u64::MAX), State::Silent);
-        // It goes on: what it takes now was said long ago, so it is asked again.
+        // The broker goes on. It receives messages that were sent long ago, so another one is sent.
         let late = 20 + FRESH_NANOS;
         assert_eq!(pulse.state(3, late), State::Unknown);
         pulse.said(late);

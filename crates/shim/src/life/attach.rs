@@ -45,7 +45,7 @@ pub(crate) static RELEASE: Above<(Attachment, Heirs)> = Above::new();
 /// Asks the broker to forget an offer.
 pub(crate) static WITHDRAW: Above<EndpointRef> = Above::new();
 
-/// Does what an epoll instance needs of an endpoint that is registered with it.
+/// Makes an endpoint fall back in the way that an epoll instance with it requires.
 pub(crate) fn leave_for_a_set((endpoint, how, reason): (&Endpoint, Leaving, Reason)) {
     match how {
         Leaving::GoBack => go_back(endpoint, reason),
@@ -217,8 +217,8 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
 }
 
 /// Returns whether a sender that falls back by its own decision must reclaim the unread bytes of
-/// its lane (L9). It cannot reclaim them once it has left the lane, so they go by TCP now. Before a
-/// fork or an exec, [`take_back_little`] does this. If the peer has died or has stopped reading,
+/// its lane (L9). It cannot reclaim them once it has left the lane, so TCP has to carry them. Before
+/// a fork or an exec, [`take_back_little`] does this. If the peer has died or has stopped reading,
 /// the bytes stay in the lane.
 fn leaves_nothing(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, reason: Reason) -> bool {
     let may_send = !matches!(reason, Reason::Fork | Reason::Exec | Reason::PeerDied | Reason::Stalled);
@@ -340,8 +340,8 @@ pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
     true
 }
 
-/// Reclaims bytes of the lane that the receiver has not read in time (L9). They go by TCP, as does
-/// what follows.
+/// Reclaims bytes of the lane that the receiver has not read in time (L9). They are sent by TCP, as
+/// is every later byte.
 pub(crate) fn take_back(endpoint: &Endpoint, reason: Reason) {
     {
         let mut side = endpoint.tx.lock();

@@ -9,7 +9,7 @@
 //!
 //! The shim inspects an io_uring that was made by a hook, that is by `syscall` or by liburing's
 //! functions (`crate::ops::ring`). A program with liburing built in makes it by a system call past
-//! the hooks, and some programs do the same with epoll instances. So the shim also examines the
+//! the hooks, and some programs make epoll instances in this way. So the shim also examines the
 //! descriptors before it offers a connection. A process that waits in another way is found by its
 //! peers: see `crate::life::overdue`.
 

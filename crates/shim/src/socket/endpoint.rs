@@ -738,9 +738,9 @@ impl Endpoint {
     }
 
     /// Makes `slot`, the waiter of an epoll instance, the one that the peer notifies of bytes. It
-    /// stays so until it is withdrawn, and its sleep state is checked then. A ready bit left by an
-    /// earlier connection is cleared first, because it would give this one a wrong place in the
-    /// order of events.
+    /// stays so until it is withdrawn, and checks its lanes later even if it does not sleep now. A
+    /// ready bit left by an earlier connection is cleared first, because it would give this one a
+    /// wrong place in the order of events.
     pub(crate) fn wait_on_in_a_set(&self, side: &RxSide, slot: Slot) -> bool {
         let Some(at) = side.at else { return false };
         let owner = self.claim(slot);

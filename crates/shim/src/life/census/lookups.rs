@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! handle         caller                   answer
-//! of a library   any                      the dynamic linker's; the hook in place of libc's function
+//! of a library   any                      the dynamic linker's; the hook in place of libc's
 //! RTLD_DEFAULT   bound as usual           the dynamic linker's
 //! RTLD_DEFAULT   perhaps bound deep       the hook, if no other library has the name
 //! RTLD_NEXT      before the shim          the dynamic linker's, which is the hook
