@@ -217,9 +217,9 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
 }
 
 /// Returns whether a sender that falls back by its own decision must reclaim the unread bytes of
-/// its lane (L9). It cannot reclaim them once it has left the lane, so TCP has to carry them. Before
-/// a fork or an exec, [`take_back_little`] does this. If the peer has died or has stopped reading,
-/// the bytes stay in the lane.
+/// its lane (L9). It cannot reclaim them once it has left the lane, so TCP has to carry them.
+/// Before a fork or an exec, [`take_back_little`] does this. If the peer has died or has stopped
+/// reading, the bytes stay in the lane.
 fn leaves_nothing(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, reason: Reason) -> bool {
     let may_send = !matches!(reason, Reason::Fork | Reason::Exec | Reason::PeerDied | Reason::Stalled);
     may_send && side.tx.unread(at.outgoing().0) > 0 && could_take_back(endpoint, &at)
