@@ -1137,6 +1137,8 @@ impl Endpoint {
         self.send_timeout.store(0, Relaxed);
         self.distance.store(0, Relaxed);
         self.unanswered.answer();
+        // A fork that another thread is making may have prepared this socket, but not the next one.
+        self.is_prepared.store(false, Relaxed);
         self.tx.set(TxSide::default());
         self.rx.set(RxSide::default());
         if self.is_in_a_set() {
