@@ -4,6 +4,7 @@
 pub mod command;
 pub mod markdown;
 pub mod targets;
+pub mod vocabulary;
 
 use std::path::{Path, PathBuf};
 
