@@ -76,7 +76,8 @@ fn what_gains_nothing_costs_little() {
         compile(host, "short", &[]);
         for (functions, kind, most) in [
             ("measured_client_*", "plain", 1700),
-            ("measured_server_*", "plain", 1790),
+            // A closed socket forgets the state of its spill (ADR 5).
+            ("measured_server_*", "plain", 1850),
             // A registration looks for duplicates of its socket.
             ("measured_set_*", "set", 3700),
             ("measured_stay", "stays", 670),
