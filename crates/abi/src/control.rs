@@ -198,9 +198,9 @@ messages! {
             /// The broker's identifier of this process.
             process: u64,
         }
-        /// A link with another process, with its memfd, which is to be mapped, and answered by
-        /// `Mapped`. It may still be punched: whoever touches it before the first `Pair` could be
-        /// kept waiting by the other process.
+        /// Passes the memfd of a link with another process. The receiver maps it, and answers with
+        /// `Mapped`. The memfd may not be sealed yet: a process that touches the memory before the
+        /// first `Pair` could wait for holes that the other process punches.
         Link = 2, fds 1 {
             /// The broker's identifier of the link.
             link: u64,
@@ -223,8 +223,8 @@ messages! {
             /// Zero.
             pad: u32,
         }
-        /// The endpoint has found its other end. The link was announced before, and by now nobody
-        /// can punch it any more.
+        /// The endpoint is paired with its other end. The link was announced before and is sealed
+        /// now, so no process can punch holes into it.
         Pair = 4, fds 0 {
             /// The ticket of the offer.
             ticket: u64,
@@ -266,12 +266,12 @@ messages! {
             /// The side of the receiver of this message. A process connected to itself gets one
             /// message for each side.
             side: u32,
-            /// 1: it can be unmapped. 0: it was never sealed, so to unmap it waits for whoever
-            /// punches holes into it. It is to stay mapped.
+            /// 1: the link can be unmapped. 0: it stays mapped, since it was never sealed, and
+            /// munmap could wait for a process that punches holes into it.
             may_unmap: u32,
         }
-        /// A link holds much memory that nobody uses, which is free only once the link is no more:
-        /// the connections that are still on it are to go back to TCP. They may be offered again.
+        /// Asks for the end of a link that holds much unused memory, which is free only once the
+        /// link has gone. Connections that still use it fall back to TCP, and may be offered again.
         Vacate = 8, fds 0 {
             /// The link.
             link: u64,
@@ -290,7 +290,7 @@ messages! {
         /// Answers `Capture`: links and connections follow for as long as the control connection
         /// lasts.
         Capturing = 17, fds 0 {
-            /// 1: everything. 0: connections both of whose ends belong to the user who asks.
+            /// 1: everything. 0: connections both of whose ends belong to the user of the capture.
             of_all: u32,
             /// Zero.
             pad: u32,

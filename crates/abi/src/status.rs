@@ -16,7 +16,7 @@ pub struct Snapshot {
     /// Seconds since the broker started.
     pub uptime_seconds: u64,
     /// Whether the following counts cover all programs. Otherwise they cover only connected
-    /// programs of the user who asks.
+    /// programs of the user of the request.
     pub of_all: bool,
     /// Links in use.
     pub links: usize,

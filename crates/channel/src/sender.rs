@@ -86,7 +86,7 @@ impl Sender {
     ///
     /// Returns when the message is in memory that the receiver reads. If the message is longer than
     /// that memory, the receiver has read the beginning by then. A message that is too long for it
-    /// and must not wait is copied into a memfd of its own.
+    /// and must not wait is copied into a separate memfd.
     pub fn send(
         &mut self,
         bytes: &[u8],

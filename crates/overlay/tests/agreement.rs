@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-/// The two rules by which the ends agree. Without either of them they can come apart.
+/// The two rules by which the ends agree. Without either rule the ends can disagree.
 #[derive(Clone, Copy, Debug)]
 struct Rules {
     /// The server's router lets no segment in before it checks for Commit.

@@ -218,10 +218,10 @@ pub enum Published {
     /// There is no room.
     Full,
     /// The lane has ended. The sender must [leave](LaneHeader::leave) it, or
-    /// [reclaim](LaneHeader::take_back) the bytes that were published and not read. Everything that
-    /// was not published before goes by TCP.
+    /// [reclaim](LaneHeader::take_back) the bytes that were published and not read. All bytes that
+    /// were not published before are sent by TCP.
     Closed,
-    /// The lane has ended, and the unread bytes among those published go by TCP too: see
+    /// The lane has ended, and the unread bytes among those published are sent by TCP too: see
     /// [`Producer::unread_ranges`].
     Returned,
     /// Nothing was written: see [`Fault`].
