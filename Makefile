@@ -118,7 +118,7 @@ install: $(if $(SUDO_USER)$(BUILT),,build)
 	install -D -m 644 $(RELEASE)/libshunt.so $(LIB)/libshunt.so
 	install -D -m 644 $(RELEASE)/libshunt_channel_c.so $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.so
 	install -D -m 644 $(RELEASE)/libshunt_channel_c.a $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.a
-	install -D -m 644 crates/channel-c/include/shunt_channel.h $(DESTDIR)$(PREFIX)/include/shunt_channel.h
+	install -D -m 644 crates/channel/channel-c/include/shunt_channel.h $(DESTDIR)$(PREFIX)/include/shunt_channel.h
 	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
 	    $(SHARE)/fish/vendor_completions.d $(UNITS)/system $(UNITS)/user
 	$(NATIVE)/shunt man $(SHARE)/man/man1

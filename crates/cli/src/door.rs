@@ -2,7 +2,7 @@
 //!
 //! CMD needs it if it has no dynamic linker, is a Go program, or makes system calls that bypass its
 //! libc. The helper stops CMD at its exec, redirects its system calls to libshunt.so, and exits.
-//! The term *door* stands for this interception (`crates/door`).
+//! The term *door* stands for this interception (`crates/local/intercept`).
 //!
 //! The helper must not be a child of CMD, because CMD's own `wait` would return it. So it is a
 //! grandchild whose parent has exited:
@@ -24,7 +24,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{PTracer, Pid, set_ptracer};
-use shunt_door::{By, Closed, Door};
+use shunt_intercept::{By, Closed, Door};
 
 use crate::args::{DoorArgs, WaitsFor};
 use crate::{library, obstacle};
@@ -54,7 +54,7 @@ pub(crate) fn is_closed(path: &Path) -> Option<String> {
 
 /// Returns the path of this command, for the programs that CMD starts.
 pub(crate) fn path() -> Option<PathBuf> {
-    shunt_door::IS_HERE.then(std::env::current_exe)?.ok()
+    shunt_intercept::IS_HERE.then(std::env::current_exe)?.ok()
 }
 
 /// Prepares the interception for this process's exec of the program at `path`.
@@ -96,7 +96,7 @@ fn beside(args: &DoorArgs) -> Command {
 }
 
 /// Runs `shunt door`. `shunt run` starts it, and so does the shim in a program that starts another
-/// one (`crates/shim/src/program/beside.rs`).
+/// one (`crates/local/shim/src/program/beside.rs`).
 pub(crate) fn run(args: &DoorArgs) -> ExitCode {
     let Some(waits_for) = args.beside else {
         let detached = DoorArgs { beside: Some(WaitsFor::Thread), ..args.clone() };
@@ -129,7 +129,7 @@ fn wait(args: &DoorArgs, by: By, door: Door) {
     if !matches!(std::io::stdin().read_line(&mut line), Ok(1..)) {
         return;
     }
-    if let Err(closed) = shunt_door::wait(by) {
+    if let Err(closed) = shunt_intercept::wait(by) {
         return println!("{closed}");
     }
     println!("{READY}");

@@ -115,10 +115,10 @@ impl Obstacle {
         let fixed = match self {
             Obstacle::OtherClass => "Use a 64-bit build of it.",
             Obstacle::OtherMachine => "Use a build for this processor.",
-            Obstacle::Static if !shunt_door::IS_HERE => {
+            Obstacle::Static if !shunt_intercept::IS_HERE => {
                 "Link it with a dynamic linker: on this processor shunt enters no other programs."
             }
-            Obstacle::Go if !shunt_door::IS_HERE => {
+            Obstacle::Go if !shunt_intercept::IS_HERE => {
                 "On this processor shunt does not come to calls past libc: its connections stay on TCP."
             }
             Obstacle::Static | Obstacle::Go => {

@@ -19,7 +19,9 @@ pub struct Package {
 /// Returns the packages of the workspace, by name.
 pub fn packages() -> BTreeMap<String, Package> {
     let root = root();
-    let members = ["crates", "tests"].into_iter().flat_map(|folder| directory(&root.join(folder)));
+    // A product's folder holds one package, or several.
+    let folders = ["crates", "tests"].into_iter().flat_map(|folder| directory(&root.join(folder)));
+    let members = folders.flat_map(|folder| directory(&folder).into_iter().chain([folder]));
     let manifests = members.map(|member| member.join("Cargo.toml")).filter(|manifest| manifest.exists());
     manifests
         .map(|manifest| (name(&manifest), package(manifest.parent().expect("it is in a folder"))))

@@ -93,6 +93,6 @@ mod tests {
     fn files_are_counted_by_two_levels() {
         assert_eq!(folder(Path::new("README.md")), ".");
         assert_eq!(folder(Path::new("docs/usage.md")), "docs");
-        assert_eq!(folder(Path::new("crates/shim/src/epoll/mod.rs")), "crates/shim");
+        assert_eq!(folder(Path::new("crates/local/shim/src/epoll/mod.rs")), "crates/local");
     }
 }

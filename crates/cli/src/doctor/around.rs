@@ -125,7 +125,7 @@ fn door() -> Check {
             found.to_owned(),
         )
     };
-    match shunt_door::IS_HERE {
+    match shunt_intercept::IS_HERE {
         true => check("such programs are entered"),
         false => check("not for this processor")
             .lacking(State::Limited, "link them with a dynamic linker: as they are, they stay on TCP"),

@@ -1,0 +1,48 @@
+//! Tests of a C program, compiled by gcc with the header as it is installed, and linked with the
+//! library.
+
+use std::path::Path;
+use std::process::Command;
+
+/// Compiles a program, runs it with a socket path that does not exist yet, and returns its output.
+fn run(source: &Path) -> Vec<u8> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("program");
+    // In the directory of this test, `deps`.
+    let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let compiled = Command::new("gcc")
+        .args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-o"])
+        .arg(&program)
+        .arg(format!("-I{}", root.join("include").display()))
+        .arg(source)
+        .arg(format!("-L{}", libraries.display()))
+        .arg("-lshunt_channel_c")
+        .output()
+        .expect("gcc is there");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let ran = Command::new(&program)
+        .arg(directory.path().join("socket"))
+        .env("LD_LIBRARY_PATH", &libraries)
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    ran.stdout
+}
+
+#[test]
+fn a_c_program_sends_and_receives() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/exchange.c");
+    assert_eq!(run(&source), b"whole\n");
+}
+
+#[test]
+fn the_program_of_the_documentation_does_what_it_says() {
+    let page = include_str!("../../../../docs/channel.md");
+    let (_, rest) = page.split_once("```c\n").unwrap();
+    let (program, _) = rest.split_once("```").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("program.c");
+    std::fs::write(&source, program).unwrap();
+    assert_eq!(run(&source), b"hello");
+}

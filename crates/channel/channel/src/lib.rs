@@ -1,0 +1,56 @@
+//! Messages with descriptors between processes of one host: 0 B to 64 MiB with 0 to 253
+//! descriptors. Messages arrive whole, and in order for each sender. Many senders may share one
+//! receiver, and no send fails with EMSGSIZE.
+//!
+//! A [`Receiver`] listens at a path, or [`pair`] makes it together with its only sender. A
+//! [`Sender`] connects. Bytes go through a ring in memory that the two share; descriptors and
+//! doorbells go over a Unix socket. Neither end trusts the other. `docs/channel.md` describes its
+//! use, and `docs/channel-protocol.md` the protocol.
+//!
+//! ```
+//! use shunt_channel::{Event, Message, Wait, pair};
+//!
+//! let (mut sender, mut receiver) = pair()?;
+//! sender.send(b"hello", &[], Wait::Forever)?;
+//! let mut message = Message::new();
+//! let event = receiver.receive(&mut message, Wait::Forever)?;
+//! assert!(matches!(event, Event::Message { .. }));
+//! assert_eq!(message.bytes(), b"hello");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod frame;
+mod incoming;
+mod message;
+mod notice;
+mod receiver;
+mod sender;
+mod wait;
+
+pub use error::{Cause, OpenError, ReceiveError, SendError};
+pub use frame::{MAX_DESCRIPTORS, MAX_MESSAGE};
+pub use message::Message;
+pub use receiver::{Event, Options, Receiver, SenderId};
+pub use sender::Sender;
+pub use shunt_sys::seqpacket::Credentials;
+pub use wait::Wait;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+/// The Rust code in the documentation, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../../docs/channel.md")]
+struct Documentation;
+
+/// Returns a sender and a receiver that are connected only to each other.
+pub fn pair() -> Result<(Sender, Receiver), OpenError> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|error| OpenError::of("making a pair of sockets", error))?;
+    let mut receiver = Receiver::new(Options::default())?;
+    receiver.adopt(theirs)?;
+    Ok((Sender::over(ours)?, receiver))
+}
