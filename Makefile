@@ -17,13 +17,14 @@ UNITS   := $(DESTDIR)$(PREFIX)/lib/systemd
 SYSTEMD := $(patsubst packaging/systemd/%,%,$(wildcard packaging/systemd/*/*))
 
 # Some tests make namespaces and files of other users. Only the tests themselves run as root, not the compiler.
-AS_ROOT := $(if $(filter 0,$(shell id -u)),,--config 'target."cfg(all())".runner="scripts/as-root"')
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,--runner $(CURDIR)/scripts/as-root)
 
-.PHONY: build cross-arm64 demo test lint loom fuzz man deb deb-arm64 test-deb-arm64 rpm install uninstall setup clean help
+.PHONY: build cross-arm64 demo test test-long lint loom fuzz man deb deb-arm64 test-deb-arm64 rpm install uninstall setup clean help
 
 help:
 	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (two minutes)"
-	@echo "make test       build, and run every test"
+	@echo "make test       build, and run the tests that decide whether shunt is correct"
+	@echo "make test-long  build, and run the others: benchmarks, scale, containers, third-party programs"
 	@echo "make install    into PREFIX=$(PREFIX), below DESTDIR if that is set"
 	@echo "make uninstall  take away what install put there"
 	@echo "make deb        the Debian packages, into DEB=$(TARGET)/deb"
@@ -50,7 +51,10 @@ demo: setup build
 	$(NATIVE)/shunt bench local memcached redis --seconds 1
 
 test: setup build
-	scripts/test $(CARGO) --workspace $(AS_ROOT)
+	scripts/test --suite correctness $(AS_ROOT) $(CARGO) --workspace
+
+test-long: setup build
+	scripts/test --suite long $(AS_ROOT) $(CARGO) --workspace
 
 lint:
 	$(CARGO) fmt --all --check

@@ -1,63 +1,73 @@
-//! `scripts/test` with a cargo of our own, which prints what cargo prints: which failures it repeats, and how it ends.
+//! Runs `scripts/test` with a cargo and test executables of our own: which suites it runs, which
+//! failures it repeats, and how it ends.
 
 use shunt_documents::root;
+use shunt_documents::targets::packages;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// A cargo with one target of units and one that is end to end. Each says `RESULT` when all tests run, and `ALONE` when one does.
+/// A cargo that has built one target of units and one that is end to end.
 const CARGO: &str = r#"#!/bin/sh
 case "$*" in
 *--no-run*)
-    echo '{"reason":"compiler-artifact","package_id":"path+file:///a/ring#shunt-ring@0.1.0","target":{"kind":["lib"],"name":"shunt_ring"},"profile":{"test":true},"executable":"/t/shunt_ring-1"}'
-    echo '{"reason":"compiler-artifact","package_id":"path+file:///a/shunt-compat#0.1.0","target":{"kind":["test"],"name":"docker"},"profile":{"test":true},"executable":"/t/docker-1"}'
+    echo '{"reason":"compiler-artifact","package_id":"path+file:///a/ring#shunt-ring@0.1.0","manifest_path":"/Cargo.toml","target":{"kind":["lib"],"name":"shunt_ring"},"profile":{"test":true},"executable":"'$DIR'/unit"}'
+    echo '{"reason":"compiler-artifact","package_id":"path+file:///a/shunt-compat#0.1.0","manifest_path":"/Cargo.toml","target":{"kind":["test"],"name":"docker"},"profile":{"test":true},"executable":"'$DIR'/docker"}'
     ;;
-*--exact*)
-    echo "alone: $*" >> "$DIR/alone"
-    echo "test a_test ... $ALONE"
-    echo "test result: $ALONE. 1 passed; 0 failed"
-    [ "$ALONE" = ok ]
-    ;;
-*)
-    say() {
-        case $2 in
-        ok) echo "test a_test ... ok"; echo "test result: ok. 1 passed; 0 failed" ;;
-        FAILED)
-            printf 'test a_test ... FAILED\n\nfailures:\n\n---- a_test stdout ----\n    indented\nfailures:\n    a_test\n\n'
-            echo "test result: FAILED. 0 passed; 1 failed" ;;
-        crashed) echo "error: test failed, to rerun pass \`$1\`" ;;
-        esac
-    }
-    echo "     Running unittests src/lib.rs (t/shunt_ring-1)" >&2
-    say unit "$UNIT"
-    echo "     Running tests/docker.rs (t/docker-1)" >&2
-    say docker "$WHOLE"
-    [ "$UNIT$WHOLE" = okok ]
-    ;;
+*--doc*) [ "$DOC" = ok ] ;;
+esac
+"#;
+
+/// A test executable. All its tests end as its variable says, and one that runs alone as `ALONE` says.
+const EXECUTABLE: &str = r#"#!/bin/sh
+if [ "$1" = --exact ]; then
+    echo "$*" >> "$DIR/alone"
+    how=$ALONE
+else
+    echo "${0##*/}" >> "$DIR/ran"
+    case $0 in */unit) how=$UNIT ;; *) how=$WHOLE ;; esac
+fi
+case $how in
+ok) printf 'test a_test ... ok\n\ntest result: ok. 1 passed; 0 failed\n' ;;
+FAILED)
+    printf 'test a_test ... FAILED\n\nfailures:\n\n---- a_test stdout ----\n    indented\n\nfailures:\n    a_test\n\n'
+    echo "test result: FAILED. 0 passed; 1 failed"
+    exit 101 ;;
+crashed) exit 134 ;;
 esac
 "#;
 
 struct Run {
     output: Output,
-    /// How often a test was run by itself.
+    /// The executables that were run.
+    ran: String,
+    /// The arguments of each test that was run by itself.
     alone: String,
 }
 
 /// Runs the script where tests of units, end-to-end tests and one that is repeated end like this.
 fn run(name: &str, unit: &str, whole: &str, alone: &str) -> Run {
+    run_suite(name, "all", "ok", unit, whole, alone)
+}
+
+fn run_suite(name: &str, suite: &str, doc: &str, unit: &str, whole: &str, alone: &str) -> Run {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).unwrap();
-    let cargo = dir.join("cargo");
-    fs::write(&cargo, CARGO).unwrap();
-    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
+    for (file, text) in [("cargo", CARGO), ("unit", EXECUTABLE), ("docker", EXECUTABLE)] {
+        fs::write(dir.join(file), text).unwrap();
+        fs::set_permissions(dir.join(file), fs::Permissions::from_mode(0o755)).unwrap();
+    }
     let mut command = Command::new("sh");
     // By a shell: a file that was written a moment ago can be busy in a child of another thread's.
-    command.args(["-c", "exec \"$0\" \"$1\" --workspace"]).arg(root().join("scripts/test")).arg(&cargo);
-    command.env("DIR", &dir).env("UNIT", unit).env("WHOLE", whole).env("ALONE", alone);
+    command.args(["-c", "exec \"$0\" --suite \"$1\" \"$2\" --workspace"]);
+    command.arg(root().join("scripts/test")).arg(suite).arg(dir.join("cargo"));
+    command.env("DIR", &dir).env("DOC", doc);
+    command.env("UNIT", unit).env("WHOLE", whole).env("ALONE", alone);
     let output = command.output().unwrap();
-    Run { output, alone: fs::read_to_string(dir.join("alone")).unwrap_or_default() }
+    let read = |file| fs::read_to_string(dir.join(file)).unwrap_or_default();
+    Run { output, ran: read("ran"), alone: read("alone") }
 }
 
 impl Run {
@@ -71,16 +81,39 @@ impl Run {
 }
 
 #[test]
-fn a_run_without_failures_is_as_cargo_has_it() {
+fn a_run_without_failures_passes() {
     let run = run("good", "ok", "ok", "ok");
-    run.expect(true, 0, "test result: ok");
+    run.expect(true, 0, "2 tests passed, 0 failed; 2 executables");
+}
+
+#[test]
+fn each_executable_is_in_one_suite() {
+    // The long suite has shunt-compat's test docker, and no tests of units.
+    let run = |suite| run_suite(suite, suite, "ok", "ok", "ok", "ok");
+    let [all, correctness, long] = ["all", "correctness", "long"].map(run);
+    assert_eq!([all.ran, correctness.ran, long.ran], ["docker\nunit\n", "unit\n", "docker\n"]);
+}
+
+#[test]
+fn a_failing_example_fails_the_run() {
+    run_suite("doc", "correctness", "FAILED", "ok", "ok", "ok").expect(false, 0, "1 failed");
+}
+
+#[test]
+fn the_long_suite_lists_tests_that_exist() {
+    let packages = packages();
+    for line in fs::read_to_string(root().join("tests/long.txt")).unwrap().lines() {
+        let Some((package, test)) = line.split_once(' ').filter(|_| !line.starts_with('#')) else { continue };
+        let is_there = packages.get(package).is_some_and(|package| package.integration.contains_key(test));
+        assert!(is_there, "tests/long.txt: there is no test {test} of {package}");
+    }
 }
 
 #[test]
 fn an_end_to_end_test_that_passes_alone_is_named_as_flaky() {
     let run = run("flaky", "ok", "FAILED", "ok");
     run.expect(true, 1, "flaky: -p shunt-compat --test docker a_test");
-    assert!(run.alone.contains("-p shunt-compat --test docker -- --exact a_test"), "{}", run.alone);
+    assert_eq!(run.alone, "--exact a_test\n");
 }
 
 #[test]
@@ -100,6 +133,6 @@ fn a_test_of_units_is_never_repeated() {
 
 #[test]
 fn a_process_that_ends_without_a_result_has_failed() {
-    run("crash", "ok", "crashed", "ok").expect(false, 0, "test failed");
-    run("unit-crash", "crashed", "FAILED", "ok").expect(false, 0, "test failed");
+    run("crash", "ok", "crashed", "ok").expect(false, 0, "ended without a result");
+    run("unit-crash", "crashed", "FAILED", "ok").expect(false, 0, "ended without a result");
 }
