@@ -34,7 +34,7 @@ pub(crate) enum Side {
 impl Side {
     /// The transports that the shared-memory transport is compared with, in the order of the
     /// columns.
-    pub(crate) const ROADS: &[Side] =
+    pub(crate) const TRANSPORTS: &[Side] =
         &[Side::Tcp, Side::TcpNodelay, Side::Sockmap, Side::Unix, Side::ShuntSleep, Side::Shunt];
     /// For streams. Sockmap redirect has no backpressure, and would only fill the kernel's memory.
     pub(crate) const BACKPRESSURE: &[Side] =
@@ -84,7 +84,7 @@ impl Side {
     }
 
     /// Returns true if both directions should use shared memory.
-    pub(crate) fn is_short_road(self) -> bool {
+    pub(crate) fn is_under_shunt(self) -> bool {
         matches!(self, Side::Shunt | Side::ShuntSleep | Side::ShuntFixed)
     }
 }

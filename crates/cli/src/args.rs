@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use shunt_abi::geometry::{Geometry, MAX_RING_BYTES, MIN_RING_BYTES};
 
-/// Takes TCP connections off the general road: unmodified programs, the same addresses, shared memory beneath
+/// Takes TCP connections off the general path: unmodified programs, the same addresses, shared memory beneath
 #[derive(Debug, Parser)]
 #[command(name = "shunt", version, arg_required_else_help = true)]
 #[command(after_help = "Start with: shunt run -- PROGRAM, once for the server and once for the client.\n\
-    `shunt status` shows which road each connection takes, `shunt explain` why, and `shunt doctor` what this\n\
+    `shunt status` shows which transport each connection takes, `shunt explain` why, and `shunt doctor` what this\n\
     machine supports.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -25,9 +25,9 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Run the broker, in the foreground unless told otherwise
     Daemon(DaemonArgs),
-    /// Show live connections: their programs, their roads, and why some are on TCP
+    /// Show live connections: their programs, their transports, and why some are on TCP
     Status(StatusArgs),
-    /// Show live what programs move, and by which road
+    /// Show live what programs move, and by which transport
     Top(TopArgs),
     /// Write down what goes by shared memory as packets, for Wireshark and tshark
     Capture(CaptureArgs),
@@ -48,7 +48,7 @@ pub(crate) enum Command {
     /// Have Docker start containers under shunt: docker run --runtime=shunt
     #[command(subcommand)]
     Runtime(Runtime),
-    /// Compare the roads side by side, with what each gives and costs
+    /// Compare the transports side by side, with what each gives and costs
     #[command(subcommand)]
     Bench(Bench),
     /// Write a page about what shunt gains here: for a server and a load of yours, or for programs that many use
@@ -81,7 +81,7 @@ pub(crate) enum Command {
         Exit codes of shunt itself: 2 wrong flags, 126 CMD cannot be executed, 127 CMD not found."
 )]
 pub(crate) struct RunArgs {
-    /// Which road connections may take [default: what the configuration says, else auto]
+    /// Which transport connections may take [default: what the configuration says, else auto]
     #[arg(long, value_enum, env = shunt_abi::env::TRANSPORT)]
     pub(crate) transport: Option<Transport>,
 
@@ -136,12 +136,12 @@ pub(crate) enum WaitsFor {
     Child,
 }
 
-/// The roads that `--transport` allows.
+/// The transports that `--transport` allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
-    /// The shortest road there is: shared memory where both ends can use it, TCP elsewhere
+    /// The shortest transport there is: shared memory where both ends can use it, TCP elsewhere
     Auto,
-    /// Shared memory or TCP, and no road that a later version may add to auto
+    /// Shared memory or TCP, and no transport that a later version may add to auto
     Shm,
     /// TCP only; no broker is needed
     Tcp,
@@ -334,7 +334,7 @@ pub(crate) struct OverlayControl {
 #[derive(Debug, Args)]
 #[command(
     after_help = "An IPv6 address has brackets, as in [::1]:80. A process is described with all its TCP connections: who is at\n\
-    the other end, which road each direction takes, and why it is TCP. Other users' processes can be looked into by root only."
+    the other end, which transport each direction takes, and why it is TCP. Other users' processes can be looked into by root only."
 )]
 pub(crate) struct ExplainArgs {
     /// A process id; the address of a connection, as in 127.0.0.1:80 or, for every address, :80; or a program
@@ -587,7 +587,7 @@ pub(crate) enum Overlay {
         #[arg(long, value_name = "PID")]
         process: u32,
     },
-    /// Show what the router of this host knows, and which road connections have taken and why
+    /// Show what the router of this host knows, and which transport connections have taken and why
     Status {
         /// The control socket of the router
         #[arg(long, value_name = "SOCKET", default_value = shunt_overlay::DEFAULT_CONTROL)]

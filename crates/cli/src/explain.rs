@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::shown::visible;
 use shunt_abi::status::{Connection, Snapshot};
 use shunt_broker::StatusError;
@@ -298,9 +298,9 @@ impl Looked<'_> {
                 remote: seen.remote,
                 state: socket.state.label(),
                 peers: Vec::new(),
-                sends: Road::Tcp,
-                receives: Road::Tcp,
-                overlay: Some(seen.road),
+                sends: Transport::Tcp,
+                receives: Transport::Tcp,
+                overlay: Some(seen.path),
                 causes: Cause::of_seen(seen).into_iter().collect(),
             };
         }
@@ -329,9 +329,9 @@ impl Looked<'_> {
             causes.retain(|cause| cause.label != Obstacle::UnseenUse.label());
             causes.push(Cause::of_obstacle(&obstacle, &process.name));
         }
-        let on_shm = |road: Option<Road>| road == Some(Road::Shm);
-        let sends = row.as_ref().map(|row| row.send.road);
-        let receives = row.as_ref().map(|row| row.receive.road);
+        let on_shm = |transport: Option<Transport>| transport == Some(Transport::Shm);
+        let sends = row.as_ref().map(|row| row.send.transport);
+        let receives = row.as_ref().map(|row| row.receive.transport);
         if !(on_shm(sends) && on_shm(receives)) {
             if !peers.is_empty() && peers.iter().all(|(peer, _)| peer.under_shunt) {
                 causes.iter_mut().for_each(Cause::know_that_the_peer_is_under_shunt);
@@ -346,8 +346,8 @@ impl Looked<'_> {
             remote: socket.remote,
             state: socket.state.label(),
             peers: peers.into_iter().map(|(peer, _)| peer).collect(),
-            sends: sends.unwrap_or(Road::Tcp),
-            receives: receives.unwrap_or(Road::Tcp),
+            sends: sends.unwrap_or(Transport::Tcp),
+            receives: receives.unwrap_or(Transport::Tcp),
             overlay: None,
             causes,
         }
@@ -434,7 +434,7 @@ fn out_of_reach_of(broker: &Path) -> Cause {
 fn reasons_of(row: &Connection) -> Vec<Reason> {
     let mut reasons = Vec::new();
     for direction in [row.send, row.receive] {
-        let settled = direction.road == Road::Shm || direction.reason == Reason::None;
+        let settled = direction.transport == Transport::Shm || direction.reason == Reason::None;
         if !settled && !reasons.contains(&direction.reason) {
             reasons.push(direction.reason);
         }

@@ -106,21 +106,21 @@ fn report(status: &Value) -> String {
     );
     let mut rows = Vec::new();
     for end in ["client", "server"] {
-        let roads = &status["connections"][end];
-        let row = |road: &str, reason: &str, count| vec![end.to_owned(), road.into(), reason.into(), count];
-        rows.push(row("host", "", number(&roads["host"])));
-        let overlay = roads["overlay"].as_object().into_iter().flatten();
+        let paths = &status["connections"][end];
+        let row = |path: &str, reason: &str, count| vec![end.to_owned(), path.into(), reason.into(), count];
+        rows.push(row("host", "", number(&paths["host"])));
+        let overlay = paths["overlay"].as_object().into_iter().flatten();
         rows.extend(overlay.map(|(reason, count)| row("overlay", reason, number(count))));
-        let denied = roads["denied"].as_object().into_iter().flatten();
+        let denied = paths["denied"].as_object().into_iter().flatten();
         rows.extend(denied.map(|(reason, count)| row("none", reason, number(count))));
     }
-    text += &render(&ROADS, &rows);
+    text += &render(&PATHS, &rows);
     text
 }
 
-const ROADS: [Column; 4] = [
+const PATHS: [Column; 4] = [
     Column { title: "THIS END", right: false },
-    Column { title: "ROAD", right: false },
+    Column { title: "PATH", right: false },
     Column { title: "REASON", right: false },
     Column { title: "CONNECTIONS", right: true },
 ];

@@ -30,10 +30,10 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     };
     let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
     let configured = OfPrograms::read();
-    let (road, complaint) = choose(args, &path, configured.as_ref());
-    road.apply(args, configured.ok().and_then(|configured| configured.rules()), &mut environment);
-    road.put_first(sanitizer::runtime_of(&obstacle::executed(&path)), &mut environment);
-    let complaint = road.open_door(&path).or(complaint);
+    let (launch, complaint) = choose(args, &path, configured.as_ref());
+    launch.apply(args, configured.ok().and_then(|configured| configured.rules()), &mut environment);
+    launch.put_first(sanitizer::runtime_of(&obstacle::executed(&path)), &mut environment);
+    let complaint = launch.open_door(&path).or(complaint);
     if let Some(complaint) = complaint {
         say(&format!("{name} runs on TCP: {complaint}"));
     }
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
 
 /// How CMD is started.
 #[derive(Debug, PartialEq, Eq)]
-enum Road {
+enum Launch {
     /// Without the shim.
     Bare {
         /// The shim, which is removed from the inherited LD_PRELOAD.
@@ -62,7 +62,7 @@ enum Road {
     },
 }
 
-impl Road {
+impl Launch {
     fn apply(&self, args: &RunArgs, rules: Option<String>, environment: &mut BTreeMap<OsString, OsString>) {
         let existing = environment.get(PRELOAD.as_ref() as &std::ffi::OsStr).cloned();
         let mut set = |name: &str, value: Option<OsString>| match value {
@@ -70,11 +70,11 @@ impl Road {
             None => drop(environment.remove(name.as_ref() as &std::ffi::OsStr)),
         };
         match self {
-            Road::Bare { library: None } => {}
-            Road::Bare { library: Some(library) } => {
+            Launch::Bare { library: None } => {}
+            Launch::Bare { library: Some(library) } => {
                 set(PRELOAD, library::without(existing.as_deref(), library));
             }
-            Road::Shim { library, transport, broker, .. } => {
+            Launch::Shim { library, transport, broker, .. } => {
                 set(PRELOAD, Some(library::preload(existing.as_deref(), library)));
                 set(shunt_abi::env::TRANSPORT, transport.map(|transport| transport.label().into()));
                 set(shunt_abi::env::SPIN, args.spin.clone().map(OsString::from));
@@ -92,7 +92,7 @@ impl Road {
     /// again.
     fn put_first(&self, runtime: Option<OsString>, environment: &mut BTreeMap<OsString, OsString>) {
         environment.remove(shunt_abi::env::FIRST.as_ref() as &std::ffi::OsStr);
-        let (Road::Shim { .. }, Some(runtime)) = (self, runtime) else { return };
+        let (Launch::Shim { .. }, Some(runtime)) = (self, runtime) else { return };
         let list = environment.entry(PRELOAD.into()).or_default();
         let rest = std::mem::replace(list, runtime.clone());
         list.push(":");
@@ -106,7 +106,7 @@ impl Road {
     /// Returns an error for the user if that fails. No error is returned for a program into which
     /// the shim is loaded anyway.
     fn open_door(&self, path: &Path) -> Option<String> {
-        let Road::Shim { library, may_leave_tcp: true, .. } = self else {
+        let Launch::Shim { library, may_leave_tcp: true, .. } = self else {
             return None;
         };
         let executed = obstacle::executed(path);
@@ -122,12 +122,12 @@ impl Road {
 
 /// Decides how CMD runs. The second value is a message if CMD runs on TCP although the user has not
 /// asked for that.
-fn choose(args: &RunArgs, path: &Path, configured: Result<&OfPrograms, &Faults>) -> (Road, Option<String>) {
+fn choose(args: &RunArgs, path: &Path, configured: Result<&OfPrograms, &Faults>) -> (Launch, Option<String>) {
     let obstacle = obstacle::of_file(path);
     let library = match library::find() {
         Ok(library) => library,
         Err(error) => {
-            return (Road::Bare { library: None }, Some(format!("{error}; see `shunt doctor`")));
+            return (Launch::Bare { library: None }, Some(format!("{error}; see `shunt doctor`")));
         }
     };
     let name = String::from_utf8_lossy(rules::name_of(path.as_os_str().as_bytes()));
@@ -139,11 +139,11 @@ fn choose(args: &RunArgs, path: &Path, configured: Result<&OfPrograms, &Faults>)
     let may_leave_tcp = transport != Transport::Tcp;
     if obstacle.as_ref().is_some_and(|obstacle| !obstacle.keeps_preload()) {
         let complaint = may_leave_tcp.then(|| cannot_enter(obstacle));
-        return (Road::Bare { library: Some(library) }, complaint.flatten());
+        return (Launch::Bare { library: Some(library) }, complaint.flatten());
     }
     let shim = |transport, broker: Option<PathBuf>| {
         let may_leave_tcp = may_leave_tcp && transport != Some(Transport::Tcp);
-        Road::Shim { library: library.clone(), transport, may_leave_tcp, broker }
+        Launch::Shim { library: library.clone(), transport, may_leave_tcp, broker }
     };
     // The configuration has errors, so it is unknown which programs it would keep on TCP.
     if let Err(faults) = configured {
@@ -157,7 +157,7 @@ fn choose(args: &RunArgs, path: &Path, configured: Result<&OfPrograms, &Faults>)
     if !may_any_leave_tcp {
         return (shim(args.transport, args.broker.clone()), None);
     }
-    let (road, complaint) = match broker::reach(args.broker.as_deref()) {
+    let (launch, complaint) = match broker::reach(args.broker.as_deref()) {
         Ok(socket) => (shim(args.transport, Some(socket)), cannot_enter(obstacle)),
         Err(error) => {
             // A socket that must not be used now must not be used later either.
@@ -165,7 +165,7 @@ fn choose(args: &RunArgs, path: &Path, configured: Result<&OfPrograms, &Faults>)
             (shim(transport, error.later), cannot_enter(obstacle).or(Some(error.why)))
         }
     };
-    (road, complaint.filter(|_| may_leave_tcp))
+    (launch, complaint.filter(|_| may_leave_tcp))
 }
 
 fn cannot_enter(obstacle: Option<Obstacle>) -> Option<String> {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::shown::visible;
 use shunt_abi::status::{Connection, Direction, Process, Share, Snapshot};
 
@@ -144,10 +144,10 @@ fn row(program: &str, pid: u32, connection: &Connection) -> Vec<String> {
         pid.to_string(),
         connection.local.to_string(),
         connection.remote.to_string(),
-        send.road.label().to_owned(),
+        send.transport.label().to_owned(),
         table::bytes(send.shm_bytes),
         table::bytes(send.tcp_bytes),
-        receive.road.label().to_owned(),
+        receive.transport.label().to_owned(),
         table::bytes(receive.shm_bytes),
         table::bytes(receive.tcp_bytes),
         why(connection),
@@ -172,7 +172,7 @@ pub(crate) fn why(connection: &Connection) -> String {
 }
 
 fn reason(direction: &Direction) -> Option<Reason> {
-    (direction.road == Road::Tcp).then_some(direction.reason)
+    (direction.transport == Transport::Tcp).then_some(direction.reason)
 }
 
 fn reasons(connections: &[&Connection]) -> Vec<Reason> {
@@ -184,9 +184,13 @@ fn reasons(connections: &[&Connection]) -> Vec<Reason> {
 }
 
 fn totals(programs: usize, connections: &[&Connection]) -> String {
-    let on =
-        |road| connections.iter().filter(|end| end.send.road == road && end.receive.road == road).count();
-    let (shm, tcp) = (on(Road::Shm), on(Road::Tcp));
+    let on = |transport| {
+        connections
+            .iter()
+            .filter(|end| end.send.transport == transport && end.receive.transport == transport)
+            .count()
+    };
+    let (shm, tcp) = (on(Transport::Shm), on(Transport::Tcp));
     let sum = |pick: fn(&Connection) -> u64| {
         table::bytes(connections.iter().fold(0_u64, |sum, end| sum.saturating_add(pick(end))))
     };
@@ -222,8 +226,8 @@ mod tests {
 
     use super::*;
 
-    fn direction(road: Road, reason: Reason, tcp_bytes: u64, shm_bytes: u64) -> Direction {
-        Direction { road, reason, tcp_bytes, shm_bytes }
+    fn direction(transport: Transport, reason: Reason, tcp_bytes: u64, shm_bytes: u64) -> Direction {
+        Direction { transport, reason, tcp_bytes, shm_bytes }
     }
 
     fn totals(share: Share) -> Totals {
@@ -257,8 +261,8 @@ mod tests {
             fd: 5,
             local: "127.0.0.1:11211".parse().unwrap(),
             remote: "[::1]:40000".parse().unwrap(),
-            send: direction(Road::Shm, Reason::None, 100, 2048),
-            receive: direction(Road::Tcp, Reason::SocketOption, 5, 1024),
+            send: direction(Transport::Shm, Reason::None, 100, 2048),
+            receive: direction(Transport::Tcp, Reason::SocketOption, 5, 1024),
             option: Some("TCP_INQ".into()),
         };
         assert_eq!(

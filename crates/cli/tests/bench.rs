@@ -22,7 +22,7 @@ fn cells(report: &Value) -> Vec<(&Value, &Value)> {
 }
 
 #[test]
-fn our_own_loads_are_on_the_roads_that_they_are_measured_on() {
+fn our_own_loads_are_on_the_transports_that_they_are_measured_on() {
     let report = bench(&["round-trip", "crowd"]);
     let cells = cells(&report);
     assert!(cells.len() >= 5 * (9 + 3 * 3 + 1), "{} cells", cells.len());
@@ -239,7 +239,7 @@ fn messages_go_by_every_way_that_carries_them() {
 }
 
 #[test]
-fn containers_of_two_hosts_are_on_the_roads_that_they_are_measured_on() {
+fn containers_of_two_hosts_are_on_the_transports_that_they_are_measured_on() {
     needs_root();
     let shell = Shell::new();
     let page = shell.path("report.html");

@@ -182,7 +182,7 @@ fn comes_onto_shared_memory(shell: &Shell, what: &str, process: &Running) {
         let all = status["processes"].as_array().into_iter().flatten();
         let of_it =
             all.filter(|one| one["pid"] == pid).flat_map(|one| one["connections"].as_array()).flatten();
-        of_it.into_iter().any(|one| one["send"]["road"] == "shm" && one["receive"]["road"] == "shm")
+        of_it.into_iter().any(|one| one["send"]["transport"] == "shm" && one["receive"]["transport"] == "shm")
     };
     eventually(what, || {
         let ended = Ended::of(shell.shunt(["status", "--json"]));

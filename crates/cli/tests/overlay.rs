@@ -48,8 +48,8 @@ fn curl_and_nginx_cross_the_host_network_and_see_the_overlay() {
     let (vxlan, wire) = (lab.bytes(A, "vxlan") - before.0, lab.bytes(A, "wire") - before.1);
     assert!(vxlan < 20_000, "{vxlan} bytes crossed the overlay");
     assert!(wire > PAYLOAD, "{wire} bytes crossed the host network");
-    assert_eq!(lab.roads(A, "client"), (1, serde_json::json!({})));
-    assert_eq!(lab.roads(B, "server"), (1, serde_json::json!({})));
+    assert_eq!(lab.paths(A, "client"), (1, serde_json::json!({})));
+    assert_eq!(lab.paths(B, "server"), (1, serde_json::json!({})));
     let log = fs::read_to_string(lab.path("nginx/access.log")).unwrap();
     let words: Vec<&str> = log.split_whitespace().collect();
     assert_eq!([words[0], words[2], words[3]], [CLIENT, SERVER, "80"], "{log}");
@@ -89,8 +89,8 @@ fn static_programs_take_the_host_network_and_no_two_connections_are_swapped() {
     assert_ok(&output, CONNECTIONS);
     let vxlan = lab.bytes(A, "vxlan") - before;
     assert!(vxlan < u64::from(CONNECTIONS) * 2_000, "{vxlan} bytes crossed the overlay");
-    assert_eq!(lab.roads(A, "client"), (CONNECTIONS.into(), serde_json::json!({})));
-    assert_eq!(lab.roads(B, "server"), (CONNECTIONS.into(), serde_json::json!({})));
+    assert_eq!(lab.paths(A, "client"), (CONNECTIONS.into(), serde_json::json!({})));
+    assert_eq!(lab.paths(B, "server"), (CONNECTIONS.into(), serde_json::json!({})));
     // The router keeps no descriptor of them.
     for host in [A, B] {
         let complaint = || format!("{} {}", lab.descriptors(host), lab.status(host));
@@ -151,8 +151,8 @@ print('ok')
         let mut client = lab.command(A, true, "python3");
         let output = lab.output(A, client.args(["-c", ASK, &CONNECTIONS.to_string()]));
         assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{way} {output:?}");
-        assert_eq!(lab.roads(A, "client"), (CONNECTIONS.into(), serde_json::json!({})), "{way}");
-        assert_eq!(lab.roads(B, "server"), (CONNECTIONS.into(), serde_json::json!({})), "{way}");
+        assert_eq!(lab.paths(A, "client"), (CONNECTIONS.into(), serde_json::json!({})), "{way}");
+        assert_eq!(lab.paths(B, "server"), (CONNECTIONS.into(), serde_json::json!({})), "{way}");
     }
 }
 
@@ -193,7 +193,7 @@ print('ok')
     lab.launch(B, server.args(["-c", SERVE]), "listening");
     let output = lab.output(A, lab.command(A, true, "python3").args(["-c", ASK]));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
-    assert_eq!(lab.roads(B, "server"), (400, serde_json::json!({})));
+    assert_eq!(lab.paths(B, "server"), (400, serde_json::json!({})));
 }
 
 /// A client may send before it checks that it is connected. Its connection then stays on the
@@ -237,7 +237,7 @@ print('ok')
     lab.launch(B, server.args(["-c", SERVE]), "listening");
     let output = lab.output(A, lab.command(A, true, "python3").args(["-c", ASK]));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
-    assert_eq!(lab.roads(B, "server"), (0, serde_json::json!({ "used": 10 })));
+    assert_eq!(lab.paths(B, "server"), (0, serde_json::json!({ "used": 10 })));
 }
 
 #[test]
@@ -245,13 +245,13 @@ fn a_peer_without_shunt_is_found_out_and_left_alone() {
     let mut lab = Lab::with_routers();
     serve_go(&mut lab, false, "tcp4");
     assert_ok(&lab.output(A, &mut go_client(&lab, true, [20, 4, 10_000])), 20);
-    assert_eq!(lab.roads(A, "client"), (0, serde_json::json!({ "not-supervised": 20 })));
+    assert_eq!(lab.paths(A, "client"), (0, serde_json::json!({ "not-supervised": 20 })));
     drop(lab);
 
     let mut lab = Lab::with_routers();
     serve_go(&mut lab, true, "tcp4");
     assert_ok(&lab.output(A, &mut go_client(&lab, false, [20, 4, 10_000])), 20);
-    assert_eq!(lab.roads(B, "server"), (0, serde_json::json!({ "not-offered": 20 })));
+    assert_eq!(lab.paths(B, "server"), (0, serde_json::json!({ "not-offered": 20 })));
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn established_connections_outlive_routers_and_new_ones_fall_back_until_they_are
     let mut client = lab.command(A, true, go("client"));
     client.args([&format!("{SERVER}:9000"), "1", "1", "100000", "3000"]);
     let paused = lab.launch(A, &mut client, "paused");
-    assert_eq!((lab.roads(A, "client").0, lab.roads(B, "server").0), (1, 1));
+    assert_eq!((lab.paths(A, "client").0, lab.paths(B, "server").0), (1, 1));
     lab.kill(A);
     lab.kill(B);
     // The connections still have their overlay addresses, which the client checks again.
@@ -272,7 +272,7 @@ fn established_connections_outlive_routers_and_new_ones_fall_back_until_they_are
     let came_back = || {
         let output = lab.output(A, &mut go_client(&lab, true, [1, 1, 1_000]));
         assert_ok(&output, 1);
-        lab.roads(B, "server").0 > 0
+        lab.paths(B, "server").0 > 0
     };
     lab::await_until(came_back, || lab.status(B).to_string());
 }
@@ -326,8 +326,8 @@ for s, number in finished:
         assert!(output.status.success(), "{family}: {output:?}");
         let all = || (0..20).all(|number| lab.said(server).contains(&format!("bytes of {number}\n")));
         lab::await_until(all, || lab.said(server));
-        assert_eq!(lab.roads(A, "client"), (20, serde_json::json!({})), "{family}");
-        assert_eq!(lab.roads(B, "server"), (20, serde_json::json!({})), "{family}");
+        assert_eq!(lab.paths(A, "client"), (20, serde_json::json!({})), "{family}");
+        assert_eq!(lab.paths(B, "server"), (20, serde_json::json!({})), "{family}");
         assert_eq!(lab.status(B)["connections"]["reset"], 0, "{family}");
     }
 }
@@ -351,7 +351,7 @@ fn routers_with_different_keys_have_nothing_to_do_with_each_other() {
     serve_go(&mut lab, true, "tcp4");
     assert_ok(&lab.output(A, &mut go_client(&lab, true, [3, 1, 10_000])), 3);
     // A router with another key gets no answer at all, not even an error.
-    assert_eq!(lab.roads(A, "client"), (0, serde_json::json!({ "router-silent": 3 })));
+    assert_eq!(lab.paths(A, "client"), (0, serde_json::json!({ "router-silent": 3 })));
     lab::await_until(|| lab.status(B)["connections"]["strangers"] != 0, || lab.status(B).to_string());
 }
 
@@ -371,7 +371,7 @@ fn a_router_that_hangs_keeps_nobody_from_the_overlay() {
     }
     let came_back = || {
         assert_ok(&lab.output(A, &mut go_client(&lab, true, [1, 1, 1_000])), 1);
-        lab.roads(B, "server").0 > 0
+        lab.paths(B, "server").0 > 0
     };
     lab::await_until(came_back, || lab.status(B).to_string());
 }
@@ -406,7 +406,7 @@ for address in [('10.50.2.2', 9000), ('10.50.2.2', 9001), ('10.50.2.99', 9000), 
     let natively = said(false);
     assert!(natively.contains("ECONNREFUSED") && natively.contains("EHOSTUNREACH"), "{natively}");
     assert_eq!(said(true), natively);
-    assert_eq!(lab.roads(A, "client").0, 2, "{}", lab.status(A));
+    assert_eq!(lab.paths(A, "client").0, 2, "{}", lab.status(A));
 }
 
 /// The programs make blocking calls, and one of them has a timer that interrupts accept.
@@ -457,8 +457,8 @@ print('ok')
     let mut client = lab.command(A, true, "python3");
     let output = lab.output(A, client.args(["-c", ASK]));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
-    assert_eq!(lab.roads(A, "client"), (20, serde_json::json!({})));
-    assert_eq!(lab.roads(B, "server"), (20, serde_json::json!({})));
+    assert_eq!(lab.paths(A, "client"), (20, serde_json::json!({})));
+    assert_eq!(lab.paths(B, "server"), (20, serde_json::json!({})));
 }
 
 /// A descriptor that is in an epoll instance before it connects must keep its registration, also in
@@ -498,8 +498,8 @@ print('ok')
     let mut client = lab.command(A, true, "python3");
     let output = lab.output(A, client.args(["-c", SCRIPT]));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
-    assert_eq!(lab.roads(A, "client"), (1, serde_json::json!({ "shared": 1 })));
-    assert_eq!(lab.roads(B, "server").0, 1);
+    assert_eq!(lab.paths(A, "client"), (1, serde_json::json!({ "shared": 1 })));
+    assert_eq!(lab.paths(B, "server").0, 1);
 }
 
 /// A container shows sockets whose locks it holds, and exits. It holds a lock by making the kernel
@@ -533,7 +533,7 @@ time.sleep(60)
     script.args(["-c", &held_page(SCRIPT)]).arg(lab.socket(A));
     lab.launch_in(&evil, &mut script, "held");
     assert_ok(&lab.output(A, &mut go_client(&lab, true, [10, 2, 10_000])), 10);
-    assert_eq!(lab.roads(A, "client").0, 10, "{}", lab.status(A));
+    assert_eq!(lab.paths(A, "client").0, 10, "{}", lab.status(A));
 }
 
 /// A peer that is no router of this overlay must be rejected. Neither that peer nor a container
@@ -657,6 +657,6 @@ print('ok')
     let mut client = lab.command(A, true, "python3");
     let output = lab.output(A, client.args(["-c", SCRIPT]));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
-    assert_eq!(lab.roads(A, "client"), (40, serde_json::json!({})));
+    assert_eq!(lab.paths(A, "client"), (40, serde_json::json!({})));
     lab::await_until(|| lab.status(A)["now"]["connections"]["client"] == 0, || lab.status(A).to_string());
 }

@@ -101,7 +101,7 @@ fn await_promises(lab: &Lab, count: u64) {
 /// Returns the number of connections on the host network, after waiting until both ends have
 /// counted equally many.
 fn agreed(lab: &Lab) -> u64 {
-    let ends = || (lab.roads(A, "client").0, lab.roads(B, "server").0);
+    let ends = || (lab.paths(A, "client").0, lab.paths(B, "server").0);
     // The client's end is counted shortly after it has started to exchange bytes.
     await_until(|| ends().0 == ends().1, || format!("{} {}", lab.status(A), lab.status(B)));
     ends().0
@@ -114,7 +114,7 @@ fn a_program_that_looks_too_late_for_the_other_host() {
     serve(&mut lab, &[]);
     let go = lab.path("go");
     let client = connect(&mut lab, LOOKS_LATE, &go, "under way");
-    await_until(|| lab.roads(B, "server").1["not-committed"] == 1, || lab.status(B).to_string());
+    await_until(|| lab.paths(B, "server").1["not-committed"] == 1, || lab.status(B).to_string());
     fs::write(go, "").unwrap();
     assert!(lab.await_end(client).ends_with("ok\n"), "{}", lab.said(client));
     assert_eq!(agreed(&lab), 0);
@@ -140,7 +140,7 @@ fn stop_while_it_looks(patience_ms: [u32; 2], has_given_up: impl Fn(&Lab, usize)
 /// host waits.
 #[test]
 fn a_router_that_is_stopped_before_the_last_word() {
-    stop_while_it_looks([10_000, 300], |lab, _| lab.roads(B, "server").1["not-committed"] == 1);
+    stop_while_it_looks([10_000, 300], |lab, _| lab.paths(B, "server").1["not-committed"] == 1);
 }
 
 /// The client's router is stopped between the promise and the commit, for longer than the program's
@@ -166,11 +166,11 @@ fn a_last_word_that_crosses_the_end_of_patience() {
     host.words("nft add chain inet lossy out { type filter hook output priority 0 ; }");
     host.words("nft add rule inet lossy out tcp dport 7450 drop");
     fs::write(go, "").unwrap();
-    await_until(|| lab.roads(B, "server").1["not-committed"] == 1, || lab.status(B).to_string());
+    await_until(|| lab.paths(B, "server").1["not-committed"] == 1, || lab.status(B).to_string());
     lab.hosts[A].net.words("nft delete table inet lossy");
     assert!(lab.await_end(client).ends_with("ok\n"), "{}", lab.said(client));
     assert_eq!(agreed(&lab), 0);
-    assert_eq!(lab.roads(A, "client").1["late"], 1, "{}", lab.status(A));
+    assert_eq!(lab.paths(A, "client").1["late"], 1, "{}", lab.status(A));
 }
 
 /// The server's router is stopped long after the commit, while the supervisor asks it about

@@ -54,10 +54,10 @@ fn converse(lab: &Lab, with: &str) -> Output {
 
 /// Returns whether a new connection uses the host network.
 fn takes_the_host_network(lab: &Lab, with: &str) -> bool {
-    let before = lab.roads(A, "client").0;
+    let before = lab.paths(A, "client").0;
     let output = converse(lab, with);
     assert!(output.status.success(), "{output:?}");
-    lab.roads(A, "client").0 > before
+    lab.paths(A, "client").0 > before
 }
 
 fn await_host_network(lab: &Lab, with: &str) {
@@ -99,8 +99,8 @@ fn a_container_that_nobody_has_told_of_yet_has_the_host_that_asks_for_it() {
     lab::await_until(|| lab.log(B).contains("has been read again"), || lab.log(B));
     for connections in 1..=20 {
         assert!(converse(&lab, SERVER).status.success());
-        assert_eq!(lab.roads(A, "client"), (connections, json!({})));
-        assert_eq!(lab.roads(B, "server"), (connections, json!({})));
+        assert_eq!(lab.paths(A, "client"), (connections, json!({})));
+        assert_eq!(lab.paths(B, "server"), (connections, json!({})));
     }
 }
 
@@ -111,9 +111,9 @@ fn a_host_that_has_gone_has_no_containers() {
     lab.kill(B);
     let entries = || lab.status(A)["now"]["etcd"]["entries"].clone();
     lab::await_until(|| entries() == 1, || lab.status(A).to_string());
-    let before = lab.roads(A, "client").1["same-host"].as_u64().unwrap_or(0);
+    let before = lab.paths(A, "client").1["same-host"].as_u64().unwrap_or(0);
     assert!(converse(&lab, MOVED).status.success());
-    assert_eq!(lab.roads(A, "client").1["same-host"], json!(before + 1), "as the file says");
+    assert_eq!(lab.paths(A, "client").1["same-host"], json!(before + 1), "as the file says");
     lab.stop(server);
 }
 
@@ -142,14 +142,14 @@ fn the_configuration_is_read_again() {
     let mut lab = Lab::with_routers();
     let _served = serve(&mut lab);
     assert!(!takes_the_host_network(&lab, MOVED));
-    assert_eq!(lab.roads(A, "client").1["same-host"], 1);
+    assert_eq!(lab.paths(A, "client").1["same-host"], 1);
     // A configuration with an error changes nothing.
     lab.reload(A, "['10.50.1.0/24']", "['10.50.1.0/24");
     lab::await_until(|| lab.log(A).contains("stays as it was"), || lab.log(A));
     lab.reload(A, "['10.50.1.0/24", "['10.50.1.2']");
     lab::await_until(|| lab.log(A).contains("has been read again"), || lab.log(A));
     assert!(!takes_the_host_network(&lab, MOVED));
-    assert_eq!(lab.roads(A, "client").1["unknown-host"], 1);
+    assert_eq!(lab.paths(A, "client").1["unknown-host"], 1);
     lab.reload(A, "['10.50.2.0/24']", "['10.50.2.0/24', '10.50.1.7']\nask-ms = 1");
     lab::await_until(|| lab.log(A).matches("stays as it was").count() == 2, || lab.log(A));
     lab.reload(A, "\nask-ms = 1", "");
@@ -217,7 +217,7 @@ with socket.socket() as s:
         assert_eq!(lab.said(server).matches("accepted").count(), 2 * round, "the server notices nothing");
         lab.apply(B, "default = 'allow'");
     }
-    assert_eq!(lab.roads(A, "client"), (10, json!({})));
+    assert_eq!(lab.paths(A, "client"), (10, json!({})));
     assert_eq!(lab.status(A)["connections"]["client"]["denied"], json!({ "denied": 5 }));
     assert_eq!(lab.status(B)["connections"]["server"]["denied"], Value::Object(Default::default()));
 }

@@ -25,8 +25,8 @@ fn python(lab: &Lab, script: &str, words: &[&str]) -> String {
 }
 
 fn expect_host(lab: &Lab, connections: u64) {
-    assert_eq!(lab.roads(A, "client"), (connections, json!({})));
-    assert_eq!(lab.roads(B, "server"), (connections, json!({})));
+    assert_eq!(lab.paths(A, "client"), (connections, json!({})));
+    assert_eq!(lab.paths(B, "server"), (connections, json!({})));
 }
 
 #[test]
@@ -159,12 +159,12 @@ fn hosts_of_ipv6_serve_what_is_a_socket_of_ipv6() {
     assert_eq!(python(&lab, CONVERSE, &["6", &format!("::ffff:{SERVER}")]), "12345");
     expect_host(&lab, 1);
     assert_eq!(python(&lab, CONVERSE, &["4", SERVER]), "12345");
-    assert_eq!(lab.roads(A, "client"), (1, json!({ "family": 1 })));
+    assert_eq!(lab.paths(A, "client"), (1, json!({ "family": 1 })));
     let mut server = lab.command(B, true, go("server"));
     lab.launch(B, server.args(["tcp4", "10.50.2.2:9001"]), "listening");
     let script = CONVERSE.replace("9000", "9001");
     assert_eq!(python(&lab, &script, &["6", &format!("::ffff:{SERVER}")]), "12345");
-    assert_eq!(lab.roads(A, "client"), (1, json!({ "family": 2 })));
+    assert_eq!(lab.paths(A, "client"), (1, json!({ "family": 2 })));
     assert_eq!(lab.status(B)["connections"]["reset"], 0);
 }
 
@@ -254,9 +254,9 @@ fn a_container_that_has_moved_is_found_by_etcd() {
     let mut server = lab.command(B, true, go("server"));
     lab.launch_in(&container, server.args(["tcp", ":9000"]), "listening");
     let is_found = || {
-        let before = lab.roads(A, "client").0;
+        let before = lab.paths(A, "client").0;
         assert_eq!(python(&lab, CONVERSE, &["6", MOVED]), "12345");
-        lab.roads(A, "client").0 > before
+        lab.paths(A, "client").0 > before
     };
     lab::await_until(is_found, || lab.status(A).to_string());
 }
@@ -287,7 +287,7 @@ fn each_connection_is_reported_with_its_addresses() {
         let remote = json!(format!("[{SERVER_IPV6}]:{port}"));
         listed.iter().find(|one| one["remote"] == remote).unwrap_or_else(|| panic!("{status}"))
     };
-    assert_eq!((&to("9000")["road"], &to("9001")["reason"]), (&json!("host"), &json!("not-supervised")));
+    assert_eq!((&to("9000")["path"], &to("9001")["reason"]), (&json!("host"), &json!("not-supervised")));
     assert_eq!(to("9000")["host"]["remote"], "[2001:db8:77::2]:7450");
     let own = to("9000")["local"].as_str().unwrap();
     assert!(own.starts_with(&format!("[{CLIENT_IPV6}]:")), "{own}");

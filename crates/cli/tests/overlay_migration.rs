@@ -37,10 +37,10 @@ fn a_container_that_was_moved_is_reached_where_it_is() {
     let before = lab.add(B, MOVING.parse().unwrap());
     let server = serve(&mut lab, B, &before);
     assert_eq!(ask(&lab, A, &lab.hosts[A].container, MOVING), "ok 20");
-    assert_eq!(lab.roads(A, "client"), (20, serde_json::json!({})));
+    assert_eq!(lab.paths(A, "client"), (20, serde_json::json!({})));
     // Connections within one host stay on the overlay.
     assert_eq!(ask(&lab, B, &staying, MOVING), "ok 20");
-    assert_eq!(lab.roads(B, "client"), (0, serde_json::json!({ "same-host": 20 })));
+    assert_eq!(lab.paths(B, "client"), (0, serde_json::json!({ "same-host": 20 })));
 
     // A connection of another server must not be affected.
     let mut other = lab.command(B, true, go("server"));
@@ -57,19 +57,19 @@ fn a_container_that_was_moved_is_reached_where_it_is() {
     let after = lab.add(A, MOVING.parse().unwrap());
     route(&mut lab, "'10.50.1.0/24', '10.50.3.1'", "'10.50.2.0/24'");
     serve(&mut lab, A, &after);
-    let (here, there) = (lab.roads(A, "client"), lab.roads(B, "client"));
+    let (here, there) = (lab.paths(A, "client"), lab.paths(B, "client"));
     assert_eq!((here.0, there.0), (0, 0));
 
     // Existing supervisors find the new router within a second. New ones find it immediately.
     assert_eq!(ask(&lab, B, &staying, MOVING), "ok 20");
-    assert_eq!(lab.roads(B, "client"), (20, serde_json::json!({})));
-    assert_eq!(lab.roads(A, "server"), (20, serde_json::json!({})));
+    assert_eq!(lab.paths(B, "client"), (20, serde_json::json!({})));
+    assert_eq!(lab.paths(A, "server"), (20, serde_json::json!({})));
     assert_eq!(ask(&lab, A, &lab.hosts[A].container, MOVING), "ok 20");
-    assert_eq!(lab.roads(A, "client"), (0, serde_json::json!({ "same-host": 20 })));
+    assert_eq!(lab.paths(A, "client"), (0, serde_json::json!({ "same-host": 20 })));
     // The moved container makes connections itself.
     let own = serve(&mut lab, B, &staying);
     assert_eq!(ask(&lab, A, &after, STAYING), "ok 20");
-    assert_eq!(lab.roads(A, "client").0, 20);
+    assert_eq!(lab.paths(A, "client").0, 20);
     lab.stop(own);
     assert_eq!(lab.await_end(lasting), "paused\nok 1\n");
 }

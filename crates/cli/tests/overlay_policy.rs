@@ -89,9 +89,9 @@ fn a_connection_is_denied_by_either_host_before_it_is_made() {
         }
         assert_eq!(lab.status(A)["connections"]["client"]["denied"][reason], 4);
     }
-    assert_eq!(lab.roads(A, "client"), (8, json!({})));
+    assert_eq!(lab.paths(A, "client"), (8, json!({})));
     // The server does not see denied connections.
-    assert_eq!(lab.roads(B, "server"), (8, json!({})));
+    assert_eq!(lab.paths(B, "server"), (8, json!({})));
     assert_eq!(python(&lab, true, ASK), "connected connected connected connected\n");
 }
 
@@ -174,7 +174,7 @@ fn a_rule_that_needs_packets_leaves_a_connection_on_the_overlay() {
         assert_eq!(python(&lab, true, ASK), "connected connected connected connected\n");
         lab.apply(host, "");
     }
-    assert_eq!(lab.roads(A, "client"), (4, json!({ "packet-policy": 4 })));
+    assert_eq!(lab.paths(A, "client"), (4, json!({ "packet-policy": 4 })));
 }
 
 /// Opens connections to both ports, waits until all to one port have ended, and uses the others.
@@ -309,7 +309,7 @@ fn another_policy_ends_what_it_forbids_on_the_overlay_too() {
         let mut client = lab.command(A, host == A, "python3");
         let client = lab.launch(A, client.args(["-c", &keep_open(ENDED, KEPT, error)]), "open");
         let stayed = || {
-            lab.roads(host, end).1.as_object().unwrap().values().map(|it| it.as_u64().unwrap()).sum::<u64>()
+            lab.paths(host, end).1.as_object().unwrap().values().map(|it| it.as_u64().unwrap()).sum::<u64>()
         };
         lab::await_until(|| stayed() == ENDED + KEPT, || lab.status(host).to_string());
         let said = lab.apply(host, FORBID);
@@ -562,7 +562,7 @@ time.sleep(60)
     for group in &groups {
         assert_eq!(text.matches(&group.name()).count(), 1, "{text}");
     }
-    assert_eq!(lab.roads(A, "client"), (2, json!({})));
+    assert_eq!(lab.paths(A, "client"), (2, json!({})));
     assert_eq!(lab.status(A)["connections"]["unaccounted"], 0);
     drop(lab);
     let paths = groups.map(|group| group.0.clone());
@@ -624,7 +624,7 @@ with socket.create_connection(('10.50.2.2', 9000)) as s:
     let text = String::from_utf8(output.stdout).unwrap();
     // The other connection is that between the routers.
     assert_eq!((text.lines().count(), text.matches(&group.name()).count()), (2, 1), "{text}");
-    assert_eq!(lab.roads(A, "client"), (1, json!({})));
+    assert_eq!(lab.paths(A, "client"), (1, json!({})));
     assert_eq!(lab.status(A)["connections"]["unaccounted"], 0);
     drop(lab);
     // The supervisor was in the group as well, and has ended.

@@ -26,13 +26,13 @@ fn both<T: std::fmt::Debug + PartialEq>(work: impl Fn(&mut Lab, bool) -> T) -> (
 /// Asserts that exactly so many connections use the host network, and that none stays on the
 /// overlay.
 fn expect_host(lab: &Lab, connections: u64) {
-    assert_eq!(lab.roads(A, "client"), (connections, serde_json::json!({})));
-    assert_eq!(lab.roads(B, "server"), (connections, serde_json::json!({})));
+    assert_eq!(lab.paths(A, "client"), (connections, serde_json::json!({})));
+    assert_eq!(lab.paths(B, "server"), (connections, serde_json::json!({})));
 }
 
 /// Asserts that all connections use the host network, and that there are at least so many.
 fn expect_only_host(lab: &Lab, at_least: u64) {
-    let (host, overlay) = lab.roads(A, "client");
+    let (host, overlay) = lab.paths(A, "client");
     assert!(host >= at_least, "{host} on the host network, {overlay}");
     expect_host(lab, host);
 }
@@ -372,7 +372,7 @@ fn nginx_with_wrk_and_curl() {
     assert!(!report.contains("wrong") && !report.contains("Socket errors"), "{report}");
     // wrk's first connection only tests the server. Its last connections may not be established
     // when its time is over.
-    let (before, left) = lab.roads(A, "client");
+    let (before, left) = lab.paths(A, "client");
     let left: u64 = left.as_object().unwrap().values().filter_map(serde_json::Value::as_u64).sum();
     assert!(before >= 21 && left <= 2, "{}", lab.status(A));
 
@@ -386,7 +386,7 @@ fn nginx_with_wrk_and_curl() {
     for number in 0..8 {
         assert!(fs::read(lab.path(&format!("got-{number}"))).unwrap() == content, "file {number}");
     }
-    assert!(lab.roads(A, "client").0 > before, "{}", lab.status(A));
+    assert!(lab.paths(A, "client").0 > before, "{}", lab.status(A));
 }
 
 /// One program writes records with keys and another reads them. All must arrive, in the order of

@@ -29,7 +29,7 @@ fn parsed(lab: &Lab, host: usize, words: &[&str]) -> Value {
 }
 
 #[test]
-fn each_connection_has_its_road_and_its_reason() {
+fn each_connection_has_its_path_and_its_reason() {
     let mut lab = Lab::with_routers();
     for (port, is_supervised) in [("9000", true), ("9001", false)] {
         let mut server = lab.command(B, is_supervised, go("server"));
@@ -49,9 +49,9 @@ fn each_connection_has_its_road_and_its_reason() {
         listed.iter().find(|one| one["remote"] == remote).unwrap_or_else(|| panic!("{status}"))
     };
     let (on_host, on_overlay) = (to("9000"), to("9001"));
-    assert_eq!((&on_host["road"], &on_host["reason"]), (&json!("host"), &Value::Null));
+    assert_eq!((&on_host["path"], &on_host["reason"]), (&json!("host"), &Value::Null));
     assert_eq!(on_host["host"]["remote"], "192.168.77.2:7450");
-    assert_eq!((&on_overlay["road"], &on_overlay["reason"]), (&json!("overlay"), &json!("not-supervised")));
+    assert_eq!((&on_overlay["path"], &on_overlay["reason"]), (&json!("overlay"), &json!("not-supervised")));
     for one in listed {
         assert!(one["local"].as_str().unwrap().starts_with(&format!("{CLIENT}:")), "{one}");
         assert_eq!(one["end"], "client");
@@ -61,7 +61,7 @@ fn each_connection_has_its_road_and_its_reason() {
     assert!(text.contains("not-supervised: No supervised program listens there."), "{text}");
     let there = parsed(&lab, B, &["status"]);
     let there = there["overlay"]["connections"].as_array().unwrap();
-    assert_eq!((there.len(), &there[0]["end"], &there[0]["road"]), (1, &json!("server"), &json!("host")));
+    assert_eq!((there.len(), &there[0]["end"], &there[0]["path"]), (1, &json!("server"), &json!("host")));
 
     // The connection is found by its process, and by its address.
     let pids = clients.map(|client| lab.pid(client).to_string());
@@ -82,7 +82,7 @@ fn each_connection_has_its_road_and_its_reason() {
 }
 
 #[test]
-fn prometheus_is_told_which_road_connections_take_and_by_which_rule() {
+fn prometheus_is_told_which_path_connections_take_and_by_which_rule() {
     let mut lab = Lab::build();
     std::fs::write(
         lab.path("told.toml"),
@@ -122,10 +122,10 @@ fn prometheus_is_told_which_road_connections_take_and_by_which_rule() {
     expect(
         &text,
         &[
-            "shunt_overlay_connections_total{end=\"client\",road=\"host\",reason=\"none\"} 1",
-            "shunt_overlay_connections_total{end=\"client\",road=\"overlay\",reason=\"not-supervised\"} 1",
-            "shunt_overlay_connections_total{end=\"client\",road=\"none\",reason=\"denied\"} 1",
-            "shunt_overlay_connections_total{end=\"client\",road=\"overlay\",reason=\"busy\"} 0",
+            "shunt_overlay_connections_total{end=\"client\",path=\"host\",reason=\"none\"} 1",
+            "shunt_overlay_connections_total{end=\"client\",path=\"overlay\",reason=\"not-supervised\"} 1",
+            "shunt_overlay_connections_total{end=\"client\",path=\"none\",reason=\"denied\"} 1",
+            "shunt_overlay_connections_total{end=\"client\",path=\"overlay\",reason=\"busy\"} 0",
             "shunt_overlay_permitted_connections{rule=\"web\"} 1",
             "shunt_overlay_permitted_connections{rule=\"default\"} 0",
             "shunt_overlay_open_connections{end=\"client\"} 1",

@@ -86,8 +86,8 @@ fn said(output: Output) -> String {
 }
 
 fn expect_host(lab: &Lab, connections: u32) {
-    assert_eq!(lab.roads(A, "client"), (connections.into(), serde_json::json!({})));
-    assert_eq!(lab.roads(B, "server"), (connections.into(), serde_json::json!({})));
+    assert_eq!(lab.paths(A, "client"), (connections.into(), serde_json::json!({})));
+    assert_eq!(lab.paths(B, "server"), (connections.into(), serde_json::json!({})));
 }
 
 #[test]
@@ -123,11 +123,11 @@ fn a_program_that_is_not_supervised_keeps_all_that_share_its_port_on_the_overlay
     serve(&mut lab, true, ["threads", "2", "0"]);
     let stranger = serve(&mut lab, false, ["threads", "2", "2"]);
     assert_eq!(ask(&lab), "[0, 1, 2, 3]");
-    assert_eq!(lab.roads(A, "client"), (0, serde_json::json!({ "not-supervised": CONNECTIONS })));
+    assert_eq!(lab.paths(A, "client"), (0, serde_json::json!({ "not-supervised": CONNECTIONS })));
     lab.stop(stranger);
     assert_eq!(ask(&lab), "[0, 1]");
     assert_eq!(
-        lab.roads(A, "client"),
+        lab.paths(A, "client"),
         (CONNECTIONS.into(), serde_json::json!({ "not-supervised": CONNECTIONS }))
     );
     assert_eq!(lab.status(B)["connections"]["reset"], 0);

@@ -52,8 +52,8 @@ fn a_server_that_accepts_by_a_ring_stays_on_the_overlay_from_when_it_has_one() {
     for _ in 0..4 {
         connect(&lab, "plain");
     }
-    assert_eq!(lab.roads(A, "client"), (3, json!({ "not-supervised": 4 })));
-    assert_eq!(lab.roads(B, "server"), (3, json!({})));
+    assert_eq!(lab.paths(A, "client"), (3, json!({ "not-supervised": 4 })));
+    assert_eq!(lab.paths(B, "server"), (3, json!({})));
     assert_eq!(lab.status(B)["connections"]["reset"], 0);
 }
 
@@ -66,10 +66,10 @@ fn a_socket_that_a_ring_knows_stays_on_the_overlay() {
     for how in ["plain", "fixed", "polled", "closed", "ring"] {
         connect(&lab, how);
     }
-    assert_eq!(lab.roads(A, "client"), (1, json!({ "shared": 3 })));
+    assert_eq!(lab.paths(A, "client"), (1, json!({ "shared": 3 })));
     // If the client's end stays on the overlay, the reason that the server's end counts depends on
     // timing.
-    let (host, overlay) = lab.roads(B, "server");
+    let (host, overlay) = lab.paths(B, "server");
     let stayed: u64 = overlay.as_object().unwrap().values().filter_map(serde_json::Value::as_u64).sum();
     assert_eq!((host, stayed), (1, 4), "{overlay}");
 }

@@ -117,8 +117,8 @@ fn routers_of_many_containers_keep_nothing_of_their_connections() {
         );
     }
     let all = (connections * tides) as u64;
-    assert_eq!(lab.roads(A, "client"), (all, serde_json::json!({})));
-    assert_eq!(lab.roads(B, "server"), (all, serde_json::json!({})));
+    assert_eq!(lab.paths(A, "client"), (all, serde_json::json!({})));
+    assert_eq!(lab.paths(B, "server"), (all, serde_json::json!({})));
     // Memory must not grow: the last tides need as much as those after the first one, which is for
     // warming up.
     let third = tides / 3;
@@ -159,6 +159,6 @@ fn connections_by_the_thousand_are_never_swapped_among_processes_that_accept() {
         connections as f64 / took.as_secs_f64()
     );
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("ok {connections}\n"), "{output:?}");
-    assert_eq!(lab.roads(A, "client"), (connections as u64, serde_json::json!({})));
-    assert_eq!(lab.roads(B, "server"), (connections as u64, serde_json::json!({})));
+    assert_eq!(lab.paths(A, "client"), (connections as u64, serde_json::json!({})));
+    assert_eq!(lab.paths(B, "server"), (connections as u64, serde_json::json!({})));
 }

@@ -83,7 +83,7 @@ fn a_program_that_connects_gets_what_the_page_says() {
     lab.launch(B, server.args(["-c", ECHO, "accept", "0.0.0.0"]), "listening");
     let output = lab.output(A, &mut attack_in(&lab, true, "connect", "-"));
     let said = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(lab.roads(A, "client"), (1, json!({})), "{said} {}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(lab.paths(A, "client"), (1, json!({})), "{said} {}", String::from_utf8_lossy(&output.stderr));
     compare(&said, Kept::UnderFilter);
 }
 
@@ -94,7 +94,7 @@ fn a_program_that_accepts_gets_the_same() {
     let mut client = lab.command(B, true, "python3");
     lab.launch(B, client.args(["-c", ECHO, "connect", CLIENT]), "connected");
     let said = lab.await_end(hostile);
-    assert_eq!(lab.roads(A, "server"), (1, json!({})), "{said}");
+    assert_eq!(lab.paths(A, "server"), (1, json!({})), "{said}");
     compare(&said, Kept::UnderFilter);
 }
 
@@ -109,7 +109,7 @@ fn a_program_on_an_overlay_of_ipv6_gets_the_same() {
         let output = lab.output(A, &mut attack_ipv6(&lab, "connect", hosts));
         let said = String::from_utf8(output.stdout).unwrap();
         assert_eq!(
-            lab.roads(A, "client"),
+            lab.paths(A, "client"),
             (1, json!({})),
             "{said} {}",
             String::from_utf8_lossy(&output.stderr)
@@ -120,7 +120,7 @@ fn a_program_on_an_overlay_of_ipv6_gets_the_same() {
         let mut client = lab.command(B, true, "python3");
         lab.launch(B, client.args(["-c", ECHO, "connect", CLIENT_IPV6]), "connected");
         let said = lab.await_end(hostile);
-        assert_eq!(lab.roads(A, "server"), (1, json!({})), "{said}");
+        assert_eq!(lab.paths(A, "server"), (1, json!({})), "{said}");
         compare(&said, Kept::UnderFilter);
     }
 }
@@ -224,7 +224,7 @@ fn a_program_is_served_only_if_its_whole_container_is_under_the_filter() {
     let output = lab.output(A, &mut contained(&run));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "connected\n", "{output:?}");
     assert!(output.stderr.is_empty(), "{output:?}");
-    assert_eq!(lab.roads(A, "client"), (1, json!({})));
+    assert_eq!(lab.paths(A, "client"), (1, json!({})));
 
     // Another process runs in the container, and could receive the socket.
     let words: Vec<String> = std::iter::once(run.get_program())
@@ -237,7 +237,7 @@ fn a_program_is_served_only_if_its_whole_container_is_under_the_filter() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "connected\n", "{output:?}");
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(complaint.contains("something in this one is not under its filter"), "{complaint}");
-    assert_eq!(lab.roads(A, "client").0, 1);
+    assert_eq!(lab.paths(A, "client").0, 1);
     assert!(lab.log(A).contains("of its container is not under the filter"));
 }
 
@@ -274,13 +274,13 @@ for number in ['1', '2']:
     let client = lab.launch(A, &mut client, "up");
     std::fs::write(lab.path("go1"), "").unwrap();
     lab::await_until(|| lab.said(client).contains("connected 1"), || lab.said(client));
-    assert_eq!(lab.roads(A, "client"), (1, json!({})));
+    assert_eq!(lab.paths(A, "client"), (1, json!({})));
     lab.kill(A);
     lab.start(A);
     lab::await_until(|| lab.status(A)["now"]["supervisors"] == 1, || lab.status(A).to_string());
     std::fs::write(lab.path("go2"), "").unwrap();
     assert!(lab.await_end(client).ends_with("connected 2\n"));
-    assert_eq!(lab.roads(A, "client"), (1, json!({})));
+    assert_eq!(lab.paths(A, "client"), (1, json!({})));
 }
 
 /// The key of all routers is replaced step by step, while they run. No connection stays on the
@@ -299,7 +299,7 @@ fn routers_change_their_key_while_they_run() {
         let output = lab.output(A, client.args(["-c", CONVERSE]));
         assert_eq!(String::from_utf8_lossy(&output.stdout), "connected\n", "{output:?}");
         connections += 1;
-        assert_eq!(lab.roads(A, "client"), (connections, json!({})));
+        assert_eq!(lab.paths(A, "client"), (connections, json!({})));
     };
     let change = |lab: &Lab, host: usize, words: &[&str]| {
         let path = lab.path(["key-a", "key-b"][host]).display().to_string();

@@ -66,12 +66,12 @@ fn connections_that_are_translated_stay_on_the_overlay() {
     let output = lab.output(A, nft.arg("-f").arg(lab.path("rules")));
     assert!(output.status.success(), "{output:?}");
     assert_eq!(ask(&SERVICES), format!("9000 {CLIENT} bytes\n").repeat(3));
-    let (host, why) = lab.roads(A, "client");
+    let (host, why) = lab.paths(A, "client");
     assert_eq!((host, &why["unknown-host"], &why["not-supervised"]), (1, &json!(1), &json!(1)), "{why}");
     // The lab's routers search for a socket at least as long as they wait for the answer.
     assert!(why["not-found"] == 1 || why["router-silent"] == 1, "{why}");
-    assert_eq!((lab.roads(B, "server").0, &lab.status(B)["connections"]["reset"]), (1, &json!(0)));
+    assert_eq!((lab.paths(B, "server").0, &lab.status(B)["connections"]["reset"]), (1, &json!(0)));
     // An address without translation works as before.
     assert_eq!(ask(&[&format!("{SERVER}:9000")]), format!("9000 {CLIENT} bytes\n"));
-    assert_eq!(lab.roads(A, "client").0, 2);
+    assert_eq!(lab.paths(A, "client").0, 2);
 }

@@ -294,7 +294,7 @@ fn a_killed_edge_lets_traffic_pass_it_by_and_the_next_cleans_up() {
     let listener = lab.listen(&format!("{SERVER}:80"));
     lab.kill(Site::Edge);
     let (client, server) = lab.pair(&listener);
-    assert_eq!(server.peer_addr().unwrap(), client.local_addr().unwrap(), "by the plain road");
+    assert_eq!(server.peer_addr().unwrap(), client.local_addr().unwrap(), "by the plain path");
     exchange(&client, &server, 100_000);
     // A connection that is older than the relay must not be intercepted.
     let (old_client, old_server) = lab.pair(&listener);

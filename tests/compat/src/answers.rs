@@ -44,10 +44,10 @@ fn ask_linked(host: &Host, name: &str, connections: usize, flags: &[&str]) -> An
         .arg(source);
     gcc.run("gcc", LIMIT);
     let port = host.port();
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let executable = host.path(name);
     let running = host.program(executable.to_string_lossy()).args([&port.to_string(), "gate"]).start(name);
-    road.wait_for_shm(port, connections, Duration::from_secs(30));
+    transport.wait_for_shm(port, connections, Duration::from_secs(30));
     host.write("gate", "");
     let ended = running.wait(LIMIT);
     assert!(ended.success(), "{name} ended with {}\n{}\n{}", ended.status, ended.stdout, ended.stderr);

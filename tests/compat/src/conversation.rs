@@ -3,7 +3,7 @@
 
 use crate::host::Host;
 use crate::launch::{Launch, Program};
-use crate::road::{Expected, Road};
+use crate::transport::{Expected, TransportWatch};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(40);
@@ -32,16 +32,19 @@ pub fn converse(
 ) -> String {
     let server = server.start("server");
     host.wait_for_port(port);
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let client = client.start("client");
     match way {
-        Way::Shm => {
-            end_on_the_road(host, &road, (client, &gate(port)), &[Expected { port, connections, share: 0.9 }])
-        }
+        Way::Shm => end_on_transport(
+            host,
+            &transport,
+            (client, &gate(port)),
+            &[Expected { port, connections, share: 0.9 }],
+        ),
         Way::Tcp(reason) => {
-            wait_for_reason(host, &road, port, server.pid(), reason);
-            let printed = end(host, &road, (client, &gate(port)), port);
-            assert_eq!(road.on_shm(port), 0, "{}", road.report(port));
+            wait_for_reason(host, &transport, port, server.pid(), reason);
+            let printed = end(host, &transport, (client, &gate(port)), port);
+            assert_eq!(transport.on_shm(port), 0, "{}", transport.report(port));
             printed
         }
     }
@@ -49,32 +52,32 @@ pub fn converse(
 
 /// Waits until connections have used the expected transports, then ends the client by its gate
 /// file. Returns the client's output.
-pub fn end_on_the_road(
+pub fn end_on_transport(
     host: &Host,
-    road: &Road,
+    transport: &TransportWatch,
     (client, gate): (Program, &str),
     expected: &[Expected],
 ) -> String {
-    expected.iter().for_each(|one| road.wait_for(*one, LIMIT));
-    let printed = end(host, road, (client, gate), expected[0].port);
-    expected.iter().for_each(|one| road.expect(*one));
+    expected.iter().for_each(|one| transport.wait_for(*one, LIMIT));
+    let printed = end(host, transport, (client, gate), expected[0].port);
+    expected.iter().for_each(|one| transport.expect(*one));
     printed
 }
 
 /// Ends a client by its gate file, and returns its output.
-fn end(host: &Host, road: &Road, (client, gate): (Program, &str), port: u16) -> String {
+fn end(host: &Host, transport: &TransportWatch, (client, gate): (Program, &str), port: u16) -> String {
     host.write(gate, "");
     let ended = client.wait(LIMIT);
-    assert!(ended.success(), "{}\n{}", ended.stderr, road.report(port));
+    assert!(ended.success(), "{}\n{}", ended.stderr, transport.report(port));
     ended.stdout
 }
 
 /// Waits until `shunt` reports this reason for a connection to `port` or for the process. Returns
 /// immediately on a native host.
-pub fn wait_for_reason(host: &Host, road: &Road, port: u16, server: u32, reason: &str) {
+pub fn wait_for_reason(host: &Host, transport: &TransportWatch, port: u16, server: u32, reason: &str) {
     let deadline = Instant::now() + LIMIT;
     while let Some(explained) = host.explain(server) {
-        let told = road.report(port) + &explained;
+        let told = transport.report(port) + &explained;
         if told.contains(&format!(" {reason}: ")) {
             return;
         }

@@ -5,7 +5,7 @@ use crate::dir::HostDir;
 use crate::ground::Ground;
 use crate::launch::{Launch, Program};
 use crate::programs::{Tools, find};
-use crate::road::Road;
+use crate::transport::TransportWatch;
 use rustix::process::Signal;
 use shunt_abi::status::Snapshot;
 use std::fs;
@@ -135,10 +135,10 @@ impl Host {
         wait_until(&path.display().to_string(), || UnixStream::connect(path).is_ok());
     }
 
-    /// Starts to watch transports, until [`Road::expect`]. On a native host there is nothing to
-    /// watch.
-    pub fn watch_road(&self) -> Road {
-        Road::watch(self.status_command())
+    /// Starts to watch transports, until [`TransportWatch::expect`]. On a native host there is nothing
+    /// to watch.
+    pub fn watch_transport(&self) -> TransportWatch {
+        TransportWatch::watch(self.status_command())
     }
 
     /// Returns `shunt status --json` for this host's broker; `None` on a native host.
@@ -151,7 +151,7 @@ impl Host {
 
     /// Returns the broker's current status, if there is a broker.
     pub fn status(&self) -> Option<Snapshot> {
-        self.status_command().and_then(|mut command| crate::road::snapshot(&mut command))
+        self.status_command().and_then(|mut command| crate::transport::snapshot(&mut command))
     }
 
     /// Returns the output of `shunt explain` for a process; `None` on a native host.

@@ -19,8 +19,8 @@ mod keeper;
 mod launch;
 mod phases;
 mod programs;
-mod road;
 mod router;
+mod transport;
 
 pub use answers::Answers;
 pub use answers::ask;
@@ -31,7 +31,7 @@ pub use both::under_shunt;
 pub use containerd::{Node, Pod};
 pub use conversation::Way;
 pub use conversation::converse;
-pub use conversation::end_on_the_road;
+pub use conversation::end_on_transport;
 pub use conversation::gate;
 pub use conversation::wait_for_reason;
 pub use docker::Engine;
@@ -52,9 +52,9 @@ pub use programs::Tools;
 pub use programs::find as find_program;
 pub use programs::node_package;
 pub use programs::python_package;
-pub use road::Expected;
-pub use road::Road;
 pub use router::{Known, Router, by_wire, two_hosts};
+pub use transport::Expected;
+pub use transport::TransportWatch;
 
 /// Returns the number of keepalive probes that the kernel has sent in the network namespace of the
 /// calling thread.

@@ -5,7 +5,7 @@
 use crate::host::Host;
 use crate::launch::{Launch, Program};
 use crate::programs::find;
-use shunt_abi::reason::{Reason, Road as Taken};
+use shunt_abi::reason::{Reason, Transport as Taken};
 use shunt_abi::status::{Connection, Direction};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -105,7 +105,7 @@ pub fn run_phases(host: &Host, server: Launch<'_>, port: u16, phases: &[Phase]) 
         .arg(phases.len().to_string())
         .start("client");
     for (number, phase) in phases.iter().enumerate() {
-        await_road(host, port, *phase, number, &[&server, &client]);
+        await_transport(host, port, *phase, number, &[&server, &client]);
         host.write(&format!("gate.{number}"), "");
         await_end_of_phase(&client, number);
     }
@@ -126,7 +126,7 @@ fn await_end_of_phase(client: &Program, number: usize) {
 }
 
 /// Waits until the status shows the connection to `port` on the transport that the phase expects.
-fn await_road(host: &Host, port: u16, phase: Phase, number: usize, programs: &[&Program]) {
+fn await_transport(host: &Host, port: u16, phase: Phase, number: usize, programs: &[&Program]) {
     let deadline = Instant::now() + LIMIT;
     while let Some(status) = host.status() {
         let ends = || status.processes.iter().flat_map(|process| &process.connections);
@@ -149,11 +149,12 @@ fn await_road(host: &Host, port: u16, phase: Phase, number: usize, programs: &[&
 /// Returns `true` if both directions are attached. A direction without a byte since the pairing is
 /// idle: its next byte is on the lane.
 fn is_on_shm(end: &Connection) -> bool {
-    let ready = |one: &Direction| one.road == Taken::Shm || one.reason == Reason::Idle;
+    let ready = |one: &Direction| one.transport == Taken::Shm || one.reason == Reason::Idle;
     ready(&end.send) && ready(&end.receive)
 }
 
 fn is_on_tcp_for(end: &Connection, reason: Reason) -> bool {
     let directions = [end.send, end.receive];
-    directions.iter().all(|one| one.road == Taken::Tcp) && directions.iter().any(|one| one.reason == reason)
+    directions.iter().all(|one| one.transport == Taken::Tcp)
+        && directions.iter().any(|one| one.reason == reason)
 }

@@ -110,10 +110,10 @@ impl Router {
 
     /// Returns how many connections of this end used the host network, and the reasons of the
     /// others.
-    pub fn roads(&self, end: &str) -> (u64, Value) {
+    pub fn paths(&self, end: &str) -> (u64, Value) {
         let status: Value = serde_json::from_slice(&self.status().stdout).expect("it says JSON");
-        let roads = &status["connections"][end];
-        (roads["host"].as_u64().expect("a number"), roads["overlay"].clone())
+        let paths = &status["connections"][end];
+        (paths["host"].as_u64().expect("a number"), paths["overlay"].clone())
     }
 
     fn status(&self) -> Output {

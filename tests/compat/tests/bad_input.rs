@@ -90,9 +90,9 @@ fn a_limit_of_file_sizes() {
 fn rubbish_on_the_broker_socket() {
     under_shunt(Duration::from_secs(60), |host| {
         let (server, port) = server(host, "threads");
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let client = client(host, port, 3.0);
-        road.wait_for_shm(port, CONNECTIONS, LIMIT);
+        transport.wait_for_shm(port, CONNECTIONS, LIMIT);
         let rubbish = host
             .script("python3", "rubbish.py")
             .native()
@@ -102,7 +102,7 @@ fn rubbish_on_the_broker_socket() {
         assert!(rubbish.stdout.contains("sent"), "{}", rubbish.stdout);
         assert!(client.wait(LIMIT).success(), "the clients, while the broker was sent rubbish");
         // The broker still pairs connections.
-        let second = host.watch_road();
+        let second = host.watch_transport();
         let client = self::client(host, port, 1.0);
         second.wait_for_shm(port, CONNECTIONS, LIMIT);
         assert!(client.wait(LIMIT).success(), "the clients, after the broker was sent rubbish");
@@ -116,16 +116,16 @@ fn rubbish_on_the_broker_socket() {
 fn scribble(style: &'static str) {
     under_shunt(Duration::from_secs(90), move |host| {
         let (server, port) = server(host, style);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let healthy = client(host, port, 6.0);
-        road.wait_for_shm(port, CONNECTIONS, LIMIT);
+        transport.wait_for_shm(port, CONNECTIONS, LIMIT);
         let scribbler = host
             .script("python3", "rubbish.py")
             .arg("scribbler")
             .arg(port.to_string())
             .arg(host.dir())
             .start("rubbish");
-        road.wait_for_shm(port, CONNECTIONS + 4, LIMIT);
+        transport.wait_for_shm(port, CONNECTIONS + 4, LIMIT);
         host.write("gate", "");
         // The corrupting client may end in any way, but it must end.
         let scribbled = scribbler.wait(LIMIT);
@@ -133,10 +133,10 @@ fn scribble(style: &'static str) {
         assert!(!scribbled.stdout.contains("links 0"), "the scribbler found no link in its own mappings");
         let healthy = healthy.wait(LIMIT);
         assert!(healthy.success(), "the healthy client: {}\n{}", healthy.stdout, healthy.stderr);
-        road.expect(Expected { port, connections: CONNECTIONS + 4, share: 0.8 });
+        transport.expect(Expected { port, connections: CONNECTIONS + 4, share: 0.8 });
         assert!(server.is_running(), "the server fell over the scribbler");
         // The server still accepts connections and attaches them.
-        let second = host.watch_road();
+        let second = host.watch_transport();
         let client = client(host, port, 1.0);
         second.wait_for_shm(port, CONNECTIONS, LIMIT);
         assert!(client.wait(LIMIT).success(), "the clients after the scribbler");

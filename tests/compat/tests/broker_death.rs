@@ -31,9 +31,9 @@ fn connections_outlive_the_broker_and_new_ones_are_paired_by_the_next() {
     under_shunt(Duration::from_secs(90), |host| {
         let (server, port) = server(host);
         let established = {
-            let road = host.watch_road();
+            let transport = host.watch_transport();
             let clients = clients(host, "established", port, 4.0);
-            road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
+            transport.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
             clients
         };
 
@@ -45,11 +45,11 @@ fn connections_outlive_the_broker_and_new_ones_are_paired_by_the_next() {
         verified(established);
 
         host.start_broker();
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let again = clients(host, "again", port, 3.0);
-        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
+        transport.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
         verified(again);
-        road.expect(Expected { port, connections: CONNECTIONS, share: 0.5 });
+        transport.expect(Expected { port, connections: CONNECTIONS, share: 0.5 });
         drop(server);
     });
 }
@@ -67,7 +67,7 @@ fn redis_benchmark_does_not_notice() {
             .program("redis-benchmark")
             .words(&format!("-h 127.0.0.1 -p {port} -t set,get,incr,lpush -c 50 -n 150000 -q"))
             .start("load");
-        host.watch_road().wait_for_shm(port, 40, Duration::from_secs(40));
+        host.watch_transport().wait_for_shm(port, 40, Duration::from_secs(40));
         host.kill_broker();
         // The load opens new connections, first without a broker and later with one.
         std::thread::sleep(Duration::from_secs(1));

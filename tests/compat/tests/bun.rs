@@ -45,17 +45,17 @@ fn streams_with_backpressure_from_and_to_bun() {
         let number = port.to_string();
         let node = host.script("node", "echo.js").args(["server", &number]).start("node");
         host.wait_for_port(port);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let to_node =
             bun(host, &program).arg(&script).args(["client", &number, "4", "8"]).run("to-node", LIMIT);
-        assert_eq!(road.on_shm(port), 0, "{}", road.report(port));
+        assert_eq!(transport.on_shm(port), 0, "{}", transport.report(port));
         drop(node);
         let port = port + 1;
         let number = port.to_string();
         let server = bun(host, &program).arg(&script).args(["server", &number]).start("bun");
         host.wait_for_port(port);
         let to_bun = host.script("node", "echo.js").args(["client", &number, "4", "8"]).run("to-bun", LIMIT);
-        assert_eq!(road.on_shm(port), 0, "{}", road.report(port));
+        assert_eq!(transport.on_shm(port), 0, "{}", transport.report(port));
         drop(server);
         assert!(to_node.success() && to_bun.success(), "{}\n{}", to_node.stderr, to_bun.stderr);
         (to_node.stdout, to_bun.stdout)

@@ -26,10 +26,10 @@ fn ngircd() {
         let config = host.write("ngircd.conf", config);
         let server = host.program("ngircd").arg("--nodaemon").arg("--config").arg(config).start("ngircd");
         host.wait_for_port(port);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let clients =
             host.script("python3", "irc.py").words(&format!("{port} {PEOPLE} 15")).run("irc", LIMIT);
-        road.expect(Expected { port, connections: PEOPLE, share: 0.5 });
+        transport.expect(Expected { port, connections: PEOPLE, share: 0.5 });
         drop(server);
         clients.stdout
     });

@@ -77,10 +77,10 @@ impl<'h> Cluster<'h> {
     /// Runs `work`. Both routers must then have put exactly `connections` new connections on the
     /// host network, and no others elsewhere.
     fn expect_host<T>(&self, connections: u64, work: impl FnOnce() -> T) -> T {
-        let roads = || (self.routers[TWO].roads("client"), self.routers[ONE].roads("server"));
-        let before = roads();
+        let paths = || (self.routers[TWO].paths("client"), self.routers[ONE].paths("server"));
+        let before = paths();
         let result = work();
-        let (client, server) = roads();
+        let (client, server) = paths();
         assert_eq!((client.0 - before.0.0, &client.1), (connections, &before.0.1));
         assert_eq!((server.0 - before.1.0, &server.1), (connections, &before.1.1));
         result
@@ -150,10 +150,10 @@ fn nginx_serves_a_pod_of_another_node(cluster: &Cluster<'_>) {
     assert_eq!(text(&output.stdout), format!("{} {}", user.address, web.address), "{output:?}");
     // A pod of another runtime class uses the overlay, and the router reports that.
     let other = client.run("runc", "other", &[], &["sleep", "100000"]);
-    let (host, before) = cluster.routers[ONE].roads("server");
+    let (host, before) = cluster.routers[ONE].paths("server");
     let output = curl(&other, "/file");
     assert!(output.stdout == content, "{} bytes, {}", output.stdout.len(), text(&output.stderr));
-    let (host_after, after) = cluster.routers[ONE].roads("server");
+    let (host_after, after) = cluster.routers[ONE].paths("server");
     assert_eq!(host_after, host);
     assert_ne!(after, before, "the server's end has named the reason");
     client.remove(other);

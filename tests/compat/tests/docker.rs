@@ -1,7 +1,7 @@
 //! Containers of a real Docker engine, with a server in one and a client in another, which verifies
 //! every value. The broker runs on the host, as described in docs/containers.md.
 
-use shunt_compat::{Engine, Expected, Host, Road, keepalive_probes, under_shunt};
+use shunt_compat::{Engine, Expected, Host, TransportWatch, keepalive_probes, under_shunt};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -56,7 +56,7 @@ fn loader_for(seconds: u32, (server, port): (&str, u16)) -> String {
 /// Loads a server, verifies every value, and checks the transport of the connections to each of
 /// these ports.
 fn load_by(engine: &Engine<'_>, host: &Host, words: Vec<String>, ports: &[u16]) {
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let output = engine.docker(words);
     let figure = |name: &str| -> u64 {
         let line = output.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
@@ -64,12 +64,12 @@ fn load_by(engine: &Engine<'_>, host: &Host, words: Vec<String>, ports: &[u16]) 
     };
     assert!(figure("cmd_get") > 1000, "{output}");
     assert_eq!(figure("verify_failed"), 0, "{output}");
-    ports.iter().for_each(|port| expect_shm(&road, *port));
+    ports.iter().for_each(|port| expect_shm(&transport, *port));
 }
 
-fn expect_shm(road: &Road, port: u16) {
+fn expect_shm(transport: &TransportWatch, port: u16) {
     // The number of bytes on TCP before the pairing depends on the load of the machine.
-    road.expect(Expected { port, connections: CONNECTIONS, share: 0.3 });
+    transport.expect(Expected { port, connections: CONNECTIONS, share: 0.3 });
 }
 
 fn address(engine: &Engine<'_>, container: &str) -> String {

@@ -75,19 +75,19 @@ impl<'h> Hosts<'h> {
         self.routers = [None, None];
     }
 
-    fn roads(&self, at: usize, end: &str) -> (u64, serde_json::Value) {
-        self.routers[at].as_ref().expect("it runs").roads(end)
+    fn paths(&self, at: usize, end: &str) -> (u64, serde_json::Value) {
+        self.routers[at].as_ref().expect("it runs").paths(end)
     }
 
     /// Runs `work`. Both routers must then have put exactly `connections` new connections on the
     /// host network, and no others elsewhere.
     fn expect_host<T>(&self, connections: u64, work: impl FnOnce() -> T) -> T {
-        let before = (self.roads(TWO, "client"), self.roads(ONE, "server"));
+        let before = (self.paths(TWO, "client"), self.paths(ONE, "server"));
         let result = work();
-        let after = (self.roads(TWO, "client"), self.roads(ONE, "server"));
+        let after = (self.paths(TWO, "client"), self.paths(ONE, "server"));
         let more = |before: (u64, _), after: (u64, _)| ((after.0 - before.0), before.1 == after.1);
-        assert_eq!(more(before.0, after.0), (connections, true), "{:?}", self.roads(TWO, "client"));
-        assert_eq!(more(before.1, after.1), (connections, true), "{:?}", self.roads(ONE, "server"));
+        assert_eq!(more(before.0, after.0), (connections, true), "{:?}", self.paths(TWO, "client"));
+        assert_eq!(more(before.1, after.1), (connections, true), "{:?}", self.paths(ONE, "server"));
         result
     }
 
@@ -330,10 +330,10 @@ fn whoever_says_so_stays_on_the_overlay(hosts: &Hosts<'_>) {
         assert!(text(&output.stdout).contains("verify_failed: 0"), "{output:?}");
         assert!(!text(&output.stderr).contains("shunt"), "{output:?}");
     };
-    let before = (hosts.roads(TWO, "client"), hosts.roads(ONE, "server"));
+    let before = (hosts.paths(TWO, "client"), hosts.paths(ONE, "server"));
     check(hosts.ask(&["--env=SHUNT_OVERLAY=off"], IMAGE, &load));
-    assert_eq!(hosts.roads(TWO, "client"), before.0);
-    let (host, overlay) = hosts.roads(ONE, "server");
+    assert_eq!(hosts.paths(TWO, "client"), before.0);
+    let (host, overlay) = hosts.paths(ONE, "server");
     assert_eq!(host, before.1.0, "the server's end");
     assert_ne!(overlay, before.1.1, "the server's end has named the reason: {overlay}");
     let profile = r#"{"defaultAction": "SCMP_ACT_ALLOW",
@@ -425,10 +425,10 @@ fn services_of_the_swarm_are_found_by_etcd(hosts: &mut Hosts<'_>) {
     let inspect = |what: &str| hosts.engines[TWO].docker(["inspect", "--format", what, &container]);
     let logs = hosts.engines[TWO].try_docker(["logs", &container]);
     assert_eq!(inspect("{{.HostConfig.Runtime}} {{.State.ExitCode}}"), "shunt 0", "{logs:?}");
-    let (host, overlay) = hosts.roads(TWO, "client");
+    let (host, overlay) = hosts.paths(TWO, "client");
     let same_host = overlay["same-host"].as_u64().unwrap_or(0);
     assert!(host > 0 && host + same_host == ASKS, "{host} {overlay}");
-    assert_eq!(hosts.roads(ONE, "server"), (host, serde_json::json!({})));
+    assert_eq!(hosts.paths(ONE, "server"), (host, serde_json::json!({})));
     let answers: Vec<String> = (1..=ASKS).map(|n| format!("bytes-{n}")).collect();
     assert_eq!(text(&logs.stdout), answers.join("\n"), "{host} of {ASKS}");
     for service in ["asks", "echoes", "others"] {

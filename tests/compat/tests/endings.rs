@@ -11,18 +11,18 @@ const SCENARIOS: u16 = 64;
 /// shared memory.
 fn observe(host: &Host, group: &str) -> Vec<String> {
     let first = host.port() + 1000;
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let program = host
         .script("python3", "endings.py")
         .arg("observe")
         .arg(host.dir())
         .args([&first.to_string(), group])
-        .args(road.is_watched().then_some("gated"))
+        .args(transport.is_watched().then_some("gated"))
         .start(group);
     let deadline = Instant::now() + Duration::from_secs(100);
     while program.is_running() {
         assert!(Instant::now() < deadline, "the group {group} hangs");
-        let open = (first..first + SCENARIOS).filter(|port| road.on_shm(*port) > 0);
+        let open = (first..first + SCENARIOS).filter(|port| transport.on_shm(*port) > 0);
         let open: Vec<_> = open.map(|port| port.to_string()).collect();
         host.replace("gate", open.join(" "));
         std::thread::sleep(Duration::from_millis(25));
@@ -70,7 +70,7 @@ fn a_connection_that_is_ended_by_a_hidden_call() {
     for call in ["close", "shutdown"] {
         both_at_once(Duration::from_secs(60), move |host| {
             let (port, directory, patience) = (host.port(), host.path(""), Duration::from_secs(30));
-            let road = host.watch_road();
+            let transport = host.watch_transport();
             let program = |role: &str, rest: &[&str]| {
                 host.script("python3", "raw_end.py")
                     .args([role, &port.to_string()])
@@ -82,8 +82,8 @@ fn a_connection_that_is_ended_by_a_hidden_call() {
             server.wait_for_output("listening", patience);
             let mut client = program("client", &[call]);
             server.wait_for_output("used", patience);
-            if road.is_watched() {
-                road.wait_for_shm(port, 20, patience);
+            if transport.is_watched() {
+                transport.wait_for_shm(port, 20, patience);
             }
             host.replace("send", "");
             server.wait_for_output("sent", patience);

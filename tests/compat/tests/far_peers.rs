@@ -94,11 +94,11 @@ fn a_peer_that_came_to_a_loopback_address_from_another_of_this_host_is_near() {
     under_shunt(LIMIT, |host| {
         // Gives this host an address that is not a loopback address.
         let _net = neighbour();
-        let (port, road) = (host.port(), host.watch_road());
+        let (port, transport) = (host.port(), host.watch_transport());
         let far = |words: String| host.script("python3", "far.py").words(&words);
         let _server = serve(far(format!("serve 127.0.0.1 {port}")), "server");
         let _client =
             far(format!("load 127.0.0.1 {port} 1 {} 192.0.2.1", 10 * MANY_REQUESTS)).start("client");
-        road.wait_for_shm(port, 1, LIMIT);
+        transport.wait_for_shm(port, 1, LIMIT);
     });
 }

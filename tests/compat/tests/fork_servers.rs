@@ -39,11 +39,11 @@ fn apache_with_a_process_for_each_connection() {
         fs::write(host.path("www/file"), &content).expect("own directory");
         let port = host.port();
         let _server = apache(host, port);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let url = format!("http://127.0.0.1:{port}/file");
         let run = host.program("wrk").words(&format!("-t 1 -c {CONNECTIONS} -d 3s {url}")).run("wrk", LIMIT);
         assert!(!run.stdout.contains("Socket errors") && !run.stdout.contains("Non-2xx"), "{}", run.stdout);
-        road.expect(Expected { port, connections: CONNECTIONS, share: 0.8 });
+        transport.expect(Expected { port, connections: CONNECTIONS, share: 0.8 });
         // Fetch the same file ten times over one connection.
         let answer = host.path("answer");
         let curl = host.program("curl").args(["--silent", "--show-error", "--fail"]);
@@ -60,12 +60,12 @@ fn a_forking_server_of_pythons() {
         let port = host.port();
         let mut server = host.script("python3", "forking.py").arg(port.to_string()).start("server");
         server.wait_for_output("ready", LIMIT);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let client = host
             .script("python3", "forking.py")
             .args([&port.to_string(), &CONNECTIONS.to_string(), "3000"])
             .run("client", LIMIT);
-        road.expect(Expected { port, connections: CONNECTIONS, share: 0.8 });
+        transport.expect(Expected { port, connections: CONNECTIONS, share: 0.8 });
         client.stdout
     });
 }
@@ -79,13 +79,13 @@ fn a_program_that_inetd_starts() {
         let address = format!("TCP-LISTEN:{port},bind=127.0.0.1,reuseaddr,fork");
         let _server = host.program("socat").args([&address, "EXEC:/bin/cat,nofork"]).start("socat");
         host.wait_for_port(port);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let client =
             host.script("python3", "forking.py").args([&port.to_string(), "4", "2000"]).run("client", LIMIT);
-        let report = road.report(port);
-        assert_eq!(road.on_shm(port), 0, "{report}");
+        let report = transport.report(port);
+        assert_eq!(transport.on_shm(port), 0, "{report}");
         let named = report.contains(&format!("because {}", Reason::Stdio.label()));
-        assert!(named || !road.is_watched(), "{report}");
+        assert!(named || !transport.is_watched(), "{report}");
         client.stdout
     });
 }

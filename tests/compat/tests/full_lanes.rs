@@ -14,17 +14,17 @@ fn writes(style: &'static str) {
         compile(host, "full_lanes", &[]);
         let port = host.port();
         let gate = host.path("gate");
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let program =
             host.program("./full_lanes").arg(port.to_string()).arg(&gate).arg(style).start("writer");
-        road.wait_for_shm(port, KINDS, LIMIT);
+        transport.wait_for_shm(port, KINDS, LIMIT);
         host.write("gate", "");
         let ended = program.wait(LIMIT);
         assert!(ended.success(), "{}", ended.stderr);
         let expected = "both write before they read: 0 late\nthe reader pauses: 0 late\n\
                         the reader is slow: 0 late\nas much as TCP takes: 0 late\nmore than TCP takes: whole\n";
         assert_eq!(ended.stdout, expected, "{}", ended.stderr);
-        road.expect(Expected { port, connections: KINDS, share: 0.9 });
+        transport.expect(Expected { port, connections: KINDS, share: 0.9 });
     });
 }
 

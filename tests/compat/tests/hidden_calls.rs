@@ -1,7 +1,7 @@
 //! Unusual ways to use a socket: stdio, system calls by number, POSIX AIO, io_uring, aliases of a
 //! function. Each is used on a connection on shared memory, with bytes waiting in the lane.
 
-use shunt_abi::reason::Road;
+use shunt_abi::reason::Transport;
 use shunt_abi::status::Connection;
 use shunt_compat::{Host, both, compile};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn run_all(libraries: &'static [&'static str], scenarios: &'static [Scenario]) {
     });
 }
 
-fn run(host: &Host, Scenario(name, road): &Scenario) -> (String, String, String) {
+fn run(host: &Host, Scenario(name, transport): &Scenario) -> (String, String, String) {
     let port = host.port();
     let (gate, last_gate) = (format!("{name}.gate"), format!("{name}.last"));
     let program = |side: &str| {
@@ -34,18 +34,13 @@ fn run(host: &Host, Scenario(name, road): &Scenario) -> (String, String, String)
     let mut client = program("client");
     let pid = server.pid();
     // The connection is attached, or has the expected reason for TCP.
-    until(host, pid, name, |end| is_on_shm(end) || end.send.reason.label() == *road);
+    until(host, pid, name, |end| is_on_shm(end) || end.send.reason.label() == *transport);
     host.write(&gate, "");
     server.wait_for_output("done", LIMIT);
     client.wait_for_output("done", LIMIT);
-    until(
-        host,
-        pid,
-        name,
-        |end| {
-            if *road == SHM { is_on_shm(end) } else { end.send.reason.label() == *road }
-        },
-    );
+    until(host, pid, name, |end| {
+        if *transport == SHM { is_on_shm(end) } else { end.send.reason.label() == *transport }
+    });
     host.write(&last_gate, "");
     let (server, client) = (server.wait(LIMIT), client.wait(LIMIT));
     for ended in [&server, &client] {
@@ -55,7 +50,7 @@ fn run(host: &Host, Scenario(name, road): &Scenario) -> (String, String, String)
 }
 
 fn is_on_shm(end: &Connection) -> bool {
-    end.send.road == Road::Shm && end.receive.road == Road::Shm
+    end.send.transport == Transport::Shm && end.receive.transport == Transport::Shm
 }
 
 /// Waits until the server's end of the connection meets a condition. Returns immediately on a

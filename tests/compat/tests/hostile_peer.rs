@@ -3,7 +3,7 @@
 //!
 //! HOSTILE_SEED and HOSTILE_ROUNDS select another sequence of writes, or a longer one.
 
-use shunt_abi::reason::Road;
+use shunt_abi::reason::Transport;
 use shunt_compat::{Host, Program, under_shunt};
 use std::str::FromStr;
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn assert_on_shm(host: &Host, program: &Program) {
     assert_eq!(process.connections.len(), CONNECTIONS, "{process:#?}");
     for connection in &process.connections {
         for one in [connection.send, connection.receive] {
-            assert!(one.road == Road::Shm && one.shm_bytes > 4 * one.tcp_bytes, "{process:#?}");
+            assert!(one.transport == Transport::Shm && one.shm_bytes > 4 * one.tcp_bytes, "{process:#?}");
         }
     }
 }
@@ -54,9 +54,9 @@ fn hostile_peer(style: &'static str, seed: u64) {
         let server =
             host.script("python3", "echo.py").args(["server", style, &port.to_string()]).start("server");
         host.wait_for_port(port);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let clients = honest(host, "honest", port);
-        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
+        transport.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
 
         let (seed, rounds) = (variable("HOSTILE_SEED", seed), variable("HOSTILE_ROUNDS", ROUNDS));
         eprintln!("HOSTILE_SEED={seed} HOSTILE_ROUNDS={rounds}, a server with {style}");
@@ -75,7 +75,7 @@ fn hostile_peer(style: &'static str, seed: u64) {
         let used = server.cpu() - before;
         assert!(used < AT_REST, "the server used {used:?} in a second without anything to do");
 
-        let second = host.watch_road();
+        let second = host.watch_transport();
         let clients = honest(host, "later", port);
         second.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
         verified(host, clients, "later");

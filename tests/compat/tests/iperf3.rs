@@ -32,7 +32,7 @@ fn check_run(host: &Host, arguments: &str, streams: usize) {
         host.program("iperf3").words(&format!("--server --bind 127.0.0.1 --port {port}")).start("server");
     host.wait_for_port(port);
     std::thread::sleep(Duration::from_millis(200));
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let client = host
         .program("iperf3")
         .words(&format!("--client 127.0.0.1 --port {port} --time 2 --json {arguments}"))
@@ -40,7 +40,7 @@ fn check_run(host: &Host, arguments: &str, streams: usize) {
     drop(server);
     check(&client.stdout, streams);
     // The control connection carries only a few messages, so only the streams are checked.
-    road.expect(Expected { port, connections: streams, share: 0.9 });
+    transport.expect(Expected { port, connections: streams, share: 0.9 });
 }
 
 #[test]

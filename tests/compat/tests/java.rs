@@ -32,11 +32,11 @@ fn echo(host: &Host, server_style: &str, client_style: &str) -> String {
     };
     let server = jvm("server", server_style).arg(port.to_string()).start("server");
     host.wait_for_port(port);
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let client = jvm("client", client_style)
         .args([port.to_string(), CONNECTIONS.to_string(), String::from("1500")])
         .run("client", Duration::from_secs(40));
-    road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+    transport.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
     // A JVM that is ended by a signal returns 143, so its status is not checked.
     drop(server);
     client.stdout

@@ -19,23 +19,23 @@ fn load_from(kind: &'static str, library: &'static str, flags: &'static [&'stati
         let port = host.port();
         let number = port.to_string();
         let server = host.program("./loads").args(["server", &number]).start("server");
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let client = host
             .program("./loads")
             .args(["client", &number, kind, library, "first", "second"])
             .start("client");
-        road.wait_for_shm(port, 1, LIMIT);
+        transport.wait_for_shm(port, 1, LIMIT);
         host.write("first", "");
         match way {
-            Way::Shm => road.wait_for_shm(port, 2, LIMIT),
-            Way::Tcp(reason) => wait_for_reason(host, &road, port, client.pid(), reason),
+            Way::Shm => transport.wait_for_shm(port, 2, LIMIT),
+            Way::Tcp(reason) => wait_for_reason(host, &transport, port, client.pid(), reason),
         }
         host.write("second", "");
         let ended = client.wait(LIMIT);
-        assert!(ended.success(), "{}\n{}", ended.stderr, road.report(port));
-        assert_eq!(ended.stdout, "y\ny\n", "{}", road.report(port));
+        assert!(ended.success(), "{}\n{}", ended.stderr, transport.report(port));
+        assert_eq!(ended.stdout, "y\ny\n", "{}", transport.report(port));
         if let Way::Tcp(_) = way {
-            assert!(road.on_shm(port) <= 1, "{}", road.report(port));
+            assert!(transport.on_shm(port) <= 1, "{}", transport.report(port));
         }
         assert!(server.wait(LIMIT).success());
     });

@@ -49,9 +49,9 @@ fn sysbench(host: &Host, option: &str) -> Option<String> {
         done.stdout
     };
     run("prepare");
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let report = run("run");
-    road.expect(Expected { port, connections: THREADS, share: 0.9 });
+    transport.expect(Expected { port, connections: THREADS, share: 0.9 });
     drop(server);
     let line =
         report.lines().find(|line| line.contains("total number of events")).expect("sysbench's report");

@@ -1,6 +1,6 @@
 //! memcached, with libmemcached's load generators and its protocol test.
 
-use shunt_compat::{Expected, Host, Program, both, end_on_the_road};
+use shunt_compat::{Expected, Host, Program, both, end_on_transport};
 use std::time::Duration;
 
 const CONNECTIONS: usize = 50;
@@ -25,12 +25,12 @@ fn figure(text: &str, name: &str) -> u64 {
 fn memcaslap_verifies_every_value() {
     both(Duration::from_secs(40), |host| {
         let (server, port) = memcached(host, 1);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let load = host
             .program("memcaslap")
             .words(&format!("-s 127.0.0.1:{port} -c {CONNECTIONS} -T 1 -t 3s -v 1.0 -X 1024"))
             .run("memcaslap", Duration::from_secs(20));
-        road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+        transport.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
         drop(server);
         assert!(figure(&load.stdout, "cmd_get") > 1000, "{}", load.stdout);
         assert!(figure(&load.stdout, "cmd_set") > 100, "{}", load.stdout);
@@ -44,12 +44,12 @@ fn memcslap_with_fifty_threads() {
         let (server, port) = memcached(host, 2);
         let mut tests = Vec::new();
         for test in ["get", "set"] {
-            let road = host.watch_road();
+            let transport = host.watch_transport();
             let load = host
                 .program("memcslap")
                 .words(&format!("-s 127.0.0.1:{port} -c {CONNECTIONS} -t {test} -e 6000"))
                 .run("memcslap", Duration::from_secs(25));
-            road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+            transport.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
             tests.push(load.stdout.contains(&format!("Time to {test}          300000 keys by   50 threads")));
         }
         drop(server);
@@ -74,13 +74,13 @@ fn memccapable_passes_every_protocol_test() {
 fn values_come_back_as_they_were_stored() {
     both(Duration::from_secs(60), |host| {
         let (server, port) = memcached(host, 4);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let client = host
             .script("python3", "memcache_values.py")
             .args([&port.to_string(), &CONNECTIONS.to_string(), "60", "gate"])
             .start("client");
         let expected = Expected { port, connections: CONNECTIONS, share: 0.9 };
-        let printed = end_on_the_road(host, &road, (client, "gate"), &[expected]);
+        let printed = end_on_transport(host, &transport, (client, "gate"), &[expected]);
         drop(server);
         printed
     });

@@ -23,10 +23,10 @@ struct Mappings {
 fn measure(host: &Host, when: &str) -> Mappings {
     compile(host, "memory", &[]);
     let port = host.port();
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let gate = format!("gate-{when}");
     let running = host.program("./memory").args([&port.to_string(), &gate, when]).start(when);
-    road.wait_for_shm(port, PEERS, LIMIT);
+    transport.wait_for_shm(port, PEERS, LIMIT);
     host.write(&gate, "");
     let ended = running.wait(LIMIT);
     assert!(ended.success(), "{}\n{}", ended.stdout, ended.stderr);
@@ -80,11 +80,11 @@ impl Full {
             let command = format!("{before} exec ./budget {role} {port} {count} {more}");
             host.program("sh").shunt_args(options).args(["-c", &command]).start(&format!("{name}-{role}"))
         };
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let mut server = start("server", "");
         server.wait_for_output("listening", LIMIT);
         let client = start("client", &format!("{gate} {last}"));
-        road.wait_for_shm(port, count, LIMIT);
+        transport.wait_for_shm(port, count, LIMIT);
         host.write(&gate, "");
         server.wait_for_output("sent", LIMIT);
         Full { server, client, last }

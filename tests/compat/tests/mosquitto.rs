@@ -25,7 +25,7 @@ fn every_subscriber_gets_every_message_in_order() {
         for index in 0..SUBSCRIBERS {
             assert!(subscribe(index, "-E").run("subscribe", LIMIT).success(), "{}", host.logs());
         }
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let subscribers: Vec<_> = (0..SUBSCRIBERS)
             .map(|index| subscribe(index, &format!("-C {MESSAGES}")).start(&format!("subscriber{index}")))
             .collect();
@@ -42,7 +42,7 @@ fn every_subscriber_gets_every_message_in_order() {
             assert!(subscriber.success(), "{}", host.logs());
             assert!(subscriber.stdout == lines, "messages were lost, doubled or out of order");
         }
-        road.expect(Expected { port, connections: 1, share: 0.5 });
+        transport.expect(Expected { port, connections: 1, share: 0.5 });
         drop(server);
     });
 }

@@ -41,14 +41,14 @@ fn copied_over_several_connections() {
         let (image, content) = image(host);
         let back = host.path("back");
         let copy = || host.program("nbdcopy").words("--connections 4 --requests 16");
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         for _ in 0..2 {
             copy().arg(&image).arg(server.url()).run("nbdcopy", LIMIT);
             copy().arg(server.url()).arg(&back).run("nbdcopy", LIMIT);
             assert!(fs::read(&back).ok().as_ref() == Some(&content), "what was read back");
         }
         // Which of its threads get work is up to the program.
-        road.expect(Expected { port: server.port, connections: 2, share: 0.5 });
+        transport.expect(Expected { port: server.port, connections: 2, share: 0.5 });
     });
 }
 
@@ -58,7 +58,7 @@ fn used_by_qemu() {
         let server = Server::start(host);
         let (image, content) = image(host);
         let back = host.path("back");
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let convert = || host.program("qemu-img").words("convert -n -f raw -O raw");
         convert().arg(&image).arg(server.url()).run("qemu-img", LIMIT);
         host.program("qemu-io")
@@ -74,8 +74,8 @@ fn used_by_qemu() {
         let mut expected = content;
         expected[8 << 20..16 << 20].fill(9);
         assert!(fs::read(&back).ok() == Some(expected), "what QEMU has written");
-        road.expect(Expected { port: server.port, connections: 1, share: 0.5 });
-        let report = road.report(server.port);
+        transport.expect(Expected { port: server.port, connections: 1, share: 0.5 });
+        let report = transport.report(server.port);
         assert!(!report.contains("zero_copy"), "{report}");
     });
 }

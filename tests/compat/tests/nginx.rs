@@ -107,9 +107,9 @@ fn static_server(workers: usize, sendfile: &'static str) {
         let server = nginx(host, "nginx", workers, &http, port);
         for (name, size) in [("small", 1024.0), ("large", 1048576.0)] {
             fetch(host, port, name);
-            let road = host.watch_road();
+            let transport = host.watch_transport();
             wrk(host, port, name, size, 2);
-            road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+            transport.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
         }
         drop(server);
     });
@@ -146,9 +146,9 @@ fn workers_of_another_user() {
         let server = format!("server {{ listen 127.0.0.1:{port}; root {}; }}", files(host));
         let server = nginx_as(host, "user www-data;", "static", 2, &server, port);
         fetch(host, port, "small");
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         wrk(host, port, "small", 1024.0, 2);
-        road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+        transport.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
         drop(server);
     });
 }
@@ -172,10 +172,10 @@ fn in_front_of_an_upstream_with_keep_alive() {
         let proxy = nginx(host, "proxy", 1, &proxy, front);
         for (name, size) in [("small", 1024.0), ("large", 1048576.0)] {
             fetch(host, front, name);
-            let road = host.watch_road();
+            let transport = host.watch_transport();
             wrk(host, front, name, size, 2);
-            road.expect(Expected { port: front, connections: CONNECTIONS, share: 0.9 });
-            road.expect(Expected { port: back, connections: CONNECTIONS / 2, share: 0.9 });
+            transport.expect(Expected { port: front, connections: CONNECTIONS, share: 0.9 });
+            transport.expect(Expected { port: back, connections: CONNECTIONS / 2, share: 0.9 });
         }
         drop(proxy);
         drop(upstream);

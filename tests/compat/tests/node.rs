@@ -15,12 +15,12 @@ fn streams_with_backpressure() {
         let port = host.port();
         let server = host.script("node", "echo.js").args(["server", &port.to_string()]).start("server");
         host.wait_for_port(port);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let client = host
             .script("node", "echo.js")
             .args(["client", &port.to_string(), &CONNECTIONS.to_string(), &MEGABYTES.to_string()])
             .run("client", Duration::from_secs(40));
-        road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+        transport.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
         drop(server);
         client.stdout
     });

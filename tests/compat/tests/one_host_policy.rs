@@ -1,7 +1,7 @@
 //! Connections between containers of one host that are forbidden while they are in use on shared
 //! memory: by the overlay's policy and by other means.
 
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::status::Connection;
 use shunt_compat::{Host, Launch, Program, under_shunt};
 use shunt_netns::Net;
@@ -37,14 +37,14 @@ fn publish(host: &Host, shared: bool) {
 
 /// Starts a server in a container, and a client that never ends, and waits for shared memory.
 fn shared(host: &Host, net: &Net) -> (Program, Program) {
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let mut server = far(host, net, &format!("serve 192.0.2.2 {PORT}")).start("server");
     server.wait_for_output("serving", LIMIT);
     let client = host
         .script("python3", "far.py")
         .words(&format!("load 192.0.2.2 {PORT} 1 1000000000"))
         .start("client");
-    road.wait_for_shm(PORT, 1, LIMIT);
+    transport.wait_for_shm(PORT, 1, LIMIT);
     (server, client)
 }
 
@@ -72,7 +72,7 @@ fn a_connection_falls_back_when_the_overlays_policy_changes_and_carries_on() {
         publish(host, false);
         let fell_back = |connection: &Connection| {
             let directions = [&connection.send, &connection.receive];
-            directions.iter().all(|it| it.road == Road::Tcp)
+            directions.iter().all(|it| it.transport == Transport::Tcp)
                 && directions.iter().any(|it| it.reason == Reason::OverlayPolicy)
         };
         let before = wait_until(host, &client, "back on TCP, for its reason", fell_back);

@@ -5,7 +5,7 @@
 //! afterwards. For other users, two processes hold it until it ends, so it stays on TCP.
 
 use shunt_abi::reason::Reason;
-use shunt_compat::{Expected, Host, Program, Road, both};
+use shunt_compat::{Expected, Host, Program, TransportWatch, both};
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -91,8 +91,8 @@ fn large_file(host: &Host) -> (PathBuf, Vec<u8>) {
 
 /// Expects shared memory for the transfer's bytes, but not for those before and between the forks
 /// of a session.
-fn expect_shm(road: &Road, port: u16) {
-    road.expect(Expected { port, connections: 1, share: 0.3 });
+fn expect_shm(transport: &TransportWatch, port: u16) {
+    transport.expect(Expected { port, connections: 1, share: 0.3 });
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_command_answers_line_by_line() {
         let lines: String =
             (0..20_000).map(|line| format!("line {line} x{}\n", "y".repeat(line % 90))).collect();
         let input = host.write("lines", &lines);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let script = "while read -r line; do echo \"got $line\"; done; echo over >&2; exit 7";
         let client = host
             .program("ssh")
@@ -113,8 +113,8 @@ fn a_command_answers_line_by_line() {
         let ended = client.wait(LIMIT);
         let expected: String = lines.lines().map(|line| format!("got {line}\n")).collect();
         assert!(ended.stdout == expected, "{}", ended.stderr);
-        if road.is_watched() {
-            assert!(road.on_shm(server.port) > 0, "{}", road.report(server.port));
+        if transport.is_watched() {
+            assert!(transport.on_shm(server.port) > 0, "{}", transport.report(server.port));
         }
         (ended.status.code(), ended.stderr)
     });
@@ -125,7 +125,7 @@ fn scp_copies_both_ways() {
     both(Duration::from_secs(120), |host| {
         let server = Server::start(host);
         let (large, content) = large_file(host);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let there = host.path("there");
         let back = host.path("back");
         let remote = format!("root@127.0.0.1:{}", there.display());
@@ -134,7 +134,7 @@ fn scp_copies_both_ways() {
         scp().arg(&remote).arg(&back).run("scp", LIMIT);
         assert!(fs::read(there).ok().as_ref() == Some(&content), "what scp has sent");
         assert!(fs::read(back).ok().as_ref() == Some(&content), "what scp has fetched");
-        expect_shm(&road, server.port);
+        expect_shm(&transport, server.port);
     });
 }
 
@@ -146,7 +146,7 @@ fn sftp_copies_both_ways() {
         let (there, back) = (host.path("there"), host.path("back"));
         let batch = format!("put {} {}\nget {1} {}\n", large.display(), there.display(), back.display());
         let batch = host.write("batch", batch);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         host.program("sftp")
             .args(server.options(host, "-P"))
             .arg("-b")
@@ -155,7 +155,7 @@ fn sftp_copies_both_ways() {
             .run("sftp", LIMIT);
         assert!(fs::read(there).ok().as_ref() == Some(&content), "what sftp has sent");
         assert!(fs::read(back).ok().as_ref() == Some(&content), "what sftp has fetched");
-        expect_shm(&road, server.port);
+        expect_shm(&transport, server.port);
     });
 }
 
@@ -172,7 +172,7 @@ fn a_forwarded_port() {
             .arg(web.to_string())
             .start("web");
         host.wait_for_port(web);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let _tunnel = host
             .program("ssh")
             .args(server.options(host, "-p"))
@@ -188,7 +188,7 @@ fn a_forwarded_port() {
                 .run("curl", LIMIT);
             assert!(fs::read(&fetched).ok().as_ref() == Some(&content), "what came through the tunnel");
         }
-        expect_shm(&road, server.port);
+        expect_shm(&transport, server.port);
     });
 }
 
@@ -200,7 +200,7 @@ fn another_user_than_root_stays_on_tcp() {
         let server = Server::start(host);
         let lines: String =
             (0..20_000).map(|line| format!("line {line} {}\n", "x".repeat(line % 90))).collect();
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let ended = host
             .program("ssh")
             .args(server.options(host, "-p"))
@@ -209,14 +209,14 @@ fn another_user_than_root_stays_on_tcp() {
             .input(host.write("lines", &lines))
             .run("ssh", LIMIT);
         assert!(ended.stdout == format!("{OTHER}\n{lines}"), "{}", ended.stderr);
-        let report = road.report(server.port);
+        let report = transport.report(server.port);
         // After the fork the connection is considered again if there are enough sends. The reason
         // is then that it is shared.
         let named = [Reason::Shared, Reason::Fork]
             .iter()
             .any(|reason| report.contains(&format!("sshd: send on TCP because {}", reason.label())));
         let considered = report.contains("sshd: send on TCP because");
-        assert!(named || !considered || !road.is_watched(), "{report}");
-        assert_eq!(road.on_shm(server.port), 0, "{report}");
+        assert!(named || !considered || !transport.is_watched(), "{report}");
+        assert_eq!(transport.on_shm(server.port), 0, "{report}");
     });
 }

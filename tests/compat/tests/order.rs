@@ -13,10 +13,10 @@ fn order(kind: &'static str) {
     both(LIMIT, move |host| {
         compile(host, "order", &[]);
         let port = host.port();
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let ended = host.program("./order").args([&port.to_string(), kind]).start("order").wait(LIMIT);
         assert_eq!(ended.stdout, "old ones in their order, new ones not overtaken\n", "{}", ended.stderr);
-        road.expect(Expected { port, connections: OLD, share: 0.0 });
+        transport.expect(Expected { port, connections: OLD, share: 0.0 });
     });
 }
 

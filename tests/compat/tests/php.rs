@@ -5,7 +5,7 @@
 //! wait in the listener's queue without an answer, natively too. So Apache is configured with the
 //! number of children.
 
-use shunt_compat::{Expected, Host, Program, both, end_on_the_road};
+use shunt_compat::{Expected, Host, Program, both, end_on_transport};
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -73,7 +73,7 @@ fn every_request_is_answered_by_connections_that_are_used_again() {
         let (port, behind) = (host.port(), host.port());
         let behind_program = fpm(host, behind);
         let server = apache(host, port, behind);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let asking = host
             .script("python3", "pages.py")
             .args([&port.to_string(), "/page.php", &CLIENTS.to_string(), "40", "gate"])
@@ -82,7 +82,7 @@ fn every_request_is_answered_by_connections_that_are_used_again() {
             Expected { port, connections: CLIENTS, share: 0.8 },
             Expected { port: behind, connections: CHILDREN, share: 0.8 },
         ];
-        let printed = end_on_the_road(host, &road, (asking, "gate"), &both_hops);
+        let printed = end_on_transport(host, &transport, (asking, "gate"), &both_hops);
         drop(server);
         drop(behind_program);
         printed
@@ -97,13 +97,17 @@ fn pages_are_fetched_by_an_extension() {
         let port = host.port();
         let server = host.script("node", "page_node.js").arg(port.to_string()).start("server");
         host.wait_for_port(port);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let client = host
             .script("php", "fetch.php")
             .args([port.to_string(), "400".into(), "gate".into()])
             .start("client");
-        let printed =
-            end_on_the_road(host, &road, (client, "gate"), &[Expected { port, connections: 1, share: 0.8 }]);
+        let printed = end_on_transport(
+            host,
+            &transport,
+            (client, "gate"),
+            &[Expected { port, connections: 1, share: 0.8 }],
+        );
         drop(server);
         printed
     });

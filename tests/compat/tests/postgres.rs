@@ -92,10 +92,10 @@ fn run(script: &'static str, mode: &'static str, transactions: usize) {
     both(Duration::from_secs(100), move |host| {
         let database = Database::start(host);
         database.pgbench(host, "-i -s 2 -q");
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let report =
             database.pgbench(host, &format!("-n {script} -M {mode} -c {CLIENTS} -j 2 -t {transactions}"));
-        road.expect(Expected { port: database.port, connections: CLIENTS, share: 0.9 });
+        transport.expect(Expected { port: database.port, connections: CLIENTS, share: 0.9 });
         let all = CLIENTS * transactions;
         assert!(report.contains("number of failed transactions: 0 "), "{report}");
         assert!(report.contains(&format!("actually processed: {all}/{all}")), "{report}");

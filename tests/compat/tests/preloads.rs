@@ -41,10 +41,10 @@ fn with_library(find: impl Fn(&Host) -> PathBuf + Clone + Send + 'static) {
             let start = || python(host, &other, first).arg(&script).arg(port.to_string());
             let mut server = start().start(&format!("server-{first}"));
             server.wait_for_output("ready", LIMIT);
-            let road = host.watch_road();
+            let transport = host.watch_transport();
             let gate = format!("gate-{first}");
             let client = start().args(["4", "1500", &gate]).start(&format!("client-{first}"));
-            road.wait_for_shm(port, 4, LIMIT);
+            transport.wait_for_shm(port, 4, LIMIT);
             host.write(&gate, "");
             let client = client.wait(LIMIT);
             assert!(client.success(), "{}", client.stderr);

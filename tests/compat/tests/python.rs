@@ -19,11 +19,11 @@ fn echo(host: &Host, server_style: &str, client_style: &str) -> String {
     };
     let server = python().args(["server", server_style, &port.to_string()]).start("server");
     host.wait_for_port(port);
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let client = python()
         .args(["client", client_style, &port.to_string(), &CONNECTIONS.to_string(), "200", "1"])
         .run("client", Duration::from_secs(30));
-    road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+    transport.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
     drop(server);
     client.stdout
 }
@@ -56,10 +56,10 @@ fn a_worker_of_gunicorns_with_threads_lives_on() {
             .args(["worker:app"])
             .start("server");
         host.wait_for_port(port);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let client = host.script(PYTHON, "worker.py").args([&port.to_string(), "16", "400"]);
         let answers = client.run("client", Duration::from_secs(50)).stdout;
-        road.expect(Expected { port, connections: 16, share: 0.5 });
+        transport.expect(Expected { port, connections: 16, share: 0.5 });
         server.stop();
         answers
     });

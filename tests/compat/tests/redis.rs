@@ -51,9 +51,9 @@ fn benchmark(host: &Host, port: u16, requests: usize, pipeline: usize) -> Vec<St
 fn fifty_connections_one_request_at_a_time() {
     both(Duration::from_secs(60), |host| {
         let (server, port) = redis(host);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let names = benchmark(host, port, 150_000, 1);
-        road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+        transport.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
         drop(server);
         names
     });
@@ -63,9 +63,9 @@ fn fifty_connections_one_request_at_a_time() {
 fn fifty_connections_sixteen_requests_at_a_time() {
     both(Duration::from_secs(60), |host| {
         let (server, port) = redis(host);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let names = benchmark(host, port, 1_000_000, 16);
-        road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+        transport.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
         drop(server);
         names
     });
@@ -107,7 +107,7 @@ fn saving_in_the_background_under_load() {
     both(Duration::from_secs(90), |host| {
         let (server, port) = redis(host);
         benchmark(host, port, 20_000, 16);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let load = host
             .program("redis-benchmark")
             .words(&format!("-h 127.0.0.1 -p {port} -t set,get -c {CONNECTIONS} -n 200000 -r 10000 -q"))
@@ -117,7 +117,7 @@ fn saving_in_the_background_under_load() {
         let first = cli(host, port, "bgsave");
         let load = load.wait(Duration::from_secs(60));
         assert!(load.success(), "{}{}", load.stdout, load.stderr);
-        road.expect(Expected { port, connections: CONNECTIONS, share: 0.0 });
+        transport.expect(Expected { port, connections: CONNECTIONS, share: 0.0 });
         let mut saved = String::new();
         for _ in 0..100 {
             saved = cli(host, port, "info persistence");

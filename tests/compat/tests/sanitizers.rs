@@ -13,10 +13,10 @@ fn run(host: &Host, flags: &[&str], name: &str, more: &[&str]) -> Finished {
     let program = host.path(name);
     std::fs::rename(built, &program).expect("it has been built");
     let (port, gate) = (host.port(), format!("gate-{name}"));
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let started = host.program(program.to_string_lossy()).args([&port.to_string(), &gate]).args(more);
     let running = started.start(name);
-    road.wait_for_shm(port, 1, LIMIT);
+    transport.wait_for_shm(port, 1, LIMIT);
     host.write(&gate, "");
     running.wait(LIMIT)
 }

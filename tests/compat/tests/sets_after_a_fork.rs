@@ -7,12 +7,12 @@ use std::time::Duration;
 
 fn observe(host: &Host, how: &str) -> String {
     let port = host.port();
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let ended = host
         .script("python3", "sets_after_a_fork.py")
         .args([&port.to_string(), how])
         .run(how, Duration::from_secs(60));
-    road.expect(Expected { port, connections: 1, share: 0.5 });
+    transport.expect(Expected { port, connections: 1, share: 0.5 });
     ended.stdout
 }
 

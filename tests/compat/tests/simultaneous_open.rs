@@ -30,7 +30,7 @@ fn a_connection_that_both_ends_open_is_paired() {
         let mut programs = [connect(host, one, two), connect(host, two, one)];
         nft("delete table ip t");
         programs.iter_mut().for_each(|program| program.wait_for_output("connected", LIMIT));
-        host.watch_road().wait_for_shm(two, 1, LIMIT);
+        host.watch_transport().wait_for_shm(two, 1, LIMIT);
         if host.mode() == Mode::Shunt {
             let status = host.status().expect("a broker");
             assert_eq!(status.pairs_made, 1, "{:?}", status.offers_refused);

@@ -23,14 +23,14 @@ fn mingle(extra: &'static [&'static str]) {
             };
             let _server = start("serve", "0");
             host.wait_for_port(number);
-            let road = host.watch_road();
+            let transport = host.watch_transport();
             let ended = start("load", SECONDS).wait(LIMIT);
             assert!(ended.success(), "{}\n{}\n{}", ended.status, ended.stdout, ended.stderr);
             assert_eq!(ended.stdout, "every byte was right\n");
-            if !road.is_watched() || road.on_shm(number) > 0 {
+            if !transport.is_watched() || transport.on_shm(number) > 0 {
                 return;
             }
-            reports.push(road.report(number));
+            reports.push(transport.report(number));
         }
         panic!("{}", reports.join("\n"));
     });
@@ -51,12 +51,12 @@ fn who_polls_what_went_back_takes_no_wake_up_of_the_next_connection() {
     both(LIMIT, |host| {
         compile(host, "next", &[]);
         let port = host.port().to_string();
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let ended = host.program("./next").arg(&port).start("next").wait(LIMIT);
         assert!(ended.success(), "{}\n{}\n{}", ended.status, ended.stdout, ended.stderr);
         assert_eq!(ended.stdout, "everybody was woken\n");
         let number = port.parse().expect("a number");
-        assert!(!road.is_watched() || road.on_shm(number) > 0, "{}", road.report(number));
+        assert!(!transport.is_watched() || transport.on_shm(number) > 0, "{}", transport.report(number));
     });
 }
 
@@ -93,7 +93,7 @@ const THREADS: usize = 100;
 fn threads_that_do_not_wait_leave_the_waiters_to_others() {
     both(LIMIT, |host| {
         let port = host.port();
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let start = |role: &str| {
             let program = host.script("python3", "many_threads.py").env("SHUNT_SPIN", "off");
             program.words(&format!("{role} {port}")).arg(host.dir()).arg(THREADS.to_string()).start(role)
@@ -110,7 +110,7 @@ fn threads_that_do_not_wait_leave_the_waiters_to_others() {
             let ended = program.wait(LIMIT);
             assert!(ended.success(), "{}", ended.stderr);
         }
-        road.expect(Expected { port, connections: THREADS, share: 0.5 });
+        transport.expect(Expected { port, connections: THREADS, share: 0.5 });
     });
 }
 

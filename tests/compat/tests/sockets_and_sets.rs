@@ -12,14 +12,14 @@ use std::time::Duration;
 /// connection on shared memory.
 fn observe(host: &Host, group: &str, on_shm: bool) -> Vec<String> {
     let first = host.port() + 1000;
-    let road = host.watch_road();
+    let transport = host.watch_transport();
     let ended = host
         .script("python3", "sockets_and_sets.py")
         .args([&first.to_string(), group])
         .run(group, Duration::from_secs(60));
     let lines: Vec<_> = ended.stdout.lines().map(str::to_owned).collect();
     for port in (first..).take(if on_shm { lines.len() } else { 0 }) {
-        road.expect(Expected { port, connections: 1, share: 0.0 });
+        transport.expect(Expected { port, connections: 1, share: 0.0 });
     }
     lines
 }
@@ -42,11 +42,11 @@ fn sets_and_other_processes_have_the_connection_too() {
 #[test]
 fn a_connection_that_sets_have_exclusively_is_on_shared_memory() {
     both(Duration::from_secs(60), |host| {
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let port = host.port() + 1000;
         let ended = host.script("python3", "sockets_and_sets.py").args([&port.to_string(), "exclusive"]);
         let ended = ended.run("exclusive", Duration::from_secs(60));
-        road.expect(Expected { port, connections: 1, share: 0.9 });
+        transport.expect(Expected { port, connections: 1, share: 0.9 });
         ended.stdout
     });
 }
@@ -64,11 +64,11 @@ fn a_registration_outlives_its_number_while_a_duplicate_is_open() {
 #[test]
 fn a_connection_that_a_set_has_twice_is_on_shared_memory() {
     both(Duration::from_secs(60), |host| {
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let port = host.port() + 1000;
         let ended = host.script("python3", "sockets_and_sets.py").args([&port.to_string(), "waiting-twin"]);
         let ended = ended.run("waiting-twin", Duration::from_secs(60));
-        road.expect(Expected { port, connections: 1, share: 0.9 });
+        transport.expect(Expected { port, connections: 1, share: 0.9 });
         ended.stdout
     });
 }

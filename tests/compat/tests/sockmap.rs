@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_compat::under_shunt;
 use shunt_kernel::redirect::Redirect;
 
@@ -49,7 +49,11 @@ fn a_connection_whose_bytes_go_past_tcp_is_left_alone() {
         while client.is_running() {
             for process in host.status().into_iter().flat_map(|snapshot| snapshot.processes) {
                 for one in process.connections {
-                    assert_eq!((one.send.road, one.receive.road), (Road::Tcp, Road::Tcp), "{one:?}");
+                    assert_eq!(
+                        (one.send.transport, one.receive.transport),
+                        (Transport::Tcp, Transport::Tcp),
+                        "{one:?}"
+                    );
                     reasons.push(one.send.reason);
                 }
             }

@@ -4,7 +4,7 @@
 
 use shunt_compat::{
     Expected, Host, Launch, Mode, Way, both, compile, compile_for_musl, compile_go, converse,
-    end_on_the_road, find_program, gate,
+    end_on_transport, find_program, gate,
 };
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -94,14 +94,14 @@ fn a_supervisor_starts_the_program_again() {
         let mut said = Vec::new();
         for turn in 0..3 {
             host.wait_for_port(port);
-            let road = host.watch_road();
+            let transport = host.watch_transport();
             let gate = format!("{}.{turn}", gate(port));
             let client = host
                 .program(program.to_string_lossy())
                 .args(["ask", &number, &count, MESSAGES, &gate])
                 .start("client");
             let expected = Expected { port, connections: CONNECTIONS, share: 0.9 };
-            said.push(end_on_the_road(host, &road, (client, &gate), &[expected]));
+            said.push(end_on_transport(host, &transport, (client, &gate), &[expected]));
             kill(&read(&host.path("child")));
         }
         supervisor.stop();

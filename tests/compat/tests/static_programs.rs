@@ -193,9 +193,9 @@ fn a_request_to_a_server_of_gos_rings_once_and_so_does_its_answer() {
         let go = || host.program(program.to_string_lossy());
         let server = go().args(["serve", &number]).start("server");
         host.wait_for_port(port);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let mut client = go().args(["ask", &number, &count, &gate]).start("client");
-        road.wait_for_shm(port, 1, LIMIT);
+        transport.wait_for_shm(port, 1, LIMIT);
         host.write(&format!("{gate}.warm"), "");
         client.wait_for_output("warm", LIMIT);
         let ends = [server.pid(), client.pid()];
@@ -205,7 +205,7 @@ fn a_request_to_a_server_of_gos_rings_once_and_so_does_its_answer() {
         client.wait_for_output("done", LIMIT);
         for (before, after) in before.into_iter().zip(counts()) {
             let (Some((rung, moved)), Some((rings, bytes))) = (before, after) else { continue };
-            assert!(bytes - moved >= REQUESTS * PAGE, "{}", road.report(port));
+            assert!(bytes - moved >= REQUESTS * PAGE, "{}", transport.report(port));
             assert!(rings - rung <= REQUESTS + REQUESTS / 10, "{} rings", rings - rung);
         }
         host.write(&gate, "");

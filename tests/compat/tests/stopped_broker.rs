@@ -35,9 +35,9 @@ fn programs_go_on_and_are_paired_afterwards() {
     under_shunt(Duration::from_secs(90), |host| {
         let (server, port) = server(host);
         let established = {
-            let road = host.watch_road();
+            let transport = host.watch_transport();
             let clients = clients(host, "established", port, 3.0);
-            road.wait_for_shm(port, CONNECTIONS, LIMIT);
+            transport.wait_for_shm(port, CONNECTIONS, LIMIT);
             clients
         };
         host.signal_broker(Signal::STOP);
@@ -52,11 +52,11 @@ fn programs_go_on_and_are_paired_afterwards() {
         let status = host.status().expect("it goes on");
         assert!(status.processes.iter().any(|process| silent(&process.totals.bypasses)), "{status:#?}");
         verified(meanwhile);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let again = clients(host, "again", port, 2.0);
-        road.wait_for_shm(port, CONNECTIONS, LIMIT);
+        transport.wait_for_shm(port, CONNECTIONS, LIMIT);
         verified(again);
-        road.expect(Expected { port, connections: CONNECTIONS, share: 0.5 });
+        transport.expect(Expected { port, connections: CONNECTIONS, share: 0.5 });
         drop(server);
     });
 }

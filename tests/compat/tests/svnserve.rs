@@ -29,7 +29,7 @@ fn serve(how: &'static str) {
         host.wait_for_port(port);
         let url = format!("svn://127.0.0.1:{port}/files");
         let svn = |command: &str| host.program("svn").words(&format!("{command} --non-interactive"));
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         svn("checkout").arg(&url).arg(host.path("work")).run("checkout", LIMIT);
         for revision in 1..=2 {
             for file in 0..60 {
@@ -47,7 +47,7 @@ fn serve(how: &'static str) {
         }
         let log = svn("log --quiet --revision 1:2").arg(&url).run("log", LIMIT).stdout;
         assert_eq!(log.matches("(no author)").count(), 2, "{log}");
-        road.expect(Expected { port, connections: 4, share: 0.5 });
+        transport.expect(Expected { port, connections: 4, share: 0.5 });
         drop(server);
     });
 }

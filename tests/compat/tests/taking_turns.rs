@@ -20,7 +20,7 @@ fn degraded_sleeps(host: &Host, pid: u32) -> u64 {
 fn take_turns(waits: &'static str) {
     both(LIMIT, move |host| {
         let port = host.port();
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let program = || host.script("python3", "taking_turns.py").env("SHUNT_SPIN", "off");
         let mut server =
             program().words(&format!("server {port}")).arg(host.dir()).words(waits).start("server");
@@ -37,7 +37,7 @@ fn take_turns(waits: &'static str) {
         assert!(ended.success(), "{}", ended.stderr);
         // On a busy machine many of the few messages may be exchanged before the broker's message
         // arrives.
-        road.expect(Expected { port, connections: 1, share: 0.3 });
+        transport.expect(Expected { port, connections: 1, share: 0.3 });
         drop(client);
     });
 }

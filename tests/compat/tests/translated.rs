@@ -76,8 +76,8 @@ impl Pairs {
             pairs.programs.extend([start("serve", inside), start("dial", outside)]);
             pairs.outsides.push((outside, endings.split(',').count()));
         }
-        let road = host.watch_road();
-        pairs.outsides.iter().for_each(|(port, count)| road.wait_for_shm(*port, *count, LIMIT));
+        let transport = host.watch_transport();
+        pairs.outsides.iter().for_each(|(port, count)| transport.wait_for_shm(*port, *count, LIMIT));
         pairs
     }
 

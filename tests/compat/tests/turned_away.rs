@@ -1,7 +1,7 @@
 //! A broker of another version, as after an upgrade, which rejects a program. The program stays on
 //! TCP, reports the reason, and does not retry excessively.
 
-use shunt_abi::reason::Road;
+use shunt_abi::reason::Transport;
 use shunt_compat::{Host, Program, under_shunt};
 use std::time::{Duration, Instant};
 
@@ -49,8 +49,8 @@ fn a_broker_of_another_version_is_asked_ever_more_rarely_and_the_reason_is_said(
         // When a broker of their version starts, they register with it, and report the earlier
         // reason.
         host.start_broker();
-        let road = host.watch_road();
-        road.wait_for_shm(port, 4, Duration::from_secs(40));
+        let transport = host.watch_transport();
+        transport.wait_for_shm(port, 4, Duration::from_secs(40));
         let status = host.status().expect("a broker");
         for process in &status.processes {
             assert!(process.totals.bypasses.contains_key("broker_version"), "{:?}", process.totals.bypasses);
@@ -71,7 +71,8 @@ fn two_clients_with_many_waiters_leave_doorbells_for_a_third() {
         let on_shm = |pid| {
             let processes = host.status().map(|status| status.processes).unwrap_or_default();
             let ends = processes.into_iter().filter(|one| one.pid == pid).flat_map(|one| one.connections);
-            ends.filter(|one| one.send.road == Road::Shm && one.receive.road == Road::Shm).count()
+            ends.filter(|one| one.send.transport == Transport::Shm && one.receive.transport == Transport::Shm)
+                .count()
         };
         let wait_for = |pid, count| {
             let deadline = Instant::now() + Duration::from_secs(30);

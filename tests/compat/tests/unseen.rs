@@ -2,7 +2,7 @@
 //! shunt does not redirect them. Such programs stay on TCP (L11) and receive everything. Other
 //! tests have receivers that are late (L9).
 
-use shunt_abi::reason::Road;
+use shunt_abi::reason::Transport;
 use shunt_compat::{both, compile};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn unseen(how: &'static str) {
             for (place, when) in ["0", LATE].into_iter().enumerate() {
                 let port = host.port() + (2 * index + place) as u16;
                 let number = port.to_string();
-                let road = host.watch_road();
+                let transport = host.watch_transport();
                 let server = host.program("./unseen").args(["serve", &number, how, when]).start("serve");
                 host.wait_for_port(port);
                 let asked =
@@ -29,7 +29,7 @@ fn unseen(how: &'static str) {
                 assert_eq!(asked.stdout, "every answer came\n", "{how} from {when}, asked by {seen}");
                 let served = server.wait(LIMIT);
                 assert!(served.success(), "{}", served.stderr);
-                assert_eq!(road.on_shm(port), 0, "{}", road.report(port));
+                assert_eq!(transport.on_shm(port), 0, "{}", transport.report(port));
             }
         }
     });
@@ -69,15 +69,15 @@ fn who_reads_slowly_what_comes_before_a_lane_is_given_time() {
         let over = host.path("over").display().to_string();
         let mut serve = host.script("python3", "backlog.py").args(["serve", &number, &over]).start("serve");
         serve.wait_for_output("listening", LIMIT);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let mut ask = host.script("python3", "backlog.py").args(["ask", &number, &over]).start("ask");
         ask.wait_for_output("every byte came", LIMIT);
-        if road.is_watched() {
+        if transport.is_watched() {
             let status = host.status().expect("a broker");
             let server = status.processes.iter().find(|one| one.pid == serve.pid()).expect("its server");
             assert!(!server.totals.bypasses.contains_key("unread"), "{:?}", server.totals.bypasses);
             let [connection] = &server.connections[..] else { panic!("{:?}", server.connections) };
-            assert_eq!(connection.send.road, Road::Shm, "{connection:?}");
+            assert_eq!(connection.send.transport, Transport::Shm, "{connection:?}");
             assert!(connection.send.tcp_bytes >= 500_000 && connection.send.shm_bytes > 0, "{connection:?}");
         }
         host.write("over", "");
@@ -96,21 +96,21 @@ fn who_was_late_once_is_given_time_again() {
         let mut serve =
             host.script("python3", "late.py").shunt_args(at_once).args(["serve", &number]).start("serve");
         serve.wait_for_output("listening", LIMIT);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let mut ask = host
             .script("python3", "late.py")
             .shunt_args(at_once)
             .args(["ask", &number, "0.6", "0.01", "150", &over])
             .start("ask");
         ask.wait_for_output("every answer came", LIMIT);
-        if road.is_watched() {
+        if transport.is_watched() {
             let status = host.status().expect("a broker");
             let server = status.processes.iter().find(|one| one.pid == serve.pid()).expect("its server");
             // On a very busy machine, the receiver may be late for another reason.
             let times = server.totals.bypasses.get("unread").copied().unwrap_or(0);
             assert!((1..=2).contains(&times), "{:?}", server.totals.bypasses);
             assert!(
-                server.connections.iter().all(|one| one.send.road == Road::Shm),
+                server.connections.iter().all(|one| one.send.transport == Transport::Shm),
                 "{:?}",
                 server.connections
             );

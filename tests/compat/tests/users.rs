@@ -32,10 +32,10 @@ fn who_becomes_another_user_keeps_the_broker() {
         close_broker(host);
         for how in ["setuid", "seteuid", "setreuid", "setresuid", "by-number", "chroot", "chroot-by-number"] {
             let port = host.port();
-            let road = host.watch_road();
+            let transport = host.watch_transport();
             let gate = format!("gate.{how}");
             let running = host.program("./user").args([&port.to_string(), how, &gate]).start(how);
-            road.wait_for_shm(port, 1, LIMIT);
+            transport.wait_for_shm(port, 1, LIMIT);
             host.write(&gate, "");
             assert_eq!(running.wait(LIMIT).stdout, "as user 65534\n");
         }
@@ -47,11 +47,11 @@ fn who_becomes_another_user_finds_the_broker_of_all_with_its_first_connection() 
     both(LIMIT, |host| {
         compile(host, "user", &[]);
         open_broker(host);
-        let (port, road) = (host.port(), host.watch_road());
+        let (port, transport) = (host.port(), host.watch_transport());
         // The program makes fewer turns than pass before a connection without a broker looks for
         // one again.
         let running = host.program("./user").args([&port.to_string(), "setuid", "gate", "100"]).start("user");
-        road.wait_for_shm(port, 1, LIMIT);
+        transport.wait_for_shm(port, 1, LIMIT);
         host.write("gate", "");
         assert_eq!(running.wait(LIMIT).stdout, "as user 65534\n");
     });

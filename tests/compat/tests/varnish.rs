@@ -38,7 +38,7 @@ fn pages_from_the_cache_and_past_it() {
                 .run("curl", LIMIT);
             assert!(fetched.success() && fetched.stdout == page, "{query}: {}", host.logs());
         }
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let load = host
             .program("wrk")
             .words(&format!("-t 2 -c {CONNECTIONS} -d 2s --timeout 10s http://127.0.0.1:{port}/page"))
@@ -49,7 +49,7 @@ fn pages_from_the_cache_and_past_it() {
             "{}",
             load.stdout
         );
-        road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+        transport.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
         drop(server);
         drop(backend);
     });

@@ -1,7 +1,7 @@
 //! Clients of Redis: Puma with a page that queries it, and Celery, whose tasks and results pass
 //! through it.
 
-use shunt_compat::{Expected, Host, Program, both, end_on_the_road};
+use shunt_compat::{Expected, Host, Program, both, end_on_transport};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(40);
@@ -28,7 +28,7 @@ fn puma_with_a_page_that_asks_redis() {
             .env("REDIS_PORT", behind.to_string())
             .start("puma");
         host.wait_for_port(port);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let asking = host
             .script("python3", "pages.py")
             .args([&port.to_string(), "/", &CLIENTS.to_string(), "30", "gate"])
@@ -37,7 +37,7 @@ fn puma_with_a_page_that_asks_redis() {
             Expected { port, connections: CLIENTS, share: 0.8 },
             Expected { port: behind, connections: 1, share: 0.8 },
         ];
-        let printed = end_on_the_road(host, &road, (asking, "gate"), &both_hops);
+        let printed = end_on_transport(host, &transport, (asking, "gate"), &both_hops);
         drop(server);
         drop(storage);
         printed
@@ -49,7 +49,7 @@ fn celery_with_tasks_and_results_in_redis() {
     both(Duration::from_secs(100), |host| {
         let port = host.port();
         let storage = redis(host, port);
-        let road = host.watch_road();
+        let transport = host.watch_transport();
         let worker = host
             .program("/usr/bin/python3")
             .words("-m celery --app tasks worker --concurrency 2 --without-gossip --without-mingle --loglevel WARNING")
@@ -58,7 +58,7 @@ fn celery_with_tasks_and_results_in_redis() {
             host.script("/usr/bin/python3", "tasks.py").arg("60").env("REDIS_PORT", port.to_string());
         let worker = worker.env("C_FORCE_ROOT", "1").start("worker");
         let asked = client.run("client", LIMIT);
-        road.expect(Expected { port, connections: 2, share: 0.5 });
+        transport.expect(Expected { port, connections: 2, share: 0.5 });
         drop(worker);
         drop(storage);
         asked.stdout

@@ -6,7 +6,7 @@ use crate::processor::Processor;
 use crate::run::{Record, Run};
 use crate::world::{Shim, World};
 use anyhow::Result;
-use shunt_abi::reason::Road;
+use shunt_abi::reason::Transport;
 use shunt_abi::status::Connection;
 use shunt_differential::script::{Sequence, Step, Verb};
 use std::path::{Path, PathBuf};
@@ -221,12 +221,15 @@ fn simpler(sequence: &Sequence) -> Vec<Sequence> {
 
 /// Returns whether a connection of the broker's only processes is on shared memory.
 fn is_on_shm(broker: &PathBuf) -> bool {
-    connections(broker).iter().any(|one| one.send.road == Road::Shm || one.receive.road == Road::Shm)
+    connections(broker)
+        .iter()
+        .any(|one| one.send.transport == Transport::Shm || one.receive.transport == Transport::Shm)
 }
 
 /// Returns the number of connection ends that send and receive by shared memory.
 fn ends_on_shm(broker: &PathBuf) -> usize {
-    let is_whole = |one: &&Connection| one.send.road == Road::Shm && one.receive.road == Road::Shm;
+    let is_whole =
+        |one: &&Connection| one.send.transport == Transport::Shm && one.receive.transport == Transport::Shm;
     connections(broker).iter().filter(is_whole).count()
 }
 

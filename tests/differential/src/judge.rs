@@ -112,7 +112,7 @@ impl Judge {
             }
         }
         self.note_outlived(step);
-        self.note_roads(step, tcp);
+        self.note_transports(step, tcp);
         self.note_sleepers(index, steps, &tcp.outcome);
         let is_bad =
             matches!(&tcp.outcome, Outcome::Done(answer) if answer.ret < 0 && answer.errno == libc::EFAULT);
@@ -249,7 +249,7 @@ impl Judge {
     }
 
     /// Records the connections that may be on TCP.
-    fn note_roads(&mut self, step: &Step, tcp: &Record) {
+    fn note_transports(&mut self, step: &Step, tcp: &Record) {
         if tcp.outcome == Outcome::Skipped {
             return;
         }

@@ -138,7 +138,7 @@ impl<'w> Run<'w> {
         let outcome = if skips { Outcome::Skipped } else { self.perform(index)? };
         if !skips {
             let step = self.steps[index].clone();
-            self.note_roads(&step);
+            self.note_transports(&step);
             if step.loads() {
                 // The process stays on TCP from then on. Bytes that its peers have in shared memory
                 // come with their next call.
@@ -380,7 +380,7 @@ impl<'w> Run<'w> {
         (0..ENDS).filter(is_lost).all(is_told)
     }
 
-    fn note_roads(&mut self, step: &Step) {
+    fn note_transports(&mut self, step: &Step) {
         if step.verb == Verb::Exec {
             let actor = step.actor.to_ascii_uppercase();
             self.replaced.push(actor);

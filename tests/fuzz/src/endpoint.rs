@@ -70,7 +70,7 @@ pub(crate) fn run(bytes: &[u8]) {
             6 => tcp.ended.set(input.byte().is_multiple_of(4)),
             7..10 => {
                 let len = len(&mut input);
-                tx.road(out, &tcp, true);
+                tx.transport(out, &tcp, true);
                 if let Sent::Bytes(count) = tx.write(out, &out_ring, &mut Buffer::new(len).source()) {
                     assert!((1..=len.min(RING)).contains(&count));
                 }

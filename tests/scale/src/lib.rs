@@ -5,7 +5,7 @@ mod usage;
 
 pub use usage::{Usage, link_kib};
 
-use shunt_abi::reason::Road;
+use shunt_abi::reason::Transport;
 use shunt_abi::status::{Direction, Snapshot};
 use shunt_compat::{Host, Launch, Program};
 use std::path::Path;
@@ -70,7 +70,8 @@ pub fn wait_until_let_go(server: u32, port: u16, before: &Usage, limit: Duration
 /// Counts the ends of connections that are attached in both directions, or will be with the next
 /// byte. Returns the other ends too.
 pub fn ends(snapshot: &Snapshot) -> (usize, Vec<&shunt_abi::status::Connection>) {
-    let shared = |one: &Direction| one.road == Road::Shm || one.reason == shunt_abi::reason::Reason::Idle;
+    let shared =
+        |one: &Direction| one.transport == Transport::Shm || one.reason == shunt_abi::reason::Reason::Idle;
     let all = snapshot.processes.iter().flat_map(|process| &process.connections);
     let (on, off): (Vec<_>, Vec<_>) = all.partition(|one| shared(&one.send) && shared(&one.receive));
     (on.len(), off)

@@ -100,7 +100,7 @@ impl Load for InContainers {
         let measured: Measured =
             serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
         let mut sample = Sample::of(&measured, server_cpu, client_cpu);
-        if side.is_short_road() {
+        if side.is_under_shunt() {
             // The broker shows all connections to a process in its own network namespace.
             sample.look(&status(stage.shunt_outside())?, &address);
             let all = process::trees(&pids);
@@ -175,7 +175,7 @@ impl Container {
         command.args(["run", "--rm", "--interactive", "--init", "--log-driver=none", "--pull=never"]);
         command.arg("--network=bridge");
         command.arg(format!("--name={name}")).arg(format!("--cpuset-cpus={cpu}"));
-        let runtime = if side.is_short_road() { RUNTIME } else { ORDINARY };
+        let runtime = if side.is_under_shunt() { RUNTIME } else { ORDINARY };
         command.arg(format!("--runtime={runtime}"));
         if let Some(spin) = side.spin(role) {
             command.arg(format!("--env={}={spin}", shunt_abi::env::SPIN));

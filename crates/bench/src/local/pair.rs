@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::status::Snapshot;
 
 use super::point::Sample;
@@ -90,7 +90,7 @@ impl Turn<'_> {
             serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
         let mut sample = Sample::of(&measured, server_cpu, client_cpu);
         sample.beside = self.beside.map(|_| beside.as_secs_f64() / measured.seconds);
-        if self.side.is_short_road() {
+        if self.side.is_under_shunt() {
             sample.look(&self.stage.status()?, address);
             sample.link_bytes = server.link_bytes() + client.link_bytes();
         }
@@ -139,8 +139,9 @@ impl Sample {
         for connection in all.filter(|connection| connection.local.to_string() == address) {
             let directions = [connection.send, connection.receive];
             self.connections += 1;
-            self.on_shm += usize::from(directions.iter().all(|direction| direction.road == Road::Shm));
-            for direction in directions.iter().filter(|direction| direction.road == Road::Tcp) {
+            self.on_shm +=
+                usize::from(directions.iter().all(|direction| direction.transport == Transport::Shm));
+            for direction in directions.iter().filter(|direction| direction.transport == Transport::Tcp) {
                 *self.reasons.entry(direction.reason.label()).or_default() += 1;
             }
         }

@@ -66,7 +66,7 @@ pub(super) fn all() -> Vec<Table> {
 fn round_trips(style: Style, placement: Placement, sizes: &[usize]) -> Table {
     let pattern = Pattern::RoundTrip { style, threads: 1 };
     // Like programs across two containers.
-    let sides = if placement == Placement::Apart { Side::PROGRAM } else { Side::ROADS };
+    let sides = if placement == Placement::Apart { Side::PROGRAM } else { Side::TRANSPORTS };
     Table {
         group: Group::RoundTrip,
         title: format!("Round trip, {}, {}", style.label(), placement.label()),
@@ -105,7 +105,7 @@ fn connections(depth: usize) -> Table {
         axis: Some("connections"),
         points: numbers
             .iter()
-            .map(|&number| Point::new(number.to_string(), Side::ROADS, load(number)).at(number))
+            .map(|&number| Point::new(number.to_string(), Side::TRANSPORTS, load(number)).at(number))
             .collect(),
     }
 }
@@ -121,7 +121,7 @@ fn crowd() -> Table {
         title: format!("{threads} threads in round trips of 64 B on {processors} processors"),
         unit: Unit::PerSecond,
         axis: None,
-        points: vec![Point::new(format!("{threads} threads"), Side::ROADS, load)],
+        points: vec![Point::new(format!("{threads} threads"), Side::TRANSPORTS, load)],
     }
 }
 

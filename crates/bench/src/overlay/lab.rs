@@ -392,18 +392,18 @@ pub(super) struct Routers<'a> {
 
 /// The paths of the connections, as counted by the client's router.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Roads {
+pub(super) struct Paths {
     pub(super) host: u64,
     /// Connections that stayed on the overlay, by reason.
     pub(super) overlay: BTreeMap<String, u64>,
 }
 
 impl Routers<'_> {
-    pub(super) fn roads(&self) -> Result<Roads> {
+    pub(super) fn paths(&self) -> Result<Paths> {
         let status = self.status(self.lab.host(Role::Client))?;
         let counted = &status["connections"]["client"];
         let overlay = counted["overlay"].as_object().into_iter().flatten();
-        Ok(Roads {
+        Ok(Paths {
             host: counted["host"].as_u64().context("a number of connections")?,
             overlay: overlay.map(|(reason, count)| (reason.clone(), count.as_u64().unwrap_or(0))).collect(),
         })

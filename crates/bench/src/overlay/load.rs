@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::cpu::{Cpu, Used};
-use super::lab::{Brief, Lab, Roads, Routers};
+use super::lab::{Brief, Lab, Paths, Routers};
 use super::side::Side;
 use crate::process::Process;
 use crate::stage::Role;
@@ -75,7 +75,7 @@ pub(super) struct Sample {
     /// measured.
     pub(super) cpu: Option<Cpu>,
     /// The paths of the connections, under shunt.
-    pub(super) roads: Option<Roads>,
+    pub(super) paths: Option<Paths>,
 }
 
 /// How long a program may take to be ready, or to report its results after its time.
@@ -180,7 +180,7 @@ impl Load {
             }
             Load::Nginx { file: (file, _), connections } => fetch(lab, side, file, connections, time)?,
         };
-        sample.roads = routers.as_ref().map(Routers::roads).transpose()?;
+        sample.paths = routers.as_ref().map(Routers::paths).transpose()?;
         Ok(sample)
     }
 }
@@ -286,7 +286,7 @@ impl Sample {
             p50: measured.p50_us,
             p99: measured.p99_us,
             cpu: Some(cpu),
-            roads: None,
+            paths: None,
         }
     }
 }

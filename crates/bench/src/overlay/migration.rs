@@ -138,9 +138,9 @@ fn move_once(lab: &Lab, way: Way, round: usize) -> Result<Moved> {
     };
     let is_on_host = |reach: &mut dyn FnMut() -> Result<()>| -> Result<bool> {
         let Some(routers) = &routers else { return Ok(false) };
-        let before = routers.roads()?.host;
+        let before = routers.paths()?.host;
         reach()?;
-        Ok(routers.roads()?.host > before)
+        Ok(routers.paths()?.host > before)
     };
     reach()?;
     let deadline = Instant::now() + LIMIT;
@@ -148,7 +148,7 @@ fn move_once(lab: &Lab, way: Way, round: usize) -> Result<Moved> {
         ensure!(Instant::now() < deadline, "no connection takes the host network");
         pause(Duration::from_millis(5))?;
     }
-    let before = routers.as_ref().map(Routers::roads).transpose()?;
+    let before = routers.as_ref().map(Routers::paths).transpose()?;
 
     let begin = Instant::now();
     let mut moments = vec![begin];
@@ -168,7 +168,7 @@ fn move_once(lab: &Lab, way: Way, round: usize) -> Result<Moved> {
     let milliseconds = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
     let mut on_host = None;
     if let (Some(routers), Some(before)) = (&routers, before) {
-        let is_first = routers.roads()?.host > before.host;
+        let is_first = routers.paths()?.host > before.host;
         let mut last = moments[moments.len() - 1];
         if !is_first {
             while !is_on_host(&mut reach)? {

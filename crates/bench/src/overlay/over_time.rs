@@ -89,9 +89,9 @@ pub(super) fn measure(lab: &Lab, every: Duration, progress: &Progress) -> Result
             flows: FLOWS.map(|label| Flow { label, points: Vec::new(), ended: None }),
         },
     };
-    let roads = routers.roads()?;
-    if roads.host != 2 {
-        let reasons = roads.overlay;
+    let paths = routers.paths()?;
+    if paths.host != 2 {
+        let reasons = paths.overlay;
         progress.say(&format!("left out: policy: a connection has stayed on the overlay: {reasons:?}"));
         return Ok(None);
     }

@@ -168,9 +168,9 @@ impl Table {
     fn of(line: &Line) -> Table {
         let figures =
             values(line.load).into_iter().filter_map(|(quantity, of)| Figure::of(quantity.label, line, of));
-        let roads = || line.samples.iter().flatten().filter_map(|sample| sample.roads.as_ref());
+        let paths = || line.samples.iter().flatten().filter_map(|sample| sample.paths.as_ref());
         let mut on_overlay = BTreeMap::new();
-        for (reason, count) in roads().flat_map(|roads| &roads.overlay) {
+        for (reason, count) in paths().flat_map(|paths| &paths.overlay) {
             *on_overlay.entry(reason.clone()).or_default() += count;
         }
         Table {
@@ -179,7 +179,7 @@ impl Table {
             bytes: line.load.bytes(),
             missing: line.missing.clone(),
             figures: figures.collect(),
-            on_host: roads().map(|roads| roads.host).sum(),
+            on_host: paths().map(|paths| paths.host).sum(),
             on_overlay,
         }
     }

@@ -32,7 +32,7 @@ pub(super) fn page(report: &Report) -> Result<String> {
         &[row(["server", &report.program]), row(["load", &report.load])],
     );
     figures(&mut page, report)?;
-    roads(&mut page, report);
+    transports(&mut page, report);
     endings_of_both(&mut page, report);
     page.heading("The machine");
     page.table(&[("", Column::Words), ("", Column::Words)], &report.surroundings.rows());
@@ -142,8 +142,8 @@ fn rounds(page: &mut Page, report: &Report) {
     page.table(&head, &rows);
 }
 
-fn roads(page: &mut Page, report: &Report) {
-    page.heading("Which road the bytes took");
+fn transports(page: &mut Page, report: &Report) {
+    page.heading("Which transport the bytes took");
     let ends = report.coverage.ends;
     page.paragraph(
         "",

@@ -144,7 +144,7 @@ impl Pair<'_> {
             wall,
             server_cpu,
             load_cpu,
-            broker_cpu: if side.is_short_road() { broker_cpu } else { 0.0 },
+            broker_cpu: if side.is_under_shunt() { broker_cpu } else { 0.0 },
             metric: metric.transpose()?,
             load_end: status.to_string(),
             server_end,
@@ -191,7 +191,7 @@ impl Pair<'_> {
     }
 
     fn status(&self, side: Side) -> Result<Option<shunt_abi::status::Snapshot>> {
-        side.is_short_road().then(|| self.stage.status()).transpose()
+        side.is_under_shunt().then(|| self.stage.status()).transpose()
     }
 
     /// Returns the command of a line for sh, in the user's directory and environment.

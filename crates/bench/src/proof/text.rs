@@ -21,7 +21,7 @@ pub(super) fn text(report: &Report) -> String {
         let _ = writeln!(out, "\n!! {finding}");
     }
     figures(&mut out, report);
-    roads(&mut out, report);
+    transports(&mut out, report);
     for note in &report.notes {
         let _ = writeln!(out, "{note}");
     }
@@ -49,7 +49,7 @@ fn figures(out: &mut String, report: &Report) {
     }
 }
 
-fn roads(out: &mut String, report: &Report) {
+fn transports(out: &mut String, report: &Report) {
     let ends = report.coverage.ends;
     let _ = writeln!(
         out,

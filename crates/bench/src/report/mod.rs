@@ -185,7 +185,7 @@ impl Cell {
             beside: Spread::of(samples.iter().filter_map(|sample| sample.beside)),
             beside_to: to_others(|sample| sample.beside),
             to_native: ToNative::of(point, side, samples),
-            on_shm: side.is_short_road().then_some((least.on_shm, least.connections)),
+            on_shm: side.is_under_shunt().then_some((least.on_shm, least.connections)),
             on_tcp_because,
             unseen: samples.iter().filter(|sample| sample.is_unseen).count(),
             link_bytes_per_connection: (least.on_shm > 0 && least.link_bytes > 0)

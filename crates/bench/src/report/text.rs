@@ -91,7 +91,7 @@ fn append(out: &mut String, table: &TableReport) {
             let _ = writeln!(out, "  {}, {noise}", line.label);
         }
         for cell in &line.cells {
-            append_road(out, &line.label, cell);
+            append_transport(out, &line.label, cell);
         }
     }
 }
@@ -119,7 +119,7 @@ fn append_cpu(out: &mut String, table: &TableReport, sides: &[Side], width: usiz
 }
 
 /// Appends notes about connections that did not use shared memory as expected.
-fn append_road(out: &mut String, label: &str, cell: &Cell) {
+fn append_transport(out: &mut String, label: &str, cell: &Cell) {
     if cell.unseen > 0 {
         let _ = writeln!(
             out,

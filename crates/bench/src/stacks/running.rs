@@ -85,7 +85,7 @@ impl<'a> Running<'a> {
 
     /// Runs a turn.
     pub(super) fn turn(&self, connections: u32, time: Duration) -> Result<Sample> {
-        let is_under_shunt = self.side.is_short_road();
+        let is_under_shunt = self.side.is_under_shunt();
         let status = || is_under_shunt.then(|| self.stage.status()).transpose();
         let (before, cpu_before, there) = (status()?, self.cpu(), self.all());
         let load = Process::spawn_with_lines(&mut self.load(connections, time)?, "the load")?;
@@ -119,7 +119,7 @@ impl<'a> Running<'a> {
     }
 
     fn cpu(&self) -> Duration {
-        let broker = if self.side.is_short_road() { self.stage.broker_cpu() } else { Duration::ZERO };
+        let broker = if self.side.is_under_shunt() { self.stage.broker_cpu() } else { Duration::ZERO };
         self.processes.iter().map(Process::tree_cpu).sum::<Duration>() + broker
     }
 
@@ -204,7 +204,7 @@ impl<'a> Running<'a> {
     }
 
     fn directory(&self, name: &str) -> PathBuf {
-        let side = if self.side.is_short_road() { "shunt" } else { "native" };
+        let side = if self.side.is_under_shunt() { "shunt" } else { "native" };
         self.stage.path(&format!("{}-{side}-{name}", self.stack.name))
     }
 

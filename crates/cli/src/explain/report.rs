@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::shown::visible;
 use shunt_abi::status::Connection;
 
@@ -55,11 +55,11 @@ pub(super) struct ConnectionReport {
     pub(super) state: &'static str,
     /// The processes of this host that hold the other end, as far as this user can see them.
     pub(super) peers: Vec<Peer>,
-    pub(super) sends: Road,
-    pub(super) receives: Road,
+    pub(super) sends: Transport,
+    pub(super) receives: Transport,
     /// For a connection between hosts: whether it uses the host network or the overlay.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) overlay: Option<seen::Road>,
+    pub(super) overlay: Option<seen::NetworkPath>,
     /// Why it, or one of its directions, is on TCP; or why it uses the overlay.
     pub(super) causes: Vec<Cause>,
 }
@@ -193,10 +193,10 @@ impl ProcessReport {
 
 impl ConnectionReport {
     fn add(&self, text: &mut String) {
-        let road = |road| if road == Road::Shm { "shared memory" } else { "TCP" };
-        let roads = match (self.overlay, road(self.sends), road(self.receives)) {
-            (Some(seen::Road::Host), ..) => "on the host network".to_owned(),
-            (Some(seen::Road::Overlay), ..) => "on the overlay".to_owned(),
+        let transport = |transport| if transport == Transport::Shm { "shared memory" } else { "TCP" };
+        let transports = match (self.overlay, transport(self.sends), transport(self.receives)) {
+            (Some(seen::NetworkPath::Host), ..) => "on the host network".to_owned(),
+            (Some(seen::NetworkPath::Overlay), ..) => "on the overlay".to_owned(),
             (None, one, other) if one == other => format!("on {one}"),
             (None, one, other) => format!("sends by {one}, receives by {other}"),
         };
@@ -204,7 +204,7 @@ impl ConnectionReport {
         let peers = peers.collect::<Vec<_>>().join(", ");
         let with = if peers.is_empty() { String::new() } else { format!(" with {peers}") };
         let state = if self.state == "established" { String::new() } else { format!(", {}", self.state) };
-        let _ = writeln!(text, "  {} to {}{with}: {roads}{state}", self.local, self.remote);
+        let _ = writeln!(text, "  {} to {}{with}: {transports}{state}", self.local, self.remote);
     }
 }
 
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_says_who_which_road_why_and_what_to_do() {
+    fn the_text_says_who_which_transport_why_and_what_to_do() {
         let peer = Peer { pid: 9, program: "curl".into(), under_shunt: false };
         let cause = Cause::of_obstacle(&Obstacle::Static, "curl").at_peer(&peer);
         let connection = ConnectionReport {
@@ -267,8 +267,8 @@ mod tests {
             remote: "127.0.0.1:4000".parse().unwrap(),
             state: "close_wait",
             peers: vec![peer],
-            sends: Road::Shm,
-            receives: Road::Tcp,
+            sends: Transport::Shm,
+            receives: Transport::Tcp,
             overlay: None,
             causes: vec![Reason::PeerNotOffered.into(), cause],
         };
@@ -305,8 +305,8 @@ mod tests {
             remote: ([127, 0, 0, 1], port).into(),
             state: "established",
             peers: Vec::new(),
-            sends: Road::Tcp,
-            receives: Road::Tcp,
+            sends: Transport::Tcp,
+            receives: Transport::Tcp,
             overlay: None,
             causes: vec![reason.into()],
         };

@@ -28,7 +28,8 @@ pub(crate) struct View {
 pub(crate) struct Seen {
     /// Which end it is: `client` if it connected, `server` if it accepted.
     pub(crate) end: String,
-    pub(crate) road: Road,
+    #[serde(alias = "road")]
+    pub(crate) path: NetworkPath,
     /// The addresses that its program uses.
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
@@ -43,16 +44,16 @@ pub(crate) struct Seen {
 /// The path of a connection between hosts.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Road {
+pub(crate) enum NetworkPath {
     Host,
     Overlay,
 }
 
-impl Road {
+impl NetworkPath {
     pub(crate) fn label(self) -> &'static str {
         match self {
-            Road::Host => "host",
-            Road::Overlay => "overlay",
+            NetworkPath::Host => "host",
+            NetworkPath::Overlay => "overlay",
         }
     }
 }
@@ -74,7 +75,7 @@ const COLUMNS: [Column; 5] = [
     Column { title: "END", right: false },
     Column { title: "LOCAL", right: false },
     Column { title: "REMOTE", right: false },
-    Column { title: "ROAD", right: false },
+    Column { title: "PATH", right: false },
     Column { title: "WHY OVERLAY", right: false },
 ];
 
@@ -95,12 +96,12 @@ impl View {
 
     /// Returns the connections as text.
     pub(crate) fn text(&self) -> String {
-        let on = |road: Road| self.connections.iter().filter(|seen| seen.road == road).count();
+        let on = |path: NetworkPath| self.connections.iter().filter(|seen| seen.path == path).count();
         let mut text = format!(
             "overlay, router {}: {} on the host network, {} on the overlay\n",
             self.name,
-            on(Road::Host),
-            on(Road::Overlay)
+            on(NetworkPath::Host),
+            on(NetworkPath::Overlay)
         );
         if self.connections.is_empty() {
             return text;
@@ -108,7 +109,7 @@ impl View {
         let why = |seen: &Seen| seen.why.as_ref().map(|why| why.reason.clone()).unwrap_or_default();
         let row = |seen: &Seen| {
             let (local, remote) = (seen.local.to_string(), seen.remote.to_string());
-            vec![seen.end.clone(), local, remote, seen.road.label().to_owned(), why(seen)]
+            vec![seen.end.clone(), local, remote, seen.path.label().to_owned(), why(seen)]
         };
         let mut rows: Vec<_> = self.connections.iter().map(row).collect();
         rows.sort();
@@ -141,7 +142,7 @@ mod tests {
     fn a_connection_is_one_line_and_its_reason_is_explained_once() {
         let stays = |port: u16| {
             json!({
-                "end": "client", "road": "overlay", "local": format!("10.50.1.2:{port}"),
+                "end": "client", "path": "overlay", "local": format!("10.50.1.2:{port}"),
                 "remote": "10.50.2.2:80", "reason": "used", "explanation": "Bytes had been sent.", "advice": "Look first.",
             })
         };
@@ -150,7 +151,7 @@ mod tests {
             "left-out": 0,
             "connections": [
                 stays(2), stays(1),
-                { "end": "server", "road": "host", "local": "10.50.1.2:80", "remote": "10.50.2.2:9",
+                { "end": "server", "path": "host", "local": "10.50.1.2:80", "remote": "10.50.2.2:9",
                   "host": { "local": "192.168.0.1:7450", "remote": "192.168.0.2:4000" } },
             ],
         }))
@@ -159,7 +160,7 @@ mod tests {
             view.text(),
             "overlay, router one: 1 on the host network, 2 on the overlay\n\
              \n\
-             END     LOCAL         REMOTE        ROAD     WHY OVERLAY\n\
+             END     LOCAL         REMOTE        PATH     WHY OVERLAY\n\
              client  10.50.1.2:1   10.50.2.2:80  overlay  used\n\
              client  10.50.1.2:2   10.50.2.2:80  overlay  used\n\
              server  10.50.1.2:80  10.50.2.2:9   host\n\
@@ -168,7 +169,7 @@ mod tests {
         );
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let found = view.find(at("192.168.0.1:7450"), at("192.168.0.2:4000")).unwrap();
-        assert_eq!((found.local, found.road), (at("10.50.1.2:80"), Road::Host));
+        assert_eq!((found.local, found.path), (at("10.50.1.2:80"), NetworkPath::Host));
         assert!(
             view.find(at("10.50.1.2:80"), at("10.50.2.2:9")).is_none(),
             "its program's names are not its socket's"

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use shunt_abi::page::Counter;
-use shunt_abi::reason::Road;
+use shunt_abi::reason::Transport;
 use shunt_abi::status::{Connection, Process, Snapshot, Totals};
 
 /// One snapshot with its rates, as `--json` prints it.
@@ -55,8 +55,8 @@ pub(super) struct End {
     pub(super) pid: u32,
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
-    pub(super) send: Road,
-    pub(super) receive: Road,
+    pub(super) send: Transport,
+    pub(super) receive: Transport,
     /// Why it is on TCP, if it is.
     pub(super) why: String,
     pub(super) shm: f64,
@@ -96,9 +96,13 @@ fn key(end: &Connection) -> (u64, i32) {
 }
 
 fn program(old: Option<&Process>, now: &Process, seconds: f64) -> Program {
-    let on =
-        |road| now.connections.iter().filter(|end| end.send.road == road && end.receive.road == road).count();
-    let (on_shm, on_tcp) = (on(Road::Shm), on(Road::Tcp));
+    let on = |transport| {
+        now.connections
+            .iter()
+            .filter(|end| end.send.transport == transport && end.receive.transport == transport)
+            .count()
+    };
+    let (on_shm, on_tcp) = (on(Transport::Shm), on(Transport::Tcp));
     Program {
         program: now.program.clone(),
         pid: now.pid,
@@ -119,8 +123,8 @@ fn end(process: &Process, old: Option<&Connection>, now: &Connection, seconds: f
         pid: process.pid,
         local: now.local,
         remote: now.remote,
-        send: now.send.road,
-        receive: now.receive.road,
+        send: now.send.transport,
+        receive: now.receive.transport,
         why: crate::status::why(now),
         shm: since(shm),
         tcp: since(tcp),

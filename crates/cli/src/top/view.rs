@@ -5,7 +5,7 @@ use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
-use shunt_abi::reason::Road;
+use shunt_abi::reason::Transport;
 
 use super::app::{App, Rows};
 use super::model::{End, Program, Rates};
@@ -63,9 +63,9 @@ fn traffic(rates: &Rates) -> Vec<Span<'static>> {
     let all = rates.shm + rates.tcp;
     let share = if all > 0.0 { format!(" ({:.1} %)", rates.shm / all * 100.0) } else { String::new() };
     vec![
-        Span::styled(format!("{} by shared memory{share}", speed(rates.shm)), of(Road::Shm)),
+        Span::styled(format!("{} by shared memory{share}", speed(rates.shm)), of(Transport::Shm)),
         Span::raw(", "),
-        Span::styled(format!("{} by TCP", speed(rates.tcp)), of(Road::Tcp)),
+        Span::styled(format!("{} by TCP", speed(rates.tcp)), of(Transport::Tcp)),
         Span::raw(format!(
             "; {:.0} sleeps/s, {:.0} wake-ups/s, {:.2} processors spin",
             rates.sleeps, rates.wake_ups, rates.spin
@@ -109,16 +109,16 @@ fn programs(app: &App) -> Table<'static> {
         right("WAKE-UPS/S"),
         right("SPIN"),
     ];
-    let some = |count: usize, road| if count > 0 { of(road) } else { Style::new() };
+    let some = |count: usize, transport| if count > 0 { of(transport) } else { Style::new() };
     let row = |program: &Program| {
         let Program { program, pid, uid, on_shm, half, on_tcp, rates } = program;
         vec![
             plain(printable(program)),
             plain(pid.to_string()),
             plain(uid.to_string()),
-            (on_shm.to_string(), some(*on_shm, Road::Shm)),
+            (on_shm.to_string(), some(*on_shm, Transport::Shm)),
             plain(half.to_string()),
-            (on_tcp.to_string(), some(*on_tcp, Road::Tcp)),
+            (on_tcp.to_string(), some(*on_tcp, Transport::Tcp)),
             plain(speed(rates.shm)),
             plain(speed(rates.tcp)),
             plain(format!("{:.0}", rates.sleeps)),
@@ -190,10 +190,10 @@ fn speed(bytes: f64) -> String {
 
 /// Returns the style of a transport. Each transport has one colour everywhere; its name is always
 /// shown as well.
-fn of(road: Road) -> Style {
-    Style::new().fg(match road {
-        Road::Shm => Color::Green,
-        Road::Tcp => Color::Yellow,
+fn of(transport: Transport) -> Style {
+    Style::new().fg(match transport {
+        Transport::Shm => Color::Green,
+        Transport::Tcp => Color::Yellow,
     })
 }
 
@@ -212,13 +212,13 @@ mod tests {
     use super::super::model;
     use super::*;
 
-    const SHM: (Road, Reason) = (Road::Shm, Reason::None);
-    const TCP: (Road, Reason) = (Road::Tcp, Reason::Fork);
+    const SHM: (Transport, Reason) = (Transport::Shm, Reason::None);
+    const TCP: (Transport, Reason) = (Transport::Tcp, Reason::Fork);
 
-    fn end(port: u16, (road, reason): (Road, Reason), bytes: u64) -> Connection {
-        let direction = match road {
-            Road::Shm => Direction { road, reason, tcp_bytes: 0, shm_bytes: bytes },
-            Road::Tcp => Direction { road, reason, tcp_bytes: bytes, shm_bytes: 0 },
+    fn end(port: u16, (transport, reason): (Transport, Reason), bytes: u64) -> Connection {
+        let direction = match transport {
+            Transport::Shm => Direction { transport, reason, tcp_bytes: 0, shm_bytes: bytes },
+            Transport::Tcp => Direction { transport, reason, tcp_bytes: bytes, shm_bytes: 0 },
         };
         Connection {
             cookie: port.into(),
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_shown_with_their_roads_and_why() {
+    fn connections_are_shown_with_their_transports_and_why() {
         let shown = screen(&app("\ts"));
         assert_eq!(
             shown[3..],

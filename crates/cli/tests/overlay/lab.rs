@@ -320,9 +320,9 @@ impl Lab {
 
     /// Returns how many connections of this end use the host network, and how many do not, by
     /// reason.
-    pub(crate) fn roads(&self, host: usize, end: &str) -> (u64, serde_json::Value) {
-        let roads = &self.status(host)["connections"][end];
-        (roads["host"].as_u64().unwrap(), roads["overlay"].clone())
+    pub(crate) fn paths(&self, host: usize, end: &str) -> (u64, serde_json::Value) {
+        let paths = &self.status(host)["connections"][end];
+        (paths["host"].as_u64().unwrap(), paths["overlay"].clone())
     }
 
     /// Returns a command for a host's container, with or without a supervisor.

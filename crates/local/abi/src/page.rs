@@ -103,7 +103,7 @@ impl Page {
         };
         let bytes = bytes.load(Relaxed);
         let before = counted.swap(bytes, Relaxed);
-        let code = (entry.roads.load(Relaxed) >> shift) as u16;
+        let code = (entry.transports.load(Relaxed) >> shift) as u16;
         if let Some(sum) = self.tcp_bytes.get(usize::from(code)) {
             sum.fetch_add(bytes.saturating_sub(before), Relaxed);
         }
@@ -185,7 +185,7 @@ pub struct Entry {
     pub remote: [AtomicU64; 2],
     /// Transports and reasons: bits 0-7 the sending transport, 8-15 the receiving transport, 16-31
     /// and 32-47 their reasons.
-    pub roads: AtomicU64,
+    pub transports: AtomicU64,
     /// Bytes sent by TCP.
     pub tcp_sent: AtomicU64,
     /// Bytes received by TCP.
@@ -230,8 +230,8 @@ pub struct EntryCopy {
     pub remote: [u8; 16],
     /// Remote port.
     pub remote_port: u16,
-    /// The transports and reasons: see `roads` of [`Entry`].
-    pub roads: u64,
+    /// The transports and reasons: see `transports` of [`Entry`].
+    pub transports: u64,
     /// Bytes sent by TCP.
     pub tcp_sent: u64,
     /// Bytes received by TCP.
@@ -261,7 +261,7 @@ impl Entry {
             self.local[index].store(half(&copy.local, index), Relaxed);
             self.remote[index].store(half(&copy.remote, index), Relaxed);
         }
-        self.roads.store(copy.roads, Relaxed);
+        self.transports.store(copy.transports, Relaxed);
         self.tcp_sent.store(copy.tcp_sent, Relaxed);
         self.tcp_received.store(copy.tcp_received, Relaxed);
         self.shm_sent.store(copy.shm_sent, Relaxed);
@@ -297,7 +297,7 @@ impl Entry {
             local_port: (ids >> 32) as u16,
             remote: address(&self.remote),
             remote_port: (ids >> 48) as u16,
-            roads: self.roads.load(Relaxed),
+            transports: self.transports.load(Relaxed),
             tcp_sent: self.tcp_sent.load(Relaxed),
             tcp_received: self.tcp_received.load(Relaxed),
             shm_sent: self.shm_sent.load(Relaxed),
@@ -326,7 +326,7 @@ mod tests {
             local_port: 11211,
             remote: [2; 16],
             remote_port: 65535,
-            roads: 7,
+            transports: 7,
             tcp_sent: 1,
             tcp_received: 2,
             shm_sent: 3,

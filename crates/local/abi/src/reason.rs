@@ -185,19 +185,19 @@ impl Reason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
-pub enum Road {
+pub enum Transport {
     /// The kernel's TCP.
     Tcp = 0,
     /// A lane in shared memory.
     Shm = 1,
 }
 
-impl Road {
+impl Transport {
     /// Returns the name used in tables and `--json`.
     pub fn label(self) -> &'static str {
         match self {
-            Road::Tcp => "tcp",
-            Road::Shm => "shm",
+            Transport::Tcp => "tcp",
+            Transport::Shm => "shm",
         }
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use crate::reason::{Reason, Road};
+use crate::reason::{Reason, Transport};
 
 /// The broker's state at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -145,7 +145,8 @@ pub struct Connection {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Direction {
     /// The current transport.
-    pub road: Road,
+    #[serde(alias = "road")]
+    pub transport: Transport,
     /// The reason why it is on TCP; `none` on shared memory.
     pub reason: Reason,
     /// Bytes that went by TCP.

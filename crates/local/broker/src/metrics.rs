@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use shunt_abi::page::Counter as Counted;
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::status::{Direction, Totals};
 
 use crate::state::State;
@@ -44,13 +44,13 @@ impl Metrics {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Taken {
     direction: &'static str,
-    road: &'static str,
+    transport: &'static str,
     reason: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Bytes {
-    road: &'static str,
+    transport: &'static str,
     reason: &'static str,
 }
 
@@ -70,23 +70,31 @@ fn text(state: &State) -> String {
     let mut totals = state.ended.clone();
     let open = Family::<Taken, Gauge>::default();
     for direction in ["send", "receive"] {
-        drop(open.get_or_create(&Taken { direction, road: Road::Shm.label(), reason: Reason::None.label() }));
+        drop(open.get_or_create(&Taken {
+            direction,
+            transport: Transport::Shm.label(),
+            reason: Reason::None.label(),
+        }));
     }
     for process in state.processes.values() {
         let report = process.outbox.with_page(status::report).unwrap_or_default();
         totals += &report.totals;
         for connection in &report.connections {
-            for (direction, Direction { road, reason, .. }) in
+            for (direction, Direction { transport, reason, .. }) in
                 [("send", connection.send), ("receive", connection.receive)]
             {
-                let taken = Taken { direction, road: road.label(), reason: reason.label() };
+                let taken = Taken { direction, transport: transport.label(), reason: reason.label() };
                 open.get_or_create(&taken).inc();
             }
         }
     }
     gauge(&mut registry, "processes", "Processes under shunt", state.processes.len());
     gauge(&mut registry, "links", "Links in use", state.links.len());
-    registry.register("open_connections", "Ends of connections, by the road that each direction takes", open);
+    registry.register(
+        "open_connections",
+        "Ends of connections, by the transport that each direction takes",
+        open,
+    );
 
     counter(&mut registry, "pairs", "Connections that were paired", state.tally.pairs_made);
     let help = "From the offer of a pair's first end to that of its second";
@@ -113,11 +121,11 @@ fn programs(registry: &mut Registry, totals: &Totals) {
 
     let bytes = Family::<Bytes, Counter>::default();
     set(
-        &bytes.get_or_create(&Bytes { road: Road::Shm.label(), reason: Reason::None.label() }),
+        &bytes.get_or_create(&Bytes { transport: Transport::Shm.label(), reason: Reason::None.label() }),
         totals.bytes.shm,
     );
     for (reason, count) in reasons(|reason| totals.bytes.tcp.get(reason.label()).copied()) {
-        set(&bytes.get_or_create(&Bytes { road: Road::Tcp.label(), reason }), count);
+        set(&bytes.get_or_create(&Bytes { transport: Transport::Tcp.label(), reason }), count);
     }
     registry.register("bytes", "Bytes that ends of connections have moved", bytes);
     let bypasses = reasons(|reason| totals.bypasses.get(reason.label()).copied());

@@ -93,7 +93,7 @@ impl Namespaces {
     }
 
     /// Returns whether a client lives in another namespace that the broker can query.
-    pub(crate) fn is_abroad(&self) -> bool {
+    pub(crate) fn is_foreign(&self) -> bool {
         self.entered.values().any(|entered| entered.diag.is_some())
     }
 

@@ -200,7 +200,7 @@ pub(crate) async fn watch(state: Rc<RefCell<State>>) {
     loop {
         sleep(TICK).await;
         let mut state = state.borrow_mut();
-        if state.namespaces.is_abroad() {
+        if state.namespaces.is_foreign() {
             state.enforce();
         }
     }

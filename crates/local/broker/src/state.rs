@@ -452,7 +452,7 @@ impl State {
 
     /// Updates on all boards which connections are worth offering, where that has changed.
     fn tell_reach(&self) {
-        let abroad = self.sequences.is_some() && self.namespaces.is_abroad();
+        let abroad = self.sequences.is_some() && self.namespaces.is_foreign();
         for process in self.processes.values() {
             let reach = match self.namespaces.knows(process.netns) {
                 false => Reach::Nothing,

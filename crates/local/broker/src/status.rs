@@ -15,7 +15,7 @@ use shunt_abi::VERSION;
 use shunt_abi::control::{DecodeError, Reply, Request, STATUS_PART, Status, StatusReply};
 use shunt_abi::option::SocketOption;
 use shunt_abi::page::{Counter, Entry, EntryCopy, Page};
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::status::{Connection, Direction, Moved, Process, Snapshot, Totals};
 use shunt_sys::mapping::backed_pages;
 use shunt_sys::{Errno, identity, seqpacket};
@@ -281,17 +281,18 @@ fn connection(entry: EntryCopy) -> Connection {
     let address = |octets: [u8; 16], port| {
         identity::normalise(SocketAddr::new(IpAddr::V6(Ipv6Addr::from(octets)), port))
     };
-    let direction = |road: u64, reason: u64, tcp_bytes, shm_bytes| {
-        let road = if road & 0xff == Road::Shm as u64 { Road::Shm } else { Road::Tcp };
-        let reason = match road {
-            Road::Shm => Reason::None,
-            Road::Tcp => Reason::parse(reason as u16).unwrap_or(Reason::None),
+    let direction = |transport: u64, reason: u64, tcp_bytes, shm_bytes| {
+        let transport =
+            if transport & 0xff == Transport::Shm as u64 { Transport::Shm } else { Transport::Tcp };
+        let reason = match transport {
+            Transport::Shm => Reason::None,
+            Transport::Tcp => Reason::parse(reason as u16).unwrap_or(Reason::None),
         };
-        Direction { road, reason, tcp_bytes, shm_bytes }
+        Direction { transport, reason, tcp_bytes, shm_bytes }
     };
-    let roads = entry.roads;
-    let send = direction(roads, roads >> 16, entry.tcp_sent, entry.shm_sent);
-    let receive = direction(roads >> 8, roads >> 32, entry.tcp_received, entry.shm_received);
+    let transports = entry.transports;
+    let send = direction(transports, transports >> 16, entry.tcp_sent, entry.shm_sent);
+    let receive = direction(transports >> 8, transports >> 32, entry.tcp_received, entry.shm_received);
     // The row names the option that kept the connection off shared memory at some time. The present
     // reason may be another.
     let is_to_blame = [send, receive].iter().any(|direction| direction.reason == Reason::SocketOption);
@@ -312,13 +313,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roads_and_reasons_are_decoded_and_rubbish_is_survived() {
-        let roads = 1 | (Reason::Fork as u64) << 16 | (Reason::Stalled as u64) << 32;
-        let row = connection(EntryCopy { roads, ..EntryCopy::default() });
-        assert_eq!((row.send.road, row.send.reason), (Road::Shm, Reason::None));
-        assert_eq!((row.receive.road, row.receive.reason), (Road::Tcp, Reason::Stalled));
-        let row = connection(EntryCopy { roads: u64::MAX, local: [0xff; 16], ..EntryCopy::default() });
-        assert_eq!((row.send.road, row.send.reason), (Road::Tcp, Reason::None));
+    fn transports_and_reasons_are_decoded_and_rubbish_is_survived() {
+        let transports = 1 | (Reason::Fork as u64) << 16 | (Reason::Stalled as u64) << 32;
+        let row = connection(EntryCopy { transports, ..EntryCopy::default() });
+        assert_eq!((row.send.transport, row.send.reason), (Transport::Shm, Reason::None));
+        assert_eq!((row.receive.transport, row.receive.reason), (Transport::Tcp, Reason::Stalled));
+        let row = connection(EntryCopy { transports: u64::MAX, local: [0xff; 16], ..EntryCopy::default() });
+        assert_eq!((row.send.transport, row.send.reason), (Transport::Tcp, Reason::None));
     }
 
     #[test]

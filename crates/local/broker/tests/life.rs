@@ -362,12 +362,12 @@ fn bytes_of_what_has_ended_are_still_counted() {
     let process = broker.process();
     let page = process.page.page().unwrap();
     let address = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
-    let roads = (Reason::PeerNotOffered as u64) << 16 | (Reason::IoUring as u64) << 32;
+    let transports = (Reason::PeerNotOffered as u64) << 16 | (Reason::IoUring as u64) << 32;
     page.entries[0].publish(&EntryCopy {
         cookie: 1,
         local: address,
         remote: address,
-        roads,
+        transports,
         tcp_sent: 100,
         tcp_received: 30,
         shm_sent: 1000,
@@ -379,7 +379,7 @@ fn bytes_of_what_has_ended_are_still_counted() {
     assert_eq!(broker.status().totals.bytes, expected);
     // The connection continues on shared memory.
     page.count_tcp(&page.entries[0], Which::Sent);
-    page.entries[0].roads.store(1 | roads & 0xffff << 32, Release);
+    page.entries[0].transports.store(1 | transports & 0xffff << 32, Release);
     assert_eq!(broker.status().totals.bytes, expected);
     drop(process);
     eventually(|| broker.status().processes.is_empty());

@@ -54,7 +54,7 @@ fn what_programs_count_is_told_also_when_they_have_ended() {
         cookie: 1,
         local,
         remote: local,
-        roads: 1 | (Reason::IoUring as u64) << 32,
+        transports: 1 | (Reason::IoUring as u64) << 32,
         tcp_received: 30,
         shm_sent: 1000,
         ..EntryCopy::default()
@@ -68,13 +68,13 @@ fn what_programs_count_is_told_also_when_they_have_ended() {
         at,
         &[
             "shunt_broker_processes 1",
-            r#"shunt_broker_open_connections{direction="send",road="shm",reason="none"} 1"#,
-            r#"shunt_broker_open_connections{direction="receive",road="tcp",reason="io_uring"} 1"#,
+            r#"shunt_broker_open_connections{direction="send",transport="shm",reason="none"} 1"#,
+            r#"shunt_broker_open_connections{direction="receive",transport="tcp",reason="io_uring"} 1"#,
         ],
     );
     let counts = [
-        r#"shunt_broker_bytes_total{road="shm",reason="none"} 1000"#,
-        r#"shunt_broker_bytes_total{road="tcp",reason="io_uring"} 30"#,
+        r#"shunt_broker_bytes_total{transport="shm",reason="none"} 1000"#,
+        r#"shunt_broker_bytes_total{transport="tcp",reason="io_uring"} 30"#,
         r#"shunt_broker_bypasses_total{reason="io_uring"} 3"#,
         "shunt_broker_doorbells_rung_total 7",
         "shunt_broker_spin_seconds_total 2.5",

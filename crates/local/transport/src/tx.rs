@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::bytes::Ring;
 use shunt_ring::{LaneHeader, Producer, Published, Source, Spill};
 
@@ -72,8 +72,8 @@ pub struct Tx {
 }
 
 impl Tx {
-    /// Gives the direction a lane. Nothing changes until [`road`](Self::road) finds the receiver
-    /// watching.
+    /// Gives the direction a lane. Nothing changes until [`transport`](Self::transport) finds the
+    /// receiver watching.
     pub fn adopt(&mut self) {
         self.left = None;
         self.state = State::Adopted(Producer::new());
@@ -83,25 +83,25 @@ impl Tx {
     /// Returns the transport of the next write. Moves onto the lane if the receiver watches and
     /// `quiet`: no thread of this process is inside a kernel send on the socket.
     #[inline]
-    pub fn road(&mut self, lane: &LaneHeader, kernel: &impl Kernel, quiet: bool) -> Road {
+    pub fn transport(&mut self, lane: &LaneHeader, kernel: &impl Kernel, quiet: bool) -> Transport {
         match self.state {
-            State::Lane(_) | State::Returning(..) => Road::Shm,
-            State::Tcp => Road::Tcp,
+            State::Lane(_) | State::Returning(..) => Transport::Shm,
+            State::Tcp => Transport::Tcp,
             State::Adopted(_) => self.try_begin(lane, kernel, quiet),
         }
     }
 
-    fn try_begin(&mut self, lane: &LaneHeader, kernel: &impl Kernel, quiet: bool) -> Road {
+    fn try_begin(&mut self, lane: &LaneHeader, kernel: &impl Kernel, quiet: bool) -> Transport {
         if lane.is_closed() {
             self.leave(Reason::PeerWentBack);
-            return Road::Tcp;
+            return Transport::Tcp;
         }
         if !quiet || !lane.is_watched() {
-            return Road::Tcp;
+            return Transport::Tcp;
         }
         let Some(offset) = kernel.sent() else {
             self.close(lane, Reason::OffsetUnclear);
-            return Road::Tcp;
+            return Transport::Tcp;
         };
         // L4: everything after `offset` goes to the lane. The lock around this call excludes every
         // other sender of this process, and `quiet` means that none is still inside the kernel.
@@ -110,7 +110,7 @@ impl Tx {
             self.state = State::Lane(producer);
             self.reason = Reason::None;
         }
-        Road::Shm
+        Transport::Shm
     }
 
     /// Writes to the lane, if the direction is on it.

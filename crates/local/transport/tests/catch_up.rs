@@ -8,7 +8,7 @@ mod common;
 use std::cell::{Cell, RefCell, RefMut};
 use std::ops::Range;
 
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::bytes::MappedRing;
 use shunt_ring::{LaneHeader, Sink};
 use shunt_transport::{Kernel, Received, Rx, Sent, Tx, Waiting};
@@ -83,7 +83,7 @@ fn catch_up(unseen: usize) -> usize {
     assert!(rx.try_watch(&lane, &kernel, true));
     send(&kernel, 0..BACKLOG);
     tx.adopt();
-    assert_eq!(tx.road(&lane, &kernel, true), Road::Shm);
+    assert_eq!(tx.transport(&lane, &kernel, true), Transport::Shm);
     let mut rest = Buffer::new((BACKLOG..BEHIND).map(byte).collect(), &[]);
     assert_eq!(tx.write(&lane, &ring, &mut rest.source()), Sent::Bytes(BEHIND - BACKLOG));
     kernel.questions.set(0);

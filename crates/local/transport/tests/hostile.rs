@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Fault;
 use shunt_ring::{LaneHeader, Sink, Source};
@@ -199,7 +199,7 @@ fn sender(lane: &Lane) -> Tx {
     let mut tx = Tx::default();
     tx.adopt();
     lane.header.watch();
-    assert_eq!(tx.road(&lane.header, &Tcp::default(), true), Road::Shm);
+    assert_eq!(tx.transport(&lane.header, &Tcp::default(), true), Transport::Shm);
     assert_eq!(write(&mut tx, lane, 10), Sent::Bytes(10));
     tx
 }
@@ -302,7 +302,7 @@ enum Op {
     Poke(usize, u64),
     /// The peer sends by TCP.
     Tcp(usize),
-    Road,
+    Transport,
     Write(usize),
     WriteAtOnce(usize),
     WriteWith(usize, usize),
@@ -349,7 +349,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         10 => (place(), word).prop_map(|(place, word)| Op::Poke(place, word)),
         3 => len().prop_map(Op::Tcp),
-        3 => Just(Op::Road),
+        3 => Just(Op::Transport),
         4 => len().prop_map(Op::Write),
         4 => len().prop_map(Op::WriteAtOnce),
         2 => (len(), len()).prop_map(|(wanted, count)| Op::WriteWith(wanted, count)),
@@ -390,7 +390,7 @@ proptest! {
                     wire.send(std::iter::repeat_n(7, len));
                     wire.arrive(len);
                 }
-                Op::Road => drop(tx.road(&out.header, &tcp, true)),
+                Op::Transport => drop(tx.transport(&out.header, &tcp, true)),
                 Op::Write(len) => {
                     if let Sent::Bytes(count) = write(&mut tx, &out, len) {
                         prop_assert!((1..=len.min(WHOLE)).contains(&count));
@@ -482,7 +482,7 @@ proptest! {
         for op in ops {
             let busy = busy(&turns);
             match op {
-                Op::Road => drop(tx.road(header, &busy, true)),
+                Op::Transport => drop(tx.transport(header, &busy, true)),
                 Op::Write(len) => {
                     if let Sent::Bytes(count) =
                         tx.write(header, &busy, &mut Buffer::zeroed(len, &[]).source())

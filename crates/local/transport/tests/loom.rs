@@ -12,7 +12,7 @@ mod common;
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::bytes::Ring;
 use shunt_ring::lane::End;
 use shunt_ring::{LaneHeader, Sink};
@@ -142,7 +142,7 @@ impl Connection {
 
     fn write(&self, side: &mut Sending, byte: u8) -> bool {
         let quiet = side.in_kernel == 0;
-        if side.tx.road(&self.header, &self.tcp, quiet) == Road::Tcp {
+        if side.tx.transport(&self.header, &self.tcp, quiet) == Transport::Tcp {
             return false;
         }
         let mut buffer = Buffer::new(vec![byte], &[]);
@@ -316,7 +316,7 @@ fn nothing_overtakes_a_lane_that_ends() {
 
 /// L4: the offset is right although another thread of the sender is inside a kernel send.
 ///
-/// Detects: `quiet` ignored in `Tx::road`; the count of senders incremented after the lock is
+/// Detects: `quiet` ignored in `Tx::transport`; the count of senders incremented after the lock is
 /// released.
 #[test]
 fn the_lane_begins_behind_every_send_of_two_threads() {
@@ -585,7 +585,7 @@ fn the_end_of_file_comes_behind_everything_published() {
                         // Begins, and dies before it has published.
                         &|| {
                             let mut side = connection.sending.lock().unwrap();
-                            side.tx.road(&connection.header, &connection.tcp, true);
+                            side.tx.transport(&connection.header, &connection.tcp, true);
                             0
                         },
                         &|| {

@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::bytes::MappedRing;
 use shunt_ring::lane::End;
 use shunt_ring::{LaneHeader, Sink};
@@ -251,7 +251,7 @@ impl World {
             Op::AdoptTx if !lane.tx_adopted.replace(true) => tx.adopt(),
             Op::Send(len, cuts) => {
                 let mut left = len;
-                if tx.road(&lane.header, self, quiet) == Road::Shm {
+                if tx.transport(&lane.header, self, quiet) == Transport::Shm {
                     if cuts.is_empty() && self.send_at_once(len, lane, tx) {
                         return;
                     }
@@ -274,7 +274,7 @@ impl World {
                 self.send_by_tcp(left);
             }
             Op::SendWith(len) => {
-                if tx.road(&lane.header, self, quiet) != Road::Shm {
+                if tx.transport(&lane.header, self, quiet) != Transport::Shm {
                     return self.send_by_tcp(len);
                 }
                 let bytes = self.next_bytes(len);
@@ -302,7 +302,7 @@ impl World {
                 }
             }
             Op::HiddenSend(len) if !tx.on_lane() => self.send_by_tcp(len),
-            Op::EnterSend if tx.road(&lane.header, self, quiet) == Road::Tcp => {
+            Op::EnterSend if tx.transport(&lane.header, self, quiet) == Transport::Tcp => {
                 self.sender_in_kernel.set(true)
             }
             Op::LeaveSend(len) if self.sender_in_kernel.replace(false) => self.send_by_tcp(len),

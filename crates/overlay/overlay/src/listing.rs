@@ -32,7 +32,7 @@ fn on_host(shared: &Shared) -> Vec<Value> {
         let (own, other) = named.get(&cookie)?;
         Some(json!({
             "end": label(end),
-            "road": "host",
+            "path": "host",
             "local": own,
             "remote": other,
             "host": { "local": local, "remote": remote },
@@ -53,7 +53,7 @@ fn on_overlay(shared: &Shared) -> Vec<Value> {
             let is_client = socket.remote == flow.destination;
             listed.push(json!({
                 "end": label(if is_client { End::Client } else { End::Server }),
-                "road": "overlay",
+                "path": "overlay",
                 "local": socket.local,
                 "remote": socket.remote,
                 "reason": reason.label(),

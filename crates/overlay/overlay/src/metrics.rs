@@ -44,15 +44,15 @@ pub(crate) struct Metrics {
 
 #[derive(Debug, Default)]
 struct Counts {
-    client: Roads,
-    server: Roads,
+    client: Paths,
+    server: Paths,
     unaccounted: u64,
     strangers: u64,
     reset: u64,
 }
 
 #[derive(Debug, Default)]
-struct Roads {
+struct Paths {
     host: u64,
     overlay: BTreeMap<Reason, u64>,
     denied: BTreeMap<Reason, u64>,
@@ -78,9 +78,9 @@ impl Metrics {
     /// Counts a connection that stays on the overlay, or that the policy denies.
     pub(crate) fn stayed(&self, end: End, reason: Reason) {
         self.with(|counts| {
-            let roads = counts.of(end);
-            let road = if reason.denial().is_some() { &mut roads.denied } else { &mut roads.overlay };
-            *road.entry(reason).or_default() += 1;
+            let paths = counts.of(end);
+            let path = if reason.denial().is_some() { &mut paths.denied } else { &mut paths.overlay };
+            *path.entry(reason).or_default() += 1;
         });
     }
 
@@ -104,20 +104,20 @@ impl Metrics {
     }
 
     pub(crate) fn report(&self) -> Value {
-        let roads = |roads: &Roads| {
+        let paths = |paths: &Paths| {
             let labelled = |counts: &BTreeMap<Reason, u64>| -> BTreeMap<&str, u64> {
                 counts.iter().map(|(reason, count)| (reason.label(), *count)).collect()
             };
             json!({
-                "host": roads.host,
-                "overlay": labelled(&roads.overlay),
-                "denied": labelled(&roads.denied),
+                "host": paths.host,
+                "overlay": labelled(&paths.overlay),
+                "denied": labelled(&paths.denied),
             })
         };
         let counts = self.counts.lock().expect(NEVER);
         json!({
-            "client": roads(&counts.client),
-            "server": roads(&counts.server),
+            "client": paths(&counts.client),
+            "server": paths(&counts.server),
             "unaccounted": counts.unaccounted,
             "strangers": counts.strangers,
             "reset": counts.reset,
@@ -137,23 +137,23 @@ impl Metrics {
     fn totals(&self, registry: &mut Registry) {
         let counts = self.counts.lock().expect(NEVER);
         let taken = Family::<Taken, Counter>::default();
-        for (end, roads) in [(End::Client, &counts.client), (End::Server, &counts.server)] {
-            let set = |road, reason, count| {
-                let label = Taken { end: end.label(), road, reason };
+        for (end, paths) in [(End::Client, &counts.client), (End::Server, &counts.server)] {
+            let set = |path, reason, count| {
+                let label = Taken { end: end.label(), path, reason };
                 taken.get_or_create(&label).inc_by(count);
             };
-            set("host", "none", roads.host);
+            set("host", "none", paths.host);
             // Exports all reasons, those that have not happened yet as 0. So a first occurrence is
             // visible as a change.
             for reason in Reason::ALL {
-                let (road, counts) = match reason.denial() {
-                    Some(_) => ("none", &roads.denied),
-                    None => ("overlay", &roads.overlay),
+                let (path, counts) = match reason.denial() {
+                    Some(_) => ("none", &paths.denied),
+                    None => ("overlay", &paths.overlay),
                 };
-                set(road, reason.label(), counts.get(reason).copied().unwrap_or(0));
+                set(path, reason.label(), counts.get(reason).copied().unwrap_or(0));
             }
         }
-        registry.register("connections", "Ends of connections, by the road that they took", taken);
+        registry.register("connections", "Ends of connections, by the path that they took", taken);
         for (name, help, count) in [
             (
                 "unaccounted",
@@ -179,7 +179,7 @@ impl Metrics {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Taken {
     end: &'static str,
-    road: &'static str,
+    path: &'static str,
     reason: &'static str,
 }
 
@@ -226,7 +226,7 @@ fn levels(registry: &mut Registry, shared: &Shared) {
 }
 
 impl Counts {
-    fn of(&mut self, end: End) -> &mut Roads {
+    fn of(&mut self, end: End) -> &mut Paths {
         match end {
             End::Client => &mut self.client,
             End::Server => &mut self.server,

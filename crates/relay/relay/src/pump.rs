@@ -23,23 +23,23 @@ pub(crate) enum Broken {
 pub(crate) async fn one_way(from: &Wire, to: &Wire, path: DataPath, flow: &Flow) -> Result<(), Broken> {
     // TLS needs the bytes in user space.
     let path = if from.is_sealed() || to.is_sealed() { DataPath::Copy } else { path };
-    let mut road = Road::first(path);
+    let mut method = Method::first(path);
     loop {
-        let count = match &mut road {
-            Road::Copy { .. } => copy(from, to).await?,
-            Road::Splice { pipe, .. } => splice(from, to, pipe).await?,
+        let count = match &mut method {
+            Method::Copy { .. } => copy(from, to).await?,
+            Method::Splice { pipe, .. } => splice(from, to, pipe).await?,
         };
         if count == 0 {
             return Ok(());
         }
         flow.note(count);
-        road = road.after(count, path);
+        method = method.after(count, path);
     }
 }
 
 /// How the next bytes are moved, with the number of successive pieces that speak for the other
 /// method.
-enum Road {
+enum Method {
     Copy { large: u32 },
     Splice { pipe: Pipe, small: u32 },
 }
@@ -51,30 +51,32 @@ const LARGE_ENOUGH: u32 = 2;
 /// Splicing ends after this many small pieces.
 const SMALL_ENOUGH: u32 = 16;
 
-impl Road {
-    fn first(path: DataPath) -> Road {
+impl Method {
+    fn first(path: DataPath) -> Method {
         match path {
-            DataPath::Splice => Road::splice(),
-            DataPath::Auto | DataPath::Copy => Road::Copy { large: 0 },
+            DataPath::Splice => Method::splice(),
+            DataPath::Auto | DataPath::Copy => Method::Copy { large: 0 },
         }
     }
 
     /// Without free descriptors for a pipe, bytes are copied.
-    fn splice() -> Road {
-        Pipe::borrow().map_or(Road::Copy { large: 0 }, |pipe| Road::Splice { pipe, small: 0 })
+    fn splice() -> Method {
+        Pipe::borrow().map_or(Method::Copy { large: 0 }, |pipe| Method::Splice { pipe, small: 0 })
     }
 
-    fn after(self, count: usize, path: DataPath) -> Road {
+    fn after(self, count: usize, path: DataPath) -> Method {
         if path != DataPath::Auto {
             return self;
         }
         let is_large = count >= LARGE;
         match self {
-            Road::Copy { large } if is_large && large + 1 >= LARGE_ENOUGH => Road::splice(),
-            Road::Copy { large } => Road::Copy { large: if is_large { large + 1 } else { 0 } },
-            Road::Splice { small, .. } if !is_large && small + 1 >= SMALL_ENOUGH => Road::Copy { large: 0 },
-            Road::Splice { pipe, small } => {
-                Road::Splice { pipe, small: if is_large { 0 } else { small + 1 } }
+            Method::Copy { large } if is_large && large + 1 >= LARGE_ENOUGH => Method::splice(),
+            Method::Copy { large } => Method::Copy { large: if is_large { large + 1 } else { 0 } },
+            Method::Splice { small, .. } if !is_large && small + 1 >= SMALL_ENOUGH => {
+                Method::Copy { large: 0 }
+            }
+            Method::Splice { pipe, small } => {
+                Method::Splice { pipe, small: if is_large { 0 } else { small + 1 } }
             }
         }
     }

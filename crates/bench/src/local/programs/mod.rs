@@ -158,14 +158,14 @@ impl<P: Program> Load for Served<P> {
         let before = server.tree_cpu();
         let client = Process::spawn_with_lines(&mut command, "the load")?;
         let mut sample = Sample::default();
-        if side.is_short_road() {
+        if side.is_under_shunt() {
             pause(seconds / 2)?;
             sample.look(&stage.status()?, &format!("{}:{}", running.address.host, running.address.port));
             sample.link_bytes = server.link_bytes() + client.link_bytes();
         }
         let (output, client_cpu) = client.output(LIMIT)?;
         let server_cpu = server.tree_cpu().saturating_sub(before);
-        if side.is_short_road() {
+        if side.is_under_shunt() {
             sample.count(pairs_made(stage, side)? - pairs_before);
         }
         let measured =
@@ -201,7 +201,7 @@ fn said_by_ours(output: &str) -> Option<Measured> {
 
 /// Returns the pairs that the broker has made so far.
 fn pairs_made(stage: &Stage, side: Side) -> Result<u64> {
-    if side.is_short_road() { Ok(stage.status()?.pairs_made) } else { Ok(0) }
+    if side.is_under_shunt() { Ok(stage.status()?.pairs_made) } else { Ok(0) }
 }
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -984,7 +984,7 @@ fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity) {
         local_port: local.port(),
         remote: to_octets(remote.ip()),
         remote_port: remote.port(),
-        roads: 0,
+        transports: 0,
         tcp_sent: sent_before(endpoint, fd),
         tcp_received: shunt_sys::tcp::read(borrow(fd)).unwrap_or(0),
         option: endpoint.blamed(),

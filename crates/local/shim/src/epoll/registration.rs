@@ -243,7 +243,7 @@ impl Inner {
             registration.held.arm(passed.events);
             self.names.give(&mut registration.name, fd, passed.name);
             if registration.answered.is_by_lanes() {
-                self.note_sending_road(fd, endpoint);
+                self.note_sending_transport(fd, endpoint);
                 self.mark_due(fd);
                 self.wake();
             }
@@ -458,7 +458,7 @@ impl Inner {
         }
         registration.arrived = arrived(endpoint, self.shared);
         epoll.active.fetch_add(1, AcqRel);
-        self.note_sending_road(fd, Some(endpoint));
+        self.note_sending_transport(fd, Some(endpoint));
         self.mark_due(fd);
     }
 
@@ -535,13 +535,13 @@ impl Inner {
         let (events, data) = (registration.needed_of_kernel(endpoint), registration.kernel_data());
         registration.held.hold(events);
         self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
-        self.note_sending_road(fd, endpoint);
+        self.note_sending_transport(fd, endpoint);
     }
 
     /// Notes which transport the direction uses after the kernel has been given a registration, and
     /// so checks it. If the kernel's list has EPOLLOUT while a lane is used, its event belongs into
     /// one report with the lane's.
-    fn note_sending_road(&mut self, fd: RawFd, endpoint: Option<&Endpoint>) {
+    fn note_sending_transport(&mut self, fd: RawFd, endpoint: Option<&Endpoint>) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         registration.sends_on_lane = !self.shared && endpoint.is_some_and(sends_on_lane);
         let beside = registration.sends_on_lane || endpoint.is_some_and(Endpoint::has_shut_writing);

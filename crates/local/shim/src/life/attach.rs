@@ -4,7 +4,7 @@
 //!  adopt        on the link; each direction is still on TCP
 //!    |
 //!  try_watch    receiver: "watching", once no thread is inside a kernel receive (L4)
-//!    |          sender: `sending_road` switches to the lane at its next send
+//!    |          sender: `sending_transport` switches to the lane at its next send
 //!    |
 //!  go_back      both directions fall back; the lanes are drained first
 //!    |          give_back: the receiver returns its unread bytes, and the sender sends them by TCP
@@ -19,7 +19,7 @@
 //! `let_go_if_done` detaches the endpoint, and the broker may reuse the lanes.
 
 use shunt_abi::page::Counter;
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::lane::End;
 use std::sync::atomic::Ordering::*;
 
@@ -161,18 +161,18 @@ pub(crate) fn try_watch(endpoint: &Endpoint) {
 /// Returns the transport for the next send, and whether it has just changed to shared memory. It
 /// reports the change for `shunt status`. The caller holds the sender's lock.
 #[inline]
-pub(crate) fn sending_road(endpoint: &Endpoint, side: &mut TxSide, fd: i32) -> (Road, bool) {
-    let Some(at) = side.at else { return (Road::Tcp, false) };
+pub(crate) fn sending_transport(endpoint: &Endpoint, side: &mut TxSide, fd: i32) -> (Transport, bool) {
+    let Some(at) = side.at else { return (Transport::Tcp, false) };
     if side.tx.on_lane() {
-        return (Road::Shm, false);
+        return (Transport::Shm, false);
     }
     let quiet = endpoint.is_quiet_for_send();
-    let road = side.tx.road(at.outgoing().0, &Tcp { endpoint, fd }, quiet);
-    if road == Road::Shm {
+    let transport = side.tx.transport(at.outgoing().0, &Tcp { endpoint, fd }, quiet);
+    if transport == Transport::Shm {
         endpoint.note_lane();
         endpoint.report_tx(side);
     }
-    (road, road == Road::Shm)
+    (transport, transport == Transport::Shm)
 }
 
 /// Makes both directions fall back to TCP, for a named reason (L2). Bytes that are already in the
@@ -463,7 +463,7 @@ fn finish_sending(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, ends: 
     let says_end = ends && endpoint.keepalive.is_needed();
     if says_end {
         // A direction that has not switched to its lane switches now, with no bytes.
-        sending_road(endpoint, side, fd);
+        sending_transport(endpoint, side, fd);
         // Written before the lane ends. A receiver that finds the lane ended without it waits in
         // the kernel.
         at.outgoing().0.note_complete(true);

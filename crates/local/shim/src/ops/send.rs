@@ -20,7 +20,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
 use libc::{iovec, msghdr, ssize_t};
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Piece;
 use shunt_ring::{LaneHeader, Source, WaiterLine};
@@ -283,9 +283,9 @@ impl Call {
         loop {
             let fd = self.fd;
             let mut side = endpoint.tx.lock();
-            let (road, switched) = attach::sending_road(endpoint, &mut side, fd);
-            let outcome = match road {
-                Road::Tcp => None,
+            let (transport, switched) = attach::sending_transport(endpoint, &mut side, fd);
+            let outcome = match transport {
+                Transport::Tcp => None,
                 _ => Some(onto_lane(endpoint, &mut side, source)),
             };
             if outcome == Some(Lane::Done) {

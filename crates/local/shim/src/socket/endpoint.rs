@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, 
 
 use shunt_abi::option::SocketOption;
 use shunt_abi::page::{self, Counter};
-use shunt_abi::reason::{Reason, Road};
+use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::LaneHeader;
 use shunt_sys::tcp::{Beside, Opener};
 use shunt_transport::{Rx, Tx};
@@ -1061,22 +1061,22 @@ impl Endpoint {
         let Some(entry) = self.entry() else { return };
         entry.shm_sent.store(side.tx.lane_total(), Relaxed);
         process::count_tcp(entry, page::Which::Sent);
-        let (road, reason) = described(side.tx.on_lane(), side.tx.reason());
-        let word = road as u64 | u64::from(reason as u16) << 16;
-        let _ = entry.roads.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_00ff | word));
+        let (transport, reason) = described(side.tx.on_lane(), side.tx.reason());
+        let word = transport as u64 | u64::from(reason as u16) << 16;
+        let _ = entry.transports.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_00ff | word));
     }
 
     /// Reports the received bytes, and the transport if it has changed. The caller holds the lock.
     #[inline(always)]
     pub(crate) fn report_received(&self, side: &mut RxSide) {
-        self.report_road(side);
+        self.report_transport(side);
         self.count_from_lane(side.rx.lane_total());
     }
 
     /// Reports the transport if it has changed. Any check for data to receive may change it. The
     /// caller holds the lock.
     #[inline(always)]
-    pub(crate) fn report_road(&self, side: &mut RxSide) {
+    pub(crate) fn report_transport(&self, side: &mut RxSide) {
         if side.told_on_lane != side.rx.on_lane() {
             self.report_rx(side);
         }
@@ -1096,9 +1096,9 @@ impl Endpoint {
         let Some(entry) = self.entry() else { return };
         entry.shm_received.store(side.rx.lane_total(), Relaxed);
         process::count_tcp(entry, page::Which::Received);
-        let (road, reason) = described(side.rx.on_lane(), side.rx.reason());
-        let word = (road as u64) << 8 | u64::from(reason as u16) << 32;
-        let _ = entry.roads.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_0000_ff00 | word));
+        let (transport, reason) = described(side.rx.on_lane(), side.rx.reason());
+        let word = (transport as u64) << 8 | u64::from(reason as u16) << 32;
+        let _ = entry.transports.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_0000_ff00 | word));
     }
 
     /// Frees the slot. The endpoint is detached by now.
@@ -1148,6 +1148,6 @@ impl Endpoint {
     }
 }
 
-fn described(on_lane: bool, reason: Reason) -> (Road, Reason) {
-    if on_lane { (Road::Shm, Reason::None) } else { (Road::Tcp, reason) }
+fn described(on_lane: bool, reason: Reason) -> (Transport, Reason) {
+    if on_lane { (Transport::Shm, Reason::None) } else { (Transport::Tcp, reason) }
 }

@@ -75,7 +75,7 @@ pub(crate) fn look(endpoint: &Endpoint, fd: RawFd, wanted: bool) -> Found {
     let Some(at) = side.at else { return Found::default() };
     let (lane, ring) = at.incoming();
     let readable = wanted && side.rx.available(lane, &ring, &Tcp { endpoint, fd }) > 0;
-    endpoint.report_road(side);
+    endpoint.report_transport(side);
     if !readable {
         finished::notice(endpoint, side);
     }
@@ -122,7 +122,7 @@ pub(crate) fn available(endpoint: &Endpoint, fd: RawFd) -> usize {
     let Some(at) = side.at else { return 0 };
     let (lane, ring) = at.incoming();
     let available = side.rx.available(lane, &ring, &Tcp { endpoint, fd });
-    endpoint.report_road(&mut side);
+    endpoint.report_transport(&mut side);
     available
 }
 

@@ -2,7 +2,7 @@
 //! connection vanishes from the status when it ends. The host's totals keep its bytes. They are
 //! sufficient where no other connections existed.
 
-use shunt_abi::reason::{Reason, Road as Taken};
+use shunt_abi::reason::{Reason, Transport as Taken};
 use shunt_abi::status::{Connection, Direction, Snapshot, Totals};
 use std::collections::{BTreeMap, HashMap};
 use std::process::Command;
@@ -18,7 +18,7 @@ const COUNTED: Duration = Duration::from_secs(5);
 
 /// A record of transports. On a native host it is empty, and every expectation is met.
 #[derive(Debug)]
-pub struct Road {
+pub struct TransportWatch {
     watch: Option<Watch>,
 }
 
@@ -72,8 +72,8 @@ pub(crate) fn snapshot(command: &mut Command) -> Option<Snapshot> {
     serde_json::from_slice(&output.stdout).ok()
 }
 
-impl Road {
-    pub(crate) fn watch(status: Option<Command>) -> Road {
+impl TransportWatch {
+    pub(crate) fn watch(status: Option<Command>) -> TransportWatch {
         let watch = status.map(|mut command| {
             let stop = Arc::new(AtomicBool::new(false));
             let before = snapshot(&mut command).unwrap_or_default().totals;
@@ -89,7 +89,7 @@ impl Road {
             });
             Watch { stop, seen, thread: Some(thread) }
         });
-        Road { watch }
+        TransportWatch { watch }
     }
 
     /// Returns `true` if transports are recorded.
@@ -134,7 +134,7 @@ impl Road {
         while !took() {
             assert!(
                 Instant::now() < deadline,
-                "the connections did not take the road within {limit:?}: {expected:?}\n{}",
+                "the connections did not take the transport within {limit:?}: {expected:?}\n{}",
                 self.report(expected.port)
             );
             std::thread::sleep(Duration::from_millis(20));
@@ -151,12 +151,12 @@ impl Road {
     pub fn report(&self, port: u16) -> String {
         match &self.watch {
             Some(watch) => watch.seen.lock().expect("no holder panics").report(port),
-            None => String::from("native: no road was watched"),
+            None => String::from("native: no transport was watched"),
         }
     }
 }
 
-impl Drop for Road {
+impl Drop for TransportWatch {
     fn drop(&mut self) {
         if let Some(watch) = &mut self.watch {
             watch.stop.store(true, Relaxed);
@@ -209,9 +209,9 @@ impl Seen {
                 // A direction without a byte since the pairing is idle: its next byte is on the
                 // lane.
                 let directions = [connection.send, connection.receive];
-                let ready = |one: &Direction| one.road == Taken::Shm || one.reason == Reason::Idle;
+                let ready = |one: &Direction| one.transport == Taken::Shm || one.reason == Reason::Idle;
                 let on_shm =
-                    directions.iter().all(ready) && directions.iter().any(|one| one.road == Taken::Shm);
+                    directions.iter().all(ready) && directions.iter().any(|one| one.transport == Taken::Shm);
                 let end = self.ends.entry((process.pid, connection.cookie)).or_insert_with(|| EndSeen {
                     program: process.program.clone(),
                     last: connection.clone(),

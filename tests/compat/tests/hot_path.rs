@@ -45,7 +45,7 @@ fn count(host: &Host, function: &str, events: u32, pause: Duration) -> Counted {
         .arg("env")
         .arg(format!("LD_PRELOAD={}", tools.library.display()))
         .arg(format!("SHUNT_BROKER={}", host.broker_socket().display()))
-        .args(["SHUNT_OFFER=at-once", "./hot_road"])
+        .args(["SHUNT_OFFER=at-once", "./hot_path"])
         .args([CALLS.to_string(), events.to_string(), pause.as_micros().to_string()])
         .run("valgrind", LIMIT);
     let (_, measured) = ended.stderr.rsplit_once("sys_getppid").expect("the program's sign that it begins");
@@ -65,7 +65,7 @@ fn check(what: &str, instructions: usize, most: usize) {
 #[test]
 fn calls_take_no_more_instructions_than_they_did() {
     under_shunt(LIMIT, |host| {
-        compile(host, "hot_road", &[]);
+        compile(host, "hot_path", &[]);
         for (function, most) in [("measured_send", 165), ("measured_receive", 155)] {
             check(function, count(host, function, IN, Duration::ZERO).instructions / CALLS, most);
         }
