@@ -28,7 +28,7 @@ use super::registration::is_told_edges;
 use super::report::Report;
 use super::shared;
 use super::watched::Watched;
-use super::{ALWAYS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
+use super::{ALWAYS, Checked, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, Step, URGENT};
 use crate::base::kernel;
 use crate::base::waiter::Slot;
 use crate::socket::endpoint::Endpoint;
@@ -59,17 +59,19 @@ impl Inner {
         count as c_int
     }
 
-    /// Adds the events of lanes, up to one that must follow the kernel's.
+    /// Adds the events of lanes, up to one that must follow the kernel's. Returns whether there is
+    /// such a one, which may have come after an event that only the kernel can report.
     #[inline]
-    pub(crate) fn collect(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
+    pub(crate) fn collect(&mut self, epoll: &Epoll, report: &mut Report<'_>) -> bool {
         let again = report.len() > 0;
         self.place_hollow();
         self.take_marks();
-        self.look_at_pending(epoll, report, self.asked_all, 0);
+        let must_follow_kernel = self.look_at_pending(epoll, report, self.queries.all_at(), 0);
         self.look_at_ghosts(epoll, report);
         if again {
             self.keep_order(report);
         }
+        must_follow_kernel
     }
 
     /// Gives positions to `Hollow` registrations whose lanes have an event by now. Their marks do
@@ -98,25 +100,16 @@ impl Inner {
         }
     }
 
-    /// Returns whether an event of a lane may have come after one that only the kernel can report.
-    pub(crate) fn awaits_kernel(&self) -> bool {
-        self.awaits_kernel
+    /// Begins a wait: see [`KernelQueries::begin_wait`](super::KernelQueries).
+    #[inline]
+    pub(crate) fn begin_wait(&mut self) -> bool {
+        self.queries.begin_wait()
     }
 
-    /// Notes that this wait does not query the kernel. If a query `is_due`, lanes have filled the
-    /// report. The kernel then gets the next wait first, once all that was queued at the last query
-    /// has had its turn. So no event waits for ever, and the order of events is kept.
+    /// Chooses the step that follows a wait's first check of the lanes at the time `now`.
     #[inline]
-    pub(crate) fn put_off_asking(&mut self, is_due: bool) {
-        self.must_ask |= is_due;
-        self.kernel_is_next = is_due && self.line.has_gone_round();
-    }
-
-    /// Returns whether the kernel is to be queried before lanes are checked. Only the first call
-    /// returns that.
-    #[inline]
-    pub(crate) fn is_kernel_next(&mut self) -> bool {
-        std::mem::take(&mut self.kernel_is_next)
+    pub(crate) fn choose_step(&mut self, checked: Checked, now: u64) -> Step {
+        self.queries.choose(checked, now, || self.line.has_gone_round())
     }
 
     /// Prepares for a query of the kernel for all its events. These come before what lanes have
@@ -128,12 +121,6 @@ impl Inner {
                 registration.place.stand_behind(0);
             }
         }
-    }
-
-    /// Notes that the kernel has reported all its events of this time, by
-    /// [`order::now`](crate::base::order::now).
-    pub(crate) fn note_asked(&mut self, at: u64) {
-        self.asked_all = at;
     }
 
     /// Queues the registrations that peers have marked, by their stamps, behind those that are
@@ -219,11 +206,11 @@ impl Inner {
         self.registrations.iter().filter_map(found).collect()
     }
 
-    /// Adds the events of queued registrations. It stops at a mark whose sender had sent something
-    /// by TCP later than `until`, and leaves `kept` places of the report free.
-    fn look_at_pending(&mut self, epoll: &Epoll, report: &mut Report<'_>, until: u64, kept: usize) {
+    /// Adds the events of queued registrations, and leaves `kept` places of the report free. It
+    /// stops at a mark whose sender had sent something by TCP later than `until`, and returns
+    /// whether there was one.
+    fn look_at_pending(&mut self, epoll: &Epoll, report: &mut Report<'_>, until: u64, kept: usize) -> bool {
         let before = report.len();
-        self.awaits_kernel = false;
         for _ in 0..self.line.len() {
             if report.places() <= kept {
                 break;
@@ -236,8 +223,7 @@ impl Inner {
                 continue;
             };
             if registration.place.behind() > until {
-                self.awaits_kernel = true;
-                break;
+                return true;
             }
             self.line.leave(&mut registration.place);
             let Some(endpoint) = registration.endpoint() else { continue };
@@ -252,7 +238,7 @@ impl Inner {
                 if reported != 0 {
                     // What came before the registration is one edge, whichever side reports it, so
                     // the kernel is queried too.
-                    self.must_ask |= registration.due && registration.events & EDGE != 0;
+                    self.queries.note_incomplete(registration.due && registration.events & EDGE != 0);
                     registration.due = false;
                     report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
                     if registration.events & EDGE == 0 {
@@ -263,6 +249,7 @@ impl Inner {
             }
             self.look_at(epoll, report, before, fd, endpoint);
         }
+        false
     }
 
     /// Adds the events of an armed registration whose turn it is. They are merged with its event
@@ -301,7 +288,7 @@ impl Inner {
             self.line.enter(&mut registration.place, fd);
             self.unread_behind = true;
         }
-        self.must_ask |= left;
+        self.queries.note_incomplete(left);
         if by_tcp && (registration.sends_on_lane || reported != 0) {
             // If the lane has ended but the direction has not left it, the kernel's list does not
             // answer for room yet.
@@ -315,7 +302,7 @@ impl Inner {
                 // Without a name, the kernel's event for it could not be merged with this one.
                 let asks = registration.name.is_known();
                 reported = if asks { asked_of_kernel(socket, IN) & registration.events & IN } else { 0 };
-                self.must_ask |= reported != 0;
+                self.queries.note_incomplete(reported != 0);
             } else if report.owners().contains(&fd) {
                 // The kernel has just reported it by its name, and will again. Other registrations
                 // leave the queue: the kernel may have reported them by the name from before their
@@ -330,7 +317,7 @@ impl Inner {
             reported |= said.unwrap_or(0) & (registration.events | ALWAYS);
             // The kernel has an event for the reset too, and for an edge-triggered registration the
             // two are one.
-            self.must_ask = true;
+            self.queries.note_incomplete(true);
         }
         let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
         let has_more = more || found.ended || registration.beside;
@@ -357,7 +344,7 @@ impl Inner {
         if reported != 0 {
             // What came before the registration is one edge, whichever side reports it, so the
             // kernel is queried too.
-            self.must_ask |= is_edge && registration.due;
+            self.queries.note_incomplete(is_edge && registration.due);
             registration.due = false;
             report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
             if registration.events & ONE_SHOT != 0 {
@@ -396,7 +383,7 @@ impl Inner {
                 behind.extend_from_slice(&room[place + 1..]);
                 self.take_over(report, place + 1);
                 let first = self.take_marks().filter(|_| place > 0).unwrap_or(0);
-                self.look_at_pending(epoll, report, first.max(self.asked_all), behind.len());
+                self.look_at_pending(epoll, report, first.max(self.queries.all_at()), behind.len());
                 report.room()[..behind.len()].copy_from_slice(&behind);
                 self.take_over(report, behind.len());
                 self.behind = behind;
@@ -405,7 +392,7 @@ impl Inner {
             None => self.take_over(report, count),
         };
         if let Some(all) = all {
-            self.note_asked(all);
+            self.queries.note_all_reported(all);
         }
         self.collect(epoll, report);
         has_rung
@@ -432,7 +419,7 @@ impl Inner {
             }
         }
         // The kernel reports its level-triggered events again.
-        self.must_ask |= report.len() > before;
+        self.queries.note_incomplete(report.len() > before);
         self.rung |= has_rung;
         has_rung
     }
@@ -601,12 +588,6 @@ impl Inner {
         if let Some(slot) = self.slot().filter(|_| self.rung && self.sleepers > 0) {
             slot.ring();
         }
-    }
-
-    /// Returns whether the lanes' events are not complete, because a peer has left for example.
-    /// Only the first call returns that.
-    pub(crate) fn must_ask(&mut self) -> bool {
-        std::mem::take(&mut self.must_ask)
     }
 
     /// Ends a check or a sleep, which has `found` something or not. Returns whether there is work

@@ -33,6 +33,7 @@ mod bell;
 mod duplicates;
 mod ghost;
 mod held;
+mod kernel_query;
 mod line;
 mod listing;
 mod names;
@@ -66,6 +67,8 @@ use bell::Bell;
 use duplicates::Duplicates;
 use ghost::Ghost;
 use held::Held;
+use kernel_query::KernelQueries;
+pub(crate) use kernel_query::{Checked, Step};
 use line::{Line, Place};
 use names::{Name, Names};
 pub(crate) use nested::{has_lamps, show_lanes};
@@ -183,8 +186,6 @@ pub(crate) struct Inner {
     /// Endpoints whose receivers have returned bytes, or that have been reset. They were found
     /// while the lock was held, and are handled outside it.
     returned: Vec<&'static Endpoint>,
-    /// The kernel must be queried too, for example because it knows how the peer has ended.
-    must_ask: bool,
     /// Registrations whose lanes have no room for the bytes that the program wants to send.
     full: Vec<RawFd>,
     /// When those were last checked.
@@ -199,15 +200,8 @@ pub(crate) struct Inner {
     laid: Vec<Pin>,
     /// Memory for the kernel's events that follow the doorbell's.
     behind: Vec<epoll_event>,
-    /// When the kernel was last queried for all its events, by [`crate::base::order::now`]; and
-    /// whether an event of a lane waits for the next such query.
-    asked_all: u64,
-    awaits_kernel: bool,
-    /// The next wait queries the kernel first: see [`Inner::put_off_asking`].
-    kernel_is_next: bool,
-    /// When the kernel was last queried, and how many waits have passed since without a query.
-    pub(crate) asked_at: u64,
-    pub(crate) unasked: u32,
+    /// When waits query the kernel.
+    pub(crate) queries: KernelQueries,
 }
 
 struct Registration {

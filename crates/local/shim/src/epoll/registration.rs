@@ -545,8 +545,9 @@ impl Inner {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         registration.sends_on_lane = !self.shared && endpoint.is_some_and(sends_on_lane);
         let beside = registration.sends_on_lane || endpoint.is_some_and(Endpoint::has_shut_writing);
-        self.must_ask |=
+        let is_incomplete =
             beside && registration.answered.is_by_lanes() && registration.held.events() & OUT != 0;
+        self.queries.note_incomplete(is_incomplete);
     }
 
     /// Changes the kernel's list: see [`change`].

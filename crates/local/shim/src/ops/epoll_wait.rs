@@ -23,16 +23,11 @@ use crate::base::journal::Held;
 use crate::base::signal::{self, Ran, Shield};
 use crate::base::{errno, kernel, order, process};
 use crate::broker::control;
-use crate::epoll::{self, Epoll, Patience};
+use crate::epoll::{self, Checked, Epoll, Patience, Step};
 use crate::life::{attach, idle, overdue};
 use crate::ops::sleep::Deadline;
 use crate::ops::{held, send, sleep};
 use std::sync::atomic::Ordering::*;
-
-/// While lanes stay ready, the kernel is queried this often nevertheless. Otherwise listening
-/// sockets, timers and TCP's own events would starve.
-const ASK_KERNEL_NANOS: u64 = 50_000;
-const ASK_KERNEL_EVERY: u32 = 16;
 
 /// The real call on the instance of this fd, into the given part of the array, for at most so many
 /// nanoseconds.
@@ -145,24 +140,15 @@ fn round(
     inner.show();
     inner.catch_up(epoll);
     let mut report = inner.begin(events);
-    let is_kernel_next = inner.is_kernel_next();
-    if !is_kernel_next {
-        inner.collect(epoll, &mut report);
+    let kernel_first = inner.begin_wait();
+    let must_follow_kernel = !kernel_first && inner.collect(epoll, &mut report);
+    let (has_events, is_full) = (report.len() > 0, report.is_full());
+    let step = inner.choose_step(Checked { kernel_first, has_events, is_full, must_follow_kernel }, now);
+    if step == Step::Return {
+        let count = inner.finish(report);
+        return Round::Told(count, inner.end_round(epoll, true));
     }
-    if report.len() > 0 || is_kernel_next || inner.awaits_kernel() {
-        let ask = inner.must_ask()
-            || is_kernel_next
-            || inner.awaits_kernel()
-            || inner.unasked >= ASK_KERNEL_EVERY
-            || now.saturating_sub(inner.asked_at) >= ASK_KERNEL_NANOS;
-        if !ask || report.is_full() {
-            inner.put_off_asking(ask);
-            inner.unasked += 1;
-            let count = inner.finish(report);
-            return Round::Told(count, inner.end_round(epoll, true));
-        }
-        inner.unasked = 0;
-        inner.asked_at = now;
+    if step == Step::Query {
         inner.begin_asking();
         let asked_all = order::now();
         let set = inner.fd();
@@ -183,7 +169,7 @@ fn round(
             inner.take_over(&mut report, more);
             if more < asked || unseen == 0 || report.is_full() {
                 if more < asked {
-                    inner.note_asked(asked_all);
+                    inner.queries.note_all_reported(asked_all);
                 }
                 inner.collect(epoll, &mut report);
                 inner.pass_ring_on();
@@ -209,16 +195,15 @@ fn round(
     let patience = if sleeps { inner.patience(epoll) } else { Patience::Endless };
     if sleeps {
         inner.announce_sleep(patience);
-        inner.collect(epoll, &mut report);
-        if report.len() > 0 || inner.awaits_kernel() {
+        let must_follow_kernel = inner.collect(epoll, &mut report);
+        if report.len() > 0 || must_follow_kernel {
             inner.stay_awake(epoll);
             return Round::Over(Some(inner.finish(report)).filter(|found| *found > 0));
         }
         inner.rest();
     }
     let patience = if sleeps { inner.last_patience(patience) } else { patience };
-    inner.unasked = 0;
-    inner.asked_at = now;
+    inner.queries.note_query(now);
     signal::ring_bell_on_signal(inner.slot());
     let set = inner.fd();
     drop(inner);
