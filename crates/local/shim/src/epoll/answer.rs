@@ -157,7 +157,7 @@ impl Inner {
     /// Queues registrations whose marks go to another waiter, in the order of their stamps.
     #[inline(never)]
     fn mark_unmarked(&mut self) {
-        let shared = self.shared;
+        let shared = self.exposure.is_shared();
         for fd in self.attached_where(|one, endpoint| {
             !one.answered.is_by_marks() && one.may_have_some(endpoint, shared)
         }) {
@@ -179,7 +179,7 @@ impl Inner {
     /// edge-triggered one of these is reported only if something is new.
     pub(crate) fn look_unrung(&mut self) {
         self.rung = true;
-        let shared = self.shared;
+        let shared = self.exposure.is_shared();
         self.mark_where(|one, endpoint| {
             !one.answered.is_by_marks()
                 && (one.may_have_some(endpoint, shared)
@@ -231,7 +231,7 @@ impl Inner {
                 continue;
             }
             // Most checks find a lane that goes on, and need nothing of `look_at`.
-            if !self.shared
+            if !self.exposure.is_shared()
                 && registration.is_told_of_lanes()
                 && let Some(reported) = registration.look_at_once(endpoint)
             {
@@ -269,12 +269,12 @@ impl Inner {
         // The registration may have the fd of a duplicate, and that fd may be closed.
         let socket = endpoint.fd.load(Relaxed);
         // No other side reports a lane that another process has drained.
-        let is_drained = self.shared && incoming::unread(endpoint) == 0;
+        let is_drained = self.exposure.is_shared() && incoming::unread(endpoint) == 0;
         // Before the check, so that bytes which arrive during it are checked again.
         let asks = registration.events & EDGE != 0 || !registration.answered.is_by_marks();
         // Bytes wake only registrations that ask for some.
         let is_new = asks
-            && registration.note_arrived(endpoint, self.shared)
+            && registration.note_arrived(endpoint, self.exposure.is_shared())
             && registration.events & (IN | URGENT) != 0;
         let found = incoming::look(endpoint, socket, registration.events & IN != 0);
         if is_drained || found.returned && outgoing::is_returned(endpoint) {
@@ -349,9 +349,9 @@ impl Inner {
             report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
             if registration.events & ONE_SHOT != 0 {
                 registration.held.spend();
-                if self.shared {
+                if self.exposure.is_shared() {
                     self.disarm(epoll, fd);
-                } else if self.nested {
+                } else if self.exposure.is_watched() {
                     registration.withdraw(self.fd, fd);
                 }
             } else if registration.events & EDGE == 0 {
@@ -437,7 +437,7 @@ impl Inner {
             self.line.enter(&mut registration.place, fd);
         }
         // In a shared instance the kernel's state counts, except for a registration with a token.
-        if registration.held.is_disarmed() && (!self.shared || registration.name.is_token()) {
+        if registration.held.is_disarmed() && (!self.exposure.is_shared() || registration.name.is_token()) {
             registration.held.fall_silent();
             return None;
         }
@@ -473,7 +473,7 @@ impl Inner {
                 registration.beside = true;
             }
         }
-        if !self.shared {
+        if !self.exposure.is_shared() {
             reported &= registration.events | ALWAYS;
         }
         if reported == 0 {
@@ -499,7 +499,7 @@ impl Inner {
     pub(crate) fn patience(&mut self, epoll: &Epoll) -> Patience {
         self.put_bell_back(epoll);
         if self.answered.is_none() {
-            return match self.shared && shared::may_be_added() {
+            return match self.exposure.is_shared() && shared::may_be_added() {
                 true => Patience::Unrung(DEGRADED_NANOS),
                 false => Patience::Endless,
             };
@@ -507,7 +507,8 @@ impl Inner {
         if self.answered.has_looks() {
             self.gain_all_marks();
         }
-        let Some(slot) = self.slot().filter(|_| !self.answered.has_looks() && !self.shared) else {
+        let Some(slot) = self.slot().filter(|_| !self.answered.has_looks() && !self.exposure.is_shared())
+        else {
             return Patience::Unrung(DEGRADED_NANOS);
         };
         if self.is_unheard() {

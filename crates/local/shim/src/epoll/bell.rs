@@ -94,19 +94,19 @@ impl Inner {
     /// Adds the waiter's descriptor to the kernel's list. The instance stays active afterwards,
     /// since the kernel reports the marker to its waits.
     pub(super) fn put_bell(&mut self, epoll: &Epoll) {
-        if self.nested && !self.bell.is_lamp() {
+        if self.exposure.is_watched() && !self.bell.is_lamp() {
             // A shared instance keeps the doorbell while a thread sleeps there, even when it begins
             // to be watched.
             self.take_bell_out(epoll);
         }
-        if self.hidden {
+        if self.exposure.is_hidden_for_exec() {
             self.show_bell();
         }
         // A wait that no hook sees would return the doorbell's event to the program.
         if !code::is_clean() {
             return;
         }
-        let Some(heard) = self.bell.heard(self.nested) else { return };
+        let Some(heard) = self.bell.heard(self.exposure.is_watched()) else { return };
         if heard.is_lamp() && heard.slot().and_then(Slot::make_listener).is_none() {
             return;
         }
@@ -125,7 +125,7 @@ impl Inner {
     /// Puts the doorbell back into the kernel's list, from which a load of code has removed it,
     /// once all code has been judged.
     pub(super) fn put_bell_back(&mut self, epoll: &Epoll) {
-        if !self.shared && !self.answered.is_none() {
+        if !self.exposure.is_shared() && !self.answered.is_none() {
             self.put_bell(epoll);
         }
     }

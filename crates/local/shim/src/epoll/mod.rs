@@ -31,6 +31,7 @@ mod answer;
 mod answered;
 mod bell;
 mod duplicates;
+mod exposure;
 mod ghost;
 mod held;
 mod kernel_query;
@@ -65,6 +66,7 @@ use crate::socket::links::{Link, Pin};
 use answered::{Answered, Count};
 use bell::Bell;
 use duplicates::Duplicates;
+use exposure::Exposure;
 use ghost::Ghost;
 use held::Held;
 use kernel_query::KernelQueries;
@@ -151,16 +153,9 @@ pub(crate) struct Inner {
     /// The waiter that lanes wake.
     bell: Bell,
     marker: u64,
-    /// The shim's doorbell and tokens have been removed from the kernel's list for an exec.
-    hidden: bool,
-    /// Another process has the instance too, or has had it: see [`shared`].
-    shared: bool,
-    /// The time from which the holders may be queried again: see [`Inner::unshare`].
-    ask_holders_at: u64,
-    /// The count of changes by all holders when the records last matched the kernel's list.
-    seen_changes: u32,
-    /// The instance is itself watched: see [`nested`].
-    nested: bool,
+    /// Other processes that have the instance, and whether it is watched or hidden: see [`shared`]
+    /// and [`nested`].
+    exposure: Exposure,
     /// The registrations by their fd in the kernel's list, or by a negative one if that fd has been
     /// [closed](freeze_everywhere).
     registrations: Records<Registration>,
@@ -644,7 +639,7 @@ impl Epoll {
         }
         let result = {
             let mut inner = self.inner.lock();
-            if inner.shared {
+            if inner.exposure.is_shared() {
                 // SAFETY: the program's own call.
                 let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, event) };
                 if result == 0 {

@@ -56,7 +56,7 @@ impl Epoll {
     pub(crate) fn set_nested(&self) {
         let endpoints: Vec<_> = {
             let mut inner = self.inner.lock();
-            if std::mem::replace(&mut inner.nested, true) {
+            if !inner.exposure.begin_watching() {
                 return inner.show_lanes(self);
             }
             inner.registrations.keys().filter_map(|fd| endpoint::behind(*fd)).collect()
@@ -91,7 +91,7 @@ impl Inner {
         self.bury_deleted(epoll);
         self.withdraw_disarmed();
         self.drop_surplus();
-        if self.shared || self.slot().is_none() {
+        if self.exposure.is_shared() || self.slot().is_none() {
             return;
         }
         self.take_bell_out(epoll);
@@ -137,20 +137,19 @@ impl Inner {
     }
 
     fn hides_lanes(&self) -> bool {
-        self.shared && !self.answered.is_none()
+        self.exposure.is_shared() && !self.answered.is_none()
     }
 
     /// Withdraws all disarmed registrations: see [`Registration::withdraw`].
     pub(super) fn withdraw_disarmed(&mut self) {
-        if self.nested && !self.shared {
+        if self.exposure.excludes_disarmed() {
             self.registrations.iter_mut().for_each(|(&fd, one)| one.withdraw(self.fd, fd));
         }
     }
 
     /// Withdraws one registration, if it is disarmed.
     pub(super) fn withdraw(&mut self, fd: RawFd) {
-        if self.nested
-            && !self.shared
+        if self.exposure.excludes_disarmed()
             && let Some(one) = self.registrations.get_mut(&fd)
         {
             one.withdraw(self.fd, fd);

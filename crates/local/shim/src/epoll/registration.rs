@@ -99,7 +99,7 @@ impl Inner {
         event: *mut epoll_event,
     ) -> Option<i32> {
         // Surplus events in the kernel's list make a watched instance ready.
-        if self.nested {
+        if self.exposure.is_watched() {
             return None;
         }
         let registration = self.registrations.get_mut(&fd)?;
@@ -284,7 +284,7 @@ impl Inner {
             }
             return objection;
         }
-        if endpoint.is_attached() && self.shared {
+        if endpoint.is_attached() && self.exposure.is_shared() {
             // Lanes answer for the bytes that they still hold.
             self.begin_answering(epoll, fd, endpoint, false);
         } else if endpoint.is_attached() {
@@ -306,7 +306,7 @@ impl Inner {
     /// Returns why nothing that is registered here for these events can be on a lane.
     pub(super) fn objection(&self, events: u32) -> Option<Reason> {
         let exclusive = (events & EXCLUSIVE != 0).then_some(Reason::ExclusiveEpoll);
-        self.nested.then_some(Reason::NestedEpoll).or(exclusive)
+        self.exposure.is_watched().then_some(Reason::NestedEpoll).or(exclusive)
     }
 
     /// Removes the registration under this fd from the instance.
@@ -388,7 +388,10 @@ impl Inner {
     /// themselves. Returns `false` if the marks go to another waiter, or could find no registration
     /// here.
     pub(super) fn gain_marks(&mut self, endpoint: &Endpoint) -> bool {
-        let Some(slot) = self.slot().filter(|_| !self.shared && !self.nested) else { return false };
+        let Some(slot) = self.slot().filter(|_| !self.exposure.is_shared() && !self.exposure.is_watched())
+        else {
+            return false;
+        };
         let is_looked_for = |one: &Registration| {
             one.answered.by() == Some(endpoint.reference())
                 && !one.answered.is_by_marks()
@@ -442,7 +445,7 @@ impl Inner {
     fn drain_here(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         self.begin_answering(epoll, fd, endpoint, false);
         // As in `attach_one`. In a shared instance no thread can be woken.
-        if !self.shared
+        if !self.exposure.is_shared()
             && let Some(slot) = self.take_slot(epoll)
         {
             slot.ring();
@@ -456,7 +459,7 @@ impl Inner {
         if !registration.answered.begin(endpoint.reference(), by_marks, &mut self.answered) {
             return;
         }
-        registration.arrived = arrived(endpoint, self.shared);
+        registration.arrived = arrived(endpoint, self.exposure.is_shared());
         epoll.active.fetch_add(1, AcqRel);
         self.note_sending_transport(fd, Some(endpoint));
         self.mark_due(fd);
@@ -517,10 +520,10 @@ impl Inner {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
             self.forget(fd);
             unlist(epoll, endpoint);
-        } else if registration.held.is_armed() && !self.shared {
+        } else if registration.held.is_armed() && !self.exposure.is_shared() {
             let lacks_some = registration.events & !registration.held.events() != 0;
             let is_to_look_anew = match registration.events & EDGE {
-                0 => self.nested,
+                0 => self.exposure.is_watched(),
                 _ => registration.may_tell(endpoint, false),
             };
             if lacks_some || is_to_look_anew {
@@ -543,7 +546,7 @@ impl Inner {
     /// one report with the lane's.
     fn note_sending_transport(&mut self, fd: RawFd, endpoint: Option<&Endpoint>) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        registration.sends_on_lane = !self.shared && endpoint.is_some_and(sends_on_lane);
+        registration.sends_on_lane = !self.exposure.is_shared() && endpoint.is_some_and(sends_on_lane);
         let beside = registration.sends_on_lane || endpoint.is_some_and(Endpoint::has_shut_writing);
         let is_incomplete =
             beside && registration.answered.is_by_lanes() && registration.held.events() & OUT != 0;
@@ -561,7 +564,7 @@ impl Inner {
         if self.slot().is_none() && self.names.are_none() {
             return;
         }
-        self.hidden = true;
+        self.exposure.hide_for_exec();
         for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.held == Held::Withdrawn) {
             one.mark_disarmed(self.fd, fd);
         }
@@ -577,7 +580,7 @@ impl Inner {
     /// sees may wait there. Lanes answer only for bytes that they still hold and that cannot be
     /// returned.
     pub(super) fn surrender(&mut self, epoll: &Epoll) {
-        if self.shared {
+        if self.exposure.is_shared() {
             return;
         }
         self.bury_deleted(epoll);
@@ -603,14 +606,14 @@ impl Inner {
     /// Puts back what was removed for an exec that has failed.
     #[inline]
     pub(crate) fn show(&mut self) {
-        if self.hidden {
+        if self.exposure.is_hidden_for_exec() {
             self.show_again();
         }
     }
 
     #[cold]
     fn show_again(&mut self) {
-        self.hidden = false;
+        self.exposure.show_again();
         self.show_bell();
         self.for_tokens(|one| (one.held.events(), one.kernel_data()));
         self.withdraw_disarmed();
@@ -649,7 +652,7 @@ impl Inner {
         if let Some(place) = place {
             self.rename(place, fd);
             let is_answered = |one: &Registration| one.answered.is_by_lanes() && one.held.is_armed();
-            if !self.shared && self.registrations.get(&fd).is_some_and(is_answered) {
+            if !self.exposure.is_shared() && self.registrations.get(&fd).is_some_and(is_answered) {
                 self.name(fd, new_token(epoll));
                 self.set_kernel_events(fd, Some(endpoint));
             }
@@ -660,7 +663,7 @@ impl Inner {
     pub(super) fn restore(&mut self, fd: RawFd) {
         let Some(one) = self.registrations.get_mut(&fd) else { return };
         let is_as_made = !one.name.is_token() && !one.exclusive && one.held.events() == one.events;
-        if self.shared || is_as_made {
+        if self.exposure.is_shared() || is_as_made {
             return;
         }
         if one.held.is_disarmed() {
@@ -684,7 +687,7 @@ impl Inner {
     /// Gives the kernel the program's own registration: see [`super::leave_everywhere`].
     pub(super) fn leave(&self, fd: RawFd) {
         // A change is an edge, so a registration that is as the program made it stays untouched.
-        let is_ours = !self.shared && !self.hidden;
+        let is_ours = !self.exposure.is_shared() && !self.exposure.is_hidden_for_exec();
         let held = self.registrations.get(&fd).filter(|one| is_ours && one.name.is_known());
         if let Some(one) = held.filter(|one| one.held.is_armed()) {
             self.change_kernel(libc::EPOLL_CTL_MOD, fd, one.events, one.data);
@@ -695,7 +698,9 @@ impl Inner {
     /// registration that the kernel has disarmed reports nothing before it gets its data anew, and
     /// is skipped. A shared instance is left as it is.
     fn for_tokens(&self, held: impl Fn(&Registration) -> (u32, u64)) {
-        let shows = |one: &Registration| one.name.is_token() && one.held.is_looked_for() && !self.shared;
+        let shows = |one: &Registration| {
+            one.name.is_token() && one.held.is_looked_for() && !self.exposure.is_shared()
+        };
         for (&fd, one) in self.registrations.iter().filter(|(_, one)| shows(one)) {
             let (events, data) = held(one);
             self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
@@ -707,7 +712,7 @@ impl Inner {
     /// others it is none: TCP may make an edge of the next send, as when the peer is gone, and
     /// nothing may wake them before that.
     pub(super) fn refresh(&mut self, endpoint: &Endpoint) {
-        if self.shared {
+        if self.exposure.is_shared() {
             return;
         }
         for fd in self.numbers_of(endpoint).filter(|fd| !is_frozen(*fd)) {
@@ -818,7 +823,7 @@ impl Inner {
         }
         match outgoing::writability(endpoint, endpoint.owner()) {
             Some(false) => {}
-            None if !self.shared => self.set_kernel_events(fd, Some(endpoint)),
+            None if !self.exposure.is_shared() => self.set_kernel_events(fd, Some(endpoint)),
             _ => {
                 self.mark_due(fd);
                 self.wake();

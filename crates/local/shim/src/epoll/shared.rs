@@ -25,12 +25,6 @@ use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::family::{self, Holders, Shareable};
 use crate::socket::incoming;
 
-/// How many times longer the pause after a query of the holders is than the query.
-const PAUSES: u64 = 64;
-/// The longest such pause. The query may have taken long only because another thread had the
-/// processor.
-const LONGEST_PAUSE_NANOS: u64 = 20_000_000;
-
 /// The flags that an event leaves of an EPOLLONESHOT registration (EP_PRIVATE_BITS in the kernel).
 pub(super) const PRIVATE: u32 = EDGE | ONE_SHOT | EXCLUSIVE | libc::EPOLLWAKEUP as u32;
 
@@ -221,17 +215,17 @@ impl Inner {
 
     /// Notes that other processes have the kernel's instance too.
     pub(super) fn begin_sharing(&mut self, epoll: &Epoll) {
-        if !std::mem::replace(&mut self.shared, true) {
+        if self.exposure.begin_sharing(|| family::changes(epoll).unwrap_or(0)) {
             epoll.active.fetch_add(1, AcqRel);
-            self.seen_changes = family::changes(epoll).unwrap_or(0);
         }
-        self.ask_holders_at = 0;
     }
 
     /// Gives up the waiter of a shared instance when no thread sleeps there. Lanes wake no thread
     /// after that.
     pub(super) fn retire_doorbell(&mut self, epoll: &Epoll) {
-        let Some(slot) = self.slot().filter(|_| self.shared && self.sleepers == 0) else { return };
+        let Some(slot) = self.slot().filter(|_| self.exposure.is_shared() && self.sleepers == 0) else {
+            return;
+        };
         self.take_bell_out(epoll);
         for one in self.registrations.values_mut() {
             let lost = one.answered.lose_marks(&mut self.answered);
@@ -242,23 +236,20 @@ impl Inner {
         self.let_slot_go();
     }
 
-    /// Returns whether the instance is this process's alone. If it has become so, sharing ends. The
-    /// holders are queried for a small part of the time only, however long a query takes and
-    /// however often this is called.
+    /// Returns whether the instance is this process's alone. If it has become so, sharing ends.
     pub(super) fn unshare(&mut self, epoll: &Epoll) -> bool {
-        if !self.shared {
+        if !self.exposure.is_shared() {
             return true;
         }
         let begin = process::now();
-        if begin < self.ask_holders_at {
+        if !self.exposure.may_query_holders(begin) {
             return false;
         }
         if family::is_shared(epoll) || !self.learn(epoll) {
-            let end = process::now();
-            self.ask_holders_at = end + ((end - begin) * PAUSES).min(LONGEST_PAUSE_NANOS);
+            self.exposure.note_holders(begin, process::now());
             return false;
         }
-        self.shared = false;
+        self.exposure.end_sharing();
         epoll.active.fetch_sub(1, AcqRel);
         // From now on, other descriptors may get the same data without the shim's notice.
         for (&fd, one) in self.registrations.iter_mut() {
@@ -283,11 +274,11 @@ impl Inner {
     /// Updates the records before a check of a shared instance, since the changes of other
     /// processes affect what lanes answer.
     pub(crate) fn catch_up(&mut self, epoll: &Epoll) {
-        if self.shared && endpoint::any_is_attached() {
+        if self.exposure.is_shared() && endpoint::any_is_attached() {
             let changes = family::changes(epoll);
-            if changes.is_some_and(|changes| changes != self.seen_changes) {
+            if let Some(changes) = changes.filter(|changes| self.exposure.has_missed_changes(*changes)) {
                 self.learn(epoll);
-                self.seen_changes = changes.unwrap_or(0);
+                self.exposure.note_seen(changes);
             }
         }
     }
@@ -295,8 +286,10 @@ impl Inner {
     /// Notes that this process has changed a shared instance, or got an event that other processes
     /// do not get any more.
     pub(crate) fn note_change(&mut self, epoll: &Epoll) {
-        if self.shared && family::note_change(epoll) == Some(self.seen_changes) {
-            self.seen_changes = self.seen_changes.wrapping_add(1);
+        if self.exposure.is_shared()
+            && let Some(before) = family::note_change(epoll)
+        {
+            self.exposure.note_own_change(before);
         }
     }
 
