@@ -20,9 +20,9 @@ use libc::{c_int, epoll_event};
 use shunt_transport::Kernel;
 
 use super::duplicates::{Duplicates, Numbers};
-use super::line::Line;
 use super::names::is_token;
 use super::patience::{DEGRADED_NANOS, Patience, until_known};
+use super::ready_queue::ReadyQueue;
 use super::records::Records;
 use super::registration::is_told_edges;
 use super::report::Report;
@@ -64,7 +64,7 @@ impl Inner {
     #[inline]
     pub(crate) fn collect(&mut self, epoll: &Epoll, report: &mut Report<'_>) -> bool {
         let again = report.len() > 0;
-        self.place_hollow();
+        self.queue_idle_anew();
         self.take_marks();
         let must_follow_kernel = self.look_at_pending(epoll, report, self.queries.all_at(), 0);
         self.look_at_ghosts(epoll, report);
@@ -74,18 +74,18 @@ impl Inner {
         must_follow_kernel
     }
 
-    /// Gives positions to `Hollow` registrations whose lanes have an event by now. Their marks do
+    /// Gives positions to `QueuedIdle` registrations whose lanes have an event by now. Their marks do
     /// that, so those of links at rest are taken too.
     #[inline]
-    fn place_hollow(&mut self) {
-        if self.line.take_has_hollow() && self.links.has_some_at_rest() {
-            self.look_for_hollow();
+    fn queue_idle_anew(&mut self) {
+        if self.ready.take_has_idle() && self.links.has_some_at_rest() {
+            self.check_idle();
         }
     }
 
     #[inline(never)]
-    fn look_for_hollow(&mut self) {
-        self.rung |= self.line.numbers().any(|fd| self.lacks_place_for_some(fd));
+    fn check_idle(&mut self) {
+        self.rung |= self.ready.numbers().any(|fd| self.has_unqueued_event(fd));
     }
 
     /// Queues the reported registrations in the order of the report, since some of them were just
@@ -95,7 +95,7 @@ impl Inner {
     fn keep_order(&mut self, report: &Report<'_>) {
         for fd in report.owners() {
             if let Some(one) = self.registrations.get_mut(fd) {
-                self.line.move_to_end(&mut one.place, *fd);
+                self.ready.move_to_end(&mut one.position, *fd);
             }
         }
     }
@@ -109,16 +109,16 @@ impl Inner {
     /// Chooses the step that follows a wait's first check of the lanes at the time `now`.
     #[inline]
     pub(crate) fn choose_step(&mut self, checked: Checked, now: u64) -> Step {
-        self.queries.choose(checked, now, || self.line.has_gone_round())
+        self.queries.choose(checked, now, || self.ready.has_gone_round())
     }
 
     /// Prepares for a query of the kernel for all its events. These come before what lanes have
     /// marked by now, so that no queued registration has to wait for the kernel any more.
     pub(crate) fn begin_asking(&mut self) {
-        self.line.begin_round();
-        for fd in self.line.numbers() {
+        self.ready.begin_round();
+        for fd in self.ready.numbers() {
             if let Some(registration) = self.registrations.get_mut(&fd) {
-                registration.place.stand_behind(0);
+                registration.position.follow_kernel(0);
             }
         }
     }
@@ -130,24 +130,24 @@ impl Inner {
         if self.answered.has_looks() {
             self.mark_unmarked();
         }
-        let Inner { links, registrations, line, duplicates, .. } = self;
+        let Inner { links, registrations, ready, duplicates, .. } = self;
         if let Some(slot) = self.bell.slot() {
-            links.take_marks(slot, |link, marks| list_marked(line, duplicates, link, marks));
+            links.take_marks(slot, |link, marks| list_marked(ready, duplicates, link, marks));
             if self.rung {
                 self.rung = false;
-                take_rung(links, slot, self.sleepers > 0, line, duplicates);
+                take_rung(links, slot, self.sleepers > 0, ready, duplicates);
             }
         }
-        let first = line.marked.peek().map(|Reverse((stamp, ..))| stamp.at);
-        while let Some(Reverse((stamp, fd, guess))) = line.marked.pop() {
+        let first = ready.marked.peek().map(|Reverse((stamp, ..))| stamp.at);
+        while let Some(Reverse((stamp, fd, guess))) = ready.marked.pop() {
             if let Some(registration) = registrations.find(fd, guess) {
-                if registration.place.index() != guess {
+                if registration.position.index() != guess {
                     registration.note_record();
                 }
-                line.enter_placed(&mut registration.place, fd, stamp.behind);
+                ready.enter_ready(&mut registration.position, fd, stamp.behind);
                 let owner = registration.owner.filter(|_| !duplicates.are_none());
                 if let Some(owner) = owner {
-                    place_duplicates(line, duplicates.numbers(owner, fd), registrations, fd, stamp.behind);
+                    queue_duplicates(ready, duplicates.numbers(owner, fd), registrations, fd, stamp.behind);
                 }
             }
         }
@@ -166,9 +166,9 @@ impl Inner {
             };
             let at = self.registrations.get(&fd).and_then(has_new).and_then(|endpoint| endpoint.rx.lock().at);
             match at {
-                Some(at) => self.line.marked.push(Reverse((at.incoming().0.stamped(), fd, 0))),
+                Some(at) => self.ready.marked.push(Reverse((at.incoming().0.stamped(), fd, 0))),
                 None => {
-                    let has_some = self.lacks_place_for_some(fd);
+                    let has_some = self.has_unqueued_event(fd);
                     self.queue_for_look(fd, has_some);
                 }
             }
@@ -211,21 +211,21 @@ impl Inner {
     /// whether there was one.
     fn look_at_pending(&mut self, epoll: &Epoll, report: &mut Report<'_>, until: u64, kept: usize) -> bool {
         let before = report.len();
-        for _ in 0..self.line.len() {
+        for _ in 0..self.ready.len() {
             if report.places() <= kept {
                 break;
             }
-            let Some(entry) = self.line.first() else { break };
+            let Some(entry) = self.ready.first() else { break };
             let fd = entry.fd;
-            let Some(registration) = self.registrations.at(entry.index).filter(|one| one.place.is(entry))
+            let Some(registration) = self.registrations.at(entry.index).filter(|one| one.position.is(entry))
             else {
-                self.line.drop_first();
+                self.ready.drop_first();
                 continue;
             };
-            if registration.place.behind() > until {
+            if registration.position.after_kernel_time() > until {
                 return true;
             }
-            self.line.leave(&mut registration.place);
+            self.ready.leave(&mut registration.position);
             let Some(endpoint) = registration.endpoint() else { continue };
             if !registration.held.is_armed() {
                 continue;
@@ -242,7 +242,7 @@ impl Inner {
                     registration.due = false;
                     report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
                     if registration.events & EDGE == 0 {
-                        self.line.enter(&mut registration.place, fd);
+                        self.ready.enter(&mut registration.position, fd);
                     }
                 }
                 continue;
@@ -285,7 +285,7 @@ impl Inner {
         if behind {
             // Another thread may be reading TCP up to there, and nothing notifies this one of that.
             // Nor is it notified of bytes below SO_RCVLOWAT.
-            self.line.enter(&mut registration.place, fd);
+            self.ready.enter(&mut registration.position, fd);
             self.unread_behind = true;
         }
         self.queries.note_incomplete(left);
@@ -307,7 +307,7 @@ impl Inner {
                 // The kernel has just reported it by its name, and will again. Other registrations
                 // leave the queue: the kernel may have reported them by the name from before their
                 // connection came onto lanes.
-                self.line.enter(&mut registration.place, fd);
+                self.ready.enter(&mut registration.position, fd);
             }
         }
         let mut is_lost = found.died && lost::is_lost(endpoint, socket);
@@ -355,7 +355,7 @@ impl Inner {
                     registration.withdraw(self.fd, fd);
                 }
             } else if registration.events & EDGE == 0 {
-                self.line.enter(&mut registration.place, fd);
+                self.ready.enter(&mut registration.position, fd);
             }
         }
         if full {
@@ -430,11 +430,11 @@ impl Inner {
         let registration = self.registrations.get_mut(&fd)?;
         let is_told_edges = is_told_edges(registration.events);
         // The kernel's event that it had to follow is here.
-        registration.place.stand_behind(0);
+        registration.position.follow_kernel(0);
         if !is_told_edges {
             // TCP may end here and the lane begin, so the next check must not wait for another
             // mark.
-            self.line.enter(&mut registration.place, fd);
+            self.ready.enter(&mut registration.position, fd);
         }
         // In a shared instance the kernel's state counts, except for a registration with a token.
         if registration.held.is_disarmed() && (!self.exposure.is_shared() || registration.name.is_token()) {
@@ -533,7 +533,7 @@ impl Inner {
     /// Drops those from the list of full lanes that do not wait for room any more. Another thread
     /// may have found the room, and this instance has yet to report it.
     fn forget_room(&mut self) {
-        let Inner { registrations, line, .. } = self;
+        let Inner { registrations, ready, .. } = self;
         self.full.retain(|fd| {
             let Some(registration) = registrations.get_mut(fd) else { return false };
             let wanted = registration.events & OUT != 0 && !registration.held.is_disarmed();
@@ -541,7 +541,7 @@ impl Inner {
             let is_full = endpoint.is_some_and(|endpoint| endpoint.tx.lock().seen.backlog.is_waiting());
             registration.full = wanted && is_full;
             if wanted && !is_full && registration.due {
-                line.enter(&mut registration.place, *fd);
+                ready.enter(&mut registration.position, *fd);
             }
             registration.full
         });
@@ -639,15 +639,15 @@ impl Inner {
 
 /// Takes the marks of the links at rest, after a ring.
 #[cold]
-fn take_rung(links: &mut Watched, slot: Slot, sleeps: bool, line: &mut Line, duplicates: &Duplicates) {
-    links.take_rung(slot, sleeps, |link, marks| list_marked(line, duplicates, link, marks));
+fn take_rung(links: &mut Watched, slot: Slot, sleeps: bool, ready: &mut ReadyQueue, duplicates: &Duplicates) {
+    links.take_rung(slot, sleeps, |link, marks| list_marked(ready, duplicates, link, marks));
 }
 
 /// Queues the registrations of a connection by other fds than `fd` behind that one, since a mark is
 /// for all of them.
 #[cold]
-fn place_duplicates(
-    line: &mut Line,
+fn queue_duplicates(
+    ready: &mut ReadyQueue,
     numbers: Numbers,
     registrations: &mut Records<Registration>,
     fd: RawFd,
@@ -655,14 +655,14 @@ fn place_duplicates(
 ) {
     for other in numbers.filter(|other| *other != fd) {
         if let Some(registration) = registrations.get_mut(&other) {
-            line.enter_placed(&mut registration.place, other, behind);
+            ready.enter_ready(&mut registration.position, other, behind);
         }
     }
 }
 
 /// Lists the connections that peers have marked on a link, each with its stamp.
 #[inline(always)]
-fn list_marked(line: &mut Line, duplicates: &Duplicates, link: &'static Link, mut marks: u64) {
+fn list_marked(ready: &mut ReadyQueue, duplicates: &Duplicates, link: &'static Link, mut marks: u64) {
     while marks != 0 {
         let conn = marks.trailing_zeros() as usize;
         marks &= marks - 1;
@@ -672,7 +672,7 @@ fn list_marked(line: &mut Line, duplicates: &Duplicates, link: &'static Link, mu
             let guess = endpoint.record.load(Relaxed);
             let newest = if duplicates.are_none() { None } else { duplicates.newest(name) };
             let fd = newest.unwrap_or_else(|| endpoint.fd.load(Relaxed));
-            line.marked.push(Reverse((stamp, fd, guess)));
+            ready.marked.push(Reverse((stamp, fd, guess)));
         }
     }
 }
@@ -683,7 +683,7 @@ impl Registration {
     #[cold]
     fn note_record(&self) {
         if let Some(endpoint) = self.endpoint() {
-            endpoint.record.store(self.place.index(), Relaxed);
+            endpoint.record.store(self.position.index(), Relaxed);
         }
     }
 

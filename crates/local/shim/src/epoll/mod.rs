@@ -35,11 +35,11 @@ mod exposure;
 mod ghost;
 mod held;
 mod kernel_query;
-mod line;
 mod listing;
 mod names;
 mod nested;
 mod patience;
+mod ready_queue;
 mod records;
 mod registration;
 mod report;
@@ -71,10 +71,10 @@ use ghost::Ghost;
 use held::Held;
 use kernel_query::KernelQueries;
 pub(crate) use kernel_query::{Checked, Step};
-use line::{Line, Place};
 use names::{Name, Names};
 pub(crate) use nested::{has_lamps, show_lanes};
 pub(crate) use patience::{DEGRADED_NANOS, Patience, until_known};
+use ready_queue::{Position, ReadyQueue};
 use records::Records;
 use registration::Passed;
 pub(crate) use shared::{
@@ -173,7 +173,7 @@ pub(crate) struct Inner {
     rung: bool,
     /// The ready queue: registrations that a peer has marked, that were newly armed, or that are
     /// level-triggered and ready.
-    line: Line,
+    ready: ReadyQueue,
     /// Memory for the next [`report::Report`].
     owners: Vec<RawFd>,
     /// The last check found lanes with bytes that cannot be read yet.
@@ -216,7 +216,7 @@ struct Registration {
     /// The lane answers whether there is room, and the events in the kernel's list have been chosen
     /// for that.
     sends_on_lane: bool,
-    place: Place,
+    position: Position,
     /// Listed in [`Inner::full`].
     full: bool,
     answered: Answered,

@@ -119,7 +119,7 @@ impl Inner {
             return self.let_slot_go();
         }
         self.drop_surplus();
-        let mut pending = self.line.numbers().filter_map(|fd| self.registrations.get(&fd));
+        let mut pending = self.ready.numbers().filter_map(|fd| self.registrations.get(&fd));
         let has_some = pending.any(|one| one.would_tell(false));
         if has_some {
             slot.ring();

@@ -12,8 +12,8 @@ use super::answer::arrived;
 use super::answered::Answered;
 use super::duplicates::Numbers;
 use super::held::Held;
-use super::line::Place;
 use super::names::{Name, new_token};
+use super::ready_queue::Position;
 use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
@@ -263,7 +263,7 @@ impl Inner {
             name: Name::Given,
             held: Held::Armed(passed.events),
             sends_on_lane: false,
-            place: Place::of(index),
+            position: Position::of(index),
             full: false,
             answered: Answered::Kernel,
             watched: None,
@@ -289,7 +289,7 @@ impl Inner {
             self.begin_answering(epoll, fd, endpoint, false);
         } else if endpoint.is_attached() {
             let refusal = self.attach(epoll, endpoint);
-            self.place_behind_kernel(fd);
+            self.queue_after_kernel(fd);
             return refusal;
         }
         None
@@ -297,9 +297,9 @@ impl Inner {
 
     /// Puts a new registration, whose bytes were there before it, behind all events that the kernel
     /// has by now.
-    fn place_behind_kernel(&mut self, fd: RawFd) {
+    fn queue_after_kernel(&mut self, fd: RawFd) {
         if let Some(one) = self.registrations.get_mut(&fd) {
-            one.place.stand_behind(order::now());
+            one.position.follow_kernel(order::now());
         }
     }
 
@@ -323,7 +323,7 @@ impl Inner {
     pub(super) fn forget(&mut self, fd: RawFd) {
         if let Some(one) = self.registrations.remove(&fd) {
             self.names.forget(one.name, fd);
-            self.line.forget(&one.place, fd);
+            self.ready.forget(&one.position, fd);
             one.owner.into_iter().for_each(|owner| self.duplicates.forget(owner, fd));
         }
     }
@@ -413,7 +413,7 @@ impl Inner {
             if let Some(one) = self.registrations.get_mut(&fd) {
                 one.answered.gain_marks(&mut self.answered);
             }
-            let has_some = self.lacks_place_for_some(fd);
+            let has_some = self.has_unqueued_event(fd);
             self.queue_for_look(fd, has_some);
         }
         self.wake();
@@ -680,7 +680,7 @@ impl Inner {
         self.names.renumber(one.name, to);
         one.owner.into_iter().for_each(|owner| self.duplicates.rename(owner, from, to));
         self.registrations.rename(from, to);
-        self.line.rename(from, to);
+        self.ready.rename(from, to);
         self.full.iter_mut().filter(|number| **number == from).for_each(|number| *number = to);
     }
 
@@ -755,7 +755,7 @@ impl Inner {
         if is_marked {
             return;
         }
-        let has_some = self.lacks_place_for_some(fd);
+        let has_some = self.has_unqueued_event(fd);
         // What has come before this gets its position before it, even by a link at rest.
         self.rung |= has_some && self.links.has_some_at_rest();
         if self.rung || self.has_marks() {
@@ -764,28 +764,30 @@ impl Inner {
         self.queue_for_look(fd, has_some);
     }
 
-    /// Returns whether lanes have an event for a registration that is not `Placed` yet.
-    pub(super) fn lacks_place_for_some(&self, fd: RawFd) -> bool {
-        let Some(registration) = self.registrations.get(&fd).filter(|one| !one.place.is_placed()) else {
+    /// Returns whether lanes have an event for a registration that is not `Queued` yet.
+    pub(super) fn has_unqueued_event(&self, fd: RawFd) -> bool {
+        let Some(registration) =
+            self.registrations.get(&fd).filter(|one| !one.position.is_queued_with_event())
+        else {
             return false;
         };
         registration.endpoint().is_some_and(|endpoint| registration.has_some(endpoint, self.slot()))
     }
 
-    /// Queues a registration for the next wait. It is `Placed` if it `has_some`; else its first
+    /// Queues a registration for the next wait. It is `Queued` if it `has_some`; else its first
     /// mark places it.
     pub(super) fn queue_for_look(&mut self, fd: RawFd, has_some: bool) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         match has_some {
-            true => self.line.enter_placed(&mut registration.place, fd, 0),
-            false => self.line.enter_hollow(&mut registration.place, fd),
+            true => self.ready.enter_ready(&mut registration.position, fd, 0),
+            false => self.ready.enter_idle(&mut registration.position, fd),
         }
     }
 
     /// Has the next wait report what is new.
     pub(super) fn mark_pending(&mut self, fd: RawFd) {
         if let Some(registration) = self.registrations.get_mut(&fd) {
-            self.line.enter(&mut registration.place, fd);
+            self.ready.enter(&mut registration.position, fd);
         }
     }
 
