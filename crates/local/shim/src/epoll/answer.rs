@@ -227,7 +227,7 @@ impl Inner {
             }
             self.ready.leave(&mut registration.position);
             let Some(endpoint) = registration.endpoint() else { continue };
-            if !registration.held.is_armed() {
+            if !registration.interest.is_armed() {
                 continue;
             }
             // Most checks find a lane that goes on, and need nothing of `look_at`.
@@ -348,11 +348,11 @@ impl Inner {
             registration.due = false;
             report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
             if registration.events & ONE_SHOT != 0 {
-                registration.held.spend();
+                registration.interest.fire_locally();
                 if self.exposure.is_shared() {
                     self.disarm(epoll, fd);
                 } else if self.exposure.is_watched() {
-                    registration.withdraw(self.fd, fd);
+                    registration.unregister(self.fd, fd);
                 }
             } else if registration.events & EDGE == 0 {
                 self.ready.enter(&mut registration.position, fd);
@@ -437,12 +437,13 @@ impl Inner {
             self.ready.enter(&mut registration.position, fd);
         }
         // In a shared instance the kernel's state counts, except for a registration with a token.
-        if registration.held.is_disarmed() && (!self.exposure.is_shared() || registration.name.is_token()) {
-            registration.held.fall_silent();
+        if registration.interest.is_disarmed() && (!self.exposure.is_shared() || registration.name.is_token())
+        {
+            registration.interest.note_kernel_event();
             return None;
         }
-        if registration.held.is_deleted() {
-            registration.held.fall_silent();
+        if registration.interest.is_deleted() {
+            registration.interest.note_kernel_event();
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
             return None;
         }
@@ -490,7 +491,7 @@ impl Inner {
             registration.due = false;
         }
         if registration.events & ONE_SHOT != 0 {
-            registration.held.fall_silent();
+            registration.interest.note_kernel_event();
         }
         Some(epoll_event { events: reported, u64: registration.data })
     }
@@ -536,7 +537,7 @@ impl Inner {
         let Inner { registrations, ready, .. } = self;
         self.full.retain(|fd| {
             let Some(registration) = registrations.get_mut(fd) else { return false };
-            let wanted = registration.events & OUT != 0 && !registration.held.is_disarmed();
+            let wanted = registration.events & OUT != 0 && !registration.interest.is_disarmed();
             let endpoint = registration.endpoint();
             let is_full = endpoint.is_some_and(|endpoint| endpoint.tx.lock().seen.backlog.is_waiting());
             registration.full = wanted && is_full;

@@ -33,7 +33,7 @@ mod bell;
 mod duplicates;
 mod exposure;
 mod ghost;
-mod held;
+mod kernel_interest;
 mod kernel_query;
 mod listing;
 mod names;
@@ -68,7 +68,7 @@ use bell::Bell;
 use duplicates::Duplicates;
 use exposure::Exposure;
 use ghost::Ghost;
-use held::Held;
+use kernel_interest::KernelInterest;
 use kernel_query::KernelQueries;
 pub(crate) use kernel_query::{Checked, Step};
 use names::{Name, Names};
@@ -212,7 +212,7 @@ struct Registration {
     /// [`registration::is_exclusive`].
     exclusive: bool,
     name: Name,
-    held: Held,
+    interest: KernelInterest,
     /// The lane answers whether there is room, and the events in the kernel's list have been chosen
     /// for that.
     sends_on_lane: bool,
@@ -654,7 +654,7 @@ impl Epoll {
                 return if errno == 0 { 0 } else { -1 };
             }
             inner.bury(self, fd);
-            inner.reinstate(fd);
+            inner.register_again(fd);
             let result = if operation == libc::EPOLL_CTL_DEL || event.is_null() {
                 // SAFETY: the caller's promise.
                 let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, event) };
@@ -700,7 +700,7 @@ impl Epoll {
                 result
             };
             if result != 0 {
-                inner.withdraw(fd);
+                inner.unregister(fd);
             }
             result
         };

@@ -17,7 +17,7 @@ use shunt_abi::reason::Reason;
 
 use super::answer::asked_of_kernel;
 use super::bell::Bell;
-use super::held::Held;
+use super::kernel_interest::KernelInterest;
 use super::registration::change;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
 use crate::base::names::EndpointRef;
@@ -89,7 +89,7 @@ impl Inner {
     /// Replaces the doorbell by the level proxy in the kernel's list.
     fn begin_nesting(&mut self, epoll: &Epoll) {
         self.bury_deleted(epoll);
-        self.withdraw_disarmed();
+        self.unregister_disarmed();
         self.drop_surplus();
         if self.exposure.is_shared() || self.slot().is_none() {
             return;
@@ -131,7 +131,7 @@ impl Inner {
     /// Removes registrations from the kernel's list that the program has removed without the
     /// kernel, since they make the instance ready.
     pub(super) fn bury_deleted(&mut self, epoll: &Epoll) {
-        let deleted = self.registrations.iter().filter(|(_, one)| one.held.is_deleted());
+        let deleted = self.registrations.iter().filter(|(_, one)| one.interest.is_deleted());
         let deleted: Vec<RawFd> = deleted.map(|(fd, _)| *fd).collect();
         deleted.into_iter().for_each(|fd| self.bury(epoll, fd));
     }
@@ -140,26 +140,28 @@ impl Inner {
         self.exposure.is_shared() && !self.answered.is_none()
     }
 
-    /// Withdraws all disarmed registrations: see [`Registration::withdraw`].
-    pub(super) fn withdraw_disarmed(&mut self) {
+    /// Removes all disarmed registrations: see [`Registration::unregister`].
+    pub(super) fn unregister_disarmed(&mut self) {
         if self.exposure.excludes_disarmed() {
-            self.registrations.iter_mut().for_each(|(&fd, one)| one.withdraw(self.fd, fd));
+            self.registrations.iter_mut().for_each(|(&fd, one)| one.unregister(self.fd, fd));
         }
     }
 
-    /// Withdraws one registration, if it is disarmed.
-    pub(super) fn withdraw(&mut self, fd: RawFd) {
+    /// Removes one registration, if it is disarmed.
+    pub(super) fn unregister(&mut self, fd: RawFd) {
         if self.exposure.excludes_disarmed()
             && let Some(one) = self.registrations.get_mut(&fd)
         {
-            one.withdraw(self.fd, fd);
+            one.unregister(self.fd, fd);
         }
     }
 
-    /// Undoes a withdrawal. Called before the program changes the registration in the kernel's
-    /// list, or code does that knows nothing of the withdrawal.
-    pub(super) fn reinstate(&mut self, fd: RawFd) {
-        if let Some(one) = self.registrations.get_mut(&fd).filter(|one| one.held == Held::Withdrawn) {
+    /// Undoes [`unregister`](Self::unregister). Called before the program changes the registration
+    /// in the kernel's list, or code does that knows nothing of the removal.
+    pub(super) fn register_again(&mut self, fd: RawFd) {
+        if let Some(one) =
+            self.registrations.get_mut(&fd).filter(|one| one.interest == KernelInterest::Unregistered)
+        {
             one.mark_disarmed(self.fd, fd);
         }
     }
@@ -169,8 +171,8 @@ impl Inner {
     /// died, it would make the instance ready without a reason. A change of an edge-triggered
     /// registration makes a new edge, unless the kernel has nothing to report for it.
     fn drop_surplus(&mut self) {
-        for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.held.is_armed()) {
-            let surplus = one.held.events() & !one.events;
+        for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.interest.is_armed()) {
+            let surplus = one.interest.events() & !one.events;
             let owner = one.owner.filter(|_| surplus != 0).and_then(EndpointRef::resolve);
             let Some(endpoint) = owner else { continue };
             let socket = endpoint.fd.load(Relaxed);
@@ -184,7 +186,7 @@ impl Inner {
             if said & FINISHED != 0 {
                 endpoint.note_peer_finished();
             }
-            one.held.hold(one.events);
+            one.interest.set_events(one.events);
             change(self.fd, libc::EPOLL_CTL_MOD, fd, one.events, one.kernel_data());
         }
     }
@@ -194,16 +196,16 @@ impl Registration {
     /// Removes an EPOLLONESHOT registration from the kernel's list after a lane has reported its
     /// event. In that list, only an event disarms it, and until then an error would make the
     /// instance ready. It comes back when the program arms it.
-    pub(super) fn withdraw(&mut self, set: RawFd, fd: RawFd) {
-        let is_told = self.held.is_to_withdraw() && self.name.is_token();
-        if is_told && change(set, libc::EPOLL_CTL_DEL, fd, 0, 0) {
-            self.held.withdraw();
+    pub(super) fn unregister(&mut self, set: RawFd, fd: RawFd) {
+        let is_ours = self.interest.should_unregister() && self.name.is_token();
+        if is_ours && change(set, libc::EPOLL_CTL_DEL, fd, 0, 0) {
+            self.interest.unregister();
         }
     }
 
     /// Returns whether a wait would report bytes in its lane.
     fn would_tell(&self, shared: bool) -> bool {
-        let is_armed = self.events & IN != 0 && self.held.is_armed();
+        let is_armed = self.events & IN != 0 && self.interest.is_armed();
         self.endpoint().filter(|_| is_armed).is_some_and(|endpoint| {
             let fd = endpoint.fd.load(Relaxed);
             if self.events & EDGE == 0 {

@@ -11,7 +11,7 @@ use shunt_transport::Kernel;
 use super::answer::arrived;
 use super::answered::Answered;
 use super::duplicates::Numbers;
-use super::held::Held;
+use super::kernel_interest::KernelInterest;
 use super::names::{Name, new_token};
 use super::ready_queue::Position;
 use super::report::NOBODY;
@@ -114,7 +114,7 @@ impl Inner {
             if endpoint.epolls.lock().len() > 1 {
                 return None;
             }
-            return Some(if registration.held.delete() { 0 } else { libc::ENOENT });
+            return Some(if registration.interest.delete() { 0 } else { libc::ENOENT });
         }
         if !matches!(operation, libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) || event.is_null() {
             return None;
@@ -126,11 +126,11 @@ impl Inner {
             return None;
         }
         match operation {
-            libc::EPOLL_CTL_MOD if registration.held.is_deleted() => return Some(libc::ENOENT),
-            libc::EPOLL_CTL_ADD if !registration.held.is_deleted() => return Some(libc::EEXIST),
+            libc::EPOLL_CTL_MOD if registration.interest.is_deleted() => return Some(libc::ENOENT),
+            libc::EPOLL_CTL_ADD if !registration.interest.is_deleted() => return Some(libc::EEXIST),
             _ => {}
         }
-        if !registration.held.is_enough_for(kernel_events(Some(endpoint), wanted.events)) {
+        if !registration.interest.arm_if_enough(kernel_events(Some(endpoint), wanted.events)) {
             return None;
         }
         registration.events = wanted.events;
@@ -142,7 +142,7 @@ impl Inner {
 
     /// Removes a registration from the kernel's list that the program has removed before.
     pub(super) fn bury(&mut self, epoll: &Epoll, fd: RawFd) {
-        if self.registrations.get(&fd).is_some_and(|registration| registration.held.is_deleted()) {
+        if self.registrations.get(&fd).is_some_and(|registration| registration.interest.is_deleted()) {
             self.remove(epoll, fd);
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
         }
@@ -160,7 +160,7 @@ impl Inner {
 
     /// Returns whether the program has the endpoint registered by this fd.
     pub(super) fn has_by_number(&self, fd: RawFd, endpoint: &Endpoint) -> bool {
-        self.is_of(fd, endpoint) && self.registrations.get(&fd).is_some_and(|one| !one.held.is_deleted())
+        self.is_of(fd, endpoint) && self.registrations.get(&fd).is_some_and(|one| !one.interest.is_deleted())
     }
 
     /// Lists an fd of the endpoint among its [`Duplicates`](super::duplicates), if it is registered
@@ -240,7 +240,7 @@ impl Inner {
         {
             registration.events = wanted.events;
             registration.data = wanted.u64;
-            registration.held.arm(passed.events);
+            registration.interest.arm(passed.events);
             self.names.give(&mut registration.name, fd, passed.name);
             if registration.answered.is_by_lanes() {
                 self.note_sending_transport(fd, endpoint);
@@ -261,7 +261,7 @@ impl Inner {
             data: wanted.u64,
             exclusive: false,
             name: Name::Given,
-            held: Held::Armed(passed.events),
+            interest: KernelInterest::Armed(passed.events),
             sends_on_lane: false,
             position: Position::of(index),
             full: false,
@@ -395,7 +395,7 @@ impl Inner {
         let is_looked_for = |one: &Registration| {
             one.answered.by() == Some(endpoint.reference())
                 && !one.answered.is_by_marks()
-                && !one.held.is_deleted()
+                && !one.interest.is_deleted()
                 && self.objection(one.events).is_none()
         };
         let looked_for = self.numbers_of(endpoint).filter(|fd| !is_frozen(*fd));
@@ -516,12 +516,12 @@ impl Inner {
     /// that is not reported yet, that edge is wanted: the kernel must report it from now on.
     pub(super) fn settle(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        if registration.held.is_deleted() || is_frozen(fd) {
+        if registration.interest.is_deleted() || is_frozen(fd) {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
             self.forget(fd);
             unlist(epoll, endpoint);
-        } else if registration.held.is_armed() && !self.exposure.is_shared() {
-            let lacks_some = registration.events & !registration.held.events() != 0;
+        } else if registration.interest.is_armed() && !self.exposure.is_shared() {
+            let lacks_some = registration.events & !registration.interest.events() != 0;
             let is_to_look_anew = match registration.events & EDGE {
                 0 => self.exposure.is_watched(),
                 _ => registration.may_tell(endpoint, false),
@@ -536,7 +536,7 @@ impl Inner {
     pub(super) fn set_kernel_events(&mut self, fd: RawFd, endpoint: Option<&Endpoint>) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         let (events, data) = (registration.needed_of_kernel(endpoint), registration.kernel_data());
-        registration.held.hold(events);
+        registration.interest.set_events(events);
         self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
         self.note_sending_transport(fd, endpoint);
     }
@@ -549,7 +549,7 @@ impl Inner {
         registration.sends_on_lane = !self.exposure.is_shared() && endpoint.is_some_and(sends_on_lane);
         let beside = registration.sends_on_lane || endpoint.is_some_and(Endpoint::has_shut_writing);
         let is_incomplete =
-            beside && registration.answered.is_by_lanes() && registration.held.events() & OUT != 0;
+            beside && registration.answered.is_by_lanes() && registration.interest.events() & OUT != 0;
         self.queries.note_incomplete(is_incomplete);
     }
 
@@ -565,14 +565,16 @@ impl Inner {
             return;
         }
         self.exposure.hide_for_exec();
-        for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.held == Held::Withdrawn) {
+        for (&fd, one) in
+            self.registrations.iter_mut().filter(|(_, one)| one.interest == KernelInterest::Unregistered)
+        {
             one.mark_disarmed(self.fd, fd);
         }
         if let Some((fd, _)) = self.bell.in_set() {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
         }
         self.for_tokens(|one| {
-            (if one.held.is_disarmed() { one.events & PRIVATE } else { one.events }, one.data)
+            (if one.interest.is_disarmed() { one.events & PRIVATE } else { one.events }, one.data)
         });
     }
 
@@ -586,9 +588,9 @@ impl Inner {
         self.bury_deleted(epoll);
         let Inner { registrations, names, fd: set, .. } = self;
         for (&fd, one) in registrations.iter_mut().filter(|(_, one)| one.name.is_token()) {
-            let is_given = match one.held.is_disarmed() {
+            let is_given = match one.interest.is_disarmed() {
                 // The kernel has disarmed it, and reports nothing for it, not even an error.
-                true if one.held == Held::Silent => false,
+                true if one.interest == KernelInterest::KernelDisarmed => false,
                 true => change(*set, libc::EPOLL_CTL_MOD, fd, one.events & PRIVATE, one.data),
                 false => one.give_to_kernel(*set, fd),
             };
@@ -615,8 +617,8 @@ impl Inner {
     fn show_again(&mut self) {
         self.exposure.show_again();
         self.show_bell();
-        self.for_tokens(|one| (one.held.events(), one.kernel_data()));
-        self.withdraw_disarmed();
+        self.for_tokens(|one| (one.interest.events(), one.kernel_data()));
+        self.unregister_disarmed();
     }
 
     /// Freezes the registration of an fd: see [`super::freeze_everywhere`]. Only the bytes that a
@@ -651,7 +653,7 @@ impl Inner {
         let place = self.numbers_of(endpoint).find(is_it);
         if let Some(place) = place {
             self.rename(place, fd);
-            let is_answered = |one: &Registration| one.answered.is_by_lanes() && one.held.is_armed();
+            let is_answered = |one: &Registration| one.answered.is_by_lanes() && one.interest.is_armed();
             if !self.exposure.is_shared() && self.registrations.get(&fd).is_some_and(is_answered) {
                 self.name(fd, new_token(epoll));
                 self.set_kernel_events(fd, Some(endpoint));
@@ -662,11 +664,11 @@ impl Inner {
     /// Has the kernel's list hold a registration as the program made it.
     pub(super) fn restore(&mut self, fd: RawFd) {
         let Some(one) = self.registrations.get_mut(&fd) else { return };
-        let is_as_made = !one.name.is_token() && !one.exclusive && one.held.events() == one.events;
+        let is_as_made = !one.name.is_token() && !one.exclusive && one.interest.events() == one.events;
         if self.exposure.is_shared() || is_as_made {
             return;
         }
-        if one.held.is_disarmed() {
+        if one.interest.is_disarmed() {
             one.mark_disarmed(self.fd, fd);
         } else if one.give_to_kernel(self.fd, fd) {
             self.names.give(&mut one.name, fd, Name::Given);
@@ -689,7 +691,7 @@ impl Inner {
         // A change is an edge, so a registration that is as the program made it stays untouched.
         let is_ours = !self.exposure.is_shared() && !self.exposure.is_hidden_for_exec();
         let held = self.registrations.get(&fd).filter(|one| is_ours && one.name.is_known());
-        if let Some(one) = held.filter(|one| one.held.is_armed()) {
+        if let Some(one) = held.filter(|one| one.interest.is_armed()) {
             self.change_kernel(libc::EPOLL_CTL_MOD, fd, one.events, one.data);
         }
     }
@@ -699,7 +701,7 @@ impl Inner {
     /// is skipped. A shared instance is left as it is.
     fn for_tokens(&self, held: impl Fn(&Registration) -> (u32, u64)) {
         let shows = |one: &Registration| {
-            one.name.is_token() && one.held.is_looked_for() && !self.exposure.is_shared()
+            one.name.is_token() && one.interest.may_report() && !self.exposure.is_shared()
         };
         for (&fd, one) in self.registrations.iter().filter(|(_, one)| shows(one)) {
             let (events, data) = held(one);
@@ -723,8 +725,8 @@ impl Inner {
     fn refresh_one(&mut self, fd: RawFd, endpoint: &Endpoint) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         let wanted = registration.needed_of_kernel(Some(endpoint));
-        let enough = wanted & !registration.held.events() == 0;
-        let too_much = registration.held.events() & OUT & !wanted != 0;
+        let enough = wanted & !registration.interest.events() == 0;
+        let too_much = registration.interest.events() & OUT & !wanted != 0;
         let was_on_lane = std::mem::replace(&mut registration.sends_on_lane, sends_on_lane(endpoint));
         // A program that waits for room has it in TCP now, and the kernel must report it anew.
         let has_left = was_on_lane
@@ -734,7 +736,7 @@ impl Inner {
                 || registration.full
                 || registration.may_tell(endpoint, false)
                 || endpoint.tx.lock().seen.backlog.is_waiting());
-        if (enough && !too_much && !has_left) || !registration.held.is_armed() {
+        if (enough && !too_much && !has_left) || !registration.interest.is_armed() {
             return;
         }
         self.set_kernel_events(fd, Some(endpoint));
@@ -818,8 +820,9 @@ impl Inner {
     /// already.
     pub(super) fn watch_for_space(&mut self, fd: RawFd, endpoint: &Endpoint) {
         self.note_full(fd);
-        let waits =
-            |one: &Registration| one.answered.is_by_lanes() && one.held.is_armed() && one.events & OUT != 0;
+        let waits = |one: &Registration| {
+            one.answered.is_by_lanes() && one.interest.is_armed() && one.events & OUT != 0
+        };
         if !self.registrations.get(&fd).is_some_and(waits) {
             return;
         }
@@ -887,7 +890,7 @@ impl Registration {
             change(set, libc::EPOLL_CTL_MOD, fd, self.events, self.data)
         };
         if is_there {
-            self.held.hold(self.events);
+            self.interest.set_events(self.events);
         }
         is_there
     }

@@ -198,9 +198,9 @@ impl Inner {
         self.begin_sharing(epoll);
         let Inner { fd: set, registrations, names, .. } = self;
         for (&fd, one) in registrations.iter_mut() {
-            if one.held.is_disarmed() {
+            if one.interest.is_disarmed() {
                 one.mark_disarmed(*set, fd);
-            } else if (one.held.events() != one.events || one.name.is_known() || one.exclusive)
+            } else if (one.interest.events() != one.events || one.name.is_known() || one.exclusive)
                 && one.give_to_kernel(*set, fd)
             {
                 names.give(&mut one.name, fd, Name::Given);
@@ -259,7 +259,7 @@ impl Inner {
         }
         let needs_token = |(fd, one): &(&RawFd, &Registration)| {
             (one.answered.is_by_lanes() || one.events & ONE_SHOT != 0)
-                && !one.held.is_disarmed()
+                && !one.interest.is_disarmed()
                 && !is_frozen(**fd)
         };
         let fds: Vec<RawFd> = self.registrations.iter().filter(needs_token).map(|(fd, _)| *fd).collect();
@@ -267,7 +267,7 @@ impl Inner {
             self.name(fd, new_token(epoll));
             self.set_kernel_events(fd, endpoint::behind(fd));
         }
-        self.withdraw_disarmed();
+        self.unregister_disarmed();
         true
     }
 
@@ -363,7 +363,7 @@ impl Inner {
                 // Lanes have disarmed it, in this process or another. Its data comes when it is
                 // armed again.
                 if let Some(registration) = self.registrations.get_mut(&fd) {
-                    registration.held.spend();
+                    registration.interest.fire_locally();
                     self.names.give(&mut registration.name, fd, Name::of(one.data));
                 }
                 continue;
@@ -380,7 +380,7 @@ impl Inner {
             if let Some(registration) = self.registrations.get_mut(&fd)
                 && disarmed
             {
-                registration.held.fall_silent();
+                registration.interest.note_kernel_event();
             }
         }
         self.merge_by_data(&listed);
@@ -425,10 +425,10 @@ impl Registration {
     pub(super) fn mark_disarmed(&mut self, set: RawFd, fd: RawFd) {
         let events = self.events & PRIVATE;
         if let Name::Token(token) = self.name
-            && let Some(operation) = self.held.operation_for_spent()
+            && let Some(operation) = self.interest.operation_for_disarmed()
             && change(set, operation, fd, events, token)
         {
-            self.held.hold_spent(events);
+            self.interest.set_disarmed(events);
         }
     }
 }
