@@ -131,7 +131,7 @@ impl Inner {
             self.mark_unmarked();
         }
         let Inner { links, registrations, ready, duplicates, .. } = self;
-        if let Some(slot) = self.bell.slot() {
+        if let Some(slot) = self.wakeup.slot() {
             links.take_marks(slot, |link, marks| list_marked(ready, duplicates, link, marks));
             if self.rung {
                 self.rung = false;
@@ -461,7 +461,7 @@ impl Inner {
             }
             reported |= of_reset(endpoint, socket, &mut self.returned).unwrap_or(0);
             // This report may be the only one, so it must include what lanes would add.
-            let slot = registration.asks_for_room(self.bell.slot());
+            let slot = registration.asks_for_room(self.wakeup.slot());
             let answer = said_by_lanes(endpoint, socket, registration.events, slot);
             reported |= answer.reported;
             if answer.by_tcp && registration.sends_on_lane {
@@ -498,7 +498,7 @@ impl Inner {
 
     /// Returns the bound of a sleep, in addition to the program's timeout.
     pub(crate) fn patience(&mut self, epoll: &Epoll) -> Patience {
-        self.put_bell_back(epoll);
+        self.register_wakeup_again(epoll);
         if self.answered.is_none() {
             return match self.exposure.is_shared() && shared::may_be_added() {
                 true => Patience::Unrung(DEGRADED_NANOS),
@@ -512,7 +512,7 @@ impl Inner {
         else {
             return Patience::Unrung(DEGRADED_NANOS);
         };
-        if self.is_unheard() {
+        if self.is_wakeup_unregistered() {
             // The bytes in lanes were there before. New ones come by TCP.
             return Patience::Unrung(until_known(u32::MAX));
         }

@@ -29,7 +29,6 @@
 
 mod answer;
 mod answered;
-mod bell;
 mod duplicates;
 mod exposure;
 mod ghost;
@@ -44,6 +43,7 @@ mod records;
 mod registration;
 mod report;
 mod shared;
+mod wakeup;
 mod watched;
 
 use std::os::fd::RawFd;
@@ -64,7 +64,6 @@ use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::family::{self, Holders};
 use crate::socket::links::{Link, Pin};
 use answered::{Answered, Count};
-use bell::Bell;
 use duplicates::Duplicates;
 use exposure::Exposure;
 use ghost::Ghost;
@@ -72,7 +71,7 @@ use kernel_interest::KernelInterest;
 use kernel_query::KernelQueries;
 pub(crate) use kernel_query::{Checked, Step};
 use names::{Name, Names};
-pub(crate) use nested::{has_lamps, show_lanes};
+pub(crate) use nested::{has_level_proxies, show_lanes};
 pub(crate) use patience::{DEGRADED_NANOS, Patience, until_known};
 use ready_queue::{Position, ReadyQueue};
 use records::Records;
@@ -81,6 +80,7 @@ pub(crate) use shared::{
     be_born, change_program, forget_child, hand_on, is_set, is_shared, list_unknown, pass_beyond, share,
     stay, take_in,
 };
+use wakeup::Wakeup;
 use watched::Watched;
 
 const MAX: usize = 65536;
@@ -151,7 +151,7 @@ static FREE: Lock<(Vec<u32>, u32)> = Lock::new((Vec::new(), 0));
 pub(crate) struct Inner {
     fd: RawFd,
     /// The waiter that lanes wake.
-    bell: Bell,
+    wakeup: Wakeup,
     marker: u64,
     /// Other processes that have the instance, and whether it is watched or hidden: see [`shared`]
     /// and [`nested`].
@@ -540,11 +540,11 @@ pub(crate) fn after_fork_in_child() {
             one.answered.lose_marks(answered);
             one.watched = None;
         }
-        inner.bell = Bell::Nobody;
+        inner.wakeup = Wakeup::NoWaiter;
         inner.sleepers = 0;
         inner.links = Watched::default();
     }
-    nested::forget_lamps();
+    nested::forget_level_proxies();
     names::part_tokens();
 }
 
@@ -598,7 +598,7 @@ impl Epoll {
         // A thread that sleeps on it, or is about to, goes on with the program's own registrations
         // and learns of the kernel's events alone.
         inner.hide();
-        inner.take_bell_out(self);
+        inner.unregister_wakeup(self);
         let watched: Vec<_> = match inner.sleepers {
             0 => Vec::new(),
             _ => inner.registrations.values().filter_map(Registration::endpoint).collect(),

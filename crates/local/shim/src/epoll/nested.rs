@@ -2,7 +2,7 @@
 //! reports that such an instance is ready. So its connections fall back to TCP, later ones never
 //! leave it, and the kernel's list has what the program asked for and nothing else.
 //!
-//! The kernel must show what lanes still hold. The *level proxy* (`Lamp`) does that: it is the
+//! The kernel must show what lanes still hold. The *level proxy* (`LevelProxyFd`) does that: it is the
 //! listener of the instance's doorbell, in the kernel's list, and readable as long as a wait would
 //! report an event of a lane. The doorbell cannot do it: once rung, it would make the instance
 //! ready for ever.
@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use shunt_abi::reason::Reason;
 
 use super::answer::asked_of_kernel;
-use super::bell::Bell;
 use super::kernel_interest::KernelInterest;
 use super::registration::change;
+use super::wakeup::Wakeup;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
 use crate::base::names::EndpointRef;
 use crate::base::waiter::Slot;
@@ -26,12 +26,12 @@ use crate::epoll::{LEAVE, Leaving};
 use crate::socket::{endpoint, incoming, lost};
 
 /// How many instances have a level proxy.
-pub(super) static LAMPS: AtomicU32 = AtomicU32::new(0);
+pub(super) static LEVEL_PROXIES: AtomicU32 = AtomicU32::new(0);
 
 /// Returns whether any instance has a level proxy.
 #[inline]
-pub(crate) fn has_lamps() -> bool {
-    LAMPS.load(Relaxed) != 0
+pub(crate) fn has_level_proxies() -> bool {
+    LEVEL_PROXIES.load(Relaxed) != 0
 }
 
 /// Updates all level proxies, and returns whether there are any. Called before a wait on another
@@ -39,16 +39,16 @@ pub(crate) fn has_lamps() -> bool {
 /// may have rung without new bytes.
 #[inline]
 pub(crate) fn show_lanes() -> bool {
-    let has_lamps = has_lamps();
-    if has_lamps {
+    let has_level_proxies = has_level_proxies();
+    if has_level_proxies {
         all().for_each(Epoll::show_lanes);
     }
-    has_lamps
+    has_level_proxies
 }
 
 /// Forgets the level proxies in a forked child, which has no lanes.
-pub(super) fn forget_lamps() {
-    LAMPS.store(0, Relaxed);
+pub(super) fn forget_level_proxies() {
+    LEVEL_PROXIES.store(0, Relaxed);
 }
 
 impl Epoll {
@@ -94,11 +94,11 @@ impl Inner {
         if self.exposure.is_shared() || self.slot().is_none() {
             return;
         }
-        self.take_bell_out(epoll);
+        self.unregister_wakeup(epoll);
         if self.answered.is_none() {
             return self.let_slot_go();
         }
-        self.put_bell(epoll);
+        self.register_wakeup(epoll);
         self.mark_where(|_, _| true);
     }
 
@@ -107,15 +107,15 @@ impl Inner {
     /// readable.
     #[inline]
     pub(crate) fn show_lanes(&mut self, epoll: &Epoll) {
-        if let Bell::Lamp(slot) = self.bell {
-            self.show_by_lamp(epoll, slot);
+        if let Wakeup::LevelProxyFd(slot) = self.wakeup {
+            self.show_by_level_proxy(epoll, slot);
         }
     }
 
     #[inline(never)]
-    fn show_by_lamp(&mut self, epoll: &Epoll, slot: Slot) {
+    fn show_by_level_proxy(&mut self, epoll: &Epoll, slot: Slot) {
         if self.answered.is_none() {
-            self.take_bell_out(epoll);
+            self.unregister_wakeup(epoll);
             return self.let_slot_go();
         }
         self.drop_surplus();

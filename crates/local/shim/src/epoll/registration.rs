@@ -570,7 +570,7 @@ impl Inner {
         {
             one.mark_disarmed(self.fd, fd);
         }
-        if let Some((fd, _)) = self.bell.in_set() {
+        if let Some((fd, _)) = self.wakeup.in_kernel() {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
         }
         self.for_tokens(|one| {
@@ -599,7 +599,7 @@ impl Inner {
             }
         }
         // If a lane still holds bytes, waits through libc check it by themselves.
-        self.take_bell_out(epoll);
+        self.unregister_wakeup(epoll);
         if self.answered.is_none() {
             self.let_slot_go();
         }
@@ -616,7 +616,7 @@ impl Inner {
     #[cold]
     fn show_again(&mut self) {
         self.exposure.show_again();
-        self.show_bell();
+        self.add_wakeup();
         self.for_tokens(|one| (one.interest.events(), one.kernel_data()));
         self.unregister_disarmed();
     }

@@ -226,7 +226,7 @@ impl Inner {
         let Some(slot) = self.slot().filter(|_| self.exposure.is_shared() && self.sleepers == 0) else {
             return;
         };
-        self.take_bell_out(epoll);
+        self.unregister_wakeup(epoll);
         for one in self.registrations.values_mut() {
             let lost = one.answered.lose_marks(&mut self.answered);
             if let Some(endpoint) = lost.and_then(EndpointRef::resolve) {

@@ -43,7 +43,7 @@ pub(crate) fn is_by_kernel(epoll: &Epoll) -> bool {
     }
     let is_due = !process::is_gate_open()
         || overdue::patience().is_some()
-        || epoll::has_lamps()
+        || epoll::has_level_proxies()
         || idle::awaits_unlink(process::now)
         || signal::has_announced();
     !is_due || see_to(epoll)
