@@ -67,7 +67,7 @@ impl Inner {
         self.queue_idle_anew();
         self.take_marks();
         let must_follow_kernel = self.look_at_pending(epoll, report, self.queries.all_at(), 0);
-        self.look_at_ghosts(epoll, report);
+        self.closed.report(epoll, self.fd, report);
         if again {
             self.keep_order(report);
         }
@@ -600,13 +600,13 @@ impl Inner {
             self.note_change(epoll);
         }
         self.show_lanes(epoll);
-        !self.returned.is_empty() || !self.laid.is_empty()
+        !self.returned.is_empty() || self.closed.has_read()
     }
 
     /// Takes the work that must be done outside the lock: endpoints whose receivers have returned
     /// bytes, which must be sent again, and pins of closed sockets that have been read to the end.
     pub(crate) fn take_left(&mut self) -> (Vec<&'static Endpoint>, Vec<Pin>) {
-        (std::mem::take(&mut self.returned), std::mem::take(&mut self.laid))
+        (std::mem::take(&mut self.returned), self.closed.take_read())
     }
 
     /// Returns the endpoints whose peers will never know this instance's doorbell. They must fall

@@ -29,9 +29,9 @@
 
 mod answer;
 mod answered;
+mod closed_while_registered;
 mod duplicates;
 mod exposure;
-mod ghost;
 mod kernel_interest;
 mod kernel_query;
 mod listing;
@@ -62,11 +62,11 @@ use crate::base::waiter::Slot;
 use crate::base::{errno, process, real};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::family::{self, Holders};
-use crate::socket::links::{Link, Pin};
+use crate::socket::links::Link;
 use answered::{Answered, Count};
+use closed_while_registered::ClosedWhileRegistered;
 use duplicates::Duplicates;
 use exposure::Exposure;
-use ghost::Ghost;
 use kernel_interest::KernelInterest;
 use kernel_query::KernelQueries;
 pub(crate) use kernel_query::{Checked, Step};
@@ -190,9 +190,7 @@ pub(crate) struct Inner {
     /// All of them check the lanes by themselves, every [`DEGRADED_NANOS`] or somewhat later.
     sleeps_are_short: bool,
     /// Sockets that this process has closed, and that the kernel goes on reporting.
-    ghosts: Vec<Ghost>,
-    /// Pins of such sockets that have been read to the end, to be released outside the lock.
-    laid: Vec<Pin>,
+    closed: ClosedWhileRegistered,
     /// Memory for the kernel's events that follow the doorbell's.
     behind: Vec<epoll_event>,
     /// When waits query the kernel.
@@ -401,7 +399,7 @@ pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         let mut inner = epoll.inner.lock();
         inner.numbers_of(endpoint).for_each(|fd| inner.leave(fd));
-        inner.add_ghost(epoll, endpoint);
+        inner.closed.keep(epoll, endpoint);
     }
 }
 
