@@ -77,7 +77,7 @@ use ready_queue::{Position, ReadyQueue};
 use records::Records;
 use registration::Passed;
 pub(crate) use shared::{
-    be_born, change_program, forget_child, hand_on, is_set, is_shared, list_unknown, pass_beyond, share,
+    be_born, change_program, forget_child, hand_on, is_instance, is_shared, list_unknown, pass_beyond, share,
     stay, take_in,
 };
 use wakeup::Wakeup;
@@ -316,13 +316,13 @@ pub(crate) fn release(fd: RawFd) {
 /// Attaches an endpoint in every instance that has it. Returns why one of them cannot have it on a
 /// lane.
 pub(crate) fn attach_everywhere(endpoint: &Endpoint) -> Option<Reason> {
-    let refusals = sets_of(endpoint).into_iter().map(|epoll| epoll.inner.lock().attach(epoll, endpoint));
+    let refusals = instances_of(endpoint).into_iter().map(|epoll| epoll.inner.lock().attach(epoll, endpoint));
     refusals.fold(None, Option::or)
 }
 
 /// Detaches an endpoint that has left its link but stays registered.
 pub(crate) fn detach_everywhere(endpoint: &Endpoint) {
-    for epoll in sets_of(endpoint) {
+    for epoll in instances_of(endpoint) {
         epoll.inner.lock().detach(epoll, endpoint);
     }
 }
@@ -344,7 +344,7 @@ pub(crate) fn surrender() {
 
 /// Forgets an endpoint that is being closed, since the kernel has dropped its registrations.
 pub(crate) fn forget_everywhere(endpoint: &Endpoint) {
-    for epoll in sets_of(endpoint) {
+    for epoll in instances_of(endpoint) {
         let mut inner = epoll.inner.lock();
         inner.detach(epoll, endpoint);
         for fd in inner.numbers_of(endpoint) {
@@ -360,7 +360,7 @@ pub(crate) fn forget_everywhere(endpoint: &Endpoint) {
 /// Removes registrations from the kernel's lists that the program has removed before. Called before
 /// the socket is shared or closed.
 pub(crate) fn bury_everywhere(endpoint: &Endpoint) {
-    for epoll in sets_of(endpoint) {
+    for epoll in instances_of(endpoint) {
         let mut inner = epoll.inner.lock();
         inner.numbers_of(endpoint).for_each(|fd| inner.bury(epoll, fd));
     }
@@ -379,14 +379,14 @@ pub(crate) fn make_way(endpoint: &Endpoint, slot: Option<Slot>) {
 /// each wait until now.
 fn pass_marks_on(endpoint: &Endpoint) {
     if endpoint.is_attached() && endpoint.owner().is_none() {
-        sets_of(endpoint).into_iter().any(|epoll| epoll.inner.lock().gain_marks(endpoint));
+        instances_of(endpoint).into_iter().any(|epoll| epoll.inner.lock().gain_marks(endpoint));
     }
 }
 
 /// Removes an endpoint from every kernel's list. Its last descriptor is about to be closed, and the
 /// shim does something else with the socket first.
 pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
-    for epoll in sets_of(endpoint) {
+    for epoll in instances_of(endpoint) {
         let inner = epoll.inner.lock();
         inner.numbers_of(endpoint).for_each(|fd| inner.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0));
     }
@@ -396,7 +396,7 @@ pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
 /// this process is about to be closed, but another process holds the socket, so the kernel goes on
 /// reporting it.
 pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
-    for epoll in sets_of(endpoint) {
+    for epoll in instances_of(endpoint) {
         let mut inner = epoll.inner.lock();
         inner.numbers_of(endpoint).for_each(|fd| inner.leave(fd));
         inner.closed.keep(epoll, endpoint);
@@ -405,35 +405,35 @@ pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
 
 /// Prepares for the endpoint to use another fd, while its registrations keep theirs.
 pub(crate) fn renumber_everywhere(endpoint: &Endpoint) {
-    for epoll in sets_of(endpoint) {
+    for epoll in instances_of(endpoint) {
         epoll.inner.lock().note_number(endpoint.fd.load(Relaxed), endpoint);
     }
 }
 
 /// Returns whether an instance has the endpoint by this fd.
 pub(crate) fn has_by_number(endpoint: &Endpoint, fd: RawFd) -> bool {
-    sets_of(endpoint).into_iter().any(|epoll| epoll.inner.lock().has_by_number(fd, endpoint))
+    instances_of(endpoint).into_iter().any(|epoll| epoll.inner.lock().has_by_number(fd, endpoint))
 }
 
 /// Freezes the registrations of an endpoint's fd that is about to be closed, while the socket is
 /// not. The kernel's lists keep them, and no call can change them before the socket has that fd
 /// again.
 pub(crate) fn freeze_everywhere(endpoint: &Endpoint, fd: RawFd) {
-    for epoll in sets_of(endpoint) {
+    for epoll in instances_of(endpoint) {
         epoll.inner.lock().freeze(epoll, fd, endpoint);
     }
 }
 
 /// Thaws the registrations of an fd that the endpoint has again, if it had it before.
 pub(crate) fn thaw_everywhere(endpoint: &Endpoint, fd: RawFd) {
-    for epoll in sets_of(endpoint) {
+    for epoll in instances_of(endpoint) {
         epoll.inner.lock().thaw(epoll, fd, endpoint);
     }
 }
 
 /// Updates the kernel's lists after a direction has changed its transport.
 pub(crate) fn refresh(endpoint: &Endpoint) {
-    for epoll in sets_of(endpoint) {
+    for epoll in instances_of(endpoint) {
         epoll.inner.lock().refresh(endpoint);
     }
 }
@@ -441,7 +441,7 @@ pub(crate) fn refresh(endpoint: &Endpoint) {
 /// Notes that a lane of `endpoint` has no room. Instances that wait for room must find out whether
 /// that lasts.
 pub(crate) fn watch_for_space(endpoint: &Endpoint) {
-    for epoll in sets_of(endpoint) {
+    for epoll in instances_of(endpoint) {
         let mut inner = epoll.inner.lock();
         inner.numbers_of(endpoint).for_each(|fd| inner.watch_for_space(fd, endpoint));
     }
@@ -457,7 +457,7 @@ pub(crate) fn drop_link(link: &'static Link) {
 /// Has the next wait report `events` of an endpoint again, as an edge too. The program has done
 /// something after which TCP notifies its waiters again.
 pub(crate) fn tell_again(endpoint: &Endpoint, events: u32) {
-    for epoll in sets_of(endpoint) {
+    for epoll in instances_of(endpoint) {
         let mut inner = epoll.inner.lock();
         inner.numbers_of(endpoint).for_each(|fd| inner.tell_again(fd, events));
     }
@@ -466,14 +466,14 @@ pub(crate) fn tell_again(endpoint: &Endpoint, events: u32) {
 /// Notes that an urgent byte has been read on its own. The kernel no longer reports its arrival, so
 /// an edge-triggered registration would miss other bytes in a lane.
 pub(crate) fn note_urgent_read(endpoint: &Endpoint) {
-    for epoll in sets_of(endpoint) {
+    for epoll in instances_of(endpoint) {
         epoll.inner.lock().note_urgent_read(endpoint);
     }
 }
 
 /// Returns each instance that has the endpoint, once. The endpoint lists an instance for each of
 /// its registrations.
-fn sets_of(endpoint: &Endpoint) -> Vec<&'static Epoll> {
+fn instances_of(endpoint: &Endpoint) -> Vec<&'static Epoll> {
     let listed = endpoint.epolls.lock();
     let is_first = |(place, name): &(usize, &EpollRef)| !listed[..*place].contains(name);
     listed.iter().enumerate().filter(is_first).filter_map(|(_, name)| name.resolve()).collect()
@@ -681,7 +681,7 @@ impl Epoll {
                     events: registration::kernel_events(answering, wanted.events),
                     name: inner.name_for(self, operation, fd, endpoint, wanted.events),
                 };
-                let mut event = epoll_event { events: passed.events, u64: passed.name.in_set(wanted.u64) };
+                let mut event = epoll_event { events: passed.events, u64: passed.name.in_kernel(wanted.u64) };
                 // SAFETY: an event of our own.
                 let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, &mut event) };
                 if result == 0 {

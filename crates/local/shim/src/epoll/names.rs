@@ -63,7 +63,7 @@ impl Name {
     }
 
     /// Returns the user data in the kernel's list, where the program's is `data`.
-    pub(super) fn in_set(self, data: u64) -> u64 {
+    pub(super) fn in_kernel(self, data: u64) -> u64 {
         self.key().unwrap_or(data)
     }
 
@@ -147,8 +147,8 @@ mod tests {
                 let known = both.iter().filter(|(_, name)| name.is_known());
                 assert_eq!(known.clone().count(), names.0.len(), "{both:?}");
                 for (fd, name) in known {
-                    assert_eq!(names.find(name.in_set(7)), Some(*fd), "{both:?}");
-                    assert_eq!(name.is_token(), is_token(name.in_set(7)));
+                    assert_eq!(names.find(name.in_kernel(7)), Some(*fd), "{both:?}");
+                    assert_eq!(name.is_token(), is_token(name.in_kernel(7)));
                 }
             }
         }

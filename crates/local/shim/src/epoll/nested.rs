@@ -196,9 +196,9 @@ impl Registration {
     /// Removes an EPOLLONESHOT registration from the kernel's list after a lane has reported its
     /// event. In that list, only an event disarms it, and until then an error would make the
     /// instance ready. It comes back when the program arms it.
-    pub(super) fn unregister(&mut self, set: RawFd, fd: RawFd) {
+    pub(super) fn unregister(&mut self, instance: RawFd, fd: RawFd) {
         let is_ours = self.interest.should_unregister() && self.name.is_token();
-        if is_ours && change(set, libc::EPOLL_CTL_DEL, fd, 0, 0) {
+        if is_ours && change(instance, libc::EPOLL_CTL_DEL, fd, 0, 0) {
             self.interest.unregister();
         }
     }

@@ -586,13 +586,13 @@ impl Inner {
             return;
         }
         self.bury_deleted(epoll);
-        let Inner { registrations, names, fd: set, .. } = self;
+        let Inner { registrations, names, fd: instance, .. } = self;
         for (&fd, one) in registrations.iter_mut().filter(|(_, one)| one.name.is_token()) {
             let is_given = match one.interest.is_disarmed() {
                 // The kernel has disarmed it, and reports nothing for it, not even an error.
                 true if one.interest == KernelInterest::KernelDisarmed => false,
-                true => change(*set, libc::EPOLL_CTL_MOD, fd, one.events & PRIVATE, one.data),
-                false => one.give_to_kernel(*set, fd),
+                true => change(*instance, libc::EPOLL_CTL_MOD, fd, one.events & PRIVATE, one.data),
+                false => one.give_to_kernel(*instance, fd),
             };
             if is_given {
                 names.give(&mut one.name, fd, Name::Given);
@@ -847,14 +847,14 @@ impl Inner {
     }
 }
 
-/// Changes the kernel's list of the instance `set` for the shim. Returns `false` if the kernel
+/// Changes the kernel's list of `instance` for the shim. Returns `false` if the kernel
 /// refused that, which changes nothing: the registration has vanished, or its fd is closed while
 /// another names the socket.
-pub(super) fn change(set: RawFd, operation: i32, fd: RawFd, events: u32, data: u64) -> bool {
+pub(super) fn change(instance: RawFd, operation: i32, fd: RawFd, events: u32, data: u64) -> bool {
     let before = errno::get();
     let mut event = epoll_event { events, u64: data };
     // SAFETY: an event of our own.
-    let changed = unsafe { real::epoll_ctl(set, operation, fd, &mut event) } == 0;
+    let changed = unsafe { real::epoll_ctl(instance, operation, fd, &mut event) } == 0;
     errno::set(before);
     changed
 }
@@ -863,9 +863,9 @@ pub(super) fn change(set: RawFd, operation: i32, fd: RawFd, events: u32, data: u
 /// the endpoint by another fd too.
 fn unlist(epoll: &Epoll, endpoint: &Endpoint) {
     let name = epoll.name();
-    let mut sets = endpoint.epolls.lock();
-    if let Some(place) = sets.iter().position(|other| *other == name) {
-        sets.remove(place);
+    let mut instances = endpoint.epolls.lock();
+    if let Some(place) = instances.iter().position(|other| *other == name) {
+        instances.remove(place);
     }
 }
 
@@ -877,17 +877,17 @@ fn is_marked(endpoint: &Endpoint, slot: Slot) -> bool {
 }
 
 impl Registration {
-    /// Gives the kernel's list of `set` the registration as the program made it. Returns `false` if
+    /// Gives the kernel's list of `instance` the registration as the program made it. Returns `false` if
     /// it is not there.
-    pub(super) fn give_to_kernel(&mut self, set: RawFd, fd: RawFd) -> bool {
+    pub(super) fn give_to_kernel(&mut self, instance: RawFd, fd: RawFd) -> bool {
         let is_there = if self.exclusive {
             // A registration cannot be changed to EPOLLEXCLUSIVE, only added with it.
             self.exclusive = false;
             self.events |= EXCLUSIVE;
-            change(set, libc::EPOLL_CTL_DEL, fd, 0, 0)
-                && change(set, libc::EPOLL_CTL_ADD, fd, self.events, self.data)
+            change(instance, libc::EPOLL_CTL_DEL, fd, 0, 0)
+                && change(instance, libc::EPOLL_CTL_ADD, fd, self.events, self.data)
         } else {
-            change(set, libc::EPOLL_CTL_MOD, fd, self.events, self.data)
+            change(instance, libc::EPOLL_CTL_MOD, fd, self.events, self.data)
         };
         if is_there {
             self.interest.set_events(self.events);
@@ -908,6 +908,6 @@ impl Registration {
 
     /// Returns the user data in the kernel's list.
     pub(super) fn kernel_data(&self) -> u64 {
-        self.name.in_set(self.data)
+        self.name.in_kernel(self.data)
     }
 }

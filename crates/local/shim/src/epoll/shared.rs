@@ -139,16 +139,16 @@ pub(crate) fn hand_on(epoll: &Epoll, reason: Reason) {
 
 /// Returns whether `fd` is an epoll instance, whichever call made it. Only an instance reports
 /// ENOENT for a file that it does not have.
-pub(crate) fn is_set(fd: RawFd) -> bool {
+pub(crate) fn is_instance(fd: RawFd) -> bool {
     let before = errno::get();
     let Ok(stranger) = rustix::event::eventfd(0, EventfdFlags::CLOEXEC) else { return false };
     let number = stranger.as_raw_fd();
     // SAFETY: a plain call; nothing is written.
     let result = unsafe { real::epoll_ctl(fd, libc::EPOLL_CTL_DEL, number, std::ptr::null_mut()) };
-    let is_set = result == -1 && errno::get() == libc::ENOENT;
+    let is_instance = result == -1 && errno::get() == libc::ENOENT;
     close_owned(stranger);
     errno::set(before);
-    is_set
+    is_instance
 }
 
 /// Tracks an instance that this process got from another, or from the program that it was before.
@@ -184,7 +184,7 @@ fn is_inheritable(epoll: &Epoll) -> bool {
 
 /// Returns whether the endpoint is in an instance that another process has too.
 pub(crate) fn is_shared(endpoint: &Endpoint) -> bool {
-    super::sets_of(endpoint).into_iter().any(|epoll| !epoll.inner.lock().unshare(epoll))
+    super::instances_of(endpoint).into_iter().any(|epoll| !epoll.inner.lock().unshare(epoll))
 }
 
 impl Inner {
@@ -196,12 +196,12 @@ impl Inner {
     /// what is left in their lanes.
     fn share(&mut self, epoll: &Epoll) {
         self.begin_sharing(epoll);
-        let Inner { fd: set, registrations, names, .. } = self;
+        let Inner { fd: instance, registrations, names, .. } = self;
         for (&fd, one) in registrations.iter_mut() {
             if one.interest.is_disarmed() {
-                one.mark_disarmed(*set, fd);
+                one.mark_disarmed(*instance, fd);
             } else if (one.interest.events() != one.events || one.name.is_known() || one.exclusive)
-                && one.give_to_kernel(*set, fd)
+                && one.give_to_kernel(*instance, fd)
             {
                 names.give(&mut one.name, fd, Name::Given);
             }
@@ -422,11 +422,11 @@ impl Registration {
     /// Disarms a registration in the kernel's list, where otherwise only an event does, and errors
     /// are reported until then. So it keeps a token there, which shows all holders that nothing is
     /// to be reported.
-    pub(super) fn mark_disarmed(&mut self, set: RawFd, fd: RawFd) {
+    pub(super) fn mark_disarmed(&mut self, instance: RawFd, fd: RawFd) {
         let events = self.events & PRIVATE;
         if let Name::Token(token) = self.name
             && let Some(operation) = self.interest.operation_for_disarmed()
-            && change(set, operation, fd, events, token)
+            && change(instance, operation, fd, events, token)
         {
             self.interest.set_disarmed(events);
         }

@@ -119,7 +119,7 @@ fn unknown(epfd: c_int) -> Option<&'static Epoll> {
         return None;
     }
     let _shield = Shield::raise();
-    epoll::is_set(epfd).then(|| epoll::take_in(epfd)).flatten()
+    epoll::is_instance(epfd).then(|| epoll::take_in(epfd)).flatten()
 }
 
 /// Makes `wait` fill the array of a call, or its writable beginning: the kernel too reports as many

@@ -151,7 +151,7 @@ fn round(
     if step == Step::Query {
         inner.begin_asking();
         let asked_all = order::now();
-        let set = inner.fd();
+        let instance = inner.fd();
         let stalled = inner.stalled_if_due(now);
         drop(inner);
         stalled.into_iter().for_each(send::give_up);
@@ -163,7 +163,7 @@ fn round(
             let room = report.room();
             let asked = room.len();
             // Not with the program's signal mask: nothing is waited for, so no handler may run.
-            let more = kernel::epoll_now(set, room);
+            let more = kernel::epoll_now(instance, room);
             unseen = unseen.saturating_sub(more);
             let mut inner = epoll.lock();
             inner.take_over(&mut report, more);
@@ -205,7 +205,7 @@ fn round(
     let patience = if sleeps { inner.last_patience(patience) } else { patience };
     inner.queries.note_query(now);
     signal::ring_bell_on_signal(inner.slot());
-    let set = inner.fd();
+    let instance = inner.fd();
     drop(inner);
     let asked_all = order::now();
 
@@ -217,7 +217,7 @@ fn round(
         process::count(Counter::Sleeps, 1);
     }
     let held = if sleeps { held::epoll(epoll) } else { Held::NOTHING };
-    let result = signal::open(held, || sleep_in_kernel(set, report.room(), nanos));
+    let result = signal::open(held, || sleep_in_kernel(instance, report.room(), nanos));
     let failed = errno::get();
 
     if epoll.name() != name {
