@@ -1,8 +1,8 @@
 //! Which side answers for a registration: the kernel alone, or lanes too. In the second case, a
 //! mark or a check in each wait finds the events.
 //!
-//! A registration is in one of three states, and only this file changes them. The table *Who
-//! answers* in docs/registration.md lists the transitions.
+//! A registration is in one of three states, and only this file changes them. The table *Which
+//! side answers* in docs/registration.md lists the transitions.
 
 use crate::base::names::EndpointRef;
 
@@ -96,7 +96,34 @@ impl Answered {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tables;
     use super::*;
+
+    const STATES: [&str; 3] = ["Kernel", "Marks", "Looks"];
+    const EVENTS: [&str; 5] = ["begin, by marks", "begin, without marks", "lose_marks", "gain_marks", "end"];
+
+    #[test]
+    fn the_documented_transitions_are_those_of_the_code() {
+        let endpoint = EndpointRef::new(1, 1);
+        tables::check("Which side answers", &STATES, &EVENTS, |event, state| {
+            let (mut one, mut count) = (Answered::default(), Count::default());
+            if state > 0 {
+                one.begin(endpoint, state == 1, &mut count);
+            }
+            match event {
+                "begin, by marks" => _ = one.begin(endpoint, true, &mut count),
+                "begin, without marks" => _ = one.begin(endpoint, false, &mut count),
+                "lose_marks" => _ = one.lose_marks(&mut count),
+                "gain_marks" => one.gain_marks(&mut count),
+                _ => _ = one.end(&mut count),
+            }
+            match one {
+                Kernel => STATES[0],
+                Marks(_) => STATES[1],
+                Looks(_) => STATES[2],
+            }
+        });
+    }
 
     const CALLS: u32 = 5;
 

@@ -23,7 +23,7 @@
 //! the holders, finds none but this process, and reads the kernel's list (`end_sharing`:
 //! `Private`). From then on, lanes may answer again.
 //!
-//! The table *Who uses an instance* in docs/registration.md lists the transitions.
+//! The table *The users of an instance* in docs/registration.md lists the transitions.
 
 /// How many times longer the pause after a query of the holders is than the query.
 const PAUSES: u64 = 64;
@@ -181,7 +181,31 @@ impl Exposure {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tables;
     use super::*;
+
+    const STATES: [&str; 4] = ["Private", "Watched", "Shared", "SharedAndWatched"];
+    const EVENTS: [&str; 3] = ["begin_sharing", "end_sharing", "begin_watching"];
+
+    #[test]
+    fn the_documented_transitions_are_those_of_the_code() {
+        let others = Others::default();
+        let states = [Private, Watched, Shared(others), SharedAndWatched(others)];
+        tables::check("The users of an instance", &STATES, &EVENTS, |event, state| {
+            let mut exposure = Exposure { users: states[state], hidden_for_exec: false };
+            match event {
+                "begin_sharing" => _ = exposure.begin_sharing(|| 0),
+                "end_sharing" => exposure.end_sharing(),
+                _ => _ = exposure.begin_watching(),
+            }
+            match exposure.users {
+                Private => STATES[0],
+                Watched => STATES[1],
+                Shared(_) => STATES[2],
+                SharedAndWatched(_) => STATES[3],
+            }
+        });
+    }
 
     /// The facts about an instance, each by itself.
     #[derive(Clone, Copy, Debug, Default)]

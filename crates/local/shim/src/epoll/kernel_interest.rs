@@ -153,7 +153,51 @@ impl KernelInterest {
 mod tests {
     use std::collections::HashSet;
 
+    use super::super::tables;
     use super::*;
+
+    const STATES: [&str; 6] =
+        ["Armed", "FiredLocally", "KernelDisarmed", "Unregistered", "DeletePending", "Deleted"];
+    const EVENTS: [&str; 8] = [
+        "arm",
+        "set_events",
+        "fire_locally",
+        "note_kernel_event",
+        "set_disarmed",
+        "unregister",
+        "delete",
+        "arm_if_enough",
+    ];
+
+    fn name(interest: KernelInterest) -> &'static str {
+        match interest {
+            Armed(_) => STATES[0],
+            FiredLocally(_) => STATES[1],
+            KernelDisarmed => STATES[2],
+            Unregistered => STATES[3],
+            DeletePending(_) => STATES[4],
+            Deleted => STATES[5],
+        }
+    }
+
+    #[test]
+    fn the_documented_transitions_are_those_of_the_code() {
+        let states = [Armed(3), FiredLocally(3), KernelDisarmed, Unregistered, DeletePending(3), Deleted];
+        tables::check("The kernel's interest", &STATES, &EVENTS, |event, state| {
+            let mut interest = states[state];
+            match event {
+                "arm" => interest.arm(7),
+                "set_events" => interest.set_events(7),
+                "fire_locally" => interest.fire_locally(),
+                "note_kernel_event" => interest.note_kernel_event(),
+                "set_disarmed" => interest.set_disarmed(8),
+                "unregister" => interest.unregister(),
+                "delete" => _ = interest.delete(),
+                _ => _ = interest.arm_if_enough(1),
+            }
+            name(interest)
+        });
+    }
 
     /// The registration in the kernel's list.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]

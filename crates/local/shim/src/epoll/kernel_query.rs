@@ -21,7 +21,7 @@
 //! its peer has gone, which only the kernel can report (`note_incomplete`: `Due`). The array is
 //! full, so the wait returns without a query. Once both lanes have had their turn, the instance is
 //! `First`. The next wait queries the kernel, which fills the array, and the program learns of the
-//! end. The table *When the kernel is queried* in docs/registration.md lists the transitions.
+//! end. The table *The queries of the kernel* in docs/registration.md lists the transitions.
 
 /// While lanes stay ready, the kernel is queried this often nevertheless.
 const LONGEST_PAUSE_NANOS: u64 = 50_000;
@@ -140,7 +140,37 @@ impl KernelQueries {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tables;
     use super::*;
+
+    const STATES: [&str; 3] = ["Paced", "Due", "First"];
+    const EVENTS: [&str; 5] = [
+        "note_incomplete",
+        "begin_wait",
+        "choose, with room",
+        "choose, no room",
+        "choose, no room and the round is over",
+    ];
+
+    #[test]
+    fn the_documented_transitions_are_those_of_the_code() {
+        tables::check("The queries of the kernel", &STATES, &EVENTS, |event, state| {
+            let mut queries = KernelQueries { need: NEEDS[state], ..KernelQueries::default() };
+            let mut choose = |is_full, is_over| {
+                let kernel_first = false;
+                let found = Checked { kernel_first, has_events: true, is_full, must_follow_kernel: true };
+                queries.choose(found, 0, || is_over);
+            };
+            match event {
+                "note_incomplete" => queries.note_incomplete(true),
+                "begin_wait" => _ = queries.begin_wait(),
+                "choose, with room" => choose(false, false),
+                "choose, no room" => choose(true, false),
+                _ => choose(true, true),
+            }
+            STATES[queries.need as usize]
+        });
+    }
 
     const NEEDS: [Need; 3] = [Need::Paced, Need::Due, Need::First];
 

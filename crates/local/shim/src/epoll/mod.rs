@@ -43,6 +43,8 @@ mod records;
 mod registration;
 mod report;
 mod shared;
+#[cfg(test)]
+mod tables;
 mod wakeup;
 mod watched;
 

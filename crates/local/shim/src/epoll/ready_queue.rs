@@ -203,7 +203,40 @@ impl ReadyQueue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tables;
     use super::*;
+
+    const STATES: [&str; 3] = ["NotQueued", "QueuedIdle", "Queued"];
+    const EVENTS: [&str; 6] = ["enter", "enter_idle", "enter_ready", "move_to_end", "follow_kernel", "leave"];
+
+    fn name(position: &Position) -> &'static str {
+        match position.state {
+            State::NotQueued => STATES[0],
+            State::QueuedIdle(_) => STATES[1],
+            State::Queued { .. } => STATES[2],
+        }
+    }
+
+    #[test]
+    fn the_documented_transitions_are_those_of_the_code() {
+        tables::check("The ready queue", &STATES, &EVENTS, |event, state| {
+            let (mut queue, mut position) = (ReadyQueue::default(), Position::default());
+            match state {
+                0 => {}
+                1 => queue.enter_idle(&mut position, 3),
+                _ => queue.enter(&mut position, 3),
+            }
+            match event {
+                "enter" => queue.enter(&mut position, 3),
+                "enter_idle" => queue.enter_idle(&mut position, 3),
+                "enter_ready" => queue.enter_ready(&mut position, 3, 5),
+                "move_to_end" => queue.move_to_end(&mut position, 3),
+                "follow_kernel" => position.follow_kernel(5),
+                _ => queue.leave(&mut position),
+            }
+            name(&position)
+        });
+    }
 
     /// The reference model of the queue: a registration that moves is removed first, so no entry is
     /// left behind.

@@ -167,7 +167,32 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tables;
     use super::*;
+
+    const STATES: [&str; 4] = ["NoWaiter", "NotRegistered", "Eventfd", "LevelProxyFd"];
+    const EVENTS: [&str; 5] = ["begin", "registered", "registered, nested", "note_unregistered", "end"];
+
+    #[test]
+    fn the_documented_transitions_are_those_of_the_code() {
+        let states = [NoWaiter, NotRegistered(Slot(1)), Eventfd(Slot(1)), LevelProxyFd(Slot(1))];
+        tables::check("The wakeup of an instance", &STATES, &EVENTS, |event, state| {
+            let mut wakeup = states[state];
+            match event {
+                "begin" => wakeup.begin(Slot(1)),
+                "registered" => wakeup = wakeup.registered(false).unwrap_or(wakeup),
+                "registered, nested" => wakeup = wakeup.registered(true).unwrap_or(wakeup),
+                "note_unregistered" => wakeup.note_unregistered(),
+                _ => _ = wakeup.end(),
+            }
+            match wakeup {
+                NoWaiter => STATES[0],
+                NotRegistered(_) => STATES[1],
+                Eventfd(_) => STATES[2],
+                LevelProxyFd(_) => STATES[3],
+            }
+        });
+    }
 
     /// Runs all sequences of seven calls. The kernel's list must have what was added and not
     /// removed, and no waiter may be lost.
