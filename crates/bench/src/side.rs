@@ -15,7 +15,8 @@ pub(crate) enum Side {
     TcpNodelay,
     /// That once more in each round: what two turns of the same differ by.
     TcpAgain,
-    /// TCP_NODELAY where the kernel itself takes the bytes from one socket's queue to the other's: sockmap redirect.
+    /// TCP_NODELAY where the kernel itself takes the bytes from one socket's queue to the other's:
+    /// sockmap redirect.
     Sockmap,
     /// A Unix stream socket.
     Unix,

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use shunt_abi::geometry::{Geometry, MAX_RING_BYTES, MIN_RING_BYTES};
 
-/// Takes TCP connections off the general path: unmodified programs, the same addresses, shared memory beneath
+/// Takes TCP connections off the general path: unmodified programs, the same addresses, shared
+/// memory beneath
 #[derive(Debug, Parser)]
 #[command(name = "shunt", version, arg_required_else_help = true)]
 #[command(after_help = "Start with: shunt run -- PROGRAM, once for the server and once for the client.\n\
@@ -31,7 +32,8 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Write down what goes by shared memory as packets, for Wireshark and tshark
     Capture(CaptureArgs),
-    /// Say why a process, a connection or a program is or is not on shared memory, and what to do about it
+    /// Say why a process, a connection or a program is or is not on shared memory, and what to do
+    /// about it
     Explain(ExplainArgs),
     /// Say what this machine supports, what it lacks and what to do about it
     Doctor(DoctorArgs),
@@ -51,14 +53,16 @@ pub(crate) enum Command {
     /// Compare the transports side by side, with what each gives and costs
     #[command(subcommand)]
     Bench(Bench),
-    /// Write a page about what shunt gains here: for a server and a load of yours, or for programs that many use
+    /// Write a page about what shunt gains here: for a server and a load of yours, or for programs
+    /// that many use
     Report(shunt_bench::ReportArguments),
     /// The loads of the comparisons
     #[command(subcommand, hide = true)]
     BenchWorker(shunt_bench::Worker),
-    /// Put libshunt.so into a program without a dynamic linker: for `shunt run`, and for libshunt.so
+    /// Put libshunt.so into a program without a dynamic linker: for `shunt run`, and for
+    /// libshunt.so
     #[command(hide = true)]
-    Door(DoorArgs),
+    Intercept(InterceptArgs),
     /// Write the manual pages to a directory
     Man {
         /// Where to write them; it is created if it does not exist
@@ -85,15 +89,18 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, env = shunt_abi::env::TRANSPORT)]
     pub(crate) transport: Option<Transport>,
 
-    /// How long a thread looks for work before it sleeps: auto, off, or microseconds [default: what the configuration says, else auto]
+    /// How long a thread looks for work before it sleeps: auto, off, or microseconds [default: what
+    /// the configuration says, else auto]
     #[arg(long, value_name = "auto|off|USECS", value_parser = parse_spin, env = shunt_abi::env::SPIN)]
     pub(crate) spin: Option<String>,
 
-    /// When a connection is offered to the broker, to be put on shared memory [default: what the configuration says, else used]
+    /// When a connection is offered to the broker, to be put on shared memory [default: what the
+    /// configuration says, else used]
     #[arg(long, value_enum, env = shunt_abi::env::OFFER)]
     pub(crate) offer: Option<Offer>,
 
-    /// What to do where the program's code may make system calls past libc, which shunt does not see [default: what the configuration says, else avoid]
+    /// What to do where the program's code may make system calls past libc, which shunt does not
+    /// see [default: what the configuration says, else avoid]
     #[arg(long, value_enum, env = shunt_abi::env::OWN_CALLS)]
     pub(crate) own_calls: Option<OwnCalls>,
 
@@ -103,7 +110,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "auto|MIB", value_parser = parse_ring_memory, env = shunt_abi::env::RING_MEMORY)]
     pub(crate) ring_memory: Option<String>,
 
-    /// Use the broker at this socket and no other [default: the user's, else the system's, else one is started]
+    /// Use the broker at this socket and no other [default: the user's, else the system's, else one
+    /// is started]
     #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
     pub(crate) broker: Option<PathBuf>,
 
@@ -113,8 +121,9 @@ pub(crate) struct RunArgs {
 }
 
 #[derive(Clone, Debug, Args)]
-pub(crate) struct DoorArgs {
-    /// Who becomes the program, and is waited for; else another process does that, and this one ends
+pub(crate) struct InterceptArgs {
+    /// Who becomes the program, and is waited for; else another process does that, and this one
+    /// ends
     #[arg(long, value_enum)]
     pub(crate) beside: Option<WaitsFor>,
     /// The thread that executes the program, or starts it
@@ -162,7 +171,8 @@ impl Transport {
 pub(crate) enum Offer {
     /// After a few operations, more where connections have been short or the peer may be far away
     Used,
-    /// At its first use, however short it may be: for tests, as it costs more than short connections gain
+    /// At its first use, however short it may be: for tests, as it costs more than short
+    /// connections gain
     AtOnce,
 }
 
@@ -178,9 +188,11 @@ impl Offer {
 /// What `--own-calls` allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OwnCalls {
-    /// The program stays on TCP: such a call could meet what shunt keeps in a socket or an epoll instance
+    /// The program stays on TCP: such a call could meet what shunt keeps in a socket or an epoll
+    /// instance
     Avoid,
-    /// You know that its own system calls concern none of its connections, nor what it waits for them with
+    /// You know that its own system calls concern none of its connections, nor what it waits for
+    /// them with
     Trust,
 }
 
@@ -203,15 +215,18 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 
-    /// Exit after this many seconds without a program [default: what the configuration says, else never]
+    /// Exit after this many seconds without a program [default: what the configuration says, else
+    /// never]
     #[arg(long, value_name = "SECS", value_parser = parse_idle_exit)]
     pub(crate) idle_exit: Option<u64>,
 
-    /// Bytes of one direction's ring: a power of two, from a page to 16 MiB [default: what the configuration says, else 256 KiB]
+    /// Bytes of one direction's ring: a power of two, from a page to 16 MiB [default: what the
+    /// configuration says, else 256 KiB]
     #[arg(long, value_name = "N", value_parser = parse_ring_bytes)]
     pub(crate) ring_bytes: Option<usize>,
 
-    /// Serve what is counted for Prometheus here, at /metrics, as on 127.0.0.1:9441 [default: what the configuration says, else nowhere]
+    /// Serve what is counted for Prometheus here, at /metrics, as on 127.0.0.1:9441 [default: what
+    /// the configuration says, else nowhere]
     #[arg(long, value_name = "ADDR", value_parser = parse_metrics)]
     pub(crate) metrics: Option<SocketAddr>,
 
@@ -337,7 +352,8 @@ pub(crate) struct OverlayControl {
     the other end, which transport each direction takes, and why it is TCP. Other users' processes can be looked into by root only."
 )]
 pub(crate) struct ExplainArgs {
-    /// A process id; the address of a connection, as in 127.0.0.1:80 or, for every address, :80; or a program
+    /// A process id; the address of a connection, as in 127.0.0.1:80 or, for every address, :80; or
+    /// a program
     #[arg(value_name = "PID|ADDRESS:PORT|PROGRAM")]
     pub(crate) what: String,
 
@@ -391,11 +407,13 @@ pub(crate) enum RelayAction {
         #[arg(long)]
         json: bool,
     },
-    /// Change values of its configuration until it reads its file again, as in peer.mumbai.pool.low=32
+    /// Change values of its configuration until it reads its file again, as in
+    /// peer.mumbai.pool.low=32
     Set {
         #[command(flatten)]
         control: RelayControl,
-        /// Which value is what from now on; parts of a list are named by their `name` or counted from 0
+        /// Which value is what from now on; parts of a list are named by their `name` or counted
+        /// from 0
         #[arg(value_name = "NAME=VALUE", required = true)]
         assignments: Vec<String>,
     },
@@ -441,7 +459,8 @@ pub(crate) struct RelayControl {
     after_help = "It runs in the foreground. SIGHUP reads the backends again; SIGTERM ends it when its conversations have ended."
 )]
 pub(crate) struct ServeArgs {
-    /// builtin:NAME, one of the services that are part of shunt, or a file that `shunt serve build` has made
+    /// builtin:NAME, one of the services that are part of shunt, or a file that `shunt serve build`
+    /// has made
     #[arg(value_name = "SERVICE", required = true)]
     pub(crate) service: Option<String>,
 
@@ -504,7 +523,8 @@ pub(crate) enum ServeAction {
         #[arg(short = 'D', value_name = "MACRO[=VALUE]")]
         define: Vec<String>,
     },
-    /// Have the kernel verify a service, and run its tests in both halves; nothing is attached to anything
+    /// Have the kernel verify a service, and run its tests in both halves; nothing is attached to
+    /// anything
     Check {
         /// A file that build has made, or builtin:NAME
         #[arg(value_name = "SERVICE")]
@@ -596,12 +616,15 @@ pub(crate) enum Overlay {
         #[arg(long)]
         json: bool,
     },
-    /// Say which connections may be, and how they are treated: check a policy, have it hold, or show which one does
+    /// Say which connections may be, and how they are treated: check a policy, have it hold, or
+    /// show which one does
     #[command(subcommand)]
     Policy(OverlayPolicy),
-    /// Write a new key, which all routers of an overlay then share, to a file, or change the one that is there step by step
+    /// Write a new key, which all routers of an overlay then share, to a file, or change the one
+    /// that is there step by step
     NewKey {
-        /// Write another key beside the one that is there: routers understand both, and speak by the first
+        /// Write another key beside the one that is there: routers understand both, and speak by
+        /// the first
         #[arg(long, conflicts_with_all = ["use_next", "retire"])]
         next: bool,
         /// Have routers speak by the other one, when all have it
@@ -625,7 +648,8 @@ pub(crate) enum OverlayPolicy {
         #[arg(value_name = "FILE")]
         file: PathBuf,
     },
-    /// Have it hold from now on, until the router ends: connections that it forbids end now, others notice nothing
+    /// Have it hold from now on, until the router ends: connections that it forbids end now, others
+    /// notice nothing
     Apply {
         /// As docs/overlay.md describes it
         #[arg(value_name = "FILE")]
@@ -683,18 +707,23 @@ pub(crate) struct DaemonJson {
 /// What can be compared.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// The local path against TCP and Unix sockets: our own loads, and real programs as far as they are installed
+    /// The local path against TCP and Unix sockets: our own loads, and real programs as far as they
+    /// are installed
     Local(shunt_bench::LocalArguments),
-    /// Relays between two far sites against what else there is, over links of hundreds of milliseconds; for root
+    /// Relays between two far sites against what else there is, over links of hundreds of
+    /// milliseconds; for root
     Relay(shunt_bench::RelayArguments),
-    /// Services in the kernel and in user space against plain programs: an echo, and a forwarder of Thrift messages; for root
+    /// Services in the kernel and in user space against plain programs: an echo, and a forwarder of
+    /// Thrift messages; for root
     Serve(shunt_bench::ServeArguments),
-    /// Containers of two hosts, on a VXLAN overlay and under shunt, against programs on the hosts themselves; for root
+    /// Containers of two hosts, on a VXLAN overlay and under shunt, against programs on the hosts
+    /// themselves; for root
     Overlay(shunt_bench::OverlayArguments),
-    /// The message channel against sockets, files and queues: messages with descriptors between two processes
+    /// The message channel against sockets, files and queues: messages with descriptors between two
+    /// processes
     Ipc(shunt_bench::IpcArguments),
-    /// Whole stacks of web servers, interpreters and databases, as far as they are installed, with everything under shunt and
-    /// with nothing
+    /// Whole stacks of web servers, interpreters and databases, as far as they are installed, with
+    /// everything under shunt and with nothing
     Stacks(shunt_bench::StacksArguments),
 }
 

@@ -21,7 +21,7 @@ use shunt_abi::status::{Connection, Snapshot};
 use shunt_broker::StatusError;
 
 use crate::args::ExplainArgs;
-use crate::door;
+use crate::intercept;
 use crate::obstacle::{self, Obstacle};
 use crate::overlay::seen::View;
 use process::{Process, Ring};
@@ -137,7 +137,7 @@ fn named(name: &str) -> Result<(Option<FileReport>, Vec<u32>)> {
     let file = match path {
         Ok(path) => {
             let obstacle = obstacle::of_file(&path)
-                .filter(|obstacle| !obstacle.may_have_door() || !door::can_be_opened(&path));
+                .filter(|obstacle| !obstacle.may_be_intercepted() || !intercept::can_be_opened(&path));
             let causes = obstacle.iter().map(|obstacle| Cause::of_obstacle(obstacle, base)).collect();
             Some(FileReport { path, can_be_entered: obstacle.is_none(), causes })
         }

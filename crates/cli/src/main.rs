@@ -11,11 +11,11 @@ mod capture;
 mod config;
 mod daemon;
 mod doctor;
-mod door;
 mod elf;
 mod exec;
 mod explain;
 mod generate;
+mod intercept;
 mod library;
 mod obstacle;
 mod overlay;
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     }
     let done = match command {
         Command::Run(args) => return run::run(&args),
-        Command::Door(args) => return door::run(&args),
+        Command::Intercept(args) => return intercept::run(&args),
         Command::Daemon(args) => daemon::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),

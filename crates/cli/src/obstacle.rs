@@ -80,8 +80,8 @@ impl Obstacle {
     }
 
     /// Returns whether the system calls of the program may be intercepted instead: see
-    /// `crate::door`.
-    pub(crate) fn may_have_door(&self) -> bool {
+    /// `crate::intercept`.
+    pub(crate) fn may_be_intercepted(&self) -> bool {
         matches!(self, Obstacle::Static | Obstacle::Go)
     }
 

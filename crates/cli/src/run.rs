@@ -17,7 +17,7 @@ use shunt_start::program;
 use crate::args::{RunArgs, Transport};
 use crate::config::{Faults, OfPrograms};
 use crate::obstacle::{self, Obstacle};
-use crate::{broker, door, exec, library, sanitizer};
+use crate::{broker, exec, intercept, library, sanitizer};
 
 const PRELOAD: &str = "LD_PRELOAD";
 
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     let (launch, complaint) = choose(args, &path, configured.as_ref());
     launch.apply(args, configured.ok().and_then(|configured| configured.rules()), &mut environment);
     launch.put_first(sanitizer::runtime_of(&obstacle::executed(&path)), &mut environment);
-    let complaint = launch.open_door(&path).or(complaint);
+    let complaint = launch.start_interception(&path).or(complaint);
     if let Some(complaint) = complaint {
         say(&format!("{name} runs on TCP: {complaint}"));
     }
@@ -83,7 +83,7 @@ impl Launch {
                 set(shunt_abi::env::RING_MEMORY, args.ring_memory.clone().map(OsString::from));
                 set(shunt_abi::env::RULES, rules.map(OsString::from));
                 set(shunt_abi::env::BROKER, broker.clone().map(PathBuf::into_os_string));
-                set(shunt_abi::env::DOOR, door::path().map(PathBuf::into_os_string));
+                set(shunt_abi::env::INTERCEPT, intercept::path().map(PathBuf::into_os_string));
             }
         }
     }
@@ -105,17 +105,17 @@ impl Launch {
     ///
     /// Returns an error for the user if that fails. No error is returned for a program into which
     /// the shim is loaded anyway.
-    fn open_door(&self, path: &Path) -> Option<String> {
+    fn start_interception(&self, path: &Path) -> Option<String> {
         let Launch::Shim { library, may_leave_tcp: true, .. } = self else {
             return None;
         };
         let executed = obstacle::executed(path);
-        if door::is_needed_besides(&executed, library) {
-            let _ = door::prepare(&executed, library);
+        if intercept::is_needed_besides(&executed, library) {
+            let _ = intercept::prepare(&executed, library);
             return None;
         }
-        let obstacle = obstacle::of_file(path).filter(Obstacle::may_have_door)?;
-        let closed = door::prepare(&executed, library).err()?;
+        let obstacle = obstacle::of_file(path).filter(Obstacle::may_be_intercepted)?;
+        let closed = intercept::prepare(&executed, library).err()?;
         Some(format!("shunt cannot enter it, {obstacle}, and {closed:#}"))
     }
 }
@@ -170,7 +170,7 @@ fn choose(args: &RunArgs, path: &Path, configured: Result<&OfPrograms, &Faults>)
 
 fn cannot_enter(obstacle: Option<Obstacle>) -> Option<String> {
     obstacle
-        .filter(|obstacle| !obstacle.may_have_door())
+        .filter(|obstacle| !obstacle.may_be_intercepted())
         .map(|obstacle| format!("shunt cannot enter it, {obstacle}"))
 }
 

@@ -135,8 +135,8 @@ impl Host {
         wait_until(&path.display().to_string(), || UnixStream::connect(path).is_ok());
     }
 
-    /// Starts to watch transports, until [`TransportWatch::expect`]. On a native host there is nothing
-    /// to watch.
+    /// Starts to watch transports, until [`TransportWatch::expect`]. On a native host there is
+    /// nothing to watch.
     pub fn watch_transport(&self) -> TransportWatch {
         TransportWatch::watch(self.status_command())
     }

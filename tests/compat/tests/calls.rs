@@ -114,7 +114,7 @@ const NOT_CALLED_WITHOUT_LIBC: &str = "_ITM_deregisterTMCloneTable _ITM_register
 
 #[test]
 fn what_libshunt_needs_of_libc_is_there_without_it() {
-    let source = include_str!("../../../crates/local/shim/src/door/libc.rs");
+    let source = include_str!("../../../crates/local/shim/src/intercept/libc.rs");
     let has = |name: &str| source.contains(&format!("\n    {name} = "));
     let output = Command::new("nm")
         .args(["-D", "--undefined-only"])
@@ -127,7 +127,7 @@ fn what_libshunt_needs_of_libc_is_there_without_it() {
         .filter_map(|line| line.split_whitespace().last()?.split('@').next())
         .filter(|name| !has(name) && !NOT_CALLED_WITHOUT_LIBC.split_whitespace().any(|one| one == *name))
         .collect();
-    assert!(needed.is_empty(), "crates/local/shim/src/door/libc.rs has nothing for {needed:?}");
+    assert!(needed.is_empty(), "crates/local/shim/src/intercept/libc.rs has nothing for {needed:?}");
 }
 
 #[test]

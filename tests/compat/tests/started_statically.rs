@@ -170,7 +170,7 @@ fn beside<'host>(host: &'host Host, script: Option<&str>) -> Launch<'host> {
         host.write("beside", script);
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("own file");
     }
-    host.program("env").arg(format!("SHUNT_DOOR={}", path.display()))
+    host.program("env").arg(format!("SHUNT_INTERCEPT={}", path.display()))
 }
 
 fn started_beside(script: Option<&'static str>) {

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{read, root};
 
-/// The tests of one package: of each target, the paths by which a filter of `cargo test` selects them.
+/// The tests of one package: of each target, the paths by which a filter of `cargo test` selects
+/// them.
 #[derive(Default)]
 pub struct Package {
     /// Unit tests of the library and of binaries.
@@ -124,7 +125,8 @@ fn file_of(file: &Path, is_root: bool, below: &[&str], name: &str) -> PathBuf {
     if beside.is_file() { beside } else { folder.join(name).join("mod.rs") }
 }
 
-/// Returns the number of examples in the documentation of a file and of what stands beside and below it.
+/// Returns the number of examples in the documentation of a file and of what stands beside and
+/// below it.
 fn examples(root: &Path) -> usize {
     let mut files = vec![root.parent().expect("a file is in a folder").to_owned()];
     let mut count = 0;

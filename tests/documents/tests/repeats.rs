@@ -19,7 +19,8 @@ case "$*" in
 esac
 "#;
 
-/// A test executable. All its tests end as its variable says, and one that runs alone as `ALONE` says.
+/// A test executable. All its tests end as its variable says, and one that runs alone as `ALONE`
+/// says.
 const EXECUTABLE: &str = r#"#!/bin/sh
 if [ "$1" = --exact ]; then
     echo "$*" >> "$DIR/alone"

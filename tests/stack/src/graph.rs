@@ -133,7 +133,7 @@ impl<'l> Graph<'l> {
         let ours = |address: &u64| {
             let name = self.library.name(*address);
             // The table of functions for a program without libc looks like a vtable, but is none.
-            name.contains("shunt") && !name.starts_with("shunt::door::")
+            name.contains("shunt") && !name.starts_with("shunt::intercept::")
                 || name.starts_with("core::ops::function::FnOnce::call_once")
         };
         self.library.pointed_to().filter(within).map(|(_, function)| function).filter(ours).collect()

@@ -66,9 +66,9 @@ const REVIEWED: Reviewed = Reviewed {
             &[WRITES, "core::fmt::num::", "<str as core::fmt::Display>", "<&T as core::fmt::Display>"],
         ),
         ("core::fmt::Formatter", &[WRITES]),
-        ("hooks::raw::door::answer", &["hooks::raw::hook::hook"]),
-        ("door::alone::answer", &["hooks::raw::hook::hook"]),
-        ("door::linked::answer", &["hooks::raw::hook::hook"]),
+        ("hooks::raw::intercept::answer", &["hooks::raw::hook::hook"]),
+        ("intercept::alone::answer", &["hooks::raw::hook::hook"]),
+        ("intercept::linked::answer", &["hooks::raw::hook::hook"]),
         // The slow paths of a hook's call.
         ("ops::begin_slowly", &SLOWLY),
         ("ops::send::send_many", &SLOWLY),
@@ -141,9 +141,9 @@ const BEFORE_LOOK_UP: i64 = 1024;
 
 /// All entry points of the library that are not hooks.
 const OTHER_ENTRIES: [&str; 9] = [
-    "shunt::door::alone::answer",
-    "shunt::door::linked::answer",
-    "shunt::door::block::adopt_here",
+    "shunt::intercept::alone::answer",
+    "shunt::intercept::linked::answer",
+    "shunt::intercept::block::adopt_here",
     "shunt::base::signal::deliver::trampoline",
     "shunt::fork::before",
     "shunt::fork::after_in_parent",

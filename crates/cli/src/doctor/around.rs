@@ -30,7 +30,7 @@ pub(super) fn checks() -> Vec<Check> {
         memory(),
         descriptors(),
         tracing(),
-        door(),
+        intercept(),
         containers(),
         services(),
         cgroups(),
@@ -117,10 +117,10 @@ fn tracing() -> Check {
     Check::ok("ptrace_scope", "the overlay's supervisors: see below", found)
 }
 
-fn door() -> Check {
+fn intercept() -> Check {
     let check = |found: &str| {
         Check::ok(
-            "door",
+            "intercept",
             "programs that make system calls by themselves: static ones, Go's, others",
             found.to_owned(),
         )

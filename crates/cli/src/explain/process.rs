@@ -8,11 +8,11 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
-use shunt_abi::door::BELOW;
+use shunt_abi::intercept::BELOW;
 use shunt_abi::rules;
 use shunt_abi::shown::visible;
 
-use crate::door;
+use crate::intercept;
 use crate::obstacle::{self, Obstacle};
 
 const LIBRARY: &str = "libshunt.so";
@@ -105,7 +105,7 @@ impl Process {
     /// none.
     pub(super) fn hides_calls(&self) -> Option<Obstacle> {
         let maps = fs::read_to_string(proc(self.pid, "maps")).ok()?;
-        let is_closed = || door::is_closed(&proc(self.pid, "exe"));
+        let is_closed = || intercept::is_closed(&proc(self.pid, "exe"));
         (!are_calls_led(self.pid, &maps)).then(is_closed).flatten().map(Obstacle::OwnCalls)
     }
 
@@ -180,7 +180,7 @@ fn loaded_shim(maps: &str) -> Option<String> {
 }
 
 /// Returns whether the system calls that bypass libc are redirected to the shim. A page below the
-/// program's code contains the address that they are redirected to (`shunt_abi::door::Below`).
+/// program's code contains the address that they are redirected to (`shunt_abi::intercept::Below`).
 fn are_calls_led(pid: u32, maps: &str) -> bool {
     let is_shims = |address: u64| {
         let has_it = |line: &&str| range(line).is_some_and(|range| range.contains(&address));

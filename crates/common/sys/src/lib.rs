@@ -11,11 +11,10 @@
 
 pub mod accounted;
 pub mod addresses;
-pub mod apart;
 pub mod attach;
-pub mod beside;
 pub mod capabilities;
 pub mod clock;
+pub mod daemonize;
 pub mod destroy;
 pub mod ended;
 pub mod eventfd;
@@ -34,12 +33,13 @@ pub mod options;
 pub mod other;
 pub mod peer;
 pub mod pidfd;
+pub mod process_access;
 pub mod raw;
 pub mod realtime;
 pub mod seccomp;
 pub mod seqpacket;
 pub mod spare_memory;
-pub mod standing;
+pub mod spawn;
 pub mod tcp;
 pub mod tun;
 pub mod tuning;

@@ -188,8 +188,8 @@ unsafe impl Send for Final {}
 unsafe impl Sync for Final {}
 
 impl Final {
-    /// Maps the `len` bytes of `fd` if its seals make both its size and its contents final, and every
-    /// page is allocated.
+    /// Maps the `len` bytes of `fd` if its seals make both its size and its contents final, and
+    /// every page is allocated.
     pub fn map(fd: impl AsFd, len: usize) -> std::result::Result<Final, SealError> {
         verify_final(&fd, len)?;
         if len == 0 {

@@ -231,7 +231,7 @@ unsafe impl sockopt::Plain for Memory {}
 
 /// Corrections to the kernel's counts of a connection. They are modulo 2^64 and may be negative.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Beside {
+pub struct LaneBytes {
     /// Added to the bytes that the peer has acknowledged.
     pub acked: u64,
     /// Added to the bytes that were received.
@@ -240,10 +240,10 @@ pub struct Beside {
     pub sent: u64,
 }
 
-impl Beside {
+impl LaneBytes {
     /// Returns the sum of both corrections.
-    pub fn and(self, more: Beside) -> Beside {
-        Beside {
+    pub fn and(self, more: LaneBytes) -> LaneBytes {
+        LaneBytes {
             acked: self.acked.wrapping_add(more.acked),
             received: self.received.wrapping_add(more.received),
             sent: self.sent.wrapping_add(more.sent),
@@ -256,7 +256,7 @@ impl Beside {
 ///
 /// # Safety
 /// `len` bytes at `info` must be writable.
-pub unsafe fn add_to_info(info: *mut u8, len: usize, beside: Beside) {
+pub unsafe fn add_to_info(info: *mut u8, len: usize, beside: LaneBytes) {
     let counts = [
         (std::mem::offset_of!(Info, bytes_acked), beside.acked),
         (std::mem::offset_of!(Info, bytes_received), beside.received),

@@ -176,7 +176,8 @@ messages! {
             /// 1: it has. 0: there was no room.
             is_mapped: u32,
         }
-        /// Asks for the state of everything: see [`crate::status`]. Like `Capture` it needs no hello.
+        /// Asks for the state of everything: see [`crate::status`]. Like `Capture` it needs no
+        /// hello.
         Status = 16, fds 0 {
             /// Zero.
             pad: u64,

@@ -9,9 +9,9 @@
 
 pub mod address;
 pub mod control;
-pub mod door;
 pub mod geometry;
 pub mod handover;
+pub mod intercept;
 pub mod local_policy;
 pub mod option;
 pub mod page;
@@ -20,7 +20,8 @@ pub mod rules;
 pub mod shown;
 pub mod status;
 
-/// Version of the control protocol and of the shared layouts. A different version is refused, never guessed.
+/// Version of the control protocol and of the shared layouts. A different version is refused, never
+/// guessed.
 pub const VERSION: u16 = 16;
 
 /// Environment variables shared by `shunt run` and the shim.
@@ -48,5 +49,5 @@ pub mod env {
     pub const RULES: &str = "SHUNT_RULES";
     /// Path of the command. Programs that have the shim run it to start programs without a dynamic
     /// linker.
-    pub const DOOR: &str = "SHUNT_DOOR";
+    pub const INTERCEPT: &str = "SHUNT_INTERCEPT";
 }

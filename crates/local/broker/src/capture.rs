@@ -9,8 +9,8 @@ use std::rc::Rc;
 use shunt_abi::address::to_octets;
 use shunt_abi::control::{Capturing, SeenEnd, SeenLink, SeenPair, SeenUnlink};
 use shunt_abi::geometry::Side;
+use shunt_sys::process_access::{self, Home};
 use shunt_sys::seqpacket::Credentials;
-use shunt_sys::standing::{self, Home};
 use shunt_sys::{pidfd, view};
 
 use crate::disposal::Descriptor;
@@ -68,7 +68,7 @@ struct Homes(HashMap<u32, Option<(Home, u32)>>);
 
 impl Homes {
     fn of(&mut self, pid: u32) -> Option<(Home, u32)> {
-        *self.0.entry(pid).or_insert_with(|| standing::home(pid).zip(standing::owner(pid)))
+        *self.0.entry(pid).or_insert_with(|| process_access::home(pid).zip(process_access::owner(pid)))
     }
 }
 
@@ -77,12 +77,13 @@ impl Rights {
     /// process.
     fn of(credentials: Credentials, principal: Principal, pidfd: Option<&OwnedFd>) -> Rights {
         let Some(pidfd) = pidfd else { return Rights::Nothing };
-        let Some(home) = standing::home(credentials.pid) else { return Rights::Nothing };
+        let Some(home) = process_access::home(credentials.pid) else { return Rights::Nothing };
         let is_root = principal.is_privileged() && credentials.uid == 0;
-        let is_all =
-            is_root && standing::own_home() == Some(home) && standing::may_look_into_all(credentials.pid);
+        let is_all = is_root
+            && process_access::own_home() == Some(home)
+            && process_access::may_look_into_all(credentials.pid);
         // Checked last: if the process has ended, the pid may belong to another process by now.
-        match standing::is_alive(pidfd) {
+        match process_access::is_alive(pidfd) {
             true if is_all => Rights::All,
             true => Rights::Own(principal, home),
             false => Rights::Nothing,
@@ -94,11 +95,11 @@ impl Capture {
     /// Revokes the rights of a reader of everything if its process could not obtain them now. The
     /// process may have changed its user.
     fn review(&mut self) {
-        let is_root = || standing::has_thread(self.pid, |present| present.user == 0) == Some(true);
+        let is_root = || process_access::has_thread(self.pid, |present| present.user == 0) == Some(true);
         let is_still = || {
             is_root()
-                && standing::may_look_into_all(self.pid)
-                && self.life.as_ref().is_some_and(standing::is_alive)
+                && process_access::may_look_into_all(self.pid)
+                && self.life.as_ref().is_some_and(process_access::is_alive)
         };
         if matches!(self.rights, Rights::All) && !is_still() {
             tracing::info!(pid = self.pid, "it is root's no more: it is shown nothing that is new");

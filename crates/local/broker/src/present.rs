@@ -20,8 +20,8 @@
 //! user. What it holds stays charged to the previous principal; new resources are charged to the
 //! present one.
 
+use shunt_sys::process_access::{self, Present};
 use shunt_sys::seqpacket::Credentials;
-use shunt_sys::standing::{self, Present};
 
 use crate::principal::Principal;
 
@@ -38,9 +38,9 @@ pub(crate) fn is_still(principal: Principal, sender: Credentials) -> bool {
     }
     // The broker may be unable to see the process, for example in another pid namespace. Then the
     // kernel's report about the sender decides.
-    let own = standing::own_network();
+    let own = process_access::own_network();
     let is_it = |present: Present| present.user == principal.uid && Some(present.network) == own;
-    standing::has_thread(sender.pid, is_it).unwrap_or(true)
+    process_access::has_thread(sender.pid, is_it).unwrap_or(true)
 }
 
 #[cfg(test)]

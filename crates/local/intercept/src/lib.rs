@@ -5,7 +5,7 @@
 //! A helper process does this with ptrace, before the first instruction of the program runs:
 //!
 //! ```text
-//!   helper:   wait(By::Thread) ── Door::plan ── Door::open ──────────────── exit
+//!   helper:   wait(By::Thread) ── Interception::plan ── Interception::open ──────────────── exit
 //!                    │ PTRACE_SEIZE                │ stubs and jumps are written
 //!   program:  ───────┴────── execve ── stopped ────┴── first instruction ── ...
 //! ```
@@ -41,9 +41,9 @@ mod tracee;
 mod without;
 
 #[cfg(target_arch = "x86_64")]
-pub use open::{Door, wait};
+pub use open::{Interception, wait};
 #[cfg(not(target_arch = "x86_64"))]
-pub use without::{Door, wait};
+pub use without::{Interception, wait};
 
 use thiserror::Error;
 

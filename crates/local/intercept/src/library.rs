@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use shunt_abi::door::{NUMBERS, OFFER};
+use shunt_abi::intercept::{NUMBERS, OFFER};
 
 use crate::Closed;
 use crate::elf::{File, Segment};
@@ -56,7 +56,7 @@ pub(crate) struct Part<'a> {
     pub(crate) content: &'a [u8],
 }
 
-/// The fields of [`shunt_abi::door::Offer`] that are used here.
+/// The fields of [`shunt_abi::intercept::Offer`] that are used here.
 pub(crate) struct Offer {
     pub(crate) start: u64,
     pub(crate) called: u64,

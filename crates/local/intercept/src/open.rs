@@ -8,7 +8,7 @@ use std::path::Path;
 use nix::libc::{self, user_regs_struct};
 use nix::unistd::{Pid, getppid};
 use rustix::param::linux_hwcap;
-use shunt_abi::door::{BELOW, BLOCK, Begin, Below, CONTROL};
+use shunt_abi::intercept::{BELOW, BLOCK, Begin, Below, CONTROL};
 
 use crate::elf::{EXECUTABLE, File, WRITABLE};
 use crate::library::Library;
@@ -24,7 +24,7 @@ const STUB: u64 = 128;
 const LET_THROUGH: [u8; 2] = [0xff, 0xe1];
 
 /// A program whose calls can be redirected, and the library that will receive them.
-pub struct Door {
+pub struct Interception {
     program: File,
     library: File,
     path: CString,
@@ -43,9 +43,9 @@ pub fn wait(by: By) -> Result<(), Closed> {
     }
 }
 
-impl Door {
+impl Interception {
     /// Analyses the files of the program and the library.
-    pub fn plan(program: &Path, library: &Path) -> Result<Door, Closed> {
+    pub fn plan(program: &Path, library: &Path) -> Result<Interception, Closed> {
         const FSGSBASE: usize = 1 << 1;
         if linux_hwcap().1 & FSGSBASE == 0 {
             return Err(Closed::NoGs);
@@ -62,7 +62,7 @@ impl Door {
             return Err(Closed::NoCalls);
         }
         let sites = text::sites(&program, own.as_ref(), &numbers)?;
-        Ok(Door { program, library, path, sites, switches_stacks, has_linker })
+        Ok(Interception { program, library, path, sites, switches_stacks, has_linker })
     }
 
     /// Returns `true` if the program has a libc, and also makes calls directly that the library

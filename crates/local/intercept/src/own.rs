@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
 use memchr::memmem;
-use shunt_abi::door::{MOST_CODE, NUMBERS, SYSCALL};
+use shunt_abi::intercept::{MOST_CODE, NUMBERS, SYSCALL};
 
 use crate::Closed;
 use crate::elf::File;

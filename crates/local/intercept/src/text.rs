@@ -23,7 +23,7 @@ use iced_x86::{
     BlockEncoder, BlockEncoderOptions, Code, Decoder, DecoderOptions, FlowControl, Instruction,
     InstructionBlock, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
-use shunt_abi::door::NUMBERS;
+use shunt_abi::intercept::NUMBERS;
 
 use crate::Closed;
 use crate::elf::File;

@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use shunt_abi::door::SYSCALL;
+use shunt_abi::intercept::SYSCALL;
 
 use crate::Closed;
 

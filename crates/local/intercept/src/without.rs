@@ -5,16 +5,16 @@ use std::path::Path;
 use crate::{By, Closed};
 
 /// A value of this type cannot exist.
-pub enum Door {}
+pub enum Interception {}
 
 /// Fails with [`Closed::Processor`].
 pub fn wait(_: By) -> Result<(), Closed> {
     Err(Closed::Processor)
 }
 
-impl Door {
+impl Interception {
     /// Fails with [`Closed::Processor`].
-    pub fn plan(_: &Path, _: &Path) -> Result<Door, Closed> {
+    pub fn plan(_: &Path, _: &Path) -> Result<Interception, Closed> {
         Err(Closed::Processor)
     }
 
@@ -23,7 +23,7 @@ impl Door {
         Ok(false)
     }
 
-    /// Cannot be called, because there is no `Door`.
+    /// Cannot be called, because there is no `Interception`.
     pub fn open(self) -> Result<(), Closed> {
         match self {}
     }

@@ -42,8 +42,8 @@ mod memory;
 #[cfg(not(loom))]
 pub use memory::{RECEIVER_BYTES, ReceiveMemory, SendMemory, sender_bytes};
 
-/// The words that the sender writes. The other end loads the cursor's line whenever it has moved, and
-/// the second line with every message.
+/// The words that the sender writes. The other end loads the cursor's line whenever it has moved,
+/// and the second line with every message.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct SenderWords {

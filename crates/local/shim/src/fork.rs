@@ -1,6 +1,6 @@
 //! fork. Every lane falls back to TCP before a fork, and a socket that two processes hold is not
 //! offered until only one of them holds it. See `docs/adr/0001-fork-and-exec-go-back-to-tcp.md`,
-//! and `crate::socket::family` for the record of holders.
+//! and `crate::socket::sharing` for the record of holders.
 //!
 //! ```text
 //!  before():          lanes fall back ── take all locks (several threads)
@@ -21,11 +21,11 @@ use crate::base::signal::{self, Shield};
 use crate::base::{alloc, budget, clib, errno, private, process, table, thread, waiter};
 use crate::broker::control;
 use crate::epoll;
-use crate::life::{attach, census, overdue};
+use crate::life::{attach, census, unread_timeout};
 use crate::ops::{descriptors, ring};
 use crate::program::sandbox;
 use crate::socket::endpoint::{self, Endpoint, Stage};
-use crate::socket::{family, links};
+use crate::socket::{links, sharing};
 
 /// Installs the handlers that run around every fork, also one inside libc. `_Fork` runs no
 /// handlers, so its hook calls these functions.
@@ -138,7 +138,7 @@ pub(crate) fn failed() {
         return;
     }
     let _shield = Shield::raise();
-    endpoint::all().for_each(family::forget_child);
+    endpoint::all().for_each(sharing::forget_child);
     epoll::forget_child();
 }
 
@@ -172,7 +172,7 @@ fn begin_child() {
     // SAFETY: a child of fork has one thread.
     unsafe {
         private::after_fork_in_child();
-        overdue::after_fork_in_child();
+        unread_timeout::after_fork_in_child();
     }
     ring::after_fork_in_child();
     endpoint::after_fork_in_child();
@@ -185,7 +185,7 @@ fn begin_child() {
         if endpoint.stage() == Stage::Offered {
             endpoint.set_stage(Stage::Plain);
         }
-        family::be_born(endpoint);
+        sharing::be_born(endpoint);
     }
     epoll::be_born();
     signal::count_own_calls();
@@ -206,7 +206,7 @@ pub(crate) fn stray() {
     let errno = errno::get();
     let _shield = Shield::raise();
     table::restore();
-    family::add_stray();
+    sharing::add_stray();
     // SAFETY: a child of fork has one thread.
     unsafe {
         alloc::reset_lock();
@@ -214,7 +214,8 @@ pub(crate) fn stray() {
         process::reset_lock();
         budget::reset_lock();
         links::reset_lock();
-        // First: a thread of the parent may have been using a private descriptor, and a close of one would wait for that thread.
+        // First: a thread of the parent may have been using a private descriptor, and a close of
+        // one would wait for that thread.
         private::after_fork_in_child();
         control::disown();
         endpoint::reset_locks();

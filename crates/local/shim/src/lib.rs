@@ -1,10 +1,10 @@
 //! libshunt.so. It is loaded before libc, moves the TCP connections of an unmodified program onto
 //! shared memory, and falls back to TCP whenever in doubt.
 //!
-//! The library has layers. A layer calls a higher one only by [`base::above`], which
+//! The library has layers. A layer calls a higher one only by [`base::upcall`], which
 //! `tests/floors.rs` checks. From the highest to the lowest:
 //!
-//! - `door`: the system calls that some programs make by themselves
+//! - `intercept`: the system calls that some programs make by themselves
 //! - `hooks`: the C functions that programs call
 //! - `fork`: the functions that libc calls around a fork
 //! - `ops`: decides what each call does
@@ -23,19 +23,19 @@
 
 mod base;
 mod broker;
-#[cfg(target_arch = "x86_64")]
-mod door;
 mod epoll;
 mod fork;
 mod hooks;
+#[cfg(target_arch = "x86_64")]
+mod intercept;
 mod life;
 mod ops;
 mod program;
 mod socket;
 
-use base::{budget, clib, end, panic, process, spin, table, thread, waiter};
+use base::{budget, clib, panic, process, spin, table, thread, thread_end, waiter};
 use broker::control;
-use life::{attach, overdue};
+use life::{attach, unread_timeout};
 use ops::descriptors;
 use program::{handover, sanitizer};
 use socket::{endpoint, finished, links};
@@ -52,7 +52,7 @@ extern "C" fn start() {
     thread::start();
     process::start();
     #[cfg(target_arch = "x86_64")]
-    life::census::start(&hooks::raw::door::ANSWERED);
+    life::census::start(&hooks::raw::intercept::ANSWERED);
     budget::start(process::ring_memory());
     spin::start();
     hooks::memory::prepare();
@@ -62,18 +62,18 @@ extern "C" fn start() {
     sanitizer::start();
     handover::receive();
     #[cfg(target_arch = "x86_64")]
-    door::open();
+    intercept::open();
 }
 
 /// Sets all upcalls: functions of a higher layer that a lower one calls.
 fn connect_floors() {
-    thread::ENDS.set(|()| end::ends());
+    thread::ENDS.set(|()| thread_end::ends());
     table::STRAY.set(|()| fork::stray());
     waiter::TELL_BROKER.set(control::tell_doorbell);
     links::RETIRE.set(control::retire);
     endpoint::END_HELD.set(|name| name.resolve().into_iter().for_each(descriptors::end_held));
     epoll::LEAVE.set(attach::leave_for_a_set);
     attach::RELEASE.set(control::release_after);
-    finished::AWAIT.set(|name| name.resolve().into_iter().for_each(overdue::look_again_at));
+    finished::AWAIT.set(|name| name.resolve().into_iter().for_each(unread_timeout::look_again_at));
     attach::WITHDRAW.set(|name| name.resolve().into_iter().for_each(control::withdraw));
 }

@@ -14,7 +14,7 @@ const FLOORS: [&[&str]; 10] = [
     &["ops"],
     &["fork"],
     &["hooks"],
-    &["door"],
+    &["intercept"],
 ];
 
 /// The layers within `base`.
@@ -120,17 +120,17 @@ fn arrows_up(directory: &str, house: &str, floors: &[&[&str]], at_least: usize) 
 #[test]
 fn no_arrow_runs_back_up() {
     let wrong = arrows_up("src", "crate::", &FLOORS, 300);
-    assert!(wrong.is_empty(), "a floor names one above it; see base/above.rs\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "a floor names one above it; see base/upcall.rs\n{}", wrong.join("\n"));
 }
 
 #[test]
 fn nor_within_the_lowest_floor() {
     let wrong = arrows_up("src/base", "crate::base::", &BASE, 50);
-    assert!(wrong.is_empty(), "see base/above.rs\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "see base/upcall.rs\n{}", wrong.join("\n"));
 }
 
 #[test]
 fn paths_are_found_in_lists_and_in_the_middle_of_lines() {
-    let source = "use crate::{epoll, life::{attach, idle}};\nuse crate::base::lock;\nfn f() { crate::ops::poll(); } // crate::door\n";
+    let source = "use crate::{epoll, life::{attach, idle}};\nuse crate::base::lock;\nfn f() { crate::ops::poll(); } // crate::intercept\n";
     assert_eq!(rooms_named(source, "crate::"), ["epoll", "life", "base", "ops"]);
 }

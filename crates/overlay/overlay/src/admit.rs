@@ -37,7 +37,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::Pid;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use shunt_sys::seccomp::Listener;
-use shunt_sys::{Errno, apart, guarded, netns, seqpacket};
+use shunt_sys::{Errno, daemonize, guarded, netns, seqpacket};
 use tokio::time::timeout;
 
 use crate::channel::{self, Channel};
@@ -200,7 +200,7 @@ pub(crate) fn is_of_host(socket: &OwnedFd) -> bool {
 /// it. Returns once the supervisor is running as a separate process.
 pub fn supervise_apart(stream: OwnedFd, router: Option<&Path>, process: u32) -> std::io::Result<()> {
     let router = router.map(Path::to_owned);
-    apart::beside(stream, move |stream| {
+    daemonize::beside(stream, move |stream| {
         // If this fails, the program stays on the overlay.
         let _ = live(UnixStream::from(stream), router.as_deref(), process);
     })?;

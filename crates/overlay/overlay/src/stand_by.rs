@@ -34,7 +34,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space, set_no_new_privs};
 use shunt_sys::seccomp::{self, Listener};
-use shunt_sys::{apart, guarded, seqpacket};
+use shunt_sys::{daemonize, guarded, seqpacket};
 
 use crate::supervise::{self, SuperviseError};
 use crate::supervisor::{self, Call, NO_ROUTER, Supervisor};
@@ -47,7 +47,7 @@ pub fn stand_by(router: Option<&Path>, guards: bool) -> Result<(), SuperviseErro
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (near, far) = pair.map_err(kernel("a pair of sockets"))?;
     let place = router.unwrap_or(Path::new(NO_ROUTER)).to_owned();
-    apart::beside(far, move |far| live(far, &place, guards))
+    daemonize::beside(far, move |far| live(far, &place, guards))
         .map_err(kernel("a process for the supervisor"))?;
     // Wait for the supervisor before anything depends on it.
     if !is_there(&near) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, socketpair};
 use shunt_sys::seccomp::{self, Listener, Watched};
-use shunt_sys::{Errno, apart, guarded, seqpacket};
+use shunt_sys::{Errno, daemonize, guarded, seqpacket};
 use thiserror::Error;
 
 use crate::message::{self, Answer, Request, VERSION};
@@ -122,7 +122,8 @@ fn supervise_beside(router: &Path) -> Result<Supervised, SuperviseError> {
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let (near, far) = pair.map_err(kernel("a pair of sockets"))?;
     let place = router.to_owned();
-    apart::beside(far, move |parent| live(parent, &place)).map_err(kernel("a process for the supervisor"))?;
+    daemonize::beside(far, move |parent| live(parent, &place))
+        .map_err(kernel("a process for the supervisor"))?;
     let mut near = UnixStream::from(near);
     let _ = near.set_read_timeout(Some(LIMIT));
     // Wait until the supervisor runs, before any call is reported to it.

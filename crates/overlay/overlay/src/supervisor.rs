@@ -32,7 +32,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use shunt_sys::seccomp::{Listener, Notification, Watched};
-use shunt_sys::{Errno, apart, identity, limits, other, tcp};
+use shunt_sys::{Errno, daemonize, identity, limits, other, tcp};
 
 use accept::Strays;
 use address::Address;
@@ -87,7 +87,7 @@ pub(crate) struct Call {
 /// Prepares the process of a supervisor: it ends with the last process that it serves, and ignores
 /// signals that are meant for others.
 pub(crate) fn begin_life() {
-    apart::ignore_endings();
+    daemonize::ignore_endings();
     let _ = rustix::process::setsid();
     // A connection takes several descriptors for a moment. The program's own limit is not changed.
     let _ = limits::raise_descriptors();

@@ -11,10 +11,10 @@ use std::ptr::null_mut;
 
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
 
-use crate::base::kept::Kept;
 use crate::base::lock::Lock;
 use crate::base::signal::Shield;
 use crate::base::thread;
+use crate::base::thread_cache::ThreadCache;
 
 const SMALLEST: usize = 16;
 /// The largest block that is not a separate mapping.
@@ -145,7 +145,7 @@ impl Heap {
 }
 
 /// Frees the blocks that an ended thread had cached.
-pub(crate) fn give_back(kept: &Kept) {
+pub(crate) fn give_back(kept: &ThreadCache) {
     kept.take_each(|class, block| HEAP.lock().give(class, block));
 }
 

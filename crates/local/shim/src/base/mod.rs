@@ -1,7 +1,6 @@
 //! The lowest layer of the shim: memory, locks, threads, signals, system calls, and the table of
 //! descriptors. It knows nothing of connections.
 
-pub(crate) mod above;
 pub(crate) mod alloc;
 pub(crate) mod arch;
 pub(crate) mod budget;
@@ -9,11 +8,8 @@ pub(crate) mod by_number;
 pub(crate) mod children;
 pub(crate) mod clib;
 pub(crate) mod code;
-pub(crate) mod end;
 pub(crate) mod errno;
 pub(crate) mod hidden;
-pub(crate) mod journal;
-pub(crate) mod kept;
 pub(crate) mod kernel;
 pub(crate) mod library;
 pub(crate) mod lock;
@@ -30,5 +26,9 @@ pub(crate) mod spin;
 pub(crate) mod split;
 pub(crate) mod table;
 pub(crate) mod thread;
+pub(crate) mod thread_cache;
+pub(crate) mod thread_end;
+pub(crate) mod undo_log;
 pub(crate) mod unwind;
+pub(crate) mod upcall;
 pub(crate) mod waiter;

@@ -85,7 +85,7 @@ pub(crate) fn start() {
     // more stack than a thread may have later.
     now();
     let _ = BROKER_PATHS.set(broker_paths_now());
-    if let Some(path) = variable(c"SHUNT_DOOR") {
+    if let Some(path) = variable(c"SHUNT_INTERCEPT") {
         let _ = DOOR_PATH.set(path.to_owned());
     }
     OFFERS_AT_ONCE.store(setting(c"SHUNT_OFFER", "offer") == Some(b"at-once"), Relaxed);
@@ -163,7 +163,7 @@ pub(crate) fn trusts_own_calls() -> bool {
 
 /// Returns the path of the command that enters programs without a dynamic linker, if the
 /// environment names it.
-pub(crate) fn door_path() -> Option<&'static CStr> {
+pub(crate) fn helper_path() -> Option<&'static CStr> {
     DOOR_PATH.get().map(CString::as_c_str)
 }
 

@@ -31,7 +31,7 @@ std::arch::global_asm!(
 type Symbol = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 unsafe extern "C" {
-    /// The substitute for dlsym in a program without a dynamic linker (`door::libc`).
+    /// The substitute for dlsym in a program without a dynamic linker (`intercept::libc`).
     static shunt_stand_in: Option<Symbol>;
 }
 

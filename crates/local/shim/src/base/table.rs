@@ -20,9 +20,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*
 use rustix::mm::{Advice, madvise};
 use shunt_abi::reason::Reason;
 
-use crate::base::above::Above;
 use crate::base::arch;
 use crate::base::names::{EndpointRef, EpollRef};
+use crate::base::upcall::Upcall;
 use crate::base::{process, thread};
 
 const CHUNK: usize = 1024;
@@ -66,7 +66,7 @@ impl Upper {
 }
 
 /// Called in a child of a fork that no hook saw, at its first look-up.
-pub(crate) static STRAY: Above<()> = Above::new();
+pub(crate) static STRAY: Upcall<()> = Upcall::new();
 
 /// Whether the kernel wipes the upper level in children.
 static IS_WIPED: AtomicBool = AtomicBool::new(false);

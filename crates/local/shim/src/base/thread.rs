@@ -6,12 +6,12 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 
 use rustix::mm::munmap;
-use shunt_abi::door::BLOCK;
+use shunt_abi::intercept::BLOCK;
 
-use crate::base::above::Above;
 use crate::base::arch;
-use crate::base::journal::Journal;
-use crate::base::kept::Kept;
+use crate::base::thread_cache::ThreadCache;
+use crate::base::undo_log::UndoLog;
+use crate::base::upcall::Upcall;
 
 /// The state of one thread. Only the thread and the signal handlers that interrupt it use it, so
 /// relaxed atomics are plain loads and stores here. [`Shield`](crate::base::signal::Shield) has
@@ -47,8 +47,8 @@ pub(crate) struct Thread {
     pub(crate) lingerer: Spinner,
     /// The object that such a call last found empty.
     pub(crate) asked: Cell<usize>,
-    pub(crate) journal: Journal,
-    pub(crate) kept: Kept,
+    pub(crate) journal: UndoLog,
+    pub(crate) kept: ThreadCache,
     pub(crate) deferral: UnsafeCell<Deferred>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Spinner {
 }
 
 /// A separate stack for answering system calls where the program's own stack is small. See
-/// `crate::door::linked`.
+/// `crate::intercept::linked`.
 #[repr(C)]
 pub(crate) struct Apart {
     /// Address of the end of the stack, or 0.
@@ -120,7 +120,7 @@ pub(crate) fn this() -> &'static Thread {
 }
 
 /// Returns the resources of a thread that ends, also by cancellation.
-pub(crate) static ENDS: Above<()> = Above::new();
+pub(crate) static ENDS: Upcall<()> = Upcall::new();
 static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
 const NO_KEY: u32 = u32::MAX;
 

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 
 use shunt_abi::geometry::WAITERS;
 
-use crate::base::above::Above;
 use crate::base::private::PrivateFd;
 use crate::base::thread::{self, Thread};
+use crate::base::upcall::Upcall;
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static DOORBELLS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
@@ -25,7 +25,7 @@ static LISTENERS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS]
 /// Slots whose doorbell the current broker has.
 static TOLD: AtomicU64 = AtomicU64::new(0);
 /// Sends a slot's doorbell to the broker.
-pub(crate) static TELL_BROKER: Above<Slot> = Above::new();
+pub(crate) static TELL_BROKER: Upcall<Slot> = Upcall::new();
 
 /// A slot, owned until `give_back`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

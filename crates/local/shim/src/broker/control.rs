@@ -51,13 +51,13 @@ use crate::base::waiter::{self, Slot};
 use crate::base::{code, process};
 use crate::broker::pulse::{Pulse, State};
 use crate::epoll;
-use crate::life::{attach, unseen};
+use crate::life::{attach, untracked};
 use crate::socket::endpoint::{self, Endpoint, NEVER, Stage};
-use crate::socket::family::{self, Heirs};
 use crate::socket::keepalive::Silence;
 use crate::socket::links::{Attachment, Identity, Link, Peer, Pin};
+use crate::socket::sharing::{self, Heirs};
 use crate::socket::tcp::Tcp;
-use crate::socket::{distance, settings, worth};
+use crate::socket::{offer_policy, peer_locality, settings};
 
 /// Operations until an endpoint that found no broker is considered again.
 const RETRY_AFTER: u32 = 256;
@@ -248,7 +248,7 @@ fn postpone(endpoint: &Endpoint, reason: Reason, again: u32) {
 /// Considers an offer of an endpoint that the program uses. The caller holds no lock.
 #[cold]
 pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
-    unseen::look_around();
+    untracked::look_around();
     let mut verdict = attempt(endpoint, fd);
     if !process::offers_at_once() {
         return;
@@ -330,7 +330,7 @@ pub(crate) fn may_be_held_by_broker(endpoint: &Endpoint, fd: RawFd) -> bool {
 
 /// Withdraws the offer of an endpoint that ends before it was paired.
 pub(crate) fn withdraw(endpoint: &Endpoint) {
-    distance::unpaired(endpoint);
+    peer_locality::unpaired(endpoint);
     let ticket = endpoint.reference().pack();
     CONTROL.lock().tell(Request::Withdraw(Withdraw { ticket }));
 }
@@ -607,7 +607,7 @@ impl Control {
     fn release_drained(&mut self) {
         for _ in 0..self.inherited.len().min(FEW) {
             let Some((row, release)) = self.inherited.pop_front() else { return };
-            if family::has_others(row) {
+            if sharing::has_others(row) {
                 self.inherited.push_back((row, release));
             } else {
                 self.tell(Request::Release(release));
@@ -742,10 +742,10 @@ impl Control {
         }
         let identity = identity::identify(borrow(fd)).map_err(|_| Reason::NotTcp)?;
         list(endpoint, fd, &identity);
-        if let Some(reason) = endpoint.barred().or_else(unseen::left).or(against) {
+        if let Some(reason) = endpoint.barred().or_else(untracked::left).or(against) {
             return Err(reason.into());
         }
-        if let Some(reason) = crate::socket::family::sharing(endpoint) {
+        if let Some(reason) = crate::socket::sharing::sharing(endpoint) {
             return Err(reason.into());
         }
         if endpoint::is_standard_stream(endpoint) {
@@ -772,7 +772,7 @@ impl Control {
         }
         endpoint.offered_as.store(self.pulse.latest(), Relaxed);
         endpoint.operations.store(0, Relaxed);
-        worth::note_offer(endpoint);
+        offer_policy::note_offer(endpoint);
         process::count(Counter::Offered, 1);
         Ok(())
     }
@@ -1012,9 +1012,9 @@ fn sent_before(endpoint: &Endpoint, fd: RawFd) -> u64 {
 /// the check is repeated, at growing intervals.
 fn is_worth_offering(endpoint: &Endpoint, identity: &identity::Identity) -> Result<(), Later> {
     let near = may_be_local(&identity.local, &identity.remote);
-    let patience = distance::patience(identity.remote.ip());
+    let patience = peer_locality::patience(identity.remote.ip());
     let watched = endpoint.offer_after.load(Relaxed);
-    let later = |reason| Later::After(reason, distance::longer(watched));
+    let later = |reason| Later::After(reason, peer_locality::longer(watched));
     match process::board().map_or(Reach::Namespace, |board| board.reach()) {
         Reach::Nothing => Err(later(Reason::ForeignNamespace)),
         _ if near => Ok(()),
@@ -1024,7 +1024,7 @@ fn is_worth_offering(endpoint: &Endpoint, identity: &identity::Identity) -> Resu
         }
         Reach::Host if watched < patience => Err(Later::After(Reason::TooFewOperations, patience)),
         Reach::Host => {
-            distance::offered(endpoint, identity.remote.ip());
+            peer_locality::offered(endpoint, identity.remote.ip());
             Ok(())
         }
     }

@@ -21,12 +21,12 @@ use shunt_transport::Kernel;
 
 use super::duplicates::{Duplicates, Numbers};
 use super::names::is_token;
-use super::patience::{DEGRADED_NANOS, Patience, until_known};
 use super::ready_queue::ReadyQueue;
 use super::records::Records;
 use super::registration::is_told_edges;
 use super::report::Report;
 use super::shared;
+use super::sleep_bound::{DEGRADED_NANOS, SleepBound, until_known};
 use super::watched::Watched;
 use super::{ALWAYS, Checked, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, Step, URGENT};
 use crate::base::kernel;
@@ -74,8 +74,8 @@ impl Inner {
         must_follow_kernel
     }
 
-    /// Gives positions to `QueuedIdle` registrations whose lanes have an event by now. Their marks do
-    /// that, so those of links at rest are taken too.
+    /// Gives positions to `QueuedIdle` registrations whose lanes have an event by now. Their marks
+    /// do that, so those of links at rest are taken too.
     #[inline]
     fn queue_idle_anew(&mut self) {
         if self.ready.take_has_idle() && self.links.has_some_at_rest() {
@@ -497,12 +497,12 @@ impl Inner {
     }
 
     /// Returns the bound of a sleep, in addition to the program's timeout.
-    pub(crate) fn patience(&mut self, epoll: &Epoll) -> Patience {
+    pub(crate) fn patience(&mut self, epoll: &Epoll) -> SleepBound {
         self.register_wakeup_again(epoll);
         if self.answered.is_none() {
             return match self.exposure.is_shared() && shared::may_be_added() {
-                true => Patience::Unrung(DEGRADED_NANOS),
-                false => Patience::Endless,
+                true => SleepBound::Unrung(DEGRADED_NANOS),
+                false => SleepBound::Endless,
             };
         }
         if self.answered.has_looks() {
@@ -510,25 +510,25 @@ impl Inner {
         }
         let Some(slot) = self.slot().filter(|_| !self.answered.has_looks() && !self.exposure.is_shared())
         else {
-            return Patience::Unrung(DEGRADED_NANOS);
+            return SleepBound::Unrung(DEGRADED_NANOS);
         };
         if self.is_wakeup_unregistered() {
             // The bytes in lanes were there before. New ones come by TCP.
-            return Patience::Unrung(until_known(u32::MAX));
+            return SleepBound::Unrung(until_known(u32::MAX));
         }
         slot.register();
         self.rung |= self.links.learn_known(slot);
         if let Some(in_a_row) = self.links.note_sleep_unknown() {
-            return Patience::Unrung(until_known(in_a_row));
+            return SleepBound::Unrung(until_known(in_a_row));
         }
         self.forget_room();
         let full = self.full.iter().filter_map(|fd| self.registrations.get(fd)?.endpoint());
-        full.map(outgoing::longest_sleep).min().map_or(Patience::Endless, Patience::Room)
+        full.map(outgoing::longest_sleep).min().map_or(SleepBound::Endless, SleepBound::Room)
     }
 
     /// Returns the bound after the last check before the sleep.
-    pub(crate) fn last_patience(&self, before: Patience) -> Patience {
-        if self.unread_behind { Patience::Unrung(DEGRADED_NANOS) } else { before }
+    pub(crate) fn last_patience(&self, before: SleepBound) -> SleepBound {
+        if self.unread_behind { SleepBound::Unrung(DEGRADED_NANOS) } else { before }
     }
 
     /// Drops those from the list of full lanes that do not wait for room any more. Another thread
@@ -550,7 +550,7 @@ impl Inner {
 
     /// Announces a sleep of at most `patience`. The caller checks once more afterwards, and then
     /// [rests](Self::rest) or not.
-    pub(crate) fn announce_sleep(&mut self, patience: Patience) {
+    pub(crate) fn announce_sleep(&mut self, patience: SleepBound) {
         let is_short = patience.is_unrung();
         self.sleeps_are_short = is_short && (self.sleepers == 0 || self.sleeps_are_short);
         self.sleepers += 1;

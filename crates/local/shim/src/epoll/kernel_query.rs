@@ -90,9 +90,9 @@ impl KernelQueries {
 
     /// Chooses the step that follows a wait's first check of the lanes at the time `now`.
     ///
-    /// If a query is due and lanes have filled the report, the kernel gets the next wait first, once
-    /// everything that was queued at the last query has had its turn (`has_gone_round`). So no event
-    /// waits for ever, and the order of events is kept.
+    /// If a query is due and lanes have filled the report, the kernel gets the next wait first,
+    /// once everything that was queued at the last query has had its turn (`has_gone_round`). So no
+    /// event waits for ever, and the order of events is kept.
     #[inline(always)]
     pub(super) fn choose(
         &mut self,

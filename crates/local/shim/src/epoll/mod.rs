@@ -37,12 +37,12 @@ mod kernel_query;
 mod listing;
 mod names;
 mod nested;
-mod patience;
 mod ready_queue;
 mod records;
 mod registration;
 mod report;
 mod shared;
+mod sleep_bound;
 #[cfg(test)]
 mod tables;
 mod wakeup;
@@ -55,16 +55,16 @@ use libc::epoll_event;
 use rustix::net::sockopt::socket_acceptconn;
 use shunt_abi::reason::Reason;
 
-use crate::base::above::Above;
 use crate::base::lock::{Guard, Lock};
 use crate::base::names::{EndpointRef, EpollRef};
 use crate::base::private::borrow;
 use crate::base::table::{self, Entry};
+use crate::base::upcall::Upcall;
 use crate::base::waiter::Slot;
 use crate::base::{errno, process, real};
 use crate::socket::endpoint::{self, Endpoint};
-use crate::socket::family::{self, Holders};
 use crate::socket::links::Link;
+use crate::socket::sharing::{self, Holders};
 use answered::{Answered, Count};
 use closed_while_registered::ClosedWhileRegistered;
 use duplicates::Duplicates;
@@ -74,7 +74,6 @@ use kernel_query::KernelQueries;
 pub(crate) use kernel_query::{Checked, Step};
 use names::{Name, Names};
 pub(crate) use nested::{has_level_proxies, show_lanes};
-pub(crate) use patience::{DEGRADED_NANOS, Patience, until_known};
 use ready_queue::{Position, ReadyQueue};
 use records::Records;
 use registration::Passed;
@@ -82,6 +81,7 @@ pub(crate) use shared::{
     be_born, change_program, forget_child, hand_on, is_instance, is_shared, list_unknown, pass_beyond, share,
     stay, take_in,
 };
+pub(crate) use sleep_bound::{DEGRADED_NANOS, SleepBound, until_known};
 use wakeup::Wakeup;
 use watched::Watched;
 
@@ -108,7 +108,7 @@ pub(crate) enum Leaving {
 }
 
 /// Has a connection leave its lanes, for a reason. The caller must hold no lock.
-pub(crate) static LEAVE: Above<(&'static Endpoint, Leaving, Reason)> = Above::new();
+pub(crate) static LEAVE: Upcall<(&'static Endpoint, Leaving, Reason)> = Upcall::new();
 
 /// One epoll instance of this process.
 pub(crate) struct Epoll {
@@ -265,7 +265,7 @@ pub(crate) fn track(fd: RawFd) {
     // SAFETY: the slot was filled above or earlier, and instances are never freed.
     let Some(epoll) = (unsafe { SLAB[index as usize].load(Acquire).as_ref() }) else { return };
     let marker = marker_of(epoll);
-    epoll.holders.begin(family::strays());
+    epoll.holders.begin(sharing::strays());
     *epoll.inner.lock() = Inner { fd, marker, ..Inner::default() };
     let name = EpollRef::new(index, epoll.generation.load(Acquire));
     table::replace(fd, Entry::Epoll(name));
@@ -585,7 +585,7 @@ impl Epoll {
 
     /// Ends the instance, whose last descriptor is being closed.
     pub(crate) fn close(&self) {
-        family::let_go(self);
+        sharing::let_go(self);
         let mut inner = self.inner.lock();
         let slot = inner.slot();
         for registration in inner.registrations.values() {

@@ -2,10 +2,10 @@
 //! reports that such an instance is ready. So its connections fall back to TCP, later ones never
 //! leave it, and the kernel's list has what the program asked for and nothing else.
 //!
-//! The kernel must show what lanes still hold. The *level proxy* (`LevelProxyFd`) does that: it is the
-//! listener of the instance's doorbell, in the kernel's list, and readable as long as a wait would
-//! report an event of a lane. The doorbell cannot do it: once rung, it would make the instance
-//! ready for ever.
+//! The kernel must show what lanes still hold. The *level proxy* (`LevelProxyFd`) does that: it is
+//! the listener of the instance's doorbell, in the kernel's list, and readable as long as a wait
+//! would report an event of a lane. The doorbell cannot do it: once rung, it would make the
+//! instance ready for ever.
 //!
 //! A shared instance has nothing of the shim's in the kernel's list. So only poll and select see
 //! what its lanes still hold.

@@ -1,8 +1,8 @@
 //! The ready queue of an epoll instance: the registrations that the next wait checks, in the order
 //! in which their events occurred.
 //!
-//! A registration is `NotQueued`, `QueuedIdle` or `Queued`, and only this file changes that. The table
-//! *The ready queue* in docs/registration.md lists the transitions. An example:
+//! A registration is `NotQueued`, `QueuedIdle` or `Queued`, and only this file changes that. The
+//! table *The ready queue* in docs/registration.md lists the transitions. An example:
 //!
 //! ```text
 //! A is armed and has no event      A (idle)

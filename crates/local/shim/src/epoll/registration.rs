@@ -877,8 +877,8 @@ fn is_marked(endpoint: &Endpoint, slot: Slot) -> bool {
 }
 
 impl Registration {
-    /// Gives the kernel's list of `instance` the registration as the program made it. Returns `false` if
-    /// it is not there.
+    /// Gives the kernel's list of `instance` the registration as the program made it. Returns
+    /// `false` if it is not there.
     pub(super) fn give_to_kernel(&mut self, instance: RawFd, fd: RawFd) -> bool {
         let is_there = if self.exclusive {
             // A registration cannot be changed to EPOLLEXCLUSIVE, only added with it.

@@ -22,8 +22,8 @@ use crate::base::table::{self, Entry};
 use crate::base::{children, errno, kernel, process, real};
 use crate::epoll::{LEAVE, Leaving};
 use crate::socket::endpoint::{self, Endpoint};
-use crate::socket::family::{self, Holders, Shareable};
 use crate::socket::incoming;
+use crate::socket::sharing::{self, Holders, Shareable};
 
 /// The flags that an event leaves of an EPOLLONESHOT registration (EP_PRIVATE_BITS in the kernel).
 pub(super) const PRIVATE: u32 = EDGE | ONE_SHOT | EXCLUSIVE | libc::EPOLLWAKEUP as u32;
@@ -85,8 +85,8 @@ pub(super) fn may_be_added() -> bool {
 pub(crate) fn share() {
     FORKS.fetch_add(endpoint::any_is_attached().into(), AcqRel);
     for epoll in in_use() {
-        family::prepare();
-        if !family::expect_child(epoll) {
+        sharing::prepare();
+        if !sharing::expect_child(epoll) {
             epoll.holders.lose();
         }
         epoll.inner.lock().share(epoll);
@@ -95,12 +95,12 @@ pub(crate) fn share() {
 
 /// Notes that the fork has made no child.
 pub(crate) fn forget_child() {
-    in_use().for_each(family::forget_child);
+    in_use().for_each(sharing::forget_child);
 }
 
 /// Notes in a child that it holds its parent's instances.
 pub(crate) fn be_born() {
-    in_use().for_each(family::be_born);
+    in_use().for_each(sharing::be_born);
 }
 
 /// Notes that this process is about to become another program, which will not know the instances
@@ -108,21 +108,21 @@ pub(crate) fn be_born() {
 pub(crate) fn change_program() {
     for epoll in in_use() {
         if is_inheritable(epoll) {
-            family::change_unsaid(epoll);
+            sharing::change_unsaid(epoll);
         } else {
-            family::change(epoll, false);
+            sharing::change(epoll, false);
         }
     }
 }
 
 /// Notes that the exec has failed.
 pub(crate) fn stay() {
-    in_use().for_each(family::stay);
+    in_use().for_each(sharing::stay);
 }
 
 /// Notes that a program without the shim is about to hold the instances.
 pub(crate) fn pass_beyond() {
-    in_use().for_each(family::pass_beyond);
+    in_use().for_each(sharing::pass_beyond);
 }
 
 /// Shares an instance that a message takes to another process, or that an io_uring reads. The shim
@@ -215,7 +215,7 @@ impl Inner {
 
     /// Notes that other processes have the kernel's instance too.
     pub(super) fn begin_sharing(&mut self, epoll: &Epoll) {
-        if self.exposure.begin_sharing(|| family::changes(epoll).unwrap_or(0)) {
+        if self.exposure.begin_sharing(|| sharing::changes(epoll).unwrap_or(0)) {
             epoll.active.fetch_add(1, AcqRel);
         }
     }
@@ -245,7 +245,7 @@ impl Inner {
         if !self.exposure.may_query_holders(begin) {
             return false;
         }
-        if family::is_shared(epoll) || !self.learn(epoll) {
+        if sharing::is_shared(epoll) || !self.learn(epoll) {
             self.exposure.note_holders(begin, process::now());
             return false;
         }
@@ -275,7 +275,7 @@ impl Inner {
     /// processes affect what lanes answer.
     pub(crate) fn catch_up(&mut self, epoll: &Epoll) {
         if self.exposure.is_shared() && endpoint::any_is_attached() {
-            let changes = family::changes(epoll);
+            let changes = sharing::changes(epoll);
             if let Some(changes) = changes.filter(|changes| self.exposure.has_missed_changes(*changes)) {
                 self.learn(epoll);
                 self.exposure.note_seen(changes);
@@ -287,7 +287,7 @@ impl Inner {
     /// do not get any more.
     pub(crate) fn note_change(&mut self, epoll: &Epoll) {
         if self.exposure.is_shared()
-            && let Some(before) = family::note_change(epoll)
+            && let Some(before) = sharing::note_change(epoll)
         {
             self.exposure.note_own_change(before);
         }

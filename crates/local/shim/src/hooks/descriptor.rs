@@ -7,7 +7,7 @@ use shunt_abi::reason::Reason;
 use crate::base::real;
 use crate::base::signal::Shield;
 use crate::base::table::{self, Entry};
-use crate::life::unseen;
+use crate::life::untracked;
 use crate::ops::{descriptors, options};
 use crate::socket::endpoint;
 
@@ -29,7 +29,7 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
     // SAFETY: the program's own call, split into ranges.
     let real = |first, last| unsafe { real::close_range(first, last, flags) };
     if flags & libc::CLOSE_RANGE_UNSHARE as c_int != 0 {
-        unseen::leave(Reason::OwnTable);
+        untracked::leave(Reason::OwnTable);
     }
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 || first > last {
         return real(first, last);

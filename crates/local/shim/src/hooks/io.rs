@@ -8,14 +8,14 @@ use shunt_abi::reason::Reason;
 use shunt_ring::user::Piece;
 use shunt_sys::memory::{self, most_at_once};
 
-use crate::base::journal::Held;
 use crate::base::signal::{self, Shield};
+use crate::base::undo_log::Held;
 use crate::base::{clib, errno, kernel, order, process, real, table};
 use crate::life::{attach, resets};
-use crate::ops::hold::Hold;
-use crate::ops::{self, descriptors, files, held, pipe, receive, send};
+use crate::ops::socket_reference::SocketReference;
+use crate::ops::{self, descriptors, files, pipe, receive, send, undo};
 use crate::socket::endpoint::{self, Endpoint};
-use crate::socket::family;
+use crate::socket::sharing;
 
 /// Returns the result of an operation in the form of C: a count, or -1 and errno.
 #[inline]
@@ -54,7 +54,7 @@ impl Direction for Receiving {
 
     #[inline]
     fn held(endpoint: &'static Endpoint) -> Held {
-        held::receive(endpoint)
+        undo::receive(endpoint)
     }
 
     #[inline]
@@ -81,7 +81,7 @@ impl Direction for Sending {
 
     #[inline]
     fn held(endpoint: &'static Endpoint) -> Held {
-        held::send(endpoint)
+        undo::send(endpoint)
     }
 
     #[inline]
@@ -200,7 +200,7 @@ fn note_urgent(endpoint: &Endpoint, flags: c_int) {
         attach::bar(endpoint, Reason::OutOfBand);
         // The kernel does not report to the other holders of the socket that one of them has read
         // an urgent byte, although the byte still affects its counts.
-        family::note_change(endpoint);
+        sharing::note_change(endpoint);
     }
 }
 
@@ -653,7 +653,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
             files::Kind::Refused => return by_kernel(|| kernel(out)),
             files::Kind::Special => attach::bar(endpoint, Reason::SpecialFile),
         }
-        let hold = Hold::new(endpoint, out);
+        let hold = SocketReference::new(endpoint, out);
         let read_file = |to: *mut u8, len: usize, moved: usize| {
             // SAFETY: `to` has room for `len` bytes in the ring.
             unsafe { kernel::read_at(from, to, len, begin.saturating_add(moved as off64_t)) }
@@ -727,7 +727,7 @@ pub unsafe extern "C-unwind" fn splice(
             return answer(Err(errno));
         }
         endpoint.enter_send_locked();
-        let outcome = usize::try_from(signal::open(held::send(endpoint), kernel)).map_err(|_| errno::get());
+        let outcome = usize::try_from(signal::open(undo::send(endpoint), kernel)).map_err(|_| errno::get());
         let outcome = outcome.inspect(|count| endpoint.count_sent(*count));
         endpoint.leave_send();
         return answer_of(endpoint, outcome);
@@ -750,7 +750,7 @@ pub unsafe extern "C-unwind" fn splice(
     let attached = |endpoint: &'static Endpoint| {
         endpoint.enter_receive_locked();
         let outcome =
-            usize::try_from(signal::open(held::receive(endpoint), kernel)).map_err(|_| errno::get());
+            usize::try_from(signal::open(undo::receive(endpoint), kernel)).map_err(|_| errno::get());
         endpoint.leave_receive();
         match outcome {
             // End of file, on a connection that may have unread bytes in a lane.

@@ -7,6 +7,7 @@
 
 #![expect(unreachable_pub, reason = "the symbols are exported to C programs, not to Rust")]
 
+mod aio;
 mod alias;
 mod descriptor;
 mod epoll;
@@ -23,4 +24,3 @@ mod signal;
 mod socket;
 mod stdio;
 mod trampoline;
-mod unseen;

@@ -9,9 +9,9 @@ use shunt_abi::reason::Reason;
 use super::trampoline::{Call, trampolines};
 use crate::base::{real, table, thread};
 use crate::fork;
-use crate::life::unseen;
+use crate::life::untracked;
 use crate::ops::exec;
-use crate::program::beside::{self, By, Executed};
+use crate::program::ptrace_helper::{self, By, Executed};
 use crate::program::sandbox;
 
 /// See _Fork(3): a fork that runs no handlers.
@@ -61,7 +61,7 @@ macro_rules! exec {
         pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> c_int {
             // SAFETY: the program's own call.
             unsafe {
-                let beside = beside::prepare($executed, $environment, By::Us);
+                let beside = ptrace_helper::prepare($executed, $environment, By::Us);
                 let _leaving = exec::before_exec($path, $environment);
                 let failed = real::$name($($arg),*);
                 if beside.is_none() {
@@ -190,7 +190,7 @@ pub(super) fn filtering(by_filter: bool, filter: u64) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     if flags & libc::CLONE_FILES != 0 {
-        unseen::leave(Reason::OwnTable);
+        untracked::leave(Reason::OwnTable);
     }
     // SAFETY: the program's own call.
     unsafe { real::unshare(flags) }
@@ -236,7 +236,7 @@ pub unsafe extern "C-unwind" fn chroot(path: *const c_char) -> c_int {
 unsafe fn spawn(executed: Executed, environment: Strings, start: impl Fn() -> c_int) -> c_int {
     exec::before_child();
     // SAFETY: the caller's promise.
-    let beside = unsafe { beside::prepare(executed, environment.cast(), By::Child) };
+    let beside = unsafe { ptrace_helper::prepare(executed, environment.cast(), By::Child) };
     match (start(), beside) {
         (0, Some(beside)) => {
             beside.await_end();

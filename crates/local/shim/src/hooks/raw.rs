@@ -8,7 +8,7 @@
 //! their own or crash. So a call that the kernel would refuse for a bad pointer is made unchanged.
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod door;
+pub(crate) mod intercept;
 
 use std::ffi::{c_int, c_long, c_void};
 
@@ -19,7 +19,7 @@ use shunt_sys::memory;
 use super::memory::note_access;
 use super::readiness::from_timespec;
 use super::trampoline::{Call, trampolines};
-use super::{descriptor, epoll, io, message, process, readiness, ring, socket, unseen};
+use super::{aio, descriptor, epoll, io, message, process, readiness, ring, socket};
 use crate::base::{real, signal};
 use crate::fork;
 use crate::life::census;
@@ -57,7 +57,7 @@ fn is_answered(number: c_long, call: &Arguments) -> bool {
         }
         libc::SYS_io_submit => submitting(call),
         libc::SYS_unshare if call.int(0) & libc::CLONE_FILES != 0 => {
-            crate::life::unseen::leave(Reason::OwnTable);
+            crate::life::untracked::leave(Reason::OwnTable);
         }
         libc::SYS_chroot => exec::before_other_root(),
         // These change only the calling thread. libc's functions change all threads.
@@ -129,7 +129,7 @@ fn submitting(call: &Arguments) {
         let request =
             unsafe { memory::read(list.wrapping_add(index)).and_then(|request| memory::read(request)) };
         let Some(request) = request else { break };
-        unseen::going_async(request.fd as c_int);
+        aio::going_async(request.fd as c_int);
     }
 }
 

@@ -6,9 +6,9 @@ use libc::FILE;
 use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
-use crate::base::journal::Held;
 use crate::base::signal::{self, Shield};
 use crate::base::table::{self, Entry};
+use crate::base::undo_log::Held;
 use crate::base::{errno, process, real};
 use crate::life::attach;
 use crate::ops::descriptors;

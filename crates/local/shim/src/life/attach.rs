@@ -23,27 +23,27 @@ use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::lane::End;
 use std::sync::atomic::Ordering::*;
 
-use crate::base::above::Above;
 use crate::base::names::EndpointRef;
 use crate::base::private::borrow;
 use crate::base::table::{self, Entry};
+use crate::base::upcall::Upcall;
 use crate::base::{code, kernel, process};
 use crate::epoll::{self, Leaving};
 use crate::life::resets::notice_reset;
 use crate::socket::endpoint::{self, Endpoint, RxSide, Seen, Stage, TxSide};
-use crate::socket::family::{self, Heirs};
 use crate::socket::keepalive::{Keepalive, Silence};
 use crate::socket::links::{Attachment, Link};
 use crate::socket::lost::has_unread_at_peer;
 use crate::socket::low_water::LowWater;
+use crate::socket::sharing::{self, Heirs};
 use crate::socket::tcp::Tcp;
-use crate::socket::{distance, outgoing, worth};
+use crate::socket::{offer_policy, outgoing, peer_locality};
 
 /// Reports to the broker that this process has detached from a connection of a link. Other
 /// processes may still drain the lanes.
-pub(crate) static RELEASE: Above<(Attachment, Heirs)> = Above::new();
+pub(crate) static RELEASE: Upcall<(Attachment, Heirs)> = Upcall::new();
 /// Asks the broker to forget an offer.
-pub(crate) static WITHDRAW: Above<EndpointRef> = Above::new();
+pub(crate) static WITHDRAW: Upcall<EndpointRef> = Upcall::new();
 
 /// Makes an endpoint fall back in the way that an epoll instance with it requires.
 pub(crate) fn leave_for_a_set((endpoint, how, reason): (&Endpoint, Leaving, Reason)) {
@@ -102,7 +102,7 @@ pub(crate) fn adopt(
     }
     process::count(Counter::Adopted, 1);
     endpoint.count_on_shm();
-    distance::paired(endpoint);
+    peer_locality::paired(endpoint);
     change_keepalive(endpoint, |keepalive, fd| keepalive.arm(fd, silence));
     try_watch(endpoint);
     // A thread that barred or shared the endpoint after the checks above found it detached, and did
@@ -135,7 +135,7 @@ pub(crate) fn change_keepalive(endpoint: &Endpoint, change: impl FnOnce(&Keepali
 /// Returns why the endpoint must not be attached now: other processes may hold the socket, or an
 /// epoll instance with which it is registered.
 pub(crate) fn sharing(endpoint: &Endpoint) -> Option<Reason> {
-    family::sharing(endpoint).or_else(|| epoll::is_shared(endpoint).then_some(Reason::Shared))
+    sharing::sharing(endpoint).or_else(|| epoll::is_shared(endpoint).then_some(Reason::Shared))
 }
 
 /// Announces "watching" in the receiving lane as soon as no thread is inside a kernel receive (L4).
@@ -420,7 +420,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
         tx.seen.leave_memory(&at);
         let at = at.pin();
         at.link.vacate(at.conn);
-        endpoint.offer_after.store(worth::again(endpoint), Relaxed);
+        endpoint.offer_after.store(offer_policy::again(endpoint), Relaxed);
         endpoint.operations.store(0, Relaxed);
         endpoint.set_stage(Stage::Plain);
         at
@@ -431,7 +431,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
     if let Some(slot) = endpoint.owner() {
         slot.ring();
     }
-    RELEASE.call((*at, family::heirs(endpoint)));
+    RELEASE.call((*at, sharing::heirs(endpoint)));
 }
 
 /// Publishes a shutdown to the peer, before a call shuts a direction down.
@@ -538,7 +538,7 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
         }
         at.map(Attachment::pin)
     };
-    worth::note_end(endpoint);
+    offer_policy::note_end(endpoint);
     if endpoint.stage() == Stage::Offered {
         WITHDRAW.call(endpoint.reference());
     }
@@ -548,7 +548,7 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
             at.announce_bytes();
         }
         at.link.vacate(at.conn);
-        RELEASE.call((*at, family::heirs(endpoint)));
+        RELEASE.call((*at, sharing::heirs(endpoint)));
     }
     endpoint.free();
 }

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::thread::{Timespec, nanosleep};
-use shunt_abi::door::NUMBERS;
+use shunt_abi::intercept::NUMBERS;
 use shunt_abi::reason::Reason;
 use shunt_census::{Frames, Memory, Numbers, Verdict};
 use shunt_sys::memory;
@@ -39,7 +39,7 @@ use crate::base::library::{Library, each_library, times_added};
 use crate::base::lock::{Guard, Lock};
 use crate::base::signal::Shield;
 use crate::base::{errno, process};
-use crate::life::{loads, unseen};
+use crate::life::{loads, untracked};
 use bindings::Bound;
 use maps::{Lines, Mapping};
 
@@ -145,7 +145,7 @@ pub(crate) fn settle() -> bool {
         Found::Clean => code::settle(state),
         Found::MayBypass => {
             code::give_up();
-            unseen::leave(Reason::OwnCalls);
+            untracked::leave(Reason::OwnCalls);
         }
         Found::Nothing => {}
     }
@@ -427,7 +427,7 @@ pub(crate) fn made_executable(range: std::ops::Range<usize>, is_writable: bool) 
     };
     if may_bypass {
         code::give_up();
-        unseen::leave(Reason::OwnCalls);
+        untracked::leave(Reason::OwnCalls);
     }
     errno::set(before);
     true

@@ -18,8 +18,8 @@
 //! and finds the lane ended. One second later it shuts down reading, and its read returns 0.
 //!
 //! This is done only if a device on the path may forget connections ([`Keepalive::is_needed`]). The
-//! checks are those of [`overdue`](super::overdue): while an end is awaited, no sleep lasts longer
-//! than 20 ms, and the connection stays attached.
+//! checks are those of [`unread_timeout`](super::unread_timeout): while an end is awaited, no sleep
+//! lasts longer than 20 ms, and the connection stays attached.
 //!
 //! [`LaneHeader::is_complete`]: shunt_ring::LaneHeader::is_complete
 //! [`Keepalive::is_needed`]: crate::socket::keepalive::Keepalive::is_needed

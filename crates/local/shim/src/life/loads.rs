@@ -22,7 +22,7 @@ use crate::base::signal::Shield;
 use crate::base::split;
 use crate::base::{errno, process};
 use crate::epoll;
-use crate::life::{attach, census, unseen};
+use crate::life::{attach, census, untracked};
 use crate::socket::endpoint;
 
 /// A call of dlopen.
@@ -80,7 +80,7 @@ fn choose(path: &CStr, caller: *const c_void) -> Way {
     // code. Meanwhile another thread could run a census.
     if !is_single_threaded() && !process::trusts_own_calls() {
         code::give_up();
-        unseen::leave(Reason::OwnCalls);
+        untracked::leave(Reason::OwnCalls);
     }
     Way::Pass
 }

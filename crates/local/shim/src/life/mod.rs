@@ -6,6 +6,6 @@ pub(crate) mod census;
 pub(crate) mod ending;
 pub(crate) mod idle;
 pub(crate) mod loads;
-pub(crate) mod overdue;
 pub(crate) mod resets;
-pub(crate) mod unseen;
+pub(crate) mod unread_timeout;
+pub(crate) mod untracked;

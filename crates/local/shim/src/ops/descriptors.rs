@@ -16,18 +16,18 @@ use shunt_abi::reason::Reason;
 use shunt_sys::tcp::Opener;
 use shunt_transport::Kernel;
 
-use crate::base::journal::Held;
 use crate::base::private::{self, PrivateFd};
 use crate::base::signal::{self, Shield};
 use crate::base::table::{self, Entry};
+use crate::base::undo_log::Held;
 use crate::base::{children, errno, kernel, order, process, real, waiter};
 use crate::broker::control;
 use crate::epoll::{self, Epoll};
 use crate::life::attach;
-use crate::ops::{exec, held, ring};
+use crate::ops::{exec, ring, undo};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::tcp::Tcp;
-use crate::socket::{family, links, worth};
+use crate::socket::{links, offer_policy, sharing};
 
 /// Tracks a new TCP socket, which is not connected.
 pub(crate) fn made(fd: RawFd) {
@@ -68,7 +68,7 @@ pub(crate) fn accepted(was: Entry, listener: RawFd, fd: RawFd, nonblocking: bool
     if !is_made_here(fd) {
         return;
     }
-    let Some(name) = endpoint::allocate(fd, nonblocking, worth::operations()) else { return };
+    let Some(name) = endpoint::allocate(fd, nonblocking, offer_policy::operations()) else { return };
     let Some(endpoint) = name.resolve() else { return };
     endpoint.set_opener(Opener::Peer);
     forget(table::replace(fd, Entry::Endpoint(name)), fd);
@@ -85,7 +85,7 @@ fn is_tcp(fd: RawFd) -> bool {
 pub(crate) fn connected(fd: RawFd, is_connected: bool) {
     let _shield = Shield::raise();
     order::note_by_tcp();
-    let Some(name) = endpoint::allocate(fd, false, worth::operations()) else { return };
+    let Some(name) = endpoint::allocate(fd, false, offer_policy::operations()) else { return };
     let Some(endpoint) = name.resolve() else { return };
     endpoint.set_opener(Opener::Us);
     endpoint.set_begun(!is_connected);
@@ -222,7 +222,7 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
 
 /// Does the work before the last descriptor of a socket is closed, which is `fd`.
 fn begin_end(endpoint: &Endpoint, fd: RawFd) {
-    let may_live_on = || endpoint.has_unlisted_holders() || family::is_shared(endpoint);
+    let may_live_on = || endpoint.has_unlisted_holders() || sharing::is_shared(endpoint);
     if endpoint.is_in_a_set() && may_live_on() {
         epoll::leave_everywhere(endpoint);
     }
@@ -243,7 +243,7 @@ fn leave_to_calls(endpoint: &Endpoint, fd: RawFd) -> bool {
     // either.
     let by_others = || match endpoint.calls_in_progress() {
         0 => false,
-        calls => calls > held::own_calls(endpoint),
+        calls => calls > undo::own_calls(endpoint),
     };
     if !by_others() {
         return false;
@@ -313,7 +313,7 @@ fn rename(endpoint: &Endpoint, closed: RawFd, other: Option<RawFd>) {
     }
     epoll::freeze_everywhere(endpoint, closed);
     // Sleeping calls check by which fd they go on, before this one names another file.
-    if endpoint.calls_in_progress() > held::own_calls(endpoint) {
+    if endpoint.calls_in_progress() > undo::own_calls(endpoint) {
         waiter::ring_all();
     }
 }
@@ -341,7 +341,7 @@ fn reset_on_close(fd: RawFd) {
 /// not. This close does not end the connection then.
 fn is_held_elsewhere(endpoint: &Endpoint, fd: RawFd) -> bool {
     let before = errno::get();
-    let held = family::is_shared(endpoint) || children::may_hold(fd);
+    let held = sharing::is_shared(endpoint) || children::may_hold(fd);
     errno::set(before);
     held
 }
@@ -380,7 +380,7 @@ pub(crate) fn end_close(entry: Entry) {
 
 /// Releases a socket whose last descriptor has been closed.
 fn finish_end(endpoint: &Endpoint) {
-    family::let_go(endpoint);
+    sharing::let_go(endpoint);
     attach::after_close(endpoint);
 }
 
@@ -391,7 +391,7 @@ fn forget(old: Entry, fd: RawFd) {
         && endpoint.drop_name()
     {
         // Calls still hold it, as the kernel's calls hold the open file.
-        if endpoint.calls_in_progress() > held::own_calls(endpoint) {
+        if endpoint.calls_in_progress() > undo::own_calls(endpoint) {
             endpoint.hold(endpoint.take_kept());
             endpoint.end_if_held_by_nobody();
         } else {
@@ -483,7 +483,8 @@ pub(crate) fn close_range(first: u32, last: u32, real: impl Fn(u32, u32) -> c_in
     if process::is_off() || !process::is_home() {
         return real(first, last);
     }
-    // The kernel may refuse the call: for its flags, or by a seccomp filter. Then nothing closes. No process has this fd.
+    // The kernel may refuse the call: for its flags, or by a seccomp filter. Then nothing closes.
+    // No process has this fd.
     if real(u32::MAX, u32::MAX) != 0 {
         return real(first, last);
     }
@@ -510,7 +511,7 @@ fn surrender(raw: RawFd) {
         waiter::renumber(raw, new);
         links::renumber(raw, new);
         control::renumber(raw, new);
-        family::renumber(raw, new);
+        sharing::renumber(raw, new);
         endpoint::renumber(raw, new);
     });
 }

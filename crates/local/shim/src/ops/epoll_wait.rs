@@ -19,14 +19,14 @@ use std::ffi::c_int;
 use libc::epoll_event;
 use shunt_abi::page::Counter;
 
-use crate::base::journal::Held;
 use crate::base::signal::{self, Ran, Shield};
+use crate::base::undo_log::Held;
 use crate::base::{errno, kernel, order, process};
 use crate::broker::control;
-use crate::epoll::{self, Checked, Epoll, Patience, Step};
-use crate::life::{attach, idle, overdue};
+use crate::epoll::{self, Checked, Epoll, SleepBound, Step};
+use crate::life::{attach, idle, unread_timeout};
 use crate::ops::sleep::Deadline;
-use crate::ops::{held, send, sleep};
+use crate::ops::{send, sleep, undo};
 use std::sync::atomic::Ordering::*;
 
 /// The real call on the instance of this fd, into the given part of the array, for at most so many
@@ -42,7 +42,7 @@ pub(crate) fn is_by_kernel(epoll: &Epoll) -> bool {
         return false;
     }
     let is_due = !process::is_gate_open()
-        || overdue::patience().is_some()
+        || unread_timeout::patience().is_some()
         || epoll::has_level_proxies()
         || idle::awaits_unlink(process::now)
         || signal::has_announced();
@@ -54,7 +54,7 @@ fn see_to(epoll: &Epoll) -> bool {
     let _shield = Shield::raise();
     control::poll_inbox();
     epoll::show_lanes();
-    overdue::look_if_due(process::now);
+    unread_timeout::look_if_due(process::now);
     signal::undo_left();
     !epoll.is_active() && !idle::awaits_unlink(process::now)
 }
@@ -87,7 +87,7 @@ pub(crate) fn wait(
     epoll::show_lanes();
     // The clock is read once for everything before a sleep.
     let mut now = process::now();
-    overdue::look_if_due(|| now);
+    unread_timeout::look_if_due(|| now);
     let deadline: Deadline = timeout.map(|nanos| now.saturating_add(nanos));
     loop {
         idle::look_if_due(|| now);
@@ -192,7 +192,7 @@ fn round(
     }
     let mut inner = epoll.lock();
     let mut report = inner.begin(events);
-    let patience = if sleeps { inner.patience(epoll) } else { Patience::Endless };
+    let patience = if sleeps { inner.patience(epoll) } else { SleepBound::Endless };
     if sleeps {
         inner.announce_sleep(patience);
         let must_follow_kernel = inner.collect(epoll, &mut report);
@@ -209,14 +209,14 @@ fn round(
     drop(inner);
     let asked_all = order::now();
 
-    let nanos = [left, patience.nanos(), overdue::patience(), idle::patience(now).filter(|_| sleeps)]
+    let nanos = [left, patience.nanos(), unread_timeout::patience(), idle::patience(now).filter(|_| sleeps)]
         .into_iter()
         .flatten()
         .min();
     if nanos != Some(0) {
         process::count(Counter::Sleeps, 1);
     }
-    let held = if sleeps { held::epoll(epoll) } else { Held::NOTHING };
+    let held = if sleeps { undo::epoll(epoll) } else { Held::NOTHING };
     let result = signal::open(held, || sleep_in_kernel(instance, report.room(), nanos));
     let failed = errno::get();
 
@@ -242,7 +242,7 @@ fn round(
     let all = is_all.then_some(asked_all);
     let has_rung = inner.take_over_with_lanes(epoll, &mut report, result as usize, all);
     if has_rung {
-        overdue::note_waited();
+        unread_timeout::note_waited();
     }
     let found = inner.finish(report);
     if found > 0 {

@@ -20,12 +20,12 @@ use crate::base::table::{self, Entry};
 use crate::base::{errno, process};
 use crate::broker::control;
 use crate::epoll;
-use crate::life::{attach, census, resets, unseen};
+use crate::life::{attach, census, resets, untracked};
 use crate::ops::{descriptors, options};
 use crate::program::handover::{self, Letter};
 use crate::program::sandbox;
 use crate::socket::endpoint::{self, Endpoint};
-use crate::socket::{family, lost};
+use crate::socket::{lost, sharing};
 
 /// An exec under way. It is dropped if the exec has failed.
 pub(crate) struct Leaving {
@@ -59,13 +59,13 @@ pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const
         for (fd, endpoint) in inheritable() {
             attach::take_back_little(endpoint, Reason::Exec);
             attach::give_back(endpoint, Reason::Exec);
-            if let Some(row) = family::change(endpoint, true) {
+            if let Some(row) = sharing::change(endpoint, true) {
                 held.push(describe(fd, endpoint, row));
             }
         }
         let stays = |endpoint: &Endpoint| !held.iter().any(|held| is_row(endpoint, held.row));
         for endpoint in endpoint::all().filter(|endpoint| stays(endpoint)) {
-            family::change(endpoint, false);
+            sharing::change(endpoint, false);
         }
         epoll::hide();
         epoll::change_program();
@@ -79,7 +79,7 @@ impl Drop for Leaving {
     fn drop(&mut self) {
         if self.changed {
             keeping_errno(|| {
-                endpoint::all().for_each(family::stay);
+                endpoint::all().for_each(sharing::stay);
                 epoll::stay();
                 if let Some(letter) = self.letter.take() {
                     letter.take_back();
@@ -101,7 +101,7 @@ pub(crate) fn before_variadic_exec() {
     keeping_errno(|| {
         give_back_unread(false);
         for (_, endpoint) in inheritable() {
-            family::pass_beyond(endpoint);
+            sharing::pass_beyond(endpoint);
             attach::take_back_little(endpoint, Reason::Exec);
             attach::give_back(endpoint, Reason::Exec);
         }
@@ -128,8 +128,8 @@ fn is_row(endpoint: &Endpoint, row: u32) -> bool {
 fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {
     // An epoll instance that outlives the program goes on reporting the socket.
     let watched = (!endpoint.epolls.lock().is_empty()).then_some(Reason::UnknownEpoll);
-    let strayed = family::has_strayed(endpoint).then_some(Reason::Shared);
-    let barred = endpoint.barred().or_else(unseen::left).or(watched).or(strayed).unwrap_or(Reason::None);
+    let strayed = sharing::has_strayed(endpoint).then_some(Reason::Shared);
+    let barred = endpoint.barred().or_else(untracked::left).or(watched).or(strayed).unwrap_or(Reason::None);
     let beside = options::beside_kernel(endpoint);
     Held {
         cookie: rustix::net::sockopt::socket_cookie(crate::base::private::borrow(fd)).unwrap_or(0),

@@ -1,14 +1,12 @@
 //! The operations: each call is handled here, fails, or is given to the kernel for a named reason.
 //! The hooks only translate.
 
+mod check;
 pub(crate) mod descriptors;
 pub(crate) mod epoll_wait;
 pub(crate) mod exec;
 pub(crate) mod files;
-pub(crate) mod held;
-pub(crate) mod hold;
 pub(crate) mod locking;
-mod look;
 pub(crate) mod options;
 pub(crate) mod pipe;
 pub(crate) mod poll;
@@ -17,6 +15,8 @@ pub(crate) mod ring;
 pub(crate) mod select;
 pub(crate) mod send;
 pub(crate) mod sleep;
+pub(crate) mod socket_reference;
+pub(crate) mod undo;
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -139,7 +139,7 @@ fn is_connected(fd: RawFd) -> bool {
 
 /// How many data operations an offered endpoint makes before it is checked whether its peer was
 /// offered too: see [`control::give_up_if_alone`]. Twice as many as the peer may wait for before it
-/// is offered: see [`crate::socket::distance`].
+/// is offered: see [`crate::socket::peer_locality`].
 const ALONE_AFTER: u32 = 8192;
 /// How many more it makes if the broker must first show that it is awake, which counts for a
 /// second.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::*;
 use libc::socklen_t;
 use shunt_abi::reason::Reason;
 use shunt_sys::memory;
-use shunt_sys::tcp::Beside;
+use shunt_sys::tcp::LaneBytes;
 
 use crate::base::private::borrow;
 use crate::base::{errno, kernel, real};
@@ -329,9 +329,9 @@ pub(crate) unsafe fn get(
 
 /// Returns the corrections of the kernel's counts: the bytes that have gone over lanes, and those
 /// that a reset of the shim's has added.
-pub(crate) fn beside_kernel(endpoint: &Endpoint) -> Beside {
+pub(crate) fn beside_kernel(endpoint: &Endpoint) -> LaneBytes {
     let sent = endpoint.tx.lock().tx.lane_total();
-    let lanes = Beside { acked: sent, received: incoming::arrived(endpoint), sent };
+    let lanes = LaneBytes { acked: sent, received: incoming::arrived(endpoint), sent };
     endpoint.beside_kernel.lock().and(lanes)
 }
 

@@ -13,7 +13,7 @@ use shunt_transport::Received;
 
 use crate::base::children::write;
 use crate::base::private::{borrow, close_owned};
-use crate::ops::look::look;
+use crate::ops::check::look;
 use crate::socket::endpoint::Endpoint;
 
 /// How many bytes are on the stack at a time.

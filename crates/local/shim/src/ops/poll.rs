@@ -27,19 +27,19 @@ use libc::{pollfd, sigset_t};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 
-use crate::base::journal::Held;
 use crate::base::names::EndpointRef;
 use crate::base::private::borrow;
 use crate::base::signal::{self, Ran, Shield};
 use crate::base::table::{self, Entry};
+use crate::base::undo_log::Held;
 use crate::base::waiter::{self, Slot};
 use crate::base::{errno, kernel, process, real, thread};
 use crate::broker::control;
 use crate::epoll::{self, Epoll};
-use crate::life::{attach, idle, overdue, resets};
-use crate::ops::hold::number_of;
+use crate::life::{attach, idle, resets, unread_timeout};
 use crate::ops::sleep::{Deadline, as_timespec};
-use crate::ops::{held, send, sleep};
+use crate::ops::socket_reference::number_of;
+use crate::ops::{send, sleep, undo};
 use crate::socket::endpoint::{self, Endpoint, RxSide};
 use crate::socket::links::Attachment;
 use crate::socket::{incoming, lost, outgoing};
@@ -154,7 +154,7 @@ fn poll_all(
     // Dropped here or, if the sleep is never returned from, by way of the journal; never by
     // unwinding.
     let watch = Box::into_raw(Box::new(watch));
-    let held = held::poll(watch);
+    let held = undo::poll(watch);
     // SAFETY: nothing else uses it before this call has been left.
     let borrowed = unsafe { &mut *watch };
     let result = if by_kernel {
@@ -441,7 +441,7 @@ fn poll_mixed(
             && shadow.last().is_some_and(|doorbell| doorbell.revents != 0)
         {
             slot.hear();
-            overdue::note_waited();
+            unread_timeout::note_waited();
         }
         watch.retract();
         if result < 0 && errno::get() == libc::EINVAL {
@@ -617,7 +617,7 @@ fn ask_kernel(
 ) -> i32 {
     let now = process::now();
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
-    let nanos = [left, step, overdue::patience(), idle::patience(now)].into_iter().flatten().min();
+    let nanos = [left, step, unread_timeout::patience(), idle::patience(now)].into_iter().flatten().min();
     let timeout = nanos.map(as_timespec);
     let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     process::count(Counter::Sleeps, 1);

@@ -5,13 +5,13 @@
 //! ```text
 //! receive_few     fast path of a hook: one buffer, and nothing to do but to copy from the lane
 //! at_once         fast path of the other calls
-//! receive_from    a loop of checks (ops/look.rs) and sleeps, which goes on by TCP if it must
+//! receive_from    a loop of checks (ops/check.rs) and sleeps, which goes on by TCP if it must
 //! ```
 //!
 //! An example: a blocking recv of 100 bytes finds the lane empty. The call takes a reference to its
-//! socket (`Hold`), spins, makes its thread the waiter of the lane, checks once more, and sleeps on
-//! the TCP socket and its doorbell. The peer publishes 10 bytes, and rings. The next check takes
-//! them. That is enough without MSG_WAITALL, so the call returns 10.
+//! socket (`SocketReference`), spins, makes its thread the waiter of the lane, checks once more,
+//! and sleeps on the TCP socket and its doorbell. The peer publishes 10 bytes, and rings. The next
+//! check takes them. That is enough without MSG_WAITALL, so the call returns 10.
 
 use std::ffi::{c_int, c_short, c_void};
 use std::hint::cold_path;
@@ -25,18 +25,18 @@ use shunt_ring::user::Piece;
 use shunt_sys::memory::{self, Access};
 use shunt_transport::{Kernel, Received, Waiting};
 
-use crate::base::journal::Held;
 use crate::base::lock::Guard;
 use crate::base::private::borrow;
 use crate::base::signal;
+use crate::base::undo_log::Held;
 use crate::base::{errno, kernel, spin, waiter};
 use crate::broker::control;
 use crate::epoll;
 use crate::life::{attach, resets};
-use crate::ops::hold::{BEGIN_ANEW, Hold};
-use crate::ops::look::{by_tcp_now, is_watched, look, look_in_time, ready_side, tell_of_space};
+use crate::ops::check::{by_tcp_now, is_watched, look, look_in_time, ready_side, tell_of_space};
 use crate::ops::sleep::{Deadline, Woken};
-use crate::ops::{self, Slowly, held, options, sleep};
+use crate::ops::socket_reference::{BEGIN_ANEW, SocketReference};
+use crate::ops::{self, Slowly, options, sleep, undo};
 use crate::socket::endpoint::{self, Endpoint, RxSide};
 use crate::socket::incoming::{self, available, is_readable};
 use crate::socket::tcp::Tcp;
@@ -397,7 +397,7 @@ fn receive_from(
         deadline: sleep::deadline(endpoint.receive_timeout.load(Relaxed)),
         slept: false,
         tcp_has_some: false,
-        hold: Hold::new(endpoint, fd),
+        hold: SocketReference::new(endpoint, fd),
     };
     let mut answer = if call.wanted == 0 {
         drop(ready_side(endpoint, fd));
@@ -427,7 +427,7 @@ struct Call {
     deadline: Deadline,
     slept: bool,
     tcp_has_some: bool,
-    hold: Hold,
+    hold: SocketReference,
 }
 
 impl Call {
@@ -547,7 +547,7 @@ impl Call {
                     let rest = rest_by_tcp(&self.hold, endpoint, sink, flags, waits);
                     Ok(Taken::here(done + rest))
                 } else {
-                    by_kernel(held::receive(endpoint), fd, kernel)
+                    by_kernel(undo::receive(endpoint), fd, kernel)
                 };
                 endpoint.leave_receive();
                 let fd = self.hold.fd();
@@ -752,7 +752,7 @@ fn least(endpoint: &Endpoint, fd: RawFd, wanted: usize, flags: c_int) -> usize {
 /// the kernel's receive, which would take an error that belongs to the next call. Nor does a
 /// receive that has bytes go on behind urgent data.
 fn rest_by_tcp(
-    hold: &Hold,
+    hold: &SocketReference,
     endpoint: &'static Endpoint,
     sink: &mut Sink<'_>,
     flags: c_int,
@@ -782,7 +782,7 @@ fn rest_by_tcp(
             },
             (Waiting::Nothing, Some((_, deadline))) => {
                 let events = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
-                let held = held::receive(endpoint);
+                let held = undo::receive(endpoint);
                 if !matches!(sleep::sleep(hold, events, None, deadline, None, held), Woken::LookAgain { .. })
                 {
                     break;
@@ -800,7 +800,7 @@ fn rest_by_tcp(
 /// call that waits.
 #[inline(never)]
 fn receive_nothing(
-    hold: &Hold,
+    hold: &SocketReference,
     endpoint: &'static Endpoint,
     sink: &Sink<'_>,
     flags: c_int,
@@ -827,7 +827,7 @@ fn receive_nothing(
             endpoint.enter_receive_locked();
             drop(side);
             attach::let_go_if_done(endpoint);
-            let outcome = by_kernel(held::receive(endpoint), fd, kernel);
+            let outcome = by_kernel(undo::receive(endpoint), fd, kernel);
             endpoint.leave_receive();
             return outcome;
         }
@@ -848,17 +848,27 @@ fn receive_nothing(
 
 /// Sleeps in a peek that wants more bytes than there are. The bytes that it has seen keep the
 /// doorbell silent, so it checks again soon.
-fn wait_for_more(hold: &Hold, deadline: Deadline) -> Woken {
+fn wait_for_more(hold: &SocketReference, deadline: Deadline) -> Woken {
     sleep::sleep(hold, libc::POLLRDHUP, None, deadline, Some(crate::epoll::DEGRADED_NANOS), Held::NOTHING)
 }
 
 /// Sleeps in a call that has found nothing and may wait. `more`: further events of TCP that wake
 /// it.
-fn wait_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, more: c_short) -> Woken {
+fn wait_for_bytes(
+    hold: &SocketReference,
+    endpoint: &'static Endpoint,
+    deadline: Deadline,
+    more: c_short,
+) -> Woken {
     waiter::waiting(|| sleep_for_bytes(hold, endpoint, deadline, more))
 }
 
-fn sleep_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, more: c_short) -> Woken {
+fn sleep_for_bytes(
+    hold: &SocketReference,
+    endpoint: &'static Endpoint,
+    deadline: Deadline,
+    more: c_short,
+) -> Woken {
     let fd = hold.fd();
     if sleep::spin_for_lanes(|| is_readable(endpoint, fd)) {
         return Woken::LookAgain { tcp: false };
@@ -883,7 +893,7 @@ fn sleep_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline,
     let woken = if is_readable(endpoint, fd) || outgoing::is_returned(endpoint) || has_ended() {
         Woken::LookAgain { tcp: false }
     } else {
-        let held = held::sleep(endpoint, at, slot.filter(|_| owns));
+        let held = undo::sleep(endpoint, at, slot.filter(|_| owns));
         sleep::sleep(hold, libc::POLLIN | libc::POLLRDHUP | more, slot, deadline, step, held)
     };
     if let (true, Some(slot)) = (owns, slot) {

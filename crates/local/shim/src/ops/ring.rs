@@ -27,7 +27,7 @@ use crate::base::signal::Shield;
 use crate::base::table::{self, Entry as Known};
 use crate::base::{errno, process};
 use crate::epoll;
-use crate::life::unseen;
+use crate::life::untracked;
 use crate::socket::endpoint::{self, Endpoint};
 
 /// More io_urings than this keep the whole process on TCP.
@@ -146,7 +146,7 @@ pub(crate) fn lost() {
 
 /// Does the work that precedes a call, unless the process needs none.
 fn outside(work: impl FnOnce()) {
-    if process::is_off() || !process::is_home() || unseen::left().is_some() {
+    if process::is_off() || !process::is_home() || untracked::left().is_some() {
         return;
     }
     let before = errno::get();
@@ -157,14 +157,14 @@ fn outside(work: impl FnOnce()) {
 
 /// Handles an fd that is no known io_uring. If it is one at all, no hook has seen it being made.
 fn stranger(fd: RawFd) {
-    if unseen::is_ring(fd) {
+    if untracked::is_ring(fd) {
         give_up();
     }
 }
 
 /// Keeps the whole process on TCP, so that nothing need be checked any more.
 fn give_up() {
-    unseen::leave(Reason::IoUring);
+    untracked::leave(Reason::IoUring);
     for ring in &RINGS {
         let ring = ring.lock().take();
         drop(ring);

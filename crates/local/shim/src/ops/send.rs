@@ -9,10 +9,10 @@
 //! ```
 //!
 //! An example: a blocking send of 1 MiB finds room for 200 KiB. `onto_lane` copies these and
-//! returns `Full`. The call takes a reference to its socket (`Hold`), notes in the lane that it
-//! wants room, and sleeps. The receiver reads, sees the note, and rings. That goes on until the
-//! lane has everything (`Done`) or TCP must take the rest (`Left`). If the receiver does not read,
-//! the rest goes into the spill (`socket/stall.rs`).
+//! returns `Full`. The call takes a reference to its socket (`SocketReference`), notes in the lane
+//! that it wants room, and sleeps. The receiver reads, sees the note, and rings. That goes on until
+//! the lane has everything (`Done`) or TCP must take the rest (`Left`). If the receiver does not
+//! read, the rest goes into the spill (`socket/stall.rs`).
 
 use std::ffi::{c_int, c_void};
 use std::hint::cold_path;
@@ -27,15 +27,15 @@ use shunt_ring::{LaneHeader, Source, WaiterLine};
 use shunt_sys::memory::{self, Access};
 use shunt_transport::{Sent, Tx};
 
-use crate::base::journal::Held;
 use crate::base::lock::Guard;
 use crate::base::signal;
+use crate::base::undo_log::Held;
 use crate::base::{errno, kernel, process, real, waiter};
 use crate::epoll;
-use crate::life::{attach, overdue, resets};
-use crate::ops::hold::{BEGIN_ANEW, Hold};
+use crate::life::{attach, resets, unread_timeout};
 use crate::ops::sleep::{Deadline, Woken};
-use crate::ops::{self, Slowly, held, sleep};
+use crate::ops::socket_reference::{BEGIN_ANEW, SocketReference};
+use crate::ops::{self, Slowly, sleep, undo};
 use crate::socket::endpoint::{self, Endpoint, Seen, TxSide};
 use crate::socket::links::{Attachment, Backed};
 use crate::socket::stall::Verdict;
@@ -170,7 +170,7 @@ fn complete(endpoint: &Endpoint, side: &TxSide, sleeper: Option<&'static WaiterL
     if let (Some(sleeper), Some(at)) = (sleeper, &side.at) {
         at.ring(sleeper);
     }
-    overdue::note_sent(endpoint, &side.seen);
+    unread_timeout::note_sent(endpoint, &side.seen);
 }
 
 /// Notes that bytes have come into the lane. `total`: how many lanes have carried, with these.
@@ -252,7 +252,7 @@ fn send_to(
         waits: flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0,
         deadline: sleep::deadline(endpoint.send_timeout.load(Relaxed)),
         restarts: false,
-        hold: Hold::new(endpoint, fd),
+        hold: SocketReference::new(endpoint, fd),
     };
     let answer = call.run(source, flags, kernel);
     call.hold.release();
@@ -268,7 +268,7 @@ struct Call {
     deadline: Deadline,
     /// A handler has run during the last wait, and the call restarts.
     restarts: bool,
-    hold: Hold,
+    hold: SocketReference,
 }
 
 impl Call {
@@ -343,7 +343,7 @@ impl Call {
             }
         }
         attach::let_go_if_done(endpoint);
-        let held = held::send(endpoint);
+        let held = undo::send(endpoint);
         let outcome = match done {
             0 => by_kernel(held, fd, kernel),
             // A call that has sent bytes returns their count, and leaves the error to the next.
@@ -441,7 +441,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
             Sent::Full => match outgoing::look(side, &at) {
                 Verdict::Spill => {}
                 Verdict::FallBack => break Lane::Stalled,
-                Verdict::Hold(_) | Verdict::Wait(_) => break Lane::Full,
+                Verdict::SocketReference(_) | Verdict::Wait(_) => break Lane::Full,
             },
             Sent::Ended => leave_ended(endpoint, &mut side.tx, &at),
             Sent::UseTcp => break Lane::Left,
@@ -486,7 +486,7 @@ fn leave_ended(endpoint: &Endpoint, tx: &mut Tx, at: &Attachment) {
 #[inline(always)]
 fn announce(endpoint: &Endpoint, at: &Attachment, seen: &Seen) {
     at.announce_bytes();
-    overdue::note_sent(endpoint, seen);
+    unread_timeout::note_sent(endpoint, seen);
 }
 
 /// Falls back to TCP, because the peer is gone.
@@ -512,11 +512,11 @@ fn arm_for_space(endpoint: &Endpoint) -> bool {
 }
 
 /// Sleeps in a call that has found a full lane and may wait.
-fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
+fn wait_for_space(hold: &SocketReference, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
     waiter::waiting(|| sleep_for_space(hold, endpoint, deadline))
 }
 
-fn sleep_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
+fn sleep_for_space(hold: &SocketReference, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
     if sleep::spin(|| outgoing::writability(endpoint, None) != Some(false)) {
         return Woken::LookAgain { tcp: false };
     }
@@ -528,7 +528,7 @@ fn sleep_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline)
         line.announce_sleep();
     }
     let woken = if outgoing::writability(endpoint, slot) == Some(false) {
-        let held = held::sleep(endpoint, at, slot);
+        let held = undo::sleep(endpoint, at, slot);
         sleep::sleep(hold, 0, slot, deadline, Some(outgoing::longest_sleep(endpoint)), held)
     } else {
         Woken::LookAgain { tcp: false }
@@ -622,7 +622,7 @@ pub(crate) enum FileStep {
 /// destination, the most bytes to read, and how far behind the beginning.
 #[inline(never)]
 pub(crate) fn send_file(
-    hold: &Hold,
+    hold: &SocketReference,
     endpoint: &'static Endpoint,
     wanted: usize,
     mut read_file: impl FnMut(*mut u8, usize, usize) -> Result<usize, i32>,
@@ -712,13 +712,13 @@ pub(crate) fn send_file(
 /// Calls the kernel's own sendfile, which `kernel` makes with the fd that it is passed.
 #[inline(never)]
 pub(crate) fn file_by_tcp(
-    hold: &Hold,
+    hold: &SocketReference,
     endpoint: &'static Endpoint,
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<usize, i32> {
     // It writes to TCP, so no other thread may begin the lane meanwhile.
     endpoint.enter_send_locked();
-    let outcome = by_kernel(held::send(endpoint), hold.fd(), kernel);
+    let outcome = by_kernel(undo::send(endpoint), hold.fd(), kernel);
     let outcome = outcome.inspect(|count| endpoint.count_sent(*count));
     endpoint.leave_send();
     outcome
@@ -728,7 +728,7 @@ pub(crate) fn file_by_tcp(
 /// how many bytes that were.
 #[inline(never)]
 pub(crate) fn rest_of_file_by_tcp(
-    hold: &Hold,
+    hold: &SocketReference,
     endpoint: &'static Endpoint,
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> usize {

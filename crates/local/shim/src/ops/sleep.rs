@@ -6,15 +6,15 @@ use libc::{c_short, pollfd, timespec};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 
-use crate::base::journal::Held;
 use crate::base::private::borrow;
 use crate::base::signal::{self, Ran};
+use crate::base::undo_log::Held;
 use crate::base::waiter::{self, Slot};
 use crate::base::{errno, process, real, spin, thread};
 use crate::broker::control;
 use crate::epoll;
-use crate::life::{attach, idle, overdue};
-use crate::ops::hold::Hold;
+use crate::life::{attach, idle, unread_timeout};
+use crate::ops::socket_reference::SocketReference;
 use crate::socket::endpoint::Endpoint;
 use crate::socket::links::Attachment;
 
@@ -66,7 +66,7 @@ impl Woken {
 /// waits for TCP alone sleeps with the doorbell of its thread. It is rung when the fd that the
 /// kernel polls is closed, since the kernel looks that fd up again each time it is woken.
 pub(crate) fn sleep(
-    hold: &Hold,
+    hold: &SocketReference,
     events: c_short,
     slot: Option<Slot>,
     deadline: Deadline,
@@ -79,7 +79,7 @@ pub(crate) fn sleep(
 /// Sleeps with the doorbell of `slot`, if there is one.
 fn sleep_as(
     slot: Option<Slot>,
-    hold: &Hold,
+    hold: &SocketReference,
     events: c_short,
     deadline: Deadline,
     step: Option<u64>,
@@ -91,7 +91,8 @@ fn sleep_as(
     let unheard = slot.is_none().then_some(UNHEARD_NANOS);
     let now = process::now();
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
-    let nanos = [left, step, unheard, overdue::patience(), idle::patience(now)].into_iter().flatten().min();
+    let nanos =
+        [left, step, unheard, unread_timeout::patience(), idle::patience(now)].into_iter().flatten().min();
     let fd = hold.fd();
     let mut fds = [
         pollfd { fd: borrow(fd).as_raw_fd(), events, revents: 0 },
@@ -110,7 +111,7 @@ fn sleep_as(
     errno::set(before);
     thread::this().note_sleep(step.is_some(), result != 0);
     if result == 0 {
-        overdue::look_if_due(process::now);
+        unread_timeout::look_if_due(process::now);
     }
     // The broker rings for some of its messages, and a sleep is cut into steps for others.
     if result == 0 || fds[1].revents != 0 {
@@ -123,7 +124,7 @@ fn sleep_as(
         && let Some(slot) = slot
     {
         slot.hear();
-        overdue::note_waited();
+        unread_timeout::note_waited();
     }
     // A ready descriptor counts more than a handler, as in the kernel. The next sleep notices the
     // handler.
@@ -200,7 +201,7 @@ pub(crate) fn as_timespec(nanos: u64) -> timespec {
 /// Does what precedes every sleep: checks for overdue lanes, and spins until `ready` returns
 /// `true`. Returns whether it did.
 pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
-    overdue::look_if_due(process::now);
+    unread_timeout::look_if_due(process::now);
     spin::spin(ready)
 }
 
@@ -208,7 +209,7 @@ pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
 pub(crate) fn spin_for_lanes(ready: impl FnMut() -> bool) -> bool {
     let found = spin(ready);
     if found {
-        overdue::note_waited();
+        unread_timeout::note_waited();
     }
     found
 }

@@ -22,7 +22,7 @@ use shunt_abi::handover::{Handover, Held, MAX_BYTES, decode};
 use shunt_abi::reason::Reason;
 use shunt_sys::memfd;
 use shunt_sys::memory;
-use shunt_sys::tcp::{Beside, Opener};
+use shunt_sys::tcp::{LaneBytes, Opener};
 
 use crate::base::names::EndpointRef;
 use crate::base::private::{self, borrow, close_owned};
@@ -30,7 +30,7 @@ use crate::base::process;
 use crate::base::signal::Shield;
 use crate::base::table::{self, Entry};
 use crate::socket::endpoint::{self, Stage};
-use crate::socket::{family, worth};
+use crate::socket::{offer_policy, sharing};
 
 /// The path of this library, from the dynamic linker. It is valid as long as the library is loaded.
 static LIBRARY: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
@@ -45,11 +45,11 @@ pub(crate) fn leave(path: &CStr, held: Vec<Held>) -> Option<Letter> {
     if held.is_empty() || fcntl_getfd(borrow(place)).is_ok() {
         return None;
     }
-    let family = family::leave_open(true)?;
+    let family = sharing::leave_open(true)?;
     let letter = Handover {
         pid: process::pid() as u32,
         family,
-        strays: family::strays(),
+        strays: sharing::strays(),
         held,
         path: path.to_bytes(),
     };
@@ -70,7 +70,7 @@ pub(crate) fn leave(path: &CStr, held: Vec<Held>) -> Option<Letter> {
         }
     });
     if left.is_none() {
-        family::leave_open(false);
+        sharing::leave_open(false);
     }
     left.map(|()| Letter(place))
 }
@@ -80,7 +80,7 @@ impl Letter {
     pub(crate) fn take_back(self) {
         // SAFETY: the shim's descriptor, which was free before.
         close_owned(unsafe { OwnedFd::from_raw_fd(self.0) });
-        family::leave_open(false);
+        sharing::leave_open(false);
     }
 }
 
@@ -111,7 +111,8 @@ pub(crate) unsafe fn preloads_us(environment: *const *const c_char) -> bool {
     false
 }
 
-/// Sets the path of this library. In a program without a dynamic linker, `shunt door` passes it.
+/// Sets the path of this library. In a program without a dynamic linker, `shunt intercept` passes
+/// it.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn set_library(path: *const c_char) {
     LIBRARY.store(path.cast_mut(), Relaxed);
@@ -141,7 +142,7 @@ pub(crate) fn receive() {
     let _shield = Shield::raise();
     if process::is_off() || !is_for_us(&letter) {
         close_owned(family);
-    } else if family::take_over(family) {
+    } else if sharing::take_over(family) {
         accept(&letter);
     }
 }
@@ -179,7 +180,9 @@ fn accept(letter: &Handover<'_>) {
             continue;
         }
         let nonblocking = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
-        let Some(name) = endpoint::allocate(held.fd, nonblocking, worth::operations()) else { continue };
+        let Some(name) = endpoint::allocate(held.fd, nonblocking, offer_policy::operations()) else {
+            continue;
+        };
         let Some(endpoint) = name.resolve() else { continue };
         endpoint.set_opener(if held.opened == 0 { Opener::Peer } else { Opener::Us });
         endpoint.set_begun(held.opened != 0);
@@ -189,11 +192,11 @@ fn accept(letter: &Handover<'_>) {
         endpoint.note_moved();
         endpoint.add_shut(held.shut & 1 != 0, held.shut & 2 != 0);
         let barred = Reason::parse(held.barred as u16).filter(|reason| *reason != Reason::None);
-        if let Some(reason) = barred.or((!family::arrive(endpoint, held.row)).then_some(Reason::Exec)) {
+        if let Some(reason) = barred.or((!sharing::arrive(endpoint, held.row)).then_some(Reason::Exec)) {
             endpoint.bar(reason);
         }
         let [acked, received, sent] = held.beside_kernel;
-        *endpoint.beside_kernel.lock() = Beside { acked, received, sent };
+        *endpoint.beside_kernel.lock() = LaneBytes { acked, received, sent };
         if held.owed != 0 {
             endpoint.owe(held.fd, held.owed as i32);
             // With this stage, calls check the shim's state, and so return the error, before they

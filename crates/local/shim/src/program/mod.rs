@@ -1,7 +1,7 @@
 //! The program as a whole: the handover to the next program, the start of programs without a
 //! dynamic linker, sandboxes, and sanitizers.
 
-pub(crate) mod beside;
 pub(crate) mod handover;
+pub(crate) mod ptrace_helper;
 pub(crate) mod sandbox;
 pub(crate) mod sanitizer;

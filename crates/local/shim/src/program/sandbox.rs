@@ -10,9 +10,9 @@ use crate::base::signal::{self, Shield};
 use crate::base::{errno, process, real, table};
 use crate::broker::control;
 use crate::epoll;
-use crate::life::{attach, unseen};
+use crate::life::{attach, untracked};
 use crate::socket::endpoint::{self, Stage};
-use crate::socket::family;
+use crate::socket::sharing;
 
 /// Turns the shim off, because the program is about to install a filter.
 #[cold]
@@ -23,7 +23,7 @@ pub(crate) fn before_filter() {
     let before = errno::get();
     // Later, the dynamic linker may not make all the system calls of a look-up.
     real::find_all();
-    unseen::leave(Reason::Sandboxed);
+    untracked::leave(Reason::Sandboxed);
     let _shield = Shield::raise();
     process::count_bypass(Reason::Sandboxed);
     for endpoint in endpoint::all().filter(|endpoint| endpoint.stage() == Stage::Offered) {
@@ -45,6 +45,6 @@ pub(crate) fn before_filter() {
 /// Records, in a sandbox, that another process or program is about to share this one's sockets. It
 /// cannot be found out when that one closes them.
 pub(crate) fn pass_beyond() {
-    endpoint::all().for_each(family::pass_beyond);
+    endpoint::all().for_each(sharing::pass_beyond);
     epoll::pass_beyond();
 }

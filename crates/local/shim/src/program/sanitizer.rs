@@ -24,7 +24,7 @@ use std::ffi::{CStr, c_char};
 use shunt_abi::reason::Reason;
 
 use crate::base::split::find_behind;
-use crate::life::unseen;
+use crate::life::untracked;
 
 /// Functions of the runtimes whose hooks must see every call.
 const RUNTIMES: [&CStr; 3] = [c"__asan_init", c"__tsan_init", c"__hwasan_init"];
@@ -36,7 +36,7 @@ pub(crate) fn start() {
     unsafe { tidy(libc::getenv(c"SHUNT_FIRST".as_ptr()), libc::getenv(c"LD_PRELOAD".as_ptr())) };
     // dlsym is not used, because the program's dlerror would return its failure.
     if RUNTIMES.iter().any(|name| !find_behind(name).is_null()) {
-        unseen::leave(Reason::Sanitizer);
+        untracked::leave(Reason::Sanitizer);
     }
 }
 

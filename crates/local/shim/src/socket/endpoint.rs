@@ -23,22 +23,22 @@ use shunt_abi::option::SocketOption;
 use shunt_abi::page::{self, Counter};
 use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::LaneHeader;
-use shunt_sys::tcp::{Beside, Opener};
+use shunt_sys::tcp::{LaneBytes, Opener};
 use shunt_transport::{Rx, Tx};
 
-use crate::base::above::Above;
 use crate::base::clib::is_single_threaded;
 use crate::base::lock::Lock;
 use crate::base::names::{EndpointRef, EpollRef};
 use crate::base::pace::{Pace, Unanswered};
 use crate::base::private::PrivateFd;
 use crate::base::table::{self, Entry};
+use crate::base::upcall::Upcall;
 use crate::base::waiter::Slot;
 use crate::base::{kernel, order, process};
-use crate::socket::family::{self, Holders, Shareable};
 use crate::socket::keepalive::Keepalive;
 use crate::socket::links::{Attachment, Growth, Peer};
 use crate::socket::low_water::LowWater;
+use crate::socket::sharing::{self, Holders, Shareable};
 use crate::socket::stall::Backlog;
 
 const CHUNK: usize = 256;
@@ -88,7 +88,7 @@ pub(crate) struct Seen {
     pub(crate) backed: Growth,
     /// Bytes at the start of the spill that have memory.
     pub(crate) spill_backed: Growth,
-    /// Set while bytes have been sent that [`crate::life::overdue`] has yet to check.
+    /// Set while bytes have been sent that [`crate::life::unread_timeout`] has yet to check.
     pub(crate) is_listed: Cell<bool>,
     /// The bytes that both lanes had carried at the last check by [`crate::life::idle`].
     pub(crate) moved: Option<u64>,
@@ -136,7 +136,7 @@ pub(crate) struct Endpoint {
     entry: AtomicPtr<page::Entry>,
     /// Descriptors of this process that refer to the socket, or [`HELD`].
     names: AtomicU32,
-    /// Calls that wait on the socket now: see [`crate::ops::hold`].
+    /// Calls that wait on the socket now: see [`crate::ops::socket_reference`].
     calls: AtomicU32,
     /// One of the descriptors that refer to the socket.
     pub(crate) fd: AtomicI32,
@@ -173,7 +173,7 @@ pub(crate) struct Endpoint {
     /// another process has taken the kernel's error.
     owed_for_kernel: AtomicU32,
     /// Corrections to the kernel's byte counts, other than the bytes of this process's lanes.
-    pub(crate) beside_kernel: Lock<Beside>,
+    pub(crate) beside_kernel: Lock<LaneBytes>,
     /// SO_RCVTIMEO and SO_SNDTIMEO in nanoseconds; 0 means no timeout.
     pub(crate) receive_timeout: AtomicU64,
     pub(crate) send_timeout: AtomicU64,
@@ -186,7 +186,7 @@ pub(crate) struct Endpoint {
     pub(crate) holders: Holders,
     /// Set when the current fork has been prepared for this endpoint.
     is_prepared: AtomicBool,
-    /// See [`crate::socket::distance`].
+    /// See [`crate::socket::peer_locality`].
     pub(crate) distance: AtomicU32,
     pub(crate) unanswered: Unanswered,
     pub(crate) tx: Lock<TxSide>,
@@ -271,7 +271,7 @@ const _: () = assert!(offset_of!(Endpoint, ready) == 0);
 /// The first endpoint of each chunk.
 static SLAB: [AtomicPtr<Endpoint>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
 /// Ends an endpoint that only calls held, after the last of them has returned.
-pub(crate) static END_HELD: Above<EndpointRef> = Above::new();
+pub(crate) static END_HELD: Upcall<EndpointRef> = Upcall::new();
 /// The number of attached endpoints.
 static ATTACHED: AtomicU32 = AtomicU32::new(0);
 static FREE: Lock<Free> = Lock::new(Free { list: Vec::new(), made: 0 });
@@ -306,7 +306,7 @@ fn make_chunk() -> *mut Endpoint {
 /// operations. Returns `None` if [`MOST`] endpoints are in use.
 pub(crate) fn allocate(fd: i32, nonblocking: bool, offer_after: u32) -> Option<EndpointRef> {
     process::note_use();
-    family::prepare();
+    sharing::prepare();
     let index = {
         let mut free = FREE.lock();
         match free.list.pop() {
@@ -328,7 +328,7 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool, offer_after: u32) -> Option<E
     endpoint.names.store(1, Relaxed);
     endpoint.nonblocking.store(nonblocking.into(), Relaxed);
     endpoint.offer_after.store(offer_after, Relaxed);
-    endpoint.holders.begin(family::strays());
+    endpoint.holders.begin(sharing::strays());
     let name = EndpointRef::new(index, endpoint.generation.load(Acquire));
     endpoint.ready.store(Entry::Endpoint(name).pack() | APART, Release);
     Some(name)
@@ -456,7 +456,7 @@ impl Shareable for Endpoint {
     }
 
     fn may_be_held_by(&self, pid: u32) -> bool {
-        family::may_hold(pid, self.fd.load(Relaxed))
+        sharing::may_hold(pid, self.fd.load(Relaxed))
     }
 
     /// Returns `None`: a program may pass a socket on to any process. A process with the shim
@@ -695,7 +695,7 @@ impl Endpoint {
     /// Records a child that is about to be made as a holder of the socket.
     pub(crate) fn expect_child(&self) {
         self.is_prepared.store(true, Relaxed);
-        if !family::expect_child(self) {
+        if !sharing::expect_child(self) {
             self.bar(Reason::Shared);
         }
     }
@@ -1125,7 +1125,7 @@ impl Endpoint {
         self.was_begun.store(false, Relaxed);
         self.shut.store(0, Relaxed);
         self.owed.store(0, Relaxed);
-        self.beside_kernel.set(Beside::default());
+        self.beside_kernel.set(LaneBytes::default());
         self.peer_finished.store(false, Relaxed);
         self.sent_by_lane.store(false, Relaxed);
         self.low_water.clear();

@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering::*;
 use shunt_ring::LaneHeader;
 use shunt_ring::lane::End;
 
-use crate::base::above::Above;
 use crate::base::names::EndpointRef;
+use crate::base::upcall::Upcall;
 use crate::base::{kernel, process};
 use crate::socket::endpoint::{Endpoint, RxSide};
 
 /// Keeps a connection under observation until the end of its stream has been reported.
-pub(crate) static AWAIT: Above<EndpointRef> = Above::new();
+pub(crate) static AWAIT: Upcall<EndpointRef> = Upcall::new();
 
 /// Starts to await the end of the stream from TCP, if the lane has reported it and has nothing to
 /// read. The caller holds the lock of the receiving side.

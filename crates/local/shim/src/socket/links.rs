@@ -31,10 +31,10 @@ use shunt_ring::user::Fault;
 use shunt_ring::{LaneHeader, Sink, Source, WaiterLine};
 use shunt_sys::mapping::Mapping;
 
-use crate::base::above::Above;
 use crate::base::lock::Lock;
 use crate::base::names::EndpointRef;
 use crate::base::private::PrivateFd;
+use crate::base::upcall::Upcall;
 use crate::base::waiter::Slot;
 use crate::base::{budget, order, process};
 use crate::socket::endpoint::Seen;
@@ -130,7 +130,7 @@ impl Peer {
 }
 
 /// Unmaps a link that will not be used again.
-pub(crate) static RETIRE: Above<&'static Link> = Above::new();
+pub(crate) static RETIRE: Upcall<&'static Link> = Upcall::new();
 
 /// One side of a link.
 pub(crate) struct Link {
@@ -139,7 +139,7 @@ pub(crate) struct Link {
     conns: [AtomicU64; CONNS],
     /// Bytes of the rings and spills on which this process sends that have memory, for connections
     /// that no endpoint uses now.
-    kept: [Kept; CONNS],
+    kept: [ThreadCache; CONNS],
     used: AtomicU32,
     gone: AtomicBool,
     /// See [`open`](Self::open).
@@ -200,7 +200,7 @@ impl Link {
             identity: UnsafeCell::new(identity),
             mapping: Lock::new(Some(mapping)),
             conns: [const { AtomicU64::new(0) }; CONNS],
-            kept: [const { Kept::new() }; CONNS],
+            kept: [const { ThreadCache::new() }; CONNS],
             used: AtomicU32::new(0),
             gone: AtomicBool::new(false),
             is_open: AtomicBool::new(false),
@@ -388,14 +388,14 @@ impl Growth {
 
 /// The memory of the ring and the spill of a connection that no endpoint uses.
 #[derive(Debug)]
-struct Kept {
+struct ThreadCache {
     ring: AtomicUsize,
     spill: AtomicUsize,
 }
 
-impl Kept {
-    const fn new() -> Kept {
-        Kept { ring: AtomicUsize::new(0), spill: AtomicUsize::new(0) }
+impl ThreadCache {
+    const fn new() -> ThreadCache {
+        ThreadCache { ring: AtomicUsize::new(0), spill: AtomicUsize::new(0) }
     }
 }
 
@@ -403,7 +403,7 @@ impl Seen {
     /// Begins the record of a lane. The memory that the connection's ring and spill already have
     /// belongs to the endpoint from now on.
     pub(crate) fn take_over(link: &Link, conn: usize) -> Seen {
-        let Kept { ring, spill } = &link.kept[conn];
+        let ThreadCache { ring, spill } = &link.kept[conn];
         let (backed, spill_backed) = (Growth::take_over(ring), Growth::take_over(spill));
         Seen { backed, spill_backed, ..Seen::default() }
     }
@@ -411,7 +411,7 @@ impl Seen {
     /// Returns the memory of the lane to the link. It stays charged, because only the end of the
     /// link frees it.
     pub(crate) fn leave_memory(&self, at: &Attachment) {
-        let Kept { ring, spill } = &at.link.kept[at.conn];
+        let ThreadCache { ring, spill } = &at.link.kept[at.conn];
         self.backed.leave(ring);
         self.spill_backed.leave(spill);
     }

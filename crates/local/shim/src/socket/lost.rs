@@ -19,7 +19,7 @@
 use shunt_abi::reason::Reason;
 use shunt_ring::lane::End;
 use shunt_sys::peer;
-use shunt_sys::tcp::Beside;
+use shunt_sys::tcp::LaneBytes;
 
 use crate::base::private::{borrow, close_owned};
 use crate::base::{errno, kernel, process, real};
@@ -197,7 +197,7 @@ fn reset(endpoint: &Endpoint, fd: i32, had_finished: bool) -> bool {
     // A connection that TCP resets has no FIN, but the kernel has counted one. If the kernel has
     // reset the connection by itself, no FIN has come.
     if shunt_sys::tcp::peer_has_finished(borrow(fd)).unwrap_or_else(|| !kernel::has_error(fd)) {
-        count_beside(endpoint, Beside { received: LESS, ..Beside::default() });
+        count_beside(endpoint, LaneBytes { received: LESS, ..LaneBytes::default() });
     }
     if provoke_reset(endpoint, fd) {
         // The kernel has no error if both ends had sent a FIN, or if the error was taken already.
@@ -240,7 +240,7 @@ fn provoke_reset(endpoint: &Endpoint, fd: i32) -> bool {
     if !kernel::send_urgent_now(fd) {
         return false;
     }
-    count_beside(endpoint, Beside { sent: LESS, ..Beside::default() });
+    count_beside(endpoint, LaneBytes { sent: LESS, ..LaneBytes::default() });
     let mut deadline = None;
     loop {
         if is_over() {
@@ -256,7 +256,7 @@ fn provoke_reset(endpoint: &Endpoint, fd: i32) -> bool {
 /// The difference of one byte less.
 const LESS: u64 = u64::MAX;
 
-fn count_beside(endpoint: &Endpoint, more: Beside) {
+fn count_beside(endpoint: &Endpoint, more: LaneBytes) {
     let mut beside = endpoint.beside_kernel.lock();
     *beside = beside.and(more);
 }

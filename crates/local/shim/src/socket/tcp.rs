@@ -13,7 +13,7 @@ use shunt_transport::{Kernel, Waiting};
 use crate::base::kernel::{call, has_urgent, poll_now};
 use crate::base::private::borrow;
 use crate::socket::endpoint::Endpoint;
-use crate::socket::family;
+use crate::socket::sharing;
 
 /// One socket, for the duration of one call.
 pub(crate) struct Tcp<'a> {
@@ -51,7 +51,7 @@ impl Kernel for Tcp<'_> {
         let read = shunt_sys::tcp::read(borrow(self.fd)).ok();
         // Checked after the count, since urgent data may arrive in between. Another process may
         // have taken the urgent byte already.
-        let is_taken = || family::changes(self.endpoint).is_some_and(|count| count > 0);
+        let is_taken = || sharing::changes(self.endpoint).is_some_and(|count| count > 0);
         if has_urgent(self.fd) || self.endpoint.barred() == Some(Reason::OutOfBand) || is_taken() {
             return shunt_sys::tcp::read_beside_urgent(borrow(self.fd)).ok();
         }

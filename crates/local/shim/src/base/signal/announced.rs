@@ -1,8 +1,8 @@
 //! The undo log of this thread for the time of its sleeps, see
-//! [`Journal`](crate::base::journal::Journal).
+//! [`UndoLog`](crate::base::undo_log::UndoLog).
 
-use crate::base::journal::Held;
 use crate::base::thread::{self, Thread};
+use crate::base::undo_log::Held;
 
 /// Adds an entry for a call whose frame is at `here`, until [`withdraw`]. Returns its place. The
 /// caller has raised the shield.

@@ -7,7 +7,7 @@
 //!   microseconds, until the [`Shield`] is down.
 //! - A call that sleeps does so in [`open`], where handlers run as they would in the kernel and the
 //!   thread holds no lock. A longjmp, an exception, pthread_exit or pthread_cancel may leave the
-//!   call from there. The thread's [`Journal`](crate::base::journal::Journal) has what must be
+//!   call from there. The thread's [`UndoLog`](crate::base::undo_log::UndoLog) has what must be
 //!   undone then.
 //! - An interrupted call knows which kind of handler ran ([`Ran`]), so it ends or continues as the
 //!   kernel's call would.

@@ -8,10 +8,10 @@ use std::hint::black_box;
 use std::sync::atomic::{Ordering::*, compiler_fence};
 
 use super::{announced, cancel, deliver};
-use crate::base::journal::Held;
 #[cfg(doc)]
 use crate::base::process;
 use crate::base::thread::{self, Thread};
+use crate::base::undo_log::Held;
 
 /// Keeps the shield up until dropped. Every hook raises it before it uses state of the program's
 /// descriptors.

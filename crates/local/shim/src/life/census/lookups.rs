@@ -24,7 +24,7 @@ use crate::base::code;
 use crate::base::library::{Library, each_library};
 use crate::base::split::find_behind;
 use crate::base::{errno, process};
-use crate::life::unseen;
+use crate::life::untracked;
 use shunt_abi::reason::Reason;
 
 /// Set once a library may have been bound deep.
@@ -119,7 +119,7 @@ fn choose(lookup: &Lookup<'_>) -> Option<Lead> {
         () if others_define(lookup.name, lookup.caller as usize) => {
             if !is_usual && !process::is_off() && process::is_home() && !process::trusts_own_calls() {
                 code::give_up();
-                unseen::leave(Reason::OwnCalls);
+                untracked::leave(Reason::OwnCalls);
             }
             None
         }

@@ -11,7 +11,7 @@
 //! functions (`crate::ops::ring`). A program with liburing built in makes it by a system call past
 //! the hooks, and some programs make epoll instances in this way. So the shim also examines the
 //! descriptors before it offers a connection. A process that waits in another way is found by its
-//! peers: see `crate::life::overdue`.
+//! peers: see `crate::life::unread_timeout`.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -24,7 +24,7 @@ use crate::base::signal::Shield;
 use crate::base::table::{self, Entry};
 use crate::base::{errno, process};
 use crate::epoll;
-use crate::life::{attach, census, overdue};
+use crate::life::{attach, census, unread_timeout};
 use crate::socket::endpoint;
 
 /// Why this process stays on TCP, as a reason code; 0 if it does not.
@@ -73,7 +73,7 @@ pub(crate) fn look_around() {
     if left().is_some() {
         return;
     }
-    if overdue::is_unseen() {
+    if unread_timeout::is_unseen() {
         return leave(Reason::UnseenWait);
     }
     if !census::settle() {

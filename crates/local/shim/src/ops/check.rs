@@ -21,7 +21,7 @@ use shunt_transport::{Kernel, Received, Waiting};
 
 use crate::base::lock::Guard;
 use crate::base::{kernel, process};
-use crate::life::{attach, overdue};
+use crate::life::{attach, unread_timeout};
 use crate::ops::send::{NO_PIECES, empty_message, fill_list};
 use crate::socket::endpoint::{Endpoint, RxSide};
 use crate::socket::finished;
@@ -115,7 +115,7 @@ fn note_end(side: &RxSide, lane: &LaneHeader) {
     } else if side.rx.reason() == Reason::PeerWentBack && lane.is_taken() && !lane.has_lasting_rx_waiter() {
         // A lane that this end has ended shows nothing here, and a receiver with a known epoll
         // instance merely had no processor.
-        overdue::note_taken_back();
+        unread_timeout::note_taken_back();
     }
 }
 

@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering::*;
 
 use crate::base::names::EndpointRef;
 use crate::base::table::{self, Entry};
-use crate::ops::held;
+use crate::ops::undo;
 use crate::socket::endpoint::Endpoint;
 
 /// In place of an errno: the call restarts with the fd that it was given, which names another file
@@ -42,7 +42,7 @@ pub(crate) const BEGIN_ANEW: i32 = 512;
 /// One call's reference to its socket. It does not move from [`take`](Self::take) to
 /// [`release`](Self::release), and lies in a frame from which all the call's waits are made: by its
 /// address the journal sees whether the call has been left.
-pub(crate) struct Hold {
+pub(crate) struct SocketReference {
     endpoint: &'static Endpoint,
     /// The fd that the program passed.
     number: RawFd,
@@ -58,11 +58,11 @@ struct Taken {
     is_late: bool,
 }
 
-impl Hold {
+impl SocketReference {
     /// Returns the reference of a call that has not waited yet.
     #[inline]
-    pub(crate) fn new(endpoint: &'static Endpoint, number: RawFd) -> Hold {
-        Hold { endpoint, number, taken: Cell::new(None) }
+    pub(crate) fn new(endpoint: &'static Endpoint, number: RawFd) -> SocketReference {
+        SocketReference { endpoint, number, taken: Cell::new(None) }
     }
 
     /// Takes the reference, when the call is about to wait. Returns `false` if its fd has been
@@ -72,7 +72,7 @@ impl Hold {
             return true;
         }
         let Some(name) = take_for(self.endpoint, self.number) else { return false };
-        let place = held::begin_call(self.endpoint, std::ptr::from_ref(self).addr());
+        let place = undo::begin_call(self.endpoint, std::ptr::from_ref(self).addr());
         let is_late = self.endpoint.kept().is_some();
         self.taken.set(Some(Taken { name, place, is_late }));
         true
@@ -109,7 +109,7 @@ impl Hold {
     #[inline]
     pub(crate) fn release(&self) {
         if let Some(Taken { place, .. }) = self.taken.take() {
-            held::end_call(place);
+            undo::end_call(place);
             self.endpoint.end_call();
         }
     }

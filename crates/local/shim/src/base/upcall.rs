@@ -4,11 +4,11 @@
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
 /// A function of a higher layer that takes a `T`.
-pub(crate) struct Above<T>(AtomicPtr<()>, std::marker::PhantomData<fn(T)>);
+pub(crate) struct Upcall<T>(AtomicPtr<()>, std::marker::PhantomData<fn(T)>);
 
-impl<T> Above<T> {
-    pub(crate) const fn new() -> Above<T> {
-        Above(AtomicPtr::new(std::ptr::null_mut()), std::marker::PhantomData)
+impl<T> Upcall<T> {
+    pub(crate) const fn new() -> Upcall<T> {
+        Upcall(AtomicPtr::new(std::ptr::null_mut()), std::marker::PhantomData)
     }
 
     pub(crate) fn set(&self, function: fn(T)) {

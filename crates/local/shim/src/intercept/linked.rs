@@ -13,7 +13,7 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use rustix::mm::{MprotectFlags, mprotect};
-use shunt_abi::door::{BELOW, BLOCK, Below};
+use shunt_abi::intercept::{BELOW, BLOCK, Below};
 use shunt_sys::memory;
 
 use super::entry::{Frame, let_through};

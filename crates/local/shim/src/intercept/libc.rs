@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use libc::timespec;
-use shunt_abi::door::{Code, Control, Function};
+use shunt_abi::intercept::{Code, Control, Function};
 
 static ENVIRONMENT: AtomicPtr<*const c_char> = AtomicPtr::new(std::ptr::null_mut());
 /// The auxiliary vector, which follows the environment.

@@ -2,13 +2,13 @@
 //!
 //! CMD needs it if it has no dynamic linker, is a Go program, or makes system calls that bypass its
 //! libc. The helper stops CMD at its exec, redirects its system calls to libshunt.so, and exits.
-//! The term *door* stands for this interception (`crates/local/intercept`).
+//! `crates/local/intercept` does the work.
 //!
 //! The helper must not be a child of CMD, because CMD's own `wait` would return it. So it is a
 //! grandchild whose parent has exited:
 //!
 //! ```text
-//! shunt run ──spawn──► shunt door ──spawn──► shunt door --beside thread
+//! shunt run ──spawn──► shunt intercept ──spawn──► shunt intercept --beside thread
 //!     │                (exits)                     │
 //!     │◄──── its pid, or why CMD cannot be entered ┤
 //!     ├─ PR_SET_PTRACER: needed where Yama lets only ancestors trace
@@ -24,28 +24,28 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{PTracer, Pid, set_ptracer};
-use shunt_intercept::{By, Closed, Door};
+use shunt_intercept::{By, Closed, Interception};
 
-use crate::args::{DoorArgs, WaitsFor};
+use crate::args::{InterceptArgs, WaitsFor};
 use crate::{library, obstacle};
 
 const READY: &str = "ready";
 
 /// Returns whether the system calls of the program at `path` could be intercepted.
 pub(crate) fn can_be_opened(path: &Path) -> bool {
-    library::find().is_ok_and(|library| Door::plan(&obstacle::executed(path), &library).is_ok())
+    library::find().is_ok_and(|library| Interception::plan(&obstacle::executed(path), &library).is_ok())
 }
 
 /// Returns whether the shim can be preloaded into the program at `path`, which also makes system
 /// calls that bypass its libc.
 pub(crate) fn is_needed_besides(path: &Path, library: &Path) -> bool {
-    obstacle::of_file(path).is_none() && Door::is_needed(path, library).unwrap_or(false)
+    obstacle::of_file(path).is_none() && Interception::is_needed(path, library).unwrap_or(false)
 }
 
 /// Returns why the system calls that bypass libc cannot be redirected to the shim. `None` if the
 /// program makes no such calls.
 pub(crate) fn is_closed(path: &Path) -> Option<String> {
-    match Door::plan(path, &library::find().ok()?) {
+    match Interception::plan(path, &library::find().ok()?) {
         Ok(_) => Some("it was started where they could not be".into()),
         Err(Closed::NoCalls | Closed::Processor) => None,
         Err(closed) => Some(closed.to_string()),
@@ -61,7 +61,7 @@ pub(crate) fn path() -> Option<PathBuf> {
 pub(crate) fn prepare(path: &Path, library: &Path) -> Result<()> {
     let process = std::process::id() as i32;
     let (program, library) = (path.to_owned(), library.to_owned());
-    let mut child = beside(&DoorArgs { beside: None, thread: process, process, program, library })
+    let mut child = beside(&InterceptArgs { beside: None, thread: process, process, program, library })
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -82,9 +82,9 @@ pub(crate) fn prepare(path: &Path, library: &Path) -> Result<()> {
 }
 
 /// Returns the command that starts the ptrace helper.
-fn beside(args: &DoorArgs) -> Command {
+fn beside(args: &InterceptArgs) -> Command {
     let mut command = Command::new("/proc/self/exe");
-    command.arg("door");
+    command.arg("intercept");
     if args.beside.is_some() {
         command.args(["--beside", "thread"]);
     }
@@ -95,11 +95,11 @@ fn beside(args: &DoorArgs) -> Command {
     command
 }
 
-/// Runs `shunt door`. `shunt run` starts it, and so does the shim in a program that starts another
-/// one (`crates/local/shim/src/program/beside.rs`).
-pub(crate) fn run(args: &DoorArgs) -> ExitCode {
+/// Runs `shunt intercept`. `shunt run` starts it, and so does the shim in a program that starts
+/// another one (`crates/local/shim/src/program/ptrace_helper.rs`).
+pub(crate) fn run(args: &InterceptArgs) -> ExitCode {
     let Some(waits_for) = args.beside else {
-        let detached = DoorArgs { beside: Some(WaitsFor::Thread), ..args.clone() };
+        let detached = InterceptArgs { beside: Some(WaitsFor::Thread), ..args.clone() };
         return match beside(&detached).spawn() {
             Ok(_) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
@@ -112,18 +112,18 @@ pub(crate) fn run(args: &DoorArgs) -> ExitCode {
     // The shim has only checked for a missing dynamic linker, a Go note, or a system call
     // instruction.
     let is_entered = match obstacle::of_file(&args.program) {
-        Some(obstacle) => obstacle.may_have_door(),
+        Some(obstacle) => obstacle.may_be_intercepted(),
         None => obstacle::asks_for_linker(&args.program),
     };
-    match is_entered.then(|| Door::plan(&args.program, &args.library)) {
+    match is_entered.then(|| Interception::plan(&args.program, &args.library)) {
         None => println!("it is not for shunt to enter"),
-        Some(Ok(door)) => wait(args, by, door),
+        Some(Ok(intercept)) => wait(args, by, intercept),
         Some(Err(closed)) => println!("{closed}"),
     }
     ExitCode::SUCCESS
 }
 
-fn wait(args: &DoorArgs, by: By, door: Door) {
+fn wait(args: &InterceptArgs, by: By, intercept: Interception) {
     println!("{}", std::process::id());
     let mut line = String::new();
     if !matches!(std::io::stdin().read_line(&mut line), Ok(1..)) {
@@ -133,7 +133,7 @@ fn wait(args: &DoorArgs, by: By, door: Door) {
         return println!("{closed}");
     }
     println!("{READY}");
-    if let Err(closed) = door.open()
+    if let Err(closed) = intercept.open()
         && !matches!(closed, Closed::Gone)
     {
         let _ = writeln!(std::io::stderr(), "shunt: {} runs on TCP: {closed}", args.program.display());

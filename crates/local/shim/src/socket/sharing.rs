@@ -49,7 +49,7 @@ const LEAVING: u32 = 1 << 29;
 const BEYOND: u32 = 1 << 31;
 
 #[repr(C)]
-struct Family {
+struct Sharing {
     /// The number of children that were noticed only after they had started: see
     /// `crate::fork::stray`.
     strays: AtomicU32,
@@ -111,14 +111,14 @@ impl Holders {
     }
 }
 
-static FAMILY: AtomicPtr<Family> = AtomicPtr::new(std::ptr::null_mut());
+static FAMILY: AtomicPtr<Sharing> = AtomicPtr::new(std::ptr::null_mut());
 /// The descriptor of the memory, for a program that this process may execute.
 static MEMORY: AtomicI32 = AtomicI32::new(-1);
 
 /// Makes the memory, with the first connection. Without it, no connection is attached.
 pub(crate) fn prepare() {
     if FAMILY.load(Acquire).is_null()
-        && let Ok(memory) = memfd::create_fixed("shunt-family", size_of::<Family>())
+        && let Ok(memory) = memfd::create_fixed("shunt-family", size_of::<Sharing>())
     {
         take_over(memory);
     }
@@ -126,11 +126,11 @@ pub(crate) fn prepare() {
 
 /// Maps the memory that was inherited or made. If two threads make it, the first one wins.
 pub(crate) fn take_over(memory: OwnedFd) -> bool {
-    if memfd::verify_fixed(&memory, size_of::<Family>()).is_err() {
+    if memfd::verify_fixed(&memory, size_of::<Sharing>()).is_err() {
         close_owned(memory);
         return false;
     }
-    let Ok(mapping) = Mapping::map(&memory, size_of::<Family>()) else {
+    let Ok(mapping) = Mapping::map(&memory, size_of::<Sharing>()) else {
         close_owned(memory);
         return false;
     };
@@ -150,7 +150,7 @@ pub(crate) fn take_over(memory: OwnedFd) -> bool {
 pub(crate) fn leave_open(inherited: bool) -> Option<i32> {
     let memory = MEMORY.load(Acquire);
     let flags = if inherited { FdFlags::empty() } else { FdFlags::CLOEXEC };
-    let good = memory >= 0 && memfd::verify_fixed(borrow(memory), size_of::<Family>()).is_ok();
+    let good = memory >= 0 && memfd::verify_fixed(borrow(memory), size_of::<Sharing>()).is_ok();
     (good && rustix::io::fcntl_setfd(borrow(memory), flags).is_ok()).then_some(memory)
 }
 
@@ -159,7 +159,7 @@ pub(crate) fn renumber(old: i32, new: i32) {
     let _ = MEMORY.compare_exchange(old, new, AcqRel, Relaxed);
 }
 
-fn family() -> Option<&'static Family> {
+fn family() -> Option<&'static Sharing> {
     // SAFETY: null, or a mapping that is never unmapped. Zeroes are valid for atomics.
     unsafe { FAMILY.load(Acquire).as_ref() }
 }
@@ -337,7 +337,7 @@ pub(crate) fn note_change(held: &impl Shareable) -> Option<u32> {
 }
 
 /// Claims a free row, which then lists this process.
-fn claim(family: &'static Family) -> Option<usize> {
+fn claim(family: &'static Sharing) -> Option<usize> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let first = NEXT.fetch_add(1, Relaxed) as usize;
     (0..ROWS).map(|step| (first + step) % ROWS).find(|&index| {

@@ -1,15 +1,15 @@
 //! What calls announce for the time of a sleep, and how it is undone if they never return from
 //! that: see [`crate::base::signal`].
 
-use crate::base::journal::{Held, Kind, Words};
 use crate::base::signal;
+use crate::base::undo_log::{Held, Kind, Words};
 use crate::base::waiter::Slot;
 use crate::epoll::Epoll;
 use crate::ops::poll::Watch;
 use crate::socket::endpoint::Endpoint;
 use crate::socket::links::{Attachment, Link};
 
-/// A call that waits, or has waited and is not over: see [`crate::ops::hold`].
+/// A call that waits, or has waited and is not over: see [`crate::ops::socket_reference`].
 static CALL: Kind = Kind {
     undo: |held| endpoint(held).end_call(),
     calls_on: counted_once,

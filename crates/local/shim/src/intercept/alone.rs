@@ -2,12 +2,12 @@
 
 use std::ffi::{c_int, c_long};
 
-use shunt_abi::door::Begin;
+use shunt_abi::intercept::Begin;
 
 use super::entry::{self, Frame};
 use super::{Place, Strings, answer_calls, answered, block, libc, wait_for};
 use crate::base::signal;
-use crate::hooks::raw::door as raw;
+use crate::hooks::raw::intercept as raw;
 use crate::life::census;
 use crate::program::handover;
 

@@ -1,5 +1,5 @@
-//! System call interception (the *door*), for programs that make system calls by themselves. See
-//! `docs/adr/0028-a-door-of-system-calls.md`.
+//! System call interception (`crates/local/intercept`), for programs that make system calls by
+//! themselves. See `docs/adr/0028-a-door-of-system-calls.md`.
 //!
 //! At the program's exec, `shunt_intercept` (`crates/local/intercept`) has replaced its `syscall`
 //! instructions by jumps to this code.
@@ -21,12 +21,12 @@ mod linked;
 use std::ffi::{c_char, c_int, c_long};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use shunt_abi::door::{NUMBERS, Offer};
+use shunt_abi::intercept::{NUMBERS, Offer};
 
-use crate::base::{end, process, thread};
-use crate::hooks::raw::door as raw;
+use crate::base::{process, thread, thread_end};
+use crate::hooks::raw::intercept as raw;
 use crate::ops::exec;
-use crate::program::beside::{self, By, Executed};
+use crate::program::ptrace_helper::{self, By, Executed};
 
 pub(crate) use linked::open;
 
@@ -87,7 +87,7 @@ unsafe fn execute<P: Place>(number: c_long, arguments: [c_long; 6]) {
             ::libc::SYS_execve => (Executed::by_path(a as *const c_char), c),
             _ => (Executed::from(a as c_int, b as *const c_char, e as c_int), d),
         };
-        if let Some(_beside) = beside::prepare(executed, environment as Strings, By::Us) {
+        if let Some(_beside) = ptrace_helper::prepare(executed, environment as Strings, By::Us) {
             P::outside(|| _ = libc::call(number, arguments));
         }
     }
@@ -110,7 +110,7 @@ unsafe fn answered<P: Place>(number: c_long, arguments: [c_long; 6]) -> Option<c
         return None;
     }
     if number == ::libc::SYS_exit {
-        end::over();
+        thread_end::over();
     }
     // SAFETY: the caller's promise.
     unsafe { raw::answer(number, arguments) }

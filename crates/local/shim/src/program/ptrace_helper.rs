@@ -1,11 +1,11 @@
 //! Starts the helper process for a program that makes system calls by itself: one without a dynamic
 //! linker, a Go program, or another with `syscall` instructions in its code. The helper, `shunt
-//! door`, is a separate program. It stops the new program at its exec, and redirects its system
-//! calls to this library. This file only examines the executable file, and starts the helper. See
-//! `docs/adr/0028-a-door-of-system-calls.md`.
+//! intercept`, is a separate program. It stops the new program at its exec, and redirects its
+//! system calls to this library. This file only examines the executable file, and starts the
+//! helper. See `docs/adr/0028-a-door-of-system-calls.md`.
 //!
 //! ```text
-//!  this process                         helper (`shunt door`)
+//!  this process                         helper (`shunt intercept`)
 //!  prepare(): examine the file
 //!    start() ──────────────────────────> begins
 //!    begin(): "go on" ─────────────────> traces the thread
@@ -21,8 +21,8 @@ use std::ffi::{CStr, c_char, c_int, c_long};
 use std::ops::Range;
 use std::os::fd::RawFd;
 
-use shunt_abi::door::{self, AROUND_CALL, MOST_CODE};
-use shunt_sys::{Errno, beside, memory, raw};
+use shunt_abi::intercept::{self, AROUND_CALL, MOST_CODE};
+use shunt_sys::{Errno, memory, raw, spawn};
 
 use crate::base::{private, process};
 use crate::program::handover;
@@ -69,7 +69,7 @@ pub(crate) enum By {
 }
 
 /// A running helper. Dropping it ends the helper, after a failed exec or one that did not need it.
-pub(crate) struct Beside {
+pub(crate) struct PtraceHelper {
     /// A pidfd of the helper. The helper may end at any time, and its process id may be reused.
     process: RawFd,
     socket: RawFd,
@@ -86,8 +86,8 @@ type Strings = *const *const c_char;
 ///
 /// # Safety
 /// As execve: bad pointers in `executed` or `environment` are left to the kernel.
-pub(crate) unsafe fn prepare(executed: Executed, environment: Strings, by: By) -> Option<Beside> {
-    let command = process::door_path().filter(|_| !process::is_off())?;
+pub(crate) unsafe fn prepare(executed: Executed, environment: Strings, by: By) -> Option<PtraceHelper> {
+    let command = process::helper_path().filter(|_| !process::is_off())?;
     // SAFETY: the caller's promise.
     let file = unsafe { find(executed) }?;
     // SAFETY: as above.
@@ -98,7 +98,7 @@ pub(crate) unsafe fn prepare(executed: Executed, environment: Strings, by: By) -
     start(command, out_of_the_way(file)?, by)
 }
 
-impl Beside {
+impl PtraceHelper {
     /// Waits for the helper, after the program has been started in a child. The program begins only
     /// then.
     pub(crate) fn await_end(self) {
@@ -148,7 +148,7 @@ impl Beside {
     }
 }
 
-impl Drop for Beside {
+impl Drop for PtraceHelper {
     fn drop(&mut self) {
         number(libc::SYS_pidfd_send_signal, [self.process.into(), libc::SIGKILL.into(), 0, 0, 0, 0]);
         self.end();
@@ -156,7 +156,7 @@ impl Drop for Beside {
 }
 
 /// Starts the helper for the program in `file`.
-fn start(command: &CStr, file: RawFd, by: By) -> Option<Beside> {
+fn start(command: &CStr, file: RawFd, by: By) -> Option<PtraceHelper> {
     let Some([ours, its]) = sockets() else {
         close(file);
         return None;
@@ -170,7 +170,7 @@ fn start(command: &CStr, file: RawFd, by: By) -> Option<Beside> {
     let library = handover::library();
     let arguments = [
         c"shunt".as_ptr(),
-        c"door".as_ptr(),
+        c"intercept".as_ptr(),
         c"--beside".as_ptr(),
         by.as_ptr(),
         calling.at(),
@@ -182,7 +182,7 @@ fn start(command: &CStr, file: RawFd, by: By) -> Option<Beside> {
     let nothing = [std::ptr::null()];
     // SAFETY: lists of strings that end in a null. All signals are blocked.
     let started = with_signals_blocked(|| unsafe {
-        beside::start(its, command.as_ptr(), arguments.as_ptr(), nothing.as_ptr())
+        spawn::start(its, command.as_ptr(), arguments.as_ptr(), nothing.as_ptr())
     });
     close(its);
     let number = started.ok();
@@ -190,7 +190,7 @@ fn start(command: &CStr, file: RawFd, by: By) -> Option<Beside> {
         [ours, file].into_iter().for_each(close);
         return None;
     };
-    let beside = Beside { process, socket: ours, file };
+    let beside = PtraceHelper { process, socket: ours, file };
     beside.begin(number?).map(|()| beside)
 }
 
@@ -406,7 +406,7 @@ fn has_call(file: RawFd, code: Range<u64>) -> bool {
     while !found {
         let most = bytes.len().min((code.end - from) as usize);
         let read = read_at(file, &mut bytes[..most], from);
-        found = door::has_call(&bytes[..read]);
+        found = intercept::has_call(&bytes[..read]);
         if read < most || from + read as u64 >= code.end {
             break;
         }
@@ -575,7 +575,7 @@ mod tests {
         let mut own = std::fs::read("/proc/self/exe").unwrap();
         // This test makes system calls past libc, as the library does.
         assert!(is_to_be_entered(&own));
-        let calls: Vec<_> = (0..own.len()).filter(|at| own[*at..].starts_with(&door::SYSCALL)).collect();
+        let calls: Vec<_> = (0..own.len()).filter(|at| own[*at..].starts_with(&intercept::SYSCALL)).collect();
         calls.into_iter().for_each(|at| own[at..at + 2].fill(0x90));
         assert!(!is_to_be_entered(&own));
         let mut without = own.clone();

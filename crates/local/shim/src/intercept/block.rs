@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use rustix::thread::gettid;
-use shunt_abi::door::{BLOCK, Begin, CONTROL, Control};
+use shunt_abi::intercept::{BLOCK, Begin, CONTROL, Control};
 
-use crate::base::end;
+use crate::base::thread_end;
 
 /// Capacity: more threads than a Go process may have.
 const MOST: usize = 16 * 1024;
@@ -148,7 +148,7 @@ fn known(program: usize) -> Option<*mut Control> {
     unsafe {
         let before: usize;
         asm!("rdgsbase {before}", "wrgsbase {free}", before = out(reg) before, free = in(reg) free);
-        end::over();
+        thread_end::over();
         asm!("wrgsbase {before}", before = in(reg) before);
     }
     Some(free)

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 
 use libc::siginfo_t;
-use shunt_abi::door::{BLOCK, Begin, Control};
+use shunt_abi::intercept::{BLOCK, Begin, Control};
 
 use super::{ANSWERED, alone, block};
 use crate::base::signal;

@@ -17,7 +17,7 @@ use std::mem::MaybeUninit;
 /// entries.
 const ENTRIES: usize = 12;
 
-/// One entry, which its [`Kind`] interprets. See `crate::ops::held`.
+/// One entry, which its [`Kind`] interprets. See `crate::ops::undo`.
 #[derive(Clone, Copy)]
 pub(crate) struct Held {
     pub(crate) kind: &'static Kind,
@@ -52,14 +52,14 @@ impl Held {
 }
 
 /// The entries of one thread. The innermost call's entry is the last.
-pub(crate) struct Journal {
+pub(crate) struct UndoLog {
     len: Cell<usize>,
     entries: UnsafeCell<[MaybeUninit<(usize, Held)>; ENTRIES]>,
     /// The bounds of the alternate signal stack, when the last handler ran.
     pub(crate) alternate: Cell<(usize, usize)>,
 }
 
-impl Journal {
+impl UndoLog {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len.get() == 0

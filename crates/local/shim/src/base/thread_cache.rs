@@ -7,12 +7,12 @@ const SIZES: usize = 8;
 const BLOCKS: u8 = 8;
 
 /// The cache. It is used only with the shield raised.
-pub(crate) struct Kept {
+pub(crate) struct ThreadCache {
     first: [Cell<*mut u8>; SIZES],
     count: [Cell<u8>; SIZES],
 }
 
-impl Kept {
+impl ThreadCache {
     pub(crate) fn take(&self, class: usize) -> Option<*mut u8> {
         let block = self.first.get(class)?.get();
         if block.is_null() {

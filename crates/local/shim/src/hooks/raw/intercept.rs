@@ -1,8 +1,8 @@
-//! System calls of a program without libc (`crate::door`).
+//! System calls of a program without libc (`crate::intercept`).
 
 use std::ffi::c_long;
 
-use shunt_abi::door::NUMBERS;
+use shunt_abi::intercept::NUMBERS;
 use shunt_sys::memory;
 
 use super::{Arguments, HOOKED, hook, is_answered, lend};

@@ -5,7 +5,7 @@ pub(crate) const DEGRADED_NANOS: u64 = 1_000_000;
 
 /// The bound of a sleep, in addition to the program's timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum SleepBound {
     /// None: every event wakes it.
     Endless,
     /// So many nanoseconds, after which it checks again for room in lanes.
@@ -14,16 +14,16 @@ pub(crate) enum Patience {
     Unrung(u64),
 }
 
-impl Patience {
+impl SleepBound {
     pub(crate) fn nanos(self) -> Option<u64> {
         match self {
-            Patience::Endless => None,
-            Patience::Room(nanos) | Patience::Unrung(nanos) => Some(nanos),
+            SleepBound::Endless => None,
+            SleepBound::Room(nanos) | SleepBound::Unrung(nanos) => Some(nanos),
         }
     }
 
     pub(crate) fn is_unrung(self) -> bool {
-        matches!(self, Patience::Unrung(_))
+        matches!(self, SleepBound::Unrung(_))
     }
 }
 
