@@ -76,10 +76,10 @@ const REVIEWED: Reviewed = Reviewed {
         // The hash function of a map with integer keys.
         ("RawTableInner>::rehash_in_place", &["reserve_rehash::{{closure}}"]),
         // Callbacks for state that is announced during a sleep.
-        ("announced::count_own_calls", &["ops::held::"]),
-        ("fork::begin_child", &["ops::held::"]),
-        ("announced::calls_on", &["ops::held::"]),
-        ("held::own_calls", &["held::counted_once", "held::POLL", "held::EPOLL"]),
+        ("announced::count_own_calls", &["ops::undo::"]),
+        ("fork::begin_child", &["ops::undo::"]),
+        ("announced::calls_on", &["ops::undo::"]),
+        ("undo::own_calls", &["undo::counted_once", "undo::POLL", "undo::EPOLL"]),
         ("std::sys::sync::once::futex::Once", &["Once::call_once_force"]),
     ],
     never: &[
@@ -100,7 +100,7 @@ const REVIEWED: Reviewed = Reviewed {
         ("attach_alias", "ops::descriptors::close"),
         ("waiter::Slot::take", "ops::descriptors::close"),
         ("waiter::Slot::make_listener", "ops::descriptors::close"),
-        ("socket::family::sharing", "ops::descriptors::close"),
+        ("socket::sharing::sharing", "ops::descriptors::close"),
         // A deferred signal is delivered with all others blocked, so no further one is delivered
         // after it.
         ("signal::deliver::run", "drop_in_place<shunt::base::signal::shield::Shield>"),
@@ -148,7 +148,7 @@ const OTHER_ENTRIES: [&str; 9] = [
     "shunt::fork::before",
     "shunt::fork::after_in_parent",
     "shunt::fork::after_in_child",
-    "shunt::base::end::ends",
+    "shunt::base::thread_end::ends",
     "shunt::start",
 ];
 

@@ -19,7 +19,7 @@ const FLOORS: [&[&str]; 10] = [
 
 /// The layers within `base`.
 const BASE: [&[&str]; 14] = [
-    &["above", "arch", "code", "errno", "journal", "kept", "names"],
+    &["arch", "code", "errno", "names", "thread_cache", "undo_log", "upcall"],
     &["hidden", "library", "order", "thread"],
     &["split"],
     &["unwind"],
@@ -32,7 +32,7 @@ const BASE: [&[&str]; 14] = [
     &["children", "panic", "waiter"],
     &["own_table", "signal"],
     &["alloc", "spin"],
-    &["end"],
+    &["thread_end"],
 ];
 
 fn floor_of(room: &str, floors: &[&[&str]]) -> Option<usize> {
