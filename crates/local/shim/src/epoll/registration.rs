@@ -587,14 +587,8 @@ impl Inner {
         }
         self.bury_deleted(epoll);
         let Inner { registrations, names, fd: instance, .. } = self;
-        for (&fd, one) in registrations.iter_mut().filter(|(_, one)| one.name.is_token()) {
-            let is_given = match one.interest.is_disarmed() {
-                // The kernel has disarmed it, and reports nothing for it, not even an error.
-                true if one.interest == KernelInterest::KernelDisarmed => false,
-                true => change(*instance, libc::EPOLL_CTL_MOD, fd, one.events & PRIVATE, one.data),
-                false => one.give_to_kernel(*instance, fd),
-            };
-            if is_given {
+        for (&fd, one) in registrations.iter_mut() {
+            if one.surrender(*instance, fd) {
                 names.give(&mut one.name, fd, Name::Given);
             }
         }
@@ -895,10 +889,29 @@ impl Registration {
         is_there
     }
 
-    /// Returns the events that the kernel's list must have: all of them, as long as lanes do not
-    /// answer for the registration, even if its endpoint is on lanes already.
+    /// Leaves the registration to waits that no hook sees: the kernel's list of `instance` gets it
+    /// as the program made it. Returns `false` if nothing was to be changed, or nothing could be.
+    #[cold]
+    #[inline(never)]
+    fn surrender(&mut self, instance: RawFd, fd: RawFd) -> bool {
+        let is_as_made = !self.name.is_token() && !self.exclusive && self.interest.events() == self.events;
+        match self.interest {
+            // The kernel has disarmed it, and reports nothing for it, not even an error.
+            KernelInterest::KernelDisarmed => false,
+            _ if is_as_made => false,
+            interest if interest.is_disarmed() => {
+                change(instance, libc::EPOLL_CTL_MOD, fd, self.events & PRIVATE, self.data)
+            }
+            _ => self.give_to_kernel(instance, fd),
+        }
+    }
+
+    /// Returns the events that the kernel's list must have: exactly those that the program asked
+    /// for, as long as lanes do not answer for the registration, even if its endpoint is on lanes
+    /// already. The same holds without a token: the kernel's events are then reported unchanged.
     fn needed_of_kernel(&self, endpoint: Option<&Endpoint>) -> u32 {
-        kernel_events(endpoint.filter(|_| self.answered.is_by_lanes()), self.events)
+        let is_ours = self.answered.is_by_lanes() && self.name.is_known();
+        kernel_events(endpoint.filter(|_| is_ours), self.events)
     }
 
     /// Returns the connection whose lanes answer.
