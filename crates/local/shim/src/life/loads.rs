@@ -22,7 +22,7 @@ use crate::base::signal::Shield;
 use crate::base::split;
 use crate::base::{errno, process};
 use crate::epoll;
-use crate::life::{attach, census, untracked};
+use crate::life::{attach, census, resets, untracked};
 use crate::socket::endpoint;
 
 /// A call of dlopen.
@@ -165,6 +165,7 @@ pub(crate) fn withdraw() {
 fn fall_back() {
     let before = errno::get();
     let _shield = Shield::raise();
+    resets::leave_to_kernel();
     // If both ends of a connection are in this process, both must return their unread bytes before
     // either falls back.
     for endpoint in endpoint::all() {

@@ -1,10 +1,13 @@
 //! Calls on a connection whose peer has died with bytes of this end unread: see
 //! [`crate::socket::lost`].
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use shunt_abi::reason::Reason;
 
+use crate::base::private::borrow;
 use crate::epoll;
-use crate::socket::endpoint::Endpoint;
+use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::lost;
 
 /// Resets the connection if it is lost, for a call that reports its state without moving bytes: see
@@ -36,4 +39,20 @@ pub(crate) fn reset_is_told(endpoint: &Endpoint) {
     }
     // TCP determines again whether there is room.
     epoll::refresh(endpoint);
+}
+
+/// Has the kernel report every reset that only the shim knows of, before code can run whose calls
+/// no hook sees (L11). A reset that comes behind unread bytes of TCP stays with the shim, because
+/// the kernel could report it only in their place.
+pub(crate) fn leave_to_kernel() {
+    for endpoint in endpoint::all() {
+        let fd = endpoint.fd.load(Relaxed);
+        lost::notice_reset_for_another(endpoint, fd);
+        if endpoint.owes()
+            && !shunt_sys::tcp::has_unread(borrow(fd))
+            && endpoint.take_owed(fd) == Some(libc::ECONNRESET)
+        {
+            lost::dissolve(fd);
+        }
+    }
 }

@@ -24,7 +24,7 @@ use crate::base::signal::Shield;
 use crate::base::table::{self, Entry};
 use crate::base::{errno, process};
 use crate::epoll;
-use crate::life::{attach, census, unread_timeout};
+use crate::life::{attach, census, resets, unread_timeout};
 use crate::socket::endpoint;
 
 /// Why this process stays on TCP, as a reason code; 0 if it does not.
@@ -50,6 +50,7 @@ pub(crate) fn leave(reason: Reason) {
     let _ = LEFT.compare_exchange(0, reason as u32, SeqCst, Relaxed);
     let before = errno::get();
     let _shield = Shield::raise();
+    resets::leave_to_kernel();
     for endpoint in endpoint::all() {
         attach::bar_reading(endpoint, reason);
         endpoint.keep_for_calls();

@@ -86,9 +86,9 @@ pub(crate) fn reset_in_a_set(endpoint: &Endpoint, fd: i32) -> Option<bool> {
     Some(reset(endpoint, fd, had_finished))
 }
 
-/// Handles a lost connection before another program goes on with the socket. The shim of that
-/// program cannot report a pending error. So the kernel must report it, unless the socket has bytes
-/// to keep.
+/// Handles a lost connection before code goes on with the socket to which the shim cannot report a
+/// pending error: another program, or calls that no hook sees. So the kernel must report it, unless
+/// the socket has bytes to keep.
 pub(crate) fn notice_reset_for_another(endpoint: &Endpoint, fd: i32) {
     if may_be_lost(endpoint, fd) {
         match abandon_if_lost(endpoint, fd) {
@@ -218,7 +218,7 @@ fn has_finished(endpoint: &Endpoint) -> bool {
 }
 
 /// Brings the kernel's socket into the state after a reset by discarding what it has received.
-fn dissolve(fd: i32) {
+pub(crate) fn dissolve(fd: i32) {
     let before = errno::get();
     kernel::dissolve(fd);
     // SAFETY: a plain call on the program's descriptor. It fails with ENOTCONN, and still marks
