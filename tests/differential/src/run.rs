@@ -76,6 +76,13 @@ pub(crate) struct Run<'w> {
     unplain: [bool; ENDS],
     /// Ends with more unread bytes at a fork than are reclaimed before one.
     left_at_fork: [bool; ENDS],
+    /// The directions of each end that were shut down: 1 for reading, 2 for writing. A close of the
+    /// last descriptor counts as 2.
+    shut: [u8; ENDS],
+    /// Slots whose descriptor may name a socket.
+    named: [bool; FIRST_EPOLL],
+    /// Actors whose waits have reported something since they had an EPOLLONESHOT registration.
+    told_once: Vec<u8>,
     /// Actors that have executed another program.
     replaced: Vec<u8>,
     /// Actors that have executed a program without the shim. It gets the kernel's counts, which
@@ -115,6 +122,9 @@ impl<'w> Run<'w> {
             low_water: [false; ENDS],
             unplain: [false; ENDS],
             left_at_fork: [false; ENDS],
+            shut: [0; ENDS],
+            named: [false; FIRST_EPOLL],
+            told_once: Vec::new(),
             replaced: Vec::new(),
             uncounted: Vec::new(),
             shown: [false; ENDS],
@@ -169,6 +179,10 @@ impl<'w> Run<'w> {
     fn is_sensible(&mut self, step: &Step) -> bool {
         let slot = || step.slot(0);
         if !self.world.has(step.actor) {
+            return false;
+        }
+        // Only a report of the kernel's disarms an EPOLLONESHOT registration (L11).
+        if step.loads() && self.told_once.contains(&step.actor.to_ascii_uppercase()) {
             return false;
         }
         let busy: Vec<&Step> = self.blocked_steps().filter(|other| other.actor == step.actor).collect();
@@ -312,6 +326,8 @@ impl<'w> Run<'w> {
                 let is_open = busy.iter().any(|other| other.gathers() || passes(other) || rings(other));
                 !is_missed && !is_open && self.is_mourned(step.actor)
             }
+            // Left out: what L11 in docs/architecture.md names as impossible to move to the kernel.
+            Verb::Load => self.can_move_to_kernel(step.actor),
             // An event of TCP may disarm such a registration before the bytes come to TCP.
             Verb::EpollCtl if self.raw[slot()] && step.args[3] & i64::from(libc::EPOLLONESHOT) != 0 => {
                 step.args[3] & i64::from(libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI) == 0
@@ -351,6 +367,16 @@ impl<'w> Run<'w> {
     /// *Switch back*).
     fn gives_back(&self, actor: u8) -> bool {
         self.awaited_by(actor).all(|end| !self.unplain[end] && !self.unplain[end ^ 1])
+    }
+
+    /// Returns whether the unread bytes of `actor` can be moved to the kernel when code past the shim
+    /// comes. They cannot if their stream has ended at either side, or if many were unread when
+    /// their sender forked (L11).
+    fn can_move_to_kernel(&self, actor: u8) -> bool {
+        let is_over = |end: usize| {
+            self.shut[end] & 2 != 0 || self.shut[end ^ 1] == 3 || !self.world.has(self.sequence.owner(end))
+        };
+        self.awaited_by(actor).all(|end| !is_over(end) && !self.left_at_fork[end])
     }
 
     /// Returns whether the senders of bytes that `actor` has not read still have their state. It is
@@ -414,16 +440,20 @@ impl<'w> Run<'w> {
             Verb::Open => {
                 let conn = step.args[0] as usize % (ENDS / 2);
                 self.world.open(self.sequence, conn)?;
-                self.opened[2 * conn] = true;
-                self.opened[2 * conn + 1] = true;
+                for end in [2 * conn, 2 * conn + 1] {
+                    self.opened[end] = true;
+                    self.named[end] = true;
+                }
                 Answer::default()
             }
             Verb::Connect => {
                 let answer = self.world.connect(self.sequence, step.actor, step.slot(0))?;
                 if answer.ret >= 0 {
                     let end = end_of(step.slot(0));
-                    self.opened[end] = true;
-                    self.opened[end ^ 1] = true;
+                    for end in [end, end ^ 1] {
+                        self.opened[end] = true;
+                        self.named[end] = true;
+                    }
                 }
                 answer
             }
@@ -587,9 +617,21 @@ impl<'w> Run<'w> {
             self.low_water[end_of(step.slot(0))] |= answer.ret == 0 && step.args[2] > 1;
         } else if step.verb == Verb::EpollCtl && step.args[3] & i64::from(libc::EPOLLONESHOT) != 0 {
             self.once.push(step.actor.to_ascii_uppercase());
+        } else if step.verb == Verb::Shutdown && answer.ret >= 0 {
+            self.shut[end_of(step.slot(0))] |= [1, 2, 3][step.args[1].clamp(0, 2) as usize];
+        } else if step.verb == Verb::Close && step.slot(0) < FIRST_EPOLL && answer.ret >= 0 {
+            self.named[step.slot(0)] = false;
+            let end = end_of(step.slot(0));
+            self.shut[end] |= if self.named[end] || self.named[end + ENDS] { 0 } else { 2 };
+        } else if step.verb == Verb::EpollWait && answer.ret > 0 {
+            let actor = step.actor.to_ascii_uppercase();
+            self.told_once.extend(self.once.contains(&actor).then_some(actor));
         } else if matches!(step.verb, Verb::EpollNew | Verb::UnseenSet) && answer.ret >= 0 {
             self.raw[step.slot(0)] = step.verb == Verb::UnseenSet;
         } else if step.verb == Verb::Dup && answer.ret >= 0 {
+            if step.slot(1) < FIRST_EPOLL {
+                self.named[step.slot(1)] = true;
+            }
             self.raw[step.slot(1)] = self.raw[step.slot(0)];
         } else if step.verb == Verb::Nonblock && answer.ret >= 0 && step.slot(0) < FIRST_EPOLL {
             self.nonblocking[end_of(step.slot(0))] = step.args[1] != 0;
