@@ -84,10 +84,31 @@ pub(crate) struct Listener {
 
 #[derive(Debug)]
 struct Made {
-    path: PathBuf,
-    /// Device and inode of the socket file. The broker removes the file only if they match.
-    file: (u64, u64),
+    /// Declared before the lock, so that the file is removed while the lock is held.
+    file: SocketFile,
     lock: Lock,
+}
+
+/// The file of a bound socket. It is removed on drop if it is still at its path.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode of the file.
+    id: (u64, u64),
+}
+
+impl SocketFile {
+    fn is_in_place(&self) -> bool {
+        is_at(&self.path, self.id)
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.is_in_place() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 /// A file lock that is held while a broker runs. The kernel releases it when the process ends,
@@ -129,26 +150,35 @@ impl Listener {
         make_directory(&path, config.mode)?;
         let lock = Lock::take(&path, config.mode)?;
         let (socket, file) = bind_at(&path, config.mode)?;
-        Ok((Listener { made: Some(Made { path, file, lock }) }, socket))
+        Ok((Listener { made: Some(Made { file, lock }) }, socket))
     }
 
-    /// Binds a new socket at the path after the old socket file has disappeared.
+    /// Listens on a new socket at the path after the old socket file has disappeared.
     pub(crate) fn listen_again(&mut self, mode: Mode) -> Result<Option<OwnedFd>, ListenError> {
+        self.listen_again_by(mode, start_listening)
+    }
+
+    /// Listens again, by the given call of the kernel.
+    fn listen_again_by(
+        &mut self,
+        mode: Mode,
+        listen: impl FnOnce(&OwnedFd, &Path) -> Result<(), ListenError>,
+    ) -> Result<Option<OwnedFd>, ListenError> {
         let Some(made) = &mut self.made else { return Ok(None) };
+        let path = made.file.path.clone();
         if !made.lock.is_in_place() {
-            make_directory(&made.path, mode)?;
-            made.lock = Lock::take(&made.path, mode)?;
+            make_directory(&path, mode)?;
+            made.lock = Lock::take(&path, mode)?;
         }
-        let (socket, file) = bind_at(&made.path, mode)?;
+        let (socket, file) = bind_at(&path, mode)?;
+        listen(&socket, &path)?;
         made.file = file;
-        self.listen(&socket)?;
         Ok(Some(socket))
     }
 
     /// Starts listening. A socket from socket activation listens already.
     pub(crate) fn listen(&self, socket: &OwnedFd) -> Result<(), ListenError> {
-        let Some(made) = &self.made else { return Ok(()) };
-        listen(socket, BACKLOG).map_err(ListenError::refused("listen at", &made.path))
+        self.made.as_ref().map_or(Ok(()), |made| start_listening(socket, &made.file.path))
     }
 
     /// Returns whether this broker made the socket file, and not the service manager.
@@ -158,22 +188,17 @@ impl Listener {
 
     /// Returns whether the file at the path is the broker's own socket.
     pub(crate) fn has_its_place(&self) -> bool {
-        self.made.as_ref().is_none_or(|made| is_at(&made.path, made.file))
+        self.made.as_ref().is_none_or(|made| made.file.is_in_place())
     }
 }
 
-impl Drop for Listener {
+impl Drop for Lock {
     fn drop(&mut self) {
-        if let Some(made) = &self.made {
-            if is_at(&made.path, made.file) {
-                let _ = std::fs::remove_file(&made.path);
-            }
-            // Remove the file while the lock is still held: a broker that waits for the lock then
-            // checks whether the file still exists. If the directory was made anew, a lock file of
-            // that name belongs to another broker.
-            if made.lock.is_in_place() {
-                let _ = std::fs::remove_file(&made.lock.path);
-            }
+        // Remove the file while the lock is still held: a broker that waits for the lock then
+        // checks whether the file still exists. If the directory was made anew, a lock file of
+        // that name belongs to another broker.
+        if self.is_in_place() {
+            let _ = std::fs::remove_file(&self.path);
         }
     }
 }
@@ -251,9 +276,12 @@ fn beside(other: &Path, extension: impl AsRef<OsStr>) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Binds a socket to an unused path. Returns it with the device and inode of its file. The caller
-/// holds the lock.
-fn bind_at(path: &Path, mode: Mode) -> Result<(OwnedFd, (u64, u64)), ListenError> {
+fn start_listening(socket: &OwnedFd, path: &Path) -> Result<(), ListenError> {
+    listen(socket, BACKLOG).map_err(ListenError::refused("listen at", path))
+}
+
+/// Binds a socket to an unused path. Returns it with its file. The caller holds the lock.
+fn bind_at(path: &Path, mode: Mode) -> Result<(OwnedFd, SocketFile), ListenError> {
     remove_stale(path)?;
     // No older broker runs that could still need its lock file.
     let _ = std::fs::remove_file(beside(path, OLD_LOCK));
@@ -266,14 +294,15 @@ fn bind_at(path: &Path, mode: Mode) -> Result<(OwnedFd, (u64, u64)), ListenError
         .map_err(ListenError::refused("ask for the senders of messages at", path))?;
     bind(&socket, &address).map_err(ListenError::refused("bind", path))?;
     let failed = ListenError::refused("set the mode of", path);
+    let data = path.symlink_metadata().map_err(failed)?;
+    let file = SocketFile { path: path.to_owned(), id: (data.dev(), data.ino()) };
     let mode = match mode {
         Mode::User => 0o600,
         Mode::System => 0o666,
     };
     // No client can connect before `listen`, so no client sees the previous mode.
     std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
-    let data = path.symlink_metadata().map_err(failed)?;
-    Ok((socket, (data.dev(), data.ino())))
+    Ok((socket, file))
 }
 
 fn make_directory(socket: &Path, mode: Mode) -> Result<(), ListenError> {
@@ -324,4 +353,27 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
         Err(error) => return Err(ListenError::refused("look at", path)(error)),
     }
     std::fs::remove_file(path).map_err(ListenError::refused("remove stale", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn place_is_not_held_by_a_socket_that_does_not_listen() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("shunt").join("broker.sock");
+        let mut config = Config::new(path.clone(), Mode::User);
+        let (mut listener, socket) = Listener::open(&mut config).unwrap();
+        listener.listen(&socket).unwrap();
+        assert!(listener.has_its_place());
+        std::fs::remove_file(&path).unwrap();
+        let fails = |_: &OwnedFd, path: &Path| Err(ListenError::refused("listen at", path)(Errno::NOMEM));
+        listener.listen_again_by(Mode::User, fails).unwrap_err();
+        assert!(!listener.has_its_place() && !path.exists(), "the next check tries again");
+        assert!(listener.listen_again(Mode::User).unwrap().is_some());
+        assert!(listener.has_its_place());
+        drop(listener);
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
+    }
 }
