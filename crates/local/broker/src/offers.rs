@@ -41,7 +41,10 @@ impl State {
         told: &shunt_abi::control::Offer,
         socket: OwnedFd,
     ) -> Result<(), BadMessage> {
-        let Some(process) = self.processes.get(&id) else { return Ok(()) };
+        let Some(process) = self.processes.get(&id) else {
+            self.close_all(id, Some(socket));
+            return Ok(());
+        };
         let whose = process.principal;
         let shown = shown(&socket);
         let seen = shown.as_ref().ok().and_then(|shown| self.look(&socket, shown));

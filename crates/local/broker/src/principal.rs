@@ -46,6 +46,12 @@ impl Principal {
         Ok(Principal { uid, netns, standing })
     }
 
+    /// Returns the principal of a client whose namespace, or whose user too, is unknown. It shares
+    /// its limits with the namespaces that the user may have made.
+    pub(crate) fn unknown(uid: Option<u32>) -> Principal {
+        Principal { uid: uid.unwrap_or(u32::MAX), netns: 0, standing: Standing::Homemade }
+    }
+
     /// Returns the account that this principal is charged to. Privileged principals have none.
     pub(crate) fn account(&self) -> Option<Account> {
         match self.standing {

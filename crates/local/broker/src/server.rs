@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use shunt_abi::geometry::{Geometry, MAX_RING_BYTES, MIN_RING_BYTES};
 use shunt_control::serve_metrics;
 use shunt_kernel::sequence::Reader;
+use shunt_sys::seqpacket::Credentials;
 use shunt_sys::{Errno, seqpacket};
 use thiserror::Error;
 use tokio::io::unix::AsyncFd;
@@ -40,6 +41,8 @@ use crate::watch::watch;
 /// Bytes of unread messages that the kernel queues per client. Half of them are the kernel's own
 /// overhead.
 const SEND_BUFFER: usize = 32 * 1024;
+/// Delay before another attempt to accept when the broker is out of descriptors or memory.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// Why the broker did not start, or stopped early.
 #[derive(Debug, Error)]
@@ -145,7 +148,7 @@ async fn accept(
         tokio::select! {
             ready = socket.readable() => {
                 let mut ready = ready.map_err(Error::Loop)?;
-                match accept_with(&socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                match accept_one(&socket) {
                     Ok(client) => take_in(client, &state, &departed),
                     Err(Errno::AGAIN) => ready.clear_ready(),
                     Err(Errno::CONNABORTED | Errno::INTR) => {}
@@ -155,7 +158,7 @@ async fn accept(
                         if let Some(times) = state.borrow_mut().complaints.note("accept", Instant::now().into_std()) {
                             tracing::warn!(%error, times, "cannot accept a client");
                         }
-                        sleep(Duration::from_millis(100)).await;
+                        sleep(RETRY).await;
                     }
                 }
             }
@@ -163,11 +166,9 @@ async fn accept(
             () = keeper.due() => match keeper.look() {
                 Step::Stay => {}
                 Step::Move(new) => {
-                    // Accept the clients that connected to the old socket.
-                    while let Ok(client) = accept_with(&socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                        take_in(client, &state, &departed);
-                    }
-                    socket = watch(new).map_err(|(_, error)| Error::Loop(error))?;
+                    let new = watch(new).map_err(|(_, error)| Error::Loop(error))?;
+                    let old = std::mem::replace(&mut socket, new);
+                    spawn_local(empty_queue(old, state.clone(), departed.clone()));
                 }
                 Step::End => return Ok(()),
             },
@@ -179,17 +180,54 @@ async fn accept(
     }
 }
 
-fn take_in(client: OwnedFd, state: &Rc<RefCell<State>>, departed: &Rc<Notify>) {
-    let Ok(credentials) = seqpacket::peer_credentials(&client) else { return };
+fn accept_one(socket: impl AsFd) -> Result<OwnedFd, Errno> {
+    accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+}
+
+/// Accepts the clients that are queued at a socket whose file has disappeared. No further ones can
+/// come.
+async fn empty_queue(socket: AsyncFd<OwnedFd>, state: Rc<RefCell<State>>, departed: Rc<Notify>) {
+    while !accept_queued(|| accept_one(&socket), |client| take_in(client, &state, &departed)) {
+        sleep(RETRY).await;
+    }
+}
+
+/// Accepts queued clients. Returns `false` if there may be more, because the broker is out of
+/// descriptors or memory.
+fn accept_queued(
+    mut accept: impl FnMut() -> Result<OwnedFd, Errno>,
+    mut take_in: impl FnMut(OwnedFd),
+) -> bool {
+    loop {
+        match accept() {
+            Ok(client) => take_in(client),
+            Err(Errno::CONNABORTED | Errno::INTR) => {}
+            Err(error) => return error == Errno::AGAIN,
+        }
+    }
+}
+
+/// Returns the credentials and the principal of a client that has connected. On an error, returns
+/// the principal to which the close of the client's socket is charged.
+fn identify(client: &OwnedFd, own_netns: u64) -> Result<(Credentials, Principal), (Principal, Errno)> {
+    let credentials = seqpacket::peer_credentials(client);
+    let credentials = credentials.map_err(|error| (Principal::unknown(None), error))?;
+    let unknown = |error| (Principal::unknown(Some(credentials.uid)), error);
     // A client that connected before the broker received its socket from the service manager has
     // not inherited this option.
-    if let Err(error) = seqpacket::name_senders(&client) {
-        return tracing::warn!(%error, "the kernel will not say who sends a client's messages");
-    }
+    seqpacket::name_senders(client).map_err(unknown)?;
+    let principal = Principal::of(client, credentials.uid, own_netns).map_err(unknown)?;
+    Ok((credentials, principal))
+}
+
+fn take_in(client: OwnedFd, state: &Rc<RefCell<State>>, departed: &Rc<Notify>) {
     let mut held = state.borrow_mut();
-    let principal = match Principal::of(&client, credentials.uid, held.namespaces.own()) {
-        Ok(principal) => principal,
-        Err(error) => return tracing::warn!(%error, "the network namespace of a client cannot be told"),
+    let (credentials, principal) = match identify(&client, held.namespaces.own()) {
+        Ok(identity) => identity,
+        Err((principal, error)) => {
+            tracing::warn!(%error, "the kernel does not report who a client is: turned away");
+            return held.disposal.close(principal, client);
+        }
     };
     let mut place = Charge::new(&held.clients, principal);
     let is_stuck = held.disposal.is_stuck(principal);
@@ -229,4 +267,36 @@ fn raise_descriptor_limit() -> usize {
         tracing::debug!("the descriptor limit stays as it is");
     }
     getrlimit(Resource::Nofile).current.map_or(usize::MAX, |current| current as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queued_clients_survive_interruptions() {
+        let client = || Ok(std::io::pipe().unwrap().0.into());
+        let mut queue = vec![
+            Err(Errno::AGAIN),
+            client(),
+            Err(Errno::MFILE),
+            client(),
+            Err(Errno::CONNABORTED),
+            client(),
+            Err(Errno::INTR),
+            client(),
+        ];
+        let mut taken = 0;
+        assert!(!accept_queued(|| queue.pop().unwrap(), |_| taken += 1), "there is one more");
+        assert_eq!(taken, 3);
+        assert!(accept_queued(|| queue.pop().unwrap(), |_| taken += 1));
+        assert_eq!((taken, queue.len()), (4, 0));
+    }
+
+    #[test]
+    fn socket_of_a_client_without_identity_is_charged() {
+        let (pipe, _writer) = std::io::pipe().unwrap();
+        let (principal, _) = identify(&pipe.into(), 0).unwrap_err();
+        assert!(!principal.is_privileged());
+    }
 }

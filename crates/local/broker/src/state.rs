@@ -249,10 +249,9 @@ impl State {
         hello: &Hello,
         page: OwnedFd,
     ) -> Result<ProcessId, BadMessage> {
-        if let Err(error) = verify_sealed(&page, PAGE_BYTES) {
-            self.disposal.close(principal, page);
-            return Err(error.into());
-        }
+        // Closed by the pool, whatever follows.
+        let page = self.disposal.keep(principal, page);
+        verify_sealed(&page, PAGE_BYTES)?;
         let file = fstat(&page).map(|file| (file.st_dev, file.st_ino)).map_err(BadMessage::PageMapping)?;
         // A page that many processes present would be listed in a status once for each.
         if self.pages.contains(&file) {
@@ -478,7 +477,10 @@ impl State {
             self.close_all(id, Some(fd));
             return Err(BadMessage::NotADoorbell);
         }
-        let Some(process) = self.processes.get_mut(&id) else { return Ok(()) };
+        let Some(process) = self.processes.get_mut(&id) else {
+            self.close_all(id, Some(fd));
+            return Ok(());
+        };
         // If the budget is exhausted, the doorbell is not registered. A waiter without a doorbell
         // sleeps for short intervals only.
         if !process.doorbells.contains_key(&doorbell.slot) && !process.rung_by.more(1) {
@@ -505,9 +507,8 @@ impl State {
     }
 
     pub(crate) fn close_all(&self, id: ProcessId, fds: impl IntoIterator<Item = OwnedFd>) {
-        if let Some(whose) = self.principal(id) {
-            fds.into_iter().for_each(|fd| self.disposal.close(whose, fd));
-        }
+        let whose = self.principal(id).unwrap_or(Principal::unknown(None));
+        fds.into_iter().for_each(|fd| self.disposal.close(whose, fd));
     }
 }
 
