@@ -9,13 +9,14 @@ use std::rc::Rc;
 use shunt_abi::address::to_octets;
 use shunt_abi::control::{Capturing, SeenEnd, SeenLink, SeenPair, SeenUnlink};
 use shunt_abi::geometry::Side;
-use shunt_sys::process_access::{self, Home};
-use shunt_sys::seqpacket::Credentials;
+use shunt_sys::process_access::{self, Home, Present};
+use shunt_sys::seqpacket::{self, Credentials};
 use shunt_sys::{pidfd, view};
 
 use crate::disposal::Descriptor;
 use crate::links::{Grant, LinkId, News, Sight};
 use crate::outbox::{Backlog, Outbox};
+use crate::pairing::ProcessId;
 use crate::principal::Principal;
 use crate::state::State;
 
@@ -92,20 +93,54 @@ impl Rights {
 }
 
 impl Capture {
-    /// Revokes the rights of a reader of everything if its process could not obtain them now. The
-    /// process may have changed its user.
-    fn review(&mut self) {
-        let is_root = || process_access::has_thread(self.pid, |present| present.user == 0) == Some(true);
-        let is_still = || {
-            is_root()
-                && process_access::may_look_into_all(self.pid)
-                && self.life.as_ref().is_some_and(process_access::is_alive)
-        };
-        if matches!(self.rights, Rights::All) && !is_still() {
-            tracing::info!(pid = self.pid, "it is root's no more: it is shown nothing that is new");
-            self.rights = Rights::Nothing;
-            self.pending.clear();
+    /// Revokes the rights of a reader whose process could not obtain them now. It may have changed
+    /// its user or its namespaces. Returns the links that it has been shown and may read no more.
+    fn review(&mut self) -> Vec<LinkId> {
+        if self.has_rights() {
+            return Vec::new();
         }
+        let is_new = !matches!(self.rights, Rights::Nothing);
+        self.rights = Rights::Nothing;
+        self.pending.clear();
+        // A reader that has ended reads nothing more.
+        if !is_new || seqpacket::has_hung_up(self.outbox.socket()) {
+            return Vec::new();
+        }
+        tracing::info!(pid = self.pid, "a reader has lost its rights: it is shown nothing more");
+        let shown: Vec<_> = self.told.drain().collect();
+        for link in &shown {
+            self.outbox.push(SeenUnlink { link: *link }.into(), None);
+        }
+        shown
+    }
+
+    /// Returns whether the process could obtain the rights of this capture now.
+    fn has_rights(&self) -> bool {
+        let is_user =
+            |uid| process_access::has_thread(self.pid, |present: Present| present.user == uid) == Some(true);
+        let is_still = match self.rights {
+            Rights::All => is_user(0) && process_access::may_look_into_all(self.pid),
+            Rights::Own(principal, home) => {
+                is_user(principal.uid) && process_access::home(self.pid) == Some(home)
+            }
+            Rights::Nothing => false,
+        };
+        // Checked last: if the process has ended, the pid may belong to another process by now.
+        is_still && self.life.as_ref().is_some_and(process_access::is_alive)
+    }
+
+    /// Removes a link that this capture may read no more. Returns whether it had been shown.
+    fn remove(&mut self, link: LinkId) -> bool {
+        self.pending.retain(|pending| pending.link != link);
+        let was_shown = self.told.remove(&link);
+        if was_shown {
+            self.outbox.push(SeenUnlink { link }.into(), None);
+        }
+        was_shown
+    }
+
+    fn covers(&self, link: LinkId) -> bool {
+        self.told.contains(&link) || self.pending.iter().any(|pending| pending.link == link)
     }
 }
 
@@ -154,17 +189,60 @@ impl State {
     /// Ends a capture.
     pub(crate) fn end_capture(&mut self, id: CaptureId) {
         self.captures.all.retain(|capture| capture.id != id);
-        if self.captures.all.is_empty() {
-            self.links.unsee();
-            self.note_released();
+        self.unsee();
+    }
+
+    /// Unmarks the links that no capture reads any more.
+    fn unsee(&mut self) {
+        let all = &self.captures.all;
+        self.links.unsee(|link| all.iter().any(|capture| capture.covers(link)));
+        if all.is_empty() {
+            self.links.take_news();
         }
+        self.note_released();
+    }
+
+    /// Checks that each capture may still read the links between two processes. A link that a
+    /// capture must not read any more is closed, because the reader keeps its memory: it gets no
+    /// new connections, and those that it has are asked to fall back to TCP.
+    pub(crate) fn review_captures(&mut self, ends: [ProcessId; 2]) {
+        if self.captures.all.is_empty() {
+            return;
+        }
+        let mut captures = std::mem::take(&mut self.captures.all);
+        let mut homes = Homes::default();
+        let links = self.links.between(ends);
+        let mut closed = Vec::new();
+        for capture in &mut captures {
+            closed.extend(capture.review());
+            for link in &links {
+                if capture.covers(*link)
+                    && !self.may_see(capture.rights, *link, &mut homes)
+                    && capture.remove(*link)
+                {
+                    closed.push(*link);
+                }
+            }
+        }
+        self.captures.all = captures;
+        self.close_links(&closed);
+    }
+
+    /// Closes links whose readers must not read them any more, and unmarks them.
+    fn close_links(&mut self, links: &[LinkId]) {
+        if links.is_empty() {
+            return;
+        }
+        links.iter().for_each(|link| self.links.close(*link));
+        self.unsee();
     }
 
     /// Reports a new link, on which no slot is granted yet.
     pub(crate) fn tell_new_link(&mut self, link: LinkId) {
         let mut captures = std::mem::take(&mut self.captures.all);
+        let mut closed = Vec::new();
         for capture in &mut captures {
-            capture.review();
+            closed.extend(capture.review());
             if self.may_see(capture.rights, link, &mut Homes::default()) {
                 self.links.see(link);
                 capture.pending.push_back(Pending { link, under_way: 0 });
@@ -172,14 +250,14 @@ impl State {
             }
         }
         self.captures.all = captures;
+        self.close_links(&closed);
     }
 
-    /// Reports a granted slot to captures, before the two ends are notified.
+    /// Reports a granted slot to captures, before the two ends are notified. Their rights have been
+    /// [reviewed](Self::review_captures) before the grant.
     pub(crate) fn tell_grant(&mut self, grant: &Grant) {
         for capture in &mut self.captures.all {
-            capture.review();
-            if !matches!(capture.rights, Rights::Nothing)
-                && capture.told.contains(&grant.link)
+            if capture.told.contains(&grant.link)
                 && let Some(sight) = self.links.sight(grant.link, grant.conn)
             {
                 capture.outbox.push(pair(grant.link, &sight, true).into(), None);
@@ -190,9 +268,10 @@ impl State {
     /// Sends links to a client for as long as it reads its messages.
     pub(crate) fn tell_links(&mut self, id: CaptureId) {
         let mut captures = std::mem::take(&mut self.captures.all);
+        let mut closed = Vec::new();
         if let Some(capture) = captures.iter_mut().find(|capture| capture.id == id) {
             if !capture.pending.is_empty() {
-                capture.review();
+                closed = capture.review();
             }
             while capture.outbox.backlog() == Backlog::None
                 && let Some(pending) = capture.pending.pop_front()
@@ -201,6 +280,7 @@ impl State {
             }
         }
         self.captures.all = captures;
+        self.close_links(&closed);
     }
 
     fn tell_link(&self, capture: &mut Capture, Pending { link, under_way }: Pending) {

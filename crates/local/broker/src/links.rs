@@ -500,9 +500,12 @@ impl Links {
     ) -> Vec<(LinkId, [ProcessId; 2])> {
         let mut vacated = Vec::new();
         for id in std::mem::take(&mut self.wasteful) {
-            let link = self.links.get_mut(&id).filter(|link| !link.orphaned && link.seen.is_none());
-            let Some(link) = link else { continue };
+            let Some(link) = self.links.get_mut(&id).filter(|link| !link.orphaned) else { continue };
             let before = link.stage;
+            // The rings of a captured link are left as they are, unless it is closed.
+            if link.seen.is_some() && before != Stage::Vacated {
+                continue;
+            }
             link.stage = before.next(link.spare_pages(), now);
             if link.stage.is_retired() && !before.is_retired() {
                 let pair = (link.ends[0], link.ends[1]);
@@ -616,10 +619,27 @@ impl Links {
         std::mem::take(&mut self.news)
     }
 
-    /// Unmarks all links when the last capture ends. Slots that were used during the capture become
-    /// free again.
-    pub(crate) fn unsee(&mut self) {
-        for (id, link) in &mut self.links {
+    /// Returns the links between two processes.
+    pub(crate) fn between(&self, ends: [ProcessId; 2]) -> Vec<LinkId> {
+        let of_one = self.by_process.get(&ends[0]).into_iter().flatten().copied();
+        of_one.filter(|id| self.links.get(id).is_some_and(|link| link.ends == ends)).collect()
+    }
+
+    /// Closes a link: it gets no new connections, and [`retire`](Self::retire) returns it once, so
+    /// that those it has are asked to fall back to TCP.
+    pub(crate) fn close(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(&id).filter(|link| !link.orphaned) else { return };
+        link.stage = Stage::Vacated;
+        self.wasteful.insert(id);
+        if let Some(open) = self.open.get_mut(&(link.ends[0], link.ends[1])) {
+            open.retain(|open| *open != id);
+        }
+    }
+
+    /// Unmarks the links that no capture reads any more. Slots that were used during the capture
+    /// become free again.
+    pub(crate) fn unsee(&mut self, is_read: impl Fn(LinkId) -> bool) {
+        for (id, link) in self.links.iter_mut().filter(|(id, link)| link.seen.is_some() && !is_read(**id)) {
             let was_full = link.is_full();
             let Some(seen) = link.seen.take() else { continue };
             link.set_followed(self.geometry, seen, false);
@@ -633,7 +653,6 @@ impl Links {
                 self.open.entry(sorted(link.ends[0], link.ends[1])).or_default().push(*id);
             }
         }
-        self.news.clear();
     }
 
     fn let_go(&mut self, cookie: u64) {

@@ -18,7 +18,7 @@ use shunt_sys::Errno;
 use shunt_sys::identity::{IdentifyError, Shown, shown};
 use shunt_sys::tcp::{ESTABLISHED, LISTEN};
 
-use crate::links::Grant;
+use crate::links::{Grant, Held, Links};
 use crate::pairing::{Finding, Key, Offer, ProcessId};
 use crate::state::{BadMessage, State};
 use crate::tracking::{self, Silence};
@@ -264,6 +264,7 @@ impl State {
 
     /// Pairs two offers, or has them wait for a link.
     fn pair(&mut self, earlier: &Offer, later: &Offer) {
+        self.review_captures(Links::order(earlier.process, later.process));
         let Some(grant) = self.links.grant(earlier, later) else {
             return self.wait_for_link([*earlier, *later]);
         };

@@ -375,6 +375,9 @@ impl State {
         }
         self.offers.becomes(id, principal);
         self.links.join(id, principal);
+        for peer in self.links.peers(id) {
+            self.review_captures(Links::order(id, peer));
+        }
     }
 
     /// Removes a process that has ended or was disconnected. The sockets that it leaves behind are

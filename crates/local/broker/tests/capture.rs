@@ -371,3 +371,137 @@ fn what_has_become_his_is_not_his_own() {
     connect_ends(&mut one, &mut two, 1);
     assert_eq!(shown(&broker, &["setpriv", "--reuid", "65534", "--clear-groups"]), "own");
 }
+
+/// A program that captures until it has no input any more. It prints a line for each message, and
+/// changes its user when it is asked to.
+const READ: &str = "
+import os, select, socket, struct, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.connect(sys.argv[1])
+s.send(struct.pack('<IHHQ', 0x544e4853, int(sys.argv[2]), 17, 0))
+while True:
+    ready, _, _ = select.select([s, sys.stdin], [], [])
+    if sys.stdin in ready:
+        if not sys.stdin.readline():
+            break
+        os.setresuid(65534, 65534, 65534)
+        print('changed', flush=True)
+    if s in ready:
+        message, fds, _, _ = socket.recv_fds(s, 4096, 4)
+        for fd in fds:
+            os.close(fd)
+        if not message:
+            print('hung up', flush=True)
+            break
+        kind, link = struct.unpack_from('<H', message, 6)[0], struct.unpack_from('<Q', message, 8)[0]
+        print(*{17: ['own'], 18: ['link', link], 19: ['pair', link], 21: ['unlink', link]}.get(kind, [kind]), flush=True)
+";
+
+/// A running [`READ`] of root, which may read root's own connections but not everything.
+struct OwnReader {
+    child: std::process::Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl OwnReader {
+    fn of(broker: &Broker) -> OwnReader {
+        let (socket, version) = (broker.socket(), shunt_abi::VERSION.to_string());
+        let mut child = Command::new("setpriv")
+            .args(["--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"])
+            .args(["/usr/bin/python3", "-u", "-c", READ, socket.to_str().unwrap(), &version])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let mut reader = OwnReader { child, lines };
+        reader.expect("own");
+        reader
+    }
+
+    #[track_caller]
+    fn expect(&mut self, line: &str) {
+        let mut read = String::new();
+        self.lines.read_line(&mut read).unwrap();
+        assert_eq!(read.trim(), line);
+    }
+
+    /// Has the program change its user.
+    fn change(&mut self) {
+        use std::io::Write;
+        self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        self.expect("changed");
+    }
+
+    /// Ends the program. It must have printed nothing more.
+    #[track_caller]
+    fn end(mut self) {
+        drop(self.child.stdin.take());
+        let mut rest = String::new();
+        std::io::Read::read_to_string(&mut self.lines, &mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success());
+        assert_eq!(rest, "");
+    }
+}
+
+/// Receives messages until the one that asks to leave a link.
+#[track_caller]
+fn expect_vacate(process: &mut Process, link: u64) {
+    loop {
+        if let Reply::Vacate(vacate) = process.next().0 {
+            return assert_eq!(vacate.link, link);
+        }
+    }
+}
+
+#[test]
+fn reader_that_has_changed_its_user_is_shown_nothing_new() {
+    let broker = Broker::start_for_all(|_| {});
+    let (mut one, mut two) = (broker.process(), broker.process());
+    let link = connect_ends(&mut one, &mut two, 1)[0].link;
+    let mut reader = OwnReader::of(&broker);
+    reader.expect(&format!("link {link}"));
+    reader.expect(&format!("pair {link}"));
+    let pairs = connect_ends(&mut one, &mut two, 2);
+    assert_eq!(pairs[0].link, link);
+    reader.expect(&format!("pair {link}"));
+    // It has the memory of this link, so later connections get another, and present ones leave it.
+    reader.change();
+    let next = connect_ends(&mut one, &mut two, 3);
+    assert_ne!(next[0].link, link);
+    reader.expect(&format!("unlink {link}"));
+    expect_vacate(&mut one, link);
+    expect_vacate(&mut two, link);
+    release([(&one, &next[0]), (&two, &next[1])]);
+    // No capture reads this one, so its slot is free again.
+    assert_eq!(connect_ends(&mut one, &mut two, 4)[0].conn, next[0].conn);
+    reader.end();
+}
+
+#[test]
+fn connections_of_a_process_that_has_changed_its_user_are_shown_no_more() {
+    let broker = Broker::start_for_all(|_| {});
+    let (mut one, mut two, mut three) = (broker.process(), broker.process(), broker.process());
+    let link = connect_ends(&mut one, &mut two, 1)[0].link;
+    let other = connect_ends(&mut two, &mut three, 2)[0].link;
+    let mut reader = OwnReader::of(&broker);
+    for link in [link, other] {
+        reader.expect(&format!("link {link}"));
+        reader.expect(&format!("pair {link}"));
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: the call as such, of this thread alone.
+            let done = unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) };
+            assert_eq!(done, 0, "needs root");
+            // By a reference that may cross threads.
+            let one = &mut one;
+            one.offer(3, &loopback("127.0.0.1").0);
+        });
+    });
+    reader.expect(&format!("unlink {link}"));
+    expect_vacate(&mut two, link);
+    assert_eq!(connect_ends(&mut two, &mut three, 4)[0].link, other);
+    reader.expect(&format!("pair {other}"));
+    reader.end();
+}
