@@ -91,9 +91,11 @@ fn render(snapshot: &Snapshot) -> String {
         count(snapshot.pairs_made as usize, "pair") + " made",
         if snapshot.of_all { "" } else { ", of your own" },
     );
-    for (what, counts) in
-        [("offers refused", &snapshot.offers_refused), ("bad messages", &snapshot.bad_messages)]
-    {
+    for (what, counts) in [
+        ("offers refused", &snapshot.offers_refused),
+        ("pairs ended", &snapshot.pairs_ended),
+        ("bad messages", &snapshot.bad_messages),
+    ] {
         if !counts.is_empty() {
             let _ = writeln!(text, "{what}: {}", list(counts));
         }

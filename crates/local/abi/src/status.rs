@@ -24,6 +24,10 @@ pub struct Snapshot {
     pub pairs_made: u64,
     /// Offers refused since the start, by reason.
     pub offers_refused: BTreeMap<String, u64>,
+    /// Pairs that the broker has ended since the start, because a changed policy forbids them, by
+    /// reason.
+    #[serde(default)]
+    pub pairs_ended: BTreeMap<String, u64>,
     /// Counts since the start, including connections and processes that have ended.
     #[serde(flatten)]
     pub totals: Totals,

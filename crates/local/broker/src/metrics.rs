@@ -101,6 +101,8 @@ fn text(state: &State) -> String {
     registry.register_with_unit("pairing", help, Unit::Seconds, state.pairing.clone());
     let refused = |reason| state.tally.offers_refused.get(&reason).copied();
     by_reason(&mut registry, "offers_refused", "Offers that were refused", reasons(refused));
+    let ended = |reason| state.tally.pairs_ended.get(&reason).copied();
+    by_reason(&mut registry, "pairs_ended", "Pairs that a changed policy has ended", reasons(ended));
     let bad = state.tally.bad_messages.iter().map(|(label, count)| (*label, *count));
     by_reason(&mut registry, "bad_messages", "Messages that were refused, by what was wrong with them", bad);
     programs(&mut registry, &totals);

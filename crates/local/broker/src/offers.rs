@@ -314,6 +314,22 @@ impl State {
     pub(crate) fn refuse(&mut self, id: ProcessId, ticket: u64, reason: Reason) {
         self.count(self.principal(id), |tally| *tally.offers_refused.entry(reason).or_default() += 1);
         tracing::debug!(process = id, ticket, reason = reason.label(), "offer refused");
+        self.say_refused(id, ticket, reason);
+    }
+
+    /// Ends a pair, which a policy forbids now. Both ends fall back to TCP.
+    pub(crate) fn end_pair(&mut self, [one, other]: [&Held; 2], reason: Reason) {
+        let owners = [one, other].map(|end| self.principal(end.process));
+        let twice = owners[0] == owners[1];
+        self.count(owners.into_iter().skip(usize::from(twice)).flatten(), |tally| {
+            *tally.pairs_ended.entry(reason).or_default() += 1;
+        });
+        for end in [one, other] {
+            self.say_refused(end.process, end.ticket, reason);
+        }
+    }
+
+    fn say_refused(&self, id: ProcessId, ticket: u64, reason: Reason) {
         self.say(id, Refused { ticket, reason: reason as u32, pad: 0 }, None);
     }
 }

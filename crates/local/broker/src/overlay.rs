@@ -183,9 +183,7 @@ impl State {
         for [one, other] in self.links.held() {
             if let Some(reason) = self.overlay.against(&one, &other) {
                 ended += 1;
-                for end in [&one, &other] {
-                    self.refuse(end.process, end.ticket, reason);
-                }
+                self.end_pair([&one, &other], reason);
             }
         }
         if ended > 0 {

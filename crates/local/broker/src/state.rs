@@ -105,6 +105,8 @@ pub(crate) struct State {
 pub(crate) struct Tally {
     pub(crate) pairs_made: u64,
     pub(crate) offers_refused: HashMap<Reason, u64>,
+    /// Pairs that a changed policy has ended.
+    pub(crate) pairs_ended: HashMap<Reason, u64>,
     pub(crate) bad_messages: BTreeMap<&'static str, u64>,
 }
 

@@ -146,6 +146,7 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
         false => (state.tally_of(whose).unwrap_or(&nothing), state.links.count_of(whose)),
     };
     let refused = tally.offers_refused.iter();
+    let ended = tally.pairs_ended.iter();
     let bad = tally.bad_messages.iter();
     let mut rows = Budget::new(state.limits.status_rows);
     let processes: Vec<Process> = state
@@ -166,6 +167,7 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
         links,
         pairs_made: tally.pairs_made,
         offers_refused: refused.map(|(reason, count)| (reason.label().to_owned(), *count)).collect(),
+        pairs_ended: ended.map(|(reason, count)| (reason.label().to_owned(), *count)).collect(),
         bad_messages: bad.map(|(label, count)| ((*label).to_owned(), *count)).collect(),
         totals,
         processes,

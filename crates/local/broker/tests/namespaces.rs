@@ -181,6 +181,8 @@ fn the_overlays_policy_is_asked_before_two_containers_are_paired_and_ends_pairs_
     one.expect_refusal(4, Reason::OverlayPolicy);
     two.expect_refusal(3, Reason::OverlayPolicy);
     one.silence();
+    let (status, reason) = (host.net.inside(|| broker.status()), Reason::OverlayPolicy.label());
+    assert_eq!((status.offers_refused[reason], status.pairs_ended[reason]), (2, 1));
     // An invalid file ends all pairs, and its removal allows them again.
     std::fs::write(&file, "").unwrap();
     let ended = [one.next(), one.next()].map(|(reply, _)| match reply {
