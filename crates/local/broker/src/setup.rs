@@ -25,7 +25,7 @@
 //! broker cannot seal the file. It refuses the waiting connections (`link_not_made`), and sends
 //! `Unlink` with `may_unmap` 0. No thread of the server has waited.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,6 +43,9 @@ use crate::principal::{Account, Budget, Principal, Whose};
 /// How long the two ends have to map the memory. A program answers with its next call that the shim
 /// intercepts.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// The number of pairs of users that the broker remembers to keep apart. The oldest pair is
+/// forgotten for a new one.
+const APART: usize = 4096;
 
 /// The memory of a link. It stays mapped for good unless it has been sealed, or the processes that
 /// have it are [trusted](Memory::trust).
@@ -277,6 +280,8 @@ pub(crate) struct Setups {
     /// Pairs of users that share no memory any more, in both orders, because one of them has
     /// prevented sealing.
     apart: HashSet<[Option<Account>; 2]>,
+    /// The pairs of `apart` in one order, oldest first. At most [`APART`].
+    kept_apart: VecDeque<[Option<Account>; 2]>,
 }
 
 /// What remains of the links of a process that has ended.
@@ -305,12 +310,23 @@ impl Setups {
             holders: HashMap::new(),
             budget: Budget::new(limit),
             apart: HashSet::new(),
+            kept_apart: VecDeque::new(),
         }
     }
 
     /// Forbids two users to share memory, because one of them has prevented sealing.
     pub(crate) fn keep_apart(&mut self, [one, other]: [Option<Account>; 2]) {
-        self.apart.extend([[one, other], [other, one]]);
+        if !self.apart.insert([one, other]) {
+            return;
+        }
+        self.apart.insert([other, one]);
+        self.kept_apart.push_back([one, other]);
+        if self.kept_apart.len() > APART
+            && let Some([one, other]) = self.kept_apart.pop_front()
+        {
+            self.apart.remove(&[one, other]);
+            self.apart.remove(&[other, one]);
+        }
     }
 
     /// Returns whether two users may share memory.
@@ -541,6 +557,20 @@ mod tests {
         setups.keep_apart([one, other]);
         assert!(!setups.may_share([one, other]) && !setups.may_share([other, one]));
         assert!(setups.may_share([one, one]) && setups.may_share([root, one]));
+    }
+
+    #[test]
+    fn number_of_users_kept_apart_is_bounded() {
+        let mut setups = Setups::new(8);
+        let account = |uid| stranger(uid, 7).account();
+        for uid in 1..=2 * APART as u32 {
+            for _ in 0..2 {
+                setups.keep_apart([account(0), account(uid)]);
+            }
+            assert!(!setups.may_share([account(uid), account(0)]));
+        }
+        assert_eq!((setups.apart.len(), setups.kept_apart.len()), (2 * APART, APART));
+        assert!(setups.may_share([account(1), account(0)]), "the oldest is forgotten");
     }
 
     #[test]
