@@ -8,13 +8,14 @@
 //! next message sends a doorbell, epoll reports it, and the sender is awake again.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
-use rustix::fs::{Mode, fchmod};
+use rustix::fs::{FileType, Mode, OFlags, chmod, fchmod, fstat};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
@@ -97,8 +98,51 @@ pub struct Receiver {
 #[derive(Debug)]
 struct Listener {
     socket: OwnedFd,
-    path: PathBuf,
     state: Listening,
+    _file: SocketFile,
+}
+
+/// The file of a bound socket. It is removed on drop if it is still at its path.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode of the file.
+    id: (u64, u64),
+}
+
+impl SocketFile {
+    /// Returns the file of a socket that has just been bound to `path`, and sets its mode. On an
+    /// error the file is removed.
+    fn of_bound(path: &Path, mode: u32) -> Result<SocketFile, Errno> {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        SocketFile::open(&path, mode)
+            .inspect_err(|_| drop(std::fs::remove_file(&path)))
+            .map(|id| SocketFile { path, id })
+    }
+
+    fn open(path: &Path, mode: u32) -> Result<(u64, u64), Errno> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        let stat = fstat(&file)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+            return Err(Errno::EXIST);
+        }
+        let mode = Mode::from_raw_mode(mode);
+        // The umask has cut the mode that the socket had before. This call follows no link at the
+        // path, which another process may have replaced meanwhile.
+        if Mode::from_raw_mode(stat.st_mode) != mode {
+            chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?;
+        }
+        Ok((stat.st_dev, stat.st_ino))
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.path.symlink_metadata().is_ok_and(|data| (data.dev(), data.ino()) == self.id) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,14 +223,19 @@ impl Receiver {
         let address =
             SocketAddrUnix::new(path.as_os_str().as_bytes()).map_err(failed("naming the socket"))?;
         bind(&socket, &address).map_err(failed("binding the socket to its path"))?;
+        let file =
+            SocketFile::of_bound(path, options.mode).map_err(failed("setting the mode of the socket"))?;
         let mut receiver = Receiver::new(options)?;
-        let data = epoll::EventData::new_u64(LISTENER);
-        listen(&socket, BACKLOG)
-            .and_then(|()| epoll::add(&receiver.epoll, &socket, data, epoll::EventFlags::IN))
-            .map_err(failed("listening"))?;
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        receiver.listener = Some(Listener { socket, path, state: Listening::Yes });
+        receiver.start_listening(socket, file).map_err(failed("listening"))?;
         Ok(receiver)
+    }
+
+    fn start_listening(&mut self, socket: OwnedFd, file: SocketFile) -> Result<(), Errno> {
+        listen(&socket, BACKLOG)?;
+        let data = epoll::EventData::new_u64(LISTENER);
+        epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN)?;
+        self.listener = Some(Listener { socket, state: Listening::Yes, _file: file });
+        Ok(())
     }
 
     /// Takes the other end of a sender's socket, SOCK_SEQPACKET: one of a socket pair, or one that
@@ -450,10 +499,29 @@ impl AsFd for Receiver {
     }
 }
 
-impl Drop for Receiver {
-    fn drop(&mut self) {
-        if let Some(listener) = &self.listener {
-            let _ = std::fs::remove_file(&listener.path);
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_of_a_socket_that_cannot_listen_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let bound = |kind| {
+            let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+            bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+            (socket, SocketFile::of_bound(&path, 0o600).unwrap())
+        };
+        let mut receiver = Receiver::new(Options::default()).unwrap();
+        let (socket, file) = bound(SocketType::DGRAM);
+        assert_eq!(receiver.start_listening(socket, file), Err(Errno::OPNOTSUPP));
+        assert!(!path.exists());
+        // The file of another socket stays.
+        let (socket, file) = bound(SocketType::SEQPACKET);
+        receiver.start_listening(socket, file).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "").unwrap();
+        drop(receiver);
+        assert!(path.exists());
     }
 }

@@ -622,3 +622,18 @@ fn more_senders_than_allowed_wait_for_their_turn() {
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
 }
+
+#[test]
+fn mode_of_the_socket_does_not_depend_on_the_umask() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("open");
+    // A mask that cuts nothing which the other tests need.
+    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let receiver = Receiver::listen(&path, Options { mode: 0o666, ..Options::default() });
+    rustix::process::umask(before);
+    let receiver = receiver.unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
+    drop(receiver);
+    assert!(!path.exists());
+}
