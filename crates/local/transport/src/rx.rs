@@ -442,7 +442,14 @@ impl Rx {
     /// has copied all of that part.
     pub fn peek_behind(&mut self, lane: &LaneHeader, ring: &impl Ring, sink: &mut Sink<'_>) -> usize {
         match &mut self.state {
-            State::CatchingUp(consumer, _) => consumer.peek(lane, ring, sink).unwrap_or(0),
+            State::CatchingUp(consumer, _) => match consumer.peek(lane, ring, sink) {
+                Ok(count) => count,
+                Err(ReadError::Fault) => 0,
+                Err(ReadError::Misbehaved) => {
+                    self.misbehaved(lane);
+                    0
+                }
+            },
             _ => 0,
         }
     }
@@ -464,7 +471,13 @@ impl Rx {
     ) -> usize {
         while self.step(lane, kernel) {}
         match &mut self.state {
-            State::Lane(consumer) => consumer.discard(lane, ring, count).unwrap_or(0),
+            State::Lane(consumer) => match consumer.discard(lane, ring, count) {
+                Ok(count) => count,
+                Err(Misbehaved) => {
+                    self.misbehaved(lane);
+                    0
+                }
+            },
             _ => 0,
         }
     }
@@ -475,7 +488,10 @@ impl Rx {
         loop {
             while self.step(lane, kernel) {}
             let State::Lane(consumer) = &mut self.state else { return 0 };
-            let count = consumer.available(lane, ring).unwrap_or(0);
+            let Ok(count) = consumer.available(lane, ring) else {
+                self.misbehaved(lane);
+                return 0;
+            };
             // Only now is it known whether the lane ends here.
             if count > 0 || !consumer.is_finished() {
                 return count;
@@ -558,6 +574,8 @@ impl Rx {
         true
     }
 
+    /// L5: leaves the lane of a sender whose cursors are impossible. TCP says from now on whether
+    /// there is something to read.
     fn misbehaved(&mut self, lane: &LaneHeader) {
         lane.close();
         self.leave(Reason::PeerMisbehaved);
@@ -617,7 +635,13 @@ impl Rx {
             State::Adopted(consumer)
             | State::Watching(consumer)
             | State::CatchingUp(consumer, _)
-            | State::Lane(consumer) => consumer.available(lane, ring).unwrap_or(0),
+            | State::Lane(consumer) => match consumer.available(lane, ring) {
+                Ok(count) => count,
+                Err(Misbehaved) => {
+                    self.misbehaved(lane);
+                    0
+                }
+            },
         }
     }
 

@@ -278,6 +278,30 @@ fn a_receiver_leaves_a_lane_whose_sender_lies() {
     }
 }
 
+/// A program that only polls must learn from TCP what follows, like one that receives.
+#[test]
+fn receiver_that_only_counts_leaves_a_lane_whose_sender_lies() {
+    type Count = (&'static str, fn(&mut Rx, &Lane, &Tcp) -> usize);
+    let counts: [Count; 4] = [
+        ("available", |rx, lane, tcp| rx.available(&lane.header, &lane.ring, tcp)),
+        ("unread", |rx, lane, _| rx.unread(&lane.header, &lane.ring)),
+        ("arrived_total", |rx, lane, _| rx.arrived_total(&lane.header, &lane.ring) as usize),
+        ("discard", |rx, lane, tcp| rx.discard(&lane.header, &lane.ring, tcp, 1)),
+    ];
+    for (name, count) in counts {
+        let (lane, tcp) = (Lane::new(), Tcp::default());
+        let mut rx = Rx::default();
+        rx.adopt();
+        assert!(rx.try_watch(&lane.header, &tcp, true));
+        lane.header.begin(0);
+        assert_eq!(rx.available(&lane.header, &lane.ring, &tcp), 0);
+        lane.poke(TAIL, RING as u64 + 1);
+        assert_eq!(count(&mut rx, &lane, &tcp), 0, "{name}");
+        assert_eq!((rx.reason(), rx.is_attached()), (Reason::PeerMisbehaved, false), "{name}");
+        assert!(lane.header.is_closed(), "{name}");
+    }
+}
+
 /// The sender reclaims bytes that the receiver has not returned, and sends more each time the
 /// receiver has copied.
 #[test]
