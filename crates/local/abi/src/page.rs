@@ -13,6 +13,8 @@ use crate::status::Share;
 /// Number of connections that a page can describe; further ones are only counted. Rows that were
 /// never used take no memory, so a reader must not go beyond [`Page::rows`].
 pub const ENTRIES: usize = 16_384;
+/// Number of bypass reasons that a page can count. A reason's code is its index.
+pub const REASONS: usize = 64;
 /// Bytes of the whole page memfd.
 pub const PAGE_BYTES: usize = size_of::<Page>();
 /// Bytes of a board's memfd.
@@ -55,15 +57,19 @@ pub struct Page {
     /// Counters of the process, in the order of [`Counter`].
     pub counters: [AtomicU64; Counter::COUNT],
     /// Number of occurrences of each bypass reason, indexed by its code.
-    pub bypasses: [AtomicU64; 64],
+    pub bypasses: [AtomicU64; REASONS],
     /// Bytes that went by TCP for each reason, indexed by its code, without those that rows still
     /// report. They include bytes sent and received, and bytes of connections that have ended.
-    pub tcp_bytes: [AtomicU64; 64],
+    pub tcp_bytes: [AtomicU64; REASONS],
     /// Live connections.
     pub entries: [Entry; ENTRIES],
 }
 
-const _: () = assert!(Counter::COUNT + 8 + 2 * 64 <= 512 && crate::reason::Reason::ALL.len() <= 64);
+const _: () = assert!(Counter::COUNT + 8 + 2 * REASONS <= 512, "the counters lie on the first page");
+const _: () = assert!(
+    crate::reason::Reason::ALL.len() <= REASONS,
+    "a reason has no counter: raise REASONS, and VERSION with it, since the layout changes"
+);
 
 /// The sockets that the broker can pair with those of this process, which determines whether an
 /// offer is worth making.
