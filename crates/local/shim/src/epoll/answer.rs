@@ -21,9 +21,10 @@ use shunt_transport::Kernel;
 
 use super::duplicates::{Duplicates, Numbers};
 use super::names::is_token;
-use super::ready_queue::ReadyQueue;
+use super::ready_queue::{Entry, ReadyQueue};
 use super::records::Records;
 use super::registration::is_told_edges;
+use super::registrations::Registrations;
 use super::report::Report;
 use super::shared;
 use super::sleep_bound::{DEGRADED_NANOS, SleepBound, until_known};
@@ -35,7 +36,7 @@ use crate::socket::endpoint::Endpoint;
 use crate::socket::incoming::{self, Found};
 use crate::socket::links::{Link, Pin};
 use crate::socket::tcp::Tcp;
-use crate::socket::{lost, outgoing, stall};
+use crate::socket::{lost, outgoing};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
@@ -47,15 +48,20 @@ impl Inner {
         self.links.have_marks(slot)
     }
 
+    /// Returns the fd of the kernel's instance.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.list.fd
+    }
+
     /// Begins the report of a wait.
     pub(crate) fn begin<'a>(&mut self, events: &'a mut [epoll_event]) -> Report<'a> {
-        Report::new(events, std::mem::take(&mut self.owners))
+        Report::new(events, std::mem::take(&mut self.memory.owners))
     }
 
     /// Ends the report, and returns how many events it has.
     pub(crate) fn finish(&mut self, report: Report<'_>) -> c_int {
         let count = report.len();
-        self.owners = report.into_owners();
+        self.memory.owners = report.into_owners();
         count as c_int
     }
 
@@ -67,7 +73,7 @@ impl Inner {
         self.queue_idle_anew();
         self.take_marks();
         let must_follow_kernel = self.look_at_pending(epoll, report, self.queries.all_at(), 0);
-        self.closed.report(epoll, self.fd, report);
+        self.closed.report(epoll, self.list.fd, report);
         if again {
             self.keep_order(report);
         }
@@ -126,28 +132,28 @@ impl Inner {
     /// Queues the registrations that peers have marked, by their stamps, behind those that are
     /// queued already. Returns the time of the first mark.
     pub(super) fn take_marks(&mut self) -> Option<u64> {
-        self.unread_behind = false;
-        if self.answered.has_looks() {
+        self.sleeps.unread_behind = false;
+        if self.registrations.answered.has_looks() {
             self.mark_unmarked();
         }
-        let Inner { links, registrations, ready, duplicates, .. } = self;
+        let Inner { links, registrations: Registrations { records, duplicates, .. }, ready, .. } = self;
         if let Some(slot) = self.wakeup.slot() {
             links.take_marks(slot, |link, marks| list_marked(ready, duplicates, link, marks));
             if self.rung {
                 self.rung = false;
-                take_rung(links, slot, self.sleepers > 0, ready, duplicates);
+                take_rung(links, slot, self.sleeps.has_some(), ready, duplicates);
             }
         }
         let first = ready.marked.peek().map(|Reverse((stamp, ..))| stamp.at);
         while let Some(Reverse((stamp, fd, guess))) = ready.marked.pop() {
-            if let Some(registration) = registrations.find(fd, guess) {
+            if let Some(registration) = records.find(fd, guess) {
                 if registration.position.index() != guess {
                     registration.note_record();
                 }
                 ready.enter_ready(&mut registration.position, fd, stamp.behind);
                 let owner = registration.owner.filter(|_| !duplicates.are_none());
                 if let Some(owner) = owner {
-                    queue_duplicates(ready, duplicates.numbers(owner, fd), registrations, fd, stamp.behind);
+                    queue_duplicates(ready, duplicates.numbers(owner, fd), records, fd, stamp.behind);
                 }
             }
         }
@@ -158,7 +164,7 @@ impl Inner {
     #[inline(never)]
     fn mark_unmarked(&mut self) {
         let shared = self.exposure.is_shared();
-        for fd in self.attached_where(|one, endpoint| {
+        for fd in self.registrations.attached_where(|one, endpoint| {
             !one.answered.is_by_marks() && one.may_have_some(endpoint, shared)
         }) {
             let has_new = |one: &Registration| {
@@ -191,19 +197,7 @@ impl Inner {
 
     /// Has the next check include the attached registrations for which `is_due` returns `true`.
     pub(super) fn mark_where(&mut self, is_due: impl Fn(&Registration, &'static Endpoint) -> bool) {
-        self.attached_where(is_due).into_iter().for_each(|fd| self.mark_pending(fd));
-    }
-
-    /// Returns the attached registrations for which `is_one` returns `true`.
-    pub(super) fn attached_where(
-        &self,
-        is_one: impl Fn(&Registration, &'static Endpoint) -> bool,
-    ) -> Vec<RawFd> {
-        let found = |(fd, one): (&RawFd, &Registration)| {
-            let endpoint = one.endpoint()?;
-            is_one(one, endpoint).then_some(*fd)
-        };
-        self.registrations.iter().filter_map(found).collect()
+        self.registrations.attached_where(is_due).into_iter().for_each(|fd| self.mark_pending(fd));
     }
 
     /// Adds the events of queued registrations, and leaves `kept` places of the report free. It
@@ -217,7 +211,8 @@ impl Inner {
             }
             let Some(entry) = self.ready.first() else { break };
             let fd = entry.fd;
-            let Some(registration) = self.registrations.at(entry.index).filter(|one| one.position.is(entry))
+            let Some(registration) =
+                self.registrations.records.at(entry.index).filter(|one| one.position.is(entry))
             else {
                 self.ready.drop_first();
                 continue;
@@ -247,7 +242,7 @@ impl Inner {
                 }
                 continue;
             }
-            self.look_at(epoll, report, before, fd, endpoint);
+            self.look_at(epoll, report, before, entry, endpoint);
         }
         false
     }
@@ -260,14 +255,73 @@ impl Inner {
         epoll: &Epoll,
         report: &mut Report<'_>,
         before: usize,
-        fd: RawFd,
+        entry: Entry,
         endpoint: &'static Endpoint,
     ) {
-        let slot = self.slot();
-        let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        let slot = registration.asks_for_room(slot);
         // The registration may have the fd of a duplicate, and that fd may be closed.
         let socket = endpoint.fd.load(Relaxed);
+        let Some(lanes) = self.check_lanes(report, entry, endpoint, socket) else { return };
+        let Lanes { mut reported, full, by_tcp, ended, died, is_new } = lanes;
+        let fd = entry.fd;
+        let Some(registration) = self.registrations.records.at(entry.index) else { return };
+        let reset = registration.events_of_death(endpoint, socket, died, &mut self.returned);
+        // The kernel has an event for a reset too, and for an edge-triggered registration the two
+        // are one.
+        self.queries.note_incomplete(reset.is_dead);
+        reported |= reset.events.unwrap_or(0);
+        let is_lost = reset.events.is_some();
+        let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
+        let has_more = more || ended || registration.beside;
+        // A peer marks a connection for other reasons too.
+        if registration.events & EDGE != 0 && !(is_new || registration.due || is_lost) {
+            reported = 0;
+        }
+        // With TCP, arriving bytes are an edge for a registration that asks for any, even if
+        // another thread has read them since.
+        let has_edge = reported != 0 || more && is_new && registration.events & (IN | URGENT) != 0;
+        let is_edge = registration.events & EDGE != 0 && has_edge;
+        let is_whole = !has_more && registration.events & ONE_SHOT == 0;
+        if !is_whole && reported != 0 || is_edge && more {
+            // The kernel's event may find no room in the array, so this report may be the only one.
+            // It must include what TCP would add.
+            reported |= registration.events_of_kernel(endpoint, socket, &mut self.returned);
+        }
+        if reported != 0 {
+            // What came before the registration is one edge, whichever side reports it, so the
+            // kernel is queried too.
+            self.queries.note_incomplete(is_edge && registration.due);
+            registration.due = false;
+            report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
+            if registration.events & ONE_SHOT != 0 {
+                registration.interest.fire_locally();
+                if self.exposure.is_shared() {
+                    self.disarm(epoll, fd);
+                } else if self.exposure.is_watched() {
+                    registration.unregister(self.list.fd, fd);
+                }
+            } else if registration.events & EDGE == 0 {
+                self.ready.enter(&mut registration.position, fd);
+            }
+        }
+        if full {
+            self.note_full(fd);
+        }
+    }
+
+    /// Checks the lanes for [`look_at`](Self::look_at). A registration whose bytes cannot be read
+    /// yet is queued again.
+    #[inline(always)]
+    fn check_lanes(
+        &mut self,
+        report: &Report<'_>,
+        entry: Entry,
+        endpoint: &'static Endpoint,
+        socket: RawFd,
+    ) -> Option<Lanes> {
+        let fd = entry.fd;
+        let slot = self.slot();
+        let registration = self.registrations.records.at(entry.index)?;
+        let slot = registration.asks_for_room(slot);
         // No other side reports a lane that another process has drained.
         let is_drained = self.exposure.is_shared() && incoming::unread(endpoint) == 0;
         // Before the check, so that bytes which arrive during it are checked again.
@@ -286,7 +340,7 @@ impl Inner {
             // Another thread may be reading TCP up to there, and nothing notifies this one of that.
             // Nor is it notified of bytes below SO_RCVLOWAT.
             self.ready.enter(&mut registration.position, fd);
-            self.unread_behind = true;
+            self.sleeps.unread_behind = true;
         }
         self.queries.note_incomplete(left);
         if by_tcp && (registration.sends_on_lane || reported != 0) {
@@ -299,9 +353,7 @@ impl Inner {
             // Its position is that of bytes of TCP: they precede the lane's, or the sender has
             // taken the lane's back.
             if !report.has_kernels() {
-                // Without a name, the kernel's event for it could not be merged with this one.
-                let asks = registration.name.is_known();
-                reported = if asks { asked_of_kernel(socket, IN) & registration.events & IN } else { 0 };
+                reported = registration.bytes_of_kernel(socket);
                 self.queries.note_incomplete(reported != 0);
             } else if report.owners().contains(&fd) {
                 // The kernel has just reported it by its name, and will again. Other registrations
@@ -310,57 +362,7 @@ impl Inner {
                 self.ready.enter(&mut registration.position, fd);
             }
         }
-        let mut is_lost = found.died && lost::is_lost(endpoint, socket);
-        if is_lost {
-            let said = of_reset(endpoint, socket, &mut self.returned);
-            is_lost = said.is_some();
-            reported |= said.unwrap_or(0) & (registration.events | ALWAYS);
-            // The kernel has an event for the reset too, and for an edge-triggered registration the
-            // two are one.
-            self.queries.note_incomplete(true);
-        }
-        let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
-        let has_more = more || found.ended || registration.beside;
-        // A peer marks a connection for other reasons too.
-        if registration.events & EDGE != 0 && !(is_new || registration.due || is_lost) {
-            reported = 0;
-        }
-        // With TCP, arriving bytes are an edge for a registration that asks for any, even if
-        // another thread has read them since.
-        let has_edge = reported != 0 || more && is_new && registration.events & (IN | URGENT) != 0;
-        let is_edge = registration.events & EDGE != 0 && has_edge;
-        let is_whole = !has_more && registration.events & ONE_SHOT == 0;
-        if !is_whole && reported != 0 || is_edge && more {
-            // The kernel's event may find no room in the array, so this report may be the only one.
-            // It must include what TCP would add.
-            let wanted = registration.events | ALWAYS;
-            let said = asked_of_kernel(socket, registration.events | FINISHED);
-            registration.beside = said & !(IN | OUT) != 0;
-            reported |= translate(endpoint, said) & wanted;
-            if said & FINISHED != 0 {
-                reported |= of_reset(endpoint, socket, &mut self.returned).unwrap_or(0) & wanted;
-            }
-        }
-        if reported != 0 {
-            // What came before the registration is one edge, whichever side reports it, so the
-            // kernel is queried too.
-            self.queries.note_incomplete(is_edge && registration.due);
-            registration.due = false;
-            report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
-            if registration.events & ONE_SHOT != 0 {
-                registration.interest.fire_locally();
-                if self.exposure.is_shared() {
-                    self.disarm(epoll, fd);
-                } else if self.exposure.is_watched() {
-                    registration.unregister(self.fd, fd);
-                }
-            } else if registration.events & EDGE == 0 {
-                self.ready.enter(&mut registration.position, fd);
-            }
-        }
-        if full {
-            self.note_full(fd);
-        }
+        Some(Lanes { reported, full, by_tcp, ended: found.ended, died: found.died, is_new })
     }
 
     /// Takes over the kernel's events as [`take_over`](Self::take_over) does, with the lanes'
@@ -376,9 +378,9 @@ impl Inner {
         all: Option<u64>,
     ) -> bool {
         let room = &report.room()[..count];
-        let has_rung = match room.iter().position(|event| event.u64 == self.marker) {
+        let has_rung = match room.iter().position(|event| event.u64 == self.list.marker) {
             Some(place) => {
-                let mut behind = std::mem::take(&mut self.behind);
+                let mut behind = std::mem::take(&mut self.memory.behind);
                 behind.clear();
                 behind.extend_from_slice(&room[place + 1..]);
                 self.take_over(report, place + 1);
@@ -386,7 +388,7 @@ impl Inner {
                 self.look_at_pending(epoll, report, first.max(self.queries.all_at()), behind.len());
                 report.room()[..behind.len()].copy_from_slice(&behind);
                 self.take_over(report, behind.len());
-                self.behind = behind;
+                self.memory.behind = behind;
                 true
             }
             None => self.take_over(report, count),
@@ -408,9 +410,9 @@ impl Inner {
         for index in before..before + count {
             let event = report.at(index);
             let data = event.u64;
-            if data == self.marker {
+            if data == self.list.marker {
                 has_rung = true;
-            } else if let Some(fd) = self.names.find(data) {
+            } else if let Some(fd) = self.registrations.names.find(data) {
                 if let Some(event) = self.own(fd, event.events) {
                     report.tell(fd, event, before);
                 }
@@ -444,7 +446,7 @@ impl Inner {
         }
         if registration.interest.is_deleted() {
             registration.interest.note_kernel_event();
-            self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
+            self.list.change(libc::EPOLL_CTL_DEL, fd, 0, 0);
             return None;
         }
         let mut reported = events;
@@ -499,16 +501,17 @@ impl Inner {
     /// Returns the bound of a sleep, in addition to the program's timeout.
     pub(crate) fn patience(&mut self, epoll: &Epoll) -> SleepBound {
         self.register_wakeup_again(epoll);
-        if self.answered.is_none() {
+        if self.registrations.answered.is_none() {
             return match self.exposure.is_shared() && shared::may_be_added() {
                 true => SleepBound::Unrung(DEGRADED_NANOS),
                 false => SleepBound::Endless,
             };
         }
-        if self.answered.has_looks() {
+        if self.registrations.answered.has_looks() {
             self.gain_all_marks();
         }
-        let Some(slot) = self.slot().filter(|_| !self.answered.has_looks() && !self.exposure.is_shared())
+        let Some(slot) =
+            self.slot().filter(|_| !self.registrations.answered.has_looks() && !self.exposure.is_shared())
         else {
             return SleepBound::Unrung(DEGRADED_NANOS);
         };
@@ -522,20 +525,20 @@ impl Inner {
             return SleepBound::Unrung(until_known(in_a_row));
         }
         self.forget_room();
-        let full = self.full.iter().filter_map(|fd| self.registrations.get(fd)?.endpoint());
+        let full = self.room.fds.iter().filter_map(|fd| self.registrations.get(fd)?.endpoint());
         full.map(outgoing::longest_sleep).min().map_or(SleepBound::Endless, SleepBound::Room)
     }
 
     /// Returns the bound after the last check before the sleep.
     pub(crate) fn last_patience(&self, before: SleepBound) -> SleepBound {
-        if self.unread_behind { SleepBound::Unrung(DEGRADED_NANOS) } else { before }
+        self.sleeps.bound(before)
     }
 
     /// Drops those from the list of full lanes that do not wait for room any more. Another thread
     /// may have found the room, and this instance has yet to report it.
     fn forget_room(&mut self) {
-        let Inner { registrations, ready, .. } = self;
-        self.full.retain(|fd| {
+        let Inner { registrations, ready, room, .. } = self;
+        room.fds.retain(|fd| {
             let Some(registration) = registrations.get_mut(fd) else { return false };
             let wanted = registration.events & OUT != 0 && !registration.interest.is_disarmed();
             let endpoint = registration.endpoint();
@@ -551,9 +554,7 @@ impl Inner {
     /// Announces a sleep of at most `patience`. The caller checks once more afterwards, and then
     /// [rests](Self::rest) or not.
     pub(crate) fn announce_sleep(&mut self, patience: SleepBound) {
-        let is_short = patience.is_unrung();
-        self.sleeps_are_short = is_short && (self.sleepers == 0 || self.sleeps_are_short);
-        self.sleepers += 1;
+        self.sleeps.begin(patience);
         if let Some(slot) = self.slot() {
             self.links.announce_sleep(slot);
         }
@@ -570,24 +571,23 @@ impl Inner {
     pub(crate) fn stay_awake(&mut self, epoll: &Epoll) {
         self.awake(epoll);
         let Some(slot) = self.slot() else { return };
-        if self.sleepers == 0 {
-            self.links.stay_awake(slot);
-        } else {
+        if self.sleeps.has_some() {
             self.links.announce_sleep(slot);
+        } else {
+            self.links.stay_awake(slot);
         }
     }
 
     /// Ends a sleep.
     pub(crate) fn awake(&mut self, epoll: &Epoll) {
-        // An instance that was closed meanwhile counts from zero.
-        self.sleepers = self.sleepers.saturating_sub(1);
+        self.sleeps.end();
         self.retire_doorbell(epoll);
     }
 
     /// Passes a ring on to a sleeping thread, which will check. This one received it and returns to
     /// the program without a check.
     pub(crate) fn pass_ring_on(&self) {
-        if let Some(slot) = self.slot().filter(|_| self.rung && self.sleepers > 0) {
+        if let Some(slot) = self.slot().filter(|_| self.rung && self.sleeps.has_some()) {
             slot.ring();
         }
     }
@@ -621,10 +621,10 @@ impl Inner {
     /// For an instance that always has an event to report, so that its waits never sleep.
     #[inline]
     pub(crate) fn stalled_if_due(&mut self, now: u64) -> Vec<&'static Endpoint> {
-        if self.full.is_empty() || now.saturating_sub(self.looked_at_full) < stall::AWAKE_LOOK_NANOS {
+        if !self.room.is_due(now) {
             return Vec::new();
         }
-        self.looked_at_full = now;
+        self.room.checked_at = now;
         self.forget_room();
         self.stalled()
     }
@@ -633,7 +633,7 @@ impl Inner {
     /// back to TCP.
     #[cold]
     pub(crate) fn stalled(&mut self) -> Vec<&'static Endpoint> {
-        let full = self.full.iter().filter_map(|fd| self.registrations.get(fd)?.endpoint());
+        let full = self.room.fds.iter().filter_map(|fd| self.registrations.get(fd)?.endpoint());
         full.filter(|endpoint| outgoing::has_stalled(endpoint)).collect()
     }
 }
@@ -650,12 +650,12 @@ fn take_rung(links: &mut Watched, slot: Slot, sleeps: bool, ready: &mut ReadyQue
 fn queue_duplicates(
     ready: &mut ReadyQueue,
     numbers: Numbers,
-    registrations: &mut Records<Registration>,
+    records: &mut Records<Registration>,
     fd: RawFd,
     behind: u64,
 ) {
     for other in numbers.filter(|other| *other != fd) {
-        if let Some(registration) = registrations.get_mut(&other) {
+        if let Some(registration) = records.get_mut(&other) {
             ready.enter_ready(&mut registration.position, other, behind);
         }
     }
@@ -727,6 +727,41 @@ impl Registration {
         Some((readable | if wants_room { OUT } else { 0 }) & self.events)
     }
 
+    /// Returns whether the kernel has bytes for a level-triggered registration. Without a name, the
+    /// kernel's event for it could not be merged with this one.
+    fn bytes_of_kernel(&self, socket: RawFd) -> u32 {
+        if self.name.is_known() { asked_of_kernel(socket, IN) & self.events & IN } else { 0 }
+    }
+
+    /// Returns the events that TCP adds to those of a lane.
+    fn events_of_kernel(
+        &mut self,
+        endpoint: &'static Endpoint,
+        socket: RawFd,
+        returned: &mut Vec<&'static Endpoint>,
+    ) -> u32 {
+        let said = asked_of_kernel(socket, self.events | FINISHED);
+        self.beside = said & !(IN | OUT) != 0;
+        let mut events = translate(endpoint, said);
+        if said & FINISHED != 0 {
+            events |= of_reset(endpoint, socket, returned).unwrap_or(0);
+        }
+        events & (self.events | ALWAYS)
+    }
+
+    /// Returns the events that the death of the peer adds, if it has died.
+    fn events_of_death(
+        &self,
+        endpoint: &'static Endpoint,
+        socket: RawFd,
+        died: bool,
+        returned: &mut Vec<&'static Endpoint>,
+    ) -> Death {
+        let is_dead = died && lost::is_lost(endpoint, socket);
+        let events = if is_dead { of_reset(endpoint, socket, returned) } else { None };
+        Death { is_dead, events: events.map(|events| events & (self.events | ALWAYS)) }
+    }
+
     /// Returns whether a check is worthwhile where no mark comes.
     fn may_have_some(&self, endpoint: &Endpoint, shared: bool) -> bool {
         self.due || self.may_tell(endpoint, shared)
@@ -766,6 +801,29 @@ pub(super) fn arrived(endpoint: &Endpoint, shared: bool) -> u64 {
     let is_unsaid = endpoint.low_water.of(fd) > 0;
     let unsaid = if is_unsaid { (Tcp { endpoint, fd }).received() } else { 0 };
     (incoming::arrived(endpoint) + unsaid) | if urgent { 1 << 63 } else { 0 }
+}
+
+/// The outcome of a check of a registration's lanes, see [`Inner::check_lanes`].
+struct Lanes {
+    reported: u32,
+    /// There is no room, and the registration asks for some.
+    full: bool,
+    /// TCP, not a lane, answers whether there is room.
+    by_tcp: bool,
+    /// The lane has ended.
+    ended: bool,
+    /// No process is at the other end any more.
+    died: bool,
+    /// Something has arrived since the last check.
+    is_new: bool,
+}
+
+/// The answer for a registration whose peer may have died with unread bytes.
+struct Death {
+    /// It has.
+    is_dead: bool,
+    /// The events that this adds. `None` if it adds none, or the kernel has yet to report it.
+    events: Option<u32>,
 }
 
 /// The lanes' answer for a registration.

@@ -33,6 +33,7 @@ mod closed_while_registered;
 mod duplicates;
 mod exposure;
 mod kernel_interest;
+mod kernel_list;
 mod kernel_query;
 mod listing;
 mod names;
@@ -40,9 +41,12 @@ mod nested;
 mod ready_queue;
 mod records;
 mod registration;
+mod registrations;
 mod report;
+mod room;
 mod shared;
 mod sleep_bound;
+mod sleeps;
 #[cfg(test)]
 mod tables;
 mod wakeup;
@@ -52,12 +56,10 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 use libc::epoll_event;
-use rustix::net::sockopt::socket_acceptconn;
 use shunt_abi::reason::Reason;
 
 use crate::base::lock::{Guard, Lock};
 use crate::base::names::{EndpointRef, EpollRef};
-use crate::base::private::borrow;
 use crate::base::table::{self, Entry};
 use crate::base::upcall::Upcall;
 use crate::base::waiter::Slot;
@@ -65,23 +67,25 @@ use crate::base::{errno, process, real};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::links::Link;
 use crate::socket::sharing::{self, Holders};
-use answered::{Answered, Count};
+use answered::Answered;
 use closed_while_registered::ClosedWhileRegistered;
-use duplicates::Duplicates;
 use exposure::Exposure;
 use kernel_interest::KernelInterest;
+use kernel_list::KernelList;
 use kernel_query::KernelQueries;
 pub(crate) use kernel_query::{Checked, Step};
-use names::{Name, Names};
+use names::Name;
 pub(crate) use nested::{has_level_proxies, show_lanes};
 use ready_queue::{Position, ReadyQueue};
-use records::Records;
-use registration::Passed;
+use registrations::Registrations;
+use report::Memory;
+use room::RoomWaits;
 pub(crate) use shared::{
     be_born, change_program, forget_child, hand_on, is_instance, is_shared, list_unknown, pass_beyond, share,
     stay, take_in,
 };
 pub(crate) use sleep_bound::{DEGRADED_NANOS, SleepBound, until_known};
+use sleeps::Sleeps;
 use wakeup::Wakeup;
 use watched::Watched;
 
@@ -151,50 +155,30 @@ static FREE: Lock<(Vec<u32>, u32)> = Lock::new((Vec::new(), 0));
 /// The state of an instance, under its lock.
 #[derive(Default)]
 pub(crate) struct Inner {
-    fd: RawFd,
+    list: KernelList,
     /// The waiter that lanes wake.
     wakeup: Wakeup,
-    marker: u64,
     /// Other processes that have the instance, and whether it is watched or hidden: see [`shared`]
     /// and [`nested`].
     exposure: Exposure,
-    /// The registrations by their fd in the kernel's list, or by a negative one if that fd has been
-    /// [closed](freeze_everywhere).
-    registrations: Records<Registration>,
-    names: Names,
-    /// How many of them lanes answer for.
-    answered: Count,
-    /// Connections that are registered by another fd than their endpoint's.
-    duplicates: Duplicates,
-    /// How many registrations have been made, and the negative fd of the last one that was
-    /// [frozen](freeze_everywhere).
-    made: u64,
-    frozen: RawFd,
+    registrations: Registrations,
     links: Watched,
     /// The doorbell has been rung since the links at rest were last checked.
     rung: bool,
     /// The ready queue: registrations that a peer has marked, that were newly armed, or that are
     /// level-triggered and ready.
     ready: ReadyQueue,
-    /// Memory for the next [`report::Report`].
-    owners: Vec<RawFd>,
-    /// The last check found lanes with bytes that cannot be read yet.
-    unread_behind: bool,
     /// Endpoints whose receivers have returned bytes, or that have been reset. They were found
     /// while the lock was held, and are handled outside it.
     returned: Vec<&'static Endpoint>,
     /// Registrations whose lanes have no room for the bytes that the program wants to send.
-    full: Vec<RawFd>,
-    /// When those were last checked.
-    looked_at_full: u64,
+    room: RoomWaits,
     /// Threads that sleep in the kernel on this instance.
-    pub(crate) sleepers: u32,
-    /// All of them check the lanes by themselves, every [`DEGRADED_NANOS`] or somewhat later.
-    sleeps_are_short: bool,
+    sleeps: Sleeps,
     /// Sockets that this process has closed, and that the kernel goes on reporting.
     closed: ClosedWhileRegistered,
-    /// Memory for the kernel's events that follow the doorbell's.
-    behind: Vec<epoll_event>,
+    /// Memory of the last report, for the next one.
+    memory: Memory,
     /// When waits query the kernel.
     pub(crate) queries: KernelQueries,
 }
@@ -217,7 +201,7 @@ struct Registration {
     /// for that.
     sends_on_lane: bool,
     position: Position,
-    /// Listed in [`Inner::full`].
+    /// Listed in [`Inner::room`].
     full: bool,
     answered: Answered,
     /// The link whose marks are checked for it: it is counted there in [`Inner::links`].
@@ -266,7 +250,7 @@ pub(crate) fn track(fd: RawFd) {
     let Some(epoll) = (unsafe { SLAB[index as usize].load(Acquire).as_ref() }) else { return };
     let marker = marker_of(epoll);
     epoll.holders.begin(sharing::strays());
-    *epoll.inner.lock() = Inner { fd, marker, ..Inner::default() };
+    *epoll.inner.lock() = Inner { list: KernelList { fd, marker }, ..Inner::default() };
     let name = EpollRef::new(index, epoll.generation.load(Acquire));
     table::replace(fd, Entry::Epoll(name));
 }
@@ -349,10 +333,10 @@ pub(crate) fn forget_everywhere(endpoint: &Endpoint) {
     for epoll in instances_of(endpoint) {
         let mut inner = epoll.inner.lock();
         inner.detach(epoll, endpoint);
-        for fd in inner.numbers_of(endpoint) {
+        for fd in inner.registrations.numbers_of(endpoint) {
             // The fd may be in use again already, so only the endpoint's own registration is
             // removed.
-            if inner.is_of(fd, endpoint) {
+            if inner.registrations.is_of(fd, endpoint) {
                 inner.forget(fd);
             }
         }
@@ -364,7 +348,7 @@ pub(crate) fn forget_everywhere(endpoint: &Endpoint) {
 pub(crate) fn bury_everywhere(endpoint: &Endpoint) {
     for epoll in instances_of(endpoint) {
         let mut inner = epoll.inner.lock();
-        inner.numbers_of(endpoint).for_each(|fd| inner.bury(epoll, fd));
+        inner.registrations.numbers_of(endpoint).for_each(|fd| inner.bury(epoll, fd));
     }
 }
 
@@ -390,7 +374,10 @@ fn pass_marks_on(endpoint: &Endpoint) {
 pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
     for epoll in instances_of(endpoint) {
         let inner = epoll.inner.lock();
-        inner.numbers_of(endpoint).for_each(|fd| inner.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0));
+        inner
+            .registrations
+            .numbers_of(endpoint)
+            .for_each(|fd| _ = inner.list.change(libc::EPOLL_CTL_DEL, fd, 0, 0));
     }
 }
 
@@ -400,7 +387,7 @@ pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
 pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
     for epoll in instances_of(endpoint) {
         let mut inner = epoll.inner.lock();
-        inner.numbers_of(endpoint).for_each(|fd| inner.leave(fd));
+        inner.registrations.numbers_of(endpoint).for_each(|fd| inner.leave(fd));
         inner.closed.keep(epoll, endpoint);
     }
 }
@@ -408,13 +395,15 @@ pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
 /// Prepares for the endpoint to use another fd, while its registrations keep theirs.
 pub(crate) fn renumber_everywhere(endpoint: &Endpoint) {
     for epoll in instances_of(endpoint) {
-        epoll.inner.lock().note_number(endpoint.fd.load(Relaxed), endpoint);
+        epoll.inner.lock().registrations.note_number(endpoint.fd.load(Relaxed), endpoint);
     }
 }
 
 /// Returns whether an instance has the endpoint by this fd.
 pub(crate) fn has_by_number(endpoint: &Endpoint, fd: RawFd) -> bool {
-    instances_of(endpoint).into_iter().any(|epoll| epoll.inner.lock().has_by_number(fd, endpoint))
+    instances_of(endpoint)
+        .into_iter()
+        .any(|epoll| epoll.inner.lock().registrations.has_by_number(fd, endpoint))
 }
 
 /// Freezes the registrations of an endpoint's fd that is about to be closed, while the socket is
@@ -445,7 +434,7 @@ pub(crate) fn refresh(endpoint: &Endpoint) {
 pub(crate) fn watch_for_space(endpoint: &Endpoint) {
     for epoll in instances_of(endpoint) {
         let mut inner = epoll.inner.lock();
-        inner.numbers_of(endpoint).for_each(|fd| inner.watch_for_space(fd, endpoint));
+        inner.registrations.numbers_of(endpoint).for_each(|fd| inner.watch_for_space(fd, endpoint));
     }
 }
 
@@ -461,7 +450,7 @@ pub(crate) fn drop_link(link: &'static Link) {
 pub(crate) fn tell_again(endpoint: &Endpoint, events: u32) {
     for epoll in instances_of(endpoint) {
         let mut inner = epoll.inner.lock();
-        inner.numbers_of(endpoint).for_each(|fd| inner.tell_again(fd, events));
+        inner.registrations.numbers_of(endpoint).for_each(|fd| inner.tell_again(fd, events));
     }
 }
 
@@ -535,24 +524,17 @@ pub(crate) fn after_fork_in_child() {
     for epoll in shared::in_use() {
         let mut inner = epoll.inner.lock();
         inner.begin_sharing(epoll);
-        let Inner { registrations, answered, .. } = &mut *inner;
-        for one in registrations.values_mut() {
+        let Registrations { records, answered, .. } = &mut inner.registrations;
+        for one in records.values_mut() {
             one.answered.lose_marks(answered);
             one.watched = None;
         }
         inner.wakeup = Wakeup::NoWaiter;
-        inner.sleepers = 0;
+        inner.sleeps.forget();
         inner.links = Watched::default();
     }
     nested::forget_level_proxies();
     names::part_tokens();
-}
-
-impl Inner {
-    /// Returns the fd of the kernel's instance.
-    pub(crate) fn fd(&self) -> RawFd {
-        self.fd
-    }
 }
 
 impl Epoll {
@@ -580,7 +562,7 @@ impl Epoll {
 
     /// Changes the fd of the instance.
     pub(crate) fn renumber(&self, fd: RawFd) {
-        self.inner.lock().fd = fd;
+        self.inner.lock().list.fd = fd;
     }
 
     /// Ends the instance, whose last descriptor is being closed.
@@ -599,11 +581,12 @@ impl Epoll {
         // and learns of the kernel's events alone.
         inner.hide();
         inner.unregister_wakeup(self);
-        let watched: Vec<_> = match inner.sleepers {
-            0 => Vec::new(),
-            _ => inner.registrations.values().filter_map(Registration::endpoint).collect(),
+        let watched: Vec<_> = match inner.sleeps.has_some() {
+            false => Vec::new(),
+            true => inner.registrations.values().filter_map(Registration::endpoint).collect(),
         };
-        let closed = std::mem::replace(&mut *inner, Inner { fd: -1, ..Inner::default() });
+        let list = KernelList { fd: -1, marker: 0 };
+        let closed = std::mem::replace(&mut *inner, Inner { list, ..Inner::default() });
         drop(inner);
         drop(closed);
         if let Some(slot) = slot {
@@ -641,7 +624,7 @@ impl Epoll {
             let mut inner = self.inner.lock();
             if inner.exposure.is_shared() {
                 // SAFETY: the program's own call.
-                let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, event) };
+                let result = unsafe { real::epoll_ctl(inner.list.fd, operation, fd, event) };
                 if result == 0 {
                     // SAFETY: the caller's promise.
                     unsafe { inner.note_control(self, operation, fd, endpoint, event) };
@@ -657,46 +640,16 @@ impl Epoll {
             inner.register_again(fd);
             let result = if operation == libc::EPOLL_CTL_DEL || event.is_null() {
                 // SAFETY: the caller's promise.
-                let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, event) };
+                let result = unsafe { real::epoll_ctl(inner.list.fd, operation, fd, event) };
                 if result == 0 {
                     inner.remove(self, fd);
                 }
                 result
             } else {
                 // SAFETY: not null, and the program's promise to the kernel.
-                let mut wanted = unsafe { std::ptr::read_unaligned(event) };
-                // The kernel answers for a registration that lanes do not answer for yet, even if
-                // its endpoint is being attached, and for one that they never will.
-                let known = inner.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
-                let exclusive = registration::is_exclusive(operation, wanted.events)
-                    && (endpoint.is_some() || socket_acceptconn(borrow(fd)) == Ok(false));
-                if exclusive {
-                    wanted.events &= !EXCLUSIVE;
-                } else if known.is_some_and(|one| one.exclusive) {
-                    // With this flag the kernel refuses the change, as it does without the shim.
-                    wanted.events |= EXCLUSIVE;
-                }
-                let objection = inner.objection(wanted.events);
-                let is_ours = known.map_or(objection.is_none(), |one| one.answered.is_by_lanes());
-                let answering = endpoint.filter(|_| is_ours);
-                let passed = Passed {
-                    events: registration::kernel_events(answering, wanted.events),
-                    name: inner.name_for(self, operation, fd, endpoint, wanted.events),
-                };
-                let mut event = epoll_event { events: passed.events, u64: passed.name.in_kernel(wanted.u64) };
-                // SAFETY: an event of our own.
-                let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, &mut event) };
-                if result == 0 {
-                    let events = passed.events;
-                    bar = inner.put(self, operation, fd, endpoint, wanted, passed);
-                    if let Some(one) = inner.registrations.get_mut(&fd).filter(|_| exclusive) {
-                        one.exclusive = true;
-                    }
-                    if bar.is_some() && events != wanted.events {
-                        // The kernel answers for all of it.
-                        inner.change_kernel(libc::EPOLL_CTL_MOD, fd, wanted.events, event.u64);
-                    }
-                }
+                let wanted = unsafe { std::ptr::read_unaligned(event) };
+                let (result, objection) = inner.add_or_change(self, operation, fd, endpoint, wanted);
+                bar = objection;
                 result
             };
             if result != 0 {
@@ -734,11 +687,8 @@ impl Epoll {
     /// thread. If a thread sleeps there and does not check the lanes by itself, TCP must bring it
     /// what they hold.
     fn keep_off_lanes(&self, endpoint: &'static Endpoint) {
-        let must_be_told = {
-            let inner = self.inner.lock();
-            inner.sleepers > 0 && !inner.sleeps_are_short
-        };
-        let how = if must_be_told { Leaving::GiveBackAtOnce } else { Leaving::GoBack };
+        let must_be_woken = self.inner.lock().sleeps.has_long();
+        let how = if must_be_woken { Leaving::GiveBackAtOnce } else { Leaving::GoBack };
         LEAVE.call((endpoint, how, Reason::Shared));
     }
 }

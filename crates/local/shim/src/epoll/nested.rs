@@ -17,7 +17,7 @@ use shunt_abi::reason::Reason;
 
 use super::answer::asked_of_kernel;
 use super::kernel_interest::KernelInterest;
-use super::registration::change;
+use super::kernel_list::change;
 use super::wakeup::Wakeup;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
 use crate::base::names::EndpointRef;
@@ -95,7 +95,7 @@ impl Inner {
             return;
         }
         self.unregister_wakeup(epoll);
-        if self.answered.is_none() {
+        if self.registrations.answered.is_none() {
             return self.let_slot_go();
         }
         self.register_wakeup(epoll);
@@ -114,7 +114,7 @@ impl Inner {
 
     #[inline(never)]
     fn show_by_level_proxy(&mut self, epoll: &Epoll, slot: Slot) {
-        if self.answered.is_none() {
+        if self.registrations.answered.is_none() {
             self.unregister_wakeup(epoll);
             return self.let_slot_go();
         }
@@ -137,13 +137,13 @@ impl Inner {
     }
 
     fn hides_lanes(&self) -> bool {
-        self.exposure.is_shared() && !self.answered.is_none()
+        self.exposure.is_shared() && !self.registrations.answered.is_none()
     }
 
     /// Removes all disarmed registrations: see [`Registration::unregister`].
     pub(super) fn unregister_disarmed(&mut self) {
         if self.exposure.excludes_disarmed() {
-            self.registrations.iter_mut().for_each(|(&fd, one)| one.unregister(self.fd, fd));
+            self.registrations.iter_mut().for_each(|(&fd, one)| one.unregister(self.list.fd, fd));
         }
     }
 
@@ -152,7 +152,7 @@ impl Inner {
         if self.exposure.excludes_disarmed()
             && let Some(one) = self.registrations.get_mut(&fd)
         {
-            one.unregister(self.fd, fd);
+            one.unregister(self.list.fd, fd);
         }
     }
 
@@ -162,7 +162,7 @@ impl Inner {
         if let Some(one) =
             self.registrations.get_mut(&fd).filter(|one| one.interest == KernelInterest::Unregistered)
         {
-            one.mark_disarmed(self.fd, fd);
+            one.mark_disarmed(self.list.fd, fd);
         }
     }
 
@@ -187,7 +187,7 @@ impl Inner {
                 endpoint.note_peer_finished();
             }
             one.interest.set_events(one.events);
-            change(self.fd, libc::EPOLL_CTL_MOD, fd, one.events, one.kernel_data());
+            self.list.change(libc::EPOLL_CTL_MOD, fd, one.events, one.kernel_data());
         }
     }
 }

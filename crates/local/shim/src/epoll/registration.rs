@@ -5,22 +5,25 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
 use libc::epoll_event;
+use rustix::net::sockopt::socket_acceptconn;
 use shunt_abi::reason::Reason;
 use shunt_transport::Kernel;
 
 use super::answer::arrived;
 use super::answered::Answered;
-use super::duplicates::Numbers;
 use super::kernel_interest::KernelInterest;
+use super::kernel_list::change;
 use super::names::{Name, new_token};
 use super::ready_queue::Position;
+use super::registrations::Registrations;
 use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
 use crate::base::code;
 use crate::base::names::EndpointRef;
+use crate::base::private::borrow;
 use crate::base::waiter::Slot;
-use crate::base::{errno, order, process, real, table};
+use crate::base::{order, process, real, table};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::links::Link;
 use crate::socket::outgoing;
@@ -144,42 +147,7 @@ impl Inner {
     pub(super) fn bury(&mut self, epoll: &Epoll, fd: RawFd) {
         if self.registrations.get(&fd).is_some_and(|registration| registration.interest.is_deleted()) {
             self.remove(epoll, fd);
-            self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
-        }
-    }
-
-    /// Returns the fds by which an endpoint is registered here, if it is.
-    pub(super) fn numbers_of(&self, endpoint: &Endpoint) -> Numbers {
-        self.duplicates.numbers(endpoint.reference(), endpoint.fd.load(Relaxed))
-    }
-
-    /// Returns whether the registration under this fd is the endpoint's.
-    pub(super) fn is_of(&self, fd: RawFd, endpoint: &Endpoint) -> bool {
-        self.registrations.get(&fd).is_some_and(|one| one.owner == Some(endpoint.reference()))
-    }
-
-    /// Returns whether the program has the endpoint registered by this fd.
-    pub(super) fn has_by_number(&self, fd: RawFd, endpoint: &Endpoint) -> bool {
-        self.is_of(fd, endpoint) && self.registrations.get(&fd).is_some_and(|one| !one.interest.is_deleted())
-    }
-
-    /// Lists an fd of the endpoint among its [`Duplicates`](super::duplicates), if it is registered
-    /// by that.
-    pub(super) fn note_number(&mut self, fd: RawFd, endpoint: &Endpoint) {
-        if self.is_of(fd, endpoint)
-            && let Some(one) = self.registrations.get(&fd)
-        {
-            self.duplicates.note(endpoint.reference(), one.made, fd);
-        }
-    }
-
-    /// Notes a new registration. All fds of the endpoint are listed if it is registered by another
-    /// one than its own.
-    fn note_new(&mut self, fd: RawFd, endpoint: &Endpoint) {
-        let own = endpoint.fd.load(Relaxed);
-        if fd != own || self.duplicates.has(endpoint.reference()) {
-            self.note_number(own, endpoint);
-            self.note_number(fd, endpoint);
+            self.list.change(libc::EPOLL_CTL_DEL, fd, 0, 0);
         }
     }
 
@@ -211,11 +179,50 @@ impl Inner {
         }
     }
 
-    /// Gives a registration another name, which the kernel's list has from now on.
-    pub(super) fn name(&mut self, fd: RawFd, name: Name) {
-        if let Some(registration) = self.registrations.get_mut(&fd) {
-            self.names.give(&mut registration.name, fd, name);
+    /// Carries out `epoll_ctl` that adds or changes a registration for the events `wanted`. Returns
+    /// the kernel's result, and why the connection cannot be on a lane.
+    pub(super) fn add_or_change(
+        &mut self,
+        epoll: &Epoll,
+        operation: i32,
+        fd: RawFd,
+        endpoint: Option<&Endpoint>,
+        mut wanted: epoll_event,
+    ) -> (i32, Option<Reason>) {
+        // The kernel answers for a registration that lanes do not answer for yet, even if
+        // its endpoint is being attached, and for one that they never will.
+        let known = self.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
+        let exclusive = is_exclusive(operation, wanted.events)
+            && (endpoint.is_some() || socket_acceptconn(borrow(fd)) == Ok(false));
+        if exclusive {
+            wanted.events &= !EXCLUSIVE;
+        } else if known.is_some_and(|one| one.exclusive) {
+            // With this flag the kernel refuses the change, as it does without the shim.
+            wanted.events |= EXCLUSIVE;
         }
+        let objection = self.objection(wanted.events);
+        let is_ours = known.map_or(objection.is_none(), |one| one.answered.is_by_lanes());
+        let answering = endpoint.filter(|_| is_ours);
+        let passed = Passed {
+            events: kernel_events(answering, wanted.events),
+            name: self.name_for(epoll, operation, fd, endpoint, wanted.events),
+        };
+        let mut event = epoll_event { events: passed.events, u64: passed.name.in_kernel(wanted.u64) };
+        // SAFETY: an event of our own.
+        let result = unsafe { real::epoll_ctl(self.list.fd, operation, fd, &mut event) };
+        let mut bar = None;
+        if result == 0 {
+            let events = passed.events;
+            bar = self.put(epoll, operation, fd, endpoint, wanted, passed);
+            if let Some(one) = self.registrations.get_mut(&fd).filter(|_| exclusive) {
+                one.exclusive = true;
+            }
+            if bar.is_some() && events != wanted.events {
+                // The kernel answers for all of it.
+                self.list.change(libc::EPOLL_CTL_MOD, fd, wanted.events, event.u64);
+            }
+        }
+        (result, bar)
     }
 
     /// Records a registration that the kernel has added or changed, and attaches it if its
@@ -236,12 +243,12 @@ impl Inner {
         // that, or the thread that has connected it finds the registration.
         let endpoint = endpoint.or_else(|| endpoint::behind(fd));
         if operation == libc::EPOLL_CTL_MOD
-            && let Some(registration) = self.registrations.get_mut(&fd)
+            && let Some(registration) = self.registrations.records.get_mut(&fd)
         {
             registration.events = wanted.events;
             registration.data = wanted.u64;
             registration.interest.arm(passed.events);
-            self.names.give(&mut registration.name, fd, passed.name);
+            self.registrations.names.give(&mut registration.name, fd, passed.name);
             if registration.answered.is_by_lanes() {
                 self.note_sending_transport(fd, endpoint);
                 self.mark_due(fd);
@@ -251,9 +258,7 @@ impl Inner {
         }
         // Drops the record of a file that was closed unseen.
         self.remove(epoll, fd);
-        let made = self.made;
-        self.made += 1;
-        let registration = |index| Registration {
+        let registration = |made, index| Registration {
             number: fd,
             made,
             owner: endpoint.map(Endpoint::reference),
@@ -273,10 +278,10 @@ impl Inner {
             beside: false,
         };
         self.registrations.insert(fd, registration);
-        self.name(fd, passed.name);
+        self.registrations.name(fd, passed.name);
         let endpoint = endpoint?;
         endpoint.epolls.lock().push(epoll.name());
-        self.note_new(fd, endpoint);
+        self.registrations.note_new(fd, endpoint);
         let objection = self.objection(wanted.events);
         if objection.is_some() {
             if endpoint.is_attached() {
@@ -321,10 +326,8 @@ impl Inner {
 
     /// Forgets a registration that the kernel's list does not have any more.
     pub(super) fn forget(&mut self, fd: RawFd) {
-        if let Some(one) = self.registrations.remove(&fd) {
-            self.names.forget(one.name, fd);
+        if let Some(one) = self.registrations.remove(fd) {
             self.ready.forget(&one.position, fd);
-            one.owner.into_iter().for_each(|owner| self.duplicates.forget(owner, fd));
         }
     }
 
@@ -332,7 +335,7 @@ impl Inner {
     pub(super) fn attach(&mut self, epoll: &Epoll, endpoint: &Endpoint) -> Option<Reason> {
         let at = endpoint.rx.lock().at?;
         let mut refusal = None;
-        for fd in self.numbers_of(endpoint) {
+        for fd in self.registrations.numbers_of(endpoint) {
             refusal = refusal.or(self.attach_one(epoll, fd, endpoint, at.link));
         }
         refusal
@@ -367,7 +370,7 @@ impl Inner {
         if self.registrations.get(&fd).is_some_and(|registration| registration.name.is_known()) {
             self.refresh_one(fd, endpoint);
         } else {
-            self.name(fd, new_token(epoll));
+            self.registrations.name(fd, new_token(epoll));
             self.set_kernel_events(fd, Some(endpoint));
         }
         // A thread that sleeps on this instance has not checked this lane before, and may not be
@@ -398,7 +401,7 @@ impl Inner {
                 && !one.interest.is_deleted()
                 && self.objection(one.events).is_none()
         };
-        let looked_for = self.numbers_of(endpoint).filter(|fd| !is_frozen(*fd));
+        let looked_for = self.registrations.numbers_of(endpoint).filter(|fd| !is_frozen(*fd));
         let fds: Vec<RawFd> =
             looked_for.filter(|fd| self.registrations.get(fd).is_some_and(is_looked_for)).collect();
         let at = endpoint.rx.lock().at;
@@ -410,8 +413,8 @@ impl Inner {
         // What has come before this gets its position by its stamp.
         self.take_marks();
         for fd in fds {
-            if let Some(one) = self.registrations.get_mut(&fd) {
-                one.answered.gain_marks(&mut self.answered);
+            if let Some(one) = self.registrations.records.get_mut(&fd) {
+                one.answered.gain_marks(&mut self.registrations.answered);
             }
             let has_some = self.has_unqueued_event(fd);
             self.queue_for_look(fd, has_some);
@@ -422,8 +425,9 @@ impl Inner {
 
     /// Directs the marks of all connections here whose marks no waiter gets.
     pub(super) fn gain_all_marks(&mut self) {
-        for fd in
-            self.attached_where(|one, endpoint| !one.answered.is_by_marks() && endpoint.owner().is_none())
+        for fd in self
+            .registrations
+            .attached_where(|one, endpoint| !one.answered.is_by_marks() && endpoint.owner().is_none())
         {
             let endpoint = self.registrations.get(&fd).and_then(Registration::endpoint);
             if let Some(endpoint) = endpoint {
@@ -435,7 +439,7 @@ impl Inner {
     /// Has the threads that sleep on this instance check again, since what the program asks for has
     /// changed.
     fn wake(&self) {
-        if let Some(slot) = self.slot().filter(|_| self.sleepers > 0) {
+        if let Some(slot) = self.slot().filter(|_| self.sleeps.has_some()) {
             slot.ring();
         }
     }
@@ -455,8 +459,8 @@ impl Inner {
     /// Has lanes answer for a registration from now on. `by_marks`: the marks of its connection go
     /// to this instance.
     fn begin_answering(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint, by_marks: bool) {
-        let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        if !registration.answered.begin(endpoint.reference(), by_marks, &mut self.answered) {
+        let Some(registration) = self.registrations.records.get_mut(&fd) else { return };
+        if !registration.answered.begin(endpoint.reference(), by_marks, &mut self.registrations.answered) {
             return;
         }
         registration.arrived = arrived(endpoint, self.exposure.is_shared());
@@ -467,8 +471,8 @@ impl Inner {
 
     /// Has lanes answer for a registration no longer.
     fn end_answering(&mut self, epoll: &Epoll, fd: RawFd) {
-        if let Some(registration) = self.registrations.get_mut(&fd)
-            && registration.answered.end(&mut self.answered)
+        if let Some(registration) = self.registrations.records.get_mut(&fd)
+            && registration.answered.end(&mut self.registrations.answered)
         {
             epoll.active.fetch_sub(1, AcqRel);
         }
@@ -476,7 +480,7 @@ impl Inner {
 
     /// Detaches the registrations of a connection that has left its lanes.
     pub(super) fn detach(&mut self, epoll: &Epoll, endpoint: &Endpoint) {
-        for fd in self.numbers_of(endpoint) {
+        for fd in self.registrations.numbers_of(endpoint) {
             if self.part(epoll, fd, endpoint) {
                 self.settle(epoll, fd, endpoint);
             }
@@ -504,7 +508,10 @@ impl Inner {
     fn unclaim_unused(&self, endpoint: &Endpoint) {
         let owner = Some(endpoint.reference());
         let is_found = |one: &Registration| one.answered.is_by_marks() && one.answered.by() == owner;
-        let is_used = self.numbers_of(endpoint).any(|fd| self.registrations.get(&fd).is_some_and(is_found));
+        let is_used = self
+            .registrations
+            .numbers_of(endpoint)
+            .any(|fd| self.registrations.get(&fd).is_some_and(is_found));
         if let Some(slot) = self.slot().filter(|_| !is_used) {
             endpoint.unclaim(slot);
         }
@@ -517,7 +524,7 @@ impl Inner {
     pub(super) fn settle(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         if registration.interest.is_deleted() || is_frozen(fd) {
-            self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
+            self.list.change(libc::EPOLL_CTL_DEL, fd, 0, 0);
             self.forget(fd);
             unlist(epoll, endpoint);
         } else if registration.interest.is_armed() && !self.exposure.is_shared() {
@@ -537,7 +544,7 @@ impl Inner {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         let (events, data) = (registration.needed_of_kernel(endpoint), registration.kernel_data());
         registration.interest.set_events(events);
-        self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
+        self.list.change(libc::EPOLL_CTL_MOD, fd, events, data);
         self.note_sending_transport(fd, endpoint);
     }
 
@@ -553,25 +560,20 @@ impl Inner {
         self.queries.note_incomplete(is_incomplete);
     }
 
-    /// Changes the kernel's list: see [`change`].
-    pub(super) fn change_kernel(&self, operation: i32, fd: RawFd, events: u32, data: u64) {
-        change(self.fd, operation, fd, events, data);
-    }
-
     /// Removes the doorbell and the tokens from the kernel's list, and has the kernel check anew
     /// what lanes have answered until now.
     pub(super) fn hide(&mut self) {
-        if self.slot().is_none() && self.names.are_none() {
+        if self.slot().is_none() && self.registrations.names.are_none() {
             return;
         }
         self.exposure.hide_for_exec();
         for (&fd, one) in
             self.registrations.iter_mut().filter(|(_, one)| one.interest == KernelInterest::Unregistered)
         {
-            one.mark_disarmed(self.fd, fd);
+            one.mark_disarmed(self.list.fd, fd);
         }
         if let Some((fd, _)) = self.wakeup.in_kernel() {
-            self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
+            self.list.change(libc::EPOLL_CTL_DEL, fd, 0, 0);
         }
         self.for_tokens(|one| {
             (if one.interest.is_disarmed() { one.events & PRIVATE } else { one.events }, one.data)
@@ -586,15 +588,15 @@ impl Inner {
             return;
         }
         self.bury_deleted(epoll);
-        let Inner { registrations, names, fd: instance, .. } = self;
-        for (&fd, one) in registrations.iter_mut() {
-            if one.surrender(*instance, fd) {
+        let Inner { registrations: Registrations { records, names, .. }, list, .. } = self;
+        for (&fd, one) in records.iter_mut() {
+            if one.surrender(list.fd, fd) {
                 names.give(&mut one.name, fd, Name::Given);
             }
         }
         // If a lane still holds bytes, waits through libc check it by themselves.
         self.unregister_wakeup(epoll);
-        if self.answered.is_none() {
+        if self.registrations.answered.is_none() {
             self.let_slot_go();
         }
     }
@@ -618,19 +620,19 @@ impl Inner {
     /// Freezes the registration of an fd: see [`super::freeze_everywhere`]. Only the bytes that a
     /// lane still holds are answered here from now on.
     pub(super) fn freeze(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
-        if !self.is_of(fd, endpoint) {
+        if !self.registrations.is_of(fd, endpoint) {
             return;
         }
         self.bury(epoll, fd);
         self.restore(fd);
-        let Some(one) = self.registrations.get_mut(&fd) else { return };
+        let Some(one) = self.registrations.records.get_mut(&fd) else { return };
         if one.answered.is_by_lanes() {
-            if one.answered.lose_marks(&mut self.answered).is_some() {
+            if one.answered.lose_marks(&mut self.registrations.answered).is_some() {
                 self.unclaim_unused(endpoint);
             }
-            self.note_number(fd, endpoint);
-            self.frozen = self.frozen.min(NOBODY).checked_sub(1).unwrap_or(NOBODY - 1);
-            self.rename(fd, self.frozen);
+            self.registrations.note_number(fd, endpoint);
+            let frozen = self.registrations.next_frozen();
+            self.rename(fd, frozen);
         } else {
             self.forget(fd);
             unlist(epoll, endpoint);
@@ -644,12 +646,12 @@ impl Inner {
             let one = self.registrations.get(place).filter(|_| is_frozen(*place));
             one.is_some_and(|one| one.number == fd && one.owner == owner)
         };
-        let place = self.numbers_of(endpoint).find(is_it);
+        let place = self.registrations.numbers_of(endpoint).find(is_it);
         if let Some(place) = place {
             self.rename(place, fd);
             let is_answered = |one: &Registration| one.answered.is_by_lanes() && one.interest.is_armed();
             if !self.exposure.is_shared() && self.registrations.get(&fd).is_some_and(is_answered) {
-                self.name(fd, new_token(epoll));
+                self.registrations.name(fd, new_token(epoll));
                 self.set_kernel_events(fd, Some(endpoint));
             }
         }
@@ -657,27 +659,25 @@ impl Inner {
 
     /// Has the kernel's list hold a registration as the program made it.
     pub(super) fn restore(&mut self, fd: RawFd) {
-        let Some(one) = self.registrations.get_mut(&fd) else { return };
+        let Some(one) = self.registrations.records.get_mut(&fd) else { return };
         let is_as_made = !one.name.is_token() && !one.exclusive && one.interest.events() == one.events;
         if self.exposure.is_shared() || is_as_made {
             return;
         }
         if one.interest.is_disarmed() {
-            one.mark_disarmed(self.fd, fd);
-        } else if one.give_to_kernel(self.fd, fd) {
-            self.names.give(&mut one.name, fd, Name::Given);
-            self.merge_by_data(&listing::of(process::pid() as u32, self.fd).unwrap_or_default());
+            one.mark_disarmed(self.list.fd, fd);
+        } else if one.give_to_kernel(self.list.fd, fd) {
+            self.registrations.names.give(&mut one.name, fd, Name::Given);
+            self.merge_by_data(&listing::of(process::pid() as u32, self.list.fd).unwrap_or_default());
         }
     }
 
     /// Files a registration under another fd.
     fn rename(&mut self, from: RawFd, to: RawFd) {
-        let Some(one) = self.registrations.get(&from) else { return };
-        self.names.renumber(one.name, to);
-        one.owner.into_iter().for_each(|owner| self.duplicates.rename(owner, from, to));
-        self.registrations.rename(from, to);
-        self.ready.rename(from, to);
-        self.full.iter_mut().filter(|number| **number == from).for_each(|number| *number = to);
+        if self.registrations.rename(from, to) {
+            self.ready.rename(from, to);
+            self.room.rename(from, to);
+        }
     }
 
     /// Gives the kernel the program's own registration: see [`super::leave_everywhere`].
@@ -686,7 +686,7 @@ impl Inner {
         let is_ours = !self.exposure.is_shared() && !self.exposure.is_hidden_for_exec();
         let held = self.registrations.get(&fd).filter(|one| is_ours && one.name.is_known());
         if let Some(one) = held.filter(|one| one.interest.is_armed()) {
-            self.change_kernel(libc::EPOLL_CTL_MOD, fd, one.events, one.data);
+            self.list.change(libc::EPOLL_CTL_MOD, fd, one.events, one.data);
         }
     }
 
@@ -699,7 +699,7 @@ impl Inner {
         };
         for (&fd, one) in self.registrations.iter().filter(|(_, one)| shows(one)) {
             let (events, data) = held(one);
-            self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
+            self.list.change(libc::EPOLL_CTL_MOD, fd, events, data);
         }
     }
 
@@ -711,7 +711,7 @@ impl Inner {
         if self.exposure.is_shared() {
             return;
         }
-        for fd in self.numbers_of(endpoint).filter(|fd| !is_frozen(*fd)) {
+        for fd in self.registrations.numbers_of(endpoint).filter(|fd| !is_frozen(*fd)) {
             self.refresh_one(fd, endpoint);
         }
     }
@@ -802,7 +802,7 @@ impl Inner {
     /// Has unreported edges checked: see [`super::note_urgent_read`].
     pub(super) fn note_urgent_read(&mut self, endpoint: &Endpoint) {
         let received = (Tcp { endpoint, fd: endpoint.fd.load(Relaxed) }).received();
-        let untold = self.attached_where(|one, other| {
+        let untold = self.registrations.attached_where(|one, other| {
             std::ptr::eq(other, endpoint) && is_told_edges(one.events) && one.urgent_at != received
         });
         untold.into_iter().for_each(|fd| self.mark_due(fd));
@@ -835,22 +835,10 @@ impl Inner {
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.due = true;
             if !std::mem::replace(&mut registration.full, true) {
-                self.full.push(fd);
+                self.room.add(fd);
             }
         }
     }
-}
-
-/// Changes the kernel's list of `instance` for the shim. Returns `false` if the kernel
-/// refused that, which changes nothing: the registration has vanished, or its fd is closed while
-/// another names the socket.
-pub(super) fn change(instance: RawFd, operation: i32, fd: RawFd, events: u32, data: u64) -> bool {
-    let before = errno::get();
-    let mut event = epoll_event { events, u64: data };
-    // SAFETY: an event of our own.
-    let changed = unsafe { real::epoll_ctl(instance, operation, fd, &mut event) } == 0;
-    errno::set(before);
-    changed
 }
 
 /// Removes the instance from the list of those that have the endpoint. Only once, as it may have

@@ -8,6 +8,14 @@ use libc::epoll_event;
 /// The owner of an event whose registration is not answered here.
 pub(super) const NOBODY: RawFd = -1;
 
+/// Memory that one report leaves for the next.
+#[derive(Default)]
+pub(super) struct Memory {
+    pub(super) owners: Vec<RawFd>,
+    /// The kernel's events that follow the doorbell's.
+    pub(super) behind: Vec<epoll_event>,
+}
+
 /// The events so far, each with the fd of its registration, since two registrations may have the
 /// same user data.
 pub(crate) struct Report<'a> {

@@ -12,8 +12,10 @@ use rustix::event::EventfdFlags;
 use rustix::io::{Errno, FdFlags};
 use shunt_abi::reason::Reason;
 
+use super::kernel_list::change;
 use super::names::{Name, is_token, new_token};
-use super::registration::{Passed, change, is_frozen};
+use super::registration::{Passed, is_frozen};
+use super::registrations::Registrations;
 use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
 use crate::base::lock::Lock;
 use crate::base::names::EndpointRef;
@@ -189,24 +191,24 @@ pub(crate) fn is_shared(endpoint: &Endpoint) -> bool {
 
 impl Inner {
     fn is_open(&self) -> bool {
-        self.marker != 0 && self.fd >= 0
+        self.list.is_open()
     }
 
     /// Prepares the instance for a fork. The connections have fallen back, and each wait checks
     /// what is left in their lanes.
     fn share(&mut self, epoll: &Epoll) {
         self.begin_sharing(epoll);
-        let Inner { fd: instance, registrations, names, .. } = self;
-        for (&fd, one) in registrations.iter_mut() {
+        let Inner { list, registrations: Registrations { records, names, .. }, .. } = self;
+        for (&fd, one) in records.iter_mut() {
             if one.interest.is_disarmed() {
-                one.mark_disarmed(*instance, fd);
+                one.mark_disarmed(list.fd, fd);
             } else if (one.interest.events() != one.events || one.name.is_known() || one.exclusive)
-                && one.give_to_kernel(*instance, fd)
+                && one.give_to_kernel(list.fd, fd)
             {
                 names.give(&mut one.name, fd, Name::Given);
             }
         }
-        if let Some(slot) = self.slot().filter(|_| self.sleepers > 0) {
+        if let Some(slot) = self.slot().filter(|_| self.sleeps.has_some()) {
             // A sleeping thread checks once more, and removes the doorbell when it is awake.
             slot.ring();
         }
@@ -223,12 +225,13 @@ impl Inner {
     /// Gives up the waiter of a shared instance when no thread sleeps there. Lanes wake no thread
     /// after that.
     pub(super) fn retire_doorbell(&mut self, epoll: &Epoll) {
-        let Some(slot) = self.slot().filter(|_| self.exposure.is_shared() && self.sleepers == 0) else {
+        let Some(slot) = self.slot().filter(|_| self.exposure.is_shared() && !self.sleeps.has_some()) else {
             return;
         };
         self.unregister_wakeup(epoll);
-        for one in self.registrations.values_mut() {
-            let lost = one.answered.lose_marks(&mut self.answered);
+        let Registrations { records, answered, .. } = &mut self.registrations;
+        for one in records.values_mut() {
+            let lost = one.answered.lose_marks(answered);
             if let Some(endpoint) = lost.and_then(EndpointRef::resolve) {
                 endpoint.unclaim(slot);
             }
@@ -252,9 +255,10 @@ impl Inner {
         self.exposure.end_sharing();
         epoll.active.fetch_sub(1, AcqRel);
         // From now on, other descriptors may get the same data without the shim's notice.
-        for (&fd, one) in self.registrations.iter_mut() {
+        let Registrations { records, names, .. } = &mut self.registrations;
+        for (&fd, one) in records.iter_mut() {
             if !one.answered.is_by_lanes() && !one.name.is_token() {
-                self.names.give(&mut one.name, fd, Name::Given);
+                names.give(&mut one.name, fd, Name::Given);
             }
         }
         let needs_token = |(fd, one): &(&RawFd, &Registration)| {
@@ -264,7 +268,7 @@ impl Inner {
         };
         let fds: Vec<RawFd> = self.registrations.iter().filter(needs_token).map(|(fd, _)| *fd).collect();
         for fd in fds {
-            self.name(fd, new_token(epoll));
+            self.registrations.name(fd, new_token(epoll));
             self.set_kernel_events(fd, endpoint::behind(fd));
         }
         self.unregister_disarmed();
@@ -320,12 +324,12 @@ impl Inner {
                 Passed { events: wanted.events, name: Name::Given },
             );
             // Another registration has the same data, so an event with it may belong to either.
-            if let Some(other) = self.names.find(wanted.u64).filter(|other| *other != fd) {
-                self.name(other, Name::Given);
+            if let Some(other) = self.registrations.names.find(wanted.u64).filter(|other| *other != fd) {
+                self.registrations.name(other, Name::Given);
             }
             let is_answered = |one: &Registration| one.answered.is_by_lanes();
             if self.registrations.get(&fd).is_some_and(is_answered) {
-                self.merge_by_data(&listing::of(process::pid() as u32, self.fd).unwrap_or_default());
+                self.merge_by_data(&listing::of(process::pid() as u32, self.list.fd).unwrap_or_default());
             }
         }
         self.note_change(epoll);
@@ -333,7 +337,7 @@ impl Inner {
 
     /// Makes the records match the kernel's list. Returns `false` if they cannot.
     fn learn(&mut self, epoll: &Epoll) -> bool {
-        let Some(listed) = listing::of(process::pid() as u32, self.fd) else { return false };
+        let Some(listed) = listing::of(process::pid() as u32, self.list.fd) else { return false };
         let is_there =
             |fd: RawFd, inode: u64| rustix::fs::fstat(borrow(fd)).is_ok_and(|file| file.st_ino == inode);
         let is_ours = |fd| matches!(table::look_up(fd), Entry::Endpoint(_) | Entry::Unconnected(_));
@@ -364,7 +368,7 @@ impl Inner {
                 // armed again.
                 if let Some(registration) = self.registrations.get_mut(&fd) {
                     registration.interest.fire_locally();
-                    self.names.give(&mut registration.name, fd, Name::of(one.data));
+                    self.registrations.name(fd, Name::of(one.data));
                 }
                 continue;
             }
@@ -399,20 +403,21 @@ impl Inner {
     /// Disarms a registration for all processes after a lane has reported its one event.
     pub(super) fn disarm(&mut self, epoll: &Epoll, fd: RawFd) {
         let token = new_token(epoll);
+        self.registrations.name(fd, token);
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        self.names.give(&mut registration.name, fd, token);
-        registration.mark_disarmed(self.fd, fd);
+        registration.mark_disarmed(self.list.fd, fd);
     }
 
     /// Has the events of lanes and of the kernel merged for registrations whose data no other one
     /// has.
     pub(super) fn merge_by_data(&mut self, listed: &[listing::Listed]) {
-        for (&fd, one) in self.registrations.iter_mut() {
+        let Registrations { records, names, .. } = &mut self.registrations;
+        for (&fd, one) in records.iter_mut() {
             if !one.name.is_token() {
                 let is_single = || listed.iter().filter(|other| other.data == one.data).count() == 1;
                 let is_unique = one.answered.is_by_lanes() && is_single();
                 let name = if is_unique { Name::of(one.data) } else { Name::Given };
-                self.names.give(&mut one.name, fd, name);
+                names.give(&mut one.name, fd, name);
             }
         }
     }

@@ -8,7 +8,6 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
 use super::nested::LEVEL_PROXIES;
-use super::registration::change;
 use super::watched::Watched;
 use super::{Epoll, Inner};
 use crate::base::code;
@@ -125,7 +124,7 @@ impl Inner {
     /// Puts the doorbell back into the kernel's list, from which a load of code has removed it,
     /// once all code has been judged.
     pub(super) fn register_wakeup_again(&mut self, epoll: &Epoll) {
-        if !self.exposure.is_shared() && !self.answered.is_none() {
+        if !self.exposure.is_shared() && !self.registrations.answered.is_none() {
             self.register_wakeup(epoll);
         }
     }
@@ -139,13 +138,13 @@ impl Inner {
     /// descriptor belongs there.
     pub(super) fn add_wakeup(&self) -> bool {
         let shown = self.wakeup.in_kernel();
-        shown.is_some_and(|(fd, events)| change(self.fd, libc::EPOLL_CTL_ADD, fd, events, self.marker))
+        shown.is_some_and(|(fd, events)| self.list.change(libc::EPOLL_CTL_ADD, fd, events, self.list.marker))
     }
 
     /// Removes the waiter's descriptor from the kernel's list.
     pub(super) fn unregister_wakeup(&mut self, epoll: &Epoll) {
         if let Some((fd, _)) = self.wakeup.in_kernel() {
-            self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
+            self.list.change(libc::EPOLL_CTL_DEL, fd, 0, 0);
             epoll.active.fetch_sub(1, AcqRel);
             LEVEL_PROXIES.fetch_sub(u32::from(self.wakeup.is_level_proxy()), Relaxed);
             self.wakeup.note_unregistered();
@@ -155,7 +154,7 @@ impl Inner {
     /// Gives the waiter back if no thread sleeps here. Its descriptor must not be in the kernel's
     /// list.
     pub(super) fn let_slot_go(&mut self) {
-        if self.sleepers == 0
+        if !self.sleeps.has_some()
             && let Some(slot) = self.wakeup.end()
         {
             self.links = Watched::default();
