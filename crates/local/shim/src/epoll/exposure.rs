@@ -1,5 +1,5 @@
-//! Who uses the kernel's epoll instance besides the waits of this process, and so what the kernel's
-//! interest list may hold of the shim's.
+//! The users of the kernel's epoll instance besides the waits of this process, and so the shim's
+//! entries that the kernel's interest list may hold.
 //!
 //! ```text
 //!               begin_watching
@@ -11,12 +11,14 @@
 //!               begin_watching
 //! ```
 //!
-//! | state | the instance | the kernel's list may hold |
-//! | --- | --- | --- |
-//! | `Private` | only waits of this process use it | the doorbell, tokens, and events that the program did not ask for |
-//! | `Watched` | poll or another instance watches it too | the level proxy, tokens of armed registrations, and nothing that makes the instance ready without a reason |
-//! | `Shared` | another process has it, or has had it | only what the program asked for, and tokens of registrations that lanes have disarmed |
-//! | `HiddenForExec` | another program may soon inherit it | nothing of the shim's, until the exec has failed |
+//! - `Private`: only waits of this process use the instance. The list may hold the doorbell, tokens,
+//!   and events that the program did not ask for.
+//! - `Watched`: poll or another instance watches it. The list may hold the level proxy and tokens of
+//!   armed registrations, but nothing that makes the instance ready without a reason.
+//! - `Shared`: another process has it, or has had it. The list holds only the program's own
+//!   registrations, and tokens of those that lanes have disarmed.
+//! - `HiddenForExec`: another program may soon inherit it. The list holds nothing of the shim's
+//!   until the exec has failed.
 //!
 //! An example: a program forks (`begin_sharing`: `Shared`). Its connections fall back, and the
 //! kernel's list gets what the program asked for. The child exits. The next `epoll_ctl` asks for
