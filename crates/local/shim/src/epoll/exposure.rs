@@ -11,10 +11,10 @@
 //!               begin_watching
 //! ```
 //!
-//! - `Private`: only waits of this process use the instance. The list may hold the doorbell, tokens,
-//!   and events that the program did not ask for.
-//! - `Watched`: poll or another instance watches it. The list may hold the level proxy and tokens of
-//!   armed registrations, but nothing that makes the instance ready without a reason.
+//! - `Private`: only waits of this process use the instance. The list may hold the doorbell,
+//!   tokens, and events that the program did not ask for.
+//! - `Watched`: poll or another instance watches it. The list may hold the level proxy and tokens
+//!   of armed registrations, but nothing that makes the instance ready without a reason.
 //! - `Shared`: another process has it, or has had it. The list holds only the program's own
 //!   registrations, and tokens of those that lanes have disarmed.
 //! - `HiddenForExec`: another program may soon inherit it. The list holds nothing of the shim's
