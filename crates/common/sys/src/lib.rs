@@ -12,6 +12,7 @@
 pub mod accounted;
 pub mod addresses;
 pub mod attach;
+pub mod blocking_pool;
 pub mod capabilities;
 pub mod clock;
 pub mod daemonize;
