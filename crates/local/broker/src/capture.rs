@@ -13,9 +13,8 @@ use shunt_sys::process_access::{self, Home, Present};
 use shunt_sys::seqpacket::{self, Credentials};
 use shunt_sys::{pidfd, view};
 
-use crate::disposal::Descriptor;
 use crate::links::{Grant, LinkId, News, Sight};
-use crate::outbox::{Backlog, Outbox};
+use crate::outbox::{Backlog, Descriptor, Outbox};
 use crate::pairing::ProcessId;
 use crate::principal::Principal;
 use crate::state::State;

@@ -23,8 +23,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::allowance::Credit;
+use crate::blocking_pool::{self, Pool};
 use crate::capture::CaptureId;
-use crate::disposal::Disposal;
 use crate::outbox::{Backlog, Outbox};
 use crate::pairing::ProcessId;
 use crate::present;
@@ -94,18 +94,18 @@ pub(crate) async fn serve(
     credentials: Credentials,
     principal: Principal,
 ) {
-    let (disposal, credit, limit, queued, status) = {
+    let (pool, credit, limit, queued, status) = {
         let state = state.borrow();
         let charge = |budget| Charge::new(budget, principal);
         let credit = Credit::new(&state.debts, principal);
         let (queued, status) = (charge(&state.queued), charge(&state.unread_statuses));
-        (state.disposal.clone(), credit, state.limits.queue, queued, status)
+        (state.pool.clone(), credit, state.limits.queue, queued, status)
     };
     let socket = match watch(socket) {
         Ok(socket) => socket,
         Err((socket, error)) => {
             tracing::warn!(%error, "cannot watch a client");
-            return disposal.close(principal, socket);
+            return pool.close(principal, socket);
         }
     };
     let outbox = Rc::new(Outbox::new(socket, credit, limit, queued));
@@ -148,16 +148,16 @@ pub(crate) async fn serve(
     if let Some(process) = process {
         state.borrow_mut().end(process);
     }
-    fds.into_iter().for_each(|fd| disposal.close(principal, fd));
+    fds.into_iter().for_each(|fd| pool.close(principal, fd));
     if let Ok(outbox) = Rc::try_unwrap(outbox) {
         let credit = outbox.credit().clone();
-        see_off(&disposal, &credit, principal, outbox.into_socket()).await;
+        see_off(&pool, &credit, principal, outbox.into_socket()).await;
     }
 }
 
 /// Shuts a connection down, and keeps it until the client has read everything or has gone. Unread
 /// data occupies kernel memory of the broker, so the client counts as connected until then.
-async fn see_off(disposal: &Disposal, credit: &Credit, principal: Principal, socket: OwnedFd) {
+async fn see_off(pool: &Pool, credit: &Credit, principal: Principal, socket: OwnedFd) {
     let pause = credit.pause();
     if !pause.is_zero() {
         sleep(pause).await;
@@ -167,9 +167,9 @@ async fn see_off(disposal: &Disposal, credit: &Credit, principal: Principal, soc
     let mut pause = RETRY;
     while is_shut && seqpacket::unread(&socket).is_ok_and(|bytes| bytes > 0) {
         // Close descriptors that were never received without waiting for the client to read.
-        if !disposal.is_busy(principal) && credit.pause().is_zero() {
+        if !blocking_pool::is_busy(pool, principal) && credit.pause().is_zero() {
             let mut buffer = [0; MAX_MESSAGE];
-            let close = |fd| disposal.close(principal, fd);
+            let close = |fd| pool.close(principal, fd);
             let received = credit.charge(|| seqpacket::receive_each(&socket, &mut buffer, close));
             if received.is_ok_and(|received| received.len > 0) {
                 continue;
@@ -178,7 +178,7 @@ async fn see_off(disposal: &Disposal, credit: &Credit, principal: Principal, soc
         sleep(pause).await;
         pause = (2 * pause).min(Duration::from_secs(1));
     }
-    disposal.close(principal, socket);
+    pool.close(principal, socket);
 }
 
 impl Client {
@@ -262,7 +262,7 @@ impl Client {
     }
 
     fn is_busy(&self) -> bool {
-        self.state.borrow().disposal.is_busy(self.principal)
+        blocking_pool::is_busy(&self.state.borrow().pool, self.principal)
     }
 
     /// Receives a batch of messages. Returns whether there may be more.

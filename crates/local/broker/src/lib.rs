@@ -9,7 +9,7 @@
 //!   `links`. `setup` is the state machine of a link that is being made, and `making` runs it.
 //! - The kernel: `namespaces` and `diag` query sockets, `tracking` the timeouts of firewalls.
 //! - Limits: `principal` has the budgets of each user, `allowance` limits processor time, `turns`
-//!   schedules slow requests, and `errands` runs calls that may block.
+//!   schedules slow requests, and `blocking_pool` runs calls that may block.
 //! - Clean-up: `sweep` frees memory, `expiry` ends offers of dead sockets, `orphans` follows
 //!   sockets of processes that have ended.
 //! - Reports: `status` and `metrics`; `capture` lets tools read connections; `overlay` applies the
@@ -18,13 +18,12 @@
 #![forbid(unsafe_code)]
 
 mod allowance;
+mod blocking_pool;
 mod capture;
 mod complaints;
 mod config;
 mod control;
 mod diag;
-mod disposal;
-mod errands;
 mod expiry;
 mod links;
 mod listener;

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep_until;
 
-use crate::errands::Errands;
+use crate::blocking_pool::Pool;
 use crate::links::{Full, LinkId, Links};
 use crate::pairing::{Offer, ProcessId};
 use crate::principal::Whose;
@@ -39,14 +39,28 @@ pub(crate) fn sealer() -> (Sealer, UnboundedReceiver<(LinkId, bool)>) {
     (Sealer { done, begun: Rc::default() }, sealed)
 }
 
+/// Reports on drop whether a link is sealed, so that it is reported whatever becomes of the call.
+#[derive(Debug)]
+struct Outcome {
+    done: UnboundedSender<(LinkId, bool)>,
+    link: LinkId,
+    is_sealed: bool,
+}
+
+impl Drop for Outcome {
+    fn drop(&mut self) {
+        // Fails only after the broker has ended.
+        let _ = self.done.send((self.link, self.is_sealed));
+    }
+}
+
 impl Sealer {
-    fn seal(&self, errands: &Errands, link: LinkId, whose: Whose, memory: Arc<Memory>) {
-        let done = self.done.clone();
-        errands.run(whose, move || {
-            let is_sealed = memory.seal();
+    fn seal(&self, pool: &Pool, link: LinkId, whose: Whose, memory: Arc<Memory>) {
+        let mut outcome = Outcome { done: self.done.clone(), link, is_sealed: false };
+        pool.run(whose, move || {
+            outcome.is_sealed = memory.seal();
             drop(memory);
-            // Fails only after the broker has ended.
-            let _ = done.send((link, is_sealed));
+            drop(outcome);
         });
     }
 }
@@ -101,7 +115,7 @@ impl State {
     }
 
     fn begin_link(&mut self, ends: [ProcessId; 2], whose: Whose, offers: &[Offer; 2]) -> Result<(), Reason> {
-        if self.errands.pending(whose) >= PENDING {
+        if self.pool.pending(whose) >= PENDING {
             return Err(Reason::BrokerLimit);
         }
         let [Some(one), Some(other)] = ends.map(|end| self.principal(end)) else {
@@ -139,7 +153,7 @@ impl State {
     pub(crate) fn mapped(&mut self, id: ProcessId, link: LinkId, side: Side, is_mapped: bool) {
         match self.setups.answered(id, link, side, is_mapped, Instant::now()) {
             Some(Answered::Ask(side, ends, memory)) => self.say_link(link, side, ends, &memory),
-            Some(Answered::Seal(whose, memory)) => self.sealer.seal(&self.errands, link, whose, memory),
+            Some(Answered::Seal(whose, memory)) => self.sealer.seal(&self.pool, link, whose, memory),
             None => {}
         }
     }
@@ -148,7 +162,7 @@ impl State {
     /// unmap them.
     fn give_links_up(&mut self, now: Instant) {
         for (link, whose, memory) in self.setups.expired(now) {
-            self.sealer.seal(&self.errands, link, whose, memory);
+            self.sealer.seal(&self.pool, link, whose, memory);
         }
     }
 
@@ -194,7 +208,7 @@ impl State {
         let accounts = whose.each().map(|one| one.account());
         if accounts == [None, None] {
             memory.trust();
-            self.errands.run(whose, move || drop(memory));
+            self.pool.run(whose, move || drop(memory));
             return true;
         }
         if let Some(times) = self.complaints.note("unsealed", Instant::now()) {
@@ -213,7 +227,7 @@ impl State {
     pub(crate) fn abandon_links_of(&mut self, id: ProcessId) -> Vec<Offer> {
         let left = self.setups.forget(id);
         for (link, whose, memory) in left.unsealed {
-            self.sealer.seal(&self.errands, link, whose, memory);
+            self.sealer.seal(&self.pool, link, whose, memory);
         }
         left.offers
     }

@@ -1,4 +1,4 @@
-//! Notifies waiters through their doorbells, on the [threads](crate::errands) for calls that may
+//! Notifies waiters through their doorbells, on the [pool](crate::blocking_pool) for calls that may
 //! take long.
 //!
 //! A doorbell is a client's file. A write to it never sleeps, but takes longer the more watches the
@@ -16,19 +16,18 @@ use std::time::Instant;
 use shunt_sys::eventfd;
 
 use crate::allowance::{Allowance, measured};
-use crate::disposal::Kept;
-use crate::errands::Errands;
+use crate::blocking_pool::{ClientFd, Pool};
 use crate::principal::{Account, Principal};
 
 /// A client's doorbell.
 #[derive(Debug)]
 pub(crate) struct Doorbell {
-    fd: Kept,
+    fd: ClientFd,
     is_queued: AtomicBool,
 }
 
 impl Doorbell {
-    pub(crate) fn new(fd: Kept) -> Doorbell {
+    pub(crate) fn new(fd: ClientFd) -> Doorbell {
         Doorbell { fd, is_queued: AtomicBool::new(false) }
     }
 
@@ -49,7 +48,7 @@ impl AsFd for Doorbell {
 /// A queue of doorbells; see the module.
 #[derive(Debug)]
 pub(crate) struct Notifier {
-    errands: Errands,
+    pool: Pool,
     lines: Arc<Mutex<Lines>>,
 }
 
@@ -66,8 +65,8 @@ struct Line {
 }
 
 impl Notifier {
-    pub(crate) fn new(errands: Errands) -> Notifier {
-        Notifier { errands, lines: Arc::default() }
+    pub(crate) fn new(pool: Pool) -> Notifier {
+        Notifier { pool, lines: Arc::default() }
     }
 
     /// Queues a notification.
@@ -86,7 +85,7 @@ impl Notifier {
         line.waiting.push_back(doorbell.clone());
         if !std::mem::replace(&mut line.is_served, true) {
             let lines = self.lines.clone();
-            self.errands.run(whose, move || serve(&lines, account));
+            self.pool.run(whose, move || serve(&lines, account));
         }
     }
 }
@@ -122,16 +121,16 @@ fn serve(lines: &Mutex<Lines>, account: Option<Account>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disposal::Disposal;
-    use crate::errands::tests::settled;
+    use crate::blocking_pool;
+    use crate::blocking_pool::tests::settled;
     use crate::principal::tests::{ROOT, stranger};
     use std::os::fd::OwnedFd;
     use std::time::Duration;
 
-    fn doorbell(errands: &Errands, whose: Principal) -> (Arc<Doorbell>, OwnedFd) {
+    fn doorbell(pool: &Pool, whose: Principal) -> (Arc<Doorbell>, OwnedFd) {
         let fd = eventfd::create().unwrap();
         let listener = eventfd::listen(&fd).unwrap();
-        (Arc::new(Doorbell::new(Disposal::new(errands.clone()).keep(whose, fd))), listener)
+        (Arc::new(Doorbell::new(ClientFd::new(pool, whose, fd))), listener)
     }
 
     #[track_caller]
@@ -145,56 +144,56 @@ mod tests {
 
     #[test]
     fn each_notification_arrives() {
-        let errands = Errands::default();
-        let notifier = Notifier::new(errands.clone());
+        let pool = blocking_pool::start().unwrap();
+        let notifier = Notifier::new(pool.clone());
         for whose in [ROOT, stranger(7, 1)] {
-            let (doorbell, listener) = doorbell(&errands, whose);
+            let (doorbell, listener) = doorbell(&pool, whose);
             for _ in 0..100 {
                 notifier.notify(whose, &doorbell);
                 expect_heard(&listener);
             }
-            settled(&errands, whose, 0);
+            settled(&pool, whose, 0);
         }
     }
 
     #[test]
     fn who_has_used_up_the_time_waits_and_nobody_else_does() {
-        let errands = Errands::default();
-        let notifier = Notifier::new(errands.clone());
+        let pool = blocking_pool::start().unwrap();
+        let notifier = Notifier::new(pool.clone());
         let (attacker, other) = (stranger(7, 1), stranger(8, 1));
         let now = Instant::now();
         let mut allowance = Allowance::new(now);
         allowance.spend(Duration::from_secs(3600), now);
         let line = Line { waiting: VecDeque::new(), is_served: false, allowance };
         lock(&notifier.lines).insert(attacker.account(), line);
-        let ((slow, unheard), (fast, heard)) = (doorbell(&errands, attacker), doorbell(&errands, other));
+        let ((slow, unheard), (fast, heard)) = (doorbell(&pool, attacker), doorbell(&pool, other));
         for _ in 0..100 {
             notifier.notify(attacker, &slow);
             notifier.notify(other, &fast);
             expect_heard(&heard);
         }
         // One thread is delayed, with one notification.
-        assert_eq!(errands.pending(attacker), 1);
+        assert_eq!(pool.pending(attacker), 1);
         assert!(lock(&notifier.lines)[&attacker.account()].waiting.is_empty());
         assert!(!eventfd::heard(&unheard).unwrap());
-        settled(&errands, other, 0);
+        settled(&pool, other, 0);
     }
 
     #[test]
     fn lines_of_who_owes_nothing_are_forgotten() {
-        let errands = Errands::default();
-        let notifier = Notifier::new(errands.clone());
+        let pool = blocking_pool::start().unwrap();
+        let notifier = Notifier::new(pool.clone());
         for uid in 1..100 {
-            let (doorbell, listener) = doorbell(&errands, stranger(uid, 1));
+            let (doorbell, listener) = doorbell(&pool, stranger(uid, 1));
             notifier.notify(stranger(uid, 1), &doorbell);
             expect_heard(&listener);
-            settled(&errands, stranger(uid, 1), 0);
+            settled(&pool, stranger(uid, 1), 0);
         }
         let deadline = Instant::now() + Duration::from_secs(30);
         while lock(&notifier.lines).len() > 1 {
             assert!(Instant::now() < deadline);
             std::thread::sleep(Duration::from_millis(2));
-            let (doorbell, _listener) = doorbell(&errands, ROOT);
+            let (doorbell, _listener) = doorbell(&pool, ROOT);
             notifier.notify(ROOT, &doorbell);
         }
     }

@@ -18,6 +18,7 @@ use shunt_sys::Errno;
 use shunt_sys::identity::{IdentifyError, Shown, shown};
 use shunt_sys::tcp::{ESTABLISHED, LISTEN};
 
+use crate::blocking_pool::close_tcp;
 use crate::links::{Grant, Held, Links};
 use crate::pairing::{Finding, Key, Offer, ProcessId};
 use crate::state::{BadMessage, State};
@@ -51,8 +52,8 @@ impl State {
         // Closed whatever the answer is: while the broker holds a copy, the program's close does
         // not end the connection.
         match shown {
-            Ok(_) => self.disposal.close_tcp(whose, socket, process.outbox.taken.receipt()),
-            Err(_) => self.disposal.close(whose, socket),
+            Ok(_) => close_tcp(&self.pool, whose, socket, process.outbox.taken.receipt()),
+            Err(_) => self.pool.close(whose, socket),
         }
         // The kernel's look-up of addresses of two different families is not defined.
         let (local, remote) = told.addresses().ok_or(DecodeError::Field("remote"))?;

@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -17,9 +18,13 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
 use crate::allowance::Credit;
-use crate::disposal::Descriptor;
 use crate::principal::Charge;
 use crate::taken::Taken;
+
+/// A descriptor that can be sent to a client.
+pub(crate) trait Descriptor: AsFd + Debug {}
+
+impl<T: AsFd + Debug> Descriptor for T {}
 
 /// Why messages are still queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

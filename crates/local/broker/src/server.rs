@@ -22,6 +22,7 @@ use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::blocking_pool;
 use crate::config::{Config, DESCRIPTORS};
 use crate::control;
 use crate::expiry::expire;
@@ -64,6 +65,9 @@ pub enum Error {
         "the broker cannot give up capabilities that it does not need ({0}): does a filter of system calls refuse capset?"
     )]
     Privileges(Errno),
+    /// The broker cannot start a thread for calls that may block.
+    #[error("cannot start a thread ({0}): is a limit on processes reached?")]
+    Threads(std::io::Error),
     /// The event loop failed.
     #[error("the event loop cannot watch the socket: {0}")]
     Loop(std::io::Error),
@@ -88,6 +92,8 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     };
     let sequences = sequences();
     privileges::give_up(&config.socket).map_err(Error::Privileges)?;
+    // Its threads have the capabilities that are left.
+    let pool = blocking_pool::start().map_err(Error::Threads)?;
     // Listens last, so that a client that can connect finds the broker complete.
     listener.listen(&socket)?;
     let limits = config.limits.within(descriptors);
@@ -95,7 +101,8 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     let socket = watch(socket).map_err(|(_, error)| Error::Loop(error))?;
     tracing::info!(socket = %config.socket.display(), mode = ?config.mode, "broker is listening");
     let (sealer, sealed) = making::sealer();
-    let state = Rc::new(RefCell::new(State::new(geometry, limits, namespaces, policy, sequences, sealer)));
+    let state =
+        Rc::new(RefCell::new(State::new(geometry, limits, namespaces, policy, sequences, sealer, pool)));
     let served = LocalSet::new();
     served.spawn_local(sweep(state.clone()));
     served.spawn_local(finish_links(state.clone(), sealed));
@@ -226,18 +233,18 @@ fn take_in(client: OwnedFd, state: &Rc<RefCell<State>>, departed: &Rc<Notify>) {
         Ok(identity) => identity,
         Err((principal, error)) => {
             tracing::warn!(%error, "the kernel does not report who a client is: turned away");
-            return held.disposal.close(principal, client);
+            return held.pool.close(principal, client);
         }
     };
     let mut place = Charge::new(&held.clients, principal);
-    let is_stuck = held.disposal.is_stuck(principal);
+    let is_stuck = blocking_pool::is_stuck(&held.pool, principal);
     if is_stuck || !place.more(1) {
         if let Some(times) = held.complaints.note("too many", Instant::now().into_std()) {
             let (uid, pid) = (principal.uid, credentials.pid);
             tracing::warn!(uid, pid, is_stuck, times, "too many clients: turned away");
         }
         // Descriptors that the client may have sent already are closed with its socket.
-        return held.disposal.close(principal, client);
+        return held.pool.close(principal, client);
     }
     // Unread messages occupy kernel memory of this process. The broker's own queue holds all but a
     // few of them.

@@ -30,17 +30,16 @@ use thiserror::Error;
 use tokio::sync::Notify;
 
 use crate::allowance::Debts;
+use crate::blocking_pool::{ClientFd, Pool};
 use crate::capture::Captures;
 use crate::complaints::Complaints;
 use crate::config::Limits;
-use crate::disposal::{Descriptor, Disposal};
-use crate::errands::Errands;
 use crate::links::{Dropped, Links, Place};
 use crate::making::Sealer;
 use crate::namespaces::Namespaces;
 use crate::notifier::{Doorbell, Notifier};
 use crate::orphans::Orphans;
-use crate::outbox::Outbox;
+use crate::outbox::{Descriptor, Outbox};
 use crate::overlay::Overlay;
 use crate::pairing::{Offers, ProcessId};
 use crate::principal::{Budget, Charge, Principal};
@@ -51,7 +50,7 @@ use crate::turns::Turns;
 /// The complete state of the broker.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) disposal: Disposal,
+    pub(crate) pool: Pool,
     pub(crate) limits: Limits,
     pub(crate) started: Instant,
     pub(crate) processes: BTreeMap<ProcessId, Process>,
@@ -96,7 +95,6 @@ pub(crate) struct State {
     /// Links that are being made.
     pub(crate) setups: Setups,
     pub(crate) sealer: Sealer,
-    pub(crate) errands: Errands,
     next_process: ProcessId,
 }
 
@@ -205,11 +203,10 @@ impl State {
         overlay: Overlay,
         sequences: Option<Reader>,
         sealer: Sealer,
+        pool: Pool,
     ) -> State {
-        let errands = Errands::default();
         let budget = |limit| Rc::new(RefCell::new(Budget::new(limit)));
         State {
-            disposal: Disposal::new(errands.clone()),
             limits,
             started: Instant::now(),
             processes: BTreeMap::new(),
@@ -234,11 +231,11 @@ impl State {
             sequences,
             emptied: Rc::default(),
             opened: Rc::default(),
-            notifier: Notifier::new(errands.clone()),
+            notifier: Notifier::new(pool.clone()),
             orphans: Orphans::default(),
             setups: Setups::new(limits.all_offers),
             sealer,
-            errands,
+            pool,
             next_process: 1,
         }
     }
@@ -252,7 +249,7 @@ impl State {
         page: OwnedFd,
     ) -> Result<ProcessId, BadMessage> {
         // Closed by the pool, whatever follows.
-        let page = self.disposal.keep(principal, page);
+        let page = ClientFd::new(&self.pool, principal, page);
         verify_sealed(&page, PAGE_BYTES)?;
         let file = fstat(&page).map(|file| (file.st_dev, file.st_ino)).map_err(BadMessage::PageMapping)?;
         // A page that many processes present would be listed in a status once for each.
@@ -492,7 +489,7 @@ impl State {
             self.close_all(id, Some(fd));
             return Ok(());
         }
-        let kept = Arc::new(Doorbell::new(self.disposal.keep(process.principal, fd)));
+        let kept = Arc::new(Doorbell::new(ClientFd::new(&self.pool, process.principal, fd)));
         process.doorbells.insert(doorbell.slot, kept.clone());
         for peer in self.links.peers(id) {
             // Processes whose link is still being made exchange doorbells when it is ready.
@@ -513,7 +510,7 @@ impl State {
 
     pub(crate) fn close_all(&self, id: ProcessId, fds: impl IntoIterator<Item = OwnedFd>) {
         let whose = self.principal(id).unwrap_or(Principal::unknown(None));
-        fds.into_iter().for_each(|fd| self.disposal.close(whose, fd));
+        fds.into_iter().for_each(|fd| self.pool.close(whose, fd));
     }
 }
 
