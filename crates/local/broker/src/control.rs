@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A client may request a status in the first two states, and again once it has read the last one.
-//! Status and capture requests wait for a turn ([`crate::turns`]), and the client's later messages
+//! Status and capture requests wait for a permit ([`crate::fair_limiter`]), and the client's later messages
 //! wait for them.
 
 use std::cell::RefCell;
@@ -25,13 +25,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::allowance::Credit;
 use crate::blocking_pool::{self, Pool};
 use crate::capture::CaptureId;
+use crate::fair_limiter::Permit;
 use crate::outbox::{Backlog, Outbox};
 use crate::pairing::ProcessId;
 use crate::present;
 use crate::principal::{Charge, Principal};
 use crate::state::{BadMessage, State};
 use crate::status;
-use crate::turns::Turn;
 use crate::watch::watch;
 
 /// Maximum number of messages taken from one client before others have their turn.
@@ -76,13 +76,13 @@ struct Client {
     status: Charge,
     /// True once the client has asked for a status.
     has_asked: bool,
-    /// True while a status request waits for its turn.
+    /// True while a status request waits for its permit.
     asks: bool,
 }
 
 /// The state of a client that captures.
 struct Reading {
-    /// `None` until the client has had its turn.
+    /// `None` until the client has had its permit.
     id: Option<CaptureId>,
     _place: Charge,
 }
@@ -213,7 +213,7 @@ impl Client {
                         Ok(false) => ready.clear_ready(),
                         Err(end) => return end,
                     }
-                    if let Err(end) = self.do_in_turn().await {
+                    if let Err(end) = self.do_slow_requests().await {
                         return end;
                     }
                     // Fairness: a client that never pauses must not keep others waiting.
@@ -338,7 +338,7 @@ impl Client {
 
     /// Handles requests that take long. Further messages of this client are not read before they
     /// are done.
-    async fn do_in_turn(&mut self) -> Result<(), End> {
+    async fn do_slow_requests(&mut self) -> Result<(), End> {
         if std::mem::take(&mut self.asks) {
             self.tell_status().await?;
         }
@@ -346,20 +346,20 @@ impl Client {
     }
 
     async fn tell_status(&mut self) -> Result<(), End> {
-        let turn = self.turn().await?;
+        let permit = self.permit().await?;
         self.check_still()?;
         let told = status::answer(&self.state.borrow(), self.principal, &self.outbox, &mut self.status);
-        turn.end();
+        permit.end();
         told.map_err(End::Bad)
     }
 
-    /// Starts a requested capture, once the client has its turn. The turn is needed because the
+    /// Starts a requested capture, once the client has its permit, which is needed because the
     /// search for the client's connections takes long.
     async fn begin_capture(&mut self) -> Result<(), End> {
         if !matches!(self.capture, Some(Reading { id: None, .. })) {
             return Ok(());
         }
-        let turn = self.turn().await?;
+        let permit = self.permit().await?;
         self.check_still()?;
         if self.sender.pid != self.credentials.pid {
             return Err(End::Bad(BadMessage::NotStill));
@@ -368,16 +368,16 @@ impl Client {
             reading.id =
                 Some(self.state.borrow_mut().capture(self.credentials, self.principal, &self.outbox));
         }
-        turn.end();
+        permit.end();
         Ok(())
     }
 
-    /// Waits for a turn of this client's principal. Returns an error if the client has disconnected
+    /// Waits for a permit of this client's principal. Returns an error if the client has disconnected
     /// meanwhile.
-    async fn turn(&self) -> Result<Turn, End> {
-        let turns = self.state.borrow().turns.clone();
-        let turn = turns.next(self.principal).await;
-        if seqpacket::has_hung_up(self.outbox.socket()) { Err(End::Closed) } else { Ok(turn) }
+    async fn permit(&self) -> Result<Permit, End> {
+        let limiter = self.state.borrow().slow_requests.clone();
+        let permit = limiter.acquire(self.principal).await;
+        if seqpacket::has_hung_up(self.outbox.socket()) { Err(End::Closed) } else { Ok(permit) }
     }
 
     fn obey(&mut self, request: Request) -> Result<(), BadMessage> {

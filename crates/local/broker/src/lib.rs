@@ -8,8 +8,8 @@
 //! - Pairing: `offers` decides about an offered socket, with the pure modules `pairing` and
 //!   `links`. `setup` is the state machine of a link that is being made, and `making` runs it.
 //! - The kernel: `namespaces` and `diag` query sockets, `tracking` the timeouts of firewalls.
-//! - Limits: `principal` has the budgets of each user, `allowance` limits processor time, `turns`
-//!   schedules slow requests, and `blocking_pool` runs calls that may block.
+//! - Limits: `principal` has the budgets of each user, `allowance` limits processor time,
+//!   `fair_limiter` schedules slow requests, and `blocking_pool` runs calls that may block.
 //! - Clean-up: `sweep` frees memory, `expiry` ends offers of dead sockets, `orphans` follows
 //!   sockets of processes that have ended.
 //! - Reports: `status` and `metrics`; `capture` lets tools read connections; `overlay` applies the
@@ -25,6 +25,7 @@ mod config;
 mod control;
 mod diag;
 mod expiry;
+mod fair_limiter;
 mod links;
 mod listener;
 mod making;
@@ -48,7 +49,6 @@ mod status;
 mod sweep;
 mod taken;
 mod tracking;
-mod turns;
 mod watch;
 
 pub use config::{Config, Limits, Mode, OVERLAY_POLICY};

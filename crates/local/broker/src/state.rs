@@ -34,6 +34,7 @@ use crate::blocking_pool::{ClientFd, Pool};
 use crate::capture::Captures;
 use crate::complaints::Complaints;
 use crate::config::Limits;
+use crate::fair_limiter::FairLimiter;
 use crate::links::{Dropped, Links, Place};
 use crate::making::Sealer;
 use crate::namespaces::Namespaces;
@@ -45,7 +46,6 @@ use crate::pairing::{Offers, ProcessId};
 use crate::principal::{Budget, Charge, Principal};
 use crate::setup::Setups;
 use crate::status;
-use crate::turns::Turns;
 
 /// The complete state of the broker.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub(crate) struct State {
     /// Limits the bytes of statuses that clients have not read.
     pub(crate) unread_statuses: Rc<RefCell<Budget>>,
     /// Schedules requests that take long.
-    pub(crate) turns: Rc<Turns>,
+    pub(crate) slow_requests: Rc<FairLimiter>,
     /// Processor time spent in calls on clients' control sockets.
     pub(crate) debts: Rc<Debts>,
     doorbells: Rc<RefCell<Budget>>,
@@ -219,7 +219,7 @@ impl State {
             clients: budget(limits.clients),
             queued: budget(limits.all_queued),
             unread_statuses: budget(limits.status_bytes),
-            turns: Rc::new(Turns::new()),
+            slow_requests: Rc::new(FairLimiter::new()),
             debts: Rc::default(),
             doorbells: budget(limits.doorbells),
             readers: budget(limits.captures),

@@ -4,7 +4,7 @@
 //! that made it waits for 9t.
 //!
 //! Example: a status for user 7 takes 20 ms. Then user 8 waits for 20 ms more, and user 7 waits for
-//! 180 ms until its next turn.
+//! 180 ms until its next permit.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,19 +16,19 @@ use tokio::time::{Instant, sleep};
 
 use crate::principal::{Account, Principal};
 
-/// The factor by which a stranger waits longer for its own next turn than others do.
+/// The factor by which a stranger waits longer for its own next permit than others do.
 const OWN_REST: u32 = 9;
 
-/// A queue of turns, first come, first served.
+/// A queue of requests, first come, first served.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct FairLimiter {
     each: RefCell<HashMap<Account, Arc<Semaphore>>>,
     all: Arc<Semaphore>,
 }
 
-/// A turn. It lasts until [`Turn::end`].
+/// A permit. It lasts until [`Permit::end`].
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct Permit {
     began: Instant,
     held: Option<Held>,
 }
@@ -39,18 +39,18 @@ struct Held {
     all: OwnedSemaphorePermit,
 }
 
-impl Turns {
-    pub(crate) fn new() -> Turns {
-        Turns { each: RefCell::default(), all: Arc::new(Semaphore::new(1)) }
+impl FairLimiter {
+    pub(crate) fn new() -> FairLimiter {
+        FairLimiter { each: RefCell::default(), all: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Waits for a turn of `whose`. Privileged principals do not wait.
-    pub(crate) async fn next(&self, whose: Principal) -> Turn {
+    /// Waits for a permit of `whose`. Privileged principals do not wait.
+    pub(crate) async fn acquire(&self, whose: Principal) -> Permit {
         let held = match whose.account() {
             None => None,
             Some(account) => self.wait(account).await,
         };
-        Turn { began: Instant::now(), held }
+        Permit { began: Instant::now(), held }
     }
 
     async fn wait(&self, account: Account) -> Option<Held> {
@@ -65,13 +65,13 @@ impl Turns {
             return known.clone();
         }
         // Removes accounts that neither wait nor rest.
-        each.retain(|_, turn| Arc::strong_count(turn) > 1);
+        each.retain(|_, permit| Arc::strong_count(permit) > 1);
         each.entry(account).or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
     }
 }
 
-impl Turn {
-    /// Ends the turn, and starts the rest. Needs a [`tokio::task::LocalSet`].
+impl Permit {
+    /// Ends the permit, and starts the rest. Needs a [`tokio::task::LocalSet`].
     pub(crate) fn end(self) {
         let Some(Held { own, all }) = self.held else { return };
         let took = self.began.elapsed();
@@ -92,29 +92,29 @@ mod tests {
     use tokio::task::LocalSet;
     use tokio::time::timeout;
 
-    /// Returns whether `whose` gets a turn without waiting. A turn that it gets ends immediately.
-    async fn has_turn(turns: &Turns, whose: Principal) -> bool {
-        timeout(Duration::ZERO, turns.next(whose)).await.is_ok()
+    /// Returns whether `whose` gets a permit without waiting. A permit that it gets ends immediately.
+    async fn has_permit(limiter: &FairLimiter, whose: Principal) -> bool {
+        timeout(Duration::ZERO, limiter.acquire(whose)).await.is_ok()
     }
 
     #[test]
-    fn whoever_has_just_had_a_turn_waits_longest() {
+    fn last_to_have_a_permit_waits_longest() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         LocalSet::new().block_on(&runtime, async {
-            let turns = Turns::new();
+            let limiter = FairLimiter::new();
             let greedy = stranger(7, 1);
-            let turn = turns.next(greedy).await;
-            assert!(has_turn(&turns, ROOT).await);
-            assert!(!has_turn(&turns, stranger(8, 1)).await, "while another's is made");
+            let permit = limiter.acquire(greedy).await;
+            assert!(has_permit(&limiter, ROOT).await);
+            assert!(!has_permit(&limiter, stranger(8, 1)).await, "while another's is made");
             std::thread::sleep(Duration::from_millis(20));
-            turn.end();
+            permit.end();
             // Another stranger waits for 20 ms, and the same one for 180 ms.
-            drop(turns.next(stranger(8, 1)).await);
-            assert!(!has_turn(&turns, greedy).await);
-            assert!(has_turn(&turns, stranger(0, 9)).await);
-            drop(turns.next(greedy).await);
-            drop(turns.next(stranger(9, 1)).await);
-            assert_eq!(turns.each.borrow().len(), 1, "nobody else is known any more");
+            drop(limiter.acquire(stranger(8, 1)).await);
+            assert!(!has_permit(&limiter, greedy).await);
+            assert!(has_permit(&limiter, stranger(0, 9)).await);
+            drop(limiter.acquire(greedy).await);
+            drop(limiter.acquire(stranger(9, 1)).await);
+            assert_eq!(limiter.each.borrow().len(), 1, "nobody else is known any more");
         });
     }
 }
