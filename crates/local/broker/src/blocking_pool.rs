@@ -15,8 +15,8 @@ use std::time::Duration;
 use rustix::net::sockopt::socket_linger;
 use shunt_sys::blocking_pool::{BlockingPool, PooledFd, Size, ThreadLimits};
 
+use crate::ack_watermark::PendingAck;
 use crate::principal::{Budget, Principal, Whose};
-use crate::taken::Receipt;
 
 /// Maximum number of threads. One stranger may use a quarter of those left to strangers.
 const THREADS: usize = 64;
@@ -55,15 +55,15 @@ pub(crate) fn start() -> io::Result<Pool> {
     BlockingPool::new("shunt-blocking", size, Limits(Budget::new(THREADS)))
 }
 
-/// Closes a TCP socket. The program's FIN may have to wait for this close, so the `receipt` reports
-/// it to the program. A socket that lingers has no receipt: the program must expect that the broker
+/// Closes a TCP socket. The program's FIN may have to wait for this close, so the `ack` reports
+/// it to the program. A socket that lingers has no ack: the program must expect that the broker
 /// holds it for long (`may_be_held_by_broker` in the shim).
-pub(crate) fn close_tcp(pool: &Pool, whose: Principal, socket: OwnedFd, receipt: Receipt) {
+pub(crate) fn close_tcp(pool: &Pool, whose: Principal, socket: OwnedFd, ack: PendingAck) {
     let lingers = !matches!(socket_linger(&socket), Ok(None | Some(Duration::ZERO)));
-    let receipt = (!lingers).then_some(receipt);
+    let ack = (!lingers).then_some(ack);
     pool.run(whose, move || {
         drop(socket);
-        drop(receipt);
+        drop(ack);
     });
 }
 

@@ -298,7 +298,7 @@ impl Client {
             let request = Request::decode(&buffer[..received.len], self.fds.len())
                 .map_err(|bad| End::Bad(bad.into()))?;
             self.obey(request).map_err(End::Bad)?;
-            self.outbox.taken.advance();
+            self.outbox.acks.advance();
             if self.asks {
                 break;
             }

@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ack_watermark;
 mod allowance;
 mod blocking_pool;
 mod capture;
@@ -47,7 +48,6 @@ mod setup;
 mod state;
 mod status;
 mod sweep;
-mod taken;
 mod tracking;
 mod watch;
 

@@ -52,7 +52,7 @@ impl State {
         // Closed whatever the answer is: while the broker holds a copy, the program's close does
         // not end the connection.
         match shown {
-            Ok(_) => close_tcp(&self.pool, whose, socket, process.outbox.taken.receipt()),
+            Ok(_) => close_tcp(&self.pool, whose, socket, process.outbox.acks.pending()),
             Err(_) => self.pool.close(whose, socket),
         }
         // The kernel's look-up of addresses of two different families is not defined.

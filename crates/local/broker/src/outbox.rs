@@ -17,9 +17,9 @@ use shunt_sys::{Errno, seqpacket};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
+use crate::ack_watermark::AckWatermark;
 use crate::allowance::Credit;
 use crate::principal::Charge;
-use crate::taken::Taken;
 
 /// A descriptor that can be sent to a client.
 pub(crate) trait Descriptor: AsFd + Debug {}
@@ -46,7 +46,7 @@ pub(crate) struct Outbox {
     page: RefCell<Option<Shown>>,
     board: RefCell<Option<Arc<Mapping>>>,
     /// Counts the client's messages that are completely processed.
-    pub(crate) taken: Taken,
+    pub(crate) acks: AckWatermark,
     queue: RefCell<Queue>,
     limit: usize,
     queued: RefCell<Charge>,
@@ -116,7 +116,7 @@ impl Outbox {
             credit,
             page: RefCell::new(None),
             board: RefCell::new(None),
-            taken: Taken::default(),
+            acks: AckWatermark::default(),
             queue: RefCell::default(),
             limit,
             queued: RefCell::new(queued),
@@ -145,7 +145,7 @@ impl Outbox {
     /// are published.
     pub(crate) fn set_memory(&self, page: Shown, board: Mapping) {
         let board = Arc::new(board);
-        self.taken.set_board(board.clone());
+        self.acks.set_board(board.clone());
         *self.page.borrow_mut() = Some(page);
         *self.board.borrow_mut() = Some(board);
     }

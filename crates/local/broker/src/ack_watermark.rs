@@ -13,7 +13,7 @@ use shunt_sys::mapping::Mapping;
 
 /// The count for one client.
 #[derive(Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct AckWatermark {
     ledger: Arc<Mutex<Ledger>>,
 }
 
@@ -21,7 +21,7 @@ pub(crate) struct Taken {
 struct Ledger {
     board: Option<Arc<Mapping>>,
     /// Messages that have been received and answered.
-    looked_at: u64,
+    answered: u64,
     /// Numbers of the messages whose sockets are still to be closed.
     open: BTreeSet<u64>,
 }
@@ -29,12 +29,12 @@ struct Ledger {
 /// Marks a message as unprocessed until it is dropped. The thread that closes the message's socket
 /// holds it.
 #[derive(Debug)]
-pub(crate) struct Receipt {
+pub(crate) struct PendingAck {
     ledger: Arc<Mutex<Ledger>>,
     message: u64,
 }
 
-impl Taken {
+impl AckWatermark {
     /// Sets the board on which the count is published.
     pub(crate) fn set_board(&self, board: Arc<Mapping>) {
         lock(&self.ledger).board = Some(board);
@@ -43,29 +43,29 @@ impl Taken {
     /// Counts a message as received and answered.
     pub(crate) fn advance(&self) {
         let mut ledger = lock(&self.ledger);
-        ledger.looked_at += 1;
+        ledger.answered += 1;
         ledger.publish();
     }
 
-    /// Returns a receipt for the socket of the present message.
-    pub(crate) fn receipt(&self) -> Receipt {
+    /// Returns an ack for the socket of the present message.
+    pub(crate) fn pending(&self) -> PendingAck {
         let mut ledger = lock(&self.ledger);
-        let message = ledger.looked_at + 1;
+        let message = ledger.answered + 1;
         ledger.open.insert(message);
-        Receipt { ledger: self.ledger.clone(), message }
+        PendingAck { ledger: self.ledger.clone(), message }
     }
 }
 
 impl Ledger {
     fn publish(&self) {
-        let taken = self.open.first().map_or(self.looked_at, |oldest| oldest - 1);
+        let acked = self.open.first().map_or(self.answered, |oldest| oldest - 1);
         if let Some(board) = self.board.as_ref().and_then(|board| board.board()) {
-            board.taken.store(taken, Release);
+            board.taken.store(acked, Release);
         }
     }
 }
 
-impl Drop for Receipt {
+impl Drop for PendingAck {
     fn drop(&mut self) {
         let mut ledger = lock(&self.ledger);
         ledger.open.remove(&self.message);
@@ -85,26 +85,26 @@ mod tests {
     use std::sync::atomic::Ordering::Acquire;
 
     #[test]
-    fn a_message_is_dealt_with_once_its_socket_and_all_before_are_closed() {
+    fn message_is_acked_once_its_socket_and_all_before_are_closed() {
         let (_, board) = memfd::create_sealed("shunt-board", BOARD_BYTES).unwrap();
         let board = Arc::new(board);
-        let taken = Taken::default();
-        taken.advance();
-        taken.set_board(board.clone());
-        let said = || board.board().unwrap().taken.load(Acquire);
-        taken.advance();
-        assert_eq!(said(), 2);
-        let third = taken.receipt();
-        taken.advance();
-        taken.advance();
-        let fifth = taken.receipt();
-        assert_eq!(said(), 2);
+        let acks = AckWatermark::default();
+        acks.advance();
+        acks.set_board(board.clone());
+        let published = || board.board().unwrap().taken.load(Acquire);
+        acks.advance();
+        assert_eq!(published(), 2);
+        let third = acks.pending();
+        acks.advance();
+        acks.advance();
+        let fifth = acks.pending();
+        assert_eq!(published(), 2);
         drop(third);
-        assert_eq!(said(), 4, "the fifth is being looked at");
-        taken.advance();
-        assert_eq!(said(), 4);
-        drop(taken);
+        assert_eq!(published(), 4, "the fifth is not answered yet");
+        acks.advance();
+        assert_eq!(published(), 4);
+        drop(acks);
         drop(fifth);
-        assert_eq!(said(), 5, "whoever closes it says so, also when the client has gone");
+        assert_eq!(published(), 5, "the close publishes it, also when the client has gone");
     }
 }
