@@ -132,7 +132,7 @@ pub(crate) async fn serve(
     }
     if let End::Bad(bad) = &end {
         let mut state = state.borrow_mut();
-        if let Some(times) = state.complaints.note(bad.label(), std::time::Instant::now()) {
+        if let Some(times) = state.log_limits.note(bad.label(), std::time::Instant::now()) {
             let (pid, uid) = (credentials.pid, credentials.uid);
             tracing::warn!(pid, uid, times, error = %bad, "hung up on a client");
         }
@@ -250,7 +250,7 @@ impl Client {
             if Instant::now() > deadline {
                 let uid = self.credentials.uid;
                 if let Some(times) =
-                    self.state.borrow_mut().complaints.note("stuck", std::time::Instant::now())
+                    self.state.borrow_mut().log_limits.note("stuck", std::time::Instant::now())
                 {
                     tracing::warn!(uid, times, "descriptors of this user cannot be closed: dropped");
                 }

@@ -90,7 +90,7 @@ impl State {
     pub(crate) fn wait_for_link(&mut self, offers: [Offer; 2]) {
         if let Err(reason) = self.try_wait_for_link(offers) {
             if reason == Reason::BrokerLimit
-                && let Some(times) = self.complaints.note("no link", Instant::now())
+                && let Some(times) = self.log_limits.note("no link", Instant::now())
             {
                 tracing::warn!(times, "no link for a pair: too many are in use, or there is no memory");
             }
@@ -211,7 +211,7 @@ impl State {
             self.pool.run(whose, move || drop(memory));
             return true;
         }
-        if let Some(times) = self.complaints.note("unsealed", Instant::now()) {
+        if let Some(times) = self.log_limits.note("unsealed", Instant::now()) {
             tracing::warn!(
                 times,
                 ?whose,

@@ -162,7 +162,7 @@ async fn accept(
                     Err(error) => {
                         // The broker is out of descriptors or memory. Clients that wait are on TCP
                         // meanwhile.
-                        if let Some(times) = state.borrow_mut().complaints.note("accept", Instant::now().into_std()) {
+                        if let Some(times) = state.borrow_mut().log_limits.note("accept", Instant::now().into_std()) {
                             tracing::warn!(%error, times, "cannot accept a client");
                         }
                         sleep(RETRY).await;
@@ -239,7 +239,7 @@ fn take_in(client: OwnedFd, state: &Rc<RefCell<State>>, departed: &Rc<Notify>) {
     let mut place = Charge::new(&held.clients, principal);
     let is_stuck = blocking_pool::is_stuck(&held.pool, principal);
     if is_stuck || !place.more(1) {
-        if let Some(times) = held.complaints.note("too many", Instant::now().into_std()) {
+        if let Some(times) = held.log_limits.note("too many", Instant::now().into_std()) {
             let (uid, pid) = (principal.uid, credentials.pid);
             tracing::warn!(uid, pid, is_stuck, times, "too many clients: turned away");
         }

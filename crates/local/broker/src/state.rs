@@ -32,7 +32,6 @@ use tokio::sync::Notify;
 use crate::allowance::Debts;
 use crate::blocking_pool::{ClientFd, Pool};
 use crate::capture::Captures;
-use crate::complaints::Complaints;
 use crate::config::Limits;
 use crate::fair_limiter::FairLimiter;
 use crate::links::{Dropped, Links, Place};
@@ -44,6 +43,7 @@ use crate::outbox::{Descriptor, Outbox};
 use crate::overlay::Overlay;
 use crate::pairing::{Offers, ProcessId};
 use crate::principal::{Budget, Charge, Principal};
+use crate::rate_limited_log::RateLimitedLog;
 use crate::setup::Setups;
 use crate::status;
 
@@ -63,7 +63,7 @@ pub(crate) struct State {
     pub(crate) pairing: Histogram,
     /// Counters per connected unprivileged principal.
     tallies: HashMap<Principal, Tally>,
-    pub(crate) complaints: Complaints,
+    pub(crate) log_limits: RateLimitedLog,
     /// Limits the number of connected clients.
     pub(crate) clients: Rc<RefCell<Budget>>,
     /// Limits the number of messages that clients have not read.
@@ -215,7 +215,7 @@ impl State {
             tally: Tally::default(),
             pairing: Histogram::new(SET_UP_BUCKETS),
             tallies: HashMap::new(),
-            complaints: Complaints::default(),
+            log_limits: RateLimitedLog::default(),
             clients: budget(limits.clients),
             queued: budget(limits.all_queued),
             unread_statuses: budget(limits.status_bytes),

@@ -9,30 +9,30 @@ const PAUSE: Duration = Duration::from_secs(60);
 
 /// A log with a rate limit; see the module.
 #[derive(Debug, Default)]
-pub(crate) struct Complaints {
+pub(crate) struct RateLimitedLog {
     kinds: HashMap<&'static str, Kind>,
 }
 
 #[derive(Debug)]
 struct Kind {
-    said_at: Instant,
-    unsaid: u64,
+    logged_at: Instant,
+    unlogged: u64,
 }
 
-impl Complaints {
+impl RateLimitedLog {
     /// Counts an event. If it should be logged now, returns the number of events since the last log
     /// message, including this one.
     pub(crate) fn note(&mut self, kind: &'static str, now: Instant) -> Option<u64> {
         let Some(known) = self.kinds.get_mut(kind) else {
-            self.kinds.insert(kind, Kind { said_at: now, unsaid: 0 });
+            self.kinds.insert(kind, Kind { logged_at: now, unlogged: 0 });
             return Some(1);
         };
-        known.unsaid += 1;
-        if now < known.said_at + PAUSE {
+        known.unlogged += 1;
+        if now < known.logged_at + PAUSE {
             return None;
         }
-        known.said_at = now;
-        Some(std::mem::take(&mut known.unsaid))
+        known.logged_at = now;
+        Some(std::mem::take(&mut known.unlogged))
     }
 }
 
@@ -41,15 +41,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_a_line_a_minute() {
-        let (mut complaints, start) = (Complaints::default(), Instant::now());
-        assert_eq!(complaints.note("version", start), Some(1));
-        assert_eq!(complaints.note("magic", start), Some(1));
+    fn flood_is_logged_once_a_minute() {
+        let (mut log_limits, start) = (RateLimitedLog::default(), Instant::now());
+        assert_eq!(log_limits.note("version", start), Some(1));
+        assert_eq!(log_limits.note("magic", start), Some(1));
         for second in 1..60 {
-            assert_eq!(complaints.note("version", start + Duration::from_secs(second)), None);
+            assert_eq!(log_limits.note("version", start + Duration::from_secs(second)), None);
         }
-        assert_eq!(complaints.note("version", start + PAUSE), Some(60));
-        assert_eq!(complaints.note("version", start + PAUSE), None);
-        assert_eq!(complaints.note("version", start + 3 * PAUSE), Some(2));
+        assert_eq!(log_limits.note("version", start + PAUSE), Some(60));
+        assert_eq!(log_limits.note("version", start + PAUSE), None);
+        assert_eq!(log_limits.note("version", start + 3 * PAUSE), Some(2));
     }
 }
