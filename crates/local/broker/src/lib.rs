@@ -10,7 +10,7 @@
 //! - The kernel: `namespaces` and `diag` query sockets, `tracking` the timeouts of firewalls.
 //! - Limits: `principal` has the budgets of each user, `allowance` limits processor time,
 //!   `fair_limiter` schedules slow requests, and `blocking_pool` runs calls that may block.
-//! - Clean-up: `sweep` frees memory, `expiry` ends offers of dead sockets, `orphans` follows
+//! - Clean-up: `sweep` frees memory, `expiry` ends offers of dead sockets, `unowned_sockets` follows
 //!   sockets of processes that have ended.
 //! - Reports: `status` and `metrics`; `capture` lets tools read connections; `overlay` applies the
 //!   overlay's policy.
@@ -33,7 +33,6 @@ mod metrics;
 mod namespaces;
 mod notifier;
 mod offers;
-mod orphans;
 mod outbox;
 mod overlay;
 mod pairing;
@@ -49,6 +48,7 @@ mod state;
 mod status;
 mod sweep;
 mod tracking;
+mod unowned_sockets;
 mod watch;
 
 pub use config::{Config, Limits, Mode, OVERLAY_POLICY};

@@ -122,8 +122,9 @@ struct Link {
     /// When the last user released the link, if it has none now.
     empty_since: Option<Instant>,
     /// Set once one of the two processes has ended.
-    orphaned: bool,
-    /// Number of sockets of ended processes on this link that are [followed](crate::orphans).
+    is_ownerless: bool,
+    /// Number of sockets of ended processes on this link that are followed: see
+    /// [`crate::unowned_sockets`].
     followed: u32,
     /// Connections granted since a capture started reading the link, one bit each; `None` without a
     /// capture. Their slots are not reused during the capture, so the bytes of one connection are
@@ -207,12 +208,12 @@ pub(crate) struct Bereaved {
     /// Its sockets for which TCP may not report the end to the peer, or only later, once no process
     /// holds them. The caller follows each of them, or calls
     /// [`end_following`](Links::end_following).
-    pub(crate) orphans: Vec<Orphan>,
+    pub(crate) unowned: Vec<UnownedSocket>,
 }
 
 /// A socket of a process that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Orphan {
+pub(crate) struct UnownedSocket {
     /// The side that the process held.
     pub(crate) place: Place,
     pub(crate) cookie: u64,
@@ -268,7 +269,7 @@ impl Links {
     /// connected to itself.
     pub(crate) fn peers(&self, process: ProcessId) -> BTreeSet<ProcessId> {
         let links = self.by_process.get(&process).into_iter().flatten().filter_map(|id| self.links.get(id));
-        links.filter(|link| !link.orphaned).map(|link| link.other_end(process)).collect()
+        links.filter(|link| !link.is_ownerless).map(|link| link.other_end(process)).collect()
     }
 
     /// Returns the two processes in the order of the sides of their links.
@@ -323,7 +324,7 @@ impl Links {
             spare: Box::new([0; CONNS]),
             stage: Stage::Open,
             empty_since: Some(now),
-            orphaned: false,
+            is_ownerless: false,
             followed: 0,
             seen: None,
         };
@@ -388,7 +389,7 @@ impl Links {
         if link.is_free(conn) && link.seen.is_some() {
             self.news.push(News::Ended(id, conn));
         }
-        if link.is_free(conn) && !link.orphaned {
+        if link.is_free(conn) && !link.is_ownerless {
             link.spare[conn as usize] = link.memory.grown_pages(conn as usize) as u16;
             if link.has_to_be_looked_at() {
                 self.wasteful.insert(id);
@@ -399,11 +400,11 @@ impl Links {
             }
         }
         let (full, dead) = (link.is_full() || link.stage.is_retired(), link.is_dead());
-        let (pair, orphaned) = (sorted(link.ends[0], link.ends[1]), link.orphaned);
+        let (pair, is_ownerless) = (sorted(link.ends[0], link.ends[1]), link.is_ownerless);
         self.let_go(cookie);
         if dead {
             self.drop_link(id);
-        } else if was_full && !full && !orphaned {
+        } else if was_full && !full && !is_ownerless {
             self.open.entry(pair).or_default().push(id);
         }
         true
@@ -425,21 +426,21 @@ impl Links {
         bereaved.peers.remove(&process);
         for id in self.by_process.get(&process).cloned().unwrap_or_default() {
             let Some(link) = self.links.get_mut(&id) else { continue };
-            link.orphaned = true;
+            link.is_ownerless = true;
             self.open.remove(&sorted(link.ends[0], link.ends[1]));
             let mut freed = Vec::new();
             for side in [0, 1].into_iter().filter(|side| link.ends[*side] == process) {
                 freed.extend(bits(link.held[side]).map(|conn| link.cookies[conn][side]));
                 let died = link.say_died(self.geometry, side);
-                let orphans = bits(died.unsaid).filter_map(|conn| {
+                let unowned = bits(died.unsaid).filter_map(|conn| {
                     let cookie = link.cookies[conn][side];
                     let key = self.holders.get(&cookie)?.key;
                     let place = Place { link: id, conn: conn as u32, side: SIDES[side] };
-                    Some(Orphan { place, cookie, key })
+                    Some(UnownedSocket { place, cookie, key })
                 });
-                let before = bereaved.orphans.len();
-                bereaved.orphans.extend(orphans);
-                link.followed += (bereaved.orphans.len() - before) as u32;
+                let before = bereaved.unowned.len();
+                bereaved.unowned.extend(unowned);
+                link.followed += (bereaved.unowned.len() - before) as u32;
                 bereaved.asleep.extend(link.wake(self.geometry, 1 - side, died.all));
                 let left = std::mem::take(&mut link.held[side]) & !link.held[1 - side];
                 if link.seen.is_some() {
@@ -500,7 +501,7 @@ impl Links {
     ) -> Vec<(LinkId, [ProcessId; 2])> {
         let mut vacated = Vec::new();
         for id in std::mem::take(&mut self.wasteful) {
-            let Some(link) = self.links.get_mut(&id).filter(|link| !link.orphaned) else { continue };
+            let Some(link) = self.links.get_mut(&id).filter(|link| !link.is_ownerless) else { continue };
             let before = link.stage;
             // The rings of a captured link are left as they are, unless it is closed.
             if link.seen.is_some() && before != Stage::Vacated {
@@ -532,7 +533,7 @@ impl Links {
     pub(crate) fn drop_empty(&mut self, now: Instant) -> Vec<Dropped> {
         let mut dropped = Vec::new();
         for id in std::mem::take(&mut self.emptied) {
-            let Some(link) = self.links.get(&id).filter(|link| !link.orphaned) else { continue };
+            let Some(link) = self.links.get(&id).filter(|link| !link.is_ownerless) else { continue };
             // A connection was granted meanwhile.
             let Some(since) = link.empty_since else { continue };
             if now < since + LINGER {
@@ -628,7 +629,7 @@ impl Links {
     /// Closes a link: it gets no new connections, and [`retire`](Self::retire) returns it once, so
     /// that those it has are asked to fall back to TCP.
     pub(crate) fn close(&mut self, id: LinkId) {
-        let Some(link) = self.links.get_mut(&id).filter(|link| !link.orphaned) else { return };
+        let Some(link) = self.links.get_mut(&id).filter(|link| !link.is_ownerless) else { return };
         link.stage = Stage::Vacated;
         self.wasteful.insert(id);
         if let Some(open) = self.open.get_mut(&(link.ends[0], link.ends[1])) {
@@ -643,7 +644,7 @@ impl Links {
             let was_full = link.is_full();
             let Some(seen) = link.seen.take() else { continue };
             link.set_followed(self.geometry, seen, false);
-            if link.orphaned {
+            if link.is_ownerless {
                 continue;
             }
             if link.has_to_be_looked_at() {
@@ -798,7 +799,7 @@ impl Link {
 
     /// Returns whether the link can never be used again.
     fn is_dead(&self) -> bool {
-        self.orphaned && self.held == [0; 2] && self.followed == 0
+        self.is_ownerless && self.held == [0; 2] && self.followed == 0
     }
 
     fn other_end(&self, process: ProcessId) -> ProcessId {
@@ -1126,13 +1127,16 @@ mod tests {
             whole.head().word(lane + LANE_TAIL_OFFSET).unwrap().store(tail, Relaxed);
             whole.head().word(lane + LANE_HEAD_OFFSET).unwrap().store(head, Relaxed);
         }
-        let orphans = links.forget(1).orphans;
-        assert_eq!(orphans, [Orphan { place: places(&grants[0])[0], cookie: 10, key: offer(1, 10).key }]);
-        assert!(links.is_heard(orphans[0].place));
+        let unowned = links.forget(1).unowned;
+        assert_eq!(
+            unowned,
+            [UnownedSocket { place: places(&grants[0])[0], cookie: 10, key: offer(1, 10).key }]
+        );
+        assert!(links.is_heard(unowned[0].place));
         assert_eq!(links.forget(2), Bereaved::default());
-        assert!(!links.is_heard(orphans[0].place));
+        assert!(!links.is_heard(unowned[0].place));
         assert_eq!(links.len(), 1);
-        links.end_following(orphans[0].place);
+        links.end_following(unowned[0].place);
         assert_eq!(links.len(), 0);
     }
 
@@ -1144,8 +1148,8 @@ mod tests {
         let [first, second] = places(&grant);
         end(&whole, &links, first).store(LANE_END_SHARED, Relaxed);
         end(&whole, &links, second).store(LANE_END_SHUT_DOWN | LANE_END_SHARED, Relaxed);
-        let orphans = links.forget(1).orphans;
-        assert_eq!(orphans, [Orphan { place: second, cookie: 11, key: offer(1, 11).key }]);
+        let unowned = links.forget(1).unowned;
+        assert_eq!(unowned, [UnownedSocket { place: second, cookie: 11, key: offer(1, 11).key }]);
         assert!(links.is_heard(second));
         assert_eq!(links.say_abandoned(second), []);
         assert!(end(&whole, &links, second).load(Relaxed) & LANE_END_ABANDONED != 0);
@@ -1161,9 +1165,9 @@ mod tests {
         ends[0].store(LANE_END_SHUT_DOWN | LANE_END_SHARED, Relaxed);
         ends[1].store(LANE_END_SHARED, Relaxed);
         ends[2].store(LANE_END_SHUT_DOWN, Relaxed);
-        let orphans = links.forget(1).orphans;
+        let unowned = links.forget(1).unowned;
         let place = places(&grants[0])[0];
-        assert_eq!(orphans, [Orphan { place, cookie: 10, key: offer(1, 10).key }]);
+        assert_eq!(unowned, [UnownedSocket { place, cookie: 10, key: offer(1, 10).key }]);
         assert!(links.is_heard(place));
         whole
             .head()

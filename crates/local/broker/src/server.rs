@@ -30,13 +30,13 @@ use crate::listener::{ListenError, Listener};
 use crate::making::{self, finish_links};
 use crate::metrics::Metrics;
 use crate::namespaces::Namespaces;
-use crate::orphans::follow;
 use crate::overlay::{self, Overlay};
 use crate::place::{Keeper, Step};
 use crate::principal::{Charge, Principal};
 use crate::privileges;
 use crate::state::State;
 use crate::sweep::sweep;
+use crate::unowned_sockets::follow;
 use crate::watch::watch;
 
 /// Bytes of unread messages that the kernel queues per client. Half of them are the kernel's own

@@ -38,7 +38,6 @@ use crate::links::{Dropped, Links, Place};
 use crate::making::Sealer;
 use crate::namespaces::Namespaces;
 use crate::notifier::{Doorbell, Notifier};
-use crate::orphans::Orphans;
 use crate::outbox::{Descriptor, Outbox};
 use crate::overlay::Overlay;
 use crate::pairing::{Offers, ProcessId};
@@ -46,6 +45,7 @@ use crate::principal::{Budget, Charge, Principal};
 use crate::rate_limited_log::RateLimitedLog;
 use crate::setup::Setups;
 use crate::status;
+use crate::unowned_sockets::UnownedSockets;
 
 /// The complete state of the broker.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ pub(crate) struct State {
     /// Notified when an offer becomes open: see [`crate::expiry`].
     pub(crate) opened: Rc<Notify>,
     notifier: Notifier,
-    pub(crate) orphans: Orphans,
+    pub(crate) unowned: UnownedSockets,
     /// Links that are being made.
     pub(crate) setups: Setups,
     pub(crate) sealer: Sealer,
@@ -232,7 +232,7 @@ impl State {
             emptied: Rc::default(),
             opened: Rc::default(),
             notifier: Notifier::new(pool.clone()),
-            orphans: Orphans::default(),
+            unowned: UnownedSockets::default(),
             setups: Setups::new(limits.all_offers),
             sealer,
             pool,
@@ -387,10 +387,10 @@ impl State {
         bereaved.peers.extend(self.setups.peers(id).filter(|peer| *peer != id));
         let unpaired = self.abandon_links_of(id);
         let whose = self.principal(id);
-        for orphan in std::mem::take(&mut bereaved.orphans) {
-            match whose.filter(|_| self.namespaces.join_again(orphan.key.netns)) {
-                Some(whose) => self.orphans.add(whose, orphan, Instant::now()),
-                None => self.links.end_following(orphan.place),
+        for socket in std::mem::take(&mut bereaved.unowned) {
+            match whose.filter(|_| self.namespaces.join_again(socket.key.netns)) {
+                Some(whose) => self.unowned.add(whose, socket, Instant::now()),
+                None => self.links.end_following(socket.place),
             }
         }
         for peer in bereaved.peers {

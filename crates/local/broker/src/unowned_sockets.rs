@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::sleep_until;
 
-use crate::links::Orphan;
+use crate::links::UnownedSocket;
 use crate::principal::{Account, Principal};
 use crate::state::State;
 
@@ -48,7 +48,7 @@ fn pause(age: Duration) -> Duration {
 
 /// A queue of sockets to query.
 #[derive(Debug, Default)]
-pub(crate) struct Orphans {
+pub(crate) struct UnownedSockets {
     lines: Vec<Line>,
     /// Index of the account that is served first next time.
     turn: usize,
@@ -72,7 +72,7 @@ struct Followed {
     /// A sequence number that orders sockets with equal due times.
     number: u64,
     since: Instant,
-    orphan: Orphan,
+    socket: UnownedSocket,
 }
 
 impl Followed {
@@ -116,11 +116,11 @@ impl Line {
     }
 }
 
-impl Orphans {
+impl UnownedSockets {
     /// Follows a socket. The first query is due immediately.
-    pub(crate) fn add(&mut self, whose: Principal, orphan: Orphan, now: Instant) {
+    pub(crate) fn add(&mut self, whose: Principal, socket: UnownedSocket, now: Instant) {
         self.added += 1;
-        let followed = Followed { due: now, number: self.added, since: now, orphan };
+        let followed = Followed { due: now, number: self.added, since: now, socket };
         self.put(whose.account(), followed, now);
         self.changed.notify_one();
     }
@@ -164,10 +164,10 @@ impl Orphans {
 /// Notifies the peers of followed sockets once no process holds these any more. Mostly that is so
 /// at the first query.
 pub(crate) async fn follow(state: Rc<RefCell<State>>) {
-    let changed = state.borrow().orphans.changed.clone();
+    let changed = state.borrow().unowned.changed.clone();
     loop {
         // Evaluated outside the match, which would keep the state borrowed.
-        let due = state.borrow().orphans.due();
+        let due = state.borrow().unowned.due();
         match due {
             None => changed.notified().await,
             Some(due) => {
@@ -184,32 +184,32 @@ pub(crate) async fn follow(state: Rc<RefCell<State>>) {
 
 fn ask(state: &mut State, now: Instant) {
     for _ in 0..BATCH {
-        let Some((account, followed)) = state.orphans.take(now) else { break };
-        if !is_over(state, &followed.orphan) {
-            state.orphans.put_back(account, followed, now);
+        let Some((account, followed)) = state.unowned.take(now) else { break };
+        if !is_over(state, &followed.socket) {
+            state.unowned.put_back(account, followed, now);
         }
     }
-    state.orphans.tidy(now);
+    state.unowned.tidy(now);
 }
 
 /// Returns whether a socket needs no more queries, because the peer was notified or no process
 /// would notice. In that case it also leaves the socket's namespace.
-fn is_over(state: &mut State, orphan: &Orphan) -> bool {
-    let is_heard = state.links.is_heard(orphan.place);
-    if is_heard && is_held(state, orphan) {
+fn is_over(state: &mut State, socket: &UnownedSocket) -> bool {
+    let is_heard = state.links.is_heard(socket.place);
+    if is_heard && is_held(state, socket) {
         return false;
     }
     if is_heard {
-        state.ring(state.links.say_abandoned(orphan.place));
+        state.ring(state.links.say_abandoned(socket.place));
     }
-    state.links.end_following(orphan.place);
-    state.namespaces.leave(orphan.key.netns);
+    state.links.end_following(socket.place);
+    state.namespaces.leave(socket.key.netns);
     true
 }
 
 /// Returns whether a process holds the socket. An unanswered query counts as yes.
-fn is_held(state: &mut State, orphan: &Orphan) -> bool {
-    match state.namespaces.find(orphan.key, orphan.cookie) {
+fn is_held(state: &mut State, socket: &UnownedSocket) -> bool {
+    match state.namespaces.find(socket.key, socket.cookie) {
         Ok(found) => found.is_some_and(|found| found.is_held),
         Err(error) => {
             tracing::debug!(%error, "sock_diag does not answer");
@@ -229,28 +229,28 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn orphan(cookie: u64) -> Orphan {
+    fn socket(cookie: u64) -> UnownedSocket {
         let address = "127.0.0.1:1".parse().unwrap();
         let key = Key { netns: 1, local: address, remote: address };
-        Orphan { place: Place { link: 1, conn: 0, side: Side::A }, cookie, key }
+        UnownedSocket { place: Place { link: 1, conn: 0, side: Side::A }, cookie, key }
     }
 
-    fn with(whose: Principal, count: u64, now: Instant) -> Orphans {
-        let mut orphans = Orphans::default();
-        (0..count).for_each(|cookie| orphans.add(whose, orphan(cookie), now));
-        orphans
+    fn with(whose: Principal, count: u64, now: Instant) -> UnownedSockets {
+        let mut unowned = UnownedSockets::default();
+        (0..count).for_each(|cookie| unowned.add(whose, socket(cookie), now));
+        unowned
     }
 
     /// Runs all due queries until `end`, and treats each socket as still held. Returns the time and
     /// the socket of each query.
-    fn run(orphans: &mut Orphans, now: &mut Instant, end: Instant) -> Vec<(Instant, u64)> {
+    fn run(unowned: &mut UnownedSockets, now: &mut Instant, end: Instant) -> Vec<(Instant, u64)> {
         let mut asked = Vec::new();
         while *now < end {
-            while let Some((account, followed)) = orphans.take(*now) {
-                asked.push((*now, followed.orphan.cookie));
-                orphans.put_back(account, followed, *now);
+            while let Some((account, followed)) = unowned.take(*now) {
+                asked.push((*now, followed.socket.cookie));
+                unowned.put_back(account, followed, *now);
             }
-            *now = orphans.due().unwrap_or(end).max(*now + MS / 10);
+            *now = unowned.due().unwrap_or(end).max(*now + MS / 10);
         }
         asked
     }
@@ -258,8 +258,8 @@ mod tests {
     #[test]
     fn one_is_asked_about_at_once_then_soon_then_ever_less_often() {
         let start = Instant::now();
-        let mut orphans = with(ROOT, 1, start);
-        let asked = run(&mut orphans, &mut { start }, start + 7200 * SECOND);
+        let mut unowned = with(ROOT, 1, start);
+        let asked = run(&mut unowned, &mut { start }, start + 7200 * SECOND);
         let ages: Vec<Duration> = asked.iter().map(|(at, _)| *at - start).collect();
         assert_eq!(ages[..5], [0, 1, 2, 4, 8].map(|age| age * MS));
         for pair in ages.windows(2) {
@@ -273,12 +273,12 @@ mod tests {
     fn six_thousand_take_less_than_a_thousandth_of_a_processor() {
         const QUESTION: Duration = Duration::from_micros(4);
         let start = Instant::now();
-        let mut orphans = with(ROOT, 6000, start);
+        let mut unowned = with(ROOT, 6000, start);
         let mut now = start;
         // The first queries run without a delay.
-        assert_eq!(run(&mut orphans, &mut now, start + MS).len(), 6000);
-        run(&mut orphans, &mut now, start + 900 * SECOND);
-        let hour = run(&mut orphans, &mut now, start + 4500 * SECOND).len() as u32;
+        assert_eq!(run(&mut unowned, &mut now, start + MS).len(), 6000);
+        run(&mut unowned, &mut now, start + 900 * SECOND);
+        let hour = run(&mut unowned, &mut now, start + 4500 * SECOND).len() as u32;
         assert!(hour * QUESTION < 3600 * SECOND / 1000, "{hour} questions in an hour");
     }
 
@@ -286,10 +286,10 @@ mod tests {
     fn who_has_very_many_delays_only_his_own() {
         let start = Instant::now();
         let (many, one) = (stranger(7, 1), stranger(8, 1));
-        let mut orphans = with(many, 229_000, start);
-        orphans.add(one, orphan(u64::MAX), start);
+        let mut unowned = with(many, 229_000, start);
+        unowned.add(one, socket(u64::MAX), start);
         let mut now = start;
-        let asked = run(&mut orphans, &mut now, start + 300 * SECOND);
+        let asked = run(&mut unowned, &mut now, start + 300 * SECOND);
         let (of_one, of_many): (Vec<_>, Vec<_>) = asked.iter().partition(|(_, cookie)| *cookie == u64::MAX);
         assert_eq!(
             of_one[..4].iter().map(|(at, _)| *at - start).collect::<Vec<_>>(),
@@ -307,12 +307,12 @@ mod tests {
     #[test]
     fn who_has_none_left_is_forgotten() {
         let start = Instant::now();
-        let mut orphans = with(ROOT, 3, start);
-        while orphans.take(start).is_some() {}
-        assert_eq!(orphans.due(), None);
-        orphans.tidy(start);
-        assert_eq!(orphans.lines.len(), 1, "what it has asked is not paid for");
-        orphans.tidy(start + SECOND);
-        assert_eq!(orphans.lines.len(), 0);
+        let mut unowned = with(ROOT, 3, start);
+        while unowned.take(start).is_some() {}
+        assert_eq!(unowned.due(), None);
+        unowned.tidy(start);
+        assert_eq!(unowned.lines.len(), 1, "what it has asked is not paid for");
+        unowned.tidy(start + SECOND);
+        assert_eq!(unowned.lines.len(), 0);
     }
 }
