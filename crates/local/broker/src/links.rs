@@ -200,7 +200,7 @@ pub(crate) struct Sight {
 
 /// The processes to notify, and the sockets to follow, after a process has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Bereaved {
+pub(crate) struct DisconnectEffects {
     /// Processes that shared a link with it.
     pub(crate) peers: BTreeSet<ProcessId>,
     /// Their waiters that sleep on such a link.
@@ -421,9 +421,9 @@ impl Links {
     }
 
     /// Frees what an ended process held. Returns the processes to notify.
-    pub(crate) fn forget(&mut self, process: ProcessId) -> Bereaved {
-        let mut bereaved = Bereaved { peers: self.peers(process), ..Bereaved::default() };
-        bereaved.peers.remove(&process);
+    pub(crate) fn forget(&mut self, process: ProcessId) -> DisconnectEffects {
+        let mut effects = DisconnectEffects { peers: self.peers(process), ..DisconnectEffects::default() };
+        effects.peers.remove(&process);
         for id in self.by_process.get(&process).cloned().unwrap_or_default() {
             let Some(link) = self.links.get_mut(&id) else { continue };
             link.is_ownerless = true;
@@ -438,10 +438,10 @@ impl Links {
                     let place = Place { link: id, conn: conn as u32, side: SIDES[side] };
                     Some(UnownedSocket { place, cookie, key })
                 });
-                let before = bereaved.unowned.len();
-                bereaved.unowned.extend(unowned);
-                link.followed += (bereaved.unowned.len() - before) as u32;
-                bereaved.asleep.extend(link.wake(self.geometry, 1 - side, died.all));
+                let before = effects.unowned.len();
+                effects.unowned.extend(unowned);
+                link.followed += (effects.unowned.len() - before) as u32;
+                effects.asleep.extend(link.wake(self.geometry, 1 - side, died.all));
                 let left = std::mem::take(&mut link.held[side]) & !link.held[1 - side];
                 if link.seen.is_some() {
                     self.news.extend(bits(left).map(|conn| News::Ended(id, conn as u32)));
@@ -455,7 +455,7 @@ impl Links {
         }
         self.by_process.remove(&process);
         self.owners.remove(&process);
-        bereaved
+        effects
     }
 
     /// Returns whether the other end of a slot still needs to learn about this end. That is so
@@ -1086,7 +1086,7 @@ mod tests {
         assert_eq!(given(&mut links, &offer(1, 12), &offer(1, 13)).unwrap().conn, 1);
         assert!(links.release(1, one));
         assert!(!links.release(1, one) && !links.release(1, two));
-        assert_eq!(links.forget(1), Bereaved::default());
+        assert_eq!(links.forget(1), DisconnectEffects::default());
         assert_eq!((links.len(), links.holders.len()), (0, 0));
     }
 
@@ -1099,7 +1099,7 @@ mod tests {
         assert_eq!(links.len(), 2);
         assert!(links.release(2, places(&grant)[1]));
         assert_eq!(links.len(), 1);
-        assert_eq!(links.forget(3), Bereaved::default());
+        assert_eq!(links.forget(3), DisconnectEffects::default());
         assert_eq!((links.len(), links.holders.len(), links.by_process.len()), (0, 0, 0));
         assert!(links.open.is_empty());
     }
@@ -1133,7 +1133,7 @@ mod tests {
             [UnownedSocket { place: places(&grants[0])[0], cookie: 10, key: offer(1, 10).key }]
         );
         assert!(links.is_heard(unowned[0].place));
-        assert_eq!(links.forget(2), Bereaved::default());
+        assert_eq!(links.forget(2), DisconnectEffects::default());
         assert!(!links.is_heard(unowned[0].place));
         assert_eq!(links.len(), 1);
         links.end_following(unowned[0].place);

@@ -383,20 +383,20 @@ impl State {
     /// followed.
     pub(crate) fn end(&mut self, id: ProcessId) {
         self.offers.forget(id);
-        let mut bereaved = self.links.forget(id);
-        bereaved.peers.extend(self.setups.peers(id).filter(|peer| *peer != id));
+        let mut effects = self.links.forget(id);
+        effects.peers.extend(self.setups.peers(id).filter(|peer| *peer != id));
         let unpaired = self.abandon_links_of(id);
         let whose = self.principal(id);
-        for socket in std::mem::take(&mut bereaved.unowned) {
+        for socket in std::mem::take(&mut effects.unowned) {
             match whose.filter(|_| self.namespaces.join_again(socket.key.netns)) {
                 Some(whose) => self.unowned.add(whose, socket, Instant::now()),
                 None => self.links.end_following(socket.place),
             }
         }
-        for peer in bereaved.peers {
+        for peer in effects.peers {
             self.say(peer, PeerGone { peer: id }, None);
         }
-        self.ring(bereaved.asleep);
+        self.ring(effects.asleep);
         self.tell_news();
         if let Some(process) = self.processes.remove(&id) {
             self.ended += &process.outbox.with_page(status::totals).unwrap_or_default();
