@@ -13,7 +13,7 @@ use shunt_sys::process_access::{self, Home, Present};
 use shunt_sys::seqpacket::{self, Credentials};
 use shunt_sys::{pidfd, view};
 
-use crate::links::{Grant, LinkId, News, Sight};
+use crate::links::{CaptureEvent, Grant, LinkId, Sight};
 use crate::outbox::{Backlog, Descriptor, Outbox};
 use crate::pairing::ProcessId;
 use crate::principal::Principal;
@@ -196,7 +196,7 @@ impl State {
         let all = &self.captures.all;
         self.links.unsee(|link| all.iter().any(|capture| capture.covers(link)));
         if all.is_empty() {
-            self.links.take_news();
+            self.links.take_capture_events();
         }
         self.note_released();
     }
@@ -306,20 +306,20 @@ impl State {
     }
 
     /// Reports to captures which connections and links have ended since the last call.
-    pub(crate) fn tell_news(&mut self) {
+    pub(crate) fn report_capture_events(&mut self) {
         if self.captures.all.is_empty() {
             return;
         }
-        for news in self.links.take_news() {
+        for event in self.links.take_capture_events() {
             for capture in &mut self.captures.all {
-                match news {
-                    News::Ended(link, conn) if capture.told.contains(&link) => {
+                match event {
+                    CaptureEvent::Ended(link, conn) if capture.told.contains(&link) => {
                         capture.outbox.push(SeenEnd { link, conn, pad: 0 }.into(), None);
                     }
-                    News::Dropped(link) if capture.told.remove(&link) => {
+                    CaptureEvent::Dropped(link) if capture.told.remove(&link) => {
                         capture.outbox.push(SeenUnlink { link }.into(), None);
                     }
-                    News::Ended(..) | News::Dropped(_) => {}
+                    CaptureEvent::Ended(..) | CaptureEvent::Dropped(_) => {}
                 }
             }
         }

@@ -66,12 +66,12 @@ pub(crate) struct Links {
     /// Links whose free connections hold much memory.
     wasteful: BTreeSet<LinkId>,
     /// Events of captured links that have not been reported yet.
-    news: Vec<News>,
+    capture_events: Vec<CaptureEvent>,
 }
 
 /// An event of a link that a capture reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum CaptureEvent {
     /// Neither side uses this connection any more.
     Ended(LinkId, u32),
     /// The link was dropped.
@@ -238,7 +238,7 @@ impl Links {
             holders: HashMap::new(),
             emptied: BTreeSet::new(),
             wasteful: BTreeSet::new(),
-            news: Vec::new(),
+            capture_events: Vec::new(),
         }
     }
 
@@ -387,7 +387,7 @@ impl Links {
         link.held[side as usize] &= !(1 << conn);
         let cookie = std::mem::take(&mut link.cookies[conn as usize][side as usize]);
         if link.is_free(conn) && link.seen.is_some() {
-            self.news.push(News::Ended(id, conn));
+            self.capture_events.push(CaptureEvent::Ended(id, conn));
         }
         if link.is_free(conn) && !link.is_ownerless {
             link.spare[conn as usize] = link.memory.grown_pages(conn as usize) as u16;
@@ -444,7 +444,7 @@ impl Links {
                 effects.asleep.extend(link.wake(self.geometry, 1 - side, died.all));
                 let left = std::mem::take(&mut link.held[side]) & !link.held[1 - side];
                 if link.seen.is_some() {
-                    self.news.extend(bits(left).map(|conn| News::Ended(id, conn as u32)));
+                    self.capture_events.extend(bits(left).map(|conn| CaptureEvent::Ended(id, conn as u32)));
                 }
             }
             let dead = link.is_dead();
@@ -616,8 +616,8 @@ impl Links {
     }
 
     /// Takes the events of captured links that have not been reported yet.
-    pub(crate) fn take_news(&mut self) -> Vec<News> {
-        std::mem::take(&mut self.news)
+    pub(crate) fn take_capture_events(&mut self) -> Vec<CaptureEvent> {
+        std::mem::take(&mut self.capture_events)
     }
 
     /// Returns the links between two processes.
@@ -668,7 +668,7 @@ impl Links {
     fn drop_link(&mut self, id: LinkId) {
         let Some(link) = self.links.remove(&id) else { return };
         if link.seen.is_some() {
-            self.news.push(News::Dropped(id));
+            self.capture_events.push(CaptureEvent::Dropped(id));
         }
         self.budget.give(link.whose, 1);
         for process in link.ends {

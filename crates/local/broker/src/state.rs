@@ -397,7 +397,7 @@ impl State {
             self.say(peer, PeerGone { peer: id }, None);
         }
         self.ring(effects.asleep);
-        self.tell_news();
+        self.report_capture_events();
         if let Some(process) = self.processes.remove(&id) {
             self.ended += &process.outbox.with_page(status::totals).unwrap_or_default();
             self.namespaces.leave(process.netns);
@@ -410,7 +410,7 @@ impl State {
 
     /// Reports releases to captures, and schedules the return of memory that stays unused.
     pub(crate) fn note_released(&mut self) {
-        self.tell_news();
+        self.report_capture_events();
         if self.links.has_idle_memory() {
             self.emptied.notify_one();
         }
@@ -430,7 +430,7 @@ impl State {
         }
         // A sleeping thread takes no messages, so wake it.
         self.ring(asleep);
-        self.tell_news();
+        self.report_capture_events();
     }
 
     /// Notifies both ends that a link is gone. `may_unmap` reports whether they can unmap it
