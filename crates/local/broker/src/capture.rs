@@ -13,7 +13,7 @@ use shunt_sys::process_access::{self, Home, Present};
 use shunt_sys::seqpacket::{self, Credentials};
 use shunt_sys::{pidfd, view};
 
-use crate::links::{CaptureEvent, Grant, LinkId, Sight};
+use crate::links::{CaptureEvent, CaptureView, Grant, LinkId};
 use crate::outbox::{Backlog, Descriptor, Outbox};
 use crate::pairing::ProcessId;
 use crate::principal::Principal;
@@ -257,9 +257,9 @@ impl State {
     pub(crate) fn tell_grant(&mut self, grant: &Grant) {
         for capture in &mut self.captures.all {
             if capture.told.contains(&grant.link)
-                && let Some(sight) = self.links.sight(grant.link, grant.conn)
+                && let Some(view) = self.links.capture_view(grant.link, grant.conn)
             {
-                capture.outbox.push(pair(grant.link, &sight, true).into(), None);
+                capture.outbox.push(pair(grant.link, &view, true).into(), None);
             }
         }
     }
@@ -283,7 +283,9 @@ impl State {
     }
 
     fn tell_link(&self, capture: &mut Capture, Pending { link, under_way }: Pending) {
-        let (Some(ends), Some((memfd, sights))) = (self.links.ends(link), self.links.sights(link)) else {
+        let (Some(ends), Some((memfd, capture_views))) =
+            (self.links.ends(link), self.links.capture_views(link))
+        else {
             return;
         };
         let memfd: Rc<dyn Descriptor> = match view::for_reading(&**memfd) {
@@ -299,9 +301,9 @@ impl State {
         };
         capture.told.insert(link);
         capture.outbox.push(seen.into(), Some(memfd));
-        for sight in sights {
-            let is_fresh = under_way & 1 << sight.conn == 0;
-            capture.outbox.push(pair(link, &sight, is_fresh).into(), None);
+        for view in capture_views {
+            let is_fresh = under_way & 1 << view.conn == 0;
+            capture.outbox.push(pair(link, &view, is_fresh).into(), None);
         }
     }
 
@@ -326,16 +328,16 @@ impl State {
     }
 }
 
-fn pair(link: LinkId, sight: &Sight, is_fresh: bool) -> SeenPair {
+fn pair(link: LinkId, view: &CaptureView, is_fresh: bool) -> SeenPair {
     // The first byte that one side receives is the first byte that the other side sends.
-    let first = [sight.first[Side::B as usize], sight.first[Side::A as usize]];
+    let first = [view.first[Side::B as usize], view.first[Side::A as usize]];
     SeenPair {
         link,
-        conn: sight.conn,
+        conn: view.conn,
         fresh: is_fresh.into(),
-        cookies: sight.cookies,
-        addresses: sight.keys.map(|key| [key.local, key.remote].map(|address| to_octets(address.ip()))),
-        ports: sight.keys.map(|key| [key.local.port(), key.remote.port()]),
+        cookies: view.cookies,
+        addresses: view.keys.map(|key| [key.local, key.remote].map(|address| to_octets(address.ip()))),
+        ports: view.keys.map(|key| [key.local.port(), key.remote.port()]),
         first: first.map(|first| first.unwrap_or(0)),
         known: first.iter().all(Option::is_some).into(),
     }

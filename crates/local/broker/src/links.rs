@@ -189,7 +189,7 @@ pub(crate) struct Dropped {
 
 /// A connection as a capture sees it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sight {
+pub(crate) struct CaptureView {
     pub(crate) conn: u32,
     pub(crate) cookies: [u64; 2],
     /// The keys under which the kernel's socket table lists the sockets of the two sides.
@@ -584,22 +584,22 @@ impl Links {
     }
 
     /// Returns the memory of a link and the connections on it.
-    pub(crate) fn sights(&self, id: LinkId) -> Option<(&Arc<Memory>, Vec<Sight>)> {
+    pub(crate) fn capture_views(&self, id: LinkId) -> Option<(&Arc<Memory>, Vec<CaptureView>)> {
         let link = self.links.get(&id)?;
         let conns = bits(link.held[0] & link.held[1]);
-        Some((&link.memory, conns.filter_map(|conn| self.sight_of(link, conn as u32)).collect()))
+        Some((&link.memory, conns.filter_map(|conn| self.capture_view_of(link, conn as u32)).collect()))
     }
 
     /// Returns one connection of a link.
-    pub(crate) fn sight(&self, id: LinkId, conn: u32) -> Option<Sight> {
-        self.sight_of(self.links.get(&id)?, conn)
+    pub(crate) fn capture_view(&self, id: LinkId, conn: u32) -> Option<CaptureView> {
+        self.capture_view_of(self.links.get(&id)?, conn)
     }
 
-    fn sight_of(&self, link: &Link, conn: u32) -> Option<Sight> {
+    fn capture_view_of(&self, link: &Link, conn: u32) -> Option<CaptureView> {
         let cookies = link.cookies[conn as usize];
         let [one, other] = [self.holders.get(&cookies[0])?, self.holders.get(&cookies[1])?];
         let first = [one, other].map(|holder| holder.origin.map(|origin| origin.received));
-        Some(Sight { conn, cookies, keys: [one.key, other.key], first })
+        Some(CaptureView { conn, cookies, keys: [one.key, other.key], first })
     }
 
     /// Returns the two ends of each connection that both of its processes hold.
