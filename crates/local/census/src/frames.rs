@@ -38,7 +38,7 @@ impl Frames {
         let mut first_loaded = None;
         for index in 0..count.min(MOST_HEADERS) {
             let mut segment = [0; 56];
-            if !memory.read(base.checked_add(headers + index * size)?, &mut segment) {
+            if !memory.read(base.checked_add(headers.checked_add(index * size)?)?, &mut segment) {
                 return None;
             }
             let address = u64_at(&segment, 16)?;
@@ -74,7 +74,7 @@ impl Frames {
         }
         // The frame begins with its own length and the distance to its common entry. The address of
         // the function and its length follow.
-        let is_its = near(frame + 8, u32_at(&lengths, 8)?) == begin;
+        let is_its = near(frame.checked_add(8)?, u32_at(&lengths, 8)?) == begin;
         let end = begin.checked_add(u64::from(u32_at(&lengths, 12)?))?;
         (is_its && (begin..end).contains(&address)).then_some(begin..end)
     }
@@ -82,7 +82,7 @@ impl Frames {
     /// Returns the address of the function in this row, and the address of its frame description.
     fn row(&self, memory: &impl Memory, index: u64) -> Option<(u64, u64)> {
         let mut row = [0; ROW as usize];
-        let is_read = memory.read(self.at + TABLE + index * ROW, &mut row);
+        let is_read = memory.read(self.at.checked_add(TABLE + index * ROW)?, &mut row);
         is_read.then_some((near(self.at, u32_at(&row, 0)?), near(self.at, u32_at(&row, 4)?)))
     }
 }
