@@ -21,4 +21,4 @@ pub mod sequence;
 pub mod shape;
 pub mod window;
 
-pub use load::LoadError;
+pub use load::{LoadError, visit_sockets};

@@ -1,6 +1,8 @@
 //! Loads BPF objects, and classifies the errors.
 
-use aya::programs::Program;
+use std::io::{self, ErrorKind, Read};
+
+use aya::programs::{Iter, Program};
 use aya::{Ebpf, EbpfLoader};
 use rustix::thread::{CapabilitySet, capabilities};
 use thiserror::Error;
@@ -48,6 +50,24 @@ where
 {
     let program = loaded.program_mut(name).expect("the object is our own");
     program.try_into().ok().expect("of this kind in the source")
+}
+
+/// Runs an iterator program once for each TCP socket of this thread's network namespace. The program
+/// must be loaded, and print nothing.
+pub fn visit_sockets(program: &mut Iter) -> io::Result<()> {
+    let link = program.attach().map_err(io::Error::other)?;
+    let link = program.take_link(link).map_err(io::Error::other)?;
+    let mut run = link.into_file().map_err(io::Error::other)?;
+    // End of file means that the program has visited all sockets. Among very many sockets the
+    // kernel returns EAGAIN in between, and the read must be repeated.
+    loop {
+        match run.read(&mut [0; 8]) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn is_privileged() -> bool {

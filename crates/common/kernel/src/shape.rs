@@ -1,7 +1,6 @@
 //! Changes limits and priorities of connections in use, in any process, without their descriptors.
 
 use std::collections::HashMap as Table;
-use std::io::{ErrorKind, Read};
 
 use aya::maps::{HashMap, MapData};
 use aya::programs::Iter;
@@ -57,7 +56,7 @@ impl Shaper {
         for (cookie, shape) in wanted {
             shapes.insert(cookie, value(shape), 0).map_err(refusal)?;
         }
-        let walked = self.walk();
+        let visited = load::visit_sockets(load::program(&mut self.loaded, PROGRAM)).map_err(refusal);
         let mut shapes = self.shapes()?;
         let mut changed = 0;
         for cookie in wanted.keys() {
@@ -65,24 +64,7 @@ impl Shaper {
             changed += usize::from(outcome == CHANGED);
             shapes.remove(cookie).map_err(refusal)?;
         }
-        walked.map(|()| changed)
-    }
-
-    /// Runs the program for each socket.
-    fn walk(&mut self) -> Result<(), LoadError> {
-        let program: &mut Iter = load::program(&mut self.loaded, PROGRAM);
-        let link = program.attach().map_err(refusal)?;
-        let mut file = program.take_link(link).map_err(refusal)?.into_file().map_err(refusal)?;
-        // The program prints nothing. End of file means that it has visited all sockets; among very
-        // many sockets the kernel returns EAGAIN in between, and the read must be repeated.
-        loop {
-            match file.read(&mut [0; 8]) {
-                Ok(0) => return Ok(()),
-                Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => return Err(refusal(error)),
-            }
-        }
+        visited.map(|()| changed)
     }
 
     fn shapes(&mut self) -> Result<HashMap<&mut MapData, u64, Value>, LoadError> {

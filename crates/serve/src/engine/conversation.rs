@@ -439,48 +439,35 @@ impl Conversation {
         }
         let written = link.unanswered.len() - unsent.iter().filter(|(_, turn, _)| turn.is_some()).count();
         for turn in link.unanswered.drain(..).take(written) {
-            self.again(None, turn, why, round);
+            self.again(None, Some(turn), why, round);
         }
         for (message, turn, is_cut) in unsent {
-            match (turn, is_cut) {
-                (Some(turn), true) => self.again(None, turn, why, round),
-                (Some(turn), false) => self.again(Some(&message), turn, why, round),
-                (None, true) => {
-                    round.counts.lost(Loss::Cut);
-                    self.refuse(&[], None, why, false, round);
-                }
-                (None, false) => {
-                    // The backend has no byte of this message, so it is safe to send it elsewhere.
-                    let verdict = round.service.decide(&message);
-                    let Verdict::Forward { key, .. } = verdict else { continue };
-                    let to = round.backends.choose(&key, &message).and_then(|to| self.link_for(to, round));
-                    match to {
-                        Some(to) => {
-                            self.links[to].as_mut().expect("just found").push(&message, None, round.now)
-                        }
-                        None => self.refuse(&message, None, why, false, round),
-                    }
-                }
+            if turn.is_none() && is_cut {
+                round.counts.lost(Loss::Cut);
             }
+            self.again((!is_cut).then_some(&message[..]), turn, why, round);
         }
     }
 
-    /// Sends a pending message again, or refuses it. `unseen` is the whole message if no backend
-    /// has any byte of it.
-    fn again(&mut self, unseen: Option<&[u8]>, turn: Turn, why: Refusal, round: &mut Round<'_>) {
-        let Some(kept) = self.waiting.kept(turn).map(<[u8]>::to_vec) else { return };
-        let message = unseen.or(round.properties.retry.then_some(&kept[..]));
-        if let Some(message) = message
-            && self.waiting.attempt(turn) <= ATTEMPTS
+    /// Sends a message again, or refuses it. `unseen` is the whole message if no backend has any
+    /// byte of it. `turn` is `None` if the backend does not answer this message.
+    fn again(&mut self, unseen: Option<&[u8]>, turn: Option<Turn>, why: Refusal, round: &mut Round<'_>) {
+        let kept = turn.map(|turn| self.waiting.kept(turn).map(<[u8]>::to_vec));
+        // A message that was answered meanwhile needs nothing more.
+        let Some(kept) = kept.unwrap_or(Some(Vec::new())) else { return };
+        let may_repeat = turn.is_some() && round.properties.retry;
+        if let Some(message) = unseen.or(may_repeat.then_some(&kept[..]))
+            && turn.is_none_or(|turn| self.waiting.attempt(turn) <= ATTEMPTS)
             && let Verdict::Forward { key, .. } = round.service.decide(message)
             && let Some(first) = round.backends.choose(&key, message)
             && let Some(to) = self.link_for(first, round)
         {
             round.counts.retried.add(1);
-            self.links[to].as_mut().expect("just found").push(message, Some(turn), round.now);
+            self.links[to].as_mut().expect("just found").push(message, turn, round.now);
             return;
         }
-        self.refuse(&kept[..kept.len().min(HEAD)], Some(turn), why, false, round);
+        let head = if turn.is_some() { &kept[..] } else { unseen.unwrap_or_default() };
+        self.refuse(&head[..head.len().min(HEAD)], turn, why, false, round);
     }
 
     /// Closes connections to backends that have not replied within `limit`.

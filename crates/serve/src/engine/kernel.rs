@@ -5,7 +5,6 @@
 //! Sockets have places in one sockmap. Conversation `number` owns `1 << stride_bits` consecutive
 //! places: position 0 is its client, position `i + 1` is its connection to backend `i`.
 
-use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -228,20 +227,7 @@ impl Kernel {
     pub(crate) fn let_leave(&mut self) -> std::io::Result<()> {
         let program =
             self.loaded.program_mut(LEAVING).and_then(|program| <&mut Iter>::try_from(program).ok());
-        let Some(program) = program else { return Ok(()) };
-        let link = program.attach().map_err(std::io::Error::other)?;
-        let link = program.take_link(link).map_err(std::io::Error::other)?;
-        let mut run = link.into_file().map_err(std::io::Error::other)?;
-        // The iterator prints nothing. End of file means that it has visited all sockets; EAGAIN
-        // among very many sockets means that the read must be repeated.
-        loop {
-            match run.read(&mut [0; 8]) {
-                Ok(0) => return Ok(()),
-                Ok(_) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-        }
+        program.map_or(Ok(()), shunt_kernel::visit_sockets)
     }
 
     /// Returns a word of a conversation.
