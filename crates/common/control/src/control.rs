@@ -5,16 +5,17 @@
 //! daemon also checks the peer's credentials, since the mode can be changed and the directory can
 //! be exposed to other users.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use socket2::{Domain, SockAddr, Socket, Type};
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader as AsyncReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -42,12 +43,14 @@ pub enum AskError {
         source: io::Error,
     },
     /// The daemon did not answer in time.
-    #[error("the {what} at {path} does not answer within {} s: is it stopped, or very busy?", ANSWER_WITHIN.as_secs())]
+    #[error("the {what} at {path} does not answer within {} s: is it stopped, or very busy?", within.as_secs())]
     Silent {
         /// The kind of daemon that should answer.
         what: &'static str,
         /// The path of the socket.
         path: PathBuf,
+        /// The time that it had.
+        within: Duration,
     },
     /// The other process ended, or sent no valid answer.
     #[error("what answers at {path} is no {what} of this version")]
@@ -64,30 +67,84 @@ pub enum AskError {
 
 /// The time that [`ask`] waits for an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
-/// The time that a client of a control socket has for its request.
+/// The largest answer, in bytes. A process that answers in place of a daemon must not be able to
+/// exhaust the memory.
+const ANSWER: usize = 64 << 20;
+/// The time that a client of a control socket has for its request, and then to read the answer.
 const ASK_WITHIN: Duration = Duration::from_secs(30);
+/// The time within which a running daemon is found at the path of a new one's socket.
+const FOUND_WITHIN: Duration = Duration::from_secs(1);
 
 /// Sends a request to the daemon with that control socket. `what` is the kind of daemon, for
 /// messages.
 pub fn ask(what: &'static str, path: &Path, request: &impl Serialize) -> Result<Value, AskError> {
+    ask_within(ANSWER_WITHIN, what, path, request)
+}
+
+fn ask_within(
+    within: Duration,
+    what: &'static str,
+    path: &Path,
+    request: &impl Serialize,
+) -> Result<Value, AskError> {
     let absent = |source| AskError::Absent { what, path: path.to_owned(), source };
     let is_strange = || AskError::Strange { what, path: path.to_owned() };
-    let strange = |error: io::Error| match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            AskError::Silent { what, path: path.to_owned() }
-        }
-        _ => is_strange(),
+    let strange = |error: io::Error| match is_late(&error) {
+        true => AskError::Silent { what, path: path.to_owned(), within },
+        false => is_strange(),
     };
-    let mut stream = StdStream::connect(path).map_err(absent)?;
-    stream.set_read_timeout(Some(ANSWER_WITHIN)).map_err(absent)?;
-    let line = serde_json::to_string(request).expect("it has no maps with odd keys");
-    writeln!(stream, "{line}").map_err(strange)?;
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).map_err(strange)?;
-    match serde_json::from_str(&answer).map_err(|_| is_strange())? {
+    let deadline = Instant::now() + within;
+    let stream = connect(path, within).map_err(|error| match is_late(&error) {
+        true => strange(error),
+        false => absent(error),
+    })?;
+    let mut line = serde_json::to_string(request).expect("it has no maps with odd keys");
+    line.push('\n');
+    // A daemon that refuses the user closes the connection without reading the request. Its answer
+    // is there all the same.
+    let written = (&stream).write_all(line.as_bytes());
+    let answer = read_line(&stream, deadline).and_then(|answer| match written {
+        Err(error) if answer.is_empty() => Err(error),
+        _ => Ok(answer),
+    });
+    let answer = answer.map_err(strange)?;
+    match serde_json::from_slice(&answer).map_err(|_| is_strange())? {
         Answer::Done(value) => Ok(value),
         Answer::Failed(why) => Err(AskError::Refused(why)),
     }
+}
+
+/// Connects to a socket. Its queue may be full, because the daemon is stopped.
+fn connect(path: &Path, within: Duration) -> io::Result<StdStream> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_write_timeout(Some(within))?;
+    socket.connect(&SockAddr::unix(path)?)?;
+    Ok(socket.into())
+}
+
+/// Reads a line of at most [`ANSWER`] bytes.
+fn read_line(mut stream: &StdStream, deadline: Instant) -> io::Result<Vec<u8>> {
+    let (mut line, mut part) = (Vec::new(), [0; 65_536]);
+    while line.last() != Some(&b'\n') {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut part) {
+            Ok(0) => break,
+            Ok(count) if line.len() + count > ANSWER => return Err(io::ErrorKind::InvalidData.into()),
+            Ok(count) => line.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(line)
+}
+
+/// Returns `true` for the error of a call whose time is over.
+fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 /// A request, and the channel for its answer.
@@ -107,7 +164,8 @@ impl Control {
     /// Opens a control socket. Replaces the file of a daemon that was killed, but not that of a
     /// running one.
     pub fn open(what: &str, path: &Path) -> io::Result<Control> {
-        if StdStream::connect(path).is_ok() {
+        // A full queue also shows that a daemon listens.
+        if connect(path, FOUND_WITHIN).map_or_else(|error| is_late(&error), |_| true) {
             let why = format!("a {what} runs already with the control socket {}", path.display());
             return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
         }
@@ -149,29 +207,95 @@ fn may_ask(stream: &UnixStream) -> bool {
 }
 
 async fn answer<Request: DeserializeOwned>(mut stream: UnixStream, asked: mpsc::Sender<Asked<Request>>) {
-    let may_ask = may_ask(&stream);
-    let (read, mut write) = stream.split();
-    let mut line = String::new();
-    let mut read = AsyncReader::new(read.take(LINE));
-    // A client that sends no request keeps neither a task nor a descriptor.
-    if !matches!(timeout(ASK_WITHIN, read.read_line(&mut line)).await, Ok(Ok(_))) {
-        return;
-    }
-    let answer = match serde_json::from_str(&line) {
-        _ if !may_ask => Answer::Failed("only the user that it runs as and root may ask it".to_owned()),
-        Err(error) => Answer::Failed(format!("this is no request: {error}")),
-        Ok(request) => {
-            let (sender, receiver) = oneshot::channel();
-            if asked.send((request, sender)).await.is_err() {
-                return;
-            }
-            match receiver.await {
-                Ok(Ok(value)) => Answer::Done(value),
-                Ok(Err(why)) => Answer::Failed(why),
-                Err(_) => return,
-            }
-        }
+    // A stranger's request is not read, so that it keeps neither a task nor a descriptor.
+    let answer = if may_ask(&stream) {
+        request(&mut stream, asked).await
+    } else {
+        Some(Answer::Failed("only the user that it runs as and root may ask it".to_owned()))
     };
+    let Some(answer) = answer else { return };
     let text = serde_json::to_string(&answer).expect("it was JSON");
-    let _ = write.write_all(format!("{text}\n").as_bytes()).await;
+    let _ = timeout(ASK_WITHIN, stream.write_all(format!("{text}\n").as_bytes())).await;
+}
+
+/// Reads a request, and returns its answer. Returns `None` if there is no request or no daemon.
+async fn request<Request: DeserializeOwned>(
+    stream: &mut UnixStream,
+    asked: mpsc::Sender<Asked<Request>>,
+) -> Option<Answer> {
+    let mut line = String::new();
+    let mut read = AsyncReader::new(stream.take(LINE));
+    timeout(ASK_WITHIN, read.read_line(&mut line)).await.ok()?.ok()?;
+    let request = match serde_json::from_str(&line) {
+        Err(error) => return Some(Answer::Failed(format!("this is no request: {error}"))),
+        Ok(request) => request,
+    };
+    let (sender, receiver) = oneshot::channel();
+    asked.send((request, sender)).await.ok()?;
+    Some(match receiver.await.ok()? {
+        Ok(value) => Answer::Done(value),
+        Err(why) => Answer::Failed(why),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener as StdListener;
+
+    use super::*;
+
+    /// Asks a daemon that does `work` with each connection, and has little time.
+    fn ask_one_that(work: impl Fn(StdStream) + Send + 'static) -> Result<Value, AskError> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control.sock");
+        let listener = StdListener::bind(&path).unwrap();
+        std::thread::spawn(move || work(listener.accept().unwrap().0));
+        ask_within(Duration::from_millis(300), "thing", &path, &"status")
+    }
+
+    #[test]
+    fn an_answer_has_all_of_its_time_once_and_not_for_each_part() {
+        let answered = ask_one_that(|mut stream| {
+            while stream.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        assert!(matches!(answered, Err(AskError::Silent { .. })), "{answered:?}");
+    }
+
+    #[test]
+    fn an_answer_without_an_end_is_not_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control.sock");
+        let listener = StdListener::bind(&path).unwrap();
+        let endless = std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let mut sent = 0;
+            while let Ok(count) = stream.write(&[b' '; 1 << 20]) {
+                sent += count;
+            }
+            sent
+        });
+        let answered = ask("thing", &path, &"status");
+        assert!(matches!(answered, Err(AskError::Strange { .. })), "{answered:?}");
+        assert!(endless.join().unwrap() < 2 * ANSWER);
+    }
+
+    #[test]
+    fn a_daemon_that_accepts_nothing_is_given_up_and_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control.sock");
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        socket.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        socket.listen(0).unwrap();
+        let within = Duration::from_millis(100);
+        let mut waiting = Vec::new();
+        while let Ok(stream) = connect(&path, within) {
+            waiting.push(stream);
+        }
+        let answered = ask_within(within, "thing", &path, &"status");
+        assert!(matches!(answered, Err(AskError::Silent { .. })), "{answered:?}");
+        let opened = Control::open("thing", &path).map(drop).unwrap_err();
+        assert_eq!(opened.kind(), io::ErrorKind::AddrInUse);
+    }
 }
