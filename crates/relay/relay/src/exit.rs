@@ -6,23 +6,22 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use shunt_control::{Full, Pass};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 use crate::config::Loaded;
 use crate::dial::Request;
-use crate::edge;
 use crate::frame::{FrameError, Open, Verdict};
 use crate::handshake;
 use crate::leg;
+use crate::listener::Listener;
 use crate::record::Record;
 use crate::session::{self, Inward};
 use crate::shared::Shared;
 use crate::wire::Wire;
 
 /// Accepts relays.
-pub(crate) async fn accept(shared: Arc<Shared>, listener: TcpListener) {
-    loop {
-        let (stream, from) = edge::accept(&listener).await;
+pub(crate) async fn accept(shared: Arc<Shared>, mut listener: Listener) {
+    while let Some((stream, from)) = listener.accept().await {
         take_in(&shared, stream, from.ip());
     }
 }
@@ -87,7 +86,7 @@ async fn serve(shared: Arc<Shared>, mut wire: Wire, peer: &str) {
     // The other relay closes a connection that it does not need, without an open frame.
     let Ok(open) = opened else { return };
     let (inward, loaded) = (Inward::Relay(wire), shared.loaded());
-    let slot = shared.slot();
+    let slot = if shared.is_draining() { None } else { shared.slot() };
     let request = match judge(&loaded, peer, open) {
         Ok(request) if slot.is_some() => request,
         other => {

@@ -12,12 +12,13 @@ use shunt_kernel::window::End;
 use shunt_sys::tuning;
 use socket2::{SockRef, Socket, TcpKeepalive};
 use thiserror::Error;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 use crate::config::{AcceptedPeer, Config, Leg, Loaded, Peer};
 use crate::frame::FrameError;
 use crate::handshake;
+use crate::listener::{Listener, Stop};
 use crate::probe;
 use crate::seal;
 use crate::socket;
@@ -36,7 +37,7 @@ pub(crate) enum LegError {
 /// Connects to a peer and authenticates both sides. `name` is this relay's name.
 pub(crate) async fn connect(peer: &Peer, name: &str, key: &Key) -> Result<Wire, LegError> {
     let socket = socket::new(peer.address)?;
-    prepare(&socket, std::slice::from_ref(&peer.leg).iter())?;
+    Options::for_legs(std::iter::once(&peer.leg)).set(&socket)?;
     let connecting = TcpSocket::from_std_stream(socket.into()).connect(peer.address);
     let limit = |_| io::Error::from(io::ErrorKind::TimedOut);
     let stream = timeout(CONNECT_LIMIT, connecting).await.map_err(limit)??;
@@ -50,14 +51,59 @@ pub(crate) async fn connect(peer: &Peer, name: &str, key: &Key) -> Result<Wire, 
 }
 
 /// Listens for peers.
-pub(crate) fn listen(address: SocketAddr, peers: &[AcceptedPeer]) -> io::Result<TcpListener> {
+pub(crate) fn listen(address: SocketAddr, options: &Options) -> io::Result<(Listener, Stop)> {
     let socket = socket::new(address)?;
     socket.set_reuse_address(true)?;
-    // The kernel negotiates the window scale before it is known which peer connects.
-    prepare(&socket, peers.iter().map(|peer| &peer.leg))?;
+    options.set(&socket)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
+    Listener::new(socket)
+}
+
+/// Options that a socket gets before it connects or listens. Other ones need another socket.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Options {
+    /// The bytes that its buffers hold.
+    window: Option<u64>,
+    congestion: Option<Congestion>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Congestion {
+    Configured(String),
+    /// Preferred for turbo start. It is not available in all kernels.
+    Turbo,
+}
+
+impl Options {
+    /// Returns the options that suit all of these peers. The kernel negotiates the window scale
+    /// before it is known which of them connects.
+    pub(crate) fn for_peers(peers: &[AcceptedPeer]) -> Options {
+        Options::for_legs(peers.iter().map(|peer| &peer.leg))
+    }
+
+    fn for_legs<'a>(legs: impl Iterator<Item = &'a Leg> + Clone) -> Options {
+        let configured = legs.clone().find_map(|leg| leg.congestion.clone()).map(Congestion::Configured);
+        let turbo = legs.clone().any(|leg| leg.turbo).then_some(Congestion::Turbo);
+        Options { window: legs.filter_map(Leg::window).max(), congestion: configured.or(turbo) }
+    }
+
+    fn set(&self, socket: &Socket) -> io::Result<()> {
+        if let Some(window) = self.window {
+            // The kernel doubles the requested size, and uses half of the result for the window.
+            // Two windows are requested, because a second one waits behind the one in flight.
+            let bytes = u32::try_from(2 * window).unwrap_or(u32::MAX).min(i32::MAX as u32 / 2);
+            tuning::set_receive_buffer(socket, bytes)?;
+            tuning::set_send_buffer(socket, bytes)?;
+        }
+        match &self.congestion {
+            Some(Congestion::Configured(algorithm)) => sockopt::set_tcp_congestion(socket, algorithm)?,
+            Some(Congestion::Turbo) => drop(sockopt::set_tcp_congestion(socket, TURBO_CONGESTION)),
+            None => {}
+        }
+        socket.set_tcp_nodelay(true)?;
+        watch_over(SockRef::from(socket), LEG_KEEPALIVE)
+    }
 }
 
 /// Starts a connection that was accepted. Its first byte decides between TLS and plain TCP.
@@ -136,27 +182,6 @@ const LEG_KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::
 /// A client that disappeared is detected eventually.
 const STRANGER_KEEPALIVE: (Duration, Duration) = (Duration::from_secs(120), Duration::from_secs(15));
 
-/// Sets options before the socket connects or listens. The buffers must suffice for the largest of
-/// `legs`.
-fn prepare<'a>(socket: &Socket, legs: impl Iterator<Item = &'a Leg> + Clone) -> io::Result<()> {
-    if let Some(window) = legs.clone().filter_map(Leg::window).max() {
-        // The kernel doubles the requested size, and uses half of the result for the window. Two
-        // windows are requested, because a second one waits behind the one in flight.
-        let bytes = u32::try_from(2 * window).unwrap_or(u32::MAX).min(i32::MAX as u32 / 2);
-        tuning::set_receive_buffer(socket, bytes)?;
-        tuning::set_send_buffer(socket, bytes)?;
-    }
-    let explicit = legs.clone().find_map(|leg| leg.congestion.as_deref());
-    if let Some(algorithm) = explicit {
-        sockopt::set_tcp_congestion(socket, algorithm)?;
-    } else if legs.clone().any(|leg| leg.turbo) {
-        // This congestion control is not available in all kernels.
-        let _ = sockopt::set_tcp_congestion(socket, TURBO_CONGESTION);
-    }
-    socket.set_tcp_nodelay(true)?;
-    watch_over(SockRef::from(socket), LEG_KEEPALIVE)
-}
-
 /// Limits the rate to the leg's bandwidth, so that a large window does not leave in one burst.
 fn pace(socket: impl AsFd, leg: &Leg) -> io::Result<()> {
     if let Some(bandwidth) = leg.bandwidth.filter(|_| leg.turbo) {
@@ -172,6 +197,29 @@ fn watch_over(socket: SockRef<'_>, (idle, interval): (Duration, Duration)) -> io
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_option_of_a_listener_is_part_of_its_options() {
+        let options = |more: &str| {
+            let text = format!(
+                "name = 'a'\n[accept]\nlisten = ['0.0.0.0:7440']\n[[accept.peer]]\nname = 'd'\nkey = 'k'\n{more}"
+            );
+            let config: Config = toml::from_str(&text).unwrap();
+            Options::for_peers(&config.accept.unwrap().peers)
+        };
+        let turbo = "turbo = true\nbandwidth = '1gbit'\nrtt = '20ms'\n";
+        let all = [
+            options(""),
+            options("congestion = 'reno'\n"),
+            options("congestion = 'cubic'\n"),
+            options(turbo),
+            options(&format!("{turbo}congestion = 'cubic'\n")),
+        ];
+        for (at, one) in all.iter().enumerate() {
+            assert!(!all[at + 1..].contains(one), "{one:?}");
+        }
+        assert_eq!(options("bandwidth = '1gbit'\n"), options(""));
+    }
 
     #[test]
     fn a_leg_without_turbo_start_gets_the_default_window_back() {

@@ -24,6 +24,7 @@ mod frame;
 mod handshake;
 mod intercept;
 mod leg;
+mod listener;
 mod metrics;
 mod pipe;
 mod pool;

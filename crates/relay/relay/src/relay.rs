@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::{Config, ConfigError, Loaded};
 use crate::intercept::Rules;
+use crate::listener::Stop;
 use crate::request::{RELAY, Request};
 use crate::shared::Shared;
 use crate::syn::Syns;
@@ -80,6 +81,7 @@ pub async fn run(
         shared,
         turbo: Turbo::default(),
         posts: HashMap::new(),
+        ending: Vec::new(),
         rules: None,
         began: Instant::now(),
     };
@@ -100,7 +102,9 @@ struct Relay {
     shared: Arc<Shared>,
     turbo: Turbo,
     /// The tasks that wait for connections.
-    posts: HashMap<Post, JoinHandle<()>>,
+    posts: HashMap<Post, Running>,
+    /// Tasks that serve the last clients of stopped listeners.
+    ending: Vec<JoinHandle<()>>,
     rules: Option<Rules>,
     began: Instant,
 }
@@ -109,15 +113,57 @@ struct Relay {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Post {
     Forward(SocketAddr),
-    /// An address for relays, and the window that its sockets' buffers hold.
-    Relays(SocketAddr, u64),
+    /// An address for relays, and the options of its socket.
+    Relays(SocketAddr, leg::Options),
     Diverted(SocketAddr),
     Syns(u16, u32),
     Metrics(SocketAddr),
 }
 
-/// Waits for connections until it is aborted.
-type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// A task that waits for connections until it is stopped or aborted.
+struct Task {
+    future: Pin<Box<dyn Future<Output = ()> + Send>>,
+    stop: Option<Stop>,
+}
+
+/// A running [`Task`].
+struct Running {
+    handle: JoinHandle<()>,
+    stop: Option<Stop>,
+}
+
+/// The time for which a stopped listener completes handshakes: while a relay drains, and while
+/// another configuration waits for the address.
+const DRAIN_LINGER: Duration = Duration::from_secs(1);
+const RELOAD_LINGER: Duration = Duration::from_millis(200);
+
+impl Task {
+    /// Returns a task that serves no clients: it can be aborted.
+    fn new(future: impl Future<Output = ()> + Send + 'static) -> Task {
+        Task { future: Box::pin(future), stop: None }
+    }
+
+    /// Returns a task that accepts clients.
+    fn accepting(future: impl Future<Output = ()> + Send + 'static, stop: Stop) -> Task {
+        Task { future: Box::pin(future), stop: Some(stop) }
+    }
+
+    fn spawn(self) -> Running {
+        Running { handle: tokio::spawn(self.future), stop: self.stop }
+    }
+}
+
+impl Running {
+    /// Stops the task. Its socket is closed when the returned handle completes. A listener serves
+    /// first those clients that have connected already.
+    fn stop(self, linger: Duration) -> JoinHandle<()> {
+        match self.stop {
+            Some(stop) => stop.after(linger),
+            None => self.handle.abort(),
+        }
+        self.handle
+    }
+}
 
 impl Post {
     /// Returns whether this one cannot be opened while the other is open.
@@ -168,7 +214,7 @@ impl Relay {
         };
         // This thread carries the listeners' tasks. None of them runs before all has changed.
         self.shared.adopt(loaded);
-        self.posts.extend(opened.into_iter().map(|(post, task)| (post, tokio::spawn(task))));
+        self.posts.extend(opened.into_iter().map(|(post, task)| (post, task.spawn())));
         self.leave(|post| !wanted.contains(post)).await;
         Ok(())
     }
@@ -198,7 +244,7 @@ impl Relay {
     fn reopen(&mut self, stopped: Vec<Post>, config: &Config) {
         for post in stopped {
             match self.open(&post, config) {
-                Ok(task) => drop(self.posts.insert(post, tokio::spawn(task))),
+                Ok(task) => drop(self.posts.insert(post, task.spawn())),
                 Err(error) => tracing::error!(%error, "a listener is missing until the next reload"),
             }
         }
@@ -232,22 +278,21 @@ impl Relay {
         let shared = self.shared.clone();
         Ok(match post {
             Post::Forward(address) => {
-                let listener = edge::listen(*address).map_err(listening(address))?;
-                Box::pin(edge::forward(shared, listener, *address))
+                let (listener, stop) = edge::listen(*address).map_err(listening(address))?;
+                Task::accepting(edge::forward(shared, listener, *address), stop)
             }
             Post::Diverted(address) => {
-                let listener = edge::listen_for_all(*address).map_err(listening(address))?;
-                Box::pin(edge::intercept(shared, listener))
+                let (listener, stop) = edge::listen_for_all(*address).map_err(listening(address))?;
+                Task::accepting(edge::intercept(shared, listener), stop)
             }
-            Post::Relays(address, _) => {
-                let peers = config.accept.as_ref().map_or(&[][..], |accept| &accept.peers);
-                let listener = leg::listen(*address, peers).map_err(listening(address))?;
-                Box::pin(exit::accept(shared, listener))
+            Post::Relays(address, options) => {
+                let (listener, stop) = leg::listen(*address, options).map_err(listening(address))?;
+                Task::accepting(exit::accept(shared, listener), stop)
             }
             Post::Syns(queue, _) => {
                 let intercept = config.intercept.as_ref().expect("its post is wanted");
                 let place = format!("netfilter queue {queue}");
-                Box::pin(Syns::open(shared, intercept).map_err(listening(place))?.watch())
+                Task::new(Syns::open(shared, intercept).map_err(listening(place))?.watch())
             }
             Post::Metrics(address) => {
                 let listener = std::net::TcpListener::bind(address).and_then(|listener| {
@@ -256,17 +301,20 @@ impl Relay {
                 });
                 let listener = listener.map_err(listening(address))?;
                 let text = move || shared.metrics.text(shared.strangers.count(), shared.levels().into_iter());
-                Box::pin(serve_metrics(text, listener))
+                Task::new(serve_metrics(text, listener))
             }
         })
     }
 
-    /// Stops the tasks that `which` selects. This closes their sockets.
+    /// Stops the tasks that `which` selects, and waits until their sockets are closed.
     async fn leave(&mut self, which: impl Fn(&Post) -> bool) {
-        for (_, task) in self.posts.extract_if(|post, _| which(post)) {
-            task.abort();
-            let _ = task.await;
+        for handle in self.stop(which, RELOAD_LINGER) {
+            let _ = handle.await;
         }
+    }
+
+    fn stop(&mut self, which: impl Fn(&Post) -> bool, linger: Duration) -> Vec<JoinHandle<()>> {
+        self.posts.extract_if(|post, _| which(post)).map(|(_, running)| running.stop(linger)).collect()
     }
 
     /// Serves requests and hang-ups until the relay has drained.
@@ -283,7 +331,8 @@ impl Relay {
                 }
                 () = pause, if drained.is_some() => {
                     let late = drained.is_some_and(|deadline| Instant::now() >= deadline);
-                    if late || self.shared.metrics.open.get() == 0 {
+                    let is_over = self.ending.iter().all(JoinHandle::is_finished);
+                    if late || is_over && self.shared.metrics.open.get() == 0 {
                         return tracing::info!("drained");
                     }
                 }
@@ -302,7 +351,7 @@ impl Relay {
             Request::Set(assignment) => self.change(self.shared.loaded().with(&assignment)).await,
             Request::Reload => self.change(Loaded::read(&self.path)).await,
             Request::Drain(seconds) => {
-                self.drain().await;
+                self.drain();
                 *drained = Some(Instant::now() + Duration::from_secs(seconds));
                 Ok(json!({ "open": self.shared.metrics.open.get() }))
             }
@@ -325,8 +374,9 @@ impl Relay {
         Ok(Value::Null)
     }
 
-    /// Stops to intercept and to accept new connections. Existing connections continue.
-    async fn drain(&mut self) {
+    /// Stops to intercept and to accept new connections. Existing connections continue, also those
+    /// that the kernel has completed and the relay has not accepted yet.
+    fn drain(&mut self) {
         self.shared.drain();
         if let Some(rules) = &mut self.rules {
             // Packets of existing connections are still diverted.
@@ -335,7 +385,8 @@ impl Relay {
                 tracing::warn!(%error, "new connections are still intercepted");
             }
         }
-        self.leave(|post| !matches!(post, Post::Metrics(_))).await;
+        let ending = self.stop(|post| !matches!(post, Post::Metrics(_)), DRAIN_LINGER);
+        self.ending.extend(ending);
     }
 
     fn status(&self) -> Value {
@@ -372,7 +423,11 @@ impl Relay {
 
     async fn close(mut self) {
         self.rules = None;
-        self.leave(|_| true).await;
+        let running = self.posts.drain().map(|(_, running)| running.handle);
+        for handle in running.chain(self.ending.drain(..)) {
+            handle.abort();
+            let _ = handle.await;
+        }
     }
 }
 
@@ -382,8 +437,8 @@ fn posts(config: &Config, has_ipv6: bool) -> Vec<Post> {
     let mut posts: Vec<Post> = config.forwards.iter().map(|forward| Post::Forward(forward.listen)).collect();
     posts.extend(config.metrics.map(Post::Metrics));
     if let Some(accept) = &config.accept {
-        let window = accept.peers.iter().filter_map(|peer| peer.leg.window()).max().unwrap_or(0);
-        posts.extend(accept.listen.iter().map(|address| Post::Relays(*address, window)));
+        let options = leg::Options::for_peers(&accept.peers);
+        posts.extend(accept.listen.iter().map(|address| Post::Relays(*address, options.clone())));
     }
     if let Some(intercept) = &config.intercept {
         let port = intercept.port;

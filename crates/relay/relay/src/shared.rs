@@ -90,12 +90,12 @@ impl Shared {
         levels
     }
 
-    /// Reserves a slot for one more connection. `None` if the limit is reached or the relay drains.
+    /// Reserves a slot for one more connection. `None` if the limit is reached.
     pub(crate) fn slot(self: &Arc<Shared>) -> Option<Slot> {
         let open = self.metrics.open.inc();
         let slot = Slot(self.clone());
         let has_room = (open as usize) < self.loaded().config.max_connections;
-        (has_room && !self.is_draining()).then_some(slot)
+        has_room.then_some(slot)
     }
 
     pub(crate) fn is_draining(&self) -> bool {
