@@ -20,6 +20,7 @@ use shunt_key::{Key, Keys, to_hex};
 use tokio::time::{sleep, timeout};
 
 use crate::config;
+use crate::errand::elsewhere;
 use crate::etcd::{Etcd, EtcdError, Stored};
 use crate::lock::lock;
 use crate::map::Published;
@@ -48,6 +49,9 @@ const LINGER: Duration = Duration::from_secs(30);
 /// The shortest and the longest pause after a failure of etcd.
 const PAUSE: Duration = Duration::from_millis(200);
 const LONG_PAUSE: Duration = Duration::from_secs(5);
+/// The time after a put within which the watch reports the entry. etcd has lost an entry that the
+/// watch does not report after it.
+const CONFIRMED: Duration = Duration::from_secs(2);
 /// The time that a router which ends waits for etcd.
 const PARTING: Duration = Duration::from_secs(1);
 
@@ -130,13 +134,14 @@ async fn watch(shared: &Arc<Shared>, etcd: &Etcd, prefix: &str, turns: &mut Turn
     loop {
         seen.keys = shared.loaded().keys.now();
         let strange = changed.into_iter().filter(|stored| !seen.take(stored)).count();
+        // Before the state says so, so that what etcd has lost is told from what is not known yet.
+        shared.publish(seen.published());
         {
             let mut state = shared.discovery.state();
             state.is_watching = true;
             state.entries = seen.entries.len();
             state.strange += strange as u64;
         }
-        shared.publish(seen.published());
         changed = match watch.next().await {
             Ok(changed) => changed,
             Err(error) => return error,
@@ -226,25 +231,33 @@ async fn publish(
         let at = format!("{}{kind}/{what}", etcd.prefix);
         client.put(&at, &sealed(key, &at, body), lease).await
     };
-    put(HOST, name, &loaded.host().address.to_string()).await?;
+    let address = loaded.host().address.to_string();
+    put(HOST, name, &address).await?;
     shared.discovery.state().is_published = true;
     turns.succeeded();
     let mut kept_at = Instant::now();
-    let mut published: HashMap<IpAddr, Instant> = HashMap::new();
+    let mut host_put_at = Instant::now();
+    let mut own = Own::default();
     loop {
-        for container in containers(shared).await {
-            if published.insert(container, Instant::now()).is_none() {
-                put(CONTAINER, &container.to_string(), name).await?;
-            }
+        let here = containers(shared).await;
+        let is_watching = shared.discovery.state().is_watching;
+        let now = Instant::now();
+        let (is_host_lost, to_put) = shared.published(|published| {
+            let known = is_watching.then_some(published);
+            (known.is_some_and(|known| !known.hosts.contains_key(name)), own.to_put(&here, known, now))
+        });
+        if is_host_lost && host_put_at.elapsed() > CONFIRMED {
+            put(HOST, name, &address).await?;
+            host_put_at = Instant::now();
         }
-        let gone: Vec<IpAddr> =
-            published.iter().filter(|(_, seen)| seen.elapsed() > LINGER).map(|(gone, _)| *gone).collect();
-        for container in gone {
+        for container in to_put {
+            put(CONTAINER, &container.to_string(), name).await?;
+        }
+        for container in own.to_delete(now) {
             // Deleted only if the value is still this host's: another host may have published the
             // container since.
             let at = format!("{}{CONTAINER}/{container}", etcd.prefix);
             client.delete(&at, &sealed(key, &at, name)).await?;
-            published.remove(&container);
         }
         if kept_at.elapsed() * 3 > Duration::from_secs(etcd.lease_s) {
             if !client.keep_alive(lease).await? {
@@ -259,14 +272,63 @@ async fn publish(
     }
 }
 
+/// The containers that this host has published.
+///
+/// Example: a container moves to another host, which replaces the entry. The container returns
+/// within [`LINGER`]. So the entry is put again, and when the other host deletes its own entry, it
+/// finds this host's value and leaves it.
+#[derive(Debug, Default)]
+struct Own(HashMap<IpAddr, Put>);
+
+/// A container whose entry was put.
+#[derive(Clone, Copy, Debug)]
+struct Put {
+    at: Instant,
+    /// The last time that the container was here.
+    seen: Instant,
+    is_here: bool,
+}
+
+impl Own {
+    /// Returns the containers whose entries are to be put: those that are new or have returned, and
+    /// those that etcd has lost. `here` are all containers of this host, `known` is what etcd has,
+    /// or `None` if that is not known.
+    fn to_put(&mut self, here: &BTreeSet<IpAddr>, known: Option<&Published>, now: Instant) -> Vec<IpAddr> {
+        for (_, put) in self.0.iter_mut().filter(|(container, _)| !here.contains(container)) {
+            put.is_here = false;
+        }
+        let is_missing = |container: &IpAddr, put: &Put| {
+            now.duration_since(put.at) > CONFIRMED
+                && known.is_some_and(|known| !known.containers.contains_key(container))
+        };
+        let mut to_put = Vec::new();
+        for container in here {
+            let former = self.0.get(container).filter(|put| put.is_here && !is_missing(container, put));
+            let at = former.map_or(now, |put| put.at);
+            if former.is_none() {
+                to_put.push(*container);
+            }
+            self.0.insert(*container, Put { at, seen: now, is_here: true });
+        }
+        to_put
+    }
+
+    /// Returns the containers whose entries are to be deleted, because they have been away for
+    /// [`LINGER`].
+    fn to_delete(&mut self, now: Instant) -> Vec<IpAddr> {
+        let gone = self.0.extract_if(|_, put| now.duration_since(put.seen) > LINGER);
+        gone.map(|(container, _)| container).collect()
+    }
+}
+
 /// Returns the overlay addresses in all namespaces that have supervisors.
 async fn containers(shared: &Arc<Shared>) -> BTreeSet<IpAddr> {
     let (namespaces, prefixes) = (shared.namespaces(), shared.loaded().config.prefixes.clone());
-    let listed = tokio::task::spawn_blocking(move || {
+    elsewhere(move || {
         let all = namespaces.iter().flat_map(|namespace| namespace.addresses());
         all.filter(|address| prefixes.iter().any(|prefix| prefix.contains(address))).collect()
-    });
-    listed.await.unwrap_or_default()
+    })
+    .await
 }
 
 /// Returns the stored form of a value: its signature and the value.
@@ -288,6 +350,45 @@ fn signature(key: &Key, at: &str, body: &str) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_container_that_returns_is_published_again() {
+        let (mut own, begun) = (Own::default(), Instant::now());
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        let container: IpAddr = "10.50.1.2".parse().unwrap();
+        let (here, away) = (BTreeSet::from([container]), BTreeSet::new());
+        let of = |host: &str| Published {
+            containers: [(container, host.to_owned())].into(),
+            ..Published::default()
+        };
+        assert_eq!(own.to_put(&here, None, begun), [container]);
+        assert!(own.to_put(&here, Some(&of("a")), after(5)).is_empty());
+        // It moves to another host, which publishes it, and returns.
+        assert!(own.to_put(&away, Some(&of("a")), after(6)).is_empty());
+        assert!(own.to_put(&away, Some(&of("b")), after(7)).is_empty());
+        assert_eq!(own.to_put(&here, Some(&of("b")), after(8)), [container]);
+        assert!(own.to_put(&here, Some(&of("a")), after(9)).is_empty());
+        assert!(own.to_delete(after(9)).is_empty());
+        // It goes for good.
+        assert!(own.to_put(&away, Some(&of("a")), after(38)).is_empty());
+        assert!(own.to_delete(after(39)).is_empty());
+        assert_eq!(own.to_delete(after(40)), [container]);
+        assert_eq!(own.to_put(&here, Some(&Published::default()), after(41)), [container]);
+    }
+
+    #[test]
+    fn an_entry_that_etcd_has_lost_is_put_again() {
+        let (mut own, begun) = (Own::default(), Instant::now());
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        let container: IpAddr = "10.50.1.2".parse().unwrap();
+        let here = BTreeSet::from([container]);
+        let nothing = Published::default();
+        assert_eq!(own.to_put(&here, Some(&nothing), begun), [container]);
+        assert!(own.to_put(&here, Some(&nothing), after(1)).is_empty(), "the watch is not as far yet");
+        assert!(own.to_put(&here, None, after(3)).is_empty(), "what etcd has is not known");
+        assert_eq!(own.to_put(&here, Some(&nothing), after(4)), [container]);
+        assert!(own.to_put(&here, Some(&nothing), after(5)).is_empty());
+    }
 
     #[test]
     fn only_what_a_router_has_signed_for_that_place_is_taken() {

@@ -10,7 +10,7 @@ use shunt_sys::{destroy, peer};
 use tokio::task::JoinSet;
 
 use crate::connections::{Changes, Place};
-use crate::errand::{ALL, reserved};
+use crate::errand::{ALL, elsewhere, reserved};
 use crate::namespace::Namespace;
 use crate::policy::Policy;
 use crate::published;
@@ -31,7 +31,7 @@ pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
     // only the former policy permits.
     shared.guests.forget(shared.loaded().config.ask()).await;
     let mut doomed = on_host(forbidden);
-    doomed.extend(on_overlay(shared, stayed));
+    doomed.extend(on_overlay(shared, stayed).await);
     let all: usize = doomed.iter().map(|it| it.places.len()).sum();
     let Ended { ended, gone } = end(shared, doomed).await;
     let left = all - ended - gone;
@@ -70,7 +70,7 @@ pub(crate) fn report(shared: &Shared) -> Value {
 
 /// Ends a connection that was established on the overlay although the policy forbids it.
 pub(crate) async fn end_overlay(shared: &Arc<Shared>, namespace: u64, cookie: u64) {
-    let doomed = on_overlay(shared, HashMap::from([(namespace, HashSet::from([cookie]))]));
+    let doomed = on_overlay(shared, HashMap::from([(namespace, HashSet::from([cookie]))])).await;
     end(shared, doomed).await;
 }
 
@@ -87,12 +87,13 @@ fn on_host(forbidden: HashMap<u64, Vec<Place>>) -> Vec<Doomed> {
 }
 
 /// Finds the sockets that stayed on the overlay and are still connected.
-fn on_overlay(shared: &Shared, stayed: HashMap<u64, HashSet<u64>>) -> Vec<Doomed> {
+async fn on_overlay(shared: &Shared, stayed: HashMap<u64, HashSet<u64>>) -> Vec<Doomed> {
     let mut doomed = Vec::new();
     for (namespace, cookies) in stayed {
         // Without a supervisor in the namespace, no supervised program is left there.
         let Some(known) = shared.namespace(namespace) else { continue };
-        match known.connections() {
+        let inside = known.clone();
+        match elsewhere(move || inside.connections()).await {
             Ok(open) => {
                 let forbidden = open.into_iter().filter(|it| cookies.contains(&it.cookie));
                 let places = forbidden.map(|it| Place::new(it.cookie, it.local, it.remote)).collect();

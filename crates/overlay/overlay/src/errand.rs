@@ -57,6 +57,18 @@ const CLOGGED: usize = 1024;
 /// kernel answers immediately unless a program prevents it.
 const LIMIT: Duration = Duration::from_secs(2);
 
+/// Runs work on another thread and returns its result. Work that asks the kernel about many sockets
+/// would delay all tasks of the router. It must not be work that a program can hold up, for which
+/// there is [`Errands::ask`].
+pub(crate) async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(failed) if failed.is_panic() => std::panic::resume_unwind(failed.into_panic()),
+        // The runtime ends, and this task with it.
+        Err(_) => std::future::pending().await,
+    }
+}
+
 /// The blocking pool of a router.
 #[derive(Debug)]
 pub(crate) struct Errands {
@@ -320,6 +332,13 @@ mod tests {
         }
         drop(release);
         assert_eq!(errands.ask(1, || ()).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn work_elsewhere_leaves_the_runtime_to_its_tasks() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        tokio::spawn(async move { sender.send(7) });
+        assert_eq!(elsewhere(move || receiver.recv()).await, Ok(7));
     }
 
     #[tokio::test]

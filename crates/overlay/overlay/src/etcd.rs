@@ -18,8 +18,8 @@ use tokio::time::timeout;
 
 /// The time after which an etcd that has not answered is taken to be down.
 const LIMIT: Duration = Duration::from_secs(3);
-/// The time after which a silent watch is taken to be dead. etcd sends progress notifications more
-/// often.
+/// The time after which a watch without a complete message is taken to be dead. etcd sends progress
+/// notifications more often.
 const QUIET: Duration = Duration::from_secs(30);
 /// The largest message of a watch, in bytes.
 const LONGEST: usize = 16 << 20;
@@ -209,7 +209,8 @@ async fn collect(answer: Response<Incoming>, limit: usize) -> Result<Bytes, Etcd
 }
 
 impl Watch {
-    /// Waits for the next changes, in order. Returns none for a progress notification.
+    /// Waits for the next changes, in order. Returns none for a progress notification. A message
+    /// that is not complete within [`QUIET`] ends the watch, however slowly it arrives.
     pub(crate) async fn next(&mut self) -> Result<Vec<Stored>, EtcdError> {
         #[derive(Deserialize)]
         struct Line {
@@ -229,7 +230,8 @@ impl Watch {
         struct Event {
             kv: Stored,
         }
-        let line: Line = serde_json::from_slice(&self.line().await?)?;
+        let line: Line =
+            serde_json::from_slice(&timeout(QUIET, self.line()).await.map_err(|_| EtcdError::Late)??)?;
         match line {
             Line { result: Some(Changed { canceled: false, events, .. }), error: None } => {
                 Ok(events.into_iter().map(|event| event.kv).collect())
@@ -252,8 +254,7 @@ impl Watch {
             if searched > LONGEST {
                 return Err(EtcdError::Long(LONGEST));
             }
-            let frame = timeout(QUIET, self.body.frame()).await.map_err(|_| EtcdError::Late)?;
-            match frame {
+            match self.body.frame().await {
                 Some(frame) => self.bytes.extend(frame?.data_ref().into_iter().flatten()),
                 None => return Err(EtcdError::Io(std::io::ErrorKind::UnexpectedEof.into())),
             }

@@ -22,10 +22,18 @@ pub(crate) struct Guests(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    next: u64,
     guests: HashMap<u64, Arc<Guest>>,
     /// The Asks that were answered with yes and not yet offered.
-    coming: HashMap<Token, Coming>,
+    pending: Pending<Coming>,
+}
+
+/// Values by the token of their Ask, for as long as the line of the Ask is open.
+#[derive(Debug)]
+struct Pending<T> {
+    last_line: u64,
+    /// The open lines, each with the tokens of its Asks, by number.
+    lines: HashMap<u64, HashMap<u32, Token>>,
+    by_token: HashMap<Token, (u64, u32, T)>,
 }
 
 #[derive(Debug)]
@@ -33,11 +41,19 @@ struct Guest {
     host: IpAddr,
     line: Line,
     ear: Mutex<Ear>,
-    /// The tokens of this line's pending Asks, by number.
-    asked: Mutex<HashMap<u32, Token>>,
-    /// The number of the last Forget that was sent, and of the last one that was confirmed.
-    forgotten: Mutex<(u32, u32)>,
+    forgotten: Mutex<Forgotten>,
     changed: Notify,
+}
+
+/// How far the other router has got with forgetting.
+#[derive(Debug, Default)]
+struct Forgotten {
+    /// The number of the last Forget that was sent.
+    sent: u32,
+    /// The number of the last Forget that was confirmed.
+    confirmed: u32,
+    /// The line has ended, so the router remembers nothing.
+    is_over: bool,
 }
 
 /// A connection that another router has asked for, and may offer.
@@ -48,8 +64,6 @@ pub(crate) struct Coming {
     pub(crate) takers: Takers,
     /// Held until the connection is offered, or will not be.
     pub(crate) expected: Expected,
-    guest: u64,
-    number: u32,
     since: Instant,
 }
 
@@ -62,16 +76,7 @@ pub(crate) const CONNECTING: Duration = Duration::from_secs(180);
 impl Guests {
     /// Takes the Ask of an offered connection. Each token is taken once.
     pub(crate) fn take(&self, token: &Token) -> Option<Coming> {
-        let (coming, guest) = {
-            let mut state = self.state();
-            let coming = state.coming.remove(token)?;
-            let guest = state.guests.get(&coming.guest).cloned();
-            (coming, guest)
-        };
-        if let Some(guest) = guest {
-            lock(&guest.asked).remove(&coming.number);
-        }
-        Some(coming)
+        self.state().pending.take(token)
     }
 
     /// Reads all messages that have arrived from that host's router, or from every one, without
@@ -91,19 +96,14 @@ impl Guests {
 
     /// Returns `true` if that host's router may still offer a connection.
     pub(crate) fn awaits(&self, host: IpAddr) -> bool {
-        self.state().coming.values().any(|coming| coming.host == host)
+        self.state().pending.values().any(|coming| coming.host == host)
     }
 
     /// Drops Asks whose overlay connection no kernel tries to establish any more.
     pub(crate) fn sweep(&self) {
-        let is_old = |coming: &Coming| coming.since.elapsed() > CONNECTING;
-        let old: Vec<Token> = {
-            let state = self.state();
-            state.coming.iter().filter(|(_, coming)| is_old(coming)).map(|(token, _)| *token).collect()
-        };
-        for token in old {
-            drop(self.take(&token));
-        }
+        let old = self.state().pending.take_if(|coming| coming.since.elapsed() > CONNECTING);
+        // Dropped outside of the lock, because it notifies tasks that take it.
+        drop(old);
     }
 
     /// Closes lines whose key is no longer valid.
@@ -122,7 +122,8 @@ impl Guests {
     /// that has not confirmed within `limit`: it has to ask anew.
     pub(crate) async fn forget(&self, limit: Duration) {
         let guests: Vec<_> = self.state().guests.values().cloned().collect();
-        let told: Vec<_> = guests.into_iter().map(|guest| (guest.tell(), guest)).collect();
+        let told = guests.into_iter().filter_map(|guest| Some((guest.tell()?, guest)));
+        let told: Vec<_> = told.collect();
         let deadline = Instant::now() + limit;
         for (number, guest) in told {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -145,12 +146,12 @@ impl Guest {
             match word {
                 Word::Ask { number, ask } => self.answer(shared, id, (number, ask), token),
                 Word::Never { number } => {
-                    let token = lock(&self.asked).get(&number).copied();
-                    // Dropped outside of the locks, because it notifies tasks that take them.
-                    drop(token.and_then(|token| shared.guests.take(&token)));
+                    let coming = shared.guests.state().pending.take_number(id, number);
+                    // Dropped outside of the lock, because it notifies tasks that take it.
+                    drop(coming);
                 }
                 Word::Forgotten { number } => {
-                    lock(&self.forgotten).1 = number;
+                    lock(&self.forgotten).confirmed = number;
                     self.changed.notify_waiters();
                 }
                 _ => return Err(WireError::Stranger),
@@ -160,24 +161,28 @@ impl Guest {
     }
 
     fn answer(&self, shared: &Arc<Shared>, id: u64, (number, ask): (u32, Ask), token: Token) {
-        let coming = consider(shared, self.host, (number, ask), id);
+        let coming = consider(shared, self.host, ask);
         let refused = coming.as_ref().err().copied();
         if let Ok(coming) = coming {
             // Recorded before the answer is sent, so that the offer finds it.
-            lock(&self.asked).insert(number, token);
-            shared.guests.state().coming.insert(token, coming);
+            let replaced = shared.guests.state().pending.add((id, number), token, coming);
+            drop(replaced);
         }
         self.line.say(Word::Answer { number, refused });
     }
 
-    fn tell(&self) -> u32 {
+    /// Sends Forget, and returns its number. Returns `None` if the line has ended.
+    fn tell(&self) -> Option<u32> {
         let number = {
             let mut forgotten = lock(&self.forgotten);
-            forgotten.0 = forgotten.0.wrapping_add(1);
-            forgotten.0
+            if forgotten.is_over {
+                return None;
+            }
+            forgotten.sent = forgotten.sent.wrapping_add(1);
+            forgotten.sent
         };
         self.line.say(Word::Forget { number });
-        number
+        Some(number)
     }
 
     async fn has_forgotten(&self, number: u32) {
@@ -185,13 +190,76 @@ impl Guest {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            // A later Forget may have been confirmed, which includes this one. The numbers wrap
-            // around.
-            if number.wrapping_sub(lock(&self.forgotten).1) as i32 <= 0 {
+            if lock(&self.forgotten).has(number) {
                 return;
             }
             changed.await;
         }
+    }
+}
+
+impl Forgotten {
+    /// Returns `true` if nothing is remembered any more that precedes the Forget of that number.
+    fn has(&self, number: u32) -> bool {
+        // A later Forget may have been confirmed, which includes this one. The numbers wrap around.
+        self.is_over || number.wrapping_sub(self.confirmed) as i32 <= 0
+    }
+}
+
+impl<T> Default for Pending<T> {
+    fn default() -> Pending<T> {
+        Pending { last_line: 0, lines: HashMap::new(), by_token: HashMap::new() }
+    }
+}
+
+impl<T> Pending<T> {
+    /// Opens a line, and returns its id.
+    fn open(&mut self) -> u64 {
+        self.last_line += 1;
+        self.lines.insert(self.last_line, HashMap::new());
+        self.last_line
+    }
+
+    /// Closes a line, and returns its values.
+    fn close(&mut self, line: u64) -> Vec<T> {
+        let tokens = self.lines.remove(&line).unwrap_or_default();
+        tokens.values().filter_map(|token| self.take(token)).collect()
+    }
+
+    /// Adds the value of an Ask. Returns a value that has no Ask any more: the former one of that
+    /// line and number, or this one if the line is closed.
+    fn add(&mut self, (line, number): (u64, u32), token: Token, value: T) -> Option<T> {
+        let Some(tokens) = self.lines.get_mut(&line) else { return Some(value) };
+        let former = tokens.insert(number, token);
+        let former = former.and_then(|former| self.by_token.remove(&former));
+        self.by_token.insert(token, (line, number, value));
+        former.map(|(_, _, value)| value)
+    }
+
+    /// Removes the value of a token.
+    fn take(&mut self, token: &Token) -> Option<T> {
+        let (line, number, value) = self.by_token.remove(token)?;
+        if let Some(tokens) = self.lines.get_mut(&line) {
+            tokens.remove(&number);
+        }
+        Some(value)
+    }
+
+    /// Removes the value of a line's Ask.
+    fn take_number(&mut self, line: u64, number: u32) -> Option<T> {
+        let token = *self.lines.get(&line)?.get(&number)?;
+        self.take(&token)
+    }
+
+    /// Removes the values that `which` selects.
+    fn take_if(&mut self, which: impl Fn(&T) -> bool) -> Vec<T> {
+        let chosen = self.by_token.iter().filter(|(_, (_, _, value))| which(value));
+        let tokens: Vec<Token> = chosen.map(|(token, _)| *token).collect();
+        tokens.iter().filter_map(|token| self.take(token)).collect()
+    }
+
+    fn values(&self) -> impl ExactSizeIterator<Item = &T> {
+        self.by_token.values().map(|(_, _, value)| value)
     }
 }
 
@@ -205,7 +273,6 @@ pub(crate) async fn attend(
         host,
         line,
         ear: Mutex::new(ear),
-        asked: Mutex::default(),
         forgotten: Mutex::default(),
         changed: Notify::new(),
     });
@@ -218,20 +285,15 @@ pub(crate) async fn attend(
 
 /// Decides about an Ask. The caller holds the line's receive lock and answers before it releases
 /// it, so a new policy's Forget follows the answer.
-fn consider(
-    shared: &Arc<Shared>,
-    host: IpAddr,
-    (number, ask): (u32, Ask),
-    guest: u64,
-) -> Result<Coming, Reason> {
+fn consider(shared: &Arc<Shared>, host: IpAddr, ask: Ask) -> Result<Coming, Reason> {
     let Ask { source, destination } = ask;
     shared.connections.permit(Flow { source, destination })?;
     let takers = shared.takers(destination)?;
-    if shared.guests.state().coming.len() >= COMING {
+    if shared.guests.state().pending.values().len() >= COMING {
         return Err(Reason::Busy);
     }
     let expected = shared.expect(ask, host);
-    Ok(Coming { host, ask, takers, expected, guest, number, since: Instant::now() })
+    Ok(Coming { host, ask, takers, expected, since: Instant::now() })
 }
 
 /// A router's line while it is registered.
@@ -243,8 +305,7 @@ struct Stay {
 impl Stay {
     fn begin(shared: &Arc<Shared>, guest: Arc<Guest>) -> Stay {
         let mut state = shared.guests.state();
-        let id = state.next;
-        state.next += 1;
+        let id = state.pending.open();
         state.guests.insert(id, guest);
         Stay { shared: shared.clone(), id }
     }
@@ -256,12 +317,52 @@ impl Drop for Stay {
         // The router has no line any more, so it remembers nothing, and no task needs to wait for
         // it.
         if let Some(guest) = state.guests.remove(&self.id) {
-            let mut forgotten = lock(&guest.forgotten);
-            forgotten.1 = forgotten.0;
+            lock(&guest.forgotten).is_over = true;
             guest.changed.notify_waiters();
         }
-        let gone: Vec<_> = state.coming.extract_if(|_, coming| coming.guest == self.id).collect();
+        let gone = state.pending.close(self.id);
         drop(state);
         drop(gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(byte: u8) -> Token {
+        [byte; 32]
+    }
+
+    #[test]
+    fn an_ask_with_the_number_of_another_one_replaces_it() {
+        let mut pending = Pending::default();
+        let line = pending.open();
+        assert_eq!(pending.add((line, 1), token(1), "former"), None);
+        assert_eq!(pending.add((line, 1), token(2), "later"), Some("former"));
+        assert_eq!(pending.take(&token(1)), None);
+        assert_eq!(pending.take_number(line, 1), Some("later"));
+        assert!(pending.by_token.is_empty() && pending.lines[&line].is_empty());
+    }
+
+    #[test]
+    fn an_ask_of_a_line_that_has_ended_is_not_kept() {
+        let mut pending = Pending::default();
+        let (ended, other) = (pending.open(), pending.open());
+        assert_eq!(pending.add((ended, 1), token(1), "before"), None);
+        assert_eq!(pending.add((other, 1), token(2), "other"), None);
+        assert_eq!(pending.close(ended), ["before"]);
+        assert_eq!(pending.add((ended, 2), token(3), "after"), Some("after"));
+        assert_eq!(pending.take_number(ended, 1), None);
+        assert_eq!(pending.values().collect::<Vec<_>>(), [&"other"]);
+        assert_eq!(pending.take_if(|value| *value == "other"), ["other"]);
+        assert!(pending.lines[&other].is_empty());
+    }
+
+    #[test]
+    fn a_line_that_has_ended_has_forgotten_everything() {
+        let forgotten = Forgotten { sent: 2, confirmed: u32::MAX, is_over: false };
+        assert!(forgotten.has(u32::MAX) && !forgotten.has(0));
+        assert!(Forgotten { is_over: true, ..forgotten }.has(2));
     }
 }

@@ -19,7 +19,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::config::{ConfigError, Loaded};
+use crate::errand::elsewhere;
 use crate::map::Published;
+use crate::policy::Policy;
 use crate::request::{ROUTER, Request};
 use crate::secure::Guard;
 use crate::shared::Shared;
@@ -124,13 +126,50 @@ async fn reload(shared: &Arc<Shared>, path: &Path, mut hangup: Signal) {
                         "this changes only when the router is started anew"
                     );
                 }
+                let former = shared.loaded().policy.clone();
+                let next = after_reload(&former, &loaded.policy, &shared.connections.policy());
                 let policy = loaded.policy.clone();
                 shared.reload(loaded);
-                enforce::apply(shared, policy).await;
+                match next {
+                    Next::OfFile => drop(enforce::apply(shared, policy).await),
+                    Next::OfFileInstead => {
+                        tracing::warn!(
+                            "the policy file has changed: it replaces the policy that was set with `shunt overlay policy apply`"
+                        );
+                        enforce::apply(shared, policy).await;
+                    }
+                    Next::Kept => tracing::warn!(
+                        "the policy that was set with `shunt overlay policy apply` stays in effect, because the policy file has not changed; apply the file to return to it"
+                    ),
+                }
                 tracing::info!("the configuration has been read again");
             }
             Err(error) => tracing::error!(%error, "the configuration stays as it was"),
         }
+    }
+}
+
+/// The policy in effect after a reload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// The file's, which was in effect before.
+    OfFile,
+    /// The file's, instead of one that was set through the control socket.
+    OfFileInstead,
+    /// The one that was set through the control socket.
+    Kept,
+}
+
+/// Decides about the policy of a reload. A policy that was set through the control socket stays in
+/// effect as long as the file says the same as before: a reload for another reason must not permit
+/// what an operator has just forbidden.
+fn after_reload(former: &Policy, read: &Policy, current: &Policy) -> Next {
+    if current == former {
+        Next::OfFile
+    } else if read == former {
+        Next::Kept
+    } else {
+        Next::OfFileInstead
     }
 }
 
@@ -165,7 +204,10 @@ async fn answer(shared: &Arc<Shared>, asked: &mut mpsc::Receiver<Asked<Request>>
     while let Some((request, answer)) = asked.recv().await {
         let answered = match request {
             Request::Status => status(shared, began),
-            Request::Connections => listing::report(shared),
+            Request::Connections => {
+                let shared = shared.clone();
+                elsewhere(move || listing::report(&shared)).await
+            }
             Request::Policy => enforce::report(shared),
             Request::Apply(policy) => enforce::apply(shared, policy).await,
         };
@@ -185,10 +227,11 @@ fn status(shared: &Shared, began: Instant) -> Value {
     })
 }
 
-async fn sweep(shared: &Shared) {
+async fn sweep(shared: &Arc<Shared>) {
     loop {
         tokio::time::sleep(SWEEP).await;
-        shared.sweep();
+        let shared = shared.clone();
+        elsewhere(move || shared.sweep()).await;
     }
 }
 
@@ -237,5 +280,23 @@ fn is_filtered() -> bool {
 fn raise_descriptor_limit() {
     if let Err(error) = limits::raise_descriptors() {
         tracing::debug!(%error, "the descriptor limit stays as it is");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reload_keeps_the_policy_that_was_set_unless_the_file_has_another_one() {
+        let policy = |default: &str| {
+            serde_json::from_value::<Policy>(json!({ "default": default, "rules": [] })).unwrap()
+        };
+        let (open, deny, dropped) = (policy("allow"), policy("deny"), policy("drop"));
+        assert_eq!(after_reload(&open, &open, &open), Next::OfFile);
+        assert_eq!(after_reload(&open, &deny, &open), Next::OfFile);
+        assert_eq!(after_reload(&open, &open, &deny), Next::Kept);
+        assert_eq!(after_reload(&open, &dropped, &deny), Next::OfFileInstead);
+        assert_eq!(after_reload(&open, &deny, &deny), Next::OfFileInstead);
     }
 }

@@ -257,6 +257,11 @@ impl Shared {
         *self.map.lock().expect(NEVER) = Mapped { map, published };
     }
 
+    /// Returns the result of `read` for the published part of the map.
+    pub(crate) fn published<T>(&self, read: impl FnOnce(&Published) -> T) -> T {
+        read(&self.map.lock().expect(NEVER).published)
+    }
+
     /// Returns the namespaces that have supervisors.
     pub(crate) fn namespaces(&self) -> Vec<Arc<Namespace>> {
         self.state().namespaces.values().map(|(known, _)| known.clone()).collect()

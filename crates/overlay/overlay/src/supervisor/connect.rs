@@ -276,11 +276,30 @@ fn settle(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
 /// Starts to connect a blocking socket. The file is shared with the program, so its non-blocking
 /// flag is set only for this moment.
 fn start(socket: &OwnedFd, address: Address) -> Result<(), Errno> {
-    let flags = fcntl_getfl(socket)?;
-    fcntl_setfl(socket, flags | OFlags::NONBLOCK)?;
+    let nonblocking = Nonblocking::set(socket)?;
     let connected = address.connect(socket);
-    fcntl_setfl(socket, flags)?;
+    drop(nonblocking);
     connected
+}
+
+/// The non-blocking flag of a program's file, which is cleared on drop, also when this thread
+/// panics. The other flags are left as the program has them by then.
+struct Nonblocking<'a>(&'a OwnedFd);
+
+impl Nonblocking<'_> {
+    fn set(socket: &OwnedFd) -> Result<Nonblocking<'_>, Errno> {
+        fcntl_setfl(socket, fcntl_getfl(socket)? | OFlags::NONBLOCK)?;
+        Ok(Nonblocking(socket))
+    }
+}
+
+impl Drop for Nonblocking<'_> {
+    fn drop(&mut self) {
+        let cleared = fcntl_getfl(self.0).and_then(|flags| fcntl_setfl(self.0, flags - OFlags::NONBLOCK));
+        if let Err(error) = cleared {
+            tracing::error!(%error, "a socket of a program stays non-blocking");
+        }
+    }
 }
 
 /// Replaces the socket, if possible, when the program asks for the result. Then the kernel makes
@@ -354,5 +373,28 @@ fn is_heard(connection: &OwnedFd, goes_on: impl Fn() -> bool) -> bool {
         }
         std::thread::sleep(pause);
         pause = (2 * pause).min(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use rustix::net::{AddressFamily, SocketType, socket};
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_blocking_again_whatever_happens_meanwhile() {
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        let before = fcntl_getfl(&socket).unwrap();
+        let failed = catch_unwind(AssertUnwindSafe(|| {
+            let _nonblocking = Nonblocking::set(&socket).unwrap();
+            // The program changes another flag.
+            fcntl_setfl(&socket, fcntl_getfl(&socket).unwrap() | OFlags::APPEND).unwrap();
+            panic!("as a thread of the supervisor might");
+        }));
+        assert!(failed.is_err());
+        assert_eq!(fcntl_getfl(&socket).unwrap(), before | OFlags::APPEND);
     }
 }
