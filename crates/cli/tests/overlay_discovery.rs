@@ -89,6 +89,24 @@ fn a_container_that_has_moved_is_found_also_while_etcd_is_dead() {
     await_host_network(&lab, MOVED);
 }
 
+#[test]
+fn an_entry_that_another_writer_deletes_is_published_again() {
+    let (lab, _, _served) = found_by(&format!("'{ETCD}'"));
+    let entries = |lab: &Lab| lab.status(A)["now"]["etcd"]["entries"].clone();
+    lab::await_until(|| entries(&lab) == 3, || lab.status(A).to_string());
+    let etcdctl = |action: &str, key: &str| {
+        let mut etcdctl = Command::new("etcdctl");
+        etcdctl.env("ETCDCTL_API", "3").args(["--endpoints", ETCD, action, key]);
+        lab.hosts[A].net.inside(|| etcdctl.output()).unwrap().stdout
+    };
+    for lost in [format!("/shunt/overlay/container/{MOVED}"), "/shunt/overlay/host/b".to_owned()] {
+        assert_eq!(etcdctl("del", &lost), b"1\n", "{lost}");
+        lab::await_until(|| !etcdctl("get", &lost).is_empty(), || lab.log(B));
+        lab::await_until(|| entries(&lab) == 3, || lab.status(A).to_string());
+        await_host_network(&lab, MOVED);
+    }
+}
+
 /// A container that has just started connects immediately. The server's host has not learnt of it
 /// yet.
 #[test]

@@ -106,6 +106,34 @@ fn what_only_some_may_do_is_denied_to_all_others() {
     assert!(text.contains("10.50.2.2/32") && text.contains("9001-9010"), "{text}");
 }
 
+/// A reload for another reason does not permit again what has just been forbidden.
+#[test]
+fn a_policy_that_was_set_outlasts_a_reload_until_the_policy_file_changes() {
+    let mut lab = Lab::build();
+    let path = lab.path("of-file.toml");
+    fs::write(&path, "").unwrap();
+    lab.configuration = format!("policy = '{}'", path.display());
+    lab.start(A);
+    lab.start(B);
+    serve(&mut lab);
+    lab.apply(A, "default = 'deny'");
+    let reload = |lab: &Lab, word: &str| {
+        lab.reload(A, "move-brief = true", "move-brief = true");
+        lab::await_until(|| lab.log(A).contains(word), || lab.log(A));
+        lab::await_until(|| lab.log(A).contains("has been read again"), || lab.log(A));
+    };
+    reload(&lab, "stays in effect");
+    assert_eq!(python(&lab, true, ASK), "ECONNREFUSED ECONNREFUSED ECONNREFUSED ECONNREFUSED\n");
+    fs::write(&path, "[[rule]]\nname = 'one'\naction = 'deny'\nports = [9000]\n").unwrap();
+    reload(&lab, "the policy file has changed");
+    let is_in_effect = || python(&lab, true, ASK) == "ECONNREFUSED ECONNREFUSED connected connected\n";
+    lab::await_until(is_in_effect, || lab.log(A));
+    // The policy in effect is the file's, so the file decides.
+    fs::write(&path, "").unwrap();
+    reload(&lab, "has been read again");
+    lab::await_until(|| python(&lab, true, ASK).starts_with("connected connected"), || lab.log(A));
+}
+
 /// The client has no supervisor, so its connection already exists when the server's host sees it.
 #[test]
 fn a_server_never_accepts_what_its_host_denies() {

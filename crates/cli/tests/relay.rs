@@ -12,6 +12,7 @@ mod lab;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -643,6 +644,48 @@ fn a_drained_relay_ends_with_its_last_connection() {
     exchange(&client, &server, 1 << 20);
     drop((client, server));
     lab.await_end(Site::Edge);
+}
+
+/// The kernel has completed the connections of these clients while the relay was stopped.
+#[test]
+fn a_drained_relay_serves_clients_that_it_has_not_accepted_yet() {
+    let mut lab = Lab::build();
+    let config = "name = 'edge'\n[[forward]]\nlisten = '10.1.0.1:8080'\ntarget = '10.3.0.2:80'\n";
+    lab.start(Site::Edge, config);
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let edge = Pid::from_raw(lab.pid(Site::Edge) as i32).unwrap();
+    kill_process(edge, Signal::STOP).unwrap();
+    let connect = || lab.connect(SocketAddr::from(([10, 1, 0, 1], 8080))).unwrap();
+    let clients: Vec<_> = (0..200).map(|_| connect()).collect();
+    let mut control = UnixStream::connect(lab.control(Site::Edge)).unwrap();
+    control.write_all(b"{\"drain\":600}\n").unwrap();
+    kill_process(edge, Signal::CONT).unwrap();
+    for _ in &clients {
+        let mut server = with_limits(listener.accept().unwrap().0);
+        server.write_all(b"served").unwrap();
+    }
+    for mut client in clients {
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "served");
+    }
+    lab.await_end(Site::Edge);
+}
+
+#[test]
+fn a_listener_for_relays_has_the_congestion_control_of_the_configuration() {
+    let lab = Lab::with_relays("");
+    let used = || {
+        let mut ss = Command::new("ss");
+        let output = lab.exit.inside(|| ss.args(["-Htlni", "sport = :7440"]).output()).unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for algorithm in ["reno", "cubic"] {
+        lab.write_config(Site::Exit, &format!("{EXIT}congestion = '{algorithm}'\n"));
+        let reloaded = lab.ask(Site::Exit, &["reload"]);
+        assert!(reloaded.status.success(), "{reloaded:?}");
+        assert!(used().contains(&format!(" {algorithm} ")), "{}", used());
+    }
 }
 
 #[test]
