@@ -86,7 +86,7 @@ pub(crate) async fn connect(
 ) -> Result<Agreed, Reason> {
     let socket = Arc::new(socket);
     let checked = check(shared, &socket, namespace);
-    let known = shared.namespace(namespace).ok_or(Reason::Socket)?;
+    let known = shared.registry.namespace(namespace).ok_or(Reason::Socket)?;
     // The policy also applies to sockets that cannot be moved. Until the socket is connected, its
     // source address is only the program's claim.
     let source = bound.or_else(|| known.source(destination)).unwrap_or_else(|| any(destination));
@@ -253,7 +253,7 @@ async fn take(
 /// Checks that the socket is a TCP socket of that namespace, bound to no device.
 fn check(shared: &Shared, socket: &Theirs, namespace: u64) -> Result<(), Reason> {
     let shown = identity::shown(socket).map_err(|_| Reason::Socket)?;
-    let is_ours = !shown.bound_device && shared.lives_in(socket.as_fd(), namespace);
+    let is_ours = !shown.bound_device && shared.registry.lives_in(socket.as_fd(), namespace);
     is_ours.then_some(()).ok_or(Reason::Socket)
 }
 

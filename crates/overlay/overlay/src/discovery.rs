@@ -268,7 +268,7 @@ async fn publish(
         if !loaded.keys.now().own().is(key) {
             return Ok(());
         }
-        let _ = timeout(LOOK, shared.supervised.notified()).await;
+        let _ = timeout(LOOK, shared.registry.changed()).await;
     }
 }
 
@@ -323,7 +323,7 @@ impl Own {
 
 /// Returns the overlay addresses in all namespaces that have supervisors.
 async fn containers(shared: &Arc<Shared>) -> BTreeSet<IpAddr> {
-    let (namespaces, prefixes) = (shared.namespaces(), shared.loaded().config.prefixes.clone());
+    let (namespaces, prefixes) = (shared.registry.namespaces(), shared.loaded().config.prefixes.clone());
     elsewhere(move || {
         let all = namespaces.iter().flat_map(|namespace| namespace.addresses());
         all.filter(|address| prefixes.iter().any(|prefix| prefix.contains(address))).collect()

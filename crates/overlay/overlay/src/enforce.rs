@@ -91,7 +91,7 @@ async fn on_overlay(shared: &Shared, stayed: HashMap<u64, HashSet<u64>>) -> Vec<
     let mut doomed = Vec::new();
     for (namespace, cookies) in stayed {
         // Without a supervisor in the namespace, no supervised program is left there.
-        let Some(known) = shared.namespace(namespace) else { continue };
+        let Some(known) = shared.registry.namespace(namespace) else { continue };
         let inside = known.clone();
         match elsewhere(move || inside.connections()).await {
             Ok(open) => {

@@ -12,8 +12,10 @@ use tokio::time::timeout;
 
 use crate::lock::lock;
 use crate::policy::Flow;
+use crate::promises::Expected;
 use crate::reason::Reason;
-use crate::shared::{Expected, Shared, Takers};
+use crate::registry::Takers;
+use crate::shared::Shared;
 use crate::wire::{Ask, Ear, Line, Token, When, WireError, Word};
 
 /// All incoming lines.
@@ -292,7 +294,7 @@ fn consider(shared: &Arc<Shared>, host: IpAddr, ask: Ask) -> Result<Coming, Reas
     if shared.guests.state().pending.values().len() >= COMING {
         return Err(Reason::Busy);
     }
-    let expected = shared.expect(ask, host);
+    let expected = shared.promises.expect(ask, host);
     Ok(Coming { host, ask, takers, expected, since: Instant::now() })
 }
 

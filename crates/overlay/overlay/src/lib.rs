@@ -4,7 +4,8 @@
 //! The modules:
 //!
 //! - `router` runs a router, with its configuration in `config`. `shared` has the state that all
-//!   its conversations use. `namespace` knows the containers' network namespaces, `keys` the key
+//!   its conversations use: `registry` has the supervisors, `promises` the connections that programs
+//!   are about to accept, and `quotas` the bounds. `namespace` knows the containers' network namespaces, `keys` the key
 //!   file, and `metrics` the counters. `errand` runs blocking work on other threads.
 //! - `local` talks to supervisors, by way of `message` and `channel`. `client` and `server` are the
 //!   two ends of a negotiation between routers, whose messages are in `wire`. Before it the routers
@@ -44,8 +45,11 @@ mod namespace;
 mod options;
 mod peers;
 mod policy;
+mod promises;
 mod published;
+mod quotas;
 mod reason;
+mod registry;
 mod request;
 mod router;
 mod secure;

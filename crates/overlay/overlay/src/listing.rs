@@ -45,7 +45,8 @@ fn on_overlay(shared: &Shared) -> Vec<Value> {
     let mut listed = Vec::new();
     for (namespace, stayed) in shared.connections.on_overlay() {
         // Without a supervisor in the namespace, no supervised program is left there.
-        let Some(open) = shared.namespace(namespace).and_then(|known| known.connections().ok()) else {
+        let Some(open) = shared.registry.namespace(namespace).and_then(|known| known.connections().ok())
+        else {
             continue;
         };
         for socket in open {

@@ -17,8 +17,9 @@ use crate::errand::Theirs;
 use crate::message::{Answer, MessageError, Request, VERSION, Welcome};
 use crate::metrics::End;
 use crate::options::Options;
+use crate::quotas::Share;
 use crate::reason::Reason;
-use crate::shared::{Share, Shared};
+use crate::shared::Shared;
 use crate::{admit, client, server};
 
 /// The time that a process which has connected may take until its first message.
@@ -67,7 +68,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, listener: OwnedFd) -> std::io::Re
 fn admit(shared: &Arc<Shared>, socket: OwnedFd) {
     // The network namespace of the connecting process, not of this one.
     let Ok(namespace) = identity::namespace(socket.as_fd()) else { return };
-    let Some(share) = shared.share(namespace) else {
+    let Some(share) = shared.quotas.share(namespace) else {
         shared.metrics.stayed(End::Client, Reason::Busy);
         return;
     };
@@ -101,7 +102,7 @@ async fn converse(
         }
         match next {
             (Request::Enter(VERSION), Some(shown)) => {
-                let is_ours = shared.lives_in(shown.as_fd(), namespace);
+                let is_ours = shared.registry.lives_in(shown.as_fd(), namespace);
                 drop(shown);
                 return match is_ours && shared.guard.is_some() {
                     true => admit::program(&shared, &channel).await,
@@ -162,7 +163,7 @@ async fn attend(
     namespace: u64,
     shown: Theirs,
 ) -> Result<(), MessageError> {
-    if !shared.lives_in(shown.as_fd(), namespace) {
+    if !shared.registry.lives_in(shown.as_fd(), namespace) {
         tracing::debug!("a supervisor has shown a socket of a namespace that is not its own, or not root's");
         return Ok(());
     }
@@ -180,7 +181,7 @@ async fn attend(
     loop {
         match channel.receive::<Request>().await? {
             (Request::Listen, Some(shown)) => {
-                if shared.lives_in(shown.as_fd(), namespace)
+                if shared.registry.lives_in(shown.as_fd(), namespace)
                     && let Ok(seen) = identity::shown(&shown)
                     && !seen.bound_device
                 {
@@ -214,10 +215,10 @@ pub(crate) fn ends(
     (local, remote): (SocketAddr, SocketAddr),
 ) -> Result<Ends, Reason> {
     let shown = identity::shown(socket).map_err(|_| Reason::Socket)?;
-    if shown.bound_device || !shared.lives_in(socket, namespace) {
+    if shown.bound_device || !shared.registry.lives_in(socket, namespace) {
         return Err(Reason::Socket);
     }
-    let known = shared.namespace(namespace).ok_or(Reason::Socket)?;
+    let known = shared.registry.namespace(namespace).ok_or(Reason::Socket)?;
     let found = known.connection(local, remote).filter(|found| found.cookie == shown.cookie);
     let is_established = found.ok_or(Reason::NotConnected)?.is_established;
     let domain = SockRef::from(&socket).domain().map_err(|_| Reason::Socket)?;

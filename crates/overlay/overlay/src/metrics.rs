@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use shunt_control::SET_UP_BUCKETS;
 
 use crate::reason::Reason;
+use crate::registry::Registered;
 use crate::shared::Shared;
 
 /// The end of a connection that is on this host.
@@ -212,12 +213,12 @@ fn levels(registry: &mut Registry, shared: &Shared) {
     let help = "Ends of connections on the host network, by the rule of the policy that permits them";
     registry.register("permitted_connections", help, by_rule);
 
-    let levels = shared.levels();
+    let Registered { supervisors, namespaces, listeners } = shared.registry.counts();
     for (name, help, count) in [
-        ("supervisors", "Supervisors of programs", levels.supervisors),
-        ("namespaces", "Network namespaces with supervised programs", levels.namespaces),
-        ("listeners", "Listening sockets of supervised programs", levels.listeners),
-        ("promises", "Connections that wait to be accepted", levels.promises),
+        ("supervisors", "Supervisors of programs", supervisors),
+        ("namespaces", "Network namespaces with supervised programs", namespaces),
+        ("listeners", "Listening sockets of supervised programs", listeners),
+        ("promises", "Connections that wait to be accepted", shared.promises.count()),
     ] {
         let gauge = Gauge::<i64>::default();
         gauge.set(count as i64);

@@ -30,8 +30,10 @@ use crate::namespace::Namespace;
 use crate::options::Options;
 use crate::peers;
 use crate::policy::Flow;
+use crate::promises::{Claim, Client, Promised};
+use crate::quotas::Visit;
 use crate::reason::Reason;
-use crate::shared::{Claim, Client, Promised, Shared, Visit};
+use crate::shared::Shared;
 use crate::wire::{Line, Opening, Talk, WireError, opening};
 
 /// The time that a router which has connected may take until its first message.
@@ -63,7 +65,7 @@ async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
     }
     // A container's connection can have its host's address as source, so the address proves
     // nothing.
-    let (pass, _) = shared.unproven.enter(host, false);
+    let pass = shared.quotas.enter(host);
     let evicted = pass.evicted();
     let conversed = tokio::select! {
         conversed = converse(&shared, stream, host, pass) => conversed,
@@ -112,7 +114,7 @@ async fn converse(
 
 /// Reserves room for a conversation with a router that has proved the key.
 fn proven(shared: &Arc<Shared>, pass: Pass) -> Result<Visit, WireError> {
-    let visit = if pass.prove() { shared.visit() } else { None };
+    let visit = if pass.prove() { shared.quotas.visit() } else { None };
     visit.ok_or_else(|| WireError::Io(std::io::ErrorKind::ConnectionAborted.into()))
 }
 
@@ -161,7 +163,6 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr, pass: Pass
     if let Some(connection) = promised.commit(talk.into_stream().into_std()?.into()) {
         reset(connection);
     }
-    shared.changed.notify_waiters();
     Ok(())
 }
 
@@ -218,11 +219,11 @@ async fn find(
     // too.
     let mut pause = Duration::from_micros(200);
     loop {
-        let changed = shared.changed.notified();
+        let changed = shared.promises.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
         let found = namespace.connection(local, remote);
-        let found = found.filter(|found| !found.held || shared.has_asked(found.cookie));
+        let found = found.filter(|found| !found.held || shared.promises.has_asked(found.cookie));
         if found.is_some() || Instant::now() >= deadline {
             return found;
         }
@@ -248,7 +249,7 @@ pub(crate) async fn accepted(
     let socket = Arc::new(socket);
     let ends = local::ends(shared, socket.as_fd(), namespace, addresses)?;
     let flow = Flow { source: ends.remote.ip(), destination: ends.local };
-    let _waiting = shared.wait_for(ends.cookie);
+    let _waiting = shared.promises.wait_for(ends.cookie);
     let taken = match shared.connections.permit(flow) {
         Ok(_) => await_claim(shared, &socket, &ends).await,
         // Withdraw a promise that was made under another policy.
@@ -342,10 +343,10 @@ async fn await_claim(
     // last one.
     let watched = socket.as_fd().try_clone_to_owned().and_then(|copy| watch(copy, Interest::READABLE)).ok();
     loop {
-        let changed = shared.changed.notified();
+        let changed = shared.promises.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let until_late = match shared.claim(ends.cookie, Some((ends.local, client))) {
+        let until_late = match shared.promises.claim(ends.cookie, Some((ends.local, client))) {
             Claim::Taken(connection, origin) => return Ok((connection, origin)),
             // The task that keeps the promise has the timeout.
             Claim::Promised => {
@@ -353,12 +354,12 @@ async fn await_claim(
                 None
             }
             Claim::Expected => Some(begun + patience),
-            Claim::Unknown if shared.stay(ends.cookie) => return Err(reason),
+            Claim::Unknown if shared.promises.stay(ends.cookie) => return Err(reason),
             Claim::Unknown => continue,
         };
         tokio::select! {
             () = changed => {}
-            () = until(until_late) => if shared.stay(ends.cookie) { return Err(reason) },
+            () = until(until_late) => if shared.promises.stay(ends.cookie) { return Err(reason) },
             // O2: the client has sent bytes on the overlay, so it commits nothing any more.
             () = bytes(watched.as_ref()) => return give_up(shared, ends.cookie).await.ok_or(Reason::Used),
         }
@@ -377,17 +378,17 @@ async fn until(moment: Option<Instant>) {
 /// socket was promised and the client has committed.
 async fn give_up(shared: &Arc<Shared>, cookie: u64) -> Option<(OwnedFd, Origin)> {
     loop {
-        let changed = shared.changed.notified();
+        let changed = shared.promises.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        if shared.stay(cookie) {
+        if shared.promises.stay(cookie) {
             return None;
         }
-        if let Claim::Taken(connection, origin) = shared.claim(cookie, None) {
+        if let Claim::Taken(connection, origin) = shared.promises.claim(cookie, None) {
             return Some((connection, origin));
         }
         // The task that keeps the promise decides without waiting.
-        shared.give_up(cookie);
+        shared.promises.give_up(cookie);
         changed.await;
     }
 }

@@ -1,0 +1,220 @@
+//! The registry of supervisors: the network namespaces that they are in, and the listening sockets
+//! that they have shown.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
+
+use rustix::net::{AddressFamily, sockopt};
+use shunt_sys::{Errno, identity, netns};
+use tokio::sync::Notify;
+
+use crate::lock::lock;
+use crate::namespace::Namespace;
+use crate::reason::Reason;
+
+/// The largest number of listening sockets that one supervisor may show.
+const LISTENERS: usize = 4096;
+/// The largest number of supervisors that one namespace may have.
+const SUPERVISORS: usize = 1024;
+/// The number of namespaces for which [`Registry::lives_in`] remembers its result.
+const NAMESPACES: usize = 4096;
+
+/// All supervisors of a router.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    state: Mutex<State>,
+    /// Notified when a supervisor connects.
+    supervised: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The namespaces of the supervisors, by cookie.
+    supervisors: HashMap<u64, u64>,
+    next: u64,
+    /// Namespaces with supervisors, by cookie, each with the number of its supervisors.
+    namespaces: HashMap<u64, (Arc<Namespace>, usize)>,
+    /// Supervised listening sockets, by cookie.
+    listeners: HashMap<u64, Listener>,
+    /// Records for each namespace cookie if only root can have made the namespace. That never
+    /// changes.
+    roots: HashMap<u64, bool>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Listener {
+    supervisor: u64,
+    namespace: u64,
+    /// Other sockets may listen on that port as well (SO_REUSEPORT). The kernel chooses one for
+    /// each connection.
+    shares: bool,
+    /// The accepted sockets are of the family AF_INET.
+    is_ipv4: bool,
+}
+
+/// The listening sockets that may get a connection. All of them are supervised.
+#[derive(Clone, Debug)]
+pub(crate) struct Takers {
+    pub(crate) namespace: Arc<Namespace>,
+    /// The cookie of the namespace.
+    pub(crate) cookie: u64,
+    /// The cookies of the sockets.
+    sockets: Vec<u64>,
+    /// Other sockets may have joined the port by the time that the connection is established.
+    pub(crate) shares: bool,
+}
+
+/// The numbers of what supervisors have registered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registered {
+    pub(crate) supervisors: usize,
+    pub(crate) namespaces: usize,
+    pub(crate) listeners: usize,
+}
+
+impl Registry {
+    /// Returns the namespaces that have supervisors.
+    pub(crate) fn namespaces(&self) -> Vec<Arc<Namespace>> {
+        lock(&self.state).namespaces.values().map(|(known, _)| known.clone()).collect()
+    }
+
+    /// Returns the namespace with that cookie while it has a supervisor.
+    pub(crate) fn namespace(&self, cookie: u64) -> Option<Arc<Namespace>> {
+        lock(&self.state).namespaces.get(&cookie).map(|(known, _)| known.clone())
+    }
+
+    /// Waits until another supervisor connects.
+    pub(crate) async fn changed(&self) {
+        self.supervised.notified().await;
+    }
+
+    /// Adds a supervisor to the namespace of the socket that it has shown. The caller removes it by
+    /// [`Registry::remove`].
+    pub(crate) fn add(&self, namespace: u64, socket: impl AsFd) -> Result<u64, Errno> {
+        let mut state = lock(&self.state);
+        match state.namespaces.get_mut(&namespace) {
+            Some((_, supervisors)) if *supervisors >= SUPERVISORS => return Err(Errno::MFILE),
+            Some((_, supervisors)) => *supervisors += 1,
+            None => {
+                let known = Arc::new(Namespace::of(socket.as_fd())?);
+                state.namespaces.insert(namespace, (known, 1));
+            }
+        }
+        let supervisor = state.next;
+        state.next += 1;
+        state.supervisors.insert(supervisor, namespace);
+        self.supervised.notify_one();
+        Ok(supervisor)
+    }
+
+    /// Removes a supervisor with all its listening sockets.
+    pub(crate) fn remove(&self, supervisor: u64) {
+        self.withdraw(supervisor);
+        let mut state = lock(&self.state);
+        let Some(namespace) = state.supervisors.remove(&supervisor) else { return };
+        if let Some((_, supervisors)) = state.namespaces.get_mut(&namespace) {
+            *supervisors -= 1;
+            if *supervisors == 0 {
+                state.namespaces.remove(&namespace);
+            }
+        }
+    }
+
+    /// Adds a supervised listening socket with that cookie.
+    pub(crate) fn listen(
+        &self,
+        supervisor: u64,
+        socket: impl AsFd,
+        (cookie, namespace): (u64, u64),
+    ) -> Result<(), Errno> {
+        // If the option cannot be read, assume that the port is shared.
+        let shares = sockopt::socket_reuseport(&socket).unwrap_or(true);
+        let is_ipv4 = sockopt::socket_domain(&socket)? == AddressFamily::INET;
+        let mut state = lock(&self.state);
+        let count = state.listeners.values().filter(|listener| listener.supervisor == supervisor).count();
+        if count >= LISTENERS {
+            return Err(Errno::MFILE);
+        }
+        state.listeners.insert(cookie, Listener { supervisor, namespace, shares, is_ipv4 });
+        Ok(())
+    }
+
+    /// Removes all listening sockets of a supervisor.
+    pub(crate) fn withdraw(&self, supervisor: u64) {
+        lock(&self.state).listeners.retain(|_, listener| listener.supervisor != supervisor);
+    }
+
+    /// Checks that the socket belongs to that namespace, and that only root can have made the
+    /// namespace.
+    pub(crate) fn lives_in(&self, socket: BorrowedFd<'_>, namespace: u64) -> bool {
+        if identity::namespace(socket) != Ok(namespace) {
+            return false;
+        }
+        let mut state = lock(&self.state);
+        if let Some(is_roots) = state.roots.get(&namespace) {
+            return *is_roots;
+        }
+        let Ok(is_roots) = netns::belongs_here(socket) else { return false };
+        if state.roots.len() >= NAMESPACES {
+            state.roots.clear();
+        }
+        state.roots.insert(namespace, is_roots);
+        is_roots
+    }
+
+    /// Returns the listening sockets that may get a connection to `destination`.
+    pub(crate) fn takers(&self, destination: SocketAddr, hosts_are_ipv6: bool) -> Result<Takers, Reason> {
+        let namespaces: Vec<(u64, Arc<Namespace>)> = lock(&self.state)
+            .namespaces
+            .iter()
+            .map(|(cookie, (known, _))| (*cookie, known.clone()))
+            .collect();
+        let mut having = namespaces.into_iter().filter(|(_, known)| known.has(destination.ip()));
+        let (cookie, namespace) = having.next().ok_or(Reason::NotSupervised)?;
+        if having.next().is_some() {
+            return Err(Reason::Ambiguous);
+        }
+        let found = namespace.listener(destination).ok_or(Reason::NotSupervised)?;
+        let shares = lock(&self.state).listeners.get(&found.cookie).is_some_and(|listener| listener.shares);
+        let sockets = match shares {
+            true => namespace.listeners(destination).map_err(|_| Reason::Failed)?,
+            false => vec![found.cookie],
+        };
+        let state = lock(&self.state);
+        let is_supervised =
+            |socket| state.listeners.get(socket).is_some_and(|listener| listener.namespace == cookie);
+        if sockets.is_empty() || !sockets.iter().all(is_supervised) {
+            return Err(Reason::NotSupervised);
+        }
+        if hosts_are_ipv6 && sockets.iter().any(|socket| state.listeners[socket].is_ipv4) {
+            return Err(Reason::Family);
+        }
+        Ok(Takers { namespace, cookie, sockets, shares })
+    }
+
+    /// Returns the cookie of the namespace in which a process can accept the connection. Returns
+    /// `None` if one of the listening sockets is not supervised any more.
+    pub(crate) fn all_listen(&self, takers: &Takers) -> Option<u64> {
+        let state = lock(&self.state);
+        let listeners = takers.sockets.iter().map(|socket| state.listeners.get(socket));
+        listeners.collect::<Option<Vec<&Listener>>>()?.first().map(|listener| listener.namespace)
+    }
+
+    /// Returns `true` if at least one of the listening sockets is supervised.
+    pub(crate) fn any_listens(&self, takers: &Takers) -> bool {
+        let state = lock(&self.state);
+        takers.sockets.iter().any(|socket| state.listeners.contains_key(socket))
+    }
+
+    pub(crate) fn counts(&self) -> Registered {
+        let state = lock(&self.state);
+        let namespaces: BTreeSet<u64> = state.supervisors.values().copied().collect();
+        Registered {
+            supervisors: state.supervisors.len(),
+            namespaces: namespaces.len(),
+            listeners: state.listeners.len(),
+        }
+    }
+}
