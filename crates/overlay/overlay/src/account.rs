@@ -99,7 +99,7 @@ async fn inside(shared: &Arc<Shared>, namespace: u64, group: Arc<File>, domain: 
         Err(count) => count,
     };
     let make = move || accounted::sockets(group.as_fd(), family, count);
-    let made = shared.errands.ask(namespace, make).await.ok()?;
+    let made = shared.blocking_pool.ask(namespace, make).await.ok()?;
     let made = made.inspect_err(|error| tracing::debug!(%error, "no socket in a control group")).ok();
     let mut made = made?;
     let first = made.pop()?;

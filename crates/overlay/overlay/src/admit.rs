@@ -40,8 +40,8 @@ use shunt_sys::seccomp::Listener;
 use shunt_sys::{Errno, daemonize, guarded, netns, seqpacket};
 use tokio::time::timeout;
 
+use crate::blocking_pool::Theirs;
 use crate::channel::{self, Channel};
-use crate::errand::Theirs;
 use crate::lock::lock;
 use crate::message::{Answer, MessageError, Request};
 use crate::reason::Reason;
@@ -76,7 +76,7 @@ pub(crate) async fn program(shared: &Arc<Shared>, channel: &Channel) -> Result<(
 
 async fn serve(shared: &Arc<Shared>, channel: &Channel, listener: &Arc<Theirs>) -> std::io::Result<()> {
     let process = channel.process().ok_or(Errno::SRCH)?;
-    let is_guarded = shared.errands.ask(channel.namespace(), move || is_guarded(process)).await;
+    let is_guarded = shared.blocking_pool.ask(channel.namespace(), move || is_guarded(process)).await;
     is_guarded.map_err(busy)??;
     let begun = begin(shared, channel, listener, Some(&shared.loaded().config.socket)).await?;
     channel.send(&Answer::Probe, None)?;
@@ -84,7 +84,7 @@ async fn serve(shared: &Arc<Shared>, channel: &Channel, listener: &Arc<Theirs>) 
 }
 
 async fn expect_soon(shared: &Arc<Shared>, channel: &Channel, begun: UnixStream) -> std::io::Result<()> {
-    shared.errands.ask(channel.namespace(), move || expect(&begun, SEEN)).await.map_err(busy)?
+    shared.blocking_pool.ask(channel.namespace(), move || expect(&begun, SEEN)).await.map_err(busy)?
 }
 
 fn busy(_: Reason) -> std::io::Error {
@@ -109,7 +109,7 @@ async fn begin(
     let (router, listener) = (router.map(Path::to_owned), listener.clone());
     let group = group.ok().flatten();
     let start = move || start(router.as_deref(), process, &listener, &network, group.as_ref());
-    shared.errands.ask(namespace, start).await.map_err(busy)?
+    shared.blocking_pool.ask(namespace, start).await.map_err(busy)?
 }
 
 /// Checks that a process and all others of its container are under the filter. A process that is

@@ -4,8 +4,8 @@
 
 use shunt_kernel::names::{self, Named};
 
+use crate::blocking_pool::ALL;
 use crate::connections::{Connection, Place};
-use crate::errand::ALL;
 use crate::metrics::End;
 use crate::options::Options;
 use crate::policy::Flow;

@@ -15,7 +15,7 @@ use shunt_sys::{Errno, pidfd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::errand::{Errands, Theirs};
+use crate::blocking_pool::{BlockingPool, Theirs};
 use crate::lock::lock;
 use crate::message::{self, Answer, MessageError};
 
@@ -32,7 +32,7 @@ pub(crate) struct Channel {
     /// the end of the turn.
     is_hosts: bool,
     namespace: u64,
-    errands: Arc<Errands>,
+    pool: Arc<BlockingPool>,
     /// The supervisor's control group, and when it was read.
     group: Mutex<Option<(Instant, Option<Arc<File>>)>>,
 }
@@ -70,10 +70,10 @@ impl Channel {
         socket: OwnedFd,
         is_hosts: bool,
         namespace: u64,
-        errands: Arc<Errands>,
+        pool: Arc<BlockingPool>,
     ) -> std::io::Result<Channel> {
         let socket = watch(Arc::new(socket), Interest::READABLE)?;
-        Ok(Channel { socket, turn: Mutex::new(None), is_hosts, namespace, errands, group: Mutex::new(None) })
+        Ok(Channel { socket, turn: Mutex::new(None), is_hosts, namespace, pool, group: Mutex::new(None) })
     }
 
     pub(crate) fn is_hosts(&self) -> bool {
@@ -84,7 +84,7 @@ impl Channel {
     pub(crate) fn theirs(&self, fd: OwnedFd) -> Theirs {
         let mut turn = lock(&self.turn);
         let turn = turn.get_or_insert_with(|| Arc::new(Turn::new(self.socket.get_ref().clone())));
-        Theirs::new(fd, turn.clone(), self.is_hosts, self.namespace, self.errands.clone())
+        Theirs::new(fd, turn.clone(), self.is_hosts, self.namespace, self.pool.clone())
     }
 
     /// Ends the turn: the conversation is done with this connection.
@@ -127,7 +127,7 @@ impl Channel {
     pub(crate) async fn receive<T: DeserializeOwned>(&self) -> Result<(T, Option<Theirs>), MessageError> {
         loop {
             let mut ready = self.socket.readable().await.map_err(|_| MessageError::Closed)?;
-            self.errands.unclogged(self.namespace).await;
+            self.pool.unclogged(self.namespace).await;
             let mut first = None;
             let received = message::receive_each(self.socket.get_ref(), |fd| {
                 first = first.take().or(Some(self.theirs(fd)));

@@ -17,10 +17,10 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::account;
+use crate::blocking_pool::Theirs;
 use crate::channel::{Channel, watch};
 use crate::connections::{Connection, Place, Stayed};
 use crate::enforce;
-use crate::errand::Theirs;
 use crate::local::{self, Ends, written};
 use crate::message::{Answer, MessageError, Request};
 use crate::metrics::End;
@@ -321,7 +321,7 @@ async fn liken(shared: &Arc<Shared>, made: &Made, connection: OwnedFd) -> Result
         options::copy(&*shown, &connection, which).map_err(|_| Reason::Options)?;
         Ok((connection, Options::of(&*shown).map_err(|_| Reason::Failed)?))
     };
-    shared.errands.ask(made.namespace, copied).await?
+    shared.blocking_pool.ask(made.namespace, copied).await?
 }
 
 /// Checks from the sequence numbers that neither end has sent a byte (O2). Unlike the check in

@@ -10,7 +10,7 @@ use shunt_kernel::shape as kernel;
 use shunt_sys::identity::normalise;
 use shunt_sys::{Errno, peer};
 
-use crate::errand::Theirs;
+use crate::blocking_pool::Theirs;
 use crate::metrics::End;
 use crate::options::Options;
 use crate::policy::{Flow, Policy, Shape, Verdict};

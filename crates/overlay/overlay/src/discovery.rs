@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use shunt_key::{Key, Keys, to_hex};
 use tokio::time::{sleep, timeout};
 
+use crate::blocking_pool::elsewhere;
 use crate::config;
-use crate::errand::elsewhere;
 use crate::etcd::{Etcd, EtcdError, Stored};
 use crate::lock::lock;
 use crate::map::Published;

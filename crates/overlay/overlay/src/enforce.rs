@@ -9,8 +9,8 @@ use shunt_kernel::shape::{Shape, Shaper};
 use shunt_sys::{destroy, peer};
 use tokio::task::JoinSet;
 
+use crate::blocking_pool::{ALL, elsewhere, reserved};
 use crate::connections::{Changes, Place};
-use crate::errand::{ALL, elsewhere, reserved};
 use crate::namespace::Namespace;
 use crate::policy::Policy;
 use crate::published;
@@ -120,10 +120,10 @@ async fn end(shared: &Arc<Shared>, doomed: Vec<Doomed>) -> Ended {
         let count = WORKERS.min(places.len());
         let queue = Arc::new(Mutex::new(places));
         for _ in 0..count {
-            let (errands, queue, ended) = (shared.errands.clone(), queue.clone(), ended.clone());
+            let (pool, queue, ended) = (shared.blocking_pool.clone(), queue.clone(), ended.clone());
             let inside = inside.clone();
             workers.spawn(async move {
-                errands.ask(reserved(namespace), move || work(inside.as_deref(), &queue, &ended)).await
+                pool.ask(reserved(namespace), move || work(inside.as_deref(), &queue, &ended)).await
             });
         }
     }
@@ -137,7 +137,7 @@ async fn change(shared: &Shared, shapes: HashMap<u64, Shape>) -> usize {
     if shapes.is_empty() {
         return 0;
     }
-    let changed = shared.errands.ask(ALL, move || Shaper::load()?.change(&shapes)).await;
+    let changed = shared.blocking_pool.ask(ALL, move || Shaper::load()?.change(&shapes)).await;
     match changed {
         Ok(Ok(changed)) => changed,
         Ok(Err(error)) => {

@@ -6,7 +6,7 @@
 //! - `router` runs a router, with its configuration in `config`. `shared` has the state that all
 //!   its conversations use: `registry` has the supervisors, `promises` the connections that programs
 //!   are about to accept, and `quotas` the bounds. `namespace` knows the containers' network namespaces, `keys` the key
-//!   file, and `metrics` the counters. `errand` runs blocking work on other threads.
+//!   file, and `metrics` the counters. `blocking_pool` runs blocking work on other threads.
 //! - `local` talks to supervisors, by way of `message` and `channel`. `client` and `server` are the
 //!   two ends of a negotiation between routers, whose messages are in `wire`. Before it the routers
 //!   ask each other on lines: `peers` has the outgoing ones, `guests` the incoming ones. `worth`
@@ -25,13 +25,13 @@
 mod account;
 mod admit;
 mod adopt;
+mod blocking_pool;
 mod channel;
 mod client;
 mod config;
 mod connections;
 mod discovery;
 mod enforce;
-mod errand;
 mod etcd;
 mod guests;
 mod keys;

@@ -12,8 +12,8 @@ use socket2::{Domain, SockRef};
 use tokio::io::Interest;
 use tokio::time::{sleep, timeout};
 
+use crate::blocking_pool::Theirs;
 use crate::channel::{Channel, watch};
-use crate::errand::Theirs;
 use crate::message::{Answer, MessageError, Request, VERSION, Welcome};
 use crate::metrics::End;
 use crate::options::Options;
@@ -77,7 +77,9 @@ fn admit(shared: &Arc<Shared>, socket: OwnedFd) {
         // With a guard only the host's supervisors are served: a container's process could claim
         // anything.
         let is_hosts = shared.guard.is_some() && admit::is_of_host(&socket);
-        let Ok(channel) = Channel::new(socket, is_hosts, namespace, shared.errands.clone()) else { return };
+        let Ok(channel) = Channel::new(socket, is_hosts, namespace, shared.blocking_pool.clone()) else {
+            return;
+        };
         match converse(shared, channel, namespace, share).await {
             Ok(()) | Err(MessageError::Closed) => {}
             Err(error) => tracing::debug!(%error, "a conversation with a supervisor has ended"),

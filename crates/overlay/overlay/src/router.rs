@@ -18,8 +18,8 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::blocking_pool::elsewhere;
 use crate::config::{ConfigError, Loaded};
-use crate::errand::elsewhere;
 use crate::map::Published;
 use crate::policy::Policy;
 use crate::request::{ROUTER, Request};

@@ -20,9 +20,9 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, sleep_until, timeout};
 
+use crate::blocking_pool::Theirs;
 use crate::channel::watch;
 use crate::connections::{Connection, Place, Stayed};
-use crate::errand::Theirs;
 use crate::guests::{self, Coming};
 use crate::local::{self, Ends};
 use crate::metrics::End;
@@ -179,11 +179,11 @@ async fn last_word(
         said = timeout(limit, talk.commits()) => match said {
             Ok(said) => said,
             Err(late) => {
-                let errands = &shared.errands;
+                let pool = &shared.blocking_pool;
                 let _ = tcp::set_deaf(talk.stream(), true);
                 // This may take long. It fails on a kernel without that call, but there a packet
                 // that is being processed is finished sooner than this returns.
-                let _ = errands.ask(promised.namespace(), tcp::await_arrivals).await;
+                let _ = pool.ask(promised.namespace(), tcp::await_arrivals).await;
                 Err(late.into())
             }
         },
@@ -312,7 +312,7 @@ async fn be_like(
     loop {
         let (socket, copy) = (socket.clone(), connection.try_clone().map_err(|_| Reason::Failed)?);
         let liken = move || likeness(&socket, &copy, which);
-        match shared.errands.ask(namespace, liken).await {
+        match shared.blocking_pool.ask(namespace, liken).await {
             Err(_) if begun.elapsed() < FURNISHED => {}
             likened => return likened?,
         }

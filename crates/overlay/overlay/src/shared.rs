@@ -13,10 +13,10 @@ use shunt_sys::Errno;
 use shunt_sys::options::Copied;
 
 use crate::account::Spares;
+use crate::blocking_pool::BlockingPool;
 use crate::config::Loaded;
 use crate::connections::Connections;
 use crate::discovery::Discovery;
-use crate::errand::Errands;
 use crate::guests::Guests;
 use crate::lock::lock;
 use crate::map::{Map, Published};
@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     map: Mutex<Mapped>,
     pub(crate) discovery: Discovery,
     pub(crate) metrics: Metrics,
-    pub(crate) errands: Arc<Errands>,
+    pub(crate) blocking_pool: Arc<BlockingPool>,
     pub(crate) names: Mutex<Names>,
     /// `None` if containers are trusted.
     pub(crate) guard: Option<Guard>,
@@ -78,7 +78,7 @@ impl Shared {
             discovery: Discovery::default(),
             loaded: Mutex::new(Arc::new(loaded)),
             metrics: Metrics::default(),
-            errands: Arc::new(Errands::new(tokio::runtime::Handle::current())),
+            blocking_pool: Arc::new(BlockingPool::new(tokio::runtime::Handle::current())),
             names: Mutex::new(names),
             guard,
             reader: Mutex::new(reader),

@@ -59,7 +59,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 /// Runs work on another thread and returns its result. Work that asks the kernel about many sockets
 /// would delay all tasks of the router. It must not be work that a program can hold up, for which
-/// there is [`Errands::ask`].
+/// there is [`BlockingPool::ask`].
 pub(crate) async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
@@ -71,7 +71,7 @@ pub(crate) async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send
 
 /// The blocking pool of a router.
 #[derive(Debug)]
-pub(crate) struct Errands {
+pub(crate) struct BlockingPool {
     runtime: Handle,
     places: Semaphore,
     namespaces: Mutex<HashMap<u64, Load>>,
@@ -99,15 +99,15 @@ impl Default for Load {
     }
 }
 
-impl Errands {
+impl BlockingPool {
     /// Creates a pool that runs on the blocking threads of this runtime.
-    pub(crate) fn new(runtime: Handle) -> Errands {
-        Errands { runtime, places: Semaphore::new(PLACES), namespaces: Mutex::default() }
+    pub(crate) fn new(runtime: Handle) -> BlockingPool {
+        BlockingPool { runtime, places: Semaphore::new(PLACES), namespaces: Mutex::default() }
     }
 
     /// Runs `question` about sockets of a namespace on another thread, and returns its result.
     pub(crate) async fn ask<T: Send + 'static>(
-        self: &Arc<Errands>,
+        self: &Arc<BlockingPool>,
         namespace: u64,
         question: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Reason> {
@@ -123,19 +123,19 @@ impl Errands {
         asked.await.ok_or(Reason::Failed)
     }
 
-    /// Runs `errand` on another thread once the namespace and the pool each have a free place.
+    /// Runs `work` on another thread once the namespace and the pool each have a free place.
     /// Returns `None` if it takes too long.
     async fn elsewhere<T: Send + 'static>(
         &self,
         of_one: &Semaphore,
-        errand: impl FnOnce() -> T + Send + 'static,
+        work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         let places = (of_one.acquire().await, self.places.acquire().await);
         let begun = Arc::new(AtomicBool::new(false));
         let begins = begun.clone();
         let mut done = self.runtime.spawn_blocking(move || {
             begins.store(true, Relaxed);
-            errand()
+            work()
         });
         loop {
             match timeout(HELD_UP, &mut done).await {
@@ -157,14 +157,14 @@ impl Errands {
         }
     }
 
-    fn close(self: &Arc<Errands>, namespace: u64, closing: Closing) {
+    fn close(self: &Arc<BlockingPool>, namespace: u64, closing: Closing) {
         self.namespaces().entry(namespace).or_default().to_close.push(closing);
         self.send_closer(namespace);
     }
 
     /// Starts a closer if none is about to run. One closer takes all descriptors that a
     /// conversation drops together; a thread for each would be woken for nothing.
-    fn send_closer(self: &Arc<Errands>, namespace: u64) {
+    fn send_closer(self: &Arc<BlockingPool>, namespace: u64) {
         let mut namespaces = self.namespaces();
         let Some(load) = namespaces.get_mut(&namespace) else { return };
         if load.to_close.is_empty() || load.is_coming || load.closers >= CLOSERS {
@@ -172,14 +172,14 @@ impl Errands {
         }
         load.closers += 1;
         load.is_coming = true;
-        let (errands, places) = (self.clone(), load.places.clone());
+        let (pool, places) = (self.clone(), load.places.clone());
         drop(self.runtime.spawn(async move {
-            let closer = errands.clone();
-            let closed = errands.elsewhere(&places, move || closer.close_all(namespace));
+            let closer = pool.clone();
+            let closed = pool.elsewhere(&places, move || closer.close_all(namespace));
             tokio::pin!(closed);
             while timeout(HELD_UP, &mut closed).await.is_err() {
                 // A descriptor that blocks its closer must not delay the others.
-                errands.send_closer(namespace);
+                pool.send_closer(namespace);
             }
         }));
     }
@@ -222,26 +222,26 @@ fn forget_if_idle(namespaces: &mut HashMap<u64, Load>, namespace: u64) {
 
 /// A question, until it is answered or dropped.
 struct Asking {
-    errands: Arc<Errands>,
+    pool: Arc<BlockingPool>,
     namespace: u64,
     turns: Arc<Semaphore>,
     places: Arc<Semaphore>,
 }
 
 impl Asking {
-    fn queue(errands: Arc<Errands>, namespace: u64) -> Asking {
-        let mut namespaces = errands.namespaces();
+    fn queue(pool: Arc<BlockingPool>, namespace: u64) -> Asking {
+        let mut namespaces = pool.namespaces();
         let load = namespaces.entry(namespace).or_default();
         load.questions += 1;
         let (turns, places) = (load.turns.clone(), load.places.clone());
         drop(namespaces);
-        Asking { errands, namespace, turns, places }
+        Asking { pool, namespace, turns, places }
     }
 }
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        let mut namespaces = self.errands.namespaces();
+        let mut namespaces = self.pool.namespaces();
         if let Some(load) = namespaces.get_mut(&self.namespace) {
             load.questions -= 1;
         }
@@ -258,7 +258,7 @@ pub(crate) struct Theirs {
     /// the close here is not the last one.
     is_kept: bool,
     namespace: u64,
-    errands: Arc<Errands>,
+    pool: Arc<BlockingPool>,
 }
 
 impl Theirs {
@@ -269,16 +269,16 @@ impl Theirs {
         turn: Arc<Turn>,
         is_kept: bool,
         namespace: u64,
-        errands: Arc<Errands>,
+        pool: Arc<BlockingPool>,
     ) -> Theirs {
-        Theirs { closing: Some((fd, Some(turn))), is_kept, namespace, errands }
+        Theirs { closing: Some((fd, Some(turn))), is_kept, namespace, pool }
     }
 
     /// Duplicates the descriptor for use beyond the turn.
     pub(crate) fn apart(&self) -> std::io::Result<Theirs> {
         let copy = self.as_fd().try_clone_to_owned()?;
-        let (namespace, errands) = (self.namespace, self.errands.clone());
-        Ok(Theirs { closing: Some((copy, None)), is_kept: false, namespace, errands })
+        let (namespace, pool) = (self.namespace, self.pool.clone());
+        Ok(Theirs { closing: Some((copy, None)), is_kept: false, namespace, pool })
     }
 }
 
@@ -295,7 +295,7 @@ impl Drop for Theirs {
                 drop(fd);
                 drop(turn);
             }
-            Some(closing) => self.errands.close(self.namespace, closing),
+            Some(closing) => self.pool.close(self.namespace, closing),
             None => {}
         }
     }
@@ -311,27 +311,25 @@ mod tests {
 
     #[tokio::test]
     async fn a_namespace_that_holds_up_its_threads_has_no_more() {
-        let errands = Arc::new(Errands::new(Handle::current()));
+        let pool = Arc::new(BlockingPool::new(Handle::current()));
         let (release, gate) = std::sync::mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
         let held: Vec<_> = (0..QUESTIONS)
             .map(|_| {
-                let (errands, gate) = (errands.clone(), gate.clone());
-                tokio::spawn(
-                    async move { errands.ask(1, move || gate.lock().unwrap().recv().is_err()).await },
-                )
+                let (pool, gate) = (pool.clone(), gate.clone());
+                tokio::spawn(async move { pool.ask(1, move || gate.lock().unwrap().recv().is_err()).await })
             })
             .collect();
-        while errands.namespaces().get(&1).is_none_or(|load| load.turns.available_permits() > 0) {
+        while pool.namespaces().get(&1).is_none_or(|load| load.turns.available_permits() > 0) {
             tokio::task::yield_now().await;
         }
-        assert_eq!(errands.ask(1, || ()).await, Err(Reason::Busy));
-        assert_eq!(errands.ask(2, || 7).await, Ok(7), "another one has its own");
+        assert_eq!(pool.ask(1, || ()).await, Err(Reason::Busy));
+        assert_eq!(pool.ask(2, || 7).await, Ok(7), "another one has its own");
         for one in held {
             assert_eq!(one.await.unwrap(), Err(Reason::Failed), "nobody waits for ever");
         }
         drop(release);
-        assert_eq!(errands.ask(1, || ()).await, Ok(()));
+        assert_eq!(pool.ask(1, || ()).await, Ok(()));
     }
 
     #[tokio::test]
@@ -345,16 +343,16 @@ mod tests {
     async fn a_few_threads_do_what_nobody_holds_up() {
         use std::collections::HashSet;
         use std::thread::{ThreadId, current};
-        let errands = Arc::new(Errands::new(Handle::current()));
+        let pool = Arc::new(BlockingPool::new(Handle::current()));
         let threads = Arc::<Mutex<HashSet<ThreadId>>>::default();
         let asked: Vec<_> = (1..16 * PLACES as u64)
             .map(|namespace| {
-                let (errands, threads) = (errands.clone(), threads.clone());
-                let errand = move || {
+                let (pool, threads) = (pool.clone(), threads.clone());
+                let work = move || {
                     threads.lock().unwrap().insert(current().id());
                     std::thread::sleep(Duration::from_millis(1));
                 };
-                tokio::spawn(async move { errands.ask(namespace, errand).await })
+                tokio::spawn(async move { pool.ask(namespace, work).await })
             })
             .collect();
         for one in asked {
@@ -368,12 +366,12 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_shown_is_closed_elsewhere_before_that_is_said() {
-        let errands = Arc::new(Errands::new(Handle::current()));
+        let pool = Arc::new(BlockingPool::new(Handle::current()));
         let (mut shown, writer) = std::io::pipe().unwrap();
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
         let (supervisor, conversation) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
         let turn = Arc::new(Turn::new(Arc::new(conversation)));
-        let theirs = Theirs::new(writer.into(), turn.clone(), false, 1, errands);
+        let theirs = Theirs::new(writer.into(), turn.clone(), false, 1, pool);
         drop(turn);
         assert!(message::receive::<Answer>(&supervisor).is_err(), "it is open");
         drop(theirs);
@@ -405,39 +403,39 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_supervisor_of_the_hosts_still_has_is_closed_at_once() {
-        let errands = Arc::new(Errands::new(Handle::current()));
+        let pool = Arc::new(BlockingPool::new(Handle::current()));
         let ((supervisor, turn), lingering, _peer) = lingering();
         let kept = lingering.try_clone().unwrap();
-        let theirs = Theirs::new(lingering, turn.clone(), true, 1, errands.clone());
+        let theirs = Theirs::new(lingering, turn.clone(), true, 1, pool.clone());
         drop((turn, theirs));
         let (done, _) = message::receive::<Answer>(&supervisor).unwrap();
         assert_eq!(done, Answer::Done);
-        assert!(!errands.namespaces().contains_key(&1), "it was nobody else's errand");
+        assert!(!pool.namespaces().contains_key(&1), "no other thread closes it");
         socket2::SockRef::from(&kept).set_linger(None).unwrap();
     }
 
     #[tokio::test]
     async fn what_a_supervisor_has_left_is_closed_elsewhere() {
-        let errands = Arc::new(Errands::new(Handle::current()));
+        let pool = Arc::new(BlockingPool::new(Handle::current()));
         let ((supervisor, turn), lingering, peer) = lingering();
         drop(supervisor);
-        let theirs = Theirs::new(lingering, turn.clone(), true, 1, errands.clone());
+        let theirs = Theirs::new(lingering, turn.clone(), true, 1, pool.clone());
         drop((turn, theirs));
-        assert!(errands.namespaces().contains_key(&1), "it takes as long as its peer likes");
+        assert!(pool.namespaces().contains_key(&1), "it takes as long as its peer likes");
         drop(peer);
     }
 
     #[tokio::test]
     async fn one_thread_closes_what_was_let_go_at_once_but_for_what_holds_it_up() {
-        let errands = Arc::new(Errands::new(Handle::current()));
+        let pool = Arc::new(BlockingPool::new(Handle::current()));
         let (mut shown, writer) = std::io::pipe().unwrap();
         let (_conversation, lingering, _peer) = lingering();
         for fd in [writer.into(), lingering] {
-            errands.close(1, (fd, None));
+            pool.close(1, (fd, None));
         }
-        assert_eq!(errands.namespaces()[&1].closers, 1);
+        assert_eq!(pool.namespaces()[&1].closers, 1);
         let closed = tokio::task::spawn_blocking(move || shown.read(&mut [0]));
         assert!(matches!(timeout(LIMIT, closed).await, Ok(Ok(Ok(0)))), "the other one is closed");
-        assert!(errands.namespaces().contains_key(&1), "this one is not");
+        assert!(pool.namespaces().contains_key(&1), "this one is not");
     }
 }
