@@ -8,18 +8,18 @@
 //!
 //! One thread at a time reads the listener. It lets all calls proceed immediately that do not
 //! concern the overlay. If a call may have to wait, the thread stays with it, and another thread
-//! takes over the listener (`crew`). Every reported call is answered. In doubt the kernel makes it
+//! takes over the listener (`workers`). Every reported call is answered. In doubt the kernel makes it
 //! as if there were no supervisor.
 
 mod accept;
 mod address;
 mod connect;
-mod crew;
 mod guarded;
 mod link;
 mod process;
 mod replace;
 mod rings;
+mod workers;
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -37,9 +37,9 @@ use shunt_sys::{Errno, daemonize, identity, limits, other, tcp};
 use accept::Strays;
 use address::Address;
 use connect::Pending;
-use crew::Crew;
 use link::Link;
 use rings::Rings;
+use workers::Workers;
 
 /// The calls that the filter reports.
 pub(crate) const CALLS: [Watched; 6] = [
@@ -74,7 +74,7 @@ pub(crate) struct Supervisor {
     /// there was no thread.
     is_blind: AtomicBool,
     rings: Arc<Rings>,
-    crew: Crew,
+    workers: Workers,
 }
 
 /// A reported call, and the listener that answers it.
@@ -111,7 +111,7 @@ impl Supervisor {
             shown: Mutex::default(),
             is_blind: AtomicBool::new(false),
             rings: Arc::default(),
-            crew: Crew::default(),
+            workers: Workers::default(),
         }
     }
 
@@ -139,17 +139,17 @@ impl Supervisor {
             supervisor.link.hang_up();
         }
         supervisor.work(listener, first);
-        supervisor.crew.await_end();
+        supervisor.workers.await_end();
     }
 
     /// Runs a thread: it reads the listener whenever it leads, until a call keeps it. `taken` is
     /// its first call.
     fn work(self: &Arc<Supervisor>, listener: &Arc<Listener>, mut taken: Option<Call>) {
-        while self.crew.lead() {
-            while self.crew.leads() {
+        while self.workers.lead() {
+            while self.workers.leads() {
                 match taken.take().or_else(|| Call::next(listener)) {
                     Some(call) => self.dispatch(call),
-                    None => return self.crew.end(),
+                    None => return self.workers.end(),
                 }
             }
         }
@@ -217,7 +217,7 @@ impl Supervisor {
     /// Returns `true` if this thread may wait, because another one reads the listener.
     fn hand_over(self: &Arc<Supervisor>, listener: &Arc<Listener>) -> bool {
         let (supervisor, listener) = (self.clone(), listener.clone());
-        self.crew.hand_over(move || {
+        self.workers.hand_over(move || {
             let thread = std::thread::Builder::new().stack_size(STACK);
             thread.spawn(move || supervisor.work(&listener, None)).is_ok()
         })

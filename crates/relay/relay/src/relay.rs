@@ -74,8 +74,8 @@ pub async fn run(
     raise_descriptor_limit();
     let control_path = loaded.config.control.clone();
     let control = Control::open(RELAY, &control_path).map_err(listening(control_path.display()))?;
-    let crew = Crew::hire()?;
-    let shared = Arc::new(Shared::new(loaded.clone(), crew.handles.clone()));
+    let workers = Workers::start()?;
+    let shared = Arc::new(Shared::new(loaded.clone(), workers.handles.clone()));
     let mut relay = Relay {
         path,
         shared,
@@ -452,14 +452,14 @@ fn posts(config: &Config, has_ipv6: bool) -> Vec<Post> {
 }
 
 /// The threads that carry connections. They end when this is dropped.
-struct Crew {
+struct Workers {
     handles: Vec<Handle>,
     _stop: Vec<oneshot::Sender<()>>,
 }
 
-impl Crew {
+impl Workers {
     /// Starts one thread for each processor.
-    fn hire() -> Result<Crew, Error> {
+    fn start() -> Result<Workers, Error> {
         let count = std::thread::available_parallelism().map_or(1, usize::from);
         let (mut handles, mut stops) = (Vec::new(), Vec::new());
         for number in 0..count {
@@ -470,7 +470,7 @@ impl Crew {
             let thread = std::thread::Builder::new().name(format!("relay-{number}"));
             thread.spawn(move || runtime.block_on(stopped)).map_err(Error::Threads)?;
         }
-        Ok(Crew { handles, _stop: stops })
+        Ok(Workers { handles, _stop: stops })
     }
 }
 

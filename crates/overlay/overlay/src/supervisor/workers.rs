@@ -19,7 +19,7 @@ const KEPT: usize = 16;
 
 /// The threads, and which of them leads.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct Workers {
     state: Mutex<State>,
     /// Notified when the lead is free, and at the end.
     changed: Condvar,
@@ -39,15 +39,15 @@ thread_local! {
     static LEADS: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Default for Crew {
+impl Default for Workers {
     /// Creates the state with the calling thread as its only thread.
-    fn default() -> Crew {
+    fn default() -> Workers {
         let state = State { threads: 1, waiting: 0, is_led: false, is_over: false };
-        Crew { state: Mutex::new(state), changed: Condvar::new(), ended: Condvar::new() }
+        Workers { state: Mutex::new(state), changed: Condvar::new(), ended: Condvar::new() }
     }
 }
 
-impl Crew {
+impl Workers {
     /// Waits until this thread leads. Returns `false` if the thread is to end.
     pub(super) fn lead(&self) -> bool {
         let mut state = self.state();
@@ -128,17 +128,17 @@ mod tests {
     /// Threads that each take a gate while they lead, and then wait for it to open.
     #[derive(Debug, Default)]
     struct Crowd {
-        crew: Crew,
+        workers: Workers,
         begun: AtomicUsize,
     }
 
     fn work(crowd: &Arc<Crowd>, gates: &Arc<Mutex<Receiver<Receiver<()>>>>, taken: &Sender<()>) {
-        while crowd.crew.lead() {
-            while crowd.crew.leads() {
+        while crowd.workers.lead() {
+            while crowd.workers.leads() {
                 let gate = gates.lock().unwrap().recv();
-                let Ok(gate) = gate else { return crowd.crew.end() };
+                let Ok(gate) = gate else { return crowd.workers.end() };
                 let (other, more, told) = (crowd.clone(), gates.clone(), taken.clone());
-                let handed = crowd.crew.hand_over(move || {
+                let handed = crowd.workers.hand_over(move || {
                     other.begun.fetch_add(1, Relaxed);
                     std::thread::spawn(move || work(&other, &more, &told));
                     true
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_keeps_nobody_and_threads_are_used_again() {
+    fn a_call_that_waits_delays_no_other_and_threads_are_used_again() {
         const LIMIT: Duration = Duration::from_secs(20);
         let crowd = Arc::new(Crowd::default());
         let (give, gates) = channel();
@@ -159,7 +159,7 @@ mod tests {
         let (first, gates) = (crowd.clone(), Arc::new(Mutex::new(gates)));
         let leader = std::thread::spawn(move || {
             work(&first, &gates, &taken);
-            first.crew.await_end();
+            first.workers.await_end();
         });
         for round in 0..50 {
             let open: Vec<_> = (0..4)
@@ -172,7 +172,7 @@ mod tests {
                 })
                 .collect();
             drop(open);
-            while crowd.crew.state().waiting < 4 {
+            while crowd.workers.state().waiting < 4 {
                 std::thread::yield_now();
             }
             let begun = crowd.begun.load(Relaxed);
