@@ -8,8 +8,8 @@
 //!
 //! One thread at a time reads the listener. It lets all calls proceed immediately that do not
 //! concern the overlay. If a call may have to wait, the thread stays with it, and another thread
-//! takes over the listener (`workers`). Every reported call is answered. In doubt the kernel makes it
-//! as if there were no supervisor.
+//! takes over the listener (`workers`). Every reported call is answered. In doubt the kernel makes
+//! it as if there were no supervisor.
 
 mod accept;
 mod address;

@@ -80,7 +80,7 @@ pub async fn run(
         path,
         shared,
         turbo: Turbo::default(),
-        posts: HashMap::new(),
+        listeners: HashMap::new(),
         ending: Vec::new(),
         rules: None,
         began: Instant::now(),
@@ -102,16 +102,16 @@ struct Relay {
     shared: Arc<Shared>,
     turbo: Turbo,
     /// The tasks that wait for connections.
-    posts: HashMap<Post, Running>,
+    listeners: HashMap<ListenerKey, Running>,
     /// Tasks that serve the last clients of stopped listeners.
     ending: Vec<JoinHandle<()>>,
     rules: Option<Rules>,
     began: Instant,
 }
 
-/// Something that a task waits for.
+/// Identifies a listener. One with other options is another listener.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Post {
+enum ListenerKey {
     Forward(SocketAddr),
     /// An address for relays, and the options of its socket.
     Relays(SocketAddr, leg::Options),
@@ -165,22 +165,22 @@ impl Running {
     }
 }
 
-impl Post {
-    /// Returns whether this one cannot be opened while the other is open.
-    fn needs_place_of(&self, other: &Post) -> bool {
+impl ListenerKey {
+    /// Returns true if this one cannot be opened while the other is open.
+    fn conflicts_with(&self, other: &ListenerKey) -> bool {
         match (self, other) {
-            (Post::Syns(queue, _), Post::Syns(other, _)) => queue == other,
+            (ListenerKey::Syns(queue, _), ListenerKey::Syns(other, _)) => queue == other,
             _ => self.port().is_some_and(|port| other.port() == Some(port)),
         }
     }
 
     fn port(&self) -> Option<u16> {
         match self {
-            Post::Forward(address)
-            | Post::Relays(address, _)
-            | Post::Diverted(address)
-            | Post::Metrics(address) => Some(address.port()),
-            Post::Syns(..) => None,
+            ListenerKey::Forward(address)
+            | ListenerKey::Relays(address, _)
+            | ListenerKey::Diverted(address)
+            | ListenerKey::Metrics(address) => Some(address.port()),
+            ListenerKey::Syns(..) => None,
         }
     }
 }
@@ -196,7 +196,7 @@ impl Relay {
             self.turbo.restore(&windows);
             return Err(error);
         }
-        let wanted = posts(&loaded.config, socket::has_ipv6());
+        let wanted = listener_keys(&loaded.config, socket::has_ipv6());
         let mut stopped = Vec::new();
         let opened = self.open_all(&wanted, &loaded.config, &mut stopped).await;
         // The rules come last, because all that follows succeeds.
@@ -214,37 +214,38 @@ impl Relay {
         };
         // This thread carries the listeners' tasks. None of them runs before all has changed.
         self.shared.adopt(loaded);
-        self.posts.extend(opened.into_iter().map(|(post, task)| (post, task.spawn())));
-        self.leave(|post| !wanted.contains(post)).await;
+        self.listeners.extend(opened.into_iter().map(|(key, task)| (key, task.spawn())));
+        self.leave(|key| !wanted.contains(key)).await;
         Ok(())
     }
 
-    /// Opens the sockets of all wanted posts that are not there yet. A task whose address is needed
-    /// is stopped before, if it is not wanted any more. `stopped` lists these, also after an error.
+    /// Opens the sockets of all wanted listeners that are not there yet. A task whose address is
+    /// needed is stopped before, if it is not wanted any more. `stopped` lists these, also after an
+    /// error.
     async fn open_all(
         &mut self,
-        wanted: &[Post],
+        wanted: &[ListenerKey],
         config: &Config,
-        stopped: &mut Vec<Post>,
-    ) -> Result<Vec<(Post, Task)>, Error> {
+        stopped: &mut Vec<ListenerKey>,
+    ) -> Result<Vec<(ListenerKey, Task)>, Error> {
         let mut opened = Vec::new();
-        for post in wanted {
-            if self.posts.contains_key(post) {
+        for key in wanted {
+            if self.listeners.contains_key(key) {
                 continue;
             }
-            let in_the_way = |other: &Post| !wanted.contains(other) && post.needs_place_of(other);
-            stopped.extend(self.posts.keys().filter(|other| in_the_way(other)).cloned());
+            let in_the_way = |other: &ListenerKey| !wanted.contains(other) && key.conflicts_with(other);
+            stopped.extend(self.listeners.keys().filter(|other| in_the_way(other)).cloned());
             self.leave(in_the_way).await;
-            opened.push((post.clone(), self.open(post, config)?));
+            opened.push((key.clone(), self.open(key, config)?));
         }
         Ok(opened)
     }
 
     /// Starts tasks again that were stopped for a configuration that failed.
-    fn reopen(&mut self, stopped: Vec<Post>, config: &Config) {
-        for post in stopped {
-            match self.open(&post, config) {
-                Ok(task) => drop(self.posts.insert(post, task.spawn())),
+    fn reopen(&mut self, stopped: Vec<ListenerKey>, config: &Config) {
+        for key in stopped {
+            match self.open(&key, config) {
+                Ok(task) => drop(self.listeners.insert(key, task.spawn())),
                 Err(error) => tracing::error!(%error, "a listener is missing until the next reload"),
             }
         }
@@ -273,28 +274,28 @@ impl Relay {
         Ok(())
     }
 
-    /// Opens the socket of a post. The returned task waits for its connections.
-    fn open(&self, post: &Post, config: &Config) -> Result<Task, Error> {
+    /// Opens the socket of a listener. The returned task waits for its connections.
+    fn open(&self, key: &ListenerKey, config: &Config) -> Result<Task, Error> {
         let shared = self.shared.clone();
-        Ok(match post {
-            Post::Forward(address) => {
+        Ok(match key {
+            ListenerKey::Forward(address) => {
                 let (listener, stop) = edge::listen(*address).map_err(listening(address))?;
                 Task::accepting(edge::forward(shared, listener, *address), stop)
             }
-            Post::Diverted(address) => {
+            ListenerKey::Diverted(address) => {
                 let (listener, stop) = edge::listen_for_all(*address).map_err(listening(address))?;
                 Task::accepting(edge::intercept(shared, listener), stop)
             }
-            Post::Relays(address, options) => {
+            ListenerKey::Relays(address, options) => {
                 let (listener, stop) = leg::listen(*address, options).map_err(listening(address))?;
                 Task::accepting(exit::accept(shared, listener), stop)
             }
-            Post::Syns(queue, _) => {
-                let intercept = config.intercept.as_ref().expect("its post is wanted");
+            ListenerKey::Syns(queue, _) => {
+                let intercept = config.intercept.as_ref().expect("its listener is wanted");
                 let place = format!("netfilter queue {queue}");
                 Task::new(Syns::open(shared, intercept).map_err(listening(place))?.watch())
             }
-            Post::Metrics(address) => {
+            ListenerKey::Metrics(address) => {
                 let listener = std::net::TcpListener::bind(address).and_then(|listener| {
                     listener.set_nonblocking(true)?;
                     TcpListener::from_std(listener)
@@ -307,14 +308,14 @@ impl Relay {
     }
 
     /// Stops the tasks that `which` selects, and waits until their sockets are closed.
-    async fn leave(&mut self, which: impl Fn(&Post) -> bool) {
+    async fn leave(&mut self, which: impl Fn(&ListenerKey) -> bool) {
         for handle in self.stop(which, RELOAD_LINGER) {
             let _ = handle.await;
         }
     }
 
-    fn stop(&mut self, which: impl Fn(&Post) -> bool, linger: Duration) -> Vec<JoinHandle<()>> {
-        self.posts.extract_if(|post, _| which(post)).map(|(_, running)| running.stop(linger)).collect()
+    fn stop(&mut self, which: impl Fn(&ListenerKey) -> bool, linger: Duration) -> Vec<JoinHandle<()>> {
+        self.listeners.extract_if(|key, _| which(key)).map(|(_, running)| running.stop(linger)).collect()
     }
 
     /// Serves requests and hang-ups until the relay has drained.
@@ -385,7 +386,7 @@ impl Relay {
                 tracing::warn!(%error, "new connections are still intercepted");
             }
         }
-        let ending = self.stop(|post| !matches!(post, Post::Metrics(_)), DRAIN_LINGER);
+        let ending = self.stop(|key| !matches!(key, ListenerKey::Metrics(_)), DRAIN_LINGER);
         self.ending.extend(ending);
     }
 
@@ -423,7 +424,7 @@ impl Relay {
 
     async fn close(mut self) {
         self.rules = None;
-        let running = self.posts.drain().map(|(_, running)| running.handle);
+        let running = self.listeners.drain().map(|(_, running)| running.handle);
         for handle in running.chain(self.ending.drain(..)) {
             handle.abort();
             let _ = handle.await;
@@ -431,24 +432,25 @@ impl Relay {
     }
 }
 
-/// Returns everything that a configuration wants tasks to wait for. Without IPv6 sockets, no IPv6
+/// Returns all listeners that a configuration wants. Without IPv6 sockets, no IPv6
 /// packets can be diverted, and none come.
-fn posts(config: &Config, has_ipv6: bool) -> Vec<Post> {
-    let mut posts: Vec<Post> = config.forwards.iter().map(|forward| Post::Forward(forward.listen)).collect();
-    posts.extend(config.metrics.map(Post::Metrics));
+fn listener_keys(config: &Config, has_ipv6: bool) -> Vec<ListenerKey> {
+    let mut keys: Vec<ListenerKey> =
+        config.forwards.iter().map(|forward| ListenerKey::Forward(forward.listen)).collect();
+    keys.extend(config.metrics.map(ListenerKey::Metrics));
     if let Some(accept) = &config.accept {
         let options = leg::Options::for_peers(&accept.peers);
-        posts.extend(accept.listen.iter().map(|address| Post::Relays(*address, options.clone())));
+        keys.extend(accept.listen.iter().map(|address| ListenerKey::Relays(*address, options.clone())));
     }
     if let Some(intercept) = &config.intercept {
         let port = intercept.port;
-        posts.push(Post::Diverted((Ipv4Addr::UNSPECIFIED, port).into()));
+        keys.push(ListenerKey::Diverted((Ipv4Addr::UNSPECIFIED, port).into()));
         if has_ipv6 {
-            posts.push(Post::Diverted((Ipv6Addr::UNSPECIFIED, port).into()));
+            keys.push(ListenerKey::Diverted((Ipv6Addr::UNSPECIFIED, port).into()));
         }
-        posts.push(Post::Syns(intercept.queue, intercept.mark));
+        keys.push(ListenerKey::Syns(intercept.queue, intercept.mark));
     }
-    posts
+    keys
 }
 
 /// The threads that carry connections. They end when this is dropped.
@@ -540,13 +542,12 @@ mod tests {
     fn a_kernel_without_ipv6_has_no_ipv6_listener() {
         let config = Loaded::parse("name = 'a'\n[intercept]\n").unwrap().config;
         let diverted = |has_ipv6| {
-            let posts = posts(&config, has_ipv6).into_iter();
-            posts
-                .filter_map(|post| match post {
-                    Post::Diverted(address) => Some(address.to_string()),
-                    _ => None,
-                })
-                .collect::<Vec<_>>()
+            let keys = listener_keys(&config, has_ipv6).into_iter();
+            keys.filter_map(|key| match key {
+                ListenerKey::Diverted(address) => Some(address.to_string()),
+                _ => None,
+            })
+            .collect::<Vec<_>>()
         };
         assert_eq!(diverted(true), ["0.0.0.0:7441", "[::]:7441"]);
         assert_eq!(diverted(false), ["0.0.0.0:7441"]);
