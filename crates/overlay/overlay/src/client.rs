@@ -29,7 +29,7 @@ use crate::peers::Asked;
 use crate::policy::Flow;
 use crate::reason::Reason;
 use crate::shared::Shared;
-use crate::wire::{Ask, Offer, Talk, WireError};
+use crate::wire::{Ask, Handshake, Offer, WireError};
 
 /// A connection to which both routers have agreed. The supervisor sends the Commit.
 pub(crate) struct Agreed {
@@ -164,7 +164,7 @@ async fn make(
     }
     let made = Made { namespace, overlay: socket, ends, host: names, waits };
     let keys = loaded.keys.now();
-    take(shared, channel, asked, Talk::new(stream, &keys), &made).await
+    take(shared, channel, asked, Handshake::new(stream, &keys), &made).await
 }
 
 /// An established overlay connection, and the addresses of the host connection that may replace it.
@@ -202,7 +202,7 @@ async fn take(
     shared: &Arc<Shared>,
     channel: &Channel,
     mut asked: Asked,
-    mut talk: Talk<'_, TcpStream>,
+    mut handshake: Handshake<'_, TcpStream>,
     made: &Made,
 ) -> Result<Agreed, Reason> {
     let loaded = shared.loaded();
@@ -212,14 +212,14 @@ async fn take(
     let seen = seen.map_err(|_| Reason::Failed)?;
     let offer = Offer { source: ends.local, origin: seen.origin };
     // A program that is blocked in a call sets no options meanwhile, so they can be copied now.
-    let early = made.waits.then(|| host_socket(&talk)).transpose()?;
+    let early = made.waits.then(|| host_socket(&handshake)).transpose()?;
     let early = async {
         match early {
             Some(connection) => liken(shared, made, connection).await.map(Some),
             None => Ok(None),
         }
     };
-    let offered = timeout(config.ask(), talk.offer(asked.token(), offer));
+    let offered = timeout(config.ask(), handshake.offer(asked.token(), offer));
     let (offered, likened) = tokio::join!(offered, early);
     let offered = offered.map_err(|_| Reason::RouterSilent)?;
     if matches!(offered, Ok(()) | Err(WireError::Refused(_))) {
@@ -238,7 +238,7 @@ async fn take(
             }
             likened
         }
-        None => liken(shared, made, host_socket(&talk)?).await?,
+        None => liken(shared, made, host_socket(&handshake)?).await?,
     };
     local::name(shared, &connection, ends).map_err(|_| Reason::Failed)?;
     let entered = made.connection(&connection, told, shared.copied())?;
@@ -246,7 +246,7 @@ async fn take(
     shared.worth.watch();
     shared.connections.enter(entered, &connection)?;
     local::secure(shared, &connection, told).map_err(|_| Reason::Failed)?;
-    let (_, commit) = talk.commit();
+    let (_, commit) = handshake.commit();
     Ok(Agreed { connection, commit, cookie, overlay: ends.cookie, stayed })
 }
 
@@ -304,8 +304,8 @@ async fn connected(channel: &Channel, socket: &Theirs) -> Result<(SocketAddr, bo
 }
 
 /// Returns another descriptor of the host connection.
-fn host_socket(talk: &Talk<'_, TcpStream>) -> Result<OwnedFd, Reason> {
-    talk.stream().as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)
+fn host_socket(handshake: &Handshake<'_, TcpStream>) -> Result<OwnedFd, Reason> {
+    handshake.stream().as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)
 }
 
 /// Copies the program's socket options to the host connection, and returns them. Fails if a byte

@@ -34,7 +34,7 @@ use crate::promises::{Claim, Client, Promised};
 use crate::quotas::Visit;
 use crate::reason::Reason;
 use crate::shared::Shared;
-use crate::wire::{Line, Opening, Talk, WireError, opening};
+use crate::wire::{Handshake, Line, Opening, WireError, opening};
 
 /// The time that a router which has connected may take until its first message.
 const FIRST: Duration = Duration::from_secs(2);
@@ -45,7 +45,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const FURNISHED: Duration = Duration::from_secs(5);
 /// The time that [`find`] gives the last segment of the overlay's handshake, and the question of
 /// the accepting supervisor. Both may arrive after the offer.
-const HANDSHAKE: Duration = Duration::from_millis(50);
+const LAST_SEGMENT: Duration = Duration::from_millis(50);
 
 /// Accepts connections of other routers.
 pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
@@ -105,7 +105,7 @@ async fn converse(
             shared.peers.has_called(host);
             guests::attend(shared, host, line).await
         }
-        Opening::Talk => {
+        Opening::Handshake => {
             let _ = stream.set_nodelay(true);
             agree(shared, stream, host, pass).await
         }
@@ -120,12 +120,12 @@ fn proven(shared: &Arc<Shared>, pass: Pass) -> Result<Visit, WireError> {
 
 async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr, pass: Pass) -> Result<(), WireError> {
     let keys = shared.loaded().keys.now();
-    let mut talk = Talk::new(stream, &keys);
-    let (token, offer) = within(FIRST, talk.offered()).await?;
+    let mut handshake = Handshake::new(stream, &keys);
+    let (token, offer) = within(FIRST, handshake.offered()).await?;
     let _visit = proven(shared, pass)?;
     // The line of the Ask may have ended meanwhile.
     let Some(coming) = shared.guests.take(&token).filter(|coming| coming.host == host) else {
-        return talk.promise(Some(Reason::NotFound)).await;
+        return handshake.promise(Some(Reason::NotFound)).await;
     };
     let Coming { ask, takers, expected, .. } = coming;
     // An address that the map does not know yet may belong to any host.
@@ -139,8 +139,8 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr, pass: Pass
         shared.connections.permit(flow)?;
         // The kernel changes the family (IPV6_ADDRFORM) of established connections only, so this
         // comes before the promise: until then, no process can have closed the connection.
-        if found.is_ipv4 && is_ipv6(talk.stream())? {
-            options::become_ipv4(talk.stream()).map_err(|_| Reason::Failed)?;
+        if found.is_ipv4 && is_ipv6(handshake.stream())? {
+            options::become_ipv4(handshake.stream()).map_err(|_| Reason::Failed)?;
         }
         let addresses = (ask.destination, offer.source);
         shared.promise(found.cookie, takers, addresses, offer.origin)
@@ -149,18 +149,18 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr, pass: Pass
     drop(expected);
     let promised = match promised {
         Ok(promised) => promised,
-        Err(reason) => return talk.promise(Some(reason)).await,
+        Err(reason) => return handshake.promise(Some(reason)).await,
     };
-    talk.promise(None).await?;
-    if let Err(error) = last_word(shared, &talk, &promised).await {
-        reset(talk.into_stream());
+    handshake.promise(None).await?;
+    if let Err(error) = last_word(shared, &handshake, &promised).await {
+        reset(handshake.into_stream());
         return Err(error.into());
     }
-    talk.committed().await?;
+    handshake.committed().await?;
     // Acknowledge the Commit immediately. Otherwise a client without TCP_NODELAY holds back its
     // first bytes until the delayed acknowledgement.
-    SockRef::from(talk.stream()).set_tcp_quickack(true)?;
-    if let Some(connection) = promised.commit(talk.into_stream().into_std()?.into()) {
+    SockRef::from(handshake.stream()).set_tcp_quickack(true)?;
+    if let Some(connection) = promised.commit(handshake.into_stream().into_std()?.into()) {
         reset(connection);
     }
     Ok(())
@@ -171,16 +171,16 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr, pass: Pass
 /// first lets nothing more in; a Commit that has arrived by then still holds.
 async fn last_word(
     shared: &Arc<Shared>,
-    talk: &Talk<'_, TcpStream>,
+    handshake: &Handshake<'_, TcpStream>,
     promised: &Promised,
 ) -> std::io::Result<()> {
     let limit = shared.loaded().config.patience() + GRACE;
     let ended = tokio::select! {
-        said = timeout(limit, talk.commits()) => match said {
+        said = timeout(limit, handshake.commits()) => match said {
             Ok(said) => said,
             Err(late) => {
                 let pool = &shared.blocking_pool;
-                let _ = tcp::set_deaf(talk.stream(), true);
+                let _ = tcp::set_deaf(handshake.stream(), true);
                 // This may take long. It fails on a kernel without that call, but there a packet
                 // that is being processed is finished sooner than this returns.
                 let _ = pool.ask(promised.namespace(), tcp::await_arrivals).await;
@@ -191,9 +191,9 @@ async fn last_word(
         // the connection, regardless of the client.
         () = promised.is_unwanted() => Err(std::io::ErrorKind::TimedOut.into()),
     };
-    if ended.is_err() && talk.has_committed() {
+    if ended.is_err() && handshake.has_committed() {
         // The filter that drops arriving packets may be set. Remove it.
-        let _ = tcp::set_deaf(talk.stream(), false);
+        let _ = tcp::set_deaf(handshake.stream(), false);
         return Ok(());
     }
     ended
@@ -214,7 +214,7 @@ async fn find(
     local: SocketAddr,
     remote: SocketAddr,
 ) -> Option<Found> {
-    let deadline = Instant::now() + HANDSHAKE.max(shared.loaded().config.patience());
+    let deadline = Instant::now() + LAST_SEGMENT.max(shared.loaded().config.patience());
     // An accept notifies `changed`. The arrival of the last segment notifies nothing, so this polls
     // too.
     let mut pause = Duration::from_micros(200);
@@ -234,9 +234,9 @@ async fn find(
 
 async fn within<T>(
     limit: Duration,
-    talk: impl Future<Output = Result<T, WireError>>,
+    handshake: impl Future<Output = Result<T, WireError>>,
 ) -> Result<T, WireError> {
-    timeout(limit, talk).await.unwrap_or_else(|late| Err(WireError::Io(late.into())))
+    timeout(limit, handshake).await.unwrap_or_else(|late| Err(WireError::Io(late.into())))
 }
 
 /// Returns the host connection that replaces an accepted socket, with its names and options.

@@ -9,18 +9,18 @@
 //! - A [`Line`] stays open. Both ends begin with random bytes and prove that they have the key, so
 //!   a recording of one line is useless on another. The chain value after an Ask is that Ask's
 //!   [`Token`].
-//! - A [`Talk`] negotiates one host connection, on that connection itself, before the programs get
-//!   it. It begins with the token of an Ask. The server's router accepts each token once.
+//! - A [`Handshake`] negotiates one host connection, on that connection itself, before the programs
+//!   get it. It begins with the token of an Ask. The server's router accepts each token once.
 //!
 //! Example: the client's router asks for a connection, and both ends commit to it.
 //!
 //! ```text
-//! client's router                                server's router
-//! Line: Ask { number: 7, 10.50.2.3:80 } ───────► remembers the token of Ask 7
-//! Line: ◄─────────────── Answer { number: 7, refused: None }
-//! Talk: magic, token of Ask 7, sealed Offer ───► takes the token, finds the socket
-//! Talk: ◄──────────────── nonce, sealed Promise
-//! Talk: sealed Commit, sent by the supervisor ─► the connection is the programs' from here on
+//! client's router                                     server's router
+//! Line: Ask { number: 7, 10.50.2.3:80 } ────────────► remembers the token of Ask 7
+//! Line: ◄──────────────────── Answer { number: 7, refused: None }
+//! Handshake: magic, token of Ask 7, sealed Offer ───► takes the token, finds the socket
+//! Handshake: ◄───────────────── nonce, sealed Promise
+//! Handshake: sealed Commit, sent by the supervisor ─► the connection is the programs' now
 //! ```
 
 use std::io;
@@ -43,7 +43,7 @@ use crate::reason::Reason;
 /// The number of bytes in the magic value with which a connection begins.
 const MAGIC: usize = 8;
 const LINE: [u8; MAGIC] = *b"shuntol\x05";
-const TALK: [u8; MAGIC] = *b"shuntot\x05";
+const HANDSHAKE: [u8; MAGIC] = *b"shuntot\x05";
 const NONCE: usize = 32;
 const SIGNATURE: usize = 32;
 /// The length of a chain value, which stands for all messages so far.
@@ -127,7 +127,7 @@ pub(crate) enum Word {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
     Line,
-    Talk,
+    Handshake,
 }
 
 /// Reads the magic value of an accepted connection.
@@ -136,7 +136,7 @@ pub(crate) async fn opening(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<
     stream.read_exact(&mut magic).await?;
     match magic {
         LINE => Ok(Opening::Line),
-        TALK => Ok(Opening::Talk),
+        HANDSHAKE => Ok(Opening::Handshake),
         _ => Err(WireError::Stranger),
     }
 }
@@ -405,7 +405,7 @@ impl Word {
 
 /// One side of the negotiation of one host connection, with its chain.
 #[derive(Debug)]
-pub(crate) struct Talk<'a, S> {
+pub(crate) struct Handshake<'a, S> {
     stream: S,
     keys: &'a Keys,
     /// The key of this negotiation. The client chooses it.
@@ -413,9 +413,9 @@ pub(crate) struct Talk<'a, S> {
     chain: Chain,
 }
 
-impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
-    pub(crate) fn new(stream: S, keys: &'a Keys) -> Talk<'a, S> {
-        Talk { stream, keys, key: keys.own(), chain: Chain([0; CHAIN]) }
+impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Handshake<'a, S> {
+    pub(crate) fn new(stream: S, keys: &'a Keys) -> Handshake<'a, S> {
+        Handshake { stream, keys, key: keys.own(), chain: Chain([0; CHAIN]) }
     }
 
     /// Returns the stream. The next bytes on it are the programs', once the Commit has been read.
@@ -437,7 +437,7 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         self.chain = Chain(token);
         let sealed = self.chain.seal(self.key, CLIENT, &bytes);
         // One write, so that all of it goes out in one segment.
-        self.stream.write_all(&[&TALK[..], &token, &sealed].concat()).await?;
+        self.stream.write_all(&[&HANDSHAKE[..], &token, &sealed].concat()).await?;
         let mut nonce = [0; NONCE];
         self.stream.read_exact(&mut nonce).await?;
         self.chain.greet(self.key, SERVER, &nonce);
@@ -492,7 +492,7 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
     }
 }
 
-impl Talk<'_, TcpStream> {
+impl Handshake<'_, TcpStream> {
     /// Server: waits until the Commit has arrived, and leaves it in the socket. Returns an error if
     /// it will not come.
     pub(crate) async fn commits(&self) -> io::Result<()> {
@@ -591,21 +591,21 @@ mod tests {
         let (one, two) = duplex(1024);
         let (key_one, key_two) = (key(1), key(1));
         let client = async {
-            let mut talk = Talk::new(one, &key_one);
-            talk.offer(TOKEN, OFFERED).await.unwrap();
-            let (mut stream, commit) = talk.commit();
+            let mut handshake = Handshake::new(one, &key_one);
+            handshake.offer(TOKEN, OFFERED).await.unwrap();
+            let (mut stream, commit) = handshake.commit();
             stream.write_all(&commit).await.unwrap();
             stream.write_all(b"the program's").await.unwrap();
         };
         let server = async {
             let mut stream = two;
-            assert_eq!(opening(&mut stream).await.unwrap(), Opening::Talk);
-            let mut talk = Talk::new(stream, &key_two);
-            assert_eq!(talk.offered().await.unwrap(), (TOKEN, OFFERED));
-            talk.promise(None).await.unwrap();
-            talk.committed().await.unwrap();
+            assert_eq!(opening(&mut stream).await.unwrap(), Opening::Handshake);
+            let mut handshake = Handshake::new(stream, &key_two);
+            assert_eq!(handshake.offered().await.unwrap(), (TOKEN, OFFERED));
+            handshake.promise(None).await.unwrap();
+            handshake.committed().await.unwrap();
             let mut rest = String::new();
-            talk.into_stream().read_to_string(&mut rest).await.unwrap();
+            handshake.into_stream().read_to_string(&mut rest).await.unwrap();
             assert_eq!(rest, "the program's");
         };
         tokio::join!(client, server);
@@ -615,10 +615,10 @@ mod tests {
     async fn a_refusal_has_its_reason() {
         let (one, mut two) = duplex(1024);
         let (key_one, key_two) = (key(1), key(1));
-        let mut client = Talk::new(one, &key_one);
+        let mut client = Handshake::new(one, &key_one);
         let refuse = async {
             opening(&mut two).await.unwrap();
-            let mut server = Talk::new(two, &key_two);
+            let mut server = Handshake::new(two, &key_two);
             server.offered().await.unwrap();
             server.promise(Some(Reason::Late)).await.unwrap();
         };
@@ -716,9 +716,9 @@ mod tests {
         let mut answers = [[0; NONCE + PROMISE + SEAL]; 2];
         let mut committed = [0; COMMIT + SEAL];
         let speak = async {
-            let mut talk = Talk::new(&mut client, &keys);
-            talk.offer(TOKEN, OFFERED).await.unwrap();
-            let (stream, commit) = talk.commit();
+            let mut handshake = Handshake::new(&mut client, &keys);
+            handshake.offer(TOKEN, OFFERED).await.unwrap();
+            let (stream, commit) = handshake.commit();
             stream.write_all(&commit).await.unwrap();
         };
         let record = async {
@@ -727,7 +727,7 @@ mod tests {
                 let (mut there, mut far) = duplex(1024);
                 there.write_all(&recorded).await.unwrap();
                 opening(&mut far).await.unwrap();
-                let mut server = Talk::new(&mut far, &keys);
+                let mut server = Handshake::new(&mut far, &keys);
                 assert_eq!(server.offered().await.unwrap(), (TOKEN, OFFERED));
                 server.promise(None).await.unwrap();
                 there.read_exact(answer).await.unwrap();
@@ -766,17 +766,17 @@ mod tests {
             near.hear(&mut near_ear).await.unwrap();
 
             let (one, mut two) = duplex(1024);
-            let mut talk = Talk::new(one, &stages[client]);
+            let mut handshake = Handshake::new(one, &stages[client]);
             let serve = async {
                 opening(&mut two).await.unwrap();
-                let mut other = Talk::new(two, &stages[server]);
+                let mut other = Handshake::new(two, &stages[server]);
                 assert_eq!(other.offered().await.unwrap(), (token, OFFERED));
                 other.promise(None).await.unwrap();
                 other.committed().await.unwrap();
             };
             let ask = async {
-                talk.offer(token, OFFERED).await.unwrap();
-                let (mut stream, commit) = talk.commit();
+                handshake.offer(token, OFFERED).await.unwrap();
+                let (mut stream, commit) = handshake.commit();
                 stream.write_all(&commit).await.unwrap();
             };
             tokio::join!(serve, ask);
@@ -784,14 +784,14 @@ mod tests {
         let (called, answered) = line(&stages[0], &stages[3]).await;
         assert!(matches!(answered, Err(WireError::Stranger)) && called.is_err());
         let (one, mut two) = duplex(1024);
-        let mut talk = Talk::new(one, &stages[0]);
+        let mut handshake = Handshake::new(one, &stages[0]);
         let hear = async {
             opening(&mut two).await.unwrap();
-            let heard = Talk::new(&mut two, &stages[3]).offered().await;
+            let heard = Handshake::new(&mut two, &stages[3]).offered().await;
             drop(two);
             heard
         };
-        let (heard, offered) = tokio::join!(hear, talk.offer(TOKEN, OFFERED));
+        let (heard, offered) = tokio::join!(hear, handshake.offer(TOKEN, OFFERED));
         assert!(matches!(heard, Err(WireError::Stranger)) && offered.is_err());
     }
 }
