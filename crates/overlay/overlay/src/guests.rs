@@ -16,7 +16,7 @@ use crate::promises::Expected;
 use crate::reason::Reason;
 use crate::registry::Takers;
 use crate::shared::Shared;
-use crate::wire::{Ask, Ear, Line, Token, When, WireError, Word};
+use crate::wire::{Ask, Line, Receiver, Token, When, WireError, Word};
 
 /// All incoming lines.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ struct Pending<T> {
 struct Guest {
     host: IpAddr,
     line: Line,
-    ear: Mutex<Ear>,
+    receiver: Mutex<Receiver>,
     forgotten: Mutex<Forgotten>,
     changed: Notify,
 }
@@ -143,8 +143,8 @@ impl Guests {
 impl Guest {
     /// Handles the messages that have arrived.
     fn listen(&self, shared: &Arc<Shared>, id: u64, when: When) -> Result<(), WireError> {
-        let mut ear = lock(&self.ear);
-        while let Some((word, token)) = self.line.heard(&mut ear, when)? {
+        let mut receiver = lock(&self.receiver);
+        while let Some((word, token)) = self.line.heard(&mut receiver, when)? {
             match word {
                 Word::Ask { number, ask } => self.answer(shared, id, (number, ask), token),
                 Word::Never { number } => {
@@ -269,12 +269,12 @@ impl<T> Pending<T> {
 pub(crate) async fn attend(
     shared: &Arc<Shared>,
     host: IpAddr,
-    (line, ear): (Line, Ear),
+    (line, receiver): (Line, Receiver),
 ) -> Result<(), WireError> {
     let guest = Arc::new(Guest {
         host,
         line,
-        ear: Mutex::new(ear),
+        receiver: Mutex::new(receiver),
         forgotten: Mutex::default(),
         changed: Notify::new(),
     });

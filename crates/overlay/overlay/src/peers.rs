@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::keys::KeyFile;
 use crate::lock::lock;
 use crate::reason::Reason;
-use crate::wire::{Ask, Ear, Line, Token, WireError, Word};
+use crate::wire::{Ask, Line, Receiver, Token, WireError, Word};
 
 /// All outgoing lines.
 #[derive(Debug)]
@@ -254,7 +254,7 @@ async fn keep(
         let begun = Instant::now();
         let spoken = keys.now();
         match timeout(limit, dial(spoken.own(), own, router)).await {
-            Ok(Ok((line, ear))) => {
+            Ok(Ok((line, receiver))) => {
                 let session = Arc::new(Session {
                     line,
                     next: AtomicU32::new(0),
@@ -263,7 +263,7 @@ async fn keep(
                 });
                 state.send_replace(State::Up(session.clone()));
                 tracing::debug!(%router, "there is a line to this router");
-                let ended = session.serve(ear).await;
+                let ended = session.serve(receiver).await;
                 tracing::debug!(%router, error = %ended, "the line to this router has ended");
                 // The key has changed, so the line is dialled immediately.
                 let is_renewed = !session.line.key().is(keys.now().own());
@@ -291,7 +291,7 @@ async fn keep(
     }
 }
 
-async fn dial(key: &Key, own: IpAddr, router: SocketAddr) -> Result<(Line, Ear), WireError> {
+async fn dial(key: &Key, own: IpAddr, router: SocketAddr) -> Result<(Line, Receiver), WireError> {
     let socket = if own.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.bind(SocketAddr::new(own, 0))?;
     let stream = socket.connect(router).await?;
@@ -321,9 +321,9 @@ impl Session {
     }
 
     /// Handles answers until the line ends.
-    async fn serve(&self, mut ear: Ear) -> WireError {
+    async fn serve(&self, mut receiver: Receiver) -> WireError {
         loop {
-            match self.line.hear(&mut ear).await {
+            match self.line.hear(&mut receiver).await {
                 Ok((Word::Answer { number, refused }, _)) => {
                     if let Some((ask, question)) = lock(&self.questions).remove(&number) {
                         self.remember(ask, refused.is_none());

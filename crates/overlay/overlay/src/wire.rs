@@ -193,7 +193,7 @@ struct Said {
 
 /// The receive state of a line.
 #[derive(Debug)]
-pub(crate) struct Ear {
+pub(crate) struct Receiver {
     other: u8,
     chain: Chain,
     bytes: Vec<u8>,
@@ -219,7 +219,7 @@ fn look(stream: &TcpStream, bytes: &mut Vec<u8>) -> io::Result<usize> {
 
 impl Line {
     /// Opens a line on a connection that this router made, with a key of its choice.
-    pub(crate) async fn call(mut stream: TcpStream, key: &Key) -> Result<(Line, Ear), WireError> {
+    pub(crate) async fn call(mut stream: TcpStream, key: &Key) -> Result<(Line, Receiver), WireError> {
         let hello = [&LINE[..], &nonce()].concat();
         let first = key.sign(&[&[0; SIGNATURE], &[CALLER], &hello]);
         stream.write_all(&[&hello[..], &first].concat()).await?;
@@ -233,7 +233,7 @@ impl Line {
     }
 
     /// Answers a line that another router opens. [`opening`] has read its magic value.
-    pub(crate) async fn answer(mut stream: TcpStream, keys: &Keys) -> Result<(Line, Ear), WireError> {
+    pub(crate) async fn answer(mut stream: TcpStream, keys: &Keys) -> Result<(Line, Receiver), WireError> {
         let mut rest = [0; HELLO - MAGIC + SIGNATURE];
         stream.read_exact(&mut rest).await?;
         let (theirs, first) = rest.split_at(NONCE);
@@ -245,11 +245,11 @@ impl Line {
         Ok(Line::new(stream, key, CALLED, CALLER, &second))
     }
 
-    fn new(stream: TcpStream, key: &Key, own: u8, other: u8, last: &[u8]) -> (Line, Ear) {
+    fn new(stream: TcpStream, key: &Key, own: u8, other: u8, last: &[u8]) -> (Line, Receiver) {
         let chain = Chain(last.try_into().expect("it is a signature"));
         let said = Said { chain, rest: Vec::new(), is_closed: false };
         let line = Line { stream, key: key.clone(), own, said: Mutex::new(said), changed: Notify::new() };
-        (line, Ear { other, chain, bytes: Vec::new() })
+        (line, Receiver { other, chain, bytes: Vec::new() })
     }
 
     /// Returns the key that seals the messages of this line.
@@ -289,9 +289,9 @@ impl Line {
     }
 
     /// Waits for the next message, and returns it with its token. One task at a time calls this.
-    pub(crate) async fn hear(&self, ear: &mut Ear) -> Result<(Word, Token), WireError> {
+    pub(crate) async fn hear(&self, receiver: &mut Receiver) -> Result<(Word, Token), WireError> {
         loop {
-            if let Some(heard) = self.heard(ear, When::Told)? {
+            if let Some(heard) = self.heard(receiver, When::Told)? {
                 return Ok(heard);
             }
             self.ready().await?;
@@ -299,11 +299,15 @@ impl Line {
     }
 
     /// Returns the next message if it has arrived completely.
-    pub(crate) fn heard(&self, ear: &mut Ear, when: When) -> Result<Option<(Word, Token)>, WireError> {
-        while ear.bytes.len() < WORD + SEAL {
+    pub(crate) fn heard(
+        &self,
+        receiver: &mut Receiver,
+        when: When,
+    ) -> Result<Option<(Word, Token)>, WireError> {
+        while receiver.bytes.len() < WORD + SEAL {
             let received = match when {
-                When::Told => self.stream.try_read_buf(&mut ear.bytes),
-                When::Looking => look(&self.stream, &mut ear.bytes),
+                When::Told => self.stream.try_read_buf(&mut receiver.bytes),
+                When::Looking => look(&self.stream, &mut receiver.bytes),
             };
             match received {
                 Ok(0) => return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into())),
@@ -312,7 +316,7 @@ impl Line {
                 Err(error) => return Err(error.into()),
             }
         }
-        ear.next(&self.key).map(Some)
+        receiver.next(&self.key).map(Some)
     }
 
     /// Waits until the socket is readable. Meanwhile it sends the bytes that [`Line::say`] had to
@@ -353,7 +357,7 @@ impl Line {
     }
 }
 
-impl Ear {
+impl Receiver {
     fn next(&mut self, key: &Key) -> Result<(Word, Token), WireError> {
         let word = self.chain.open::<WORD>(key, self.other, &self.bytes[..WORD + SEAL]);
         let word = word.and_then(Word::parse).ok_or(WireError::Stranger)?;
@@ -577,7 +581,7 @@ mod tests {
     async fn line(
         caller: &Keys,
         called: &Keys,
-    ) -> (Result<(Line, Ear), WireError>, Result<(Line, Ear), WireError>) {
+    ) -> (Result<(Line, Receiver), WireError>, Result<(Line, Receiver), WireError>) {
         let (near, mut far) = pair().await;
         let answer = async {
             assert_eq!(opening(&mut far).await?, Opening::Line);
@@ -637,7 +641,7 @@ mod tests {
     async fn every_word_gets_there() {
         let key = key(1);
         let (called, answered) = line(&key, &key).await;
-        let ((near, _near_ear), (far, mut ear)) = (called.unwrap(), answered.unwrap());
+        let ((near, _near_receiver), (far, mut receiver)) = (called.unwrap(), answered.unwrap());
         let words = [
             Word::Ask { number: 1, ask: ASKED },
             Word::Ask { number: 2, ask: ASKED_IPV6 },
@@ -655,7 +659,7 @@ mod tests {
             }
             for (word, token) in words.iter().zip(said) {
                 let heard = loop {
-                    let (heard, its) = far.hear(&mut ear).await.unwrap();
+                    let (heard, its) = far.hear(&mut receiver).await.unwrap();
                     if its == token {
                         break heard;
                     }
@@ -684,7 +688,8 @@ mod tests {
             opening(&mut far).await.unwrap();
             Line::answer(far, &keys).await.unwrap()
         };
-        let ((line, mut ear), (again, mut ear_again)) = (answered(far).await, answered(far_again).await);
+        let ((line, mut receiver), (again, mut receiver_again)) =
+            (answered(far).await, answered(far_again).await);
         let mut welcome = [0; WELCOME + SIGNATURE];
         near.read_exact(&mut welcome).await.unwrap();
         let word = Word::Ask { number: 1, ask: ASKED }.bytes();
@@ -699,12 +704,12 @@ mod tests {
         assert!(!recorded.windows(4).any(|bytes| told.iter().any(|address| bytes == address)));
         assert_eq!(begun.clone().open::<WORD>(key, CALLED, &recorded), None, "it is not said back");
         near.write_all(&recorded).await.unwrap();
-        let (_, token) = line.hear(&mut ear).await.unwrap();
+        let (_, token) = line.hear(&mut receiver).await.unwrap();
         assert_eq!(token, chain.0);
         near_again.write_all(&recorded).await.unwrap();
-        assert!(matches!(again.hear(&mut ear_again).await, Err(WireError::Stranger)));
+        assert!(matches!(again.hear(&mut receiver_again).await, Err(WireError::Stranger)));
         near.write_all(&recorded).await.unwrap();
-        assert!(matches!(line.hear(&mut ear).await, Err(WireError::Stranger)));
+        assert!(matches!(line.hear(&mut receiver).await, Err(WireError::Stranger)));
     }
 
     /// The answer to a replayed offer has another key, so the recorded Commit does not fit it.
@@ -758,12 +763,12 @@ mod tests {
         }
         for (client, server) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2), (1, 1), (2, 2)] {
             let (called, answered) = line(&stages[client], &stages[server]).await;
-            let ((near, mut near_ear), (far, mut far_ear)) = (called.unwrap(), answered.unwrap());
+            let ((near, mut near_receiver), (far, mut far_receiver)) = (called.unwrap(), answered.unwrap());
             assert!(near.key().is(stages[client].own()) && far.key().is(near.key()));
             let token = near.say(Word::Ask { number: 1, ask: ASKED }).unwrap();
-            assert_eq!(far.hear(&mut far_ear).await.unwrap().1, token);
+            assert_eq!(far.hear(&mut far_receiver).await.unwrap().1, token);
             far.say(Word::Answer { number: 1, refused: None }).unwrap();
-            near.hear(&mut near_ear).await.unwrap();
+            near.hear(&mut near_receiver).await.unwrap();
 
             let (one, mut two) = duplex(1024);
             let mut handshake = Handshake::new(one, &stages[client]);
