@@ -16,7 +16,7 @@ use crate::promises::Expected;
 use crate::reason::Reason;
 use crate::registry::Takers;
 use crate::shared::Shared;
-use crate::wire::{Ask, Line, Receiver, Token, When, WireError, Word};
+use crate::wire::{Ask, Line, Message, Receiver, Token, When, WireError};
 
 /// All incoming lines.
 #[derive(Debug, Default)]
@@ -144,15 +144,15 @@ impl Guest {
     /// Handles the messages that have arrived.
     fn listen(&self, shared: &Arc<Shared>, id: u64, when: When) -> Result<(), WireError> {
         let mut receiver = lock(&self.receiver);
-        while let Some((word, token)) = self.line.heard(&mut receiver, when)? {
-            match word {
-                Word::Ask { number, ask } => self.answer(shared, id, (number, ask), token),
-                Word::Never { number } => {
+        while let Some((message, token)) = self.line.heard(&mut receiver, when)? {
+            match message {
+                Message::Ask { number, ask } => self.answer(shared, id, (number, ask), token),
+                Message::Never { number } => {
                     let coming = shared.guests.state().pending.take_number(id, number);
                     // Dropped outside of the lock, because it notifies tasks that take it.
                     drop(coming);
                 }
-                Word::Forgotten { number } => {
+                Message::Forgotten { number } => {
                     lock(&self.forgotten).confirmed = number;
                     self.changed.notify_waiters();
                 }
@@ -170,7 +170,7 @@ impl Guest {
             let replaced = shared.guests.state().pending.add((id, number), token, coming);
             drop(replaced);
         }
-        self.line.say(Word::Answer { number, refused });
+        self.line.say(Message::Answer { number, refused });
     }
 
     /// Sends Forget, and returns its number. Returns `None` if the line has ended.
@@ -183,7 +183,7 @@ impl Guest {
             forgotten.sent = forgotten.sent.wrapping_add(1);
             forgotten.sent
         };
-        self.line.say(Word::Forget { number });
+        self.line.say(Message::Forget { number });
         Some(number)
     }
 

@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::keys::KeyFile;
 use crate::lock::lock;
 use crate::reason::Reason;
-use crate::wire::{Ask, Line, Receiver, Token, WireError, Word};
+use crate::wire::{Ask, Line, Message, Receiver, Token, WireError};
 
 /// All outgoing lines.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ impl Peers {
         let (sender, answer) = oneshot::channel();
         lock(&session.questions).insert(number, (ask, sender));
         let is_remembered = lock(&session.remembered).contains(&ask);
-        let said = session.line.say(Word::Ask { number, ask });
+        let said = session.line.say(Message::Ask { number, ask });
         let mut asked = Asked {
             session,
             number,
@@ -235,7 +235,7 @@ impl Drop for Asked {
     fn drop(&mut self) {
         lock(&self.session.questions).remove(&self.number);
         if !self.is_over {
-            self.session.line.say(Word::Never { number: self.number });
+            self.session.line.say(Message::Never { number: self.number });
         }
     }
 }
@@ -324,16 +324,16 @@ impl Session {
     async fn serve(&self, mut receiver: Receiver) -> WireError {
         loop {
             match self.line.hear(&mut receiver).await {
-                Ok((Word::Answer { number, refused }, _)) => {
+                Ok((Message::Answer { number, refused }, _)) => {
                     if let Some((ask, question)) = lock(&self.questions).remove(&number) {
                         self.remember(ask, refused.is_none());
                         // The caller may have stopped waiting.
                         let _ = question.send(refused);
                     }
                 }
-                Ok((Word::Forget { number }, _)) => {
+                Ok((Message::Forget { number }, _)) => {
                     lock(&self.remembered).clear();
-                    self.line.say(Word::Forgotten { number });
+                    self.line.say(Message::Forgotten { number });
                 }
                 Ok(_) => return WireError::Stranger,
                 Err(error) => return error,

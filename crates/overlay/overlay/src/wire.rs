@@ -55,7 +55,7 @@ const WELCOME: usize = NONCE;
 const ADDRESS: usize = 16;
 /// The length of an address and a port.
 const PLACE: usize = ADDRESS + 2;
-const WORD: usize = 2 + 4 + PLACE + ADDRESS;
+const MESSAGE: usize = 2 + 4 + PLACE + ADDRESS;
 const OFFER: usize = PLACE + 4 + 4;
 const PROMISE: usize = 1;
 const COMMIT: usize = 1;
@@ -110,7 +110,7 @@ pub(crate) struct Offer {
 
 /// A message on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Word {
+pub(crate) enum Message {
     /// Sent by the caller: asks if a supervised listening socket would accept a connection.
     Ask { number: u32, ask: Ask },
     /// Sent by the caller: no offer will follow that Ask.
@@ -259,9 +259,9 @@ impl Line {
 
     /// Sends a message without blocking, and returns its token. Returns `None` if the line is
     /// closed.
-    pub(crate) fn say(&self, word: Word) -> Option<Token> {
+    pub(crate) fn say(&self, message: Message) -> Option<Token> {
         let mut said = self.said();
-        let bytes = word.bytes();
+        let bytes = message.bytes();
         if said.is_closed || said.rest.len() > BACKLOG {
             said.is_closed = true;
             self.changed.notify_one();
@@ -289,7 +289,7 @@ impl Line {
     }
 
     /// Waits for the next message, and returns it with its token. One task at a time calls this.
-    pub(crate) async fn hear(&self, receiver: &mut Receiver) -> Result<(Word, Token), WireError> {
+    pub(crate) async fn hear(&self, receiver: &mut Receiver) -> Result<(Message, Token), WireError> {
         loop {
             if let Some(heard) = self.heard(receiver, When::Told)? {
                 return Ok(heard);
@@ -303,8 +303,8 @@ impl Line {
         &self,
         receiver: &mut Receiver,
         when: When,
-    ) -> Result<Option<(Word, Token)>, WireError> {
-        while receiver.bytes.len() < WORD + SEAL {
+    ) -> Result<Option<(Message, Token)>, WireError> {
+        while receiver.bytes.len() < MESSAGE + SEAL {
             let received = match when {
                 When::Told => self.stream.try_read_buf(&mut receiver.bytes),
                 When::Looking => look(&self.stream, &mut receiver.bytes),
@@ -358,30 +358,30 @@ impl Line {
 }
 
 impl Receiver {
-    fn next(&mut self, key: &Key) -> Result<(Word, Token), WireError> {
-        let word = self.chain.open::<WORD>(key, self.other, &self.bytes[..WORD + SEAL]);
-        let word = word.and_then(Word::parse).ok_or(WireError::Stranger)?;
-        self.bytes.drain(..WORD + SEAL);
-        Ok((word, self.chain.0))
+    fn next(&mut self, key: &Key) -> Result<(Message, Token), WireError> {
+        let message = self.chain.open::<MESSAGE>(key, self.other, &self.bytes[..MESSAGE + SEAL]);
+        let message = message.and_then(Message::parse).ok_or(WireError::Stranger)?;
+        self.bytes.drain(..MESSAGE + SEAL);
+        Ok((message, self.chain.0))
     }
 }
 
-impl Word {
-    fn bytes(self) -> [u8; WORD] {
-        let mut bytes = [0; WORD];
+impl Message {
+    fn bytes(self) -> [u8; MESSAGE] {
+        let mut bytes = [0; MESSAGE];
         let (kind, number) = match self {
-            Word::Ask { number, ask } => {
+            Message::Ask { number, ask } => {
                 put_place(&mut bytes[6..], ask.destination);
                 put_address(&mut bytes[6 + PLACE..], ask.source);
                 (1, number)
             }
-            Word::Never { number } => (2, number),
-            Word::Answer { number, refused } => {
+            Message::Never { number } => (2, number),
+            Message::Answer { number, refused } => {
                 bytes[1] = refused.map_or(YES, Reason::code);
                 (3, number)
             }
-            Word::Forget { number } => (4, number),
-            Word::Forgotten { number } => (5, number),
+            Message::Forget { number } => (4, number),
+            Message::Forgotten { number } => (5, number),
         };
         bytes[0] = kind;
         bytes[2..6].copy_from_slice(&number.to_be_bytes());
@@ -389,19 +389,19 @@ impl Word {
     }
 
     /// Parses a message. Returns `None` for one of another version.
-    fn parse(bytes: [u8; WORD]) -> Option<Word> {
+    fn parse(bytes: [u8; MESSAGE]) -> Option<Message> {
         let [kind, code, n1, n2, n3, n4, ..] = bytes;
         let number = u32::from_be_bytes([n1, n2, n3, n4]);
         Some(match kind {
             1 => {
                 let (destination, source) = (take_place(&bytes[6..]), take_address(&bytes[6 + PLACE..]));
-                Word::Ask { number, ask: Ask { destination, source } }
+                Message::Ask { number, ask: Ask { destination, source } }
             }
-            2 => Word::Never { number },
-            3 if code == YES => Word::Answer { number, refused: None },
-            3 => Word::Answer { number, refused: Some(Reason::from_code(code)?) },
-            4 => Word::Forget { number },
-            5 => Word::Forgotten { number },
+            2 => Message::Never { number },
+            3 if code == YES => Message::Answer { number, refused: None },
+            3 => Message::Answer { number, refused: Some(Reason::from_code(code)?) },
+            4 => Message::Forget { number },
+            5 => Message::Forgotten { number },
             _ => return None,
         })
     }
@@ -458,9 +458,9 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Handshake<'a, S> {
         for key in self.keys.all() {
             if let Some(bytes) = self.chain.open::<OFFER>(key, CLIENT, &sealed) {
                 self.key = key;
-                let word =
+                let number =
                     |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-                let origin = Origin { sent: word(PLACE), received: word(PLACE + 4) };
+                let origin = Origin { sent: number(PLACE), received: number(PLACE + 4) };
                 return Ok((token, Offer { source: take_place(&bytes), origin }));
             }
         }
@@ -638,37 +638,37 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_word_gets_there() {
+    async fn every_message_arrives() {
         let key = key(1);
         let (called, answered) = line(&key, &key).await;
         let ((near, _near_receiver), (far, mut receiver)) = (called.unwrap(), answered.unwrap());
-        let words = [
-            Word::Ask { number: 1, ask: ASKED },
-            Word::Ask { number: 2, ask: ASKED_IPV6 },
-            Word::Never { number: u32::MAX },
-            Word::Answer { number: 3, refused: None },
-            Word::Answer { number: 4, refused: Some(Reason::NotSupervised) },
-            Word::Forget { number: 5 },
-            Word::Forgotten { number: 6 },
+        let messages = [
+            Message::Ask { number: 1, ask: ASKED },
+            Message::Ask { number: 2, ask: ASKED_IPV6 },
+            Message::Never { number: u32::MAX },
+            Message::Answer { number: 3, refused: None },
+            Message::Answer { number: 4, refused: Some(Reason::NotSupervised) },
+            Message::Forget { number: 5 },
+            Message::Forgotten { number: 6 },
         ];
         // In total this is more than the socket buffers take.
         for round in 0..2_000 {
-            let said = words.map(|word| near.say(word).unwrap());
+            let said = messages.map(|message| near.say(message).unwrap());
             if round % 100 == 0 {
                 continue;
             }
-            for (word, token) in words.iter().zip(said) {
+            for (message, token) in messages.iter().zip(said) {
                 let heard = loop {
                     let (heard, its) = far.hear(&mut receiver).await.unwrap();
                     if its == token {
                         break heard;
                     }
                 };
-                assert_eq!(heard, *word);
+                assert_eq!(heard, *message);
             }
         }
         near.close();
-        assert_eq!(near.say(words[0]), None);
+        assert_eq!(near.say(messages[0]), None);
     }
 
     /// A message of one line is invalid on another line, in the other direction and a second time.
@@ -692,17 +692,17 @@ mod tests {
             (answered(far).await, answered(far_again).await);
         let mut welcome = [0; WELCOME + SIGNATURE];
         near.read_exact(&mut welcome).await.unwrap();
-        let word = Word::Ask { number: 1, ask: ASKED }.bytes();
+        let message = Message::Ask { number: 1, ask: ASKED }.bytes();
         let begun = Chain(welcome[WELCOME..].try_into().unwrap());
         let mut chain = begun;
-        let recorded = chain.seal(key, CALLER, &word);
+        let recorded = chain.seal(key, CALLER, &message);
         let octets = |address| match address {
             IpAddr::V4(v4) => v4.octets(),
             IpAddr::V6(_) => unreachable!("they are of IPv4"),
         };
         let told = [ASKED.destination.ip(), ASKED.source].map(octets);
         assert!(!recorded.windows(4).any(|bytes| told.iter().any(|address| bytes == address)));
-        assert_eq!(begun.clone().open::<WORD>(key, CALLED, &recorded), None, "it is not said back");
+        assert_eq!(begun.clone().open::<MESSAGE>(key, CALLED, &recorded), None, "it is not said back");
         near.write_all(&recorded).await.unwrap();
         let (_, token) = line.hear(&mut receiver).await.unwrap();
         assert_eq!(token, chain.0);
@@ -765,9 +765,9 @@ mod tests {
             let (called, answered) = line(&stages[client], &stages[server]).await;
             let ((near, mut near_receiver), (far, mut far_receiver)) = (called.unwrap(), answered.unwrap());
             assert!(near.key().is(stages[client].own()) && far.key().is(near.key()));
-            let token = near.say(Word::Ask { number: 1, ask: ASKED }).unwrap();
+            let token = near.say(Message::Ask { number: 1, ask: ASKED }).unwrap();
             assert_eq!(far.hear(&mut far_receiver).await.unwrap().1, token);
-            far.say(Word::Answer { number: 1, refused: None }).unwrap();
+            far.say(Message::Answer { number: 1, refused: None }).unwrap();
             near.hear(&mut near_receiver).await.unwrap();
 
             let (one, mut two) = duplex(1024);
