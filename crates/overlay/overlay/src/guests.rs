@@ -16,7 +16,7 @@ use crate::promises::Expected;
 use crate::reason::Reason;
 use crate::registry::Takers;
 use crate::shared::Shared;
-use crate::wire::{Ask, Line, Message, Receiver, Token, When, WireError};
+use crate::wire::{Ask, Line, Message, Receiver, Token, Via, WireError};
 
 /// All incoming lines.
 #[derive(Debug, Default)]
@@ -90,7 +90,7 @@ impl Guests {
             meant.map(|(id, guest)| (*id, guest.clone())).collect()
         };
         for (id, guest) in guests {
-            if guest.listen(shared, id, When::Looking).is_err() {
+            if guest.listen(shared, id, Via::Kernel).is_err() {
                 guest.line.close();
             }
         }
@@ -124,10 +124,10 @@ impl Guests {
     /// that has not confirmed within `limit`: it has to ask anew.
     pub(crate) async fn forget(&self, limit: Duration) {
         let guests: Vec<_> = self.state().guests.values().cloned().collect();
-        let told = guests.into_iter().filter_map(|guest| Some((guest.tell()?, guest)));
-        let told: Vec<_> = told.collect();
+        let sent = guests.into_iter().filter_map(|guest| Some((guest.send_forget()?, guest)));
+        let sent: Vec<_> = sent.collect();
         let deadline = Instant::now() + limit;
-        for (number, guest) in told {
+        for (number, guest) in sent {
             let left = deadline.saturating_duration_since(Instant::now());
             if timeout(left, guest.has_forgotten(number)).await.is_err() {
                 guest.line.close();
@@ -142,9 +142,9 @@ impl Guests {
 
 impl Guest {
     /// Handles the messages that have arrived.
-    fn listen(&self, shared: &Arc<Shared>, id: u64, when: When) -> Result<(), WireError> {
+    fn listen(&self, shared: &Arc<Shared>, id: u64, via: Via) -> Result<(), WireError> {
         let mut receiver = lock(&self.receiver);
-        while let Some((message, token)) = self.line.heard(&mut receiver, when)? {
+        while let Some((message, token)) = self.line.try_receive(&mut receiver, via)? {
             match message {
                 Message::Ask { number, ask } => self.answer(shared, id, (number, ask), token),
                 Message::Never { number } => {
@@ -170,11 +170,11 @@ impl Guest {
             let replaced = shared.guests.state().pending.add((id, number), token, coming);
             drop(replaced);
         }
-        self.line.say(Message::Answer { number, refused });
+        self.line.send(Message::Answer { number, refused });
     }
 
     /// Sends Forget, and returns its number. Returns `None` if the line has ended.
-    fn tell(&self) -> Option<u32> {
+    fn send_forget(&self) -> Option<u32> {
         let number = {
             let mut forgotten = lock(&self.forgotten);
             if forgotten.is_over {
@@ -183,7 +183,7 @@ impl Guest {
             forgotten.sent = forgotten.sent.wrapping_add(1);
             forgotten.sent
         };
-        self.line.say(Message::Forget { number });
+        self.line.send(Message::Forget { number });
         Some(number)
     }
 
@@ -281,7 +281,7 @@ pub(crate) async fn attend(
     let stay = Stay::begin(shared, guest.clone());
     loop {
         guest.line.ready().await?;
-        guest.listen(shared, stay.id, When::Told)?;
+        guest.listen(shared, stay.id, Via::Reactor)?;
     }
 }
 

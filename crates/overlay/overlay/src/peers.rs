@@ -122,7 +122,7 @@ impl Peers {
         let (sender, answer) = oneshot::channel();
         lock(&session.questions).insert(number, (ask, sender));
         let is_remembered = lock(&session.remembered).contains(&ask);
-        let said = session.line.say(Message::Ask { number, ask });
+        let sent = session.line.send(Message::Ask { number, ask });
         let mut asked = Asked {
             session,
             number,
@@ -132,7 +132,7 @@ impl Peers {
             is_remembered,
             is_over: false,
         };
-        asked.token = said.ok_or(Reason::RouterSilent)?;
+        asked.token = sent.ok_or(Reason::RouterSilent)?;
         Ok(asked)
     }
 
@@ -235,7 +235,7 @@ impl Drop for Asked {
     fn drop(&mut self) {
         lock(&self.session.questions).remove(&self.number);
         if !self.is_over {
-            self.session.line.say(Message::Never { number: self.number });
+            self.session.line.send(Message::Never { number: self.number });
         }
     }
 }
@@ -323,7 +323,7 @@ impl Session {
     /// Handles answers until the line ends.
     async fn serve(&self, mut receiver: Receiver) -> WireError {
         loop {
-            match self.line.hear(&mut receiver).await {
+            match self.line.receive(&mut receiver).await {
                 Ok((Message::Answer { number, refused }, _)) => {
                     if let Some((ask, question)) = lock(&self.questions).remove(&number) {
                         self.remember(ask, refused.is_none());
@@ -333,7 +333,7 @@ impl Session {
                 }
                 Ok((Message::Forget { number }, _)) => {
                     lock(&self.remembered).clear();
-                    self.line.say(Message::Forgotten { number });
+                    self.line.send(Message::Forgotten { number });
                 }
                 Ok(_) => return WireError::Stranger,
                 Err(error) => return error,

@@ -178,13 +178,13 @@ pub(crate) struct Line {
     stream: TcpStream,
     key: Key,
     own: u8,
-    said: Mutex<Said>,
+    outgoing: Mutex<Outgoing>,
     /// Notified when unsent bytes remain, and when the line is closed.
     changed: Notify,
 }
 
 #[derive(Debug)]
-struct Said {
+struct Outgoing {
     chain: Chain,
     /// Sealed bytes for which the socket had no room.
     rest: Vec<u8>,
@@ -199,18 +199,18 @@ pub(crate) struct Receiver {
     bytes: Vec<u8>,
 }
 
-/// Selects how [`Line::heard`] reads from the socket.
+/// Selects how [`Line::try_receive`] reads from the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum When {
+pub(crate) enum Via {
     /// Reads by way of tokio, which only tries after the reactor has reported the socket readable.
-    Told,
+    Reactor,
     /// Calls `recv` directly, for bytes that the reactor has not reported yet.
-    Looking,
+    Kernel,
 }
 
 /// Receives the available bytes without blocking, even if tokio has not seen the socket readable
 /// yet.
-fn look(stream: &TcpStream, bytes: &mut Vec<u8>) -> io::Result<usize> {
+fn receive_now(stream: &TcpStream, bytes: &mut Vec<u8>) -> io::Result<usize> {
     let mut buffer = [0; 4096];
     let (count, _) = rustix::net::recv(stream, &mut buffer, RecvFlags::DONTWAIT)?;
     bytes.extend(&buffer[..count]);
@@ -247,8 +247,9 @@ impl Line {
 
     fn new(stream: TcpStream, key: &Key, own: u8, other: u8, last: &[u8]) -> (Line, Receiver) {
         let chain = Chain(last.try_into().expect("it is a signature"));
-        let said = Said { chain, rest: Vec::new(), is_closed: false };
-        let line = Line { stream, key: key.clone(), own, said: Mutex::new(said), changed: Notify::new() };
+        let outgoing = Outgoing { chain, rest: Vec::new(), is_closed: false };
+        let line =
+            Line { stream, key: key.clone(), own, outgoing: Mutex::new(outgoing), changed: Notify::new() };
         (line, Receiver { other, chain, bytes: Vec::new() })
     }
 
@@ -259,22 +260,22 @@ impl Line {
 
     /// Sends a message without blocking, and returns its token. Returns `None` if the line is
     /// closed.
-    pub(crate) fn say(&self, message: Message) -> Option<Token> {
-        let mut said = self.said();
+    pub(crate) fn send(&self, message: Message) -> Option<Token> {
+        let mut outgoing = self.outgoing();
         let bytes = message.bytes();
-        if said.is_closed || said.rest.len() > BACKLOG {
-            said.is_closed = true;
+        if outgoing.is_closed || outgoing.rest.len() > BACKLOG {
+            outgoing.is_closed = true;
             self.changed.notify_one();
             return None;
         }
-        let sealed = said.chain.seal(&self.key, self.own, &bytes);
-        let token = said.chain.0;
-        said.rest.extend(sealed);
-        match self.send(&mut said) {
-            Ok(()) if !said.rest.is_empty() => self.changed.notify_one(),
+        let sealed = outgoing.chain.seal(&self.key, self.own, &bytes);
+        let token = outgoing.chain.0;
+        outgoing.rest.extend(sealed);
+        match self.flush(&mut outgoing) {
+            Ok(()) if !outgoing.rest.is_empty() => self.changed.notify_one(),
             Ok(()) => {}
             Err(_) => {
-                said.is_closed = true;
+                outgoing.is_closed = true;
                 self.changed.notify_one();
                 return None;
             }
@@ -284,30 +285,30 @@ impl Line {
 
     /// Closes the line: nothing more is sent or received.
     pub(crate) fn close(&self) {
-        self.said().is_closed = true;
+        self.outgoing().is_closed = true;
         self.changed.notify_one();
     }
 
     /// Waits for the next message, and returns it with its token. One task at a time calls this.
-    pub(crate) async fn hear(&self, receiver: &mut Receiver) -> Result<(Message, Token), WireError> {
+    pub(crate) async fn receive(&self, receiver: &mut Receiver) -> Result<(Message, Token), WireError> {
         loop {
-            if let Some(heard) = self.heard(receiver, When::Told)? {
-                return Ok(heard);
+            if let Some(received) = self.try_receive(receiver, Via::Reactor)? {
+                return Ok(received);
             }
             self.ready().await?;
         }
     }
 
     /// Returns the next message if it has arrived completely.
-    pub(crate) fn heard(
+    pub(crate) fn try_receive(
         &self,
         receiver: &mut Receiver,
-        when: When,
+        via: Via,
     ) -> Result<Option<(Message, Token)>, WireError> {
         while receiver.bytes.len() < MESSAGE + SEAL {
-            let received = match when {
-                When::Told => self.stream.try_read_buf(&mut receiver.bytes),
-                When::Looking => look(&self.stream, &mut receiver.bytes),
+            let received = match via {
+                Via::Reactor => self.stream.try_read_buf(&mut receiver.bytes),
+                Via::Kernel => receive_now(&self.stream, &mut receiver.bytes),
             };
             match received {
                 Ok(0) => return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into())),
@@ -319,13 +320,13 @@ impl Line {
         receiver.next(&self.key).map(Some)
     }
 
-    /// Waits until the socket is readable. Meanwhile it sends the bytes that [`Line::say`] had to
+    /// Waits until the socket is readable. Meanwhile it sends the bytes that [`Line::send`] had to
     /// leave.
     pub(crate) async fn ready(&self) -> Result<(), WireError> {
         loop {
             let (has_rest, is_closed) = {
-                let said = self.said();
-                (!said.rest.is_empty(), said.is_closed)
+                let outgoing = self.outgoing();
+                (!outgoing.rest.is_empty(), outgoing.is_closed)
             };
             if is_closed {
                 return Err(WireError::Io(io::ErrorKind::ConnectionAborted.into()));
@@ -334,17 +335,17 @@ impl Line {
                 ready = self.stream.readable() => return Ok(ready?),
                 ready = self.stream.writable(), if has_rest => {
                     ready?;
-                    self.send(&mut self.said())?;
+                    self.flush(&mut self.outgoing())?;
                 }
                 () = self.changed.notified() => {}
             }
         }
     }
 
-    fn send(&self, said: &mut Said) -> io::Result<()> {
-        while !said.rest.is_empty() {
-            match self.stream.try_write(&said.rest) {
-                Ok(count) => drop(said.rest.drain(..count)),
+    fn flush(&self, unsent: &mut Outgoing) -> io::Result<()> {
+        while !unsent.rest.is_empty() {
+            match self.stream.try_write(&unsent.rest) {
+                Ok(count) => drop(unsent.rest.drain(..count)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             }
@@ -352,8 +353,8 @@ impl Line {
         Ok(())
     }
 
-    fn said(&self) -> MutexGuard<'_, Said> {
-        lock(&self.said)
+    fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+        lock(&self.outgoing)
     }
 }
 
@@ -445,7 +446,7 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Handshake<'a, S> {
         let mut nonce = [0; NONCE];
         self.stream.read_exact(&mut nonce).await?;
         self.chain.greet(self.key, SERVER, &nonce);
-        verdict(self.hear::<PROMISE>(SERVER).await?[0])
+        verdict(self.receive::<PROMISE>(SERVER).await?[0])
     }
 
     /// Server: reads the offer that follows the opening, and finds the key that fits. All further
@@ -486,10 +487,10 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Handshake<'a, S> {
 
     /// Server: reads the Commit.
     pub(crate) async fn committed(&mut self) -> Result<(), WireError> {
-        verdict(self.hear::<COMMIT>(CLIENT).await?[0])
+        verdict(self.receive::<COMMIT>(CLIENT).await?[0])
     }
 
-    async fn hear<const LENGTH: usize>(&mut self, speaker: u8) -> Result<[u8; LENGTH], WireError> {
+    async fn receive<const LENGTH: usize>(&mut self, speaker: u8) -> Result<[u8; LENGTH], WireError> {
         let mut sealed = vec![0; LENGTH + SEAL];
         self.stream.read_exact(&mut sealed).await?;
         self.chain.open(self.key, speaker, &sealed).ok_or(WireError::Stranger)
@@ -653,22 +654,22 @@ mod tests {
         ];
         // In total this is more than the socket buffers take.
         for round in 0..2_000 {
-            let said = messages.map(|message| near.say(message).unwrap());
+            let tokens = messages.map(|message| near.send(message).unwrap());
             if round % 100 == 0 {
                 continue;
             }
-            for (message, token) in messages.iter().zip(said) {
-                let heard = loop {
-                    let (heard, its) = far.hear(&mut receiver).await.unwrap();
+            for (message, token) in messages.iter().zip(tokens) {
+                let received = loop {
+                    let (received, its) = far.receive(&mut receiver).await.unwrap();
                     if its == token {
-                        break heard;
+                        break received;
                     }
                 };
-                assert_eq!(heard, *message);
+                assert_eq!(received, *message);
             }
         }
         near.close();
-        assert_eq!(near.say(messages[0]), None);
+        assert_eq!(near.send(messages[0]), None);
     }
 
     /// A message of one line is invalid on another line, in the other direction and a second time.
@@ -700,21 +701,21 @@ mod tests {
             IpAddr::V4(v4) => v4.octets(),
             IpAddr::V6(_) => unreachable!("they are of IPv4"),
         };
-        let told = [ASKED.destination.ip(), ASKED.source].map(octets);
-        assert!(!recorded.windows(4).any(|bytes| told.iter().any(|address| bytes == address)));
-        assert_eq!(begun.clone().open::<MESSAGE>(key, CALLED, &recorded), None, "it is not said back");
+        let readable = [ASKED.destination.ip(), ASKED.source].map(octets);
+        assert!(!recorded.windows(4).any(|bytes| readable.iter().any(|address| bytes == address)));
+        assert_eq!(begun.clone().open::<MESSAGE>(key, CALLED, &recorded), None, "it is not sent back");
         near.write_all(&recorded).await.unwrap();
-        let (_, token) = line.hear(&mut receiver).await.unwrap();
+        let (_, token) = line.receive(&mut receiver).await.unwrap();
         assert_eq!(token, chain.0);
         near_again.write_all(&recorded).await.unwrap();
-        assert!(matches!(again.hear(&mut receiver_again).await, Err(WireError::Stranger)));
+        assert!(matches!(again.receive(&mut receiver_again).await, Err(WireError::Stranger)));
         near.write_all(&recorded).await.unwrap();
-        assert!(matches!(line.hear(&mut receiver).await, Err(WireError::Stranger)));
+        assert!(matches!(line.receive(&mut receiver).await, Err(WireError::Stranger)));
     }
 
     /// The answer to a replayed offer has another key, so the recorded Commit does not fit it.
     #[tokio::test]
-    async fn an_offer_that_is_said_again_gets_no_further() {
+    async fn an_offer_that_is_sent_again_gets_no_further() {
         let keys = key(1);
         let (mut client, mut near) = duplex(1024);
         let mut recorded = [0; MAGIC + CHAIN + OFFER + SEAL];
@@ -765,10 +766,10 @@ mod tests {
             let (called, answered) = line(&stages[client], &stages[server]).await;
             let ((near, mut near_receiver), (far, mut far_receiver)) = (called.unwrap(), answered.unwrap());
             assert!(near.key().is(stages[client].own()) && far.key().is(near.key()));
-            let token = near.say(Message::Ask { number: 1, ask: ASKED }).unwrap();
-            assert_eq!(far.hear(&mut far_receiver).await.unwrap().1, token);
-            far.say(Message::Answer { number: 1, refused: None }).unwrap();
-            near.hear(&mut near_receiver).await.unwrap();
+            let token = near.send(Message::Ask { number: 1, ask: ASKED }).unwrap();
+            assert_eq!(far.receive(&mut far_receiver).await.unwrap().1, token);
+            far.send(Message::Answer { number: 1, refused: None }).unwrap();
+            near.receive(&mut near_receiver).await.unwrap();
 
             let (one, mut two) = duplex(1024);
             let mut handshake = Handshake::new(one, &stages[client]);
@@ -790,13 +791,13 @@ mod tests {
         assert!(matches!(answered, Err(WireError::Stranger)) && called.is_err());
         let (one, mut two) = duplex(1024);
         let mut handshake = Handshake::new(one, &stages[0]);
-        let hear = async {
+        let receive = async {
             opening(&mut two).await.unwrap();
-            let heard = Handshake::new(&mut two, &stages[3]).offered().await;
+            let received = Handshake::new(&mut two, &stages[3]).offered().await;
             drop(two);
-            heard
+            received
         };
-        let (heard, offered) = tokio::join!(hear, handshake.offer(TOKEN, OFFERED));
-        assert!(matches!(heard, Err(WireError::Stranger)) && offered.is_err());
+        let (received, offered) = tokio::join!(receive, handshake.offer(TOKEN, OFFERED));
+        assert!(matches!(received, Err(WireError::Stranger)) && offered.is_err());
     }
 }
