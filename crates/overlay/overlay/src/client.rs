@@ -129,7 +129,9 @@ async fn make(
         return Err(Reason::SameHost);
     }
     let router = host.router;
-    if !loaded.config.move_brief && shared.worth.is_brief((namespace, destination), &shared.connections) {
+    if !loaded.config.move_brief
+        && shared.expected_gain.is_brief((namespace, destination), &shared.connections)
+    {
         return Err(Reason::Brief);
     }
     let domain = SockRef::from(&*socket).domain().map_err(|_| Reason::Failed)?;
@@ -243,7 +245,7 @@ async fn take(
     local::name(shared, &connection, ends).map_err(|_| Reason::Failed)?;
     let entered = made.connection(&connection, told, shared.copied())?;
     let (cookie, stayed) = (entered.place.cookie, Stayed { namespace: made.namespace, flow: entered.flow });
-    shared.worth.watch();
+    shared.expected_gain.watch();
     shared.connections.enter(entered, &connection)?;
     local::secure(shared, &connection, told).map_err(|_| Reason::Failed)?;
     let (_, commit) = handshake.commit();

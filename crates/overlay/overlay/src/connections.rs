@@ -11,11 +11,11 @@ use shunt_sys::identity::normalise;
 use shunt_sys::{Errno, peer};
 
 use crate::blocking_pool::Theirs;
+use crate::expected_gain::Way;
 use crate::metrics::End;
 use crate::options::Options;
 use crate::policy::{Flow, Policy, Shape, Verdict};
 use crate::reason::Reason;
-use crate::worth::Way;
 
 /// The largest number of entries. Most entries keep the overlay's socket, which is a descriptor.
 const MOST: usize = 65_536;

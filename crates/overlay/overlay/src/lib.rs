@@ -4,13 +4,14 @@
 //! The modules:
 //!
 //! - `router` runs a router, with its configuration in `config`. `shared` has the state that all
-//!   its conversations use: `registry` has the supervisors, `promises` the connections that programs
-//!   are about to accept, and `quotas` the bounds. `namespace` knows the containers' network namespaces, `keys` the key
-//!   file, and `metrics` the counters. `blocking_pool` runs blocking work on other threads.
+//!   its conversations use: `registry` has the supervisors, `promises` the connections that
+//!   programs are about to accept, and `quotas` the bounds. `namespace` knows the containers'
+//!   network namespaces, `keys` the key file, and `metrics` the counters. `blocking_pool` runs
+//!   blocking work on other threads.
 //! - `local` talks to supervisors, by way of `message` and `channel`. `client` and `server` are the
 //!   two ends of a negotiation between routers, whose messages are in `wire`. Before it the routers
-//!   ask each other on lines: `peers` has the outgoing ones, `guests` the incoming ones. `worth`
-//!   stops moving connections that are too short for it.
+//!   ask each other on lines: `peers` has the outgoing ones, `guests` the incoming ones.
+//!   `expected_gain` stops moving connections that are too short for it.
 //! - `policy` decides which connections are permitted. `connections` has the current ones, with
 //!   their socket `options`, and `enforce` applies another policy to them.
 //! - `map` says which host has a container. `discovery` keeps it current, by way of `etcd`.
@@ -33,6 +34,7 @@ mod connections;
 mod discovery;
 mod enforce;
 mod etcd;
+mod expected_gain;
 mod guests;
 mod keys;
 mod listing;
@@ -59,7 +61,6 @@ mod stand_by;
 mod supervise;
 mod supervisor;
 mod wire;
-mod worth;
 
 pub use admit::supervise_apart;
 pub use config::{ConfigError, DEFAULT_CONTROL, DEFAULT_SOCKET};

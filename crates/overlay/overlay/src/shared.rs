@@ -17,6 +17,7 @@ use crate::blocking_pool::BlockingPool;
 use crate::config::Loaded;
 use crate::connections::Connections;
 use crate::discovery::Discovery;
+use crate::expected_gain::ExpectedGain;
 use crate::guests::Guests;
 use crate::lock::lock;
 use crate::map::{Map, Published};
@@ -27,7 +28,6 @@ use crate::quotas::Quotas;
 use crate::reason::Reason;
 use crate::registry::{Registered, Registry, Takers};
 use crate::secure::Guard;
-use crate::worth::Worth;
 
 /// The shared state of a router.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(crate) struct Shared {
     pub(crate) guard: Option<Guard>,
     pub(crate) reader: Mutex<Reader>,
     pub(crate) connections: Connections,
-    pub(crate) worth: Worth,
+    pub(crate) expected_gain: ExpectedGain,
     pub(crate) spares: Spares,
     /// The lines that this router keeps to others. `guests` has those that others keep to it.
     pub(crate) peers: Peers,
@@ -83,7 +83,7 @@ impl Shared {
             guard,
             reader: Mutex::new(reader),
             connections,
-            worth: Worth::default(),
+            expected_gain: ExpectedGain::default(),
             spares: Spares::default(),
             promises: Arc::new(Promises::new(registry.clone())),
             registry,
@@ -179,7 +179,7 @@ impl Shared {
             self.peers.renew();
             self.guests.renew(&keys.now());
         }
-        self.worth.sweep(&self.connections);
+        self.expected_gain.sweep(&self.connections);
         self.connections.sweep();
         self.spares.sweep();
         self.guests.sweep();

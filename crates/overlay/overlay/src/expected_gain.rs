@@ -41,12 +41,12 @@ pub(crate) type Way = (u64, SocketAddr);
 
 /// The statistics of ended connections, by namespace and destination.
 #[derive(Debug, Default)]
-pub(crate) struct Worth(Mutex<State>);
+pub(crate) struct ExpectedGain(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     /// The netlink socket that reports ended connections. `None` while there is none to be watched.
-    told: Option<OwnedFd>,
+    reports: Option<OwnedFd>,
     ways: HashMap<Way, Lately>,
 }
 
@@ -59,14 +59,15 @@ struct Lately {
     repaid: f64,
 }
 
-impl Worth {
+impl ExpectedGain {
     /// Starts to watch for ended connections. Called before a connection is moved.
     pub(crate) fn watch(&self) {
         let mut state = self.state();
-        if state.told.is_none() {
+        if state.reports.is_none() {
             // Without these reports all connections are moved.
-            state.told =
-                ended::watch().inspect_err(|error| tracing::debug!(%error, "not told what ends")).ok();
+            state.reports = ended::watch()
+                .inspect_err(|error| tracing::debug!(%error, "no reports of ended connections"))
+                .ok();
         }
     }
 
@@ -74,16 +75,16 @@ impl Worth {
     /// ones.
     pub(crate) fn is_brief(&self, way: Way, connections: &Connections) -> bool {
         let mut state = self.state();
-        state.hear(connections);
+        state.read_reports(connections);
         state.ways.get(&way).is_some_and(|lately| lately.is_brief(Instant::now()))
     }
 
     /// Drops old statistics, and stops watching when no client's connection is left.
     pub(crate) fn sweep(&self, connections: &Connections) {
         let mut state = self.state();
-        state.hear(connections);
+        state.read_reports(connections);
         if connections.count(End::Client) == 0 {
-            state.told = None;
+            state.reports = None;
         }
         let now = Instant::now();
         state.ways.retain(|_, lately| lately.by(now).count > 0.5);
@@ -96,9 +97,9 @@ impl Worth {
 
 impl State {
     /// Reads all pending reports.
-    fn hear(&mut self, connections: &Connections) {
-        let Some(told) = &self.told else { return };
-        while let Some(ended) = ended::next(told.as_fd()) {
+    fn read_reports(&mut self, connections: &Connections) {
+        let Some(reports) = &self.reports else { return };
+        while let Some(ended) = ended::next(reports.as_fd()) {
             if let Some(way) = connections.way(ended.cookie)
                 && (self.ways.len() < KNOWN || self.ways.contains_key(&way))
             {
