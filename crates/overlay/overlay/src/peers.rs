@@ -46,7 +46,7 @@ pub(crate) struct Peers {
 #[derive(Debug)]
 struct Peer {
     state: watch::Receiver<State>,
-    news: Arc<News>,
+    triggers: Arc<DialTriggers>,
     keeper: AbortHandle,
 }
 
@@ -58,7 +58,7 @@ impl Drop for Peer {
 
 /// Events that make it worth dialling a line that is down.
 #[derive(Debug, Default)]
-struct News {
+struct DialTriggers {
     /// A caller would like to ask.
     wanted: Notify,
     /// That router has opened a line to this one.
@@ -108,9 +108,9 @@ impl Peers {
         for router in routers {
             lines.entry(*router).or_insert_with(|| {
                 let (sender, state) = watch::channel(State::Dialling);
-                let news = Arc::new(News::default());
-                let kept = keep(self.keys.clone(), self.own, *router, self.limit, sender, news.clone());
-                Peer { state, news, keeper: tokio::spawn(kept).abort_handle() }
+                let triggers = Arc::new(DialTriggers::default());
+                let kept = keep(self.keys.clone(), self.own, *router, self.limit, sender, triggers.clone());
+                Peer { state, triggers, keeper: tokio::spawn(kept).abort_handle() }
             });
         }
     }
@@ -139,7 +139,7 @@ impl Peers {
     /// Notes that the router of that host has opened a line to this one, so it is running.
     pub(crate) fn has_called(&self, host: IpAddr) {
         for (_, peer) in self.lines().iter().filter(|(router, _)| router.ip() == host) {
-            peer.news.called.notify_one();
+            peer.triggers.called.notify_one();
         }
     }
 
@@ -164,16 +164,16 @@ impl Peers {
     }
 
     async fn session(&self, router: SocketAddr) -> Option<Arc<Session>> {
-        let (mut state, news) = {
+        let (mut state, triggers) = {
             let lines = self.lines();
             let peer = lines.get(&router)?;
-            (peer.state.clone(), peer.news.clone())
+            (peer.state.clone(), peer.triggers.clone())
         };
         let known = timeout(self.limit, state.wait_for(|state| !matches!(state, State::Dialling))).await;
         match &*known.ok()?.ok()? {
             State::Up(session) => Some(session.clone()),
             _ => {
-                news.wanted.notify_one();
+                triggers.wanted.notify_one();
                 None
             }
         }
@@ -247,7 +247,7 @@ async fn keep(
     router: SocketAddr,
     limit: Duration,
     state: watch::Sender<State>,
-    news: Arc<News>,
+    triggers: Arc<DialTriggers>,
 ) {
     let mut pause = PAUSE;
     loop {
@@ -280,13 +280,13 @@ async fn keep(
         }
         state.send_replace(State::Down);
         let wanted = async {
-            news.wanted.notified().await;
+            triggers.wanted.notified().await;
             sleep_until(begun + PAUSE).await;
         };
         tokio::select! {
             () = sleep_until(begun + pause) => pause = (2 * pause).min(LONG_PAUSE),
             () = wanted => {}
-            () = news.called.notified() => drop(state.send_replace(State::Dialling)),
+            () = triggers.called.notified() => drop(state.send_replace(State::Dialling)),
         }
     }
 }
