@@ -107,7 +107,7 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
         () = server::serve(shared.clone(), listener) => {}
         () = reload(&shared, path, hangup) => {}
         () = discover(&shared) => {}
-        () = tell(&shared, page) => {}
+        () = serve_page(&shared, page) => {}
         ended = local::serve(shared.clone(), supervisors) => ended.map_err(Error::Wait)?,
     }
     shared.discovery.withdraw().await;
@@ -174,7 +174,7 @@ fn after_reload(former: &Policy, read: &Policy, current: &Policy) -> Next {
 }
 
 /// Serves the metrics page, if there is one, until the router ends.
-async fn tell(shared: &Arc<Shared>, page: Option<TcpListener>) {
+async fn serve_page(shared: &Arc<Shared>, page: Option<TcpListener>) {
     match page {
         Some(listener) => serve_metrics(|| shared.metrics.text(shared), listener).await,
         None => std::future::pending().await,

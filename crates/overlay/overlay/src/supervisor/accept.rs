@@ -15,7 +15,7 @@ use rustix::net::{SocketFlags, accept_with};
 use shunt_sys::Errno;
 
 use super::address::{Address, Peer};
-use super::link::Heard;
+use super::link::Received;
 use super::process::{self, Signal};
 use super::replace::liken;
 use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now};
@@ -200,8 +200,8 @@ impl Supervisor {
             && let Some(conversation) =
                 self.link.begin(&Request::Accepted { local, remote }, &accepted.socket)
         {
-            match conversation.hear(|| true) {
-                Heard::Answer(Answer::Take, Some(connection)) => {
+            match conversation.receive(|| true) {
+                Received::Answer(Answer::Take, Some(connection)) => {
                     // The client has the host connection already, so an error here is ignored.
                     let _ = liken(&accepted.socket, &connection);
                     let overlay = std::mem::replace(&mut accepted.socket, connection);
@@ -210,13 +210,13 @@ impl Supervisor {
                     // waits.
                     let _ = sockopt::set_socket_linger(&overlay, None);
                 }
-                Heard::Answer(Answer::Deny(_), _) => {
+                Received::Answer(Answer::Deny(_), _) => {
                     drop(conversation);
                     // Make the close a reset.
                     let _ = sockopt::set_socket_linger(&accepted.socket, Some(Duration::ZERO));
                     return false;
                 }
-                Heard::Late => self.link.hang_up(),
+                Received::Late => self.link.hang_up(),
                 _ => {}
             }
         }
@@ -225,7 +225,7 @@ impl Supervisor {
     }
 
     fn deliver(&self, call: &Call, accepted: Accepted, flags: Flags, cookie: u64) {
-        if let Err(error) = accepted.peer.tell(call) {
+        if let Err(error) = accepted.peer.report(call) {
             if call.waits() {
                 // The kernel closes the connection in this case too.
                 return call.answer(Err(error));

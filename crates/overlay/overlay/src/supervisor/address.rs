@@ -90,7 +90,7 @@ impl Peer {
     }
 
     /// Writes the address to the place that accept's arguments give, as the kernel does.
-    pub(super) fn tell(&self, call: &Call) -> Result<(), Errno> {
+    pub(super) fn report(&self, call: &Call) -> Result<(), Errno> {
         let [_, at, len_at, ..] = call.notification.arguments;
         if at == 0 {
             return Ok(());

@@ -25,7 +25,7 @@ use shunt_sys::tcp::Opener;
 use shunt_sys::{Errno, options, tcp};
 
 use super::address::Address;
-use super::link::{Conversation, GRACE, Heard};
+use super::link::{Conversation, GRACE, Received};
 use super::replace::Place;
 use super::rings::Rings;
 use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now, process};
@@ -173,10 +173,10 @@ impl Supervisor {
         let Some(conversation) = self.link.begin(&Request::Connect { to: address.to, from }, socket) else {
             return Asked::Stay;
         };
-        match conversation.hear(|| call.waits()) {
-            Heard::Answer(Answer::Go, _) => return Asked::Go(conversation),
-            Heard::Answer(Answer::Deny(denial), _) => return Asked::Denied(denial),
-            Heard::Late => self.link.let_rest(),
+        match conversation.receive(|| call.waits()) {
+            Received::Answer(Answer::Go, _) => return Asked::Go(conversation),
+            Received::Answer(Answer::Deny(denial), _) => return Asked::Denied(denial),
+            Received::Late => self.link.let_rest(),
             _ => {}
         }
         Asked::Stay
@@ -195,7 +195,7 @@ impl Supervisor {
             Ok(()) | Err(Errno::INPROGRESS) => {
                 // Sent before the program can ask for the result.
                 if let Some(own) = Address::of_socket(&attempt.socket)
-                    && attempt.conversation.say(&Request::Begun { local: own, waits: false }, None)
+                    && attempt.conversation.send(&Request::Begun { local: own, waits: false }, None)
                 {
                     self.pending.add(cookie, attempt);
                 }
@@ -268,7 +268,7 @@ fn is_soon_there(call: &Call, attempt: &Attempt, hold: Duration) -> bool {
 /// connection while this thread looks for the program's descriptors.
 fn settle(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
     if let Some(local) = Address::of_socket(&attempt.socket) {
-        attempt.conversation.say(&Request::Begun { local, waits: true }, None);
+        attempt.conversation.send(&Request::Begun { local, waits: true }, None);
     }
     replace(call, attempt)
 }
@@ -320,24 +320,25 @@ fn replace(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
     let place = match Place::find(call, socket, rings) {
         Ok(place) => place,
         Err(reason) => {
-            conversation.say(&Request::Stay(reason), None);
+            conversation.send(&Request::Stay(reason), None);
             return Ok(());
         }
     };
-    if !conversation.say(&Request::Moment, None) {
+    if !conversation.send(&Request::Moment, None) {
         return Ok(());
     }
-    let Heard::Answer(Answer::Commit(last), Some(connection)) = conversation.hear(|| call.waits()) else {
+    let Received::Answer(Answer::Commit(last), Some(connection)) = conversation.receive(|| call.waits())
+    else {
         return Ok(());
     };
     let connection = given.insert(connection);
     if let Err(reason) = commit(call, (socket, *begun), connection, &last) {
-        conversation.say(&Request::Stay(reason), None);
+        conversation.send(&Request::Stay(reason), None);
         return Ok(());
     }
     // From here on the other end has the host connection in any case.
     let taken = place.take(call, socket, connection);
-    conversation.say(&Request::Taken, None);
+    conversation.send(&Request::Taken, None);
     taken.map_err(|_| Errno::CONNRESET)
 }
 
@@ -355,14 +356,14 @@ fn commit(
     }
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let is_open = recv(connection, &mut [0; 1], flags).err() == Some(Errno::AGAIN);
-    let said = is_open && send(connection, last, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) == Ok(last.len());
-    let heard = said && (begun.elapsed() < FRESH || is_heard(connection, || call.waits()));
-    if heard { Ok(()) } else { Err(Reason::Late) }
+    let sent = is_open && send(connection, last, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) == Ok(last.len());
+    let received = sent && (begun.elapsed() < FRESH || is_acknowledged(connection, || call.waits()));
+    if received { Ok(()) } else { Err(Reason::Late) }
 }
 
 /// Waits for the acknowledgement of Commit. Returns `true` if it has arrived, and `false` if the
 /// other host has reset the connection or is silent.
-fn is_heard(connection: &OwnedFd, goes_on: impl Fn() -> bool) -> bool {
+fn is_acknowledged(connection: &OwnedFd, goes_on: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + SILENT;
     let mut pause = Duration::from_micros(50);
     loop {

@@ -150,9 +150,9 @@ fn interfaces(call: &Call, at: u64, socket: &OwnedFd) -> Result<i64, Errno> {
         guarded::interfaces(socket, None)?
     } else {
         let room = usize::try_from(room).map_err(|_| Errno::INVAL)?;
-        let mut told = vec![0; room.min(INTERFACES)];
-        let len = guarded::interfaces(socket, Some(&mut told))?.min(told.len());
-        other::write(call.thread(), to, &told[..len])?;
+        let mut interfaces = vec![0; room.min(INTERFACES)];
+        let len = guarded::interfaces(socket, Some(&mut interfaces))?.min(interfaces.len());
+        other::write(call.thread(), to, &interfaces[..len])?;
         len
     };
     other::write(call.thread(), at, &(len as u32).to_ne_bytes())?;

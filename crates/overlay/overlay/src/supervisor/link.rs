@@ -160,7 +160,7 @@ impl Link {
                 is_late: AtomicBool::new(false),
                 kept: self.kept.clone(),
             };
-            if conversation.say(request, Some(shown)) {
+            if conversation.send(request, Some(shown)) {
                 return Some(conversation);
             }
             // The router closed the idle conversation meanwhile. Try another one.
@@ -200,7 +200,7 @@ impl Link {
         )
         .ok()?;
         match receive(&socket, GRACE, || true) {
-            Heard::Answer(Answer::Welcome(welcome), _) => Some(Standing { socket, welcome }),
+            Received::Answer(Answer::Welcome(welcome), _) => Some(Standing { socket, welcome }),
             _ => None,
         }
     }
@@ -216,7 +216,7 @@ impl Link {
 
 /// The result of waiting for an answer.
 #[derive(Debug)]
-pub(super) enum Heard {
+pub(super) enum Received {
     Answer(Answer, Option<OwnedFd>),
     /// The router has ended, or sent an invalid message.
     Nothing,
@@ -242,23 +242,23 @@ pub(super) struct Conversation {
 
 impl Conversation {
     /// Sends a message. Returns `true` if it was sent.
-    pub(super) fn say(&self, request: &Request, socket: Option<&OwnedFd>) -> bool {
+    pub(super) fn send(&self, request: &Request, socket: Option<&OwnedFd>) -> bool {
         let shown = socket.map(AsFd::as_fd);
         self.socket.as_ref().is_some_and(|to| message::send(to, request, shown).is_ok())
     }
 
     /// Waits for the answer, as long as `goes_on` returns `true`.
-    pub(super) fn hear(&self, goes_on: impl Fn() -> bool) -> Heard {
-        let Some(socket) = &self.socket else { return Heard::Nothing };
-        let heard = receive(socket, self.limit, goes_on);
-        match heard {
-            Heard::Answer(Answer::Commit(_) | Answer::Take | Answer::Stay | Answer::Deny(_), _) => {
+    pub(super) fn receive(&self, goes_on: impl Fn() -> bool) -> Received {
+        let Some(socket) = &self.socket else { return Received::Nothing };
+        let received = receive(socket, self.limit, goes_on);
+        match received {
+            Received::Answer(Answer::Commit(_) | Answer::Take | Answer::Stay | Answer::Deny(_), _) => {
                 self.is_over.store(true, Relaxed);
             }
-            Heard::Late => self.is_late.store(true, Relaxed),
+            Received::Late => self.is_late.store(true, Relaxed),
             _ => {}
         }
-        heard
+        received
     }
 
     /// Makes the drop not wait for the router.
@@ -268,14 +268,14 @@ impl Conversation {
 
     /// Ends the conversation. Returns `true` if it can be used for another connection.
     fn ends_well(&self, socket: &OwnedFd) -> bool {
-        if self.is_late.load(Relaxed) || !self.is_over.load(Relaxed) && !self.say(&Request::Done, None) {
+        if self.is_late.load(Relaxed) || !self.is_over.load(Relaxed) && !self.send(&Request::Done, None) {
             return false;
         }
         loop {
             match receive(socket, GRACE, || true) {
-                Heard::Answer(Answer::Done, _) => return true,
-                Heard::Answer(..) => {}
-                Heard::Nothing | Heard::Late => return false,
+                Received::Answer(Answer::Done, _) => return true,
+                Received::Answer(..) => {}
+                Received::Nothing | Received::Late => return false,
             }
         }
     }
@@ -294,20 +294,20 @@ impl Drop for Conversation {
     }
 }
 
-fn receive(socket: &OwnedFd, limit: Duration, goes_on: impl Fn() -> bool) -> Heard {
+fn receive(socket: &OwnedFd, limit: Duration, goes_on: impl Fn() -> bool) -> Received {
     const SLICE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     let deadline = Instant::now() + limit;
     loop {
         match message::receive(socket) {
-            Ok((answer, descriptor)) => return Heard::Answer(answer, descriptor),
+            Ok((answer, descriptor)) => return Received::Answer(answer, descriptor),
             Err(MessageError::Kernel(Errno::AGAIN)) => {}
-            Err(_) => return Heard::Nothing,
+            Err(_) => return Received::Nothing,
         }
         if !goes_on() {
-            return Heard::Nothing;
+            return Received::Nothing;
         }
         if Instant::now() >= deadline {
-            return Heard::Late;
+            return Received::Late;
         }
         // EINTR counts as the end of the interval.
         let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&SLICE));

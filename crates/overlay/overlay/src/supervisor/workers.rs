@@ -137,10 +137,10 @@ mod tests {
             while crowd.workers.leads() {
                 let gate = gates.lock().unwrap().recv();
                 let Ok(gate) = gate else { return crowd.workers.end() };
-                let (other, more, told) = (crowd.clone(), gates.clone(), taken.clone());
+                let (other, more, reported) = (crowd.clone(), gates.clone(), taken.clone());
                 let handed = crowd.workers.hand_over(move || {
                     other.begun.fetch_add(1, Relaxed);
-                    std::thread::spawn(move || work(&other, &more, &told));
+                    std::thread::spawn(move || work(&other, &more, &reported));
                     true
                 });
                 assert!(handed);
@@ -155,7 +155,7 @@ mod tests {
         const LIMIT: Duration = Duration::from_secs(20);
         let crowd = Arc::new(Crowd::default());
         let (give, gates) = channel();
-        let (taken, told) = channel();
+        let (taken, reported) = channel();
         let (first, gates) = (crowd.clone(), Arc::new(Mutex::new(gates)));
         let leader = std::thread::spawn(move || {
             work(&first, &gates, &taken);
@@ -167,7 +167,7 @@ mod tests {
                     let (open, gate) = channel();
                     give.send(gate).unwrap();
                     // Received although the earlier threads still wait.
-                    told.recv_timeout(LIMIT).unwrap();
+                    reported.recv_timeout(LIMIT).unwrap();
                     open
                 })
                 .collect();
