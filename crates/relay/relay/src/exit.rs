@@ -29,7 +29,7 @@ pub(crate) async fn accept(shared: Arc<Shared>, mut listener: Listener) {
 fn take_in(shared: &Arc<Shared>, stream: StdStream, from: IpAddr) {
     let (pass, full) = shared.strangers.enter(from, shared.loaded().config.expects(from));
     if let Some(full) = full {
-        complain(shared, from, full);
+        log_eviction(shared, from, full);
     }
     let shared = shared.clone();
     shared.clone().spawn(shared.next_worker(), async move {
@@ -50,7 +50,7 @@ fn take_in(shared: &Arc<Shared>, stream: StdStream, from: IpAddr) {
 
 /// Logs that an unauthenticated connection was closed to make room, for the first time and for
 /// every thousandth time.
-fn complain(shared: &Shared, from: IpAddr, full: Full) {
+fn log_eviction(shared: &Shared, from: IpAddr, full: Full) {
     let count = shared.metrics.count_evicted(full);
     if count % 1000 == 1 {
         tracing::warn!(

@@ -458,17 +458,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_failure_that_another_was_told_of_is_no_end() {
-        for told in ["first", "write", "splice"] {
+        for way in ["first", "write", "splice"] {
             let (one, two) = wires(false).await;
             SockRef::from(two.stream()).set_linger(Some(Duration::ZERO)).unwrap();
             drop(two);
-            match told {
+            match way {
                 "first" => assert_eq!(one.take_first(&mut [0; 8]), 0),
                 "write" => while one.write_all(b"word").await.is_ok() {},
                 _ => assert!(one.splice_into(&mut Pipe::borrow().unwrap()).await.is_err()),
             }
-            assert!(one.read(&mut [0; 8]).await.is_err(), "{told}");
-            assert!(one.splice_into(&mut Pipe::borrow().unwrap()).await.is_err(), "{told}");
+            assert!(one.read(&mut [0; 8]).await.is_err(), "{way}");
+            assert!(one.splice_into(&mut Pipe::borrow().unwrap()).await.is_err(), "{way}");
         }
     }
 
