@@ -337,7 +337,7 @@ fn prefixes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D:
     texts.iter().map(parse).collect()
 }
 
-const MAX_MS: u64 = 10_000;
+pub(crate) const MAX_MS: u64 = 10_000;
 const MAX_LEASE_S: u64 = 3_600;
 
 fn default_prefix() -> String {

@@ -134,7 +134,7 @@ async fn watch(shared: &Arc<Shared>, etcd: &Etcd, prefix: &str, turns: &mut Turn
     loop {
         seen.keys = shared.loaded().keys.now();
         let strange = changed.into_iter().filter(|stored| !seen.take(stored)).count();
-        // Before the state says so, so that what etcd has lost is told from what is not known yet.
+        // Published before `is_watching` is set: an entry that is missing then has been lost.
         shared.publish(seen.published());
         {
             let mut state = shared.discovery.state();

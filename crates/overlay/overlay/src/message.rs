@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use shunt_sys::{Errno, seqpacket};
 use thiserror::Error;
 
+use crate::config::MAX_MS;
 use crate::policy::Denial;
 use crate::reason::Reason;
 
@@ -94,6 +95,14 @@ pub(crate) struct Welcome {
     pub(crate) patience_ms: u64,
     /// The time that connect waits for a program that does not block.
     pub(crate) hold_ms: u64,
+}
+
+impl Welcome {
+    /// Returns `true` if its times are ones that a router can have. Another process may listen at
+    /// the router's path, and must not make a program wait for longer.
+    pub(crate) fn is_sound(&self) -> bool {
+        [self.ask_ms, self.patience_ms, self.hold_ms].iter().all(|time| *time <= MAX_MS)
+    }
 }
 
 /// The reason for which no message was received.

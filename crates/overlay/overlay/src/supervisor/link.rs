@@ -200,7 +200,9 @@ impl Link {
         )
         .ok()?;
         match receive(&socket, GRACE, || true) {
-            Received::Answer(Answer::Welcome(welcome), _) => Some(Standing { socket, welcome }),
+            Received::Answer(Answer::Welcome(welcome), _) if welcome.is_sound() => {
+                Some(Standing { socket, welcome })
+            }
             _ => None,
         }
     }
@@ -271,13 +273,18 @@ impl Conversation {
         if self.is_late.load(Relaxed) || !self.is_over.load(Relaxed) && !self.send(&Request::Done, None) {
             return false;
         }
-        loop {
-            match receive(socket, GRACE, || true) {
+        // Another process at the router's path could send answers without an end.
+        let deadline = Instant::now() + GRACE;
+        while let left = deadline.saturating_duration_since(Instant::now())
+            && !left.is_zero()
+        {
+            match receive(socket, left, || true) {
                 Received::Answer(Answer::Done, _) => return true,
                 Received::Answer(..) => {}
                 Received::Nothing | Received::Late => return false,
             }
         }
+        false
     }
 }
 
@@ -311,5 +318,49 @@ fn receive(socket: &OwnedFd, limit: Duration, goes_on: impl Fn() -> bool) -> Rec
         }
         // EINTR counts as the end of the interval.
         let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&SLICE));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::socketpair;
+
+    use super::*;
+    use crate::config::MAX_MS;
+
+    #[test]
+    fn a_welcome_with_times_that_no_router_has_is_rejected() {
+        let sound = Welcome { prefixes: Vec::new(), ask_ms: 100, patience_ms: 20, hold_ms: 20 };
+        assert!(sound.is_sound());
+        for time in [MAX_MS + 1, u64::MAX] {
+            assert!(!Welcome { ask_ms: time, ..sound.clone() }.is_sound());
+            assert!(!Welcome { patience_ms: time, ..sound.clone() }.is_sound());
+            assert!(!Welcome { hold_ms: time, ..sound.clone() }.is_sound());
+        }
+    }
+
+    #[test]
+    fn answers_without_an_end_do_not_keep_a_conversation_from_ending() {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        let (own, other) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let flood = std::thread::spawn(move || {
+            loop {
+                match message::send(&other, &Answer::Stay, None) {
+                    Ok(()) => {}
+                    Err(Errno::AGAIN) => std::thread::yield_now(),
+                    Err(_) => break,
+                }
+            }
+        });
+        let kept = Arc::<Kept>::default();
+        drop(Conversation {
+            socket: Some(own),
+            limit: GRACE,
+            is_over: AtomicBool::new(true),
+            is_late: AtomicBool::new(false),
+            kept: kept.clone(),
+        });
+        flood.join().unwrap();
+        assert!(kept.lock().unwrap().is_empty());
     }
 }
