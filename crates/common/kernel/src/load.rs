@@ -52,8 +52,8 @@ where
     program.try_into().ok().expect("of this kind in the source")
 }
 
-/// Runs an iterator program once for each TCP socket of this thread's network namespace. The program
-/// must be loaded, and print nothing.
+/// Runs an iterator program once for each TCP socket of this thread's network namespace. The
+/// program must be loaded, and print nothing.
 pub fn visit_sockets(program: &mut Iter) -> io::Result<()> {
     let link = program.attach().map_err(io::Error::other)?;
     let link = program.take_link(link).map_err(io::Error::other)?;

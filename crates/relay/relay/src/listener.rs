@@ -8,8 +8,8 @@
 //! listening ──► Stop ──► new SYNs are dropped, the queue is served ──► linger is over ──► closed
 //! ```
 //!
-//! Within the linger time, handshakes that had begun before complete. A client whose SYN was dropped
-//! repeats it after a second, and finds what listens there by then.
+//! Within the linger time, handshakes that had begun before complete. A client whose SYN was
+//! dropped repeats it after a second, and finds what listens there by then.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream as StdStream};
