@@ -244,7 +244,7 @@ async fn publish(
         let now = Instant::now();
         let (is_host_lost, to_put) = shared.published(|published| {
             let known = is_watching.then_some(published);
-            (known.is_some_and(|known| !known.hosts.contains_key(name)), own.to_put(&here, known, now))
+            (known.is_some_and(|known| !known.hosts.contains_key(name)), own.due_puts(&here, known, now))
         });
         if is_host_lost && host_put_at.elapsed() > CONFIRMED {
             put(HOST, name, &address).await?;
@@ -253,7 +253,7 @@ async fn publish(
         for container in to_put {
             put(CONTAINER, &container.to_string(), name).await?;
         }
-        for container in own.to_delete(now) {
+        for container in own.due_deletes(now) {
             // Deleted only if the value is still this host's: another host may have published the
             // container since.
             let at = format!("{}{CONTAINER}/{container}", etcd.prefix);
@@ -293,7 +293,7 @@ impl Own {
     /// Returns the containers whose entries are to be put: those that are new or have returned, and
     /// those that etcd has lost. `here` are all containers of this host, `known` is what etcd has,
     /// or `None` if that is not known.
-    fn to_put(&mut self, here: &BTreeSet<IpAddr>, known: Option<&Published>, now: Instant) -> Vec<IpAddr> {
+    fn due_puts(&mut self, here: &BTreeSet<IpAddr>, known: Option<&Published>, now: Instant) -> Vec<IpAddr> {
         for (_, put) in self.0.iter_mut().filter(|(container, _)| !here.contains(container)) {
             put.is_here = false;
         }
@@ -315,7 +315,7 @@ impl Own {
 
     /// Returns the containers whose entries are to be deleted, because they have been away for
     /// [`LINGER`].
-    fn to_delete(&mut self, now: Instant) -> Vec<IpAddr> {
+    fn due_deletes(&mut self, now: Instant) -> Vec<IpAddr> {
         let gone = self.0.extract_if(|_, put| now.duration_since(put.seen) > LINGER);
         gone.map(|(container, _)| container).collect()
     }
@@ -361,19 +361,19 @@ mod tests {
             containers: [(container, host.to_owned())].into(),
             ..Published::default()
         };
-        assert_eq!(own.to_put(&here, None, begun), [container]);
-        assert!(own.to_put(&here, Some(&of("a")), after(5)).is_empty());
+        assert_eq!(own.due_puts(&here, None, begun), [container]);
+        assert!(own.due_puts(&here, Some(&of("a")), after(5)).is_empty());
         // It moves to another host, which publishes it, and returns.
-        assert!(own.to_put(&away, Some(&of("a")), after(6)).is_empty());
-        assert!(own.to_put(&away, Some(&of("b")), after(7)).is_empty());
-        assert_eq!(own.to_put(&here, Some(&of("b")), after(8)), [container]);
-        assert!(own.to_put(&here, Some(&of("a")), after(9)).is_empty());
-        assert!(own.to_delete(after(9)).is_empty());
+        assert!(own.due_puts(&away, Some(&of("a")), after(6)).is_empty());
+        assert!(own.due_puts(&away, Some(&of("b")), after(7)).is_empty());
+        assert_eq!(own.due_puts(&here, Some(&of("b")), after(8)), [container]);
+        assert!(own.due_puts(&here, Some(&of("a")), after(9)).is_empty());
+        assert!(own.due_deletes(after(9)).is_empty());
         // It goes for good.
-        assert!(own.to_put(&away, Some(&of("a")), after(38)).is_empty());
-        assert!(own.to_delete(after(39)).is_empty());
-        assert_eq!(own.to_delete(after(40)), [container]);
-        assert_eq!(own.to_put(&here, Some(&Published::default()), after(41)), [container]);
+        assert!(own.due_puts(&away, Some(&of("a")), after(38)).is_empty());
+        assert!(own.due_deletes(after(39)).is_empty());
+        assert_eq!(own.due_deletes(after(40)), [container]);
+        assert_eq!(own.due_puts(&here, Some(&Published::default()), after(41)), [container]);
     }
 
     #[test]
@@ -383,11 +383,11 @@ mod tests {
         let container: IpAddr = "10.50.1.2".parse().unwrap();
         let here = BTreeSet::from([container]);
         let nothing = Published::default();
-        assert_eq!(own.to_put(&here, Some(&nothing), begun), [container]);
-        assert!(own.to_put(&here, Some(&nothing), after(1)).is_empty(), "the watch is not as far yet");
-        assert!(own.to_put(&here, None, after(3)).is_empty(), "what etcd has is not known");
-        assert_eq!(own.to_put(&here, Some(&nothing), after(4)), [container]);
-        assert!(own.to_put(&here, Some(&nothing), after(5)).is_empty());
+        assert_eq!(own.due_puts(&here, Some(&nothing), begun), [container]);
+        assert!(own.due_puts(&here, Some(&nothing), after(1)).is_empty(), "the watch is not as far yet");
+        assert!(own.due_puts(&here, None, after(3)).is_empty(), "what etcd has is not known");
+        assert_eq!(own.due_puts(&here, Some(&nothing), after(4)), [container]);
+        assert!(own.due_puts(&here, Some(&nothing), after(5)).is_empty());
     }
 
     #[test]
