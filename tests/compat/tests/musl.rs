@@ -17,6 +17,18 @@ fn a_server_with_threads_and_its_clients() {
     both(LIMIT, |host| run(host, "exchange", &[]));
 }
 
+/// Unlike Linux and glibc, musl leaves the timeout of select as it is.
+#[test]
+fn select_leaves_the_timeout_as_libc_does() {
+    both(LIMIT, |host| run(host, "select_rest", &[]));
+    both(LIMIT, |host| {
+        compile(host, "select_rest", &[]);
+        let printed = run_with_itself(host, "select_rest", &[], LIMIT);
+        // Natively the second one may take no time that counts.
+        printed.lines().next().map(str::to_owned)
+    });
+}
+
 #[test]
 fn threads_and_handlers_with_the_least_stacks() {
     both(LIMIT, |host| run(host, "small_stacks", &[&host.port().to_string()]));

@@ -45,6 +45,11 @@ fn kind() -> u8 {
     }
 }
 
+/// Returns whether the program's libc is musl.
+pub(crate) fn is_musl() -> bool {
+    kind() == MUSL
+}
+
 /// Returns whether the process has only this thread. musl does not report that, so there the answer
 /// is always `false`.
 #[inline]
@@ -87,7 +92,7 @@ pub(crate) fn overflow() -> ! {
 /// Returns a message header as the kernel reads it. musl's lengths are narrower, and the padding
 /// next to them may hold arbitrary bytes.
 pub(crate) fn header(mut header: msghdr) -> msghdr {
-    if kind() == MUSL {
+    if is_musl() {
         header.msg_iovlen = header.msg_iovlen as u32 as usize;
         header.msg_controllen = header.msg_controllen as u32 as usize;
     }
@@ -96,7 +101,7 @@ pub(crate) fn header(mut header: msghdr) -> msghdr {
 
 /// Returns the header of a control message as the kernel reads it, see [`header`].
 pub(crate) fn piece(mut piece: cmsghdr) -> cmsghdr {
-    if kind() == MUSL {
+    if is_musl() {
         piece.cmsg_len = piece.cmsg_len as u32 as usize;
     }
     piece

@@ -181,7 +181,9 @@ pub unsafe extern "C-unwind" fn select(
     // SAFETY: the program's own call.
     let kernel = |count| unsafe { real::select(count, read, write, except, timeout) };
     // SAFETY: the program's argument.
-    unsafe { selecting_with_timeval(count, [read, write, except], timeout, &micros, &kernel) }
+    unsafe {
+        selecting_with_timeval(count, [read, write, except], timeout, &micros, !clib::is_musl(), &kernel)
+    }
 }
 
 /// Implements the system call select. Unlike libc's function, it fails with EFAULT if the timeout
@@ -203,11 +205,12 @@ pub(super) unsafe fn select_by_number(
     let kernel =
         |count: c_int| unsafe { real::syscall(libc::SYS_select, count.into(), a, b, c, d, 0) as c_int };
     // SAFETY: the program's argument.
-    unsafe { selecting_with_timeval(count, [read, write, except], timeout, &|micros| micros, &kernel) }
+    unsafe { selecting_with_timeval(count, [read, write, except], timeout, &|micros| micros, true, &kernel) }
 }
 
 /// Implements select with a timeval, which may have more microseconds than a second. `taken`
-/// returns how many of them count. Stores the remaining time in `timeout`, as Linux does.
+/// returns how many of them count. Stores the remaining time in `timeout` if `leaves_rest`, as Linux
+/// does. musl's function gives Linux a copy.
 ///
 /// # Safety
 /// `timeout` is the program's argument.
@@ -216,6 +219,7 @@ unsafe fn selecting_with_timeval(
     sets: [*mut fd_set; 3],
     timeout: *mut timeval,
     taken: &dyn Fn(i64) -> i64,
+    leaves_rest: bool,
     kernel: &dyn Fn(c_int) -> c_int,
 ) -> c_int {
     let time = || {
@@ -231,8 +235,10 @@ unsafe fn selecting_with_timeval(
     let leave = |left: u64| {
         let rest =
             timeval { tv_sec: (left / 1_000_000_000) as i64, tv_usec: (left % 1_000_000_000 / 1000) as i64 };
-        // SAFETY: the program passed this address for the remaining time.
-        unsafe { memory::write(timeout, rest) };
+        if leaves_rest {
+            // SAFETY: the program passed this address for the remaining time.
+            unsafe { memory::write(timeout, rest) };
+        }
     };
     selecting(count, sets, &Limits { time: &time, mask: std::ptr::null(), leave: &leave }, kernel)
 }

@@ -413,7 +413,10 @@ pub(crate) unsafe fn ioctl(endpoint: &Endpoint, fd: RawFd, request: c_ulong, arg
         SIOCATMARK | libc::TIOCOUTQ | SIOCOUTQNSD | libc::FIOCLEX | libc::FIONCLEX => real(),
         request if INTERFACES.contains(&request) => real(),
         libc::FIOASYNC => {
-            attach::bar(endpoint, Reason::AsyncIo);
+            // SAFETY: the caller's promise. The kernel fails if it cannot read the argument.
+            if unsafe { memory::read(argument.cast::<c_int>()) }.is_some_and(|on| on != 0) {
+                attach::bar(endpoint, Reason::AsyncIo);
+            }
             real()
         }
         _ => {
