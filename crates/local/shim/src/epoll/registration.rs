@@ -19,7 +19,7 @@ use super::registrations::Registrations;
 use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
-use crate::base::code;
+use crate::base::code::{self, Code};
 use crate::base::names::EndpointRef;
 use crate::base::private::borrow;
 use crate::base::waiter::Slot;
@@ -69,11 +69,13 @@ pub(super) fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
 /// When an event comes, the kernel then wakes at least one of the instances that have the file so.
 /// For connections, and sockets that may become one, the shim wakes all of them, and the kernel's
 /// list has the registration without the flag. With it, the kernel would refuse every change, and
-/// lanes need changes. The program's own changes are still refused.
+/// lanes need changes. The program's own changes are still refused. A process that may make calls
+/// past the shim has nothing on lanes, and the kernel must refuse the changes itself.
 pub(super) fn is_exclusive(operation: i32, events: u32) -> bool {
     const ALLOWED: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP;
     let allowed = ALLOWED as u32 | EDGE | EXCLUSIVE;
-    operation == libc::EPOLL_CTL_ADD && events & EXCLUSIVE != 0 && events & !allowed == 0
+    let is_allowed = operation == libc::EPOLL_CTL_ADD && events & EXCLUSIVE != 0 && events & !allowed == 0;
+    is_allowed && code::state() != Code::MayBypass
 }
 
 /// Returns whether a lane, not TCP, answers whether there is room.
@@ -220,6 +222,9 @@ impl Inner {
             if bar.is_some() && events != wanted.events {
                 // The kernel answers for all of it.
                 self.list.change(libc::EPOLL_CTL_MOD, fd, wanted.events, event.u64);
+                if let Some(one) = self.registrations.get_mut(&fd) {
+                    one.interest.set_events(wanted.events);
+                }
             }
         }
         (result, bar)
@@ -294,6 +299,9 @@ impl Inner {
             self.begin_answering(epoll, fd, endpoint, false);
         } else if endpoint.is_attached() {
             let refusal = self.attach(epoll, endpoint);
+            if refusal.is_some() {
+                self.drain_here(epoll, fd, endpoint);
+            }
             self.queue_after_kernel(fd);
             return refusal;
         }

@@ -98,11 +98,9 @@ impl Inner {
             // to be watched.
             self.unregister_wakeup(epoll);
         }
-        if self.exposure.is_hidden_for_exec() {
-            self.add_wakeup();
-        }
-        // A wait that no hook sees would return the doorbell's event to the program.
-        if !code::is_clean() {
+        // A wait that no hook sees would return the doorbell's event to the program, and so would
+        // one of the program that is about to be executed. The next wait registers it if that fails.
+        if !code::is_clean() || self.exposure.is_hidden_for_exec() {
             return;
         }
         let Some(registered) = self.wakeup.registered(self.exposure.is_watched()) else { return };
