@@ -51,6 +51,8 @@ unsafe impl GlobalAlloc for Allocator {
                 let _shield = Shield::raise();
                 thread::this().kept.take(class).unwrap_or_else(|| HEAP.lock().take(class))
             }
+            // A mapping is aligned to a page only.
+            None if layout.align() > PAGE => null_mut(),
             None => map(layout.size()),
         }
     }

@@ -344,6 +344,8 @@ fn set_gate(word: &AtomicU64) {
 /// new page replaces the old one and takes over its contents.
 pub(crate) fn make_page() -> Option<OwnedFd> {
     let (memfd, fresh): (OwnedFd, Mapping) = memfd::create_sealed("shunt-page", PAGE_BYTES).ok()?;
+    // No row may be listed before the replacement, which would have no memory for it.
+    let mut rows = ROWS.lock();
     let backed = with_rows(page().map_or(0, |old| old.used().len()));
     mapping::back(fresh.as_ptr(), backed).ok()?;
     match page() {
@@ -360,7 +362,8 @@ pub(crate) fn make_page() -> Option<OwnedFd> {
     for (counter, _) in Counter::NAMES {
         count(counter, UNTOLD[counter as usize].swap(0, Relaxed));
     }
-    ROWS.lock().backed = backed;
+    rows.backed = backed;
+    drop(rows);
     forget_board();
     Some(memfd)
 }

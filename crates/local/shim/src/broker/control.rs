@@ -515,6 +515,7 @@ pub(crate) unsafe fn disown() {
     }
     control.unsaid.clear();
     control.inherited.clear();
+    control.forget_peers();
     control.epoch += 1;
 }
 
@@ -683,7 +684,12 @@ impl Control {
         self.inherited.clear();
         self.links.values().for_each(|link| link.set_orphan());
         self.orphaned = true;
-        // The next broker may use the same ids for other peers. The links keep their peers.
+        self.forget_peers();
+    }
+
+    /// Forgets the ids of all peers, because the next broker may use the same ids for others. The
+    /// links keep their peers.
+    fn forget_peers(&mut self) {
         for peer in std::mem::take(&mut self.peers).into_values() {
             self.spare_if_unused(peer);
         }
