@@ -454,6 +454,8 @@ impl Inner {
 
     /// Has lanes answer for a registration that cannot stay on lanes. The connection falls back, so
     /// this lasts until its lane has been drained, and until then each wait checks it by itself.
+    #[cold]
+    #[inline(never)]
     fn drain_here(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         self.begin_answering(epoll, fd, endpoint, false);
         // As in `attach_one`. In a shared instance no thread can be woken.
