@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::base::process::{self, Spin};
 
 /// The state of one receiving direction, under the lock of that direction.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Pace {
     /// Length of the pause before a check.
     nanos: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Pace {
 
 /// The number of successful checks since the last send. Sender and receiver share it, because each
 /// direction has its own lock.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Unanswered(AtomicU32);
 
 /// Number of successful checks without a send that make a stream.
@@ -45,6 +45,12 @@ impl Unanswered {
         if self.0.load(Relaxed) != 0 {
             self.0.store(0, Relaxed);
         }
+    }
+
+    /// Counts a successful check.
+    #[cfg(test)]
+    pub(crate) fn note_check(&self) {
+        self.is_stream();
     }
 
     fn is_stream(&self) -> bool {

@@ -77,7 +77,7 @@ pub(crate) struct TxSide {
 
 /// What this end has observed of the current lane of a direction. A new lane starts with an empty
 /// record.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// The waits for room in the lane.
     pub(crate) backlog: Backlog,
@@ -1109,45 +1109,285 @@ impl Endpoint {
         if let Some(entry) = self.entry() {
             process::unlist(entry);
         }
-        self.set_entry(None);
         if self.stage() != Stage::Plain {
             self.set_stage(Stage::Plain);
         }
-        self.operations.store(0, Relaxed);
-        self.offered_at.store(0, Relaxed);
-        self.offered_as.store(0, Relaxed);
-        self.counted_as_used.store(false, Relaxed);
-        self.counted_on_shm.store(false, Relaxed);
-        self.moved.store(false, Relaxed);
-        self.option.store(0, Relaxed);
-        self.barred.store(0, Relaxed);
-        self.remote.store(false, Relaxed);
-        self.was_begun.store(false, Relaxed);
-        self.shut.store(0, Relaxed);
-        self.owed.store(0, Relaxed);
-        self.beside_kernel.set(LaneBytes::default());
-        self.peer_finished.store(false, Relaxed);
-        self.sent_by_lane.store(false, Relaxed);
-        self.low_water.clear();
-        self.keepalive.clear();
-        self.end_awaited_since.store(0, Relaxed);
-        self.tells_waiting.store(false, Relaxed);
-        self.owner.store(0, Relaxed);
-        self.receive_timeout.store(0, Relaxed);
-        self.send_timeout.store(0, Relaxed);
-        self.distance.store(0, Relaxed);
-        self.unanswered.answer();
-        // A fork that another thread is making may have prepared this socket, but not the next one.
-        self.is_prepared.store(false, Relaxed);
-        self.tx.set(TxSide::default());
-        self.rx.set(RxSide::default());
-        if self.is_in_a_set() {
-            self.epolls.lock().clear();
+        // The kernel ends the connection only once this descriptor is closed too. A call that still
+        // counts was interrupted by the handler that closes the socket, and does not use it again.
+        if self.kept.load(SeqCst) > 0 {
+            PrivateFd::close_raw(self.take_kept());
         }
+        self.reset();
         FREE.lock().list.push(name.index());
+    }
+
+    /// Makes the fields equal to those of a slot that was never used. [`allocate`] sets the ones
+    /// that differ between connections.
+    ///
+    /// The pattern has no `..`, so a new field must be named here.
+    fn reset(&self) {
+        let Endpoint {
+            // `free` has set these, because other threads may still look at them.
+            ready: _,
+            generation: _,
+            stage: _,
+            // A slot keeps its index.
+            index: _,
+            // A handler may close a socket in the middle of a call. That call lowers its count when
+            // it ends, even if the slot belongs to another connection by then.
+            receivers_in_kernel: _,
+            senders_in_kernel: _,
+            calls: _,
+            operations,
+            offer_after,
+            offered_at,
+            offered_as,
+            counted_as_used,
+            counted_on_shm,
+            moved,
+            entry,
+            names,
+            // `allocate` sets it. Until then, a thread that still uses the slot gets EBADF by it.
+            fd: _,
+            kept,
+            nonblocking,
+            shut,
+            barred,
+            option,
+            remote,
+            opened,
+            was_begun,
+            owner,
+            low_water,
+            tells_waiting,
+            peer_finished,
+            sent_by_lane,
+            owed,
+            owed_for_kernel,
+            beside_kernel,
+            receive_timeout,
+            send_timeout,
+            end_awaited_since,
+            keepalive,
+            holders,
+            is_prepared,
+            distance,
+            unanswered,
+            tx,
+            rx,
+            record,
+            epolls,
+        } = self;
+        operations.store(0, Relaxed);
+        offer_after.store(NEVER, Relaxed);
+        offered_at.store(0, Relaxed);
+        offered_as.store(0, Relaxed);
+        counted_as_used.store(false, Relaxed);
+        counted_on_shm.store(false, Relaxed);
+        moved.store(false, Relaxed);
+        entry.store(std::ptr::null_mut(), Release);
+        names.store(0, Relaxed);
+        kept.store(0, Relaxed);
+        nonblocking.store(0, Relaxed);
+        shut.store(0, Relaxed);
+        barred.store(0, Relaxed);
+        option.store(0, Relaxed);
+        remote.store(false, Relaxed);
+        opened.store(false, Relaxed);
+        was_begun.store(false, Relaxed);
+        owner.store(0, Relaxed);
+        low_water.clear();
+        tells_waiting.store(false, Relaxed);
+        peer_finished.store(false, Relaxed);
+        sent_by_lane.store(false, Relaxed);
+        owed.store(0, Relaxed);
+        owed_for_kernel.store(0, Relaxed);
+        beside_kernel.set(LaneBytes::default());
+        receive_timeout.store(0, Relaxed);
+        send_timeout.store(0, Relaxed);
+        end_awaited_since.store(0, Relaxed);
+        keepalive.clear();
+        holders.begin(0);
+        // A fork that another thread is making may have prepared this socket, but not the next one.
+        is_prepared.store(false, Relaxed);
+        distance.store(0, Relaxed);
+        unanswered.answer();
+        tx.set(TxSide::default());
+        rx.set(RxSide::default());
+        record.store(0, Relaxed);
+        if self.is_in_a_set() {
+            epolls.lock().clear();
+        }
     }
 }
 
 fn described(on_lane: bool, reason: Reason) -> (Transport, Reason) {
     if on_lane { (Transport::Shm, Reason::None) } else { (Transport::Tcp, reason) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::signal::Shield;
+
+    /// Describes each field of an endpoint that [`Endpoint::reset`] covers. The pattern has no
+    /// `..`, so a new field must be named here.
+    fn contents(endpoint: &Endpoint) -> Vec<(&'static str, String)> {
+        let Endpoint {
+            ready: _,
+            generation: _,
+            stage: _,
+            index: _,
+            receivers_in_kernel: _,
+            senders_in_kernel: _,
+            calls: _,
+            fd: _,
+            operations,
+            offer_after,
+            offered_at,
+            offered_as,
+            counted_as_used,
+            counted_on_shm,
+            moved,
+            entry,
+            names,
+            kept,
+            nonblocking,
+            shut,
+            barred,
+            option,
+            remote,
+            opened,
+            was_begun,
+            owner,
+            low_water,
+            tells_waiting,
+            peer_finished,
+            sent_by_lane,
+            owed,
+            owed_for_kernel,
+            beside_kernel,
+            receive_timeout,
+            send_timeout,
+            end_awaited_since,
+            keepalive,
+            holders,
+            is_prepared,
+            distance,
+            unanswered,
+            tx,
+            rx,
+            record,
+            epolls,
+        } = endpoint;
+        let tx = tx.lock();
+        let rx = rx.lock();
+        vec![
+            ("operations", format!("{operations:?}")),
+            ("offer_after", format!("{offer_after:?}")),
+            ("offered_at", format!("{offered_at:?}")),
+            ("offered_as", format!("{offered_as:?}")),
+            ("counted_as_used", format!("{counted_as_used:?}")),
+            ("counted_on_shm", format!("{counted_on_shm:?}")),
+            ("moved", format!("{moved:?}")),
+            ("entry", format!("{entry:?}")),
+            ("names", format!("{names:?}")),
+            ("kept", format!("{kept:?}")),
+            ("nonblocking", format!("{nonblocking:?}")),
+            ("shut", format!("{shut:?}")),
+            ("barred", format!("{barred:?}")),
+            ("option", format!("{option:?}")),
+            ("remote", format!("{remote:?}")),
+            ("opened", format!("{opened:?}")),
+            ("was_begun", format!("{was_begun:?}")),
+            ("owner", format!("{owner:?}")),
+            ("low_water", format!("{low_water:?}")),
+            ("tells_waiting", format!("{tells_waiting:?}")),
+            ("peer_finished", format!("{peer_finished:?}")),
+            ("sent_by_lane", format!("{sent_by_lane:?}")),
+            ("owed", format!("{owed:?}")),
+            ("owed_for_kernel", format!("{owed_for_kernel:?}")),
+            ("beside_kernel", format!("{:?}", *beside_kernel.lock())),
+            ("receive_timeout", format!("{receive_timeout:?}")),
+            ("send_timeout", format!("{send_timeout:?}")),
+            ("end_awaited_since", format!("{end_awaited_since:?}")),
+            ("keepalive", format!("{keepalive:?}")),
+            ("holders", format!("{holders:?}")),
+            ("is_prepared", format!("{is_prepared:?}")),
+            ("distance", format!("{distance:?}")),
+            ("unanswered", format!("{unanswered:?}")),
+            ("tx", format!("{:?} {:?} {}", tx.tx, tx.seen, tx.awaited_death | tx.looked_for_holder)),
+            ("rx", format!("{:?} {:?} {}", rx.rx, rx.pace, rx.told_on_lane)),
+            ("record", format!("{record:?}")),
+            ("epolls", format!("{:?}", *epolls.lock())),
+        ]
+    }
+
+    /// Sets each field to a value that no new endpoint has.
+    fn use_up(endpoint: &Endpoint) {
+        let used = [
+            &endpoint.operations,
+            &endpoint.offer_after,
+            &endpoint.names,
+            &endpoint.nonblocking,
+            &endpoint.shut,
+            &endpoint.barred,
+            &endpoint.owner,
+            &endpoint.owed_for_kernel,
+            &endpoint.distance,
+        ];
+        used.into_iter().for_each(|word| word.store(3, Relaxed));
+        let used = [
+            &endpoint.offered_at,
+            &endpoint.offered_as,
+            &endpoint.option,
+            &endpoint.receive_timeout,
+            &endpoint.send_timeout,
+            &endpoint.end_awaited_since,
+        ];
+        used.into_iter().for_each(|word| word.store(5, Relaxed));
+        let used = [
+            &endpoint.counted_as_used,
+            &endpoint.counted_on_shm,
+            &endpoint.moved,
+            &endpoint.remote,
+            &endpoint.opened,
+            &endpoint.was_begun,
+            &endpoint.tells_waiting,
+            &endpoint.peer_finished,
+            &endpoint.sent_by_lane,
+            &endpoint.is_prepared,
+        ];
+        used.into_iter().for_each(|flag| flag.store(true, Relaxed));
+        endpoint.kept.store(7, Relaxed);
+        endpoint.owed.store(libc::EPIPE, Relaxed);
+        endpoint.entry.store(std::ptr::dangling_mut(), Relaxed);
+        endpoint.record.store(9, Relaxed);
+        endpoint.low_water.note(11);
+        *endpoint.beside_kernel.lock() = LaneBytes { acked: 1, received: 2, sent: 3 };
+        endpoint.keepalive.use_up();
+        endpoint.holders.lose();
+        (0..4).for_each(|_| endpoint.unanswered.note_check());
+        endpoint.epolls.lock().push(EpollRef::new(1, 2));
+        let mut tx = endpoint.tx.lock();
+        tx.tx.adopt();
+        tx.seen.sends = 13;
+        tx.awaited_death = true;
+        let mut rx = endpoint.rx.lock();
+        rx.rx.adopt();
+        rx.told_on_lane = true;
+    }
+
+    /// A slot that was reused once kept state of the connection before.
+    #[test]
+    fn a_reused_slot_equals_a_new_one_in_every_field() {
+        let _shield = Shield::raise();
+        let (new, reused) = (Endpoint::default(), Endpoint::default());
+        use_up(&reused);
+        for ((field, used), (_, unused)) in contents(&reused).into_iter().zip(contents(&new)) {
+            assert_ne!(used, unused, "`use_up` does not change `{field}`");
+        }
+        reused.reset();
+        assert_eq!(contents(&reused), contents(&new));
+    }
 }

@@ -161,7 +161,7 @@ pub(crate) fn concerns(level: c_int, name: c_int) -> bool {
 }
 
 /// The probes of one connection. Changed under the lock of its sending side.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Keepalive {
     /// The program's [`Settings`], packed, while the kernel has others; else 0.
     own: AtomicU64,
@@ -239,9 +239,20 @@ impl Keepalive {
 
     /// Resets the state after the socket has been closed.
     pub(crate) fn clear(&self) {
-        self.own.store(0, Relaxed);
-        self.silence.store(0, Relaxed);
-        self.is_half_closed.store(0, Relaxed);
+        let Keepalive { own, set, silence, is_half_closed } = self;
+        own.store(0, Relaxed);
+        set.store(0, Relaxed);
+        silence.store(0, Relaxed);
+        is_half_closed.store(0, Relaxed);
+    }
+
+    /// Sets each field to a value that no new connection has.
+    #[cfg(test)]
+    pub(crate) fn use_up(&self) {
+        self.own.store(1, Relaxed);
+        self.set.store(2, Relaxed);
+        self.silence.store(3, Relaxed);
+        self.is_half_closed.store(4, Relaxed);
     }
 }
 

@@ -366,7 +366,7 @@ pub(crate) struct Backed<'a> {
 /// The number of bytes at the start of a ring that are known to have memory. They are charged to
 /// the [budget] until the link is unmapped. When an endpoint leaves the link, the link keeps the
 /// charge for the next one.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Growth(Cell<usize>);
 
 impl Growth {

@@ -8,7 +8,7 @@ use crate::base::kernel;
 
 /// The value if it is more than 1 and was set while the endpoint was attached, or 0. [`ASK_KERNEL`]
 /// means that the kernel has to be queried.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct LowWater(AtomicU32);
 
 /// Another process may have set the value.

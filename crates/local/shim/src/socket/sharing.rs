@@ -79,7 +79,7 @@ pub(crate) trait Shareable {
 }
 
 /// The place of an object in the list of holders.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Holders {
     /// The index of the row plus one; 0 if the object has no row.
     row: AtomicU32,
