@@ -181,7 +181,7 @@ fn begin_child() {
     waiter::after_fork_in_child();
     for endpoint in endpoint::all() {
         endpoint.set_entry(None);
-        endpoint.operations.store(0, Relaxed);
+        endpoint.offer.restart();
         if endpoint.stage() == Stage::Offered {
             endpoint.set_stage(Stage::Plain);
         }

@@ -63,6 +63,12 @@ impl Unanswered {
 }
 
 impl Pace {
+    /// Returns a state that no new direction has.
+    #[cfg(test)]
+    pub(crate) fn in_use() -> Pace {
+        Pace { nanos: SHORTEST_NANOS, rest: 1 }
+    }
+
     /// Returns whether a check is preceded by a pause.
     #[inline]
     pub(crate) fn waits(&self) -> bool {

@@ -192,7 +192,7 @@ fn carry_out(deeds: Vec<Deed>) {
             }
             Deed::Refuse(name, reason) => {
                 if let Some(endpoint) = name.resolve() {
-                    take_back(endpoint, reason, endpoint.offer_after.load(Relaxed).saturating_mul(16));
+                    take_back(endpoint, reason, endpoint.offer.limit().saturating_mul(16));
                     // It may have been paired before.
                     if reason.ends_pairs() {
                         attach::go_back(endpoint, reason);
@@ -239,8 +239,7 @@ fn take_back(endpoint: &Endpoint, reason: Reason, again: u32) {
 }
 
 fn postpone(endpoint: &Endpoint, reason: Reason, again: u32) {
-    endpoint.offer_after.store(again, Relaxed);
-    endpoint.operations.store(0, Relaxed);
+    endpoint.offer.restart_with(again);
     process::count_bypass(reason);
     attach::mark(endpoint, reason);
 }
@@ -304,7 +303,7 @@ fn attempt(endpoint: &'static Endpoint, fd: RawFd) -> Attempt {
         }
         Err(Later::After(reason, again)) => postpone(endpoint, reason, again),
         // The broker has many offers to process at the moment.
-        Err(Later::Busy) => endpoint.operations.store(0, Relaxed),
+        Err(Later::Busy) => endpoint.offer.restart(),
         Err(Later::Asked) => {}
     }
     carry_out(deeds);
@@ -316,7 +315,7 @@ fn attempt(endpoint: &'static Endpoint, fd: RawFd) -> Attempt {
 /// connection was attached and has fallen back. For a socket with SO_LINGER the broker does not
 /// report the time of its close.
 pub(crate) fn may_be_held_by_broker(endpoint: &Endpoint, fd: RawFd) -> bool {
-    let offered_as = endpoint.offered_as.load(Relaxed);
+    let offered_as = endpoint.offer.message();
     if offered_as == 0 {
         return false;
     }
@@ -361,9 +360,9 @@ const ALONE_NANOS: u64 = 1_000_000_000;
 /// broker is being asked whether it responds; the answer comes soon.
 #[cold]
 pub(crate) fn give_up_if_alone(endpoint: &Endpoint) -> bool {
-    endpoint.operations.store(0, Relaxed);
+    endpoint.offer.restart();
     let now = process::now();
-    if now.saturating_sub(endpoint.offered_at.load(Relaxed)) < ALONE_NANOS {
+    if now.saturating_sub(endpoint.offer.offered_at()) < ALONE_NANOS {
         return false;
     }
     {
@@ -758,7 +757,7 @@ impl Control {
             return Err(Reason::Stdio.into());
         }
         if (Tcp { endpoint, fd }).is_bypassed() {
-            let again = endpoint.offer_after.load(Relaxed).saturating_mul(2);
+            let again = endpoint.offer.limit().saturating_mul(2);
             return Err(Later::After(Reason::OffsetUnclear, again));
         }
         is_worth_offering(endpoint, &identity)?;
@@ -776,8 +775,8 @@ impl Control {
             deeds.push(Deed::LostBroker);
             return Err(Reason::NoBroker.into());
         }
-        endpoint.offered_as.store(self.pulse.latest(), Relaxed);
-        endpoint.operations.store(0, Relaxed);
+        endpoint.offer.set_message(self.pulse.latest());
+        endpoint.offer.restart();
         offer_policy::note_offer(endpoint);
         process::count(Counter::Offered, 1);
         Ok(())
@@ -1019,13 +1018,13 @@ fn sent_before(endpoint: &Endpoint, fd: RawFd) -> u64 {
 fn is_worth_offering(endpoint: &Endpoint, identity: &identity::Identity) -> Result<(), Later> {
     let near = may_be_local(&identity.local, &identity.remote);
     let patience = peer_locality::patience(identity.remote.ip());
-    let watched = endpoint.offer_after.load(Relaxed);
+    let watched = endpoint.offer.limit();
     let later = |reason| Later::After(reason, peer_locality::longer(watched));
     match process::board().map_or(Reach::Namespace, |board| board.reach()) {
         Reach::Nothing => Err(later(Reason::ForeignNamespace)),
         _ if near => Ok(()),
         Reach::Namespace => {
-            endpoint.note_remote();
+            endpoint.offer.note_remote();
             Err(later(Reason::RemotePeer))
         }
         Reach::Host if watched < patience => Err(Later::After(Reason::TooFewOperations, patience)),

@@ -190,7 +190,7 @@ impl Inner {
             !one.answered.is_by_marks()
                 && (one.may_have_some(endpoint, shared)
                     || outgoing::is_returned(endpoint)
-                    || lost::is_lost(endpoint, endpoint.fd.load(Relaxed))
+                    || lost::is_lost(endpoint, endpoint.fd())
                     || shared && incoming::unread(endpoint) == 0)
         });
     }
@@ -259,7 +259,7 @@ impl Inner {
         endpoint: &'static Endpoint,
     ) {
         // The registration may have the fd of a duplicate, and that fd may be closed.
-        let socket = endpoint.fd.load(Relaxed);
+        let socket = endpoint.fd();
         let Some(lanes) = self.check_lanes(report, entry, endpoint, socket) else { return };
         let Lanes { mut reported, full, by_tcp, ended, died, is_new } = lanes;
         let fd = entry.fd;
@@ -452,7 +452,7 @@ impl Inner {
         let mut reported = events;
         let endpoint = registration.endpoint();
         if let Some(endpoint) = endpoint {
-            let socket = endpoint.fd.load(Relaxed);
+            let socket = endpoint.fd();
             endpoint.rx.lock().rx.note_tcp_news();
             reported = translate(endpoint, events);
             if events & FINISHED != 0 {
@@ -672,7 +672,7 @@ fn list_marked(ready: &mut ReadyQueue, duplicates: &Duplicates, link: &'static L
             let stamp = link.view().lane(conn, link.side.other()).stamped();
             let guess = endpoint.record.load(Relaxed);
             let newest = if duplicates.are_none() { None } else { duplicates.newest(name) };
-            let fd = newest.unwrap_or_else(|| endpoint.fd.load(Relaxed));
+            let fd = newest.unwrap_or_else(|| endpoint.fd());
             ready.marked.push(Reverse((stamp, fd, guess)));
         }
     }
@@ -782,7 +782,7 @@ impl Registration {
     /// Returns whether lanes have an event for it now.
     pub(super) fn has_some(&self, endpoint: &Endpoint, slot: Option<Slot>) -> bool {
         let slot = self.asks_for_room(slot);
-        said_by_lanes(endpoint, endpoint.fd.load(Relaxed), self.events, slot).reported != 0
+        said_by_lanes(endpoint, endpoint.fd(), self.events, slot).reported != 0
     }
 
     /// Returns whether anything has arrived since the last call.
@@ -796,9 +796,9 @@ impl Registration {
 /// reports to no thread. The kernel reports urgent data only where it is requested, and in a shared
 /// instance it is not requested for the sake of lanes.
 pub(super) fn arrived(endpoint: &Endpoint, shared: bool) -> u64 {
-    let fd = endpoint.fd.load(Relaxed);
+    let fd = endpoint.fd();
     let urgent = shared && endpoint.is_attached() && kernel::has_urgent(fd);
-    let is_unsaid = endpoint.low_water.of(fd) > 0;
+    let is_unsaid = endpoint.options.low_water.of(fd) > 0;
     let unsaid = if is_unsaid { (Tcp { endpoint, fd }).received() } else { 0 };
     (incoming::arrived(endpoint) + unsaid) | if urgent { 1 << 63 } else { 0 }
 }

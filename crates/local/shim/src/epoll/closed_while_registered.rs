@@ -44,7 +44,7 @@ impl ClosedWhileRegistered {
     pub(super) fn keep(&mut self, epoll: &Epoll, endpoint: &Endpoint) {
         let unread = endpoint.is_attached() && incoming::unread(endpoint) > 0;
         let at = endpoint.rx.lock().at.filter(|_| unread).map(Attachment::pin);
-        let file = rustix::fs::fstat(borrow(endpoint.fd.load(Relaxed)));
+        let file = rustix::fs::fstat(borrow(endpoint.fd()));
         if let (Some(at), Ok(file)) = (at, file) {
             self.unread.push(Closed { at, inode: file.st_ino, reported: false });
             epoll.active.fetch_add(1, AcqRel);

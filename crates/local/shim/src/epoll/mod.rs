@@ -395,7 +395,7 @@ pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
 /// Prepares for the endpoint to use another fd, while its registrations keep theirs.
 pub(crate) fn renumber_everywhere(endpoint: &Endpoint) {
     for epoll in instances_of(endpoint) {
-        epoll.inner.lock().registrations.note_number(endpoint.fd.load(Relaxed), endpoint);
+        epoll.inner.lock().registrations.note_number(endpoint.fd(), endpoint);
     }
 }
 

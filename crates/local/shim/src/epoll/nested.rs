@@ -175,7 +175,7 @@ impl Inner {
             let surplus = one.interest.events() & !one.events;
             let owner = one.owner.filter(|_| surplus != 0).and_then(EndpointRef::resolve);
             let Some(endpoint) = owner else { continue };
-            let socket = endpoint.fd.load(Relaxed);
+            let socket = endpoint.fd();
             let said = asked_of_kernel(socket, one.events | surplus);
             let is_needed =
                 one.answered.is_by_lanes() && (said & surplus == 0 || lost::is_lost(endpoint, socket));
@@ -207,7 +207,7 @@ impl Registration {
     fn would_tell(&self, shared: bool) -> bool {
         let is_armed = self.events & IN != 0 && self.interest.is_armed();
         self.endpoint().filter(|_| is_armed).is_some_and(|endpoint| {
-            let fd = endpoint.fd.load(Relaxed);
+            let fd = endpoint.fd();
             if self.events & EDGE == 0 {
                 incoming::is_readable(endpoint, fd)
             } else {

@@ -811,7 +811,7 @@ impl Inner {
 
     /// Has unreported edges checked: see [`super::note_urgent_read`].
     pub(super) fn note_urgent_read(&mut self, endpoint: &Endpoint) {
-        let received = (Tcp { endpoint, fd: endpoint.fd.load(Relaxed) }).received();
+        let received = (Tcp { endpoint, fd: endpoint.fd() }).received();
         let untold = self.registrations.attached_where(|one, other| {
             std::ptr::eq(other, endpoint) && is_told_edges(one.events) && one.urgent_at != received
         });

@@ -9,7 +9,6 @@
 //! ```
 
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::*;
 
 use super::Registration;
 use super::answered::Count;
@@ -77,7 +76,7 @@ impl Registrations {
 
     /// Returns the fds by which an endpoint is registered, if it is.
     pub(super) fn numbers_of(&self, endpoint: &Endpoint) -> Numbers {
-        self.duplicates.numbers(endpoint.reference(), endpoint.fd.load(Relaxed))
+        self.duplicates.numbers(endpoint.reference(), endpoint.fd())
     }
 
     /// Returns whether the registration under this fd is the endpoint's.
@@ -102,7 +101,7 @@ impl Registrations {
     /// Notes a new registration. All fds of the endpoint are listed if it is registered by another
     /// one than its own.
     pub(super) fn note_new(&mut self, fd: RawFd, endpoint: &Endpoint) {
-        let own = endpoint.fd.load(Relaxed);
+        let own = endpoint.fd();
         if fd != own || self.duplicates.has(endpoint.reference()) {
             self.note_number(own, endpoint);
             self.note_number(fd, endpoint);

@@ -21,7 +21,6 @@
 use shunt_abi::page::Counter;
 use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::lane::End;
-use std::sync::atomic::Ordering::*;
 
 use crate::base::names::EndpointRef;
 use crate::base::private::borrow;
@@ -74,7 +73,7 @@ pub(crate) fn adopt(
             return Err(reason);
         }
         // Another process that held the socket at the time of the offer may have shut it down.
-        if endpoint.is_shut() || !shunt_sys::tcp::is_whole(borrow(endpoint.fd.load(Relaxed))) {
+        if endpoint.is_shut() || !shunt_sys::tcp::is_whole(borrow(endpoint.fd())) {
             return Err(Reason::ShutDown);
         }
         if endpoint::is_standard_stream(endpoint) {
@@ -82,7 +81,7 @@ pub(crate) fn adopt(
         }
         // A call that was in progress at the time of the offer may have moved bytes past the shim
         // since.
-        if (Tcp { endpoint, fd: endpoint.fd.load(Relaxed) }).is_bypassed() {
+        if (Tcp { endpoint, fd: endpoint.fd() }).is_bypassed() {
             return Err(Reason::OffsetUnclear);
         }
         if tx.at.is_some() || name.resolve().is_none() || !link.occupy(conn, name) {
@@ -121,7 +120,7 @@ pub(crate) fn adopt(
 /// descriptor stays valid meanwhile.
 pub(crate) fn at_number(endpoint: &Endpoint, work: impl FnOnce(i32)) {
     let _side = endpoint.tx.lock();
-    let fd = endpoint.fd.load(Relaxed);
+    let fd = endpoint.fd();
     if endpoint.is_held() || table::look_up(fd) == Entry::Endpoint(endpoint.reference()) {
         work(fd);
     }
@@ -143,7 +142,7 @@ pub(crate) fn try_watch(endpoint: &Endpoint) {
     let watched = {
         let mut rx = endpoint.rx.lock();
         let Some(at) = rx.at else { return };
-        let tcp = Tcp { endpoint, fd: endpoint.fd.load(Relaxed) };
+        let tcp = Tcp { endpoint, fd: endpoint.fd() };
         rx.rx.try_watch(at.incoming().0, &tcp, endpoint.is_quiet_for_receive())
     };
     if watched {
@@ -182,7 +181,7 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
         return;
     }
     process::count_bypass(reason);
-    let fd = endpoint.fd.load(Relaxed);
+    let fd = endpoint.fd();
     if reason != Reason::PeerDied {
         notice_reset(endpoint, fd);
     }
@@ -236,7 +235,7 @@ pub(crate) fn could_take_back(endpoint: &Endpoint, at: &Attachment) -> bool {
 /// would remain for two processes to send.
 pub(crate) fn take_back_little(endpoint: &Endpoint, reason: Reason) {
     const LITTLE: u64 = 16 * 1024;
-    let fd = endpoint.fd.load(Relaxed);
+    let fd = endpoint.fd();
     {
         let mut side = endpoint.tx.lock();
         let Some(at) = side.at else { return };
@@ -270,8 +269,7 @@ pub(crate) fn give_back_unread(endpoint: &Endpoint, reason: Reason) {
             // A sender that has died sends nothing again, and TCP reports its death before the
             // broker does. Then the bytes must be read from the lane. Nor can TCP deliver to a
             // socket that has shut down both directions.
-            let cannot_come =
-                || endpoint.has_shut_both() || shunt_sys::tcp::hung_up(borrow(endpoint.fd.load(Relaxed)));
+            let cannot_come = || endpoint.has_shut_both() || shunt_sys::tcp::hung_up(borrow(endpoint.fd()));
             let is_left = rx.rx.unread(lane, &ring) > 0 && cannot_come();
             if is_left || !rx.rx.give_back(lane, reason) {
                 process::count_bypass(Reason::LeftBehind);
@@ -287,7 +285,7 @@ pub(crate) fn give_back_unread(endpoint: &Endpoint, reason: Reason) {
 pub(crate) fn give_back_at_once(endpoint: &Endpoint, reason: Reason) {
     if endpoint.is_attached() {
         give_back(endpoint, reason);
-        endpoint::all().for_each(|other| send_again_if_returned(other, other.fd.load(Relaxed)));
+        endpoint::all().for_each(|other| send_again_if_returned(other, other.fd()));
     }
 }
 
@@ -350,7 +348,7 @@ pub(crate) fn take_back(endpoint: &Endpoint, reason: Reason) {
             return;
         }
     }
-    send_again(endpoint, endpoint.fd.load(Relaxed));
+    send_again(endpoint, endpoint.fd());
     go_back(endpoint, reason);
 }
 
@@ -365,7 +363,7 @@ pub(crate) fn stop_receiving(endpoint: &Endpoint, side: &mut RxSide, reason: Rea
 
 fn close_receiving(endpoint: &Endpoint, side: &mut RxSide, at: Attachment, reason: Reason) {
     let (lane, ring) = at.incoming();
-    let tcp = Tcp { endpoint, fd: endpoint.fd.load(Relaxed) };
+    let tcp = Tcp { endpoint, fd: endpoint.fd() };
     side.rx.close(lane, &tcp, reason);
     // The direction leaves an empty lane immediately.
     side.rx.available(lane, &ring, &tcp);
@@ -420,8 +418,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
         tx.seen.leave_memory(&at);
         let at = at.pin();
         at.link.vacate(at.conn);
-        endpoint.offer_after.store(offer_policy::again(endpoint), Relaxed);
-        endpoint.operations.store(0, Relaxed);
+        endpoint.offer.restart_with(offer_policy::again(endpoint));
         endpoint.set_stage(Stage::Plain);
         at
     };
@@ -446,20 +443,20 @@ pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) {
     // peer must stop using its lane.
     if writes {
         at.outgoing().0.set_end(End::ShutDown);
-        endpoint.keepalive.half_close(endpoint.fd.load(Relaxed));
+        endpoint.keepalive.half_close(endpoint.fd());
     }
     if shut.both {
         at.outgoing().0.set_end(End::Closed);
     }
     finish_sending(endpoint, &mut tx, at, writes);
     drop(tx);
-    send_again_if_returned(endpoint, endpoint.fd.load(Relaxed));
+    send_again_if_returned(endpoint, endpoint.fd());
 }
 
 /// Makes the sending direction fall back. If the stream `ends` here and all the rest of it is in
 /// the lane, the lane says so.
 fn finish_sending(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, ends: bool) {
-    let fd = endpoint.fd.load(Relaxed);
+    let fd = endpoint.fd();
     let says_end = ends && endpoint.keepalive.is_needed();
     if says_end {
         // A direction that has not switched to its lane switches now, with no bytes.

@@ -24,8 +24,6 @@
 //! [`LaneHeader::is_complete`]: shunt_ring::LaneHeader::is_complete
 //! [`Keepalive::is_needed`]: crate::socket::keepalive::Keepalive::is_needed
 
-use std::sync::atomic::Ordering::*;
-
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 
@@ -74,16 +72,13 @@ fn judge(found: Found) -> Verdict {
 /// Checks whether TCP has reported the awaited end, or whether it is due. Returns `true` if another
 /// check is needed.
 pub(crate) fn look(endpoint: &Endpoint, now: u64) -> bool {
-    let since = endpoint.end_awaited_since.load(Acquire);
-    if since == 0 {
-        return false;
-    }
+    let Some(since) = endpoint.end_awaited_since() else { return false };
     let mut verdict = Verdict::Nothing;
     attach::at_number(endpoint, |fd| verdict = look_at(endpoint, fd, now.saturating_sub(since)));
     if verdict == Verdict::Early {
         return true;
     }
-    endpoint.end_awaited_since.store(0, Release);
+    endpoint.stop_awaiting_end();
     if verdict == Verdict::Due {
         process::count(Counter::EndsByLane, 1);
         endpoint.rx.lock().rx.note_tcp_news();

@@ -176,7 +176,7 @@ fn fall_back() {
         endpoint.keep_for_calls();
     }
     for endpoint in endpoint::all() {
-        attach::send_again_if_returned(endpoint, endpoint.fd.load(std::sync::atomic::Ordering::Relaxed));
+        attach::send_again_if_returned(endpoint, endpoint.fd());
     }
     epoll::surrender();
     errno::set(before);

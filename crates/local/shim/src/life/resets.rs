@@ -1,8 +1,6 @@
 //! Calls on a connection whose peer has died with bytes of this end unread: see
 //! [`crate::socket::lost`].
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use shunt_abi::reason::Reason;
 
 use crate::base::private::borrow;
@@ -46,7 +44,7 @@ pub(crate) fn reset_is_told(endpoint: &Endpoint) {
 /// the kernel could report it only in their place.
 pub(crate) fn leave_to_kernel() {
     for endpoint in endpoint::all() {
-        let fd = endpoint.fd.load(Relaxed);
+        let fd = endpoint.fd();
         lost::notice_reset_for_another(endpoint, fd);
         if endpoint.owes()
             && !shunt_sys::tcp::has_unread(borrow(fd))

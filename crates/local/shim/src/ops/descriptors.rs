@@ -10,7 +10,6 @@
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::*;
 
 use shunt_abi::reason::Reason;
 use shunt_sys::tcp::Opener;
@@ -269,7 +268,7 @@ fn leave_to_calls(endpoint: &Endpoint, fd: RawFd) -> bool {
 /// must hold no lock.
 pub(crate) fn end_held(endpoint: &Endpoint) {
     let before = errno::get();
-    let fd = endpoint.fd.load(Relaxed);
+    let fd = endpoint.fd();
     begin_end(endpoint, fd);
     PrivateFd::close_raw(fd);
     finish_end(endpoint);
@@ -305,11 +304,11 @@ fn rename(endpoint: &Endpoint, closed: RawFd, other: Option<RawFd>) {
         // The kernel's list has the socket under the closed fd, and no call can change that.
         attach::bar(endpoint, Reason::ClosedInEpoll);
     }
-    if endpoint.fd.load(Relaxed) == closed
+    if endpoint.fd() == closed
         && let Some(other) = other
     {
         epoll::renumber_everywhere(endpoint);
-        endpoint.fd.store(other, Relaxed);
+        endpoint.set_fd(other);
     }
     epoll::freeze_everywhere(endpoint, closed);
     // Sleeping calls check by which fd they go on, before this one names another file.

@@ -27,7 +27,6 @@ use crate::epoll::{self, Checked, Epoll, SleepBound, Step};
 use crate::life::{attach, idle, unread_timeout};
 use crate::ops::sleep::Deadline;
 use crate::ops::{send, sleep, undo};
-use std::sync::atomic::Ordering::*;
 
 /// The real call on the instance of this fd, into the given part of the array, for at most so many
 /// nanoseconds.
@@ -113,7 +112,7 @@ pub(crate) fn wait(
 fn do_what_is_left(epoll: &Epoll) {
     let (returned, _read) = epoll.lock().take_left();
     for endpoint in returned {
-        attach::send_again(endpoint, endpoint.fd.load(Relaxed));
+        attach::send_again(endpoint, endpoint.fd());
     }
 }
 

@@ -20,7 +20,6 @@ pub(crate) mod undo;
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::*;
 
 use libc::ssize_t;
 
@@ -96,14 +95,14 @@ pub(crate) fn used(endpoint: &'static Endpoint, fd: RawFd) {
     control::poll_inbox();
     let (operations, enough) = match endpoint.stage() {
         Stage::Attached => return endpoint.remember(fd),
-        Stage::Offered => (endpoint.operations.load(Relaxed), ALONE_AFTER),
-        Stage::Plain => (endpoint.operations.load(Relaxed), endpoint.offer_after.load(Relaxed)),
+        Stage::Offered => (endpoint.offer.operations(), ALONE_AFTER),
+        Stage::Plain => (endpoint.offer.operations(), endpoint.offer.limit()),
     };
     let operations = operations.wrapping_add(1);
     if operations == 1 || operations >= enough {
         return look_at_use(endpoint, fd, operations);
     }
-    endpoint.operations.store(operations, Relaxed);
+    endpoint.offer.set_operations(operations);
 }
 
 /// Counts the first operation of an endpoint, or one that reaches the limit.
@@ -118,15 +117,15 @@ fn look_at_use(endpoint: &'static Endpoint, fd: RawFd, operations: u32) {
         if is_first {
             endpoint.count_use();
         }
-        match endpoint.offer_after.load(Relaxed) {
+        match endpoint.offer.limit() {
             NEVER => endpoint.settle(),
-            enough if operations < enough => endpoint.operations.store(operations, Relaxed),
+            enough if operations < enough => endpoint.offer.set_operations(operations),
             _ => control::consider(endpoint, fd),
         }
     } else {
-        endpoint.operations.store(operations, Relaxed);
+        endpoint.offer.set_operations(operations);
         if operations >= ALONE_AFTER && control::give_up_if_alone(endpoint) {
-            endpoint.operations.store(ALONE_AFTER - ASK_AGAIN_AFTER, Relaxed);
+            endpoint.offer.set_operations(ALONE_AFTER - ASK_AGAIN_AFTER);
         }
     }
 }

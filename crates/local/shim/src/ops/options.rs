@@ -3,7 +3,6 @@
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::*;
 
 use libc::socklen_t;
 use shunt_abi::reason::Reason;
@@ -340,7 +339,7 @@ pub(crate) fn beside_kernel(endpoint: &Endpoint) -> LaneBytes {
 pub(crate) fn tells_waiting(endpoint: &Endpoint, fd: RawFd) -> bool {
     // Other processes that hold the socket set it unseen.
     let is_seen = endpoint.barred().is_none() && endpoint.holders.are_one();
-    if is_seen { endpoint.tells_waiting.load(Relaxed) } else { settings::has_inq(fd) }
+    if is_seen { endpoint.options.reports_queue() } else { settings::has_inq(fd) }
 }
 
 /// Returns how many these are. The kernel counts a FIN too, but not one in whose place TCP would
@@ -387,7 +386,7 @@ pub(crate) unsafe fn ioctl(endpoint: &Endpoint, fd: RawFd, request: c_ulong, arg
             if result == 0 {
                 // SAFETY: the kernel has just read an int from there.
                 let on = unsafe { argument.cast::<c_int>().read_unaligned() } != 0;
-                endpoint.nonblocking.store(on.into(), Relaxed);
+                endpoint.options.set_nonblocking(on);
             }
             result
         }
@@ -451,6 +450,6 @@ pub(crate) fn before_fcntl(endpoint: &Endpoint, command: c_int, argument: c_ulon
 /// Keeps the cached O_NONBLOCK flag up to date, after an fcntl.
 pub(crate) fn after_fcntl(endpoint: &Endpoint, command: c_int, argument: c_ulong) {
     if command == libc::F_SETFL {
-        endpoint.nonblocking.store((argument as c_int & libc::O_NONBLOCK != 0).into(), Relaxed);
+        endpoint.options.set_nonblocking(argument as c_int & libc::O_NONBLOCK != 0);
     }
 }

@@ -16,7 +16,6 @@
 use std::ffi::{c_int, c_short, c_void};
 use std::hint::cold_path;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::*;
 
 use libc::ssize_t;
 use shunt_abi::reason::Reason;
@@ -120,7 +119,7 @@ fn end_few<const WAITS: bool>(
 /// Returns whether a receive may wait.
 #[inline(always)]
 fn waits(endpoint: &Endpoint, flags: c_int) -> bool {
-    flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0
+    flags & libc::MSG_DONTWAIT == 0 && !endpoint.options.is_nonblocking()
 }
 
 /// Goes on where the bytes are many, or memory must be checked, or the fast path lacks something
@@ -156,7 +155,7 @@ fn end_part(endpoint: &'static Endpoint, count: usize, learns: bool, len: usize)
 /// `None`, having done nothing, if [`receive`] must find out more.
 #[inline(always)]
 pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> Option<usize> {
-    if flags & !PLAIN != 0 || !endpoint.low_water.is_none() {
+    if flags & !PLAIN != 0 || !endpoint.options.low_water.is_none() {
         return None;
     }
     let mut side = endpoint.rx.briefly();
@@ -227,7 +226,7 @@ fn complete(endpoint: &Endpoint, side: &mut RxSide, count: usize, learns: bool, 
         side.pace.learn(found, len, &endpoint.unanswered);
     }
     if side.at.is_some_and(|at| at.incoming().0.is_space_wanted()) {
-        tell_of_space(endpoint, side, endpoint.fd.load(Relaxed));
+        tell_of_space(endpoint, side, endpoint.fd());
     }
 }
 
@@ -394,7 +393,7 @@ fn receive_from(
         wanted,
         least: least(endpoint, fd, wanted, flags),
         waits: waits(endpoint, flags),
-        deadline: sleep::deadline(endpoint.receive_timeout.load(Relaxed)),
+        deadline: sleep::deadline(endpoint.options.receive_timeout()),
         slept: false,
         tcp_has_some: false,
         hold: SocketReference::new(endpoint, fd),
@@ -744,7 +743,7 @@ fn least(endpoint: &Endpoint, fd: RawFd, wanted: usize, flags: c_int) -> usize {
     if flags & libc::MSG_WAITALL != 0 {
         return wanted;
     }
-    wanted.min(endpoint.low_water.of(fd).max(1))
+    wanted.min(endpoint.options.low_water.of(fd).max(1))
 }
 
 /// Receives by TCP what follows bytes that were taken already, and returns how much. A call that

@@ -249,8 +249,8 @@ fn send_to(
         endpoint,
         fd,
         wanted: source.remaining(),
-        waits: flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0,
-        deadline: sleep::deadline(endpoint.send_timeout.load(Relaxed)),
+        waits: flags & libc::MSG_DONTWAIT == 0 && !endpoint.options.is_nonblocking(),
+        deadline: sleep::deadline(endpoint.options.send_timeout()),
         restarts: false,
         hold: SocketReference::new(endpoint, fd),
     };
@@ -627,8 +627,8 @@ pub(crate) fn send_file(
     wanted: usize,
     mut read_file: impl FnMut(*mut u8, usize, usize) -> Result<usize, i32>,
 ) -> Result<FileStep, i32> {
-    let waits = endpoint.nonblocking.load(Relaxed) == 0;
-    let deadline = sleep::deadline(endpoint.send_timeout.load(Relaxed));
+    let waits = !endpoint.options.is_nonblocking();
+    let deadline = sleep::deadline(endpoint.options.send_timeout());
     let mut moved = 0;
     while moved < wanted {
         let fd = hold.fd();

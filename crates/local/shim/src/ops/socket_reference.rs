@@ -27,7 +27,6 @@
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::*;
 
 use crate::base::names::EndpointRef;
 use crate::base::table::{self, Entry};
@@ -96,7 +95,7 @@ impl SocketReference {
     pub(crate) fn is_void(&self) -> bool {
         // Without a descriptor, it was closed where no hook saw it, and the fd was given to another
         // file.
-        let is_there = |endpoint: &Endpoint| !endpoint.is_held() || endpoint.fd.load(Relaxed) >= 0;
+        let is_there = |endpoint: &Endpoint| !endpoint.is_held() || endpoint.fd() >= 0;
         self.taken.get().is_some_and(|taken| !taken.name.resolve().is_some_and(is_there))
     }
 
@@ -137,5 +136,5 @@ pub(crate) fn number_of(name: EndpointRef, number: RawFd) -> RawFd {
     if table::look_up(number) == Entry::Endpoint(name) {
         return number;
     }
-    name.resolve().map_or(number, |endpoint| endpoint.fd.load(Relaxed))
+    name.resolve().map_or(number, |endpoint| endpoint.fd())
 }

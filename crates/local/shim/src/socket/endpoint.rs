@@ -14,19 +14,27 @@
 //! (`Offered`). The broker pairs it with the other end (`Attached`). Later one end falls back to
 //! TCP. Once both lanes are drained, the endpoint is `Plain` and may be offered again.
 
+mod calls;
+mod descriptors;
+mod ends;
+mod offer_clock;
+mod options;
+mod pending_error;
+mod statistics;
+
 use std::cell::Cell;
 use std::mem::offset_of;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 use shunt_abi::option::SocketOption;
-use shunt_abi::page::{self, Counter};
+use shunt_abi::page;
 use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::LaneHeader;
 use shunt_sys::tcp::{LaneBytes, Opener};
 use shunt_transport::{Rx, Tx};
 
-use crate::base::clib::is_single_threaded;
+use crate::base::upcall::Upcall;
 use crate::base::lock::Lock;
 use crate::base::names::{EndpointRef, EpollRef};
 use crate::base::pace::{Pace, Unanswered};
@@ -41,14 +49,19 @@ use crate::socket::low_water::LowWater;
 use crate::socket::sharing::{self, Holders, Shareable};
 use crate::socket::stall::Backlog;
 
+use calls::Calls;
+use descriptors::Descriptors;
+use ends::{Ends, Shut};
+pub(crate) use offer_clock::NEVER;
+use offer_clock::OfferClock;
+use options::Options;
+use pending_error::PendingError;
+use statistics::Statistics;
+
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
 /// The largest number of endpoints in the process.
 pub(crate) const MOST: usize = CHUNK * CHUNKS;
-/// The value of [`Endpoint::names`] after the program has closed every descriptor of the socket
-/// while calls were waiting on it. Those calls hold the socket by a descriptor of the shim. No
-/// program has this many descriptors.
-const HELD: u32 = u32::MAX;
 
 /// The stage of an endpoint on its way to shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +120,9 @@ pub(crate) struct RxSide {
 }
 
 /// One connected TCP socket.
+///
+/// The words that calls on the fast path read are in the first two cache lines, and in `tx` and
+/// `rx`.
 #[derive(Default)]
 #[repr(C, align(128))]
 pub(crate) struct Endpoint {
@@ -116,95 +132,41 @@ pub(crate) struct Endpoint {
     index: AtomicU32,
     generation: AtomicU32,
     stage: AtomicU32,
-    /// Threads inside a kernel receive or poll on the socket (L4).
-    receivers_in_kernel: AtomicU32,
-    /// Threads inside a kernel send on the socket (L4).
-    senders_in_kernel: AtomicU32,
-    /// Data operations since the last offer, and the number at which the next offer is made.
-    /// [`NEVER`] means that no offer will be made.
-    pub(crate) operations: AtomicU32,
-    pub(crate) offer_after: AtomicU32,
-    /// When the endpoint was last offered; 0 if never.
-    pub(crate) offered_at: AtomicU64,
-    /// The number of the broker message with the last offer; 0 if there was none.
-    pub(crate) offered_as: AtomicU64,
-    /// Whether the endpoint has been counted as used, and as attached.
-    counted_as_used: AtomicBool,
-    counted_on_shm: AtomicBool,
-    /// See [`has_moved`](Self::has_moved).
-    moved: AtomicBool,
-    entry: AtomicPtr<page::Entry>,
-    /// Descriptors of this process that refer to the socket, or [`HELD`].
-    names: AtomicU32,
-    /// Calls that wait on the socket now: see [`crate::ops::socket_reference`].
-    calls: AtomicU32,
-    /// One of the descriptors that refer to the socket.
-    pub(crate) fd: AtomicI32,
-    /// A private descriptor by which waiting calls go on, or 0. It is set when code has been loaded
-    /// whose closes no hook sees. The calls had begun before that.
-    kept: AtomicI32,
-    pub(crate) nonblocking: AtomicU32,
-    /// The directions that were shut down: 1 for reading, 2 for writing, 3 for both.
-    shut: AtomicU32,
-    /// Why the endpoint must never be offered, as a reason code.
-    barred: AtomicU32,
-    /// The socket option that keeps the endpoint on TCP, packed; 0 if there is none.
-    option: AtomicU64,
-    /// Set when the peer is on another host.
-    remote: AtomicBool,
-    /// Set when this end called connect.
-    opened: AtomicBool,
-    /// Set when connect returned before the connection was established.
-    was_begun: AtomicBool,
+    calls: Calls,
+    pending_error: PendingError,
     /// The waiter that the peer notifies of bytes: its slot + 1, or 0 for none. An epoll instance
     /// owns this field as long as the socket is registered; a thread owns it while it sleeps.
     owner: AtomicU32,
-    /// Changed by [`change_low_water`](Self::change_low_water).
-    pub(crate) low_water: LowWater,
-    /// Set when TCP_INQ is set, as far as this process knows.
-    pub(crate) tells_waiting: AtomicBool,
-    /// Set when the kernel has reported that the peer sends no more bytes.
-    peer_finished: AtomicBool,
+    /// Why the endpoint must never be offered, as a reason code.
+    barred: AtomicU32,
     /// Set when the last bytes were sent by a lane: see [`count_sent`](Self::count_sent).
     sent_by_lane: AtomicBool,
-    /// A pending error that the kernel cannot be made to report. The shim reports it once.
-    owed: AtomicI32,
-    /// Set when the pending error replaces an error of the kernel. It is no longer reported once
-    /// another process has taken the kernel's error.
-    owed_for_kernel: AtomicU32,
+    /// Set when the current fork has been prepared for this endpoint.
+    is_prepared: AtomicBool,
+    /// The address of the registration in the epoll instance that gets this endpoint's ready bits.
+    /// The registration may be gone.
+    pub(crate) record: AtomicUsize,
+    statistics: Statistics,
+    socket: Descriptors,
+    pub(crate) options: Options,
+    pub(crate) offer: OfferClock,
+    ends: Ends,
     /// Corrections to the kernel's byte counts, other than the bytes of this process's lanes.
     pub(crate) beside_kernel: Lock<LaneBytes>,
-    /// SO_RCVTIMEO and SO_SNDTIMEO in nanoseconds; 0 means no timeout.
-    pub(crate) receive_timeout: AtomicU64,
-    pub(crate) send_timeout: AtomicU64,
-    /// Since when the end of the peer's stream, which the lane has reported, has been awaited from
-    /// TCP; 0 if it is not awaited.
-    pub(crate) end_awaited_since: AtomicU64,
     /// Keepalive probes while the endpoint is attached.
     pub(crate) keepalive: Keepalive,
     /// The processes that hold the socket.
     pub(crate) holders: Holders,
-    /// Set when the current fork has been prepared for this endpoint.
-    is_prepared: AtomicBool,
-    /// See [`crate::socket::peer_locality`].
-    pub(crate) distance: AtomicU32,
     pub(crate) unanswered: Unanswered,
     pub(crate) tx: Lock<TxSide>,
     pub(crate) rx: Lock<RxSide>,
-    /// The address of the registration in the epoll instance that gets this endpoint's ready bits.
-    /// The registration may be gone.
-    pub(crate) record: AtomicUsize,
     /// The epoll instances with which the endpoint is registered.
     pub(crate) epolls: Lock<Vec<EpollRef>>,
 }
 
-/// The value of [`Endpoint::offer_after`] if no offer will ever be made.
-pub(crate) const NEVER: u32 = 0;
-
-/// The result of [`Endpoint::add_shut`].
-pub(crate) struct Shut {
-    pub(crate) both: bool,
-}
+const _: () = assert!(offset_of!(Endpoint, ready) == 0);
+const _: () = assert!(offset_of!(Endpoint, record) < 64 && offset_of!(Endpoint, statistics) == 64);
+const _: () = assert!(offset_of!(Endpoint, options) + offset_of!(Options, low_water) < 128);
 
 impl EndpointRef {
     /// Returns the endpoint, if its slot has not been reused.
@@ -266,8 +228,6 @@ pub(crate) fn at_once(fd: RawFd) -> Option<&'static Endpoint> {
     Some(unsafe { &*ready.cast::<Endpoint>() })
 }
 
-const _: () = assert!(offset_of!(Endpoint, ready) == 0);
-
 /// The first endpoint of each chunk.
 static SLAB: [AtomicPtr<Endpoint>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
 /// Ends an endpoint that only calls held, after the last of them has returned.
@@ -324,10 +284,9 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool, offer_after: u32) -> Option<E
     };
     let endpoint = at(index)?;
     endpoint.index.store(index, Relaxed);
-    endpoint.fd.store(fd, Relaxed);
-    endpoint.names.store(1, Relaxed);
-    endpoint.nonblocking.store(nonblocking.into(), Relaxed);
-    endpoint.offer_after.store(offer_after, Relaxed);
+    endpoint.socket.begin(fd);
+    endpoint.options.set_nonblocking(nonblocking);
+    endpoint.offer.restart_with(offer_after);
     endpoint.holders.begin(sharing::strays());
     let name = EndpointRef::new(index, endpoint.generation.load(Acquire));
     endpoint.ready.store(Entry::Endpoint(name).pack() | APART, Release);
@@ -351,7 +310,7 @@ pub(crate) fn any_is_attached() -> bool {
 /// Returns every endpoint in use.
 pub(crate) fn all() -> impl Iterator<Item = &'static Endpoint> {
     let made = FREE.lock().made;
-    (0..made).filter_map(at).filter(|endpoint| endpoint.names.load(Relaxed) > 0)
+    (0..made).filter_map(at).filter(|endpoint| endpoint.is_in_use())
 }
 
 /// Takes the locks of every endpoint and of the free list before a fork, so that the child gets no
@@ -405,7 +364,7 @@ pub(crate) unsafe fn release_locks() {
 pub(crate) fn expect_child_of_new() {
     // SAFETY: the caller holds this lock.
     let made = unsafe { FREE.value().made };
-    let new = |endpoint: &&Endpoint| endpoint.names.load(Relaxed) > 0 && !endpoint.is_prepared.load(Relaxed);
+    let new = |endpoint: &&Endpoint| endpoint.is_in_use() && !endpoint.is_prepared.load(Relaxed);
     (0..made).filter_map(at).filter(new).for_each(Endpoint::expect_child);
 }
 
@@ -430,12 +389,9 @@ pub(crate) unsafe fn reset_locks() {
 /// Resets the counts of threads in calls, because the child has none of the parent's other threads.
 pub(crate) fn after_fork_in_child() {
     for endpoint in all() {
-        endpoint.calls.store(0, Relaxed);
-        endpoint.receivers_in_kernel.store(0, Relaxed);
-        endpoint.senders_in_kernel.store(0, Relaxed);
+        endpoint.calls.reset_in_child();
         endpoint.owner.store(0, Relaxed);
-        // The number belongs to the parent's connection to the broker.
-        endpoint.offered_as.store(0, Relaxed);
+        endpoint.offer.forget_message();
     }
 }
 
@@ -443,10 +399,7 @@ pub(crate) fn after_fork_in_child() {
 /// number.
 pub(crate) fn renumber(old: RawFd, new: RawFd) {
     for endpoint in all() {
-        if endpoint.is_held() {
-            let _ = endpoint.fd.compare_exchange(old, new, AcqRel, Relaxed);
-        }
-        let _ = endpoint.kept.compare_exchange(old, new, AcqRel, Relaxed);
+        endpoint.socket.renumber(old, new);
     }
 }
 
@@ -456,7 +409,7 @@ impl Shareable for Endpoint {
     }
 
     fn may_be_held_by(&self, pid: u32) -> bool {
-        sharing::may_hold(pid, self.fd.load(Relaxed))
+        sharing::may_hold(pid, self.fd())
     }
 
     /// Returns `None`: a program may pass a socket on to any process. A process with the shim
@@ -471,29 +424,6 @@ impl Shareable for Endpoint {
 fn is_of_unlisted(reason: u32) -> bool {
     use Reason::*;
     [Fork, Shared, Exec, PassedOn, OwnTable, Duplicated].iter().any(|one| *one as u32 == reason)
-}
-
-/// Adds one to a count.
-#[inline]
-fn raise(count: &AtomicU32) {
-    change(count, 1);
-}
-
-/// Subtracts one from a count.
-#[inline]
-fn lower(count: &AtomicU32) {
-    change(count, -1);
-}
-
-/// Changes a count, without an atomic read-modify-write in a process with one thread: see
-/// [`crate::base::lock`]. The shield keeps signal handlers out meanwhile.
-#[inline(always)]
-fn change(count: &AtomicU32, by: i32) {
-    if is_single_threaded() {
-        count.store(count.load(Relaxed).wrapping_add_signed(by), Relaxed);
-    } else {
-        count.fetch_add(by.cast_unsigned(), SeqCst);
-    }
 }
 
 impl Endpoint {
@@ -535,12 +465,13 @@ impl Endpoint {
 
     /// Applies a change to the low-water state, and updates the flag in `ready`.
     pub(crate) fn change_low_water(&self, change: impl FnOnce(&LowWater)) {
-        change(&self.low_water);
-        if self.low_water.is_none() {
+        let low_water = &self.options.low_water;
+        change(low_water);
+        if low_water.is_none() {
             self.ready.fetch_and(!HAS_LOW_WATER, SeqCst);
         }
         // Another thread may have set it meanwhile.
-        if !self.low_water.is_none() {
+        if !low_water.is_none() {
             self.ready.fetch_or(HAS_LOW_WATER, SeqCst);
         }
     }
@@ -563,7 +494,7 @@ impl Endpoint {
     /// is read.
     #[inline]
     pub(crate) fn enter_receive(&self) -> bool {
-        raise(&self.receivers_in_kernel);
+        self.calls.enter_receive();
         if self.is_attached() {
             self.leave_receive();
             return false;
@@ -574,19 +505,19 @@ impl Endpoint {
     /// Enters a kernel receive while the caller holds the receive lock.
     #[inline]
     pub(crate) fn enter_receive_locked(&self) {
-        raise(&self.receivers_in_kernel);
+        self.calls.enter_receive();
     }
 
     #[inline]
     pub(crate) fn leave_receive(&self) {
-        lower(&self.receivers_in_kernel);
+        self.calls.leave_receive();
         self.end_if_held_by_nobody();
     }
 
     /// Enters a kernel send, as [`enter_receive`](Self::enter_receive) does for receiving.
     #[inline]
     pub(crate) fn enter_send(&self) -> bool {
-        raise(&self.senders_in_kernel);
+        self.calls.enter_send();
         if self.is_attached() {
             self.leave_send();
             return false;
@@ -596,87 +527,82 @@ impl Endpoint {
 
     #[inline]
     pub(crate) fn enter_send_locked(&self) {
-        raise(&self.senders_in_kernel);
+        self.calls.enter_send();
     }
 
     #[inline]
     pub(crate) fn leave_send(&self) {
-        lower(&self.senders_in_kernel);
+        self.calls.leave_send();
         self.end_if_held_by_nobody();
     }
 
     /// Begins a call that waits. As in the kernel, the call holds the socket from here on, even if
     /// another thread closes the descriptor.
     pub(crate) fn begin_call(&self) {
-        self.calls.fetch_add(1, SeqCst);
+        self.calls.begin_wait();
     }
 
     /// Ends a call that [`begin_call`](Self::begin_call) began.
     pub(crate) fn end_call(&self) {
-        self.calls.fetch_sub(1, SeqCst);
+        self.calls.end_wait();
         self.end_if_held_by_nobody();
     }
 
     /// Returns the number of calls that wait, in the shim or in the kernel.
     pub(crate) fn calls_in_progress(&self) -> u32 {
-        let counts = [&self.calls, &self.receivers_in_kernel, &self.senders_in_kernel];
-        counts.into_iter().fold(0, |sum, count| sum.saturating_add(count.load(SeqCst)))
+        self.calls.in_progress()
     }
 
     /// Lets the calls in progress go on by a private descriptor, because code has been loaded whose
     /// closes no hook sees. The program may then close its own descriptor without ending them.
     pub(crate) fn keep_for_calls(&self) {
-        if self.calls_in_progress() == 0 || self.is_held() || self.kept.load(SeqCst) > 0 {
+        if self.calls_in_progress() == 0 || self.is_held() || self.kept().is_some() {
             return;
         }
-        if let Some(kept) = PrivateFd::duplicate(self.fd.load(Relaxed)) {
-            self.kept.store(kept.into_raw(), SeqCst);
+        if let Some(kept) = PrivateFd::duplicate(self.fd()) {
+            self.socket.set_kept(kept.into_raw());
             self.end_if_held_by_nobody();
         }
     }
 
     /// Returns the descriptor that [`keep_for_calls`](Self::keep_for_calls) made.
     pub(crate) fn kept(&self) -> Option<RawFd> {
-        Some(self.kept.load(SeqCst)).filter(|kept| *kept > 0)
+        self.socket.kept()
     }
 
     /// Takes that descriptor from the endpoint. Returns -1 if there is none.
     pub(crate) fn take_kept(&self) -> RawFd {
-        match self.kept.swap(0, SeqCst) {
-            0 => -1,
-            kept => kept,
-        }
+        self.socket.take_kept()
     }
 
     /// Notes that the program has closed its last descriptor of the socket, and that calls hold it
     /// by `fd`.
     pub(crate) fn hold(&self, fd: RawFd) {
-        self.fd.store(fd, Relaxed);
-        self.names.store(HELD, SeqCst);
+        self.socket.hold(fd);
     }
 
     /// Returns whether only calls in progress hold the socket.
     pub(crate) fn is_held(&self) -> bool {
-        self.names.load(SeqCst) == HELD
+        self.socket.is_held()
     }
 
     /// Returns whether a descriptor or a call holds the socket.
     pub(crate) fn is_in_use(&self) -> bool {
-        self.names.load(SeqCst) > 0
+        self.socket.is_in_use()
     }
 
     /// Releases the socket after its last call. The thread that gets `true` must end the endpoint.
     /// Each call checks after it has left, and a close checks after [`hold`](Self::hold), so at
     /// least one of them sees the final state.
     pub(crate) fn let_go_of_held(&self) -> bool {
-        self.names.compare_exchange(HELD, 0, SeqCst, SeqCst).is_ok()
+        self.socket.release_held()
     }
 
     #[inline]
     pub(crate) fn end_if_held_by_nobody(&self) {
         // `kept` is written before the calls are counted, and read after a call has ended. So one
         // of the two threads closes the descriptor.
-        if self.kept.load(SeqCst) > 0 {
+        if self.kept().is_some() {
             self.close_kept_after_calls();
         }
         if self.is_held() && self.calls_in_progress() == 0 && self.let_go_of_held() {
@@ -715,14 +641,14 @@ impl Endpoint {
     /// Returns whether no thread is inside a kernel receive or poll. If the endpoint is attached,
     /// the caller holds the receive lock.
     pub(crate) fn is_quiet_for_receive(&self) -> bool {
-        self.receivers_in_kernel.load(SeqCst) == 0
+        self.calls.is_quiet_for_receive()
     }
 
     /// Returns whether no thread is inside a kernel send. If the endpoint is attached, the caller
     /// holds the send lock.
     #[inline]
     pub(crate) fn is_quiet_for_send(&self) -> bool {
-        self.senders_in_kernel.load(SeqCst) == 0
+        self.calls.is_quiet_for_send()
     }
 
     /// Makes `slot` the waiter that the peer notifies of bytes, unless another waiter is, and
@@ -771,105 +697,108 @@ impl Endpoint {
 
     /// Records which end called connect. Called before another thread can see the endpoint.
     pub(crate) fn set_opener(&self, opener: Opener) {
-        self.opened.store(opener == Opener::Us, Relaxed);
+        self.socket.set_opener(opener);
     }
 
     /// Returns which end called connect.
     pub(crate) fn opener(&self) -> Opener {
-        if self.opened.load(Relaxed) { Opener::Us } else { Opener::Peer }
+        self.socket.opener()
     }
 
     /// Records whether this end's connect returned before the connection was established.
     pub(crate) fn set_begun(&self, begun: bool) {
-        self.was_begun.store(begun, Relaxed);
+        self.socket.set_begun_connect(begun);
     }
 
     /// Returns whether the connection may not be established yet, or was refused.
     pub(crate) fn was_begun(&self) -> bool {
-        self.was_begun.load(Relaxed)
+        self.socket.has_begun_connect()
+    }
+
+    /// Returns a descriptor of the socket.
+    #[inline]
+    pub(crate) fn fd(&self) -> RawFd {
+        self.socket.fd()
+    }
+
+    /// Makes the endpoint use another descriptor of the socket.
+    pub(crate) fn set_fd(&self, fd: RawFd) {
+        self.socket.set_fd(fd);
     }
 
     /// Counts another descriptor of the socket.
     pub(crate) fn add_name(&self) {
-        self.names.fetch_add(1, AcqRel);
+        self.socket.add();
     }
 
     /// Counts one descriptor of the socket less. Returns `true` if it was the last.
     pub(crate) fn drop_name(&self) -> bool {
-        self.names.fetch_sub(1, SeqCst) == 1
+        self.socket.remove()
     }
 
     /// Returns the bits that [`add_shut`](Self::add_shut) has recorded.
     pub(crate) fn shut(&self) -> u32 {
-        self.shut.load(Acquire)
+        self.ends.shut()
     }
 
     /// Returns whether the sending direction was shut down.
     pub(crate) fn has_shut_writing(&self) -> bool {
-        self.shut.load(Acquire) & 2 != 0
+        self.ends.has_shut_writing()
     }
 
     /// Returns whether both directions were shut down. TCP then answers any data by a reset.
     pub(crate) fn has_shut_both(&self) -> bool {
-        self.shut.load(Acquire) == 3
+        self.ends.has_shut_both()
     }
 
     /// Records a shutdown.
     pub(crate) fn add_shut(&self, reads: bool, writes: bool) -> Shut {
-        let bits = u32::from(reads) | u32::from(writes) << 1;
-        Shut { both: self.shut.fetch_or(bits, AcqRel) | bits == 3 }
+        self.ends.add_shut(reads, writes)
     }
 
     /// Returns whether any direction was shut down.
     pub(crate) fn is_shut(&self) -> bool {
-        self.shut.load(Acquire) != 0
+        self.ends.shut() != 0
     }
 
     /// Records that the kernel has reported the end of the peer's stream, so that it need not be
     /// queried again.
     pub(crate) fn note_peer_finished(&self) {
-        self.peer_finished.store(true, Relaxed);
+        self.ends.note_peer_finished();
     }
 
     /// Returns whether the kernel has reported the end of the peer's stream.
     pub(crate) fn has_peer_finished(&self) -> bool {
-        self.peer_finished.load(Relaxed)
+        self.ends.has_peer_finished()
     }
 
     /// Sets an error that the next call reports. If the kernel has an error now, this one replaces
     /// it.
     pub(crate) fn owe(&self, fd: i32, errno: i32) {
-        self.owed_for_kernel.store(kernel::has_error(fd).into(), Relaxed);
-        self.owed.store(errno, Relaxed);
+        self.pending_error.set(errno, kernel::has_error(fd));
         // The flag is set after the error, and cleared before the error is taken. So the flag is
         // set whenever there is an error.
         self.ready.fetch_or(OWES, SeqCst);
     }
 
-    /// Returns the pending error, or 0.
-    #[inline]
-    fn owed(&self) -> i32 {
-        self.owed.load(Relaxed)
-    }
-
     /// Returns whether an error is pending.
     #[inline]
     pub(crate) fn owes(&self) -> bool {
-        self.owed() != 0
+        self.pending_error.is_set()
     }
 
     /// Returns whether an error is pending that the kernel does not show.
     pub(crate) fn owes_alone(&self) -> bool {
         self.owes()
-            && self.owed_for_kernel.load(Relaxed) == 0
+            && !self.pending_error.replaces_kernels()
             && !self.shared_lane().is_some_and(LaneHeader::is_reset_told)
     }
 
     /// Returns the pending error. Returns 0 if there is none, or if another process that shares the
     /// socket has reported it.
     pub(crate) fn still_owed(&self, fd: i32) -> i32 {
-        let is_kernels = self.owed_for_kernel.load(Relaxed) != 0 && kernel::has_error(fd);
-        if is_kernels || self.owes_alone() { self.owed() } else { 0 }
+        let is_kernels = self.pending_error.replaces_kernels() && kernel::has_error(fd);
+        if is_kernels || self.owes_alone() { self.pending_error.errno() } else { 0 }
     }
 
     /// Returns the lane in which the processes that share the socket note that they have reported
@@ -892,9 +821,9 @@ impl Endpoint {
         }
         let stands_alone = self.owes_alone();
         self.ready.fetch_and(!OWES, SeqCst);
-        let errno = self.owed.swap(0, Relaxed);
+        let errno = self.pending_error.take();
         self.shared_lane().into_iter().for_each(LaneHeader::note_reset_told);
-        (errno != 0 && (take_kernels() || stands_alone)).then_some(errno)
+        errno.filter(|_| take_kernels() || stands_alone)
     }
 
     /// Bars the endpoint from shared memory for good.
@@ -913,7 +842,7 @@ impl Endpoint {
 
     /// Records an option that shared memory does not emulate.
     pub(crate) fn blame(&self, option: SocketOption) {
-        self.option.store(option.pack(), Relaxed);
+        self.options.set_unsupported(option.pack());
         if let Some(entry) = self.entry() {
             entry.option.store(option.pack(), Relaxed);
         }
@@ -921,36 +850,32 @@ impl Endpoint {
 
     /// Returns the option that was recorded last, packed.
     pub(crate) fn blamed(&self) -> u64 {
-        self.option.load(Relaxed)
+        self.options.unsupported()
     }
 
     /// Counts the connection as used, once.
     pub(crate) fn count_use(&self) {
-        if !self.counted_as_used.swap(true, Relaxed) {
-            process::count(Counter::Connections, 1);
-        }
+        self.statistics.count_use();
     }
 
     /// Returns whether a call has moved bytes by TCP, as far as this process knows.
     pub(crate) fn has_moved(&self) -> bool {
-        self.moved.load(Relaxed)
+        self.statistics.has_moved()
     }
 
     pub(crate) fn note_moved(&self) {
-        self.moved.store(true, Relaxed);
+        self.statistics.note_moved();
     }
 
     /// Counts the connection as attached, once.
     pub(crate) fn count_on_shm(&self) {
-        if !self.counted_on_shm.swap(true, Relaxed) {
-            process::count(Counter::ConnectionsOnShm, 1);
-        }
+        self.statistics.count_attached();
     }
 
     /// Returns whether the endpoint was never offered, and the shim has no state of it beyond the
     /// kernel's.
     pub(crate) fn is_young(&self) -> bool {
-        self.offered_at.load(Relaxed) == 0 && self.stage() == Stage::Plain && !self.owes()
+        self.offer.offered_at() == 0 && self.stage() == Stage::Plain && !self.owes()
     }
 
     /// Returns whether the endpoint is registered with an epoll instance.
@@ -991,27 +916,13 @@ impl Endpoint {
         }
     }
 
-    /// Records that the peer is on another host.
-    pub(crate) fn note_remote(&self) {
-        self.remote.store(true, Relaxed);
-    }
-
-    /// Returns whether the peer is known to be on another host.
-    #[inline]
-    pub(crate) fn is_remote(&self) -> bool {
-        self.remote.load(Relaxed)
-    }
-
     /// Returns the endpoint's row in the page.
     pub(crate) fn entry(&self) -> Option<&'static page::Entry> {
-        let entry = self.entry.load(Acquire);
-        // SAFETY: rows lie in the page, which stays mapped for the life of the process.
-        (!entry.is_null()).then(|| unsafe { &*entry })
+        self.statistics.row()
     }
 
     pub(crate) fn set_entry(&self, entry: Option<&'static page::Entry>) {
-        let pointer = entry.map_or(std::ptr::null_mut(), |entry| std::ptr::from_ref(entry).cast_mut());
-        self.entry.store(pointer, Release);
+        self.statistics.set_row(entry);
     }
 
     /// Adds to the bytes received by TCP, for `shunt status`.
@@ -1038,11 +949,11 @@ impl Endpoint {
         if bytes != 0 {
             self.note_moved();
         }
-        if !self.is_remote() {
+        if !self.offer.is_remote() {
             order::note_by_tcp();
         }
         if self.sent_by_lane.load(Relaxed) && self.sent_by_lane.swap(false, Relaxed) {
-            kernel::push(self.fd.load(Relaxed));
+            kernel::push(self.fd());
         }
         if let Some(entry) = self.entry() {
             entry.tcp_sent.store(entry.tcp_sent.load(Relaxed) + bytes as u64, Relaxed);
@@ -1053,7 +964,22 @@ impl Endpoint {
     /// [`crate::life::ending`].
     #[inline]
     pub(crate) fn awaits_end(&self) -> bool {
-        self.end_awaited_since.load(Relaxed) != 0
+        self.end_awaited_since().is_some()
+    }
+
+    /// Returns since when that end has been awaited.
+    #[inline]
+    pub(crate) fn end_awaited_since(&self) -> Option<u64> {
+        self.ends.awaited_since()
+    }
+
+    /// Notes that from the time `now` on, that end is awaited.
+    pub(crate) fn await_end(&self, now: u64) {
+        self.ends.await_since(now);
+    }
+
+    pub(crate) fn stop_awaiting_end(&self) {
+        self.ends.stop_awaiting();
     }
 
     /// Reports the sending direction for `shunt status`. The caller holds its lock.
@@ -1114,7 +1040,7 @@ impl Endpoint {
         }
         // The kernel ends the connection only once this descriptor is closed too. A call that still
         // counts was interrupted by the handler that closes the socket, and does not use it again.
-        if self.kept.load(SeqCst) > 0 {
+        if self.kept().is_some() {
             PrivateFd::close_raw(self.take_kept());
         }
         self.reset();
@@ -1133,88 +1059,45 @@ impl Endpoint {
             stage: _,
             // A slot keeps its index.
             index: _,
-            // A handler may close a socket in the middle of a call. That call lowers its count when
-            // it ends, even if the slot belongs to another connection by then.
-            receivers_in_kernel: _,
-            senders_in_kernel: _,
+            // The calls themselves lower their counts.
             calls: _,
-            operations,
-            offer_after,
-            offered_at,
-            offered_as,
-            counted_as_used,
-            counted_on_shm,
-            moved,
-            entry,
-            names,
-            // `allocate` sets it. Until then, a thread that still uses the slot gets EBADF by it.
-            fd: _,
-            kept,
-            nonblocking,
-            shut,
-            barred,
-            option,
-            remote,
-            opened,
-            was_begun,
+            pending_error,
             owner,
-            low_water,
-            tells_waiting,
-            peer_finished,
+            barred,
             sent_by_lane,
-            owed,
-            owed_for_kernel,
+            is_prepared,
+            record,
+            statistics,
+            socket,
+            options,
+            offer,
+            ends,
             beside_kernel,
-            receive_timeout,
-            send_timeout,
-            end_awaited_since,
             keepalive,
             holders,
-            is_prepared,
-            distance,
             unanswered,
             tx,
             rx,
-            record,
             epolls,
         } = self;
-        operations.store(0, Relaxed);
-        offer_after.store(NEVER, Relaxed);
-        offered_at.store(0, Relaxed);
-        offered_as.store(0, Relaxed);
-        counted_as_used.store(false, Relaxed);
-        counted_on_shm.store(false, Relaxed);
-        moved.store(false, Relaxed);
-        entry.store(std::ptr::null_mut(), Release);
-        names.store(0, Relaxed);
-        kept.store(0, Relaxed);
-        nonblocking.store(0, Relaxed);
-        shut.store(0, Relaxed);
-        barred.store(0, Relaxed);
-        option.store(0, Relaxed);
-        remote.store(false, Relaxed);
-        opened.store(false, Relaxed);
-        was_begun.store(false, Relaxed);
+        pending_error.reset();
         owner.store(0, Relaxed);
-        low_water.clear();
-        tells_waiting.store(false, Relaxed);
-        peer_finished.store(false, Relaxed);
+        barred.store(0, Relaxed);
         sent_by_lane.store(false, Relaxed);
-        owed.store(0, Relaxed);
-        owed_for_kernel.store(0, Relaxed);
-        beside_kernel.set(LaneBytes::default());
-        receive_timeout.store(0, Relaxed);
-        send_timeout.store(0, Relaxed);
-        end_awaited_since.store(0, Relaxed);
-        keepalive.clear();
-        holders.begin(0);
         // A fork that another thread is making may have prepared this socket, but not the next one.
         is_prepared.store(false, Relaxed);
-        distance.store(0, Relaxed);
+        record.store(0, Relaxed);
+        statistics.reset();
+        socket.reset();
+        options.reset();
+        offer.reset();
+        ends.reset();
+        beside_kernel.set(LaneBytes::default());
+        keepalive.clear();
+        holders.begin(0);
         unanswered.answer();
         tx.set(TxSide::default());
         rx.set(RxSide::default());
-        record.store(0, Relaxed);
         if self.is_in_a_set() {
             epolls.lock().clear();
         }
@@ -1238,132 +1121,70 @@ mod tests {
             generation: _,
             stage: _,
             index: _,
-            receivers_in_kernel: _,
-            senders_in_kernel: _,
             calls: _,
-            fd: _,
-            operations,
-            offer_after,
-            offered_at,
-            offered_as,
-            counted_as_used,
-            counted_on_shm,
-            moved,
-            entry,
-            names,
-            kept,
-            nonblocking,
-            shut,
-            barred,
-            option,
-            remote,
-            opened,
-            was_begun,
+            pending_error,
             owner,
-            low_water,
-            tells_waiting,
-            peer_finished,
+            barred,
             sent_by_lane,
-            owed,
-            owed_for_kernel,
+            is_prepared,
+            record,
+            statistics,
+            socket,
+            options,
+            offer,
+            ends,
             beside_kernel,
-            receive_timeout,
-            send_timeout,
-            end_awaited_since,
             keepalive,
             holders,
-            is_prepared,
-            distance,
             unanswered,
             tx,
             rx,
-            record,
             epolls,
         } = endpoint;
-        let tx = tx.lock();
-        let rx = rx.lock();
+        let (tx, rx) = (tx.lock(), rx.lock());
+        let TxSide { tx, at, seen, awaited_death, looked_for_holder } = &*tx;
+        let RxSide { rx, at: rx_at, told_on_lane, pace } = &*rx;
+        assert!(at.is_none() && rx_at.is_none(), "a test has no link");
         vec![
-            ("operations", format!("{operations:?}")),
-            ("offer_after", format!("{offer_after:?}")),
-            ("offered_at", format!("{offered_at:?}")),
-            ("offered_as", format!("{offered_as:?}")),
-            ("counted_as_used", format!("{counted_as_used:?}")),
-            ("counted_on_shm", format!("{counted_on_shm:?}")),
-            ("moved", format!("{moved:?}")),
-            ("entry", format!("{entry:?}")),
-            ("names", format!("{names:?}")),
-            ("kept", format!("{kept:?}")),
-            ("nonblocking", format!("{nonblocking:?}")),
-            ("shut", format!("{shut:?}")),
-            ("barred", format!("{barred:?}")),
-            ("option", format!("{option:?}")),
-            ("remote", format!("{remote:?}")),
-            ("opened", format!("{opened:?}")),
-            ("was_begun", format!("{was_begun:?}")),
+            ("pending_error", format!("{pending_error:?}")),
             ("owner", format!("{owner:?}")),
-            ("low_water", format!("{low_water:?}")),
-            ("tells_waiting", format!("{tells_waiting:?}")),
-            ("peer_finished", format!("{peer_finished:?}")),
+            ("barred", format!("{barred:?}")),
             ("sent_by_lane", format!("{sent_by_lane:?}")),
-            ("owed", format!("{owed:?}")),
-            ("owed_for_kernel", format!("{owed_for_kernel:?}")),
+            ("is_prepared", format!("{is_prepared:?}")),
+            ("record", format!("{record:?}")),
+            ("statistics", format!("{statistics:?}")),
+            ("socket", format!("{socket:?}")),
+            ("options", format!("{options:?}")),
+            ("offer", format!("{offer:?}")),
+            ("ends", format!("{ends:?}")),
             ("beside_kernel", format!("{:?}", *beside_kernel.lock())),
-            ("receive_timeout", format!("{receive_timeout:?}")),
-            ("send_timeout", format!("{send_timeout:?}")),
-            ("end_awaited_since", format!("{end_awaited_since:?}")),
             ("keepalive", format!("{keepalive:?}")),
             ("holders", format!("{holders:?}")),
-            ("is_prepared", format!("{is_prepared:?}")),
-            ("distance", format!("{distance:?}")),
             ("unanswered", format!("{unanswered:?}")),
-            ("tx", format!("{:?} {:?} {}", tx.tx, tx.seen, tx.awaited_death | tx.looked_for_holder)),
-            ("rx", format!("{:?} {:?} {}", rx.rx, rx.pace, rx.told_on_lane)),
-            ("record", format!("{record:?}")),
+            ("tx", format!("{tx:?}")),
+            ("seen", format!("{seen:?}")),
+            ("awaited_death", format!("{awaited_death:?}")),
+            ("looked_for_holder", format!("{looked_for_holder:?}")),
+            ("rx", format!("{rx:?}")),
+            ("told_on_lane", format!("{told_on_lane:?}")),
+            ("pace", format!("{pace:?}")),
             ("epolls", format!("{:?}", *epolls.lock())),
         ]
     }
 
-    /// Sets each field to a value that no new endpoint has.
+    /// Sets each field to a value that no new endpoint has. The test checks that it does.
     fn use_up(endpoint: &Endpoint) {
-        let used = [
-            &endpoint.operations,
-            &endpoint.offer_after,
-            &endpoint.names,
-            &endpoint.nonblocking,
-            &endpoint.shut,
-            &endpoint.barred,
-            &endpoint.owner,
-            &endpoint.owed_for_kernel,
-            &endpoint.distance,
-        ];
-        used.into_iter().for_each(|word| word.store(3, Relaxed));
-        let used = [
-            &endpoint.offered_at,
-            &endpoint.offered_as,
-            &endpoint.option,
-            &endpoint.receive_timeout,
-            &endpoint.send_timeout,
-            &endpoint.end_awaited_since,
-        ];
-        used.into_iter().for_each(|word| word.store(5, Relaxed));
-        let used = [
-            &endpoint.counted_as_used,
-            &endpoint.counted_on_shm,
-            &endpoint.moved,
-            &endpoint.remote,
-            &endpoint.opened,
-            &endpoint.was_begun,
-            &endpoint.tells_waiting,
-            &endpoint.peer_finished,
-            &endpoint.sent_by_lane,
-            &endpoint.is_prepared,
-        ];
-        used.into_iter().for_each(|flag| flag.store(true, Relaxed));
-        endpoint.kept.store(7, Relaxed);
-        endpoint.owed.store(libc::EPIPE, Relaxed);
-        endpoint.entry.store(std::ptr::dangling_mut(), Relaxed);
-        endpoint.record.store(9, Relaxed);
-        endpoint.low_water.note(11);
+        endpoint.pending_error.use_up();
+        endpoint.owner.store(1, Relaxed);
+        endpoint.barred.store(2, Relaxed);
+        endpoint.sent_by_lane.store(true, Relaxed);
+        endpoint.is_prepared.store(true, Relaxed);
+        endpoint.record.store(3, Relaxed);
+        endpoint.statistics.use_up();
+        endpoint.socket.use_up();
+        endpoint.options.use_up();
+        endpoint.offer.use_up();
+        endpoint.ends.use_up();
         *endpoint.beside_kernel.lock() = LaneBytes { acked: 1, received: 2, sent: 3 };
         endpoint.keepalive.use_up();
         endpoint.holders.lose();
@@ -1373,9 +1194,11 @@ mod tests {
         tx.tx.adopt();
         tx.seen.sends = 13;
         tx.awaited_death = true;
+        tx.looked_for_holder = true;
         let mut rx = endpoint.rx.lock();
         rx.rx.adopt();
         rx.told_on_lane = true;
+        rx.pace = Pace::in_use();
     }
 
     /// A slot that was reused once kept state of the connection before.

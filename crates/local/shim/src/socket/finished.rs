@@ -1,7 +1,5 @@
 //! A lane whose sender has ended the stream. `crate::life::ending` decides what follows.
 
-use std::sync::atomic::Ordering::*;
-
 use shunt_ring::LaneHeader;
 use shunt_ring::lane::End;
 
@@ -32,9 +30,9 @@ fn begin(endpoint: &Endpoint, side: &RxSide, lane: &LaneHeader) {
         false => ends_here(lane),
     };
     // TCP has usually reported the end already.
-    let mut polled = [libc::pollfd { fd: endpoint.fd.load(Relaxed), events: libc::POLLRDHUP, revents: 0 }];
+    let mut polled = [libc::pollfd { fd: endpoint.fd(), events: libc::POLLRDHUP, revents: 0 }];
     if may_end && !endpoint.awaits_end() && kernel::poll_now(&mut polled) == 0 {
-        endpoint.end_awaited_since.store(process::now().max(1), Release);
+        endpoint.await_end(process::now());
         AWAIT.call(endpoint.reference());
     }
 }

@@ -47,7 +47,7 @@ pub(crate) struct Bytes {
 /// caller then uses [`look`].
 #[inline(always)]
 pub(crate) fn look_at_once(endpoint: &Endpoint) -> Option<Bytes> {
-    if !endpoint.low_water.is_none() {
+    if !endpoint.options.low_water.is_none() {
         return None;
     }
     let mut side = endpoint.rx.briefly();
@@ -69,7 +69,7 @@ fn look_at_lane(side: &mut RxSide) -> Option<Bytes> {
 
 /// Checks the lane, and checks it for bytes if they are `wanted`.
 pub(crate) fn look(endpoint: &Endpoint, fd: RawFd, wanted: bool) -> Found {
-    let low_water = endpoint.low_water.of(fd);
+    let low_water = endpoint.options.low_water.of(fd);
     let mut guard = endpoint.rx.lock();
     let side = &mut *guard;
     let Some(at) = side.at else { return Found::default() };

@@ -44,22 +44,22 @@ pub(crate) fn operations() -> u32 {
 /// Returns the number of data operations after which a connection that has fallen back is offered
 /// again. The number grows each time, so a connection that keeps falling back stays on TCP.
 pub(crate) fn again(endpoint: &Endpoint) -> u32 {
-    if process::now().saturating_sub(endpoint.offered_at.load(Relaxed)) >= OF_USE_NANOS {
+    if process::now().saturating_sub(endpoint.offer.offered_at()) >= OF_USE_NANOS {
         return operations();
     }
-    endpoint.offer_after.load(Relaxed).saturating_mul(16)
+    endpoint.offer.limit().saturating_mul(16)
 }
 
 /// Records that an endpoint has been offered.
 pub(crate) fn note_offer(endpoint: &Endpoint) {
-    if endpoint.offered_at.swap(process::now(), Relaxed) == 0 {
+    if endpoint.offer.note_offer(process::now()) {
         process::count(Counter::ConnectionsOffered, 1);
     }
 }
 
 /// Records that an endpoint has been closed, and whether its offer was worth it.
 pub(crate) fn note_end(endpoint: &Endpoint) {
-    let offered_at = endpoint.offered_at.load(Relaxed);
+    let offered_at = endpoint.offer.offered_at();
     if offered_at == 0 {
         return;
     }

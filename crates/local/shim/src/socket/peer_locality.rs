@@ -44,7 +44,7 @@ pub(crate) fn longer(operations: u32) -> u32 {
 
 /// Records the offer of an endpoint whose peer may be on another host.
 pub(crate) fn offered(endpoint: &Endpoint, peer: IpAddr) {
-    endpoint.distance.store(slot(peer) as u32 + 1, Relaxed);
+    endpoint.offer.set_distance(slot(peer));
 }
 
 /// Records that the offer was paired.
@@ -62,7 +62,7 @@ pub(crate) fn unpaired(endpoint: &Endpoint) {
 }
 
 fn taken_from(endpoint: &Endpoint) -> Option<&'static AtomicU8> {
-    IN_VAIN.get((endpoint.distance.swap(0, Relaxed) as usize).checked_sub(1)?)
+    IN_VAIN.get(endpoint.offer.take_distance()?)
 }
 
 fn slot(peer: IpAddr) -> usize {

@@ -3,7 +3,6 @@
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::*;
 
 use libc::{socklen_t, timeval};
 use shunt_abi::option::SocketOption;
@@ -75,8 +74,7 @@ pub(crate) fn blame(endpoint: &Endpoint, level: c_int, name: c_int, reason: Reas
 /// Reads SO_RCVTIMEO and SO_SNDTIMEO.
 pub(crate) fn learn_timeouts(endpoint: &Endpoint, fd: RawFd) {
     let time = |name| option(fd, libc::SOL_SOCKET, name).map_or(0, nanos);
-    endpoint.receive_timeout.store(time(libc::SO_RCVTIMEO), Relaxed);
-    endpoint.send_timeout.store(time(libc::SO_SNDTIMEO), Relaxed);
+    endpoint.options.set_timeouts(time(libc::SO_RCVTIMEO), time(libc::SO_SNDTIMEO));
 }
 
 /// Returns whether TCP_INQ is set: receives then report how many bytes remain.
@@ -85,7 +83,7 @@ pub(crate) fn has_inq(fd: RawFd) -> bool {
 }
 
 pub(crate) fn learn_inq(endpoint: &Endpoint, fd: RawFd) {
-    endpoint.tells_waiting.store(has_inq(fd), Relaxed);
+    endpoint.options.set_reports_queue(has_inq(fd));
 }
 
 /// Returns whether the socket has a filter. A filter sees segments, and a lane has none.
@@ -121,6 +119,6 @@ pub(crate) fn nanos(time: timeval) -> u64 {
 pub(crate) fn really_blocks(endpoint: &Endpoint, fd: RawFd) -> bool {
     let Ok(flags) = rustix::fs::fcntl_getfl(crate::base::private::borrow(fd)) else { return false };
     let nonblocking = flags.contains(rustix::fs::OFlags::NONBLOCK);
-    endpoint.nonblocking.store(nonblocking.into(), Relaxed);
+    endpoint.options.set_nonblocking(nonblocking);
     !nonblocking
 }

@@ -65,7 +65,8 @@ impl Kernel for Tcp<'_> {
     fn waiting(&self) -> Waiting {
         let mut polled = [pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 }];
         // A poll reports nothing below SO_RCVLOWAT, but those bytes come before the lane's.
-        let hides = || self.endpoint.low_water.of(self.fd) > 0 && shunt_sys::tcp::has_unread(borrow(self.fd));
+        let hides =
+            || self.endpoint.options.low_water.of(self.fd) > 0 && shunt_sys::tcp::has_unread(borrow(self.fd));
         if poll_now(&mut polled) == 0 && !hides() {
             return Waiting::Nothing;
         }

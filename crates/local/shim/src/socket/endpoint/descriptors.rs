@@ -1,0 +1,211 @@
+//! The kernel's socket of an endpoint: the descriptors by which it is reached, and how it was
+//! connected.
+//!
+//! ```text
+//!          add, remove                last one removed, calls wait
+//!   open(count, fd) -----------------------------------------------> held by calls(private fd)
+//!        |                                                                  |
+//!        | last one removed, no call waits               the last call ends |
+//!        +----------------------------> closed <----------------------------+
+//! ```
+//!
+//! Example: one thread waits in recv, and another closes the only descriptor. The kernel's call
+//! would hold the open file. So the shim duplicates the socket before the close, and the endpoint
+//! is *held* by the call. The thread continues by the duplicate, and closes it when it is done.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
+
+use shunt_sys::tcp::Opener;
+
+/// The value of [`Descriptors::count`] after the program has closed every descriptor of the socket
+/// while calls were waiting on it. No program has this many descriptors.
+const HELD: u32 = u32::MAX;
+/// No descriptor. A call on it fails with EBADF.
+const NONE: RawFd = -1;
+
+/// The descriptors of one socket.
+#[derive(Debug)]
+pub(super) struct Descriptors {
+    /// How many descriptors of this process refer to the socket, or [`HELD`].
+    count: AtomicU32,
+    /// One of them, or the shim's own while the socket is held.
+    fd: AtomicI32,
+    /// A private descriptor by which waiting calls continue, or [`NONE`]. It is set when code has
+    /// been loaded whose closes no hook sees. The calls had begun before that.
+    kept: AtomicI32,
+    /// Set when this end called connect.
+    has_called_connect: AtomicBool,
+    /// Set when connect returned before the connection was established.
+    has_begun_connect: AtomicBool,
+}
+
+impl Default for Descriptors {
+    fn default() -> Descriptors {
+        Descriptors {
+            count: AtomicU32::new(0),
+            fd: AtomicI32::new(NONE),
+            kept: AtomicI32::new(NONE),
+            has_called_connect: AtomicBool::new(false),
+            has_begun_connect: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Descriptors {
+    /// Begins with the socket that the program has as `fd`.
+    pub(super) fn begin(&self, fd: RawFd) {
+        self.fd.store(fd, Relaxed);
+        self.count.store(1, Relaxed);
+    }
+
+    /// Returns a descriptor of the socket.
+    #[inline]
+    pub(super) fn fd(&self) -> RawFd {
+        self.fd.load(Relaxed)
+    }
+
+    pub(super) fn set_fd(&self, fd: RawFd) {
+        self.fd.store(fd, Relaxed);
+    }
+
+    pub(super) fn add(&self) {
+        self.count.fetch_add(1, AcqRel);
+    }
+
+    /// Counts one descriptor less. Returns `true` if it was the last.
+    pub(super) fn remove(&self) -> bool {
+        self.count.fetch_sub(1, SeqCst) == 1
+    }
+
+    /// Notes that the program has closed the last descriptor, and that calls hold the socket by
+    /// `fd`.
+    pub(super) fn hold(&self, fd: RawFd) {
+        self.fd.store(fd, Relaxed);
+        self.count.store(HELD, SeqCst);
+    }
+
+    /// Returns whether only calls in progress hold the socket.
+    pub(super) fn is_held(&self) -> bool {
+        self.count.load(SeqCst) == HELD
+    }
+
+    /// Returns whether a descriptor or a call holds the socket.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.count.load(SeqCst) > 0
+    }
+
+    /// Releases a held socket. Of several threads, one gets `true`.
+    pub(super) fn release_held(&self) -> bool {
+        self.count.compare_exchange(HELD, 0, SeqCst, SeqCst).is_ok()
+    }
+
+    /// Returns the private descriptor that [`set_kept`](Self::set_kept) has stored.
+    #[inline]
+    pub(super) fn kept(&self) -> Option<RawFd> {
+        Some(self.kept.load(SeqCst)).filter(|kept| *kept >= 0)
+    }
+
+    pub(super) fn set_kept(&self, kept: RawFd) {
+        self.kept.store(kept, SeqCst);
+    }
+
+    /// Takes the private descriptor. Returns -1 if there is none.
+    pub(super) fn take_kept(&self) -> RawFd {
+        self.kept.swap(NONE, SeqCst)
+    }
+
+    /// Replaces `old` by `new`, because a private descriptor has moved to another number.
+    pub(super) fn renumber(&self, old: RawFd, new: RawFd) {
+        if self.is_held() {
+            let _ = self.fd.compare_exchange(old, new, AcqRel, Relaxed);
+        }
+        let _ = self.kept.compare_exchange(old, new, AcqRel, Relaxed);
+    }
+
+    pub(super) fn set_opener(&self, opener: Opener) {
+        self.has_called_connect.store(opener == Opener::Us, Relaxed);
+    }
+
+    pub(super) fn opener(&self) -> Opener {
+        if self.has_called_connect.load(Relaxed) { Opener::Us } else { Opener::Peer }
+    }
+
+    pub(super) fn set_begun_connect(&self, begun: bool) {
+        self.has_begun_connect.store(begun, Relaxed);
+    }
+
+    pub(super) fn has_begun_connect(&self) -> bool {
+        self.has_begun_connect.load(Relaxed)
+    }
+
+    /// Forgets the socket. The caller has closed the private descriptor.
+    pub(super) fn reset(&self) {
+        let Descriptors { count, fd, kept, has_called_connect, has_begun_connect } = self;
+        count.store(0, Relaxed);
+        fd.store(NONE, Relaxed);
+        kept.store(NONE, Relaxed);
+        has_called_connect.store(false, Relaxed);
+        has_begun_connect.store(false, Relaxed);
+    }
+
+    /// Sets each field to a value that no new endpoint has.
+    #[cfg(test)]
+    pub(super) fn use_up(&self) {
+        self.hold(3);
+        self.set_kept(4);
+        self.set_opener(Opener::Us);
+        self.set_begun_connect(true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_descriptor_that_is_removed_is_reported() {
+        let socket = Descriptors::default();
+        assert!(!socket.is_in_use());
+        socket.begin(5);
+        socket.add();
+        assert!(!socket.remove() && socket.is_in_use());
+        assert!(socket.remove() && !socket.is_in_use());
+    }
+
+    #[test]
+    fn one_call_releases_a_held_socket() {
+        let socket = Descriptors::default();
+        socket.begin(5);
+        assert!(socket.remove());
+        socket.hold(40);
+        assert!(socket.is_held() && socket.is_in_use());
+        assert_eq!(socket.fd(), 40);
+        assert!(socket.release_held() && !socket.release_held());
+        assert!(!socket.is_held() && !socket.is_in_use());
+    }
+
+    #[test]
+    fn only_private_descriptors_are_renumbered() {
+        let socket = Descriptors::default();
+        socket.begin(5);
+        socket.set_kept(6);
+        socket.renumber(5, 50);
+        socket.renumber(6, 60);
+        assert_eq!((socket.fd(), socket.kept()), (5, Some(60)));
+        socket.hold(7);
+        socket.renumber(7, 70);
+        assert_eq!(socket.fd(), 70);
+        assert_eq!((socket.take_kept(), socket.take_kept(), socket.kept()), (60, -1, None));
+    }
+
+    /// A thread that still uses the slot must not reach the program's standard input.
+    #[test]
+    fn a_slot_without_a_socket_has_no_valid_descriptor() {
+        let socket = Descriptors::default();
+        assert_eq!(socket.fd(), -1);
+        socket.begin(5);
+        socket.reset();
+        assert_eq!(socket.fd(), -1);
+    }
+}
