@@ -24,7 +24,7 @@ use crate::epoll;
 use crate::life::{attach, census, unread_timeout};
 use crate::ops::{descriptors, ring};
 use crate::program::sandbox;
-use crate::socket::endpoint::{self, Endpoint, Stage};
+use crate::socket::endpoint::{self, Endpoint, Event};
 use crate::socket::{links, sharing};
 
 /// Installs the handlers that run around every fork, also one inside libc. `_Fork` runs no
@@ -182,9 +182,7 @@ fn begin_child() {
     for endpoint in endpoint::all() {
         endpoint.set_entry(None);
         endpoint.offer.restart();
-        if endpoint.stage() == Stage::Offered {
-            endpoint.set_stage(Stage::Plain);
-        }
+        endpoint.change(Event::EndOffer);
         sharing::be_born(endpoint);
     }
     epoll::be_born();

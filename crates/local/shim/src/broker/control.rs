@@ -52,7 +52,7 @@ use crate::base::{code, process};
 use crate::broker::pulse::{Pulse, State};
 use crate::epoll;
 use crate::life::{attach, untracked};
-use crate::socket::endpoint::{self, Endpoint, NEVER, Stage};
+use crate::socket::endpoint::{self, Endpoint, Event, NEVER, Phase};
 use crate::socket::keepalive::Silence;
 use crate::socket::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::socket::sharing::{self, Heirs};
@@ -220,7 +220,7 @@ fn carry_out(deeds: Vec<Deed>) {
             }
             Deed::LostBroker => {
                 for endpoint in
-                    crate::socket::endpoint::all().filter(|endpoint| endpoint.stage() == Stage::Offered)
+                    crate::socket::endpoint::all().filter(|endpoint| endpoint.phase() == Phase::Offered)
                 {
                     take_back(endpoint, Reason::NoBroker, RETRY_AFTER);
                 }
@@ -229,11 +229,10 @@ fn carry_out(deeds: Vec<Deed>) {
     }
 }
 
-/// Returns an offered endpoint to [`Stage::Plain`]. It may be offered again after `again`
+/// Returns an offered endpoint to [`Phase::Tcp`]. It may be offered again after `again`
 /// operations.
 fn take_back(endpoint: &Endpoint, reason: Reason, again: u32) {
-    if endpoint.stage() == Stage::Offered {
-        endpoint.set_stage(Stage::Plain);
+    if endpoint.change(Event::EndOffer) {
         postpone(endpoint, reason, again);
     }
 }
@@ -258,7 +257,7 @@ pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
         pause();
         verdict = attempt(endpoint, fd);
     }
-    while endpoint.stage() == Stage::Offered && process::now() < deadline {
+    while endpoint.phase() == Phase::Offered && process::now() < deadline {
         pause();
         poll_inbox();
     }
@@ -278,13 +277,12 @@ enum Attempt {
 }
 
 fn attempt(endpoint: &'static Endpoint, fd: RawFd) -> Attempt {
-    let shared =
-        || (endpoint.stage() == Stage::Plain && epoll::is_shared(endpoint)).then_some(Reason::Shared);
+    let shared = || (endpoint.phase().is_idle() && epoll::is_shared(endpoint)).then_some(Reason::Shared);
     let against = code::objection().or_else(shared);
     let mut deeds = Vec::new();
     let verdict = {
         let Some(mut control) = CONTROL.try_lock() else { return Attempt::Done };
-        if endpoint.stage() != Stage::Plain {
+        if !endpoint.phase().is_idle() {
             return Attempt::Done;
         }
         control.release_drained();
@@ -383,11 +381,11 @@ pub(crate) fn give_up_if_alone(endpoint: &Endpoint) -> bool {
     {
         // The locks exclude an answer that is being handled now: see `attach::adopt`.
         let (_tx, _rx) = (endpoint.tx.lock(), endpoint.rx.lock());
-        if endpoint.stage() != Stage::Offered {
+        if endpoint.phase() != Phase::Offered {
             return false;
         }
         endpoint.bar(Reason::PeerNotOffered);
-        endpoint.set_stage(Stage::Plain);
+        endpoint.change(Event::EndOffer);
     }
     withdraw(endpoint);
     postpone(endpoint, Reason::PeerNotOffered, NEVER);
@@ -763,11 +761,14 @@ impl Control {
         is_worth_offering(endpoint, &identity)?;
         settings::learn(endpoint, fd)?;
         self.is_awake()?;
-        endpoint.set_stage(Stage::Offered);
+        if !endpoint.change(Event::Offer) {
+            // Another thread has attached or settled it meanwhile.
+            return Err(endpoint.barred().map_or(Later::Busy, Later::from));
+        }
         attach::mark(endpoint, Reason::PeerNotOffered);
         let ticket = endpoint.reference().pack();
         if !self.say(&Offer::new(ticket, identity.local, identity.remote).into(), &[borrow(fd)]) {
-            endpoint.set_stage(Stage::Plain);
+            endpoint.change(Event::EndOffer);
             if self.socket.is_some() {
                 attach::mark(endpoint, Reason::TooFewOperations);
                 return Err(Later::Busy);

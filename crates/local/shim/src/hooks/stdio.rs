@@ -12,7 +12,7 @@ use crate::base::undo_log::Held;
 use crate::base::{errno, process, real};
 use crate::life::attach;
 use crate::ops::descriptors;
-use crate::socket::endpoint::{self, Stage};
+use crate::socket::endpoint::{self, Phase};
 
 /// Keeps `fd` on TCP, because stdio will use it from now on.
 fn given(fd: c_int) {
@@ -84,7 +84,7 @@ unsafe fn closing<R>(stream: *mut FILE, real: impl FnOnce() -> R) -> R {
     if table::look_up(fd) == Entry::None || !process::is_home() {
         return real();
     }
-    if endpoint::behind(fd).is_some_and(|endpoint| endpoint.stage() == Stage::Offered) {
+    if endpoint::behind(fd).is_some_and(|endpoint| endpoint.phase() == Phase::Offered) {
         // Closing an offered connection may shut it down first, for the broker's sake. So the
         // buffer must be written before that.
         // SAFETY: the caller's promise.

@@ -29,7 +29,7 @@ use crate::base::upcall::Upcall;
 use crate::base::{code, kernel, process};
 use crate::epoll::{self, Leaving};
 use crate::life::resets::notice_reset;
-use crate::socket::endpoint::{self, Endpoint, RxSide, Seen, Stage, TxSide};
+use crate::socket::endpoint::{self, Endpoint, Event, Phase, RxSide, Seen, TxSide};
 use crate::socket::keepalive::{Keepalive, Silence};
 use crate::socket::links::{Attachment, Link};
 use crate::socket::lost::has_unread_at_peer;
@@ -95,7 +95,7 @@ pub(crate) fn adopt(
         tx.tx.adopt();
         rx.rx.adopt();
         // L4: from here on, no thread enters a kernel call without the lock.
-        endpoint.set_stage(Stage::Attached);
+        endpoint.change(Event::Attach);
         endpoint.report_tx(&tx);
         endpoint.report_rx(&mut rx);
     }
@@ -419,7 +419,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
         let at = at.pin();
         at.link.vacate(at.conn);
         endpoint.offer.restart_with(offer_policy::again(endpoint));
-        endpoint.set_stage(Stage::Plain);
+        endpoint.change(Event::Detach);
         at
     };
     change_keepalive(endpoint, Keepalive::disarm);
@@ -536,7 +536,7 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
         at.map(Attachment::pin)
     };
     offer_policy::note_end(endpoint);
-    if endpoint.stage() == Stage::Offered {
+    if endpoint.phase() == Phase::Offered {
         WITHDRAW.call(endpoint.reference());
     }
     epoll::forget_everywhere(endpoint);

@@ -26,7 +26,7 @@ use libc::ssize_t;
 use crate::base::private::borrow;
 use crate::base::{lock, signal};
 use crate::broker::control;
-use crate::socket::endpoint::{Endpoint, NEVER, Stage};
+use crate::socket::endpoint::{Endpoint, NEVER, Phase};
 use shunt_ring::bytes;
 use shunt_sys::memory::{self, Access};
 
@@ -93,10 +93,10 @@ unsafe fn copy<const FEW: bool>(from: *const u8, to: *mut u8, len: usize) -> boo
 #[inline(always)]
 pub(crate) fn used(endpoint: &'static Endpoint, fd: RawFd) {
     control::poll_inbox();
-    let (operations, enough) = match endpoint.stage() {
-        Stage::Attached => return endpoint.remember(fd),
-        Stage::Offered => (endpoint.offer.operations(), ALONE_AFTER),
-        Stage::Plain => (endpoint.offer.operations(), endpoint.offer.limit()),
+    let (operations, enough) = match endpoint.phase() {
+        Phase::Attached => return endpoint.remember(fd),
+        Phase::Offered => (endpoint.offer.operations(), ALONE_AFTER),
+        Phase::Tcp | Phase::Settled => (endpoint.offer.operations(), endpoint.offer.limit()),
     };
     let operations = operations.wrapping_add(1);
     if operations == 1 || operations >= enough {
@@ -109,7 +109,7 @@ pub(crate) fn used(endpoint: &'static Endpoint, fd: RawFd) {
 #[inline(never)]
 fn look_at_use(endpoint: &'static Endpoint, fd: RawFd, operations: u32) {
     let is_first = operations == 1;
-    if endpoint.stage() == Stage::Plain {
+    if endpoint.phase().is_idle() {
         if is_first && endpoint.was_begun() && !is_connected(fd) {
             return;
         }

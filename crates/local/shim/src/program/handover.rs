@@ -29,7 +29,7 @@ use crate::base::private::{self, borrow, close_owned};
 use crate::base::process;
 use crate::base::signal::Shield;
 use crate::base::table::{self, Entry};
-use crate::socket::endpoint::{self, Stage};
+use crate::socket::endpoint::{self, Event};
 use crate::socket::{offer_policy, sharing};
 
 /// The path of this library, from the dynamic linker. It is valid as long as the library is loaded.
@@ -199,9 +199,9 @@ fn accept(letter: &Handover<'_>) {
         *endpoint.beside_kernel.lock() = LaneBytes { acked, received, sent };
         if held.owed != 0 {
             endpoint.owe(held.fd, held.owed as i32);
-            // With this stage, calls check the shim's state, and so return the error, before they
+            // In this phase, calls check the shim's state, and so return the error, before they
             // ask the kernel.
-            endpoint.set_stage(Stage::Attached);
+            endpoint.change(Event::Attach);
         }
         table::replace(held.fd, Entry::Endpoint(name));
         accepted.push((held.row, name));

@@ -11,7 +11,7 @@ use crate::base::{errno, process, real, table};
 use crate::broker::control;
 use crate::epoll;
 use crate::life::{attach, untracked};
-use crate::socket::endpoint::{self, Stage};
+use crate::socket::endpoint::{self, Event, Phase};
 use crate::socket::sharing;
 
 /// Turns the shim off, because the program is about to install a filter.
@@ -26,9 +26,9 @@ pub(crate) fn before_filter() {
     untracked::leave(Reason::Sandboxed);
     let _shield = Shield::raise();
     process::count_bypass(Reason::Sandboxed);
-    for endpoint in endpoint::all().filter(|endpoint| endpoint.stage() == Stage::Offered) {
+    for endpoint in endpoint::all().filter(|endpoint| endpoint.phase() == Phase::Offered) {
         control::withdraw(endpoint);
-        endpoint.set_stage(Stage::Plain);
+        endpoint.change(Event::EndOffer);
     }
     endpoint::all().for_each(attach::let_go);
     // A lane that the peer has ended before may have unread bytes, which cannot be reclaimed: only

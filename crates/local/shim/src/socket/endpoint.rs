@@ -4,15 +4,8 @@
 //! closes its descriptor. Such a hook reads stale values at worst, never freed memory. Generations
 //! distinguish a reused slot from the connection that had it before.
 //!
-//! ```text
-//! Plain ---- offer ----> Offered ---- pair ----> Attached ---- both directions on TCP ----> Plain
-//!   ^                       |
-//!   +---- refused, or withdrawn
-//! ```
-//!
-//! Example: a program uses a connection several times, so the shim offers it to the broker
-//! (`Offered`). The broker pairs it with the other end (`Attached`). Later one end falls back to
-//! TCP. Once both lanes are drained, the endpoint is `Plain` and may be offered again.
+//! [`Phase`] has the states of an endpoint, and their transitions. The other modules have its parts,
+//! each with its own reset.
 
 mod calls;
 mod descriptors;
@@ -20,12 +13,13 @@ mod ends;
 mod offer_clock;
 mod options;
 mod pending_error;
+mod phase;
 mod statistics;
 
 use std::cell::Cell;
 use std::mem::offset_of;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 
 use shunt_abi::option::SocketOption;
 use shunt_abi::page;
@@ -34,7 +28,6 @@ use shunt_ring::LaneHeader;
 use shunt_sys::tcp::{LaneBytes, Opener};
 use shunt_transport::{Rx, Tx};
 
-use crate::base::upcall::Upcall;
 use crate::base::lock::Lock;
 use crate::base::names::{EndpointRef, EpollRef};
 use crate::base::pace::{Pace, Unanswered};
@@ -56,24 +49,14 @@ pub(crate) use offer_clock::NEVER;
 use offer_clock::OfferClock;
 use options::Options;
 use pending_error::PendingError;
+pub(crate) use phase::{Event, Phase};
+use phase::{HAS_ERROR, HAS_LOW_WATER, Word};
 use statistics::Statistics;
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
 /// The largest number of endpoints in the process.
 pub(crate) const MOST: usize = CHUNK * CHUNKS;
-
-/// The stage of an endpoint on its way to shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Stage {
-    /// On TCP. No offer is pending.
-    Plain = 0,
-    /// Offered to the broker.
-    Offered = 1,
-    /// Attached to a link: calls take the locks.
-    Attached = 2,
-}
 
 /// The sending direction and the state that its lock guards.
 #[derive(Default)]
@@ -126,12 +109,11 @@ pub(crate) struct RxSide {
 #[derive(Default)]
 #[repr(C, align(128))]
 pub(crate) struct Endpoint {
-    /// The endpoint's packed table entry, plus the flags that make [`at_once`] fail. It must be the
-    /// first field, because [`at_once`] reads it through a pointer to the endpoint.
-    ready: AtomicU64,
+    /// The endpoint's packed table entry, and its phase. It must be the first field, because
+    /// [`at_once`] reads it through a pointer to the endpoint.
+    word: Word,
     index: AtomicU32,
     generation: AtomicU32,
-    stage: AtomicU32,
     calls: Calls,
     pending_error: PendingError,
     /// The waiter that the peer notifies of bytes: its slot + 1, or 0 for none. An epoll instance
@@ -164,8 +146,8 @@ pub(crate) struct Endpoint {
     pub(crate) epolls: Lock<Vec<EpollRef>>,
 }
 
-const _: () = assert!(offset_of!(Endpoint, ready) == 0);
-const _: () = assert!(offset_of!(Endpoint, record) < 64 && offset_of!(Endpoint, statistics) == 64);
+const _: () = assert!(offset_of!(Endpoint, word) == 0);
+const _: () = assert!(offset_of!(Endpoint, record) < 64 && offset_of!(Endpoint, statistics) < 64);
 const _: () = assert!(offset_of!(Endpoint, options) + offset_of!(Options, low_water) < 128);
 
 impl EndpointRef {
@@ -200,21 +182,11 @@ fn remembered(fd: RawFd) -> Option<&'static Endpoint> {
     let ready = unsafe { &*word }.load(SeqCst);
     // The name is 0 in the word of a free endpoint. Without a remembered word it has all its bits
     // set, as no entry has. An entry of 0 is a descriptor that the shim does not know.
-    let name = ready & !(APART | OWES | HAS_LOW_WATER | SETTLED);
+    let name = Word::entry(ready);
     // SAFETY: as in `at_once`. An entry that equals a remembered word is that of an endpoint, and
     // the word is its first field.
     (name == entry && name != 0).then(|| unsafe { &*word.cast::<Endpoint>() })
 }
-
-/// Flag in [`Endpoint::ready`]: the endpoint is detached.
-const APART: u64 = 1 << 63;
-/// Flag in [`Endpoint::ready`]: the endpoint may have a pending error.
-const OWES: u64 = 1 << 62;
-/// Flag in [`Endpoint::ready`]: a receive must know the [low water](LowWater).
-const HAS_LOW_WATER: u64 = 1 << 61;
-
-/// Flag in [`Endpoint::ready`]: see [`Endpoint::is_settled`].
-const SETTLED: u64 = 1 << 60;
 
 /// Returns the endpoint behind `fd` on the fast path, by one load of the table and one of the
 /// endpoint. The endpoint must be attached, have no pending error, and have been
@@ -289,7 +261,7 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool, offer_after: u32) -> Option<E
     endpoint.offer.restart_with(offer_after);
     endpoint.holders.begin(sharing::strays());
     let name = EndpointRef::new(index, endpoint.generation.load(Acquire));
-    endpoint.ready.store(Entry::Endpoint(name).pack() | APART, Release);
+    endpoint.word.begin(Entry::Endpoint(name).pack());
     Some(name)
 }
 
@@ -438,41 +410,33 @@ impl Endpoint {
         EndpointRef::new(self.index.load(Relaxed), self.generation.load(Acquire))
     }
 
-    #[inline]
-    pub(crate) fn stage(&self) -> Stage {
-        match self.stage.load(SeqCst) {
-            0 => Stage::Plain,
-            1 => Stage::Offered,
-            _ => Stage::Attached,
-        }
+    #[inline(always)]
+    pub(crate) fn phase(&self) -> Phase {
+        self.word.phase(SeqCst)
     }
 
-    pub(crate) fn set_stage(&self, stage: Stage) {
-        let is_attached = stage == Stage::Attached;
-        let was_attached = self.stage.swap(stage as u32, SeqCst) == Stage::Attached as u32;
-        match (was_attached, is_attached) {
-            (false, true) => {
-                ATTACHED.fetch_add(1, AcqRel);
-                self.ready.fetch_and(!APART, SeqCst);
-            }
-            (true, false) => {
-                ATTACHED.fetch_sub(1, AcqRel);
-                self.ready.fetch_or(APART, SeqCst);
-            }
+    /// Changes the phase by an event. Returns `false` if the event does nothing in this phase,
+    /// perhaps because another thread was faster.
+    pub(crate) fn change(&self, event: Event) -> bool {
+        let Some((before, after)) = self.word.change(event) else { return false };
+        match (before == Phase::Attached, after == Phase::Attached) {
+            (false, true) => _ = ATTACHED.fetch_add(1, AcqRel),
+            (true, false) => _ = ATTACHED.fetch_sub(1, AcqRel),
             _ => {}
         }
+        true
     }
 
-    /// Applies a change to the low-water state, and updates the flag in `ready`.
+    /// Applies a change to the low-water state, and updates the flag in the word.
     pub(crate) fn change_low_water(&self, change: impl FnOnce(&LowWater)) {
         let low_water = &self.options.low_water;
         change(low_water);
         if low_water.is_none() {
-            self.ready.fetch_and(!HAS_LOW_WATER, SeqCst);
+            self.word.clear(HAS_LOW_WATER);
         }
         // Another thread may have set it meanwhile.
         if !low_water.is_none() {
-            self.ready.fetch_or(HAS_LOW_WATER, SeqCst);
+            self.word.set(HAS_LOW_WATER);
         }
     }
 
@@ -483,14 +447,14 @@ impl Endpoint {
 
     #[inline]
     pub(crate) fn is_attached(&self) -> bool {
-        self.stage.load(SeqCst) == Stage::Attached as u32
+        self.word.is_attached()
     }
 
     /// Enters a kernel receive or poll. Returns `false`, without having entered, if calls must take
     /// the lock instead.
     ///
     /// The other half of the handshake is [`is_quiet_for_receive`](Self::is_quiet_for_receive).
-    /// There the stage is set before the count is read. Here the count is raised before the stage
+    /// There the phase is set before the count is read. Here the count is raised before the phase
     /// is read.
     #[inline]
     pub(crate) fn enter_receive(&self) -> bool {
@@ -778,7 +742,7 @@ impl Endpoint {
         self.pending_error.set(errno, kernel::has_error(fd));
         // The flag is set after the error, and cleared before the error is taken. So the flag is
         // set whenever there is an error.
-        self.ready.fetch_or(OWES, SeqCst);
+        self.word.set(HAS_ERROR);
     }
 
     /// Returns whether an error is pending.
@@ -820,7 +784,7 @@ impl Endpoint {
             return None;
         }
         let stands_alone = self.owes_alone();
-        self.ready.fetch_and(!OWES, SeqCst);
+        self.word.clear(HAS_ERROR);
         let errno = self.pending_error.take();
         self.shared_lane().into_iter().for_each(LaneHeader::note_reset_told);
         errno.filter(|_| take_kernels() || stands_alone)
@@ -828,7 +792,7 @@ impl Endpoint {
 
     /// Bars the endpoint from shared memory for good.
     pub(crate) fn bar(&self, reason: Reason) {
-        // This precedes the load of the stage: see `attach::adopt`. A reason that means unlisted
+        // This precedes the load of the phase: see `attach::adopt`. A reason that means unlisted
         // holders is kept, because the close of the socket needs it.
         let becomes = |before| (!is_of_unlisted(before)).then_some(reason as u32);
         let _ = self.barred.fetch_update(SeqCst, SeqCst, becomes);
@@ -875,7 +839,7 @@ impl Endpoint {
     /// Returns whether the endpoint was never offered, and the shim has no state of it beyond the
     /// kernel's.
     pub(crate) fn is_young(&self) -> bool {
-        self.offer.offered_at() == 0 && self.stage() == Stage::Plain && !self.owes()
+        self.offer.offered_at() == 0 && self.phase().is_idle() && !self.owes()
     }
 
     /// Returns whether the endpoint is registered with an epoll instance.
@@ -901,17 +865,17 @@ impl Endpoint {
     /// calls need not be counted (L4).
     #[inline]
     pub(crate) fn is_settled(&self) -> bool {
-        self.ready.load(Relaxed) & SETTLED != 0
+        self.word.phase(Relaxed) == Phase::Settled
     }
 
     /// Marks the endpoint as settled if it is barred and detached. It takes the locks, as
     /// [`adopt`](crate::life::attach::adopt) does, which then has either ended or finds the bar.
     pub(crate) fn settle(&self) {
-        let can_be = || self.barred().is_some() && self.stage() == Stage::Plain && !self.owes();
+        let can_be = || self.barred().is_some() && self.phase() == Phase::Tcp && !self.owes();
         if can_be() {
             let (_tx, _rx) = (self.tx.lock(), self.rx.lock());
             if can_be() {
-                self.ready.fetch_or(SETTLED, SeqCst);
+                self.change(Event::Settle);
             }
         }
     }
@@ -1030,13 +994,12 @@ impl Endpoint {
     /// Frees the slot. The endpoint is detached by now.
     pub(crate) fn free(&self) {
         let name = self.reference();
-        self.ready.store(APART, SeqCst);
+        if self.word.free() == Phase::Attached {
+            ATTACHED.fetch_sub(1, AcqRel);
+        }
         self.generation.fetch_add(1, AcqRel);
         if let Some(entry) = self.entry() {
             process::unlist(entry);
-        }
-        if self.stage() != Stage::Plain {
-            self.set_stage(Stage::Plain);
         }
         // The kernel ends the connection only once this descriptor is closed too. A call that still
         // counts was interrupted by the handler that closes the socket, and does not use it again.
@@ -1054,9 +1017,8 @@ impl Endpoint {
     fn reset(&self) {
         let Endpoint {
             // `free` has set these, because other threads may still look at them.
-            ready: _,
+            word: _,
             generation: _,
-            stage: _,
             // A slot keeps its index.
             index: _,
             // The calls themselves lower their counts.
@@ -1117,9 +1079,8 @@ mod tests {
     /// `..`, so a new field must be named here.
     fn contents(endpoint: &Endpoint) -> Vec<(&'static str, String)> {
         let Endpoint {
-            ready: _,
+            word: _,
             generation: _,
-            stage: _,
             index: _,
             calls: _,
             pending_error,

@@ -1,4 +1,4 @@
-//! When an endpoint is offered to the broker, and what is known of its last offer.
+//! When an endpoint is offered to the broker, and the facts of its last offer.
 //!
 //! The clock counts data operations. Once they reach a limit, the endpoint is considered for an
 //! offer. If the offer is put off, the clock begins again with another limit.
@@ -22,8 +22,8 @@ pub(crate) struct OfferClock {
     offered_at: AtomicU64,
     /// The number of the broker message with the last offer; 0 if there was none.
     message: AtomicU64,
-    /// The index, plus one, of the peer in the table of distances while an offer to it is pending;
-    /// 0 if there is none. See [`crate::socket::distance`].
+    /// The index, plus one, of the peer in the table of peers while an offer to it is pending;
+    /// 0 if there is none. See [`crate::socket::peer_locality`].
     distance: AtomicU32,
     /// Set when the peer is known to be on another host.
     is_remote: AtomicBool,
@@ -82,7 +82,7 @@ impl OfferClock {
         self.set_message(0);
     }
 
-    /// Notes that the pending offer is to the peer at `index` of the table of distances.
+    /// Notes that the pending offer is to the peer at `index` of the table of peers.
     pub(crate) fn set_distance(&self, index: usize) {
         self.distance.store(index as u32 + 1, Relaxed);
     }
