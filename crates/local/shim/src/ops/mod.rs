@@ -11,6 +11,7 @@ pub(crate) mod options;
 pub(crate) mod pipe;
 pub(crate) mod poll;
 pub(crate) mod receive;
+mod receive_step;
 pub(crate) mod ring;
 pub(crate) mod select;
 pub(crate) mod send;

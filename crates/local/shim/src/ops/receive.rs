@@ -33,6 +33,7 @@ use crate::broker::control;
 use crate::epoll;
 use crate::life::{attach, resets};
 use crate::ops::check::{by_tcp_now, is_watched, look, look_in_time, ready_side, tell_of_space};
+use crate::ops::receive_step::{self, Facts, Progress, Step};
 use crate::ops::sleep::{Deadline, Woken};
 use crate::ops::socket_reference::{BEGIN_ANEW, SocketReference};
 use crate::ops::{self, Slowly, options, sleep, undo};
@@ -471,197 +472,169 @@ impl Call {
     #[inline(never)]
     fn go_on(
         &mut self,
-        outcome: Received,
+        found: Received,
         done: usize,
-        mut side: Guard<'_, RxSide>,
+        side: Guard<'_, RxSide>,
         sink: &mut Sink<'_>,
         kernel: &dyn Fn(RawFd) -> ssize_t,
     ) -> Option<Result<Taken, i32>> {
-        let Call { endpoint, fd, flags, least, waits, deadline, .. } = *self;
+        let Call { endpoint, fd, flags, least, waits, deadline, slept, tcp_has_some, .. } = *self;
         let peeks = flags & libc::MSG_PEEK != 0;
-        match outcome {
-            Received::UseTcp
-                if waits && done == 0 && !self.tcp_has_some && awaits_return(endpoint, &side) =>
-            {
-                drop(side);
-                if !self.slept && !settings::really_blocks(endpoint, fd) {
-                    self.tcp_has_some = true;
-                    return None;
-                }
-                // POLLPRI, since the kernel's receive passes over urgent data.
-                let woken = wait_for_bytes(&self.hold, endpoint, deadline, libc::POLLPRI);
-                return self.after_sleep(woken, done, sink);
+        let progress = Progress { waits, peeks, done, least, slept, tcp_has_some };
+        let mut situation = Situation { call: self, side: Some(side) };
+        let step = receive_step::next(found, progress, &mut situation);
+        let side = situation.side;
+        if step == Step::ByTcp {
+            endpoint.enter_receive_locked();
+        }
+        drop(side);
+        match step {
+            Step::Return(count) => Some(Ok(Taken::here(count))),
+            Step::Fail(errno) => Some(Err(errno)),
+            Step::CheckAgain => None,
+            Step::TryTcp => {
+                self.tcp_has_some = true;
+                None
             }
-            // A sleep in the kernel would not notice a handler that has run since, or is about to.
-            Received::UseTcp if waits && done == 0 && self.slept && signal::is_due() => {
-                drop(side);
-                let woken = sleep::interrupted(deadline);
-                return self.after_sleep(woken, done, sink);
+            Step::SleepForBytes { urgent } => {
+                let events = if urgent { libc::POLLPRI } else { 0 };
+                let woken = wait_for_bytes(&self.hold, endpoint, deadline, events);
+                self.after_sleep(woken, done, sink)
             }
-            // Nor could a call in the kernel restart by an fd that is closed: it has been given the
-            // one by which the socket is reached now. And the kernel would not wake it for an end
-            // that TCP does not bring.
-            Received::UseTcp
-                if waits
-                    && done == 0
-                    && !self.tcp_has_some
-                    && (self.hold.is_closed() || endpoint.awaits_end()) =>
-            {
-                drop(side);
+            Step::SleepOnTcp => {
                 let events = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
                 let woken = sleep::sleep(&self.hold, events, None, deadline, None, Held::NOTHING);
-                return self.after_sleep(woken, done, sink);
+                self.after_sleep(woken, done, sink)
             }
-            Received::UseTcp => {
-                endpoint.enter_receive_locked();
-                drop(side);
-                resets::notice_reset(endpoint, fd);
-                attach::let_go_if_done(endpoint);
-                let tcp = Tcp { endpoint, fd };
-                // Urgent data is passed over before an error is met. The receive takes that error
-                // then, and bytes may follow.
-                if done == 0 && endpoint.owes() && tcp.at_mark() {
-                    let found = match by_tcp_now(fd, sink, flags) {
-                        Ok(count @ 1..) => Some(Ok(Taken::here(count))),
-                        Ok(0) | Err(libc::EAGAIN | libc::EFAULT) => None,
-                        Err(errno) => Some(Err(endpoint.tell_owed(|| true).unwrap_or(errno))),
-                    };
-                    if found.is_some() {
-                        endpoint.leave_receive();
-                        return found;
-                    }
+            Step::Interrupted => self.after_sleep(sleep::interrupted(deadline), done, sink),
+            Step::ByTcp => self.by_tcp(done, sink, kernel),
+            Step::WaitToPeek { seen } => match wait_for_more(&self.hold, deadline) {
+                Woken::LookAgain { tcp: false } => {
+                    self.slept = true;
+                    None
                 }
-                if done == 0
-                    && let Some(errno) = take_owed(endpoint, fd)
-                {
-                    endpoint.leave_receive();
-                    return Some(Err(errno));
-                }
-                // Bytes that were taken count, and an error is kept for the next call.
-                let outcome = if done > 0 {
-                    let goes_on =
-                        done < least && waits && (self.slept || settings::really_blocks(endpoint, fd));
-                    let missing = least.saturating_sub(done);
-                    let waits = goes_on.then_some((missing, deadline));
-                    let rest = rest_by_tcp(&self.hold, endpoint, sink, flags, waits);
-                    Ok(Taken::here(done + rest))
-                } else {
-                    by_kernel(undo::receive(endpoint), fd, kernel)
-                };
-                endpoint.leave_receive();
-                let fd = self.hold.fd();
-                // The end of the stream, where bytes of this process may lie unread in a lane.
-                if matches!(outcome, Ok(Taken { count: 0, .. })) && endpoint.is_attached() {
-                    if waits {
-                        lost::await_news(endpoint, fd, control::has_broker);
-                    }
-                    if resets::reset_if_lost(endpoint, fd) {
-                        return None;
-                    }
-                    if let Some(errno) = endpoint.take_owed(fd) {
-                        return Some(Err(errno));
-                    }
-                }
-                // The socket has become non-blocking since the call began to sleep, which goes on.
-                if self.slept && waits && matches!(outcome, Err(libc::EAGAIN)) {
-                    let events = libc::POLLIN | libc::POLLRDHUP;
-                    let woken = sleep::sleep(&self.hold, events, None, deadline, None, Held::NOTHING);
-                    if let Some(outcome) = woken.ends(done) {
-                        return Some(outcome.map(Taken::here));
-                    }
-                    // A call that restarts checks the mode again.
-                    self.slept = matches!(woken, Woken::LookAgain { .. });
-                    return None;
-                }
-                if let Ok(taken) = &outcome {
-                    let count = taken.count - done;
-                    if flags & libc::MSG_PEEK == 0 {
-                        endpoint.count_received(count);
-                    }
-                    let is_short = done == 0 && count > 0 && count < least;
-                    let goes_on = self.slept && waits && is_short && !settings::really_blocks(endpoint, fd);
-                    if !peeks && goes_on {
-                        sink.advance(count);
-                        return None;
-                    }
-                    // The bytes of a peek end at urgent data.
-                    if goes_on && before_mark(fd) != Some(count) {
-                        if wait_for_more(&self.hold, deadline) == (Woken::LookAgain { tcp: false }) {
-                            return None;
-                        }
-                        let fd = self.hold.fd();
-                        return Some(Ok(Taken::here(by_tcp_now(fd, sink, flags).unwrap_or(count))));
-                    }
-                }
-                return Some(outcome);
-            }
-            Received::Bytes(count) => {
-                if peeks
-                    && waits
-                    && count < least
-                    && is_watched(&side)
-                    && !ends_at_mark(endpoint, fd, &mut side, count)
-                {
-                    drop(side);
-                    let waits = self.slept || settings::really_blocks(endpoint, fd);
-                    match waits.then(|| wait_for_more(&self.hold, deadline)) {
-                        Some(Woken::LookAgain { tcp: false }) => {
-                            self.slept = true;
-                            return None;
-                        }
-                        _ => {
-                            let fd = self.hold.fd();
-                            let all = match look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags) {
-                                Received::Bytes(all) => all,
-                                Received::UseTcp => by_tcp_now(fd, sink, flags).unwrap_or(count),
-                                _ => count,
-                            };
-                            return Some(Ok(Taken::here(all)));
-                        }
-                    }
-                }
-                if peeks || !waits || done + count >= least {
-                    return Some(Ok(Taken::here(done + count)));
-                }
-            }
-            Received::EndOfFile if done > 0 => return Some(Ok(Taken::here(done))),
-            Received::EndOfFile => {
-                drop(side);
+                _ => Some(Ok(Taken::here(self.peek_again(seen, sink)))),
+            },
+            Step::PeekAgain { seen } => Some(Ok(Taken::here(self.peek_again(seen, sink)))),
+            Step::End => {
                 if waits {
                     lost::await_news(endpoint, fd, control::has_broker);
                 }
                 if resets::reset_if_lost(endpoint, fd) {
                     return None;
                 }
-                return Some(endpoint.take_owed(fd).map_or(Ok(Taken::here(0)), Err));
+                Some(endpoint.take_owed(fd).map_or(Ok(Taken::here(0)), Err))
             }
-            Received::Error(_) | Received::Failed if done > 0 => return Some(Ok(Taken::here(done))),
-            Received::Error(errno) => return Some(Err(errno)),
-            Received::Failed => {
-                drop(side);
-                let owed = endpoint.take_owed(fd);
-                return Some(owed.map_or_else(|| by_tcp_now(fd, sink, flags), Err).map(Taken::here));
+            Step::TakeError => {
+                let pending = endpoint.take_owed(fd);
+                Some(pending.map_or_else(|| by_tcp_now(fd, sink, flags), Err).map(Taken::here))
             }
-            Received::Empty if waits => {
-                drop(side);
-                // Only the mode when the call began counts.
-                if !self.slept && !settings::really_blocks(endpoint, fd) {
-                    return Some(if done > 0 { Ok(Taken::here(done)) } else { Err(libc::EAGAIN) });
-                }
-                let woken = wait_for_bytes(&self.hold, endpoint, deadline, 0);
-                return self.after_sleep(woken, done, sink);
-            }
-            Received::Empty if done > 0 => return Some(Ok(Taken::here(done))),
-            Received::Empty if !peeks && is_watched(&side) => {
-                drop(side);
+            Step::Linger => {
                 let what = std::ptr::from_ref(endpoint).addr();
-                if !spin::linger(what, || is_readable(endpoint, fd)) {
-                    return Some(Err(libc::EAGAIN));
+                match spin::linger(what, || is_readable(endpoint, fd)) {
+                    true => None,
+                    false => Some(Err(libc::EAGAIN)),
                 }
             }
-            Received::Empty => return Some(Err(libc::EAGAIN)),
         }
-        None
+    }
+
+    /// Peeks once more, after `seen` bytes, and returns how many bytes are there.
+    fn peek_again(&self, seen: usize, sink: &mut Sink<'_>) -> usize {
+        let Call { endpoint, flags, .. } = *self;
+        let fd = self.hold.fd();
+        let found = look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags);
+        match found {
+            Received::Bytes(all) => all,
+            Received::UseTcp => by_tcp_now(fd, sink, flags).unwrap_or(seen),
+            _ => seen,
+        }
+    }
+
+    /// Receives by TCP, or only the rest if the call has `done` bytes from the lane. The receive
+    /// has been entered (`Endpoint::enter_receive_locked`).
+    fn by_tcp(
+        &mut self,
+        done: usize,
+        sink: &mut Sink<'_>,
+        kernel: &dyn Fn(RawFd) -> ssize_t,
+    ) -> Option<Result<Taken, i32>> {
+        let Call { endpoint, fd, flags, least, waits, deadline, .. } = *self;
+        resets::notice_reset(endpoint, fd);
+        attach::let_go_if_done(endpoint);
+        if done == 0
+            && let Some(outcome) = pending_first(endpoint, fd, sink, flags)
+        {
+            endpoint.leave_receive();
+            return Some(outcome);
+        }
+        // Bytes that were taken count, and an error is kept for the next call.
+        let outcome = if done > 0 {
+            let goes_on = done < least && waits && (self.slept || settings::really_blocks(endpoint, fd));
+            let missing = least.saturating_sub(done);
+            let waits = goes_on.then_some((missing, deadline));
+            let rest = rest_by_tcp(&self.hold, endpoint, sink, flags, waits);
+            Ok(Taken::here(done + rest))
+        } else {
+            by_kernel(undo::receive(endpoint), fd, kernel)
+        };
+        endpoint.leave_receive();
+        self.after_tcp(outcome, done, sink)
+    }
+
+    /// Returns the result of the call after a receive by TCP, or `None` if the call goes on.
+    fn after_tcp(
+        &mut self,
+        outcome: Result<Taken, i32>,
+        done: usize,
+        sink: &mut Sink<'_>,
+    ) -> Option<Result<Taken, i32>> {
+        let Call { endpoint, flags, least, waits, deadline, .. } = *self;
+        let fd = self.hold.fd();
+        // The end of the stream, where bytes of this process may lie unread in a lane.
+        if matches!(outcome, Ok(Taken { count: 0, .. })) && endpoint.is_attached() {
+            if waits {
+                lost::await_news(endpoint, fd, control::has_broker);
+            }
+            if resets::reset_if_lost(endpoint, fd) {
+                return None;
+            }
+            if let Some(errno) = endpoint.take_owed(fd) {
+                return Some(Err(errno));
+            }
+        }
+        // The socket has become non-blocking since the call began to sleep, which goes on.
+        if self.slept && waits && matches!(outcome, Err(libc::EAGAIN)) {
+            let events = libc::POLLIN | libc::POLLRDHUP;
+            let woken = sleep::sleep(&self.hold, events, None, deadline, None, Held::NOTHING);
+            if let Some(outcome) = woken.ends(done) {
+                return Some(outcome.map(Taken::here));
+            }
+            // A call that restarts checks the mode again.
+            self.slept = matches!(woken, Woken::LookAgain { .. });
+            return None;
+        }
+        let Ok(taken) = &outcome else { return Some(outcome) };
+        let peeks = flags & libc::MSG_PEEK != 0;
+        let count = taken.count - done;
+        if !peeks {
+            endpoint.count_received(count);
+        }
+        let is_short = done == 0 && count > 0 && count < least;
+        let goes_on = self.slept && waits && is_short && !settings::really_blocks(endpoint, fd);
+        if !peeks && goes_on {
+            sink.advance(count);
+            return None;
+        }
+        // The bytes of a peek end at urgent data.
+        if goes_on && before_mark(fd) != Some(count) {
+            if wait_for_more(&self.hold, deadline) == (Woken::LookAgain { tcp: false }) {
+                return None;
+            }
+            let fd = self.hold.fd();
+            return Some(Ok(Taken::here(by_tcp_now(fd, sink, flags).unwrap_or(count))));
+        }
+        Some(outcome)
     }
 
     /// Returns the result of the call if a sleep has ended it. Otherwise the call goes on, by what
@@ -697,6 +670,61 @@ impl Call {
         }
         woken.ends(done)
     }
+}
+
+/// What a decision about the next step may look up, of a call that holds the receiving side.
+struct Situation<'call, 'side> {
+    call: &'call Call,
+    /// `None` after a lookup that asks the kernel.
+    side: Option<Guard<'side, RxSide>>,
+}
+
+impl Facts for Situation<'_, '_> {
+    fn awaits_return(&mut self) -> bool {
+        self.side.as_deref().is_some_and(|side| awaits_return(self.call.endpoint, side))
+    }
+
+    fn is_handler_due(&mut self) -> bool {
+        signal::is_due()
+    }
+
+    fn must_sleep_outside_receive(&mut self) -> bool {
+        self.call.hold.is_closed() || self.call.endpoint.awaits_end()
+    }
+
+    fn really_blocks(&mut self) -> bool {
+        self.side = None;
+        settings::really_blocks(self.call.endpoint, self.call.fd)
+    }
+
+    fn is_watched(&mut self) -> bool {
+        self.side.as_deref().is_some_and(is_watched)
+    }
+
+    fn ends_at_mark(&mut self, seen: usize) -> bool {
+        let Call { endpoint, fd, .. } = *self.call;
+        self.side.as_deref_mut().is_some_and(|side| ends_at_mark(endpoint, fd, side, seen))
+    }
+}
+
+/// Returns what a receive by TCP returns before the kernel is asked for bytes, if anything: bytes
+/// that end at urgent data, or the pending error.
+fn pending_first(
+    endpoint: &Endpoint,
+    fd: RawFd,
+    sink: &mut Sink<'_>,
+    flags: c_int,
+) -> Option<Result<Taken, i32>> {
+    // Urgent data is passed over before an error is met. The receive takes that error then, and
+    // bytes may follow.
+    if endpoint.owes() && (Tcp { endpoint, fd }).at_mark() {
+        match by_tcp_now(fd, sink, flags) {
+            Ok(count @ 1..) => return Some(Ok(Taken::here(count))),
+            Ok(0) | Err(libc::EAGAIN | libc::EFAULT) => {}
+            Err(errno) => return Some(Err(endpoint.tell_owed(|| true).unwrap_or(errno))),
+        }
+    }
+    take_owed(endpoint, fd).map(Err)
 }
 
 /// Returns whether urgent data follows the `count` bytes that a peek has seen, in the lane and in
