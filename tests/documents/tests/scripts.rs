@@ -1,5 +1,5 @@
-//! Runs `scripts/test` with a cargo and test executables of our own: which suites it runs, which
-//! failures it repeats, and how it ends.
+//! The scripts that developers run. `scripts/test` runs with a cargo and test executables of our own:
+//! which suites it runs, which failures it repeats, and how it ends.
 
 use shunt_documents::root;
 use shunt_documents::targets::packages;
@@ -98,6 +98,20 @@ fn each_executable_is_in_one_suite() {
 #[test]
 fn a_failing_example_fails_the_run() {
     run_suite("doc", "correctness", "FAILED", "ok", "ok", "ok").expect(false, 0, "1 failed");
+}
+
+#[test]
+fn figures_are_counted() {
+    let output = Command::new(root().join("scripts/figures")).arg("--json").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    // A pattern that no longer matches the code would count nothing.
+    for name in ["lines of Rust", "fields of the shim's Endpoint", "words in docs/"] {
+        let after = text.split_once(&format!("\"{name}\"")).expect("the figure is there").1;
+        let now: f64 =
+            after.split_once("\"now\": ").unwrap().1.split([',', '\n']).next().unwrap().parse().unwrap();
+        assert!(now > 0.0, "{name}: {text}");
+    }
 }
 
 #[test]
