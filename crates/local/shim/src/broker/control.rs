@@ -35,8 +35,8 @@ use std::sync::atomic::Ordering::*;
 use rustix::io::Errno;
 use shunt_abi::address::to_octets;
 use shunt_abi::control::{
-    Announce, DecodeError, Doorbell, Hello, Leave, MAX_MESSAGE, Mapped, Offer, Pair, Release, Reply, Request,
-    Withdraw,
+    self as message, Announce, DecodeError, Doorbell, Hello, Leave, MAX_MESSAGE, Mapped, Offer, Pair,
+    PeerDoorbell, Release, Reply, Request, Unlink, Withdraw,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{Counter, EntryCopy, Reach};
@@ -819,116 +819,19 @@ impl Control {
         }
     }
 
+    /// Does what a message of the broker says. Everything that needs other locks goes into `deeds`.
     fn obey(&mut self, reply: Reply, fd: Option<OwnedFd>, deeds: &mut Vec<Deed>) {
         match (reply, fd) {
-            (Reply::Welcome(_), Some(board)) => {
-                let is_kept = process::set_board(&board);
-                close_owned(board);
-                if !is_kept {
-                    self.lacks = Reason::NoMemory;
-                    self.lose();
-                    return deeds.push(Deed::LostBroker);
-                }
-                if self.unwelcome > 0 {
-                    self.peers_come_until = process::now() + LONGEST_RETRY_NANOS;
-                }
-                (self.is_welcome, self.unwelcome) = (true, 0);
-            }
-            (Reply::Link(body), Some(fd)) => {
-                let geometry = Geometry::new(body.ring_bytes as usize);
-                let mut is_mapped = 0;
-                if let (Some(geometry), Some(side)) = (geometry, Side::parse(body.side))
-                    && memfd::verify_fixed(&fd, geometry.link_bytes()).is_ok()
-                    && let Ok(mapping) = Mapping::map(&fd, geometry.link_bytes())
-                        .or_else(|_| Mapping::map(&fd, geometry.spills_offset()))
-                {
-                    let peer = self.peer(body.peer);
-                    let identity = Identity::new(body.link, side, peer, self.epoch, &mapping, geometry);
-                    let link = self.new_link(identity, mapping);
-                    self.links.insert(name_of(link), link);
-                    is_mapped = 1;
-                }
-                close_owned(fd);
-                // The broker seals the memory once both ends have mapped it. No process touches the
-                // memory before the first pair (L5).
-                let (link, side) = (body.link, body.side);
-                self.tell(Request::Mapped(Mapped { link, side, is_mapped }));
-            }
-            (Reply::PeerDoorbell(body), Some(fd)) => {
-                let peer = self.peer(body.peer);
-                if peer.is_mute() {
-                    return close_owned(fd);
-                }
-                match (body.slot as usize, PrivateFd::adopt_one_of_many(fd, peer.known_slots().count())) {
-                    // The doorbell is tested before the peer sees that this process has it.
-                    (slot, Some(doorbell)) if slot < WAITERS && eventfd::ring(&doorbell).is_ok() => {
-                        peer.set_doorbell(slot, doorbell);
-                        let of_it = |link: &&&'static Link| link.is_open() && std::ptr::eq(link.peer, peer);
-                        for link in self.links.values().filter(of_it) {
-                            link.view().set_known(link.side, slot);
-                        }
-                    }
-                    (_, None) => {
-                        peer.set_mute();
-                        deeds.push(Deed::Mute(peer));
-                    }
-                    _ => {}
-                }
-            }
-            (Reply::Pair(body), None) => {
-                let name = EndpointRef::unpack(body.ticket);
-                let conn = body.conn as usize;
-                if let Some(link) = self.link(&body) {
-                    link.open();
-                }
-                match self.link(&body).filter(|_| conn < CONNS) {
-                    Some(link) if !link.peer.is_mute() => {
-                        let silence = Silence::new(body.silence, body.silence_half_closed);
-                        deeds.push(Deed::Adopt(name, Attachment::new(link, conn).pin(), silence));
-                    }
-                    link => {
-                        // The other end must not wait for a connection that will not come about.
-                        if let Some(link) = link {
-                            link.close_lanes(conn);
-                        }
-                        let Pair { link: id, conn, side, .. } = body;
-                        self.tell(Request::Release(Release { link: id, conn, side }));
-                        let reason = if link.is_some() { Reason::DescriptorLimit } else { Reason::NoMemory };
-                        deeds.push(Deed::Refuse(name, reason));
-                    }
-                }
-            }
+            (Reply::Welcome(_), Some(board)) => self.be_welcome(board, deeds),
+            (Reply::Link(body), Some(memory)) => self.map_link(body, memory),
+            (Reply::PeerDoorbell(body), Some(doorbell)) => self.take_doorbell(body, doorbell, deeds),
+            (Reply::Pair(body), None) => self.pair(body, deeds),
             (Reply::Refused(body), None) => {
                 let reason = Reason::parse(body.reason as u16).unwrap_or(Reason::NotTcp);
                 deeds.push(Deed::Refuse(EndpointRef::unpack(body.ticket), reason));
             }
-            (Reply::PeerGone(body), None) => {
-                let Some(peer) = self.peers.remove(&body.peer) else { return };
-                peer.forget_doorbells();
-                for link in self.links.values().filter(|link| std::ptr::eq(link.peer, peer)) {
-                    link.set_gone();
-                    // If the link is not sealed yet, the broker reports later when it can be
-                    // unmapped.
-                    if link.is_open() {
-                        deeds.push(Deed::Retire(link));
-                    }
-                }
-                self.spare_if_unused(peer);
-            }
-            (Reply::Unlink(body), None) => {
-                let Some(link) = self.links.get(&(self.epoch, body.link, body.side)).copied() else { return };
-                link.set_gone();
-                if body.may_unmap != 0 {
-                    link.note_sealed();
-                }
-                // A peer without links is removed, as when it ends. The broker introduces it again
-                // when it makes another link.
-                let remains = |other: &&'static Link| !other.is_gone() && std::ptr::eq(other.peer, link.peer);
-                if !self.links.values().any(remains) {
-                    self.peers.retain(|_, peer| !std::ptr::eq(*peer, link.peer));
-                }
-                deeds.push(Deed::Retire(link));
-            }
+            (Reply::PeerGone(body), None) => self.forget_peer(body.peer, deeds),
+            (Reply::Unlink(body), None) => self.unlink(body, deeds),
             (Reply::Vacate(body), None) => {
                 let link = self.links.get(&(self.epoch, body.link, body.side)).copied();
                 deeds.extend(link.filter(|link| link.is_open()).map(Deed::Vacate));
@@ -939,6 +842,122 @@ impl Control {
                 }
             }
         }
+    }
+
+    /// Maps the board, after which the broker may be asked.
+    fn be_welcome(&mut self, board: OwnedFd, deeds: &mut Vec<Deed>) {
+        let is_kept = process::set_board(&board);
+        close_owned(board);
+        if !is_kept {
+            self.lacks = Reason::NoMemory;
+            self.lose();
+            return deeds.push(Deed::LostBroker);
+        }
+        if self.unwelcome > 0 {
+            self.peers_come_until = process::now() + LONGEST_RETRY_NANOS;
+        }
+        (self.is_welcome, self.unwelcome) = (true, 0);
+    }
+
+    /// Maps the memory of a new link, and reports whether that succeeded.
+    fn map_link(&mut self, body: message::Link, memory: OwnedFd) {
+        let geometry = Geometry::new(body.ring_bytes as usize);
+        let mut is_mapped = 0;
+        if let (Some(geometry), Some(side)) = (geometry, Side::parse(body.side))
+            && memfd::verify_fixed(&memory, geometry.link_bytes()).is_ok()
+            && let Ok(mapping) = Mapping::map(&memory, geometry.link_bytes())
+                .or_else(|_| Mapping::map(&memory, geometry.spills_offset()))
+        {
+            let peer = self.peer(body.peer);
+            let identity = Identity::new(body.link, side, peer, self.epoch, &mapping, geometry);
+            let link = self.new_link(identity, mapping);
+            self.links.insert(name_of(link), link);
+            is_mapped = 1;
+        }
+        close_owned(memory);
+        // The broker seals the memory once both ends have mapped it. No process touches the memory
+        // before the first pair (L5).
+        let (link, side) = (body.link, body.side);
+        self.tell(Request::Mapped(Mapped { link, side, is_mapped }));
+    }
+
+    /// Keeps a peer's doorbell, unless this process has no descriptor for it.
+    fn take_doorbell(&mut self, body: PeerDoorbell, doorbell: OwnedFd, deeds: &mut Vec<Deed>) {
+        let peer = self.peer(body.peer);
+        if peer.is_mute() {
+            return close_owned(doorbell);
+        }
+        let adopted = PrivateFd::adopt_one_of_many(doorbell, peer.known_slots().count());
+        match (body.slot as usize, adopted) {
+            // The doorbell is tested before the peer sees that this process has it.
+            (slot, Some(doorbell)) if slot < WAITERS && eventfd::ring(&doorbell).is_ok() => {
+                peer.set_doorbell(slot, doorbell);
+                let of_it = |link: &&&'static Link| link.is_open() && std::ptr::eq(link.peer, peer);
+                for link in self.links.values().filter(of_it) {
+                    link.view().set_known(link.side, slot);
+                }
+            }
+            (_, None) => {
+                peer.set_mute();
+                deeds.push(Deed::Mute(peer));
+            }
+            _ => {}
+        }
+    }
+
+    /// Opens the link of a pair, and has its connection attached.
+    fn pair(&mut self, body: Pair, deeds: &mut Vec<Deed>) {
+        let name = EndpointRef::unpack(body.ticket);
+        let conn = body.conn as usize;
+        if let Some(link) = self.link(&body) {
+            link.open();
+        }
+        match self.link(&body).filter(|_| conn < CONNS) {
+            Some(link) if !link.peer.is_mute() => {
+                let silence = Silence::new(body.silence, body.silence_half_closed);
+                deeds.push(Deed::Adopt(name, Attachment::new(link, conn).pin(), silence));
+            }
+            link => {
+                // The other end must not wait for a connection that will not come about.
+                if let Some(link) = link {
+                    link.close_lanes(conn);
+                }
+                let Pair { link: id, conn, side, .. } = body;
+                self.tell(Request::Release(Release { link: id, conn, side }));
+                let reason = if link.is_some() { Reason::DescriptorLimit } else { Reason::NoMemory };
+                deeds.push(Deed::Refuse(name, reason));
+            }
+        }
+    }
+
+    /// Forgets a peer that has ended. Its links remain until their connections have left them.
+    fn forget_peer(&mut self, peer: u64, deeds: &mut Vec<Deed>) {
+        let Some(peer) = self.peers.remove(&peer) else { return };
+        peer.forget_doorbells();
+        for link in self.links.values().filter(|link| std::ptr::eq(link.peer, peer)) {
+            link.set_gone();
+            // If the link is not sealed yet, the broker reports later when it can be unmapped.
+            if link.is_open() {
+                deeds.push(Deed::Retire(link));
+            }
+        }
+        self.spare_if_unused(peer);
+    }
+
+    /// Retires one link.
+    fn unlink(&mut self, body: Unlink, deeds: &mut Vec<Deed>) {
+        let Some(link) = self.links.get(&(self.epoch, body.link, body.side)).copied() else { return };
+        link.set_gone();
+        if body.may_unmap != 0 {
+            link.note_sealed();
+        }
+        // A peer without links is removed, as when it ends. The broker introduces it again when it
+        // makes another link.
+        let remains = |other: &&'static Link| !other.is_gone() && std::ptr::eq(other.peer, link.peer);
+        if !self.links.values().any(remains) {
+            self.peers.retain(|_, peer| !std::ptr::eq(*peer, link.peer));
+        }
+        deeds.push(Deed::Retire(link));
     }
 
     fn peer(&mut self, id: u64) -> &'static Peer {
