@@ -357,6 +357,68 @@ impl Watch {
         errno::set(before);
     }
 
+    /// Has connections fall back that can no longer use their lanes: the peer has died, or reads
+    /// nothing while this end waits for room.
+    fn leave_spoilt_lanes(&self, fds: &[pollfd]) {
+        for one in &self.watched {
+            attach::send_again_if_returned(one.endpoint, one.fd);
+            if lost::is_lost(one.endpoint, one.fd) {
+                resets::reset_if_lost(one.endpoint, one.fd);
+            }
+            // Even where other descriptors always have events.
+            if fds[one.index].events & OUT != 0 && outgoing::has_stalled(one.endpoint) {
+                send::give_up(one.endpoint);
+            }
+        }
+    }
+
+    /// Returns whether the kernel has nothing to add to what lanes answer.
+    fn is_all_on_lanes(&self, fds: &[pollfd]) -> bool {
+        self.watched.len() == fds.len()
+            && self.closed.is_empty()
+            && !self.watched.iter().any(|one| incoming::tcp_has_news(one.endpoint))
+    }
+
+    /// Returns the result of the call after a sleep, unless it sleeps again.
+    fn outcome(&mut self, fds: &mut [pollfd], deadline: Deadline) -> Option<i32> {
+        let is_past = || deadline.is_some_and(|deadline| deadline <= process::now());
+        if !self.closed.is_empty()
+            && (self.take_news(fds)
+                || fds.iter().any(|entry| entry.revents != 0)
+                || signal::is_due()
+                || is_past())
+        {
+            self.tell_closed(fds);
+        }
+        let found = fds.iter().filter(|entry| entry.revents != 0).count() as i32;
+        if found > 0 {
+            return Some(found);
+        }
+        // The broker rings for some of its messages, and a sleep is cut into steps for others.
+        control::poll_inbox();
+        // A handler ends the call, whatever its flags are, and before the deadline does.
+        if signal::take_ran() != Ran::Nothing {
+            errno::set(libc::EINTR);
+            return Some(-1);
+        }
+        is_past().then_some(0)
+    }
+
+    /// Brings what is watched up to date, and leaves to TCP what cannot wake this thread.
+    fn prepare_next_sleep(&mut self, fds: &mut [pollfd]) {
+        for one in &self.watched {
+            if !incoming::can_be_rung(one.endpoint, thread::this().slot()) {
+                sleep::leave_to_tcp(one.endpoint);
+            }
+        }
+        if !self.is_current() {
+            let mut now = examine(fds, true, Some(self));
+            now.closed = std::mem::take(&mut self.closed);
+            now.follow(fds);
+            *self = now;
+        }
+    }
+
     /// Takes back the announcements when the sleep is over.
     fn retract(&mut self) {
         let Some(slot) = self.slot.take() else { return };
@@ -389,6 +451,8 @@ impl Drop for Watch {
     }
 }
 
+/// Polls fds of which some are on shared memory. Returns `None` if the kernel refuses the call, so
+/// that the program's own call must be made.
 fn poll_mixed(
     fds: &mut [pollfd],
     watch: &mut Watch,
@@ -399,22 +463,10 @@ fn poll_mixed(
     static UNASKED: AtomicU32 = AtomicU32::new(0);
     let mut shadow: Vec<pollfd> = Vec::new();
     loop {
-        let watched = &watch.watched;
-        for one in watched {
-            attach::send_again_if_returned(one.endpoint, one.fd);
-            if lost::is_lost(one.endpoint, one.fd) {
-                resets::reset_if_lost(one.endpoint, one.fd);
-            }
-            // Even where other descriptors always have events.
-            if fds[one.index].events & OUT != 0 && outgoing::has_stalled(one.endpoint) {
-                send::give_up(one.endpoint);
-            }
-        }
+        watch.leave_spoilt_lanes(fds);
         let lanes = answer(fds, watch);
-        let only_lanes = watched.len() == fds.len()
-            && watch.closed.is_empty()
-            && !watched.iter().any(|one| incoming::tcp_has_news(one.endpoint));
-        if lanes > 0 && only_lanes && !UNASKED.fetch_add(1, Relaxed).is_multiple_of(ASK_KERNEL_EVERY) {
+        let may_skip_kernel = lanes > 0 && watch.is_all_on_lanes(fds);
+        if may_skip_kernel && !UNASKED.fetch_add(1, Relaxed).is_multiple_of(ASK_KERNEL_EVERY) {
             return Some(lanes);
         }
         let may_sleep = lanes == 0 && deadline.is_none_or(|deadline| deadline > process::now());
@@ -422,71 +474,56 @@ fn poll_mixed(
         if may_sleep && sleep::spin_for_lanes(|| watch.is_ready(fds)) && watch.closed.is_empty() {
             continue;
         }
-        let mut step = if may_sleep { announce(fds, watch, sleep::thread_slot()) } else { None };
-        // The events that they still have would end the sleep immediately, so they are checked in
-        // short steps.
-        if watch.closed.iter().any(|one| one.told.is_some()) {
-            step = Some(step.map_or(epoll::DEGRADED_NANOS, |step| step.min(epoll::DEGRADED_NANOS)));
-        }
-        let ready = lanes > 0 || watch.is_ready(fds);
-        prepare(fds, &mut shadow, watch);
-        // A mask that may let a handler run counts even if the call does not wait, but not if it
-        // has found something.
-        let result = if !ready && (may_sleep || !mask.is_null()) {
-            ask_kernel(&mut shadow, watch.slot, held, if may_sleep { deadline } else { Some(0) }, step, mask)
-        } else {
-            kernel::poll_now(&mut shadow) as i32
-        };
-        if let Some(slot) = watch.slot
-            && shadow.last().is_some_and(|doorbell| doorbell.revents != 0)
-        {
-            slot.hear();
-            unread_timeout::note_waited();
-        }
-        watch.retract();
-        if result < 0 && errno::get() == libc::EINVAL {
-            return None;
-        }
+        let result = ask(fds, &mut shadow, watch, held, lanes > 0, may_sleep.then_some(deadline), mask);
         if result < 0 {
-            return Some(result);
+            return (errno::get() != libc::EINVAL).then_some(result);
         }
         // Before the kernel's answer is used, which is about the files that have these fds by now.
         watch.follow(fds);
         if merge(fds, &shadow, watch) {
             continue;
         }
-        let is_due = || signal::is_due() || deadline.is_some_and(|deadline| deadline <= process::now());
-        if !watch.closed.is_empty()
-            && (watch.take_news(fds) || fds.iter().any(|entry| entry.revents != 0) || is_due())
-        {
-            watch.tell_closed(fds);
+        if let Some(outcome) = watch.outcome(fds, deadline) {
+            return Some(outcome);
         }
-        let found = fds.iter().filter(|entry| entry.revents != 0).count() as i32;
-        if found > 0 {
-            return Some(found);
-        }
-        // The broker rings for some of its messages, and a sleep is cut into steps for others.
-        control::poll_inbox();
-        // A handler ends the call, whatever its flags are, and before the deadline does.
-        if signal::take_ran() != Ran::Nothing {
-            errno::set(libc::EINTR);
-            return Some(-1);
-        }
-        if deadline.is_some_and(|deadline| deadline <= process::now()) {
-            return Some(0);
-        }
-        for one in &watch.watched {
-            if !incoming::can_be_rung(one.endpoint, thread::this().slot()) {
-                sleep::leave_to_tcp(one.endpoint);
-            }
-        }
-        if !watch.is_current() {
-            let mut now = examine(fds, true, Some(watch));
-            now.closed = std::mem::take(&mut watch.closed);
-            now.follow(fds);
-            *watch = now;
-        }
+        watch.prepare_next_sleep(fds);
     }
+}
+
+/// Asks the kernel for its events, and sleeps in it if there is a `sleep` with a deadline and
+/// nothing is ready in lanes.
+fn ask(
+    fds: &[pollfd],
+    shadow: &mut Vec<pollfd>,
+    watch: &mut Watch,
+    held: Held,
+    has_lanes: bool,
+    sleep: Option<Deadline>,
+    mask: *const sigset_t,
+) -> i32 {
+    let mut step = if sleep.is_some() { announce(fds, watch, sleep::thread_slot()) } else { None };
+    // The events that they still have would end the sleep immediately, so they are checked in short
+    // steps.
+    if watch.closed.iter().any(|one| one.told.is_some()) {
+        step = Some(step.map_or(epoll::DEGRADED_NANOS, |step| step.min(epoll::DEGRADED_NANOS)));
+    }
+    let is_ready = has_lanes || watch.is_ready(fds);
+    prepare(fds, shadow, watch);
+    // A mask that may let a handler run counts even if the call does not wait, but not if it has
+    // found something.
+    let result = if !is_ready && (sleep.is_some() || !mask.is_null()) {
+        ask_kernel(shadow, watch.slot, held, sleep.unwrap_or(Some(0)), step, mask)
+    } else {
+        kernel::poll_now(shadow) as i32
+    };
+    if let Some(slot) = watch.slot
+        && shadow.last().is_some_and(|doorbell| doorbell.revents != 0)
+    {
+        slot.hear();
+        unread_timeout::note_waited();
+    }
+    watch.retract();
+    result
 }
 
 /// Fills in the events of the fds now, whatever they name.
