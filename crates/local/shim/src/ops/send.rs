@@ -638,15 +638,8 @@ pub(crate) fn send_file(
         let mut side = endpoint.tx.lock();
         let Some(at) = side.at.filter(|_| side.tx.on_lane()) else {
             drop(side);
-            if moved > 0 {
-                return Ok(FileStep::UseTcp(moved));
-            }
-            resets::notice_reset(endpoint, fd);
-            // Only bytes meet an error. A file that has none is for the kernel to refuse.
-            let mut byte = [0u8];
-            let meets_error = endpoint.owes() && read_file(byte.as_mut_ptr(), 1, 0) == Ok(1);
-            let owed = if meets_error { endpoint.take_owed(fd) } else { None };
-            return owed.map_or(Ok(FileStep::UseTcp(0)), Err);
+            let pending = if moved == 0 { pending_before_file(endpoint, fd, &mut read_file) } else { None };
+            return pending.map_or(Ok(FileStep::UseTcp(moved)), Err);
         };
         let (lane, ring) = at.outgoing();
         if outgoing::peer_has_left(&at) && !lane.is_returned() {
@@ -707,6 +700,19 @@ pub(crate) fn send_file(
         }
     }
     Ok(FileStep::Moved(moved))
+}
+
+/// Returns the pending error, which a sendfile on TCP meets. Only bytes meet it: a file that has
+/// none is for the kernel to refuse.
+fn pending_before_file(
+    endpoint: &Endpoint,
+    fd: RawFd,
+    read_file: &mut impl FnMut(*mut u8, usize, usize) -> Result<usize, i32>,
+) -> Option<i32> {
+    resets::notice_reset(endpoint, fd);
+    let mut byte = [0u8];
+    let has_bytes = endpoint.owes() && read_file(byte.as_mut_ptr(), 1, 0) == Ok(1);
+    if has_bytes { endpoint.take_owed(fd) } else { None }
 }
 
 /// Calls the kernel's own sendfile, which `kernel` makes with the fd that it is passed.
