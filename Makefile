@@ -12,22 +12,28 @@ RELEASE := $(TARGET)/$(if $(TRIPLE),$(TRIPLE)/)release
 NATIVE  := $(TARGET)/release
 BIN     := $(DESTDIR)$(PREFIX)/bin
 LIB     := $(DESTDIR)$(PREFIX)/lib/shunt
+DEBUG   := $(DESTDIR)$(PREFIX)/lib/debug/.build-id
 SHARE   := $(DESTDIR)$(PREFIX)/share
 UNITS   := $(DESTDIR)$(PREFIX)/lib/systemd
 SYSTEMD := $(patsubst packaging/systemd/%,%,$(wildcard packaging/systemd/*/*))
 
+# What a debugger reads is taken out of what is installed. Package builders do that themselves, and say STRIP=no.
+STRIP   ?= yes
+OBJCOPY := $(if $(TRIPLE),$(subst -unknown,,$(TRIPLE))-)objcopy
+
 # Some tests make namespaces and files of other users. Only the tests themselves run as root, not the compiler.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,--runner $(CURDIR)/scripts/as-root)
 
-.PHONY: build cross-arm64 demo test test-long lint loom fuzz man deb deb-arm64 test-deb-arm64 rpm install uninstall setup clean help
+.PHONY: build cross-arm64 demo test test-long lint loom fuzz man deb deb-arm64 test-deb-arm64 rpm install install-debug uninstall setup clean help
 
 help:
 	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (two minutes)"
 	@echo "make test       build, and run the tests that decide whether shunt is correct"
 	@echo "make test-long  build, and run the others: benchmarks, scale, containers, third-party programs"
 	@echo "make install    into PREFIX=$(PREFIX), below DESTDIR if that is set"
+	@echo "make install-debug  the debug symbols of what install puts there"
 	@echo "make uninstall  take away what install put there"
-	@echo "make deb        the Debian packages, into DEB=$(TARGET)/deb"
+	@echo "make deb        the Debian packages, into DEB=$(TARGET)/deb; their debug symbols into debug/ there"
 	@echo "make deb-arm64  the same for 64-bit ARM, into DEB=$(TARGET)/deb-arm64; make test-deb-arm64 looks at them"
 	@echo "make rpm        the packages of rpm's kind, into RPM=$(TARGET)/rpm"
 	@echo "make fuzz       look for bugs in what reads strangers' bytes, for SECONDS=60 each (nightly, cargo-fuzz)"
@@ -35,7 +41,7 @@ help:
 	@echo "make build, lint, loom, man, setup, clean"
 
 build:
-	$(CARGO) build --release -p shunt-cli -p shunt-shim -p shunt-channel-c
+	$(CARGO) build --release -p shunt-cli -p shunt-bench -p shunt-shim -p shunt-channel-c
 
 # With the differential tester, for tests/libc/run --arm64.
 ARM64_TRIPLE := aarch64-unknown-linux-gnu
@@ -45,7 +51,7 @@ cross-arm64:
 	    { echo "install the cross compiler first: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross" >&2; exit 1; }
 	rustup target add $(ARM64_TRIPLE)
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc $(CARGO) build --release --target $(ARM64_TRIPLE) \
-	    -p shunt-cli -p shunt-shim -p shunt-channel-c -p shunt-differential
+	    -p shunt-cli -p shunt-bench -p shunt-shim -p shunt-channel-c -p shunt-differential
 
 demo: setup build
 	$(NATIVE)/shunt bench local memcached redis --seconds 1
@@ -93,6 +99,7 @@ deb deb-arm64:
 	rm -rf $(DEB) && mkdir -p $(DEB)/shunt
 	$(COPY) $(DEB)/shunt
 	cd $(DEB)/shunt && BUILT=yes CARGO_TARGET_DIR=$(abspath $(TARGET)) dpkg-buildpackage -b -us -uc -d $(if $(TRIPLE),--host-arch arm64)
+	mkdir $(DEB)/debug && mv $(DEB)/*-dbgsym_*.deb $(DEB)/debug
 	rm -rf $(DEB)/shunt
 
 test-deb-arm64: deb-arm64
@@ -109,18 +116,26 @@ rpm: build
 	    --define "licence_of_cargo $(call of_cargo,license)" \
 	    --define "_topdir $(abspath $(RPM))/work" --define "_builddir $(abspath $(RPM))/shunt" --define "_rpmdir $(abspath $(RPM))" \
 	    --define "_build_name_fmt %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm"
+	mkdir $(RPM)/debug && mv $(RPM)/*-debuginfo-*.rpm $(RPM)/debug
 	rm -rf $(RPM)/shunt $(RPM)/work
 
 setup:
 	@scripts/setup
 
+# $(call program,MODE,FILE,DIRECTORY): a program or a library that cargo has built.
+define program
+	install -D -m $(1) $(RELEASE)/$(2) $(3)/$(2)
+	$(if $(filter no,$(STRIP)),,$(OBJCOPY) --strip-unneeded $(3)/$(2))
+endef
+
 # With sudo, what was built before is installed: root may have no toolchain, and should own nothing in ./target.
 install: $(if $(SUDO_USER)$(BUILT),,build)
 	@test -x $(RELEASE)/shunt || { echo "nothing to install: run 'make build' first, without sudo" >&2; exit 1; }
-	install -D -m 755 $(RELEASE)/shunt $(BIN)/shunt
+	$(call program,755,shunt,$(BIN))
+	$(call program,755,shunt-bench,$(LIB))
 	ln -sf shunt $(BIN)/shunt-runtime
-	install -D -m 644 $(RELEASE)/libshunt.so $(LIB)/libshunt.so
-	install -D -m 644 $(RELEASE)/libshunt_channel_c.so $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.so
+	$(call program,644,libshunt.so,$(LIB))
+	$(call program,644,libshunt_channel_c.so,$(DESTDIR)$(PREFIX)/lib)
 	install -D -m 644 $(RELEASE)/libshunt_channel_c.a $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.a
 	install -D -m 644 crates/channel/channel-c/include/shunt_channel.h $(DESTDIR)$(PREFIX)/include/shunt_channel.h
 	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
@@ -133,9 +148,20 @@ install: $(if $(SUDO_USER)$(BUILT),,build)
 	    sed 's|@BIN@|$(PREFIX)/bin|' packaging/systemd/$$unit > $(UNITS)/$$unit || exit; \
 	done
 
+# Where gdb looks for them by the build id.
+build_id = $$(readelf --notes $(1) | sed -n 's/.*Build ID: //p')
+install-debug:
+	for file in shunt shunt-bench libshunt.so libshunt_channel_c.so; do \
+	    id=$(call build_id,$(RELEASE)/$$file) && at=$(DEBUG)/$${id%"$${id#??}"} && install -d $$at && \
+	    $(OBJCOPY) --only-keep-debug --compress-debug-sections $(RELEASE)/$$file $$at/$${id#??}.debug || exit; \
+	done
+
 uninstall:
+	for file in $(wildcard $(BIN)/shunt $(LIB)/shunt-bench $(LIB)/libshunt.so $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.so); do \
+	    id=$(call build_id,$$file) && rm -f $(DEBUG)/$${id%"$${id#??}"}/$${id#??}.debug; \
+	done
 	rm -f $(foreach kind,so a,$(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.$(kind)) $(DESTDIR)$(PREFIX)/include/shunt_channel.h
-	rm -f $(BIN)/shunt $(BIN)/shunt-runtime $(LIB)/libshunt.so $(SHARE)/man/man1/shunt.1 $(SHARE)/man/man1/shunt-*.1
+	rm -f $(BIN)/shunt $(BIN)/shunt-runtime $(LIB)/shunt-bench $(LIB)/libshunt.so $(SHARE)/man/man1/shunt.1 $(SHARE)/man/man1/shunt-*.1
 	rm -f $(SHARE)/bash-completion/completions/shunt $(SHARE)/zsh/site-functions/_shunt
 	rm -f $(SHARE)/fish/vendor_completions.d/shunt.fish
 	rm -f $(addprefix $(UNITS)/,$(SYSTEMD))

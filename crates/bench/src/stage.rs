@@ -19,8 +19,10 @@ use shunt_kernel::redirect::Redirect;
 use tempfile::TempDir;
 
 use crate::bridge::Bridge;
+use crate::find;
 use crate::process::Process;
 use crate::side::Side;
+pub(crate) use shunt_bench_args::side::Role;
 
 /// The placement of the two programs on processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -67,17 +69,12 @@ impl Placement {
     }
 }
 
-/// One of the two programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    Server,
-    Client,
-}
-
 /// The environment of a comparison.
 pub(crate) struct Stage {
     directory: TempDir,
     shunt: PathBuf,
+    /// This program, which runs the synthetic loads.
+    own: PathBuf,
     cpus: (usize, usize),
     isolated: bool,
     /// The original network namespace of the calling thread.
@@ -110,12 +107,12 @@ impl Stage {
 
     fn with(isolated: bool, outside: File, redirect: Option<Result<Redirect, LoadError>>) -> Result<Stage> {
         let directory = tempfile::Builder::new().prefix("shunt-bench-").tempdir()?;
-        let shunt = std::env::current_exe().context("finding this program")?;
+        let (shunt, own) = (find::shunt()?, find::own()?);
         let cpus = two_cpus()?;
         let bridge = OnceCell::new();
         let quota = OnceCell::new();
         let mut stage =
-            Stage { directory, shunt, cpus, isolated, outside, bridge, quota, broker: None, redirect };
+            Stage { directory, shunt, own, cpus, isolated, outside, bridge, quota, broker: None, redirect };
         stage.start_broker()?;
         Ok(stage)
     }
@@ -180,7 +177,7 @@ impl Stage {
             line.extend(["--spin", spin].map(OsString::from));
             // The synthetic loads use the standard library's sockets. Other parts of this program
             // do not.
-            if program == self.shunt {
+            if program == self.own {
                 line.extend(["--own-calls", "trust"].map(OsString::from));
             }
             line.push("--".into());
@@ -206,7 +203,7 @@ impl Stage {
 
     /// Returns the command of a synthetic load.
     pub(crate) fn worker(&self, side: Side, role: Role, placement: Placement) -> Result<Command> {
-        let mut command = self.command(&self.shunt, side, role, placement)?;
+        let mut command = self.command(&self.own, side, role, placement)?;
         command.arg("bench-worker");
         Ok(command)
     }

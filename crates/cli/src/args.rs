@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use shunt_abi::geometry::{Geometry, MAX_RING_BYTES, MIN_RING_BYTES};
+use shunt_bench_args::Bench;
 
 /// Takes TCP connections off the general path: unmodified programs, the same addresses, shared
 /// memory beneath
@@ -55,10 +56,7 @@ pub(crate) enum Command {
     Bench(Bench),
     /// Write a page about what shunt gains here: for a server and a load of yours, or for programs
     /// that many use
-    Report(shunt_bench::ReportArguments),
-    /// The loads of the comparisons
-    #[command(subcommand, hide = true)]
-    BenchWorker(shunt_bench::Worker),
+    Report(shunt_bench_args::report::Arguments),
     /// Put libshunt.so into a program without a dynamic linker: for `shunt run`, and for
     /// libshunt.so
     #[command(hide = true)]
@@ -702,29 +700,6 @@ pub(crate) struct DaemonJson {
     /// Docker's configuration
     #[arg(long = "daemon-json", value_name = "FILE", default_value = "/etc/docker/daemon.json")]
     pub(crate) file: PathBuf,
-}
-
-/// What can be compared.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Bench {
-    /// The local path against TCP and Unix sockets: our own loads, and real programs as far as they
-    /// are installed
-    Local(shunt_bench::LocalArguments),
-    /// Relays between two far sites against what else there is, over links of hundreds of
-    /// milliseconds; for root
-    Relay(shunt_bench::RelayArguments),
-    /// Services in the kernel and in user space against plain programs: an echo, and a forwarder of
-    /// Thrift messages; for root
-    Serve(shunt_bench::ServeArguments),
-    /// Containers of two hosts, on a VXLAN overlay and under shunt, against programs on the hosts
-    /// themselves; for root
-    Overlay(shunt_bench::OverlayArguments),
-    /// The message channel against sockets, files and queues: messages with descriptors between two
-    /// processes
-    Ipc(shunt_bench::IpcArguments),
-    /// Whole stacks of web servers, interpreters and databases, as far as they are installed, with
-    /// everything under shunt and with nothing
-    Stacks(shunt_bench::StacksArguments),
 }
 
 /// The configuration of `shunt run` and of brokers (see docs/configuration.md).

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod broker;
 mod capture;
 mod config;
@@ -35,7 +36,7 @@ use clap::Parser;
 // Provides the versions of glibc's functions that this program links to.
 use shunt_glibc as _;
 
-use args::{Bench, Cli, Command};
+use args::{Cli, Command};
 
 fn main() -> ExitCode {
     if runtime::stand_in::is_asked_for() {
@@ -71,14 +72,7 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Command::Runtime(part) => runtime::run(&part),
-        Command::Bench(Bench::Local(args)) => shunt_bench::local(&args),
-        Command::Bench(Bench::Relay(args)) => shunt_bench::relay(&args),
-        Command::Bench(Bench::Serve(args)) => shunt_bench::serve(&args),
-        Command::Bench(Bench::Overlay(args)) => shunt_bench::overlay(&args),
-        Command::Bench(Bench::Ipc(args)) => shunt_bench::ipc(&args),
-        Command::Bench(Bench::Stacks(args)) => shunt_bench::stacks(&args),
-        Command::Report(args) => shunt_bench::report(&args),
-        Command::BenchWorker(worker) => shunt_bench::worker(&worker),
+        Command::Bench(_) | Command::Report(_) => return bench::run(),
         Command::Man { directory } => generate::man(&directory),
         Command::Completions { shell } => generate::completions(shell),
     };

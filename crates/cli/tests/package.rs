@@ -1,5 +1,5 @@
 //! Builds the Debian packages, installs them in a private view of this system, uses them as
-//! README.md describes, and removes them without remains.
+//! README.md describes, and removes them without remains. Measures what is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,7 @@ fn packages_are_installed_used_and_removed_without_a_trace() {
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "deb"))
         .collect();
-    assert_eq!(packages.len(), 3, "{packages:?}");
+    assert_eq!(packages.len(), 4, "{packages:?}");
     // The quick start is that of README.md.
     for script in ["run", "quick-start"] {
         let script = root().join("tests/package").join(script);
@@ -28,4 +28,23 @@ fn packages_are_installed_used_and_removed_without_a_trace() {
         let said = [tried.stdout, tried.stderr].concat();
         assert!(tried.status.success(), "{}: {}", script.display(), String::from_utf8_lossy(&said));
     }
+}
+
+/// The largest size of `shunt` and libshunt.so together, in bytes, as they are installed. The target
+/// is half of that (SPECIFICATION.md).
+const LARGEST: u64 = 20_000_000;
+
+#[test]
+fn the_program_and_its_library_are_small() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut make = Command::new("make");
+    make.args(["install", "BUILT=yes", "PREFIX=/usr"]).current_dir(root());
+    let made = make.arg(format!("DESTDIR={}", directory.path().display())).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let size = |name: &str| std::fs::metadata(directory.path().join(name)).unwrap().len();
+    let [program, library] = ["usr/bin/shunt", "usr/lib/shunt/libshunt.so"].map(size);
+    println!("shunt {program}, libshunt.so {library} bytes");
+    assert!(program + library < LARGEST, "shunt has {program} bytes, libshunt.so {library}");
+    // The comparisons are not part of the main package.
+    assert!(size("usr/lib/shunt/shunt-bench") > 0);
 }

@@ -96,6 +96,27 @@ fn doctor_tells_a_libc_that_is_too_old() {
 }
 
 #[test]
+fn without_the_package_of_the_comparisons_shunt_names_it() {
+    let shell = Shell::new();
+    let without = |arguments: &[&str]| {
+        let mut command = shell.for_everybody();
+        command.args(arguments).env_remove("SHUNT_BENCH").env("PATH", shell.path(""));
+        Ended::of(command)
+    };
+    without(&["bench", "local", "memcached"]).saying(1, &["install shunt-bench"]);
+    without(&["report"]).saying(1, &["install shunt-bench"]);
+    // Their help and their errors need no package.
+    let help = without(&["bench", "local", "--help"]).quietly(0);
+    assert!(help.stdout.contains("bench local [OPTIONS]"), "{}", help.stdout);
+    assert_eq!(without(&["bench", "local", "--repeats", "0"]).code, Some(2));
+    // The program beside shunt is the one that is started, with all arguments.
+    shell.file("shunt-bench", "#!/bin/sh\necho \"$@\"\n");
+    let started = without(&["bench", "ipc", "--json"]).quietly(0);
+    let own = shell.path("shunt-copy");
+    assert_eq!(started.stdout, format!("--shunt {} bench ipc --json\n", own.display()));
+}
+
+#[test]
 fn every_subcommand_has_help_a_manual_page_and_completions() {
     let shell = Shell::new();
     let directory = shell.path("man");
@@ -111,6 +132,8 @@ fn every_subcommand_has_help_a_manual_page_and_completions() {
         "config",
         "overlay",
         "runtime",
+        "bench",
+        "report",
         "man",
         "completions",
     ];
@@ -121,9 +144,14 @@ fn every_subcommand_has_help_a_manual_page_and_completions() {
         assert!(page.contains(".TH"), "{page}");
     }
     assert!(std::fs::read_to_string(directory.join("shunt.1")).unwrap().contains("shunt\\-run"));
+    let page = std::fs::read_to_string(directory.join("shunt-bench-local.1")).unwrap();
+    assert!(page.contains("one\\-sided"), "{page}");
     for name in ["bash", "zsh", "fish"] {
         let script = Ended::of(shell.shunt(["completions", name])).quietly(0);
         assert!(subcommands.iter().all(|command| script.stdout.contains(command)), "{name}");
+        // Those of the comparisons, which another program makes, are complete as well.
+        let deep = ["lower-is-better", "no-spin", "one-sided"];
+        assert!(deep.iter().all(|flag| script.stdout.contains(flag)), "{name}");
     }
     let version = Ended::of(shell.shunt(["--version"])).quietly(0);
     assert_eq!(version.stdout, format!("shunt {}\n", env!("CARGO_PKG_VERSION")));

@@ -146,8 +146,7 @@ fn without_privilege_everything_is_served_in_user_space_and_that_is_said() {
 fn the_comparison_measures_every_way() {
     let shell = Shell::new();
     let page = shell.path("report.html");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
-    command.args([
+    let mut command = shell.shunt([
         "bench",
         "serve",
         "--json",

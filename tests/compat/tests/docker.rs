@@ -1,7 +1,7 @@
 //! Containers of a real Docker engine, with a server in one and a client in another, which verifies
 //! every value. The broker runs on the host, as described in docs/containers.md.
 
-use shunt_compat::{Engine, Expected, Host, TransportWatch, keepalive_probes, under_shunt};
+use shunt_compat::{Engine, Expected, Host, Tools, TransportWatch, keepalive_probes, under_shunt};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -291,7 +291,8 @@ fn containers_are_measured_and_nothing_of_them_is_left() {
         engine.configure("runtime register");
         await_runtime(&engine);
         let mut command = engine.beside(&host.tools().expect("a host under shunt").shunt);
-        command.env("DOCKER_HOST", engine.address());
+        let bench = Tools::locate().shunt.with_file_name("shunt-bench");
+        command.env("DOCKER_HOST", engine.address()).env("SHUNT_BENCH", bench);
         command.args(["bench", "local", "containers", "--sides", "tcp,shunt", "--json", "--repeats", "1"]);
         // On a busy machine a connection is offered late.
         let output = command.args(["--seconds", "0.2"]).output().expect("nsenter (util-linux) runs");

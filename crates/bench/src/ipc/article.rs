@@ -2,12 +2,10 @@
 
 use serde::Serialize;
 
-use crate::worker::Way;
+use shunt_bench_args::ipc::Way;
 
 /// The bytes of its messages.
 pub(super) const SIZE: usize = 112_192;
-/// The descriptors of its messages.
-pub(super) const DESCRIPTORS: usize = 2;
 
 /// The figures of its table and its addendum.
 #[derive(Clone, Copy, Debug, Serialize)]

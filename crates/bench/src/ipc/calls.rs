@@ -7,7 +7,7 @@ use shunt_kernel::calls::{Call, Calls};
 
 use super::article;
 use super::turn::{ONE_WAY, Place};
-use crate::worker::Way;
+use shunt_bench_args::ipc::Way;
 
 /// The messages of the turn.
 const MESSAGES: u64 = 2_000;

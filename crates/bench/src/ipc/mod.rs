@@ -10,54 +10,19 @@ mod points;
 mod report;
 mod turn;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
+use shunt_bench_args::ipc::{Arguments, Way};
 
 use crate::comparison::Comparison;
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
-use crate::options::Output;
+use crate::output::write_with_svg;
 use crate::progress::Progress;
-use crate::worker::Way;
 use calls::Traced;
 use report::Report;
 use turn::{Exchange, ONE_WAY, Place, SESSIONS, Sample};
-
-/// `shunt bench ipc`
-#[derive(Debug, Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    output: Output,
-
-    /// Write the plot to this directory, as ipc.svg
-    #[arg(long, value_name = "DIR")]
-    svg: Option<PathBuf>,
-
-    /// Bytes of the messages
-    #[arg(
-        long,
-        value_name = "BYTES,...",
-        value_delimiter = ',',
-        default_value = "0,64,1024,4096,16384,65536,112192,262144,1048576,8388608",
-        value_parser = parse_size
-    )]
-    sizes: Vec<usize>,
-
-    /// Descriptors of each message
-    #[arg(long, value_name = "N", default_value_t = article::DESCRIPTORS, value_parser = parse_descriptors)]
-    descriptors: usize,
-
-    /// How long one turn is measured, about
-    #[arg(long, value_name = "SECS", default_value_t = 0.2)]
-    seconds: f64,
-
-    /// Only these ways [default: all]
-    #[arg(long, value_enum, value_name = "WAY,...", value_delimiter = ',')]
-    ways: Vec<Way>,
-}
 
 /// The overhead of a turn: its programs start.
 const AROUND: Duration = Duration::from_millis(100);
@@ -78,7 +43,7 @@ struct Measured {
 }
 
 /// Runs the comparison and prints its report.
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     ensure!((0.001..=600.0).contains(&arguments.seconds), "expected seconds, from 0.001 to 600");
     interruptible(|| compare(arguments))
 }
@@ -91,7 +56,7 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let measured = measure(arguments, &place)?;
     let report = Report::new(machine, &place, arguments, &ways, measured, begin.elapsed());
     let (output, svg) = (&arguments.output, arguments.svg.as_deref());
-    output.write_with_svg("shunt bench ipc", &report, [("ipc", report.plot())], svg, &report.text())
+    write_with_svg(output, "shunt bench ipc", &report, [("ipc", report.plot())], svg, &report.text())
 }
 
 fn measure(arguments: &Arguments, place: &Place) -> Result<Measured> {
@@ -136,25 +101,4 @@ fn measure_size(
         }
     }
     Ok(Row { size, samples })
-}
-
-impl Arguments {
-    fn ways(&self) -> Vec<Way> {
-        if self.ways.is_empty() { Way::value_variants().to_vec() } else { self.ways.clone() }
-    }
-}
-
-fn parse_size(text: &str) -> Result<usize, String> {
-    let size = text.parse().ok().filter(|size| *size <= shunt_channel::MAX_MESSAGE);
-    size.ok_or_else(|| format!("expected bytes, from 0 to {}", shunt_channel::MAX_MESSAGE))
-}
-
-/// Parses a number of descriptors: at most one less than the kernel passes in a message, because
-/// the file takes one.
-fn parse_descriptors(text: &str) -> Result<usize, String> {
-    let most = shunt_channel::MAX_DESCRIPTORS - 1;
-    text.parse()
-        .ok()
-        .filter(|count| *count <= most)
-        .ok_or_else(|| format!("expected a number from 0 to {most}"))
 }

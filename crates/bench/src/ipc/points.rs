@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use shunt_bench_args::ipc::{Arguments, Way};
 
 use super::calls::{CallFigures, WayCalls};
 use super::turn::{Place, Sample};
-use super::{AROUND, Arguments, Measured, Row, measure};
+use super::{AROUND, Measured, Row, measure};
 use crate::comparison::{Comparison, Figure, Point, Quantity, Taken};
-use crate::worker::Way;
 
 impl Comparison for Arguments {
     fn length(&self) -> (u64, Duration) {
@@ -17,7 +17,7 @@ impl Comparison for Arguments {
     }
 
     fn measure(&self) -> Result<Taken> {
-        Ok(self.points(&measure(self, &Place::find()?)?).into())
+        Ok(points(self, &measure(self, &Place::find()?)?).into())
     }
 
     #[cfg(test)]
@@ -27,59 +27,57 @@ impl Comparison for Arguments {
         let traced =
             super::calls::Traced { missing: None, ways: self.ways().into_iter().map(of_way).collect() };
         let rows = self.sizes.iter().map(row).collect();
-        self.points(&Measured { rows, sessions: row(&super::article::SIZE), traced })
+        points(self, &Measured { rows, sessions: row(&super::article::SIZE), traced })
     }
 }
 
-impl Arguments {
-    fn points(&self, measured: &Measured) -> Vec<Point> {
-        let Measured { rows, sessions, traced } = measured;
-        let mut points: Vec<Point> = rows.iter().flat_map(|row| self.of_row(row)).collect();
-        points.extend(self.of_sessions(sessions));
-        points.extend(traced.ways.iter().flat_map(of_calls));
-        let untraced = traced.missing.iter().flat_map(|missing| {
-            let missing = |line: &str, way: Way| call(line, way, Vec::new(), Some(missing.clone()));
-            let of_way = move |way| CALLS.map(|line| missing(line, way));
-            self.ways().into_iter().flat_map(of_way).collect::<Vec<_>>()
-        });
-        points.extend(untraced);
-        points
-    }
+fn points(arguments: &Arguments, measured: &Measured) -> Vec<Point> {
+    let Measured { rows, sessions, traced } = measured;
+    let mut points: Vec<Point> = rows.iter().flat_map(|row| of_row(arguments, row)).collect();
+    points.extend(of_sessions(arguments, sessions));
+    points.extend(traced.ways.iter().flat_map(of_calls));
+    let untraced = traced.missing.iter().flat_map(|missing| {
+        let missing = |line: &str, way: Way| call(line, way, Vec::new(), Some(missing.clone()));
+        let of_way = move |way| CALLS.map(|line| missing(line, way));
+        arguments.ways().into_iter().flat_map(of_way).collect::<Vec<_>>()
+    });
+    points.extend(untraced);
+    points
+}
 
-    fn of_sessions(&self, row: &Row) -> Vec<Point> {
-        let of_way = |(way, samples): (Way, &Vec<Sample>)| Point {
-            table: "sessions".to_owned(),
-            line: "five messages in order".to_owned(),
-            at: None,
+fn of_sessions(arguments: &Arguments, row: &Row) -> Vec<Point> {
+    let of_way = |(way, samples): (Way, &Vec<Sample>)| Point {
+        table: "sessions".to_owned(),
+        line: "five messages in order".to_owned(),
+        at: None,
+        side: way.label(),
+        quantity: Quantity::SESSION,
+        rounds: samples.iter().map(|sample| sample.wall / 1e3).collect(),
+        missing: None,
+    };
+    arguments.ways().into_iter().zip(&row.samples).map(of_way).collect()
+}
+
+fn of_row(arguments: &Arguments, row: &Row) -> Vec<Point> {
+    const FIGURES: [Figure<Sample>; 4] = [
+        (Quantity::EACH, |sample| sample.wall),
+        (Quantity::RATE, |sample| 1e6 / sample.wall),
+        (Quantity::CPU_OF_ONE, |sample| user(sample) + system(sample)),
+        (Quantity::SYSTEM_OF_ONE, system),
+    ];
+    let of_way = |(way, samples): (Way, &Vec<Sample>)| {
+        FIGURES.map(|(quantity, figure)| Point {
+            table: "messages".to_owned(),
+            line: format!("{} B", row.size),
+            // A logarithmic axis cannot show 0.
+            at: (row.size > 0).then_some(("bytes", row.size as f64)),
             side: way.label(),
-            quantity: Quantity::SESSION,
-            rounds: samples.iter().map(|sample| sample.wall / 1e3).collect(),
+            quantity,
+            rounds: samples.iter().map(figure).collect(),
             missing: None,
-        };
-        self.ways().into_iter().zip(&row.samples).map(of_way).collect()
-    }
-
-    fn of_row(&self, row: &Row) -> Vec<Point> {
-        const FIGURES: [Figure<Sample>; 4] = [
-            (Quantity::EACH, |sample| sample.wall),
-            (Quantity::RATE, |sample| 1e6 / sample.wall),
-            (Quantity::CPU_OF_ONE, |sample| user(sample) + system(sample)),
-            (Quantity::SYSTEM_OF_ONE, system),
-        ];
-        let of_way = |(way, samples): (Way, &Vec<Sample>)| {
-            FIGURES.map(|(quantity, figure)| Point {
-                table: "messages".to_owned(),
-                line: format!("{} B", row.size),
-                // A logarithmic axis cannot show 0.
-                at: (row.size > 0).then_some(("bytes", row.size as f64)),
-                side: way.label(),
-                quantity,
-                rounds: samples.iter().map(figure).collect(),
-                missing: None,
-            })
-        };
-        self.ways().into_iter().zip(&row.samples).flat_map(of_way).collect()
-    }
+        })
+    };
+    arguments.ways().into_iter().zip(&row.samples).flat_map(of_way).collect()
 }
 
 fn user(sample: &Sample) -> f64 {

@@ -12,7 +12,7 @@ use super::{Arguments, Measured, Row};
 use crate::machine::Machine;
 use crate::report::{Axes, Plot, Series, number};
 use crate::stats::Spread;
-use crate::worker::Way;
+use shunt_bench_args::ipc::Way;
 
 /// The report.
 #[derive(Debug, Serialize)]

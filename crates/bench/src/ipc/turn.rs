@@ -9,8 +9,10 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Serialize;
 use tempfile::TempDir;
 
+use crate::find;
 use crate::process::Process;
-use crate::worker::{BEGIN, IpcMeasured, READY, Way};
+use crate::worker::{BEGIN, IpcMeasured, READY};
+use shunt_bench_args::ipc::Way;
 
 /// The directory where the processes meet, and their processors.
 pub(super) struct Place {
@@ -65,7 +67,7 @@ impl Place {
         let cpus = cpus.next().zip(cpus.next());
         let directory = tempfile::Builder::new().prefix("shunt-bench-").tempdir()?;
         let file_system = file_system(directory.path());
-        Ok(Place { directory, program: std::env::current_exe()?, cpus, file_system })
+        Ok(Place { directory, program: find::own()?, cpus, file_system })
     }
 
     /// Returns how many messages take about this time, or `None` if the way does not support them.

@@ -136,7 +136,7 @@ impl Drop for Image {
 
 fn import(stage: &Stage) -> Result<String> {
     let (tree, archive) = (stage.path("tree"), stage.path("tree.tar"));
-    let program = std::env::current_exe().context("finding this program")?;
+    let program = find::own()?;
     for library in libraries(&program)? {
         let to = tree.join(library.strip_prefix("/").context("an absolute path")?);
         std::fs::create_dir_all(to.parent().context("a library has a directory")?)?;
@@ -181,7 +181,7 @@ impl Container {
             command.arg(format!("--env={}={spin}", shunt_abi::env::SPIN));
             command.arg(format!("--env={}=trust", shunt_abi::env::OWN_CALLS));
         }
-        let program = std::env::current_exe().context("finding this program")?;
+        let program = find::own()?;
         command.arg(format!("--volume={}:{PROGRAM}:ro", program.display()));
         command.args([image, PROGRAM, "bench-worker"]).args(load);
         let process = Process::spawn_with_lines(&mut command, &name)?;
@@ -236,7 +236,7 @@ fn status(mut shunt: Command) -> Result<Snapshot> {
 
 /// Returns the status of the system's broker, as reported to the calling thread's namespace.
 fn status_here() -> Result<Snapshot> {
-    status(Command::new(std::env::current_exe().context("finding this program")?))
+    status(Command::new(find::shunt()?))
 }
 
 /// Runs docker with these arguments and returns its output.

@@ -17,92 +17,27 @@ mod tables;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use shunt_bench_args::local::{Arguments, Group};
+use shunt_bench_args::side::Side;
 
 use crate::interrupt::interruptible;
 use crate::machine::Place;
-use crate::options::{Output, parse_seconds};
+use crate::output;
 use crate::progress::Progress;
 use crate::report::{self, Report};
-use crate::side::Side;
 use crate::stage::Stage;
 pub(crate) use point::{Point, Sample};
 pub(crate) use tables::{Table, Unit};
 
-/// `shunt bench local`
-#[derive(Debug, Args)]
-#[command(mut_arg("repeats", |repeats| repeats
-    .help("How often every side has its turn; 31 times where one-sided is named, if nothing else is said")
-    .default_value_if("only", "one-sided", "31")))]
-pub struct Arguments {
-    #[command(flatten)]
-    output: Output,
-
-    /// How long one turn is measured
-    #[arg(long, value_name = "SECS", default_value_t = 0.5, value_parser = parse_seconds)]
-    seconds: f64,
-
-    /// Only these sides [default: all]
-    #[arg(long, value_enum, value_name = "SIDE,...", value_delimiter = ',')]
-    sides: Vec<Side>,
-
-    /// Only lines whose names have this in them; may be given again
-    #[arg(long = "line", value_name = "TEXT")]
-    lines: Vec<String>,
-
-    /// Only these [default: all]
-    #[arg(value_enum, value_name = "WHAT")]
-    only: Vec<Group>,
-}
-
-/// What can be asked for by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Group {
-    /// One message there and back, by size
-    RoundTrip,
-    /// One message there and back between two containers of Docker, by size
-    Containers,
-    /// Messages in one direction, by size
-    Stream,
-    /// Many connections to one server, by number
-    Connections,
-    /// memcached under our own load
-    Memcached,
-    /// Redis with redis-benchmark
-    Redis,
-    /// nginx with wrk
-    Nginx,
-    /// PostgreSQL with pgbench
-    Postgres,
-    /// The same by the size of its database
-    PostgresScales,
-    /// Java, Node.js and Python
-    Runtimes,
-    /// Go without cgo and with it: plain messages, and net/http with its own client and with wrk
-    Go,
-    /// One server in C with glibc and with musl, dynamic and static
-    Musl,
-    /// What shunt costs where it cannot help
-    Cost,
-    /// What shunt costs where only one side is under it: is it less than a percent? memcached, Redis and our own loads
-    OneSided,
-    /// More threads than processors
-    Crowd,
-    /// Ways to spin and to sleep where others want the processors: beside threads that compute, with half a processor, on one
-    Busy,
-    /// What a relay with a thread for each connection pays, and its buffers; shunt has no part in it
-    Relaying,
-}
-
 /// Runs the comparison and prints its report.
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     interruptible(|| compare(arguments))
 }
 
 fn compare(arguments: &Arguments) -> Result<()> {
     let output = &arguments.output;
-    let report = reported(arguments.tables(), output.repeats, arguments.seconds)?;
-    output.write("shunt bench local", &report, &report::plots(&report), &report::text(&report))
+    let report = reported(points::tables(arguments), output.repeats, arguments.seconds)?;
+    output::write(output, "shunt bench local", &report, &report::plots(&report), &report::text(&report))
 }
 
 /// Measures these groups on the selected sides.
@@ -160,12 +95,6 @@ fn measured_tables(mut tables: Vec<Table>, repeats: u32, seconds: f64) -> Result
     }
     progress.end();
     Ok((place, tables))
-}
-
-impl Arguments {
-    fn wants(&self, side: Side) -> bool {
-        self.sides.is_empty() || self.sides.contains(&side)
-    }
 }
 
 fn measure(
@@ -237,7 +166,7 @@ mod tests {
     #[test]
     fn lines_can_be_chosen() {
         let labels = |line| -> Vec<String> {
-            let tables = arguments(line).tables();
+            let tables = points::tables(&arguments(line));
             tables.iter().flat_map(|table| &table.points).map(|point| point.label.clone()).collect()
         };
         let one_connection = ["memcached, one connection", "Redis, one connection"];

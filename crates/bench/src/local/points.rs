@@ -4,30 +4,31 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Arguments, Point, Sample, Table, Unit, length, measured_tables, wanted_tables};
+use shunt_bench_args::local::Arguments;
+use shunt_bench_args::side::Side;
+
+use super::{Point, Sample, Table, Unit, length, measured_tables, wanted_tables};
 use crate::comparison::{self, Comparison, Quantity};
 
 impl Comparison for Arguments {
     fn length(&self) -> (u64, Duration) {
-        length(&self.tables(), self.output.repeats, Duration::from_secs_f64(self.seconds))
+        length(&tables(self), self.output.repeats, Duration::from_secs_f64(self.seconds))
     }
 
     fn measure(&self) -> Result<comparison::Taken> {
-        let (_, tables) = measured_tables(self.tables(), self.output.repeats, self.seconds)?;
+        let (_, tables) = measured_tables(tables(self), self.output.repeats, self.seconds)?;
         Ok(points(&tables).into())
     }
 
     #[cfg(test)]
     fn outline(&self) -> Vec<comparison::Point> {
-        points(&self.tables())
+        points(&tables(self))
     }
 }
 
-impl Arguments {
-    /// Returns the selected tables.
-    pub(super) fn tables(&self) -> Vec<Table> {
-        wanted_tables(&self.only, &self.lines, |side| self.wants(side))
-    }
+/// Returns the selected tables.
+pub(super) fn tables(arguments: &Arguments) -> Vec<Table> {
+    wanted_tables(&arguments.only, &arguments.lines, |side| arguments.wants(side))
 }
 
 fn points(tables: &[Table]) -> Vec<comparison::Point> {
@@ -50,7 +51,7 @@ fn of_line(table: &Table, point: &Point) -> Vec<comparison::Point> {
         (Quantity::CPU_OF_ONE, Box::new(Sample::cpu_us)),
     ];
     let sides = point.sides.iter().zip(&point.samples);
-    let of_side = |(side, samples): (&crate::side::Side, &Vec<Sample>)| {
+    let of_side = |(side, samples): (&Side, &Vec<Sample>)| {
         let of = |(quantity, figure): &(Quantity, Figure)| comparison::Point {
             table: table.title.clone(),
             line: point.label.clone(),

@@ -19,6 +19,7 @@ use shunt_wan::{Config, Link, Tun};
 use tempfile::TempDir;
 
 use super::side::Side;
+use crate::find;
 use crate::interrupt;
 use crate::namespace::Namespace;
 use crate::process::Process;
@@ -29,6 +30,8 @@ pub(super) use moving::{Container, Map, Moving};
 pub(super) struct Lab {
     directory: TempDir,
     shunt: PathBuf,
+    /// This program, which runs the synthetic loads.
+    own: PathBuf,
     /// The hosts of the client and the server, and the destination of a moving container, if there
     /// is one.
     hosts: Vec<Host>,
@@ -104,10 +107,10 @@ impl Lab {
 
     fn with(rtt: Duration, is_for_moving: bool) -> Result<Lab> {
         let directory = tempfile::Builder::new().prefix("shunt-lab-").tempdir()?;
-        let shunt = std::env::current_exe().context("finding this program")?;
+        let (shunt, own) = (find::shunt()?, find::own()?);
         let (server, client) = two_cpus()?;
         let mut hosts = vec![Host::new("client", 1, client)?, Host::new("server", 2, server)?];
-        let mut lab = Lab { directory, shunt, hosts: Vec::new(), _wire: None, _switch: None };
+        let mut lab = Lab { directory, shunt, own, hosts: Vec::new(), _wire: None, _switch: None };
         if is_for_moving {
             hosts.push(Host::new("other", 3, server)?);
             lab._switch = Some(moving::switch(&hosts)?);
@@ -184,7 +187,7 @@ impl Lab {
     }
 
     fn worker_in(&self, net: &Namespace, host: &Host, is_shunt: bool) -> Command {
-        let mut command = self.command_in(net, host, is_shunt, &self.shunt);
+        let mut command = self.command_in(net, host, is_shunt, &self.own);
         command.arg("bench-worker");
         command
     }
@@ -201,7 +204,7 @@ impl Lab {
 
     /// Returns the command of a synthetic load.
     pub(super) fn worker(&self, side: Side, role: Role) -> Command {
-        let mut command = self.command(side, role, &self.shunt);
+        let mut command = self.command(side, role, &self.own);
         command.arg("bench-worker");
         command
     }

@@ -4,8 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use clap::ValueEnum;
-use serde::Serialize;
+use shunt_bench_args::overlay::Group;
 
 use super::cpu::{Cpu, Used};
 use super::lab::{Brief, Lab, Paths, Routers};
@@ -14,28 +13,6 @@ use crate::process::Process;
 use crate::stage::Role;
 use crate::worker::{BEGIN, Download, Measured, READY};
 use crate::{find, nginx};
-
-/// What can be asked for by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Group {
-    /// One connection, as much as goes through, by size of message
-    Throughput,
-    /// One message there and back, by size
-    RoundTrip,
-    /// Connections, one after the other, each until its first byte is answered
-    SetUp,
-    /// Connections that are over soon, one after the other, by how often bytes go there and back
-    Short,
-    /// memcached under our own load
-    Memcached,
-    /// nginx with wrk
-    Nginx,
-    /// Two connections over time, while the policy for one of them changes
-    Policy,
-    /// A container that stops, and starts with its address on another host
-    Migration,
-}
 
 /// A load.
 #[derive(Clone, Copy, Debug)]

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
+use super::Group;
 use super::lab::{Container, Lab, Map, Moving, Routers};
-use super::load::Group;
 use super::points::name;
 use crate::comparison::{Point, Quantity};
 use crate::find;

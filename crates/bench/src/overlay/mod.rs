@@ -13,47 +13,22 @@ mod points;
 mod report;
 mod side;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use shunt_bench_args::overlay::{Arguments, Group};
 
 use crate::comparison::Comparison;
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
-use crate::options::{Output, parse_seconds};
+use crate::output::write_with_svg;
 use crate::progress::Progress;
 use lab::Lab;
-use load::{Group, Load, Sample};
+use load::{Load, Sample};
 use migration::Migration;
 use over_time::OverTime;
 use report::Report;
 use side::Side;
-
-/// `shunt bench overlay`
-#[derive(Debug, Args)]
-#[command(mut_arg("repeats", |repeats| repeats.default_value("7")))]
-pub struct Arguments {
-    #[command(flatten)]
-    output: Output,
-
-    /// Write the plots to this directory, as throughput.svg, cpu.svg, round-trip.svg and policy.svg
-    #[arg(long, value_name = "DIR")]
-    svg: Option<PathBuf>,
-
-    /// How long one turn is measured
-    #[arg(long, value_name = "SECS", default_value_t = 1.0, value_parser = parse_seconds)]
-    seconds: f64,
-
-    /// What a round trip between the hosts takes: with much, set-up is counted in round trips, however busy this machine is
-    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..1000))]
-    rtt: u64,
-
-    /// Only these measurements [default: all]
-    #[arg(value_enum, value_name = "WHAT")]
-    only: Vec<Group>,
-}
 
 /// The overhead of a turn: its programs start.
 const AROUND: Duration = Duration::from_millis(600);
@@ -68,7 +43,7 @@ struct Line {
 }
 
 /// Runs the comparison and prints its report.
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if let Some(missing) = arguments.missing() {
         bail!(missing);
     }
@@ -77,7 +52,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
 fn compare(arguments: &Arguments) -> Result<()> {
     let (machine, begin) = (Machine::describe(), Instant::now());
-    let lab = arguments.lab()?;
+    let lab = lab(arguments)?;
     let measured = measure(arguments, &lab)?;
     write(&Report::new(machine, &lab, arguments, measured, begin.elapsed()), arguments)
 }
@@ -90,7 +65,7 @@ struct Taken {
 }
 
 fn measure(arguments: &Arguments, lab: &Lab) -> Result<Taken> {
-    let mut lines = arguments.lines();
+    let mut lines = lines(arguments);
     let (turns, turn) = arguments.length();
     let progress = Progress::begin(turns, turn);
     for line in &mut lines {
@@ -98,64 +73,54 @@ fn measure(arguments: &Arguments, lab: &Lab) -> Result<Taken> {
     }
     let measure = |turns| {
         progress.set_message("policy".to_owned());
-        let measured = over_time::measure(lab, arguments.every(), &progress).context("policy");
+        let measured = over_time::measure(lab, every(arguments), &progress).context("policy");
         progress.inc(turns);
         measured
     };
-    let over_time = arguments.turns_of_policy().map(measure).transpose()?.flatten();
+    let over_time = turns_of_policy(arguments).map(measure).transpose()?.flatten();
     let repeats = arguments.output.repeats;
     let measure = |turns| {
         let measured = migration::measure(repeats, &progress);
         progress.inc(turns);
         measured
     };
-    let migration = arguments.turns_of_migration().map(measure).transpose()?;
+    let migration = turns_of_migration(arguments).map(measure).transpose()?;
     progress.end();
     Ok(Taken { lines, over_time, migration })
 }
 
 fn write(report: &Report, arguments: &Arguments) -> Result<()> {
     let (output, svg) = (&arguments.output, arguments.svg.as_deref());
-    output.write_with_svg("shunt bench overlay", report, report.plots(), svg, &report.text())
+    write_with_svg(output, "shunt bench overlay", report, report.plots(), svg, &report.text())
 }
 
-impl Arguments {
-    fn lab(&self) -> Result<Lab> {
-        Lab::build(Duration::from_millis(self.rtt)).context("building the lab")
-    }
+fn lab(arguments: &Arguments) -> Result<Lab> {
+    Lab::build(Duration::from_millis(arguments.rtt)).context("building the lab")
+}
 
-    fn time(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds)
-    }
+/// Returns the interval between two points of the measurement over time.
+fn every(arguments: &Arguments) -> Duration {
+    arguments.time() / 2
+}
 
-    /// Returns the interval between two points of the measurement over time.
-    fn every(&self) -> Duration {
-        self.time() / 2
-    }
+/// Returns the length of the policy measurement, in turns.
+fn turns_of_policy(arguments: &Arguments) -> Option<u64> {
+    let length = over_time::length(every(arguments)).as_secs_f64();
+    let turns = length / (arguments.time() + AROUND).as_secs_f64();
+    arguments.wants(Group::Policy).then(|| turns.ceil() as u64)
+}
 
-    /// Returns the length of the policy measurement, in turns.
-    fn turns_of_policy(&self) -> Option<u64> {
-        let length = over_time::length(self.every()).as_secs_f64();
-        let turns = length / (self.time() + AROUND).as_secs_f64();
-        self.wants(Group::Policy).then(|| turns.ceil() as u64)
-    }
+/// Returns the length of the migration measurement, in turns.
+fn turns_of_migration(arguments: &Arguments) -> Option<u64> {
+    let length = migration::TURN.as_secs_f64() * migration::turns(arguments.output.repeats) as f64;
+    let turns = length / (arguments.time() + AROUND).as_secs_f64();
+    arguments.wants(Group::Migration).then(|| turns.ceil() as u64)
+}
 
-    /// Returns the length of the migration measurement, in turns.
-    fn turns_of_migration(&self) -> Option<u64> {
-        let length = migration::TURN.as_secs_f64() * migration::turns(self.output.repeats) as f64;
-        let turns = length / (self.time() + AROUND).as_secs_f64();
-        self.wants(Group::Migration).then(|| turns.ceil() as u64)
-    }
-
-    fn wants(&self, group: Group) -> bool {
-        self.only.is_empty() || self.only.contains(&group)
-    }
-
-    fn lines(&self) -> Vec<Line> {
-        let wanted = |load: &Load| self.wants(load.group());
-        let line = |load: Load| Line { load, missing: load.missing(), samples: Default::default() };
-        Load::all().into_iter().filter(wanted).map(line).collect()
-    }
+fn lines(arguments: &Arguments) -> Vec<Line> {
+    let wanted = |load: &Load| arguments.wants(load.group());
+    let line = |load: Load| Line { load, missing: load.missing(), samples: Default::default() };
+    Load::all().into_iter().filter(wanted).map(line).collect()
 }
 
 impl Line {

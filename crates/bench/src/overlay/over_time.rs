@@ -8,8 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+use super::Group;
 use super::lab::{Brief, Lab, Routers};
-use super::load::{Group, ours};
+use super::load::ours;
 use super::points::name;
 use super::side::Side;
 use crate::comparison::{Point, Quantity};

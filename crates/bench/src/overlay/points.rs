@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::ValueEnum;
+use shunt_bench_args::overlay::{Arguments, Group};
 
-use super::load::{Group, Load};
+use super::load::Load;
 use super::migration::Migration;
 use super::over_time::OverTime;
 use super::report::values;
 use super::side::Side;
-use super::{AROUND, Arguments, Line, measure};
+use super::{AROUND, Line, lab, lines, measure, turns_of_migration, turns_of_policy};
 use crate::comparison::{Comparison, Point, Taken};
 
 impl Comparison for Arguments {
@@ -20,14 +21,14 @@ impl Comparison for Arguments {
     }
 
     fn length(&self) -> (u64, Duration) {
-        let present = self.lines().iter().filter(|line| line.missing.is_none()).count();
+        let present = lines(self).iter().filter(|line| line.missing.is_none()).count();
         let turns = present as u64 * Side::ALL.len() as u64 * u64::from(self.output.repeats);
-        let others = self.turns_of_policy().into_iter().chain(self.turns_of_migration());
+        let others = turns_of_policy(self).into_iter().chain(turns_of_migration(self));
         (turns + others.sum::<u64>(), self.time() + AROUND)
     }
 
     fn measure(&self) -> Result<Taken> {
-        let taken = measure(self, &self.lab()?)?;
+        let taken = measure(self, &lab(self)?)?;
         let mut points = points(&taken.lines);
         points.extend(taken.over_time.iter().flat_map(OverTime::points));
         points.extend(taken.migration.iter().flat_map(Migration::points));
@@ -36,9 +37,9 @@ impl Comparison for Arguments {
 
     #[cfg(test)]
     fn outline(&self) -> Vec<Point> {
-        let mut points = points(&self.lines());
-        points.extend(self.turns_of_policy().iter().flat_map(|_| OverTime::outline()));
-        points.extend(self.turns_of_migration().iter().flat_map(|_| Migration::outline()));
+        let mut points = points(&lines(self));
+        points.extend(turns_of_policy(self).iter().flat_map(|_| OverTime::outline()));
+        points.extend(turns_of_migration(self).iter().flat_map(|_| Migration::outline()));
         points
     }
 }

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::Group;
 use super::lab::Lab;
-use super::load::{Group, Load, Sample};
+use super::load::{Load, Sample};
 use super::migration::Migration;
 use super::over_time::OverTime;
 use super::side::Side;

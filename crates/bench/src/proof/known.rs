@@ -4,10 +4,11 @@
 use anyhow::Result;
 
 use super::surroundings::Surroundings;
-use crate::local::{Group, measured};
+use crate::local::measured;
 use crate::machine::Machine;
 use crate::report::{Column, Page, Report, TableReport, against, number, text};
 use crate::side::Side;
+use shunt_bench_args::local::Group;
 
 /// The report without a user's pair.
 pub(super) struct Known {

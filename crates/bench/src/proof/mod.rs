@@ -19,19 +19,17 @@ mod text;
 use std::fs::Permissions;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
-use regex::Regex;
+use anyhow::{Context, Error, Result, bail, ensure};
+use shunt_bench_args::report::Arguments;
+use shunt_bench_args::side::Side;
 use tempfile::NamedTempFile;
 
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
-use crate::options::parse_seconds;
 use crate::progress::Progress;
-use crate::side::Side;
 use crate::stage::Stage;
 use figures::{Report, Told, Turns};
 use known::Known;
@@ -40,71 +38,20 @@ use metric::Metric;
 use pair::{Failure, Pair, Turn};
 use surroundings::Surroundings;
 
-/// `shunt report`
-#[derive(Debug, Args)]
-#[command(
-    after_help = "CMD is a line for sh, run where you are. With a load that runs for a fixed time, say by --metric which of the \
-    figures that it\nprints counts. A second group of REGEX is the unit, as in 'Transfer/sec: +([0-9.]+)([A-Za-z]+)'.\n\n\
-    Exits with 0 if both sides worked, whatever shunt gains or loses; else with 1."
-)]
-pub struct Arguments {
-    /// The server, started anew for every turn and ended by SIGTERM
-    #[arg(long, value_name = "CMD", requires = "load")]
-    program: Option<String>,
+/// Checks the expression of `--metric`.
+pub(crate) fn check_metric(text: &str) -> Result<String, String> {
+    Metric::parse(text).map(|_| text.to_owned())
+}
 
-    /// What loads it; it ends by itself, and with 0
-    #[arg(long, value_name = "CMD", requires = "program")]
-    load: Option<String>,
-
-    /// The server is ready when somebody listens at this port [default: when it listens at any]
-    #[arg(long, value_name = "PORT", requires = "load", value_parser = clap::value_parser!(u16).range(1..))]
-    port: Option<u16>,
-
-    /// Compare with the figures of the papers that shunt comes from
-    #[arg(long, conflicts_with_all = ["program", "load"])]
-    papers: bool,
-
-    /// Only figures of which this regular expression names the paper, the number or what they show
-    #[arg(long, value_name = "REGEX", requires = "papers", value_parser = papers::parse_only)]
-    only: Option<Regex>,
-
-    /// How often each side has its turn [default: 5, with --papers 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..1000))]
-    rounds: Option<u32>,
-
-    /// Compare the number in the brackets of this regular expression, as the load prints it last, instead of the load's time
-    #[arg(long, value_name = "REGEX", requires = "load", value_parser = Metric::parse)]
-    metric: Option<Metric>,
-
-    /// The lower the number the better
-    #[arg(long, requires = "metric")]
-    lower_is_better: bool,
-
-    /// End the load by SIGINT after so long, if it does not end by itself
-    #[arg(long, value_name = "SECS", value_parser = parse_seconds, requires = "metric")]
-    seconds: Option<f64>,
-
-    /// How long the server may take until it listens
-    #[arg(long, value_name = "SECS", default_value_t = 60.0, value_parser = parse_seconds)]
-    wait: f64,
-
-    /// How long the load may take
-    #[arg(long, value_name = "SECS", default_value_t = 300.0, value_parser = parse_seconds)]
-    timeout: f64,
-
-    /// Where the page is written; what is there is replaced
-    #[arg(long, value_name = "FILE", default_value = "shunt-report.html")]
-    out: PathBuf,
-
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    json: bool,
+/// Checks the expression of `--only`.
+pub(crate) fn check_only(text: &str) -> Result<String, regex::Error> {
+    papers::parse_only(text).map(|_| text.to_owned())
 }
 
 const SIDES: [Side; 2] = [Side::Tcp, Side::Shunt];
 
 /// Runs the report, prints it and writes the page.
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     interruptible(|| {
         // Fail immediately instead of after minutes.
         let place = place_beside(&arguments.out)?;
@@ -120,7 +67,9 @@ fn compare(arguments: &Arguments, lines: (&str, &str), place: NamedTempFile) -> 
     let (machine, begin) = (Machine::describe(), Instant::now());
     let others = server::adopt()?;
     let stage = Stage::amid().context("setting the stage")?;
-    let [native, shunt] = measure(arguments.rounds(), &arguments.pair(lines, &stage, others))?;
+    let metric = arguments.metric.as_deref().map(Metric::parse).transpose().map_err(Error::msg)?;
+    let pair = pair(arguments, lines, &stage, metric.as_ref(), others);
+    let [native, shunt] = measure(arguments.rounds(), &pair)?;
     let told = Told {
         program: lines.0.to_owned(),
         load: lines.1.to_owned(),
@@ -130,19 +79,20 @@ fn compare(arguments: &Arguments, lines: (&str, &str), place: NamedTempFile) -> 
     };
     let report = Report::new(Surroundings::describe(machine), told, &native, &shunt);
     let json = serde_json::to_string_pretty(&report)?;
-    arguments.tell(place, &page::page(&report)?, &json, &text::text(&report))?;
+    tell(arguments, place, &page::page(&report)?, &json, &text::text(&report))?;
     ensure!(report.findings.is_empty(), "{}", report.findings.join("\n"));
     Ok(())
 }
 
 fn show(arguments: &Arguments, place: NamedTempFile) -> Result<()> {
     let known = Known::measure(arguments.rounds(), own_command())?;
-    arguments.tell(place, &known.page()?, &known.json()?, &known.text())
+    tell(arguments, place, &known.page()?, &known.json()?, &known.text())
 }
 
 fn compare_with_papers(arguments: &Arguments, place: NamedTempFile) -> Result<()> {
-    let papers = papers::answer(arguments.only.as_ref(), arguments.rounds(), own_command())?;
-    arguments.tell(place, &papers.page(), &papers.json()?, &papers.text())?;
+    let only = arguments.only.as_deref().map(papers::parse_only).transpose()?;
+    let papers = papers::answer(only.as_ref(), arguments.rounds(), own_command())?;
+    tell(arguments, place, &papers.page(), &papers.json()?, &papers.text())?;
     papers.check()
 }
 
@@ -194,43 +144,39 @@ fn tried(turn: Result<Turn>) -> Result<Result<Turn, Failure>> {
     }
 }
 
-impl Arguments {
-    fn rounds(&self) -> u32 {
-        self.rounds.unwrap_or(if self.papers { 3 } else { 5 })
+fn pair<'a>(
+    arguments: &'a Arguments,
+    (program, load): (&'a str, &'a str),
+    stage: &'a Stage,
+    metric: Option<&'a Metric>,
+    others: Vec<u32>,
+) -> Pair<'a> {
+    Pair {
+        stage,
+        program,
+        load,
+        port: arguments.port,
+        metric,
+        seconds: arguments.seconds.map(Duration::from_secs_f64),
+        wait: Duration::from_secs_f64(arguments.wait),
+        limit: Duration::from_secs_f64(arguments.timeout),
+        others,
     }
+}
 
-    fn pair<'a>(
-        &'a self,
-        (program, load): (&'a str, &'a str),
-        stage: &'a Stage,
-        others: Vec<u32>,
-    ) -> Pair<'a> {
-        Pair {
-            stage,
-            program,
-            load,
-            port: self.port,
-            metric: self.metric.as_ref(),
-            seconds: self.seconds.map(Duration::from_secs_f64),
-            wait: Duration::from_secs_f64(self.wait),
-            limit: Duration::from_secs_f64(self.timeout),
-            others,
-        }
+/// Writes the page, and prints the text or the JSON.
+fn tell(arguments: &Arguments, mut place: NamedTempFile, page: &str, json: &str, text: &str) -> Result<()> {
+    let out = &arguments.out;
+    let writing = || format!("writing {}", out.display());
+    place.write_all(page.as_bytes()).with_context(writing)?;
+    place.persist(out).with_context(writing)?;
+    if arguments.json {
+        println!("{json}");
+    } else {
+        print!("{text}");
     }
-
-    /// Writes the page, and prints the text or the JSON.
-    fn tell(&self, mut place: NamedTempFile, page: &str, json: &str, text: &str) -> Result<()> {
-        let writing = || format!("writing {}", self.out.display());
-        place.write_all(page.as_bytes()).with_context(writing)?;
-        place.persist(&self.out).with_context(writing)?;
-        if self.json {
-            println!("{json}");
-        } else {
-            print!("{text}");
-        }
-        eprintln!("The page: {}", self.out.display());
-        Ok(())
-    }
+    eprintln!("The page: {}", out.display());
+    Ok(())
 }
 
 /// Creates a temporary file in the page's directory, which becomes the page.
@@ -244,13 +190,10 @@ fn place_beside(out: &Path) -> Result<NamedTempFile> {
         .with_context(|| format!("{} cannot be written: name another by --out", out.display()))
 }
 
-/// Returns this process's command line, quoted for a shell.
+/// Returns the command line as a user writes it, quoted for a shell.
 fn own_command() -> String {
-    let words = std::env::args().enumerate().map(|(index, word)| match index {
-        0 => "shunt".to_owned(),
-        _ => quoted(&word),
-    });
-    words.collect::<Vec<_>>().join(" ")
+    let words = std::env::args().skip_while(|word| word != "report").map(|word| quoted(&word));
+    std::iter::once("shunt".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
 fn quoted(word: &str) -> String {

@@ -23,6 +23,7 @@ use serde::Serialize;
 use shunt_wan::{Config, Link, Tun};
 use tempfile::TempDir;
 
+use crate::find;
 use crate::interrupt;
 use crate::namespace::Namespace;
 
@@ -52,6 +53,8 @@ pub(super) struct Lab {
     settings: Settings,
     directory: TempDir,
     shunt: PathBuf,
+    /// This program, which runs the synthetic loads.
+    own: PathBuf,
     hosts: [Namespace; 4],
     _links: Vec<Link>,
 }
@@ -125,9 +128,9 @@ impl Lab {
     /// Builds the lab. Needs root.
     pub(super) fn build(settings: Settings) -> Result<Lab> {
         let directory = tempfile::Builder::new().prefix("shunt-lab-").tempdir()?;
-        let shunt = std::env::current_exe().context("finding this program")?;
+        let (shunt, own) = (find::shunt()?, find::own()?);
         let hosts = [Namespace::new()?, Namespace::new()?, Namespace::new()?, Namespace::new()?];
-        let mut lab = Lab { settings, directory, shunt, hosts, _links: Vec::new() };
+        let mut lab = Lab { settings, directory, shunt, own, hosts, _links: Vec::new() };
         for host in [Host::Client, Host::Edge, Host::Exit, Host::Server] {
             lab.set(host, "tcp_no_metrics_save", "1")?;
         }
@@ -160,7 +163,7 @@ impl Lab {
         Ok(path)
     }
 
-    /// Returns the path of this program.
+    /// Returns the path of `shunt`.
     pub(super) fn shunt(&self) -> &Path {
         &self.shunt
     }
@@ -174,7 +177,7 @@ impl Lab {
 
     /// Returns the command of a synthetic load.
     pub(super) fn worker(&self, host: Host, load: &str) -> Command {
-        let mut command = self.command(host, &self.shunt);
+        let mut command = self.command(host, &self.own);
         command.args(["bench-worker", load]);
         command
     }

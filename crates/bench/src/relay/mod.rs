@@ -12,16 +12,15 @@ mod report;
 mod trace;
 mod way;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
+use shunt_bench_args::relay::{Arguments, Group, Name};
 
 use crate::comparison::Comparison;
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
-use crate::options::Output;
+use crate::output::write_with_svg;
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{TimeLine, time_lines as drawn};
@@ -30,53 +29,7 @@ use lab::{Host, Lab, PORT, Settings};
 use measure::{Burst, Cpu, Idle};
 use report::Report;
 use trace::Trace;
-use way::{Name, Running};
-
-/// `shunt bench relay`
-#[derive(Debug, Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    output: Output,
-
-    /// Write the plots to this directory, as first-byte.svg, total.svg and time-lines.svg
-    #[arg(long, value_name = "DIR")]
-    svg: Option<PathBuf>,
-
-    /// What is downloaded: bytes, or as many thousand (k) or million (m)
-    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_value = "10k,50k,100k,1m,10m,50m", value_parser = parse_size)]
-    sizes: Vec<u64>,
-
-    /// The rate of every link
-    #[arg(long, value_name = "N(k|m|g)bit", default_value = "500mbit", value_parser = parse_rate)]
-    bandwidth: u64,
-
-    /// The share of packets that every link loses
-    #[arg(long, value_name = "PERCENT", default_value_t = 0.0, value_parser = parse_percent)]
-    loss: f64,
-
-    /// Only these ways [default: all]
-    #[arg(long, value_enum, value_name = "WAY,...", value_delimiter = ',')]
-    ways: Vec<Name>,
-
-    /// Only these measurements [default: all]
-    #[arg(value_enum, value_name = "WHAT")]
-    only: Vec<Group>,
-}
-
-/// What can be asked for by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Group {
-    /// Who sends what when in a download of 50 KB
-    TimeLines,
-    /// Time to first byte and in all, by size
-    Downloads,
-    /// 200 new connections at once against a single one
-    Burst,
-    /// Processor time by volume
-    Cpu,
-    /// Memory of 1,000 idle connections
-    Idle,
-}
+use way::Running;
 
 /// The measurements of one way, in the order of the rounds.
 struct Row {
@@ -95,7 +48,7 @@ struct Row {
 const MEASUREMENT: Duration = Duration::from_secs(6);
 
 /// Runs the comparison and prints its report.
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if let Some(missing) = arguments.missing() {
         bail!(missing);
     }
@@ -106,14 +59,14 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let machine = Machine::describe();
     let begin = Instant::now();
     let rows = measure(arguments)?;
-    write(&Report::new(machine, arguments.settings(), arguments, &rows, begin.elapsed()), arguments)?;
+    write(&Report::new(machine, settings(arguments), arguments, &rows, begin.elapsed()), arguments)?;
     write_time_lines(&rows, arguments)
 }
 
 fn measure(arguments: &Arguments) -> Result<Vec<Row>> {
-    let lab = Lab::build(arguments.settings()).context("building the lab")?;
+    let lab = Lab::build(settings(arguments)).context("building the lab")?;
     let server = serve(&lab)?;
-    let mut rows = arguments.rows();
+    let mut rows = rows(arguments);
     let (turns, turn) = arguments.length();
     let progress = Progress::begin(turns, turn);
     for round in 0..arguments.output.repeats as usize {
@@ -141,7 +94,7 @@ fn serve(lab: &Lab) -> Result<Process> {
 fn write(report: &Report, arguments: &Arguments) -> Result<()> {
     let plots = ["first-byte", "total"].into_iter().zip(report.plots());
     let (output, svg) = (&arguments.output, arguments.svg.as_deref());
-    output.write_with_svg("shunt bench relay", report, plots, svg, &report.text())
+    write_with_svg(output, "shunt bench relay", report, plots, svg, &report.text())
 }
 
 fn write_time_lines(rows: &[Row], arguments: &Arguments) -> Result<()> {
@@ -152,38 +105,27 @@ fn write_time_lines(rows: &[Row], arguments: &Arguments) -> Result<()> {
     std::fs::write(&path, drawn).with_context(|| format!("writing {}", path.display()))
 }
 
-impl Arguments {
-    fn settings(&self) -> Settings {
-        Settings { bits_per_second: self.bandwidth, loss: self.loss / 100.0 }
-    }
+fn settings(arguments: &Arguments) -> Settings {
+    Settings { bits_per_second: arguments.bandwidth, loss: arguments.loss / 100.0 }
+}
 
-    fn rows(&self) -> Vec<Row> {
-        self.ways().into_iter().map(|name| Row::new(name, self)).collect()
-    }
+fn rows(arguments: &Arguments) -> Vec<Row> {
+    arguments.ways().into_iter().map(|name| Row::new(name, arguments)).collect()
+}
 
-    fn ways(&self) -> Vec<Name> {
-        let all = Name::value_variants().iter().copied();
-        all.filter(|name| self.ways.is_empty() || self.ways.contains(name)).collect()
-    }
-
-    fn wants(&self, group: Group) -> bool {
-        self.only.is_empty() || self.only.contains(&group)
-    }
-
-    /// Returns the number of measurements of a way in a round.
-    fn measurements(&self, name: Name) -> usize {
-        let time_lines = usize::from(self.wants(Group::TimeLines));
-        let downloads = if self.wants(Group::Downloads) { self.sizes.len() } else { 0 };
-        let others = [Group::Burst, Group::Cpu, Group::Idle].into_iter().filter(|group| self.wants(*group));
-        time_lines + downloads + if name.is_weighed() { others.count() } else { 0 }
-    }
+/// Returns the number of measurements of a way in a round.
+fn measurements(arguments: &Arguments, name: Name) -> usize {
+    let time_lines = usize::from(arguments.wants(Group::TimeLines));
+    let downloads = if arguments.wants(Group::Downloads) { arguments.sizes.len() } else { 0 };
+    let others = [Group::Burst, Group::Cpu, Group::Idle].into_iter().filter(|group| arguments.wants(*group));
+    time_lines + downloads + if way::is_weighed(name) { others.count() } else { 0 }
 }
 
 impl Row {
     fn new(name: Name, arguments: &Arguments) -> Row {
         Row {
             name,
-            missing: name.way().missing(),
+            missing: way::way(name).missing(),
             traces: Vec::new(),
             downloads: vec![Vec::new(); arguments.sizes.len()],
             bursts: Vec::new(),
@@ -194,10 +136,10 @@ impl Row {
 
     /// Runs a turn.
     fn measure(&mut self, lab: &Lab, arguments: &Arguments, progress: &Progress) -> Result<()> {
-        if self.missing.is_some() || arguments.measurements(self.name) == 0 {
+        if self.missing.is_some() || measurements(arguments, self.name) == 0 {
             return Ok(());
         }
-        let way = self.name.way();
+        let way = way::way(self.name);
         let running = way.start(lab).context("starting it")?;
         self.measure_running(lab, arguments, &running, progress)?;
         drop(running);
@@ -213,7 +155,7 @@ impl Row {
     ) -> Result<()> {
         let name = self.name;
         let say = |what: &str| progress.set_message(format!("{}: {what}", name.label().trim()));
-        let wants = |group| name.is_weighed() && arguments.wants(group);
+        let wants = |group| way::is_weighed(name) && arguments.wants(group);
         if arguments.wants(Group::TimeLines) {
             say("a time line");
             self.traces.push(measure::time_line(lab, way)?);
@@ -253,53 +195,6 @@ fn time_lines(rows: &[Row]) -> impl Iterator<Item = TimeLine> {
 /// Returns the number of all measurements.
 fn turns(rows: &[Row], arguments: &Arguments) -> u64 {
     let present = rows.iter().filter(|row| row.missing.is_none());
-    let once: usize = present.map(|row| arguments.measurements(row.name)).sum();
+    let once: usize = present.map(|row| measurements(arguments, row.name)).sum();
     once as u64 * u64::from(arguments.output.repeats)
-}
-
-fn parse_size(text: &str) -> Result<u64, String> {
-    let size = scaled(&text.to_ascii_lowercase()).filter(|size| (1..=1_000_000_000).contains(size));
-    size.ok_or_else(|| "expected bytes, from 1 to 1000m".to_owned())
-}
-
-fn parse_rate(text: &str) -> Result<u64, String> {
-    let text = text.to_ascii_lowercase();
-    let rate = text.strip_suffix("bit").and_then(scaled);
-    let rate = rate.filter(|rate| (100_000..=10_000_000_000).contains(rate));
-    rate.ok_or_else(|| "expected a rate such as 500mbit, from 100kbit to 10gbit".to_owned())
-}
-
-fn parse_percent(text: &str) -> Result<f64, String> {
-    let percent = text.parse().ok().filter(|percent| (0.0..=50.0).contains(percent));
-    percent.ok_or_else(|| "expected percent, from 0 to 50".to_owned())
-}
-
-/// Parses a number that may end in k, m or g.
-fn scaled(text: &str) -> Option<u64> {
-    let scales = [('k', 1_000), ('m', 1_000_000), ('g', 1_000_000_000)];
-    let scale = scales.into_iter().find_map(|(letter, scale)| Some((text.strip_suffix(letter)?, scale)));
-    let (number, scale) = scale.unwrap_or((text, 1));
-    number.parse::<u64>().ok()?.checked_mul(scale)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_and_rates_are_of_thousands() {
-        assert_eq!(parse_size("10k"), Ok(10_000));
-        assert_eq!(parse_size("50M"), Ok(50_000_000));
-        assert_eq!(parse_size("7"), Ok(7));
-        assert_eq!(parse_rate("500mbit"), Ok(500_000_000));
-        for bad in ["", "0", "k", "-1", "1.5m", "2g", "99999999999999999999"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
-        for bad in ["500", "mbit", "1kbit", "100gbit", "500mb"] {
-            assert!(parse_rate(bad).is_err(), "{bad}");
-        }
-        for bad in ["-1", "51", "nan", ""] {
-            assert!(parse_percent(bad).is_err(), "{bad}");
-        }
-    }
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::Name;
 use super::floor::Floor;
 use super::lab::Settings;
 use super::measure::{BURST, IDLE};
 use super::trace::{MOMENTS, Trace};
-use super::way::Name;
 use super::{Arguments, Row};
 use crate::machine::Machine;
 use crate::report::{Axes, Plot, Series};

@@ -14,11 +14,12 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::local::{Group as Compared, Point, Sample, Table, Unit};
+use crate::local::{Point, Sample, Table, Unit};
 use crate::machine::Place;
 use crate::side::Side;
 use crate::stats::Spread;
 use one_sided::ToNative;
+use shunt_bench_args::local::Group as Compared;
 
 pub(crate) use bars::{Bar, Bars, Group, OURS};
 pub(crate) use html::{Column, Page, page};

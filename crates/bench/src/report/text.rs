@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::{Cell, Report, TableReport, busy, one_sided};
-use crate::local::Group;
 use crate::side::Side;
+use shunt_bench_args::local::Group;
 
 /// Returns the whole report.
 pub(crate) fn text(report: &Report) -> String {

@@ -7,73 +7,23 @@ mod points;
 mod report;
 mod way;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
+use shunt_bench_args::serve::{Arguments, Group};
 
 use crate::comparison::Comparison;
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
-use crate::options::Output;
+use crate::output::write_with_svg;
 use crate::progress::Progress;
 use load::{Load, Sample, Sinks};
 use report::Report;
 use way::{Stage, WAYS};
 
-/// `shunt bench serve`
-#[derive(Debug, Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    output: Output,
-
-    /// Write the plots to this directory, as echo.svg and forward.svg
-    #[arg(long, value_name = "DIR")]
-    svg: Option<PathBuf>,
-
-    /// Seconds of a turn
-    #[arg(long, value_name = "SECS", default_value_t = 0.3)]
-    seconds: f64,
-
-    /// Bytes of messages of the echo
-    #[arg(
-        long,
-        value_name = "BYTES,...",
-        value_delimiter = ',',
-        default_value = "32,64,128,256,512,1024,2048,4096,8192,16384"
-    )]
-    sizes: Vec<usize>,
-
-    /// Bytes of payloads of the forwarder, 32 at least
-    #[arg(
-        long,
-        value_name = "BYTES,...",
-        value_delimiter = ',',
-        default_value = "32,64,128,256,512,1024,2048,4096"
-    )]
-    payloads: Vec<usize>,
-
-    /// Only these measurements [default: all]
-    #[arg(value_enum, value_name = "WHAT")]
-    only: Vec<Group>,
-}
-
 /// The overhead of a turn: its programs start.
 const AROUND: Duration = Duration::from_millis(100);
-
-/// What can be asked for by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Group {
-    /// 8 clients, each with one message under way
-    Echo,
-    /// The same with 16
-    EchoMany,
-    /// 8 clients, 20 sinks, as much as goes through
-    Forward,
-    /// One client that sends a message each millisecond: how long it takes
-    Sparse,
-}
 
 /// A line of a table.
 struct Line {
@@ -84,7 +34,7 @@ struct Line {
 }
 
 /// Runs the comparison and prints its report.
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if let Some(missing) = arguments.missing() {
         bail!(missing);
     }
@@ -101,7 +51,7 @@ fn compare(arguments: &Arguments) -> Result<()> {
 fn measure(arguments: &Arguments) -> Result<Vec<Line>> {
     let stage = Stage::set()?;
     let sinks = stage.namespace.inside(Sinks::open)?;
-    let mut lines = arguments.lines();
+    let mut lines = lines(arguments);
     let time = arguments.time();
     let (turns, turn) = arguments.length();
     let progress = Progress::begin(turns, turn);
@@ -126,29 +76,23 @@ fn measure(arguments: &Arguments) -> Result<Vec<Line>> {
 
 fn write(report: &Report, arguments: &Arguments) -> Result<()> {
     let (output, svg) = (&arguments.output, arguments.svg.as_deref());
-    output.write_with_svg("shunt bench serve", report, report.plots(), svg, &report.text())
+    write_with_svg(output, "shunt bench serve", report, report.plots(), svg, &report.text())
 }
 
-impl Arguments {
-    fn time(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds.clamp(0.05, 600.0))
-    }
-
-    fn lines(&self) -> Vec<Line> {
-        let loads = |group: Group| -> Vec<Load> {
-            let echo =
-                |outstanding| self.sizes.iter().map(move |bytes| Load::Echo { bytes: *bytes, outstanding });
-            let payloads = self.payloads.iter().copied();
-            match group {
-                Group::Echo => echo(1).collect(),
-                Group::EchoMany => echo(16).collect(),
-                Group::Forward => payloads.map(|payload| Load::Forward { payload }).collect(),
-                Group::Sparse => payloads.map(|payload| Load::Sparse { payload }).collect(),
-            }
-        };
-        let groups = Group::value_variants().iter().copied();
-        let groups = groups.filter(|group| self.only.is_empty() || self.only.contains(group));
-        let line = |group, load| Line { group, load, samples: Default::default() };
-        groups.flat_map(|group| loads(group).into_iter().map(move |load| line(group, load))).collect()
-    }
+fn lines(arguments: &Arguments) -> Vec<Line> {
+    let loads = |group: Group| -> Vec<Load> {
+        let sizes = arguments.sizes.iter();
+        let echo = |outstanding| sizes.map(move |bytes| Load::Echo { bytes: *bytes, outstanding });
+        let payloads = arguments.payloads.iter().copied();
+        match group {
+            Group::Echo => echo(1).collect(),
+            Group::EchoMany => echo(16).collect(),
+            Group::Forward => payloads.map(|payload| Load::Forward { payload }).collect(),
+            Group::Sparse => payloads.map(|payload| Load::Sparse { payload }).collect(),
+        }
+    };
+    let groups = Group::value_variants().iter().copied();
+    let groups = groups.filter(|group| arguments.only.is_empty() || arguments.only.contains(group));
+    let line = |group, load| Line { group, load, samples: Default::default() };
+    groups.flat_map(|group| loads(group).into_iter().map(move |load| line(group, load))).collect()
 }

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::ValueEnum;
+use shunt_bench_args::serve::Arguments;
 
 use super::load::Sample;
 use super::way::WAYS;
-use super::{AROUND, Arguments, Line, measure};
+use super::{AROUND, Line, lines, measure};
 use crate::comparison::{Comparison, Figure, Point, Quantity, Taken};
 
 impl Comparison for Arguments {
@@ -17,7 +18,7 @@ impl Comparison for Arguments {
     }
 
     fn length(&self) -> (u64, Duration) {
-        let turns = self.lines().len() * WAYS.len() * self.output.repeats as usize;
+        let turns = lines(self).len() * WAYS.len() * self.output.repeats as usize;
         (turns as u64, self.time() + AROUND)
     }
 
@@ -27,7 +28,7 @@ impl Comparison for Arguments {
 
     #[cfg(test)]
     fn outline(&self) -> Vec<Point> {
-        points(&self.lines())
+        points(&lines(self))
     }
 }
 

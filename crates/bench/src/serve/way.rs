@@ -10,6 +10,7 @@ use serde::Serialize;
 use tempfile::TempDir;
 
 use super::load::Load;
+use crate::find;
 use crate::interrupt;
 use crate::namespace::Namespace;
 use crate::process::Process;
@@ -95,7 +96,7 @@ impl Stage {
     }
 
     fn shunt(&self, way: Way, load: Load) -> Result<Command> {
-        let shunt = std::env::current_exe().context("finding this program")?;
+        let shunt = find::shunt()?;
         let mut command = self.namespace.command(shunt);
         command.args([
             "serve",

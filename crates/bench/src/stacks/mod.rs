@@ -14,57 +14,19 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
-use clap::builder::PossibleValuesParser;
+use shunt_bench_args::Output;
+use shunt_bench_args::side::Side;
+use shunt_bench_args::stacks::Arguments;
 
 use crate::interrupt::{interruptible, pause};
 use crate::machine::Machine;
-use crate::options::{Output, parse_seconds};
+use crate::output;
 use crate::progress::Progress;
-use crate::side::Side;
 use crate::stage::Stage;
 use report::Report;
 use running::{Running, Sample};
 use stack::Stack;
 use table::STACKS;
-
-/// `shunt bench stacks`
-#[derive(Debug, Args)]
-pub struct Arguments {
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    json: bool,
-
-    /// How often each side has its turn
-    #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..1000))]
-    rounds: u32,
-
-    /// How long one turn is measured; the loads count whole seconds
-    #[arg(long, value_name = "SECS", default_value_t = 2.0, value_parser = parse_seconds)]
-    seconds: f64,
-
-    /// Connections, or threads, of the load
-    #[arg(
-        long,
-        value_name = "N,...",
-        value_delimiter = ',',
-        default_value = "1,8,64",
-        value_parser = clap::value_parser!(u32).range(1..=400)
-    )]
-    connections: Vec<u32>,
-
-    /// Under shunt nobody spins, as with `shunt run --spin off`
-    #[arg(long)]
-    no_spin: bool,
-
-    /// Only this stack, and others that are named so [default: all]
-    #[arg(long = "stack", value_name = "NAME", value_parser = names())]
-    stacks: Vec<String>,
-}
-
-fn names() -> PossibleValuesParser {
-    PossibleValuesParser::new(STACKS.iter().map(|stack| stack.name))
-}
 
 /// Nothing under shunt, and everything.
 const SIDES: usize = 2;
@@ -82,7 +44,7 @@ struct Line {
 }
 
 /// Runs the comparison and prints its report.
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     interruptible(|| compare(arguments))
 }
 
@@ -123,7 +85,7 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let names: Vec<&str> = failed.keys().copied().collect();
     let report = Report::new(machine, arguments, &lines, (left_out, failed), begin.elapsed());
     let output = Output { json: arguments.json, html: None, repeats: arguments.rounds };
-    output.write("shunt bench stacks", &report, &[], &report.text())?;
+    output::write(&output, "shunt bench stacks", &report, &[], &report.text())?;
     ensure!(names.is_empty(), "failed: {}", names.join(", "));
     Ok(())
 }
@@ -134,7 +96,7 @@ fn measure(
     arguments: &Arguments,
     progress: &Progress,
 ) -> Result<Vec<Line>> {
-    let [native, shunt] = arguments.sides();
+    let [native, shunt] = sides(arguments);
     let running = [Running::start(stack, stage, native)?, Running::start(stack, stage, shunt)?];
     let mut lines = Vec::new();
     for connections in arguments.connections.iter().copied() {
@@ -147,7 +109,7 @@ fn measure(
         for round in 0..arguments.rounds as usize {
             for turn in 0..SIDES {
                 let index = (round + turn) % SIDES;
-                let side = arguments.sides()[index].label();
+                let side = sides(arguments)[index].label();
                 progress.set_message(format!("{}, {connections} connections: {side}", stack.name));
                 let sample = running[index].turn(connections, arguments.time());
                 let sample = sample.with_context(|| format!("{connections} connections, {side}"))?;
@@ -160,12 +122,12 @@ fn measure(
     Ok(lines)
 }
 
-impl Arguments {
-    fn sides(&self) -> [Side; SIDES] {
-        [Side::Tcp, if self.no_spin { Side::ShuntSleep } else { Side::Shunt }]
-    }
+/// Returns the names of all stacks.
+#[cfg(test)]
+pub(crate) fn names() -> Vec<&'static str> {
+    STACKS.iter().map(|stack| stack.name).collect()
+}
 
-    fn time(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds)
-    }
+fn sides(arguments: &Arguments) -> [Side; SIDES] {
+    [Side::Tcp, if arguments.no_spin { Side::ShuntSleep } else { Side::Shunt }]
 }

@@ -25,7 +25,7 @@ const SET_EVERY: u64 = 10;
 
 /// Whose protocol is spoken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Cache {
+pub(crate) enum Cache {
     /// memcached's text protocol
     Memcached,
     /// Redis' protocol

@@ -17,7 +17,7 @@ use super::{BEGIN, Measured, finish, say, switch};
 
 /// What is called again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Call {
+pub(crate) enum Call {
     /// open and close of a file
     OpenClose,
     /// select on 100 descriptors, one of them ready
@@ -44,7 +44,7 @@ pub enum Call {
 
 impl Call {
     /// Returns its name on the command line.
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Call::OpenClose => "open-close",
             Call::Select => "select",

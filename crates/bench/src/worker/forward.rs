@@ -12,7 +12,7 @@ use super::{READY, say, wait_for_end};
 
 /// See the module.
 #[derive(Debug, Args)]
-pub struct Forward {
+pub(crate) struct Forward {
     /// Where to listen: an address with port 0
     #[arg(long)]
     at: SocketAddr,

@@ -34,13 +34,12 @@ pub(crate) use cache::Cache;
 pub(crate) use calls::Call;
 pub(crate) use download::Download;
 pub(crate) use flow::now;
-pub use ipc::Way;
 pub(crate) use ipc::{Ipc, IpcMeasured};
 use socket::Address;
 
 /// One load.
 #[derive(Debug, Subcommand)]
-pub enum Worker {
+pub(crate) enum Worker {
     /// Sends back what it receives, message by message
     Echo {
         /// See `Server`.
@@ -178,7 +177,7 @@ pub enum Worker {
 
 /// What every server needs to know.
 #[derive(Debug, Args)]
-pub struct Server {
+pub(crate) struct Server {
     /// Where to listen: an address with port 0, or the path of a Unix socket
     #[arg(long)]
     at: Address,
@@ -192,7 +191,7 @@ pub struct Server {
 
 /// What every client needs to know.
 #[derive(Debug, Args)]
-pub struct Client {
+pub(crate) struct Client {
     /// Where the server is
     #[arg(long)]
     to: Address,
@@ -215,7 +214,7 @@ pub struct Client {
 
 /// How a thread waits for a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Style {
+pub(crate) enum Style {
     /// In the call itself, a thread for each connection
     Blocking,
     /// In epoll_wait, one thread for all
@@ -224,7 +223,7 @@ pub enum Style {
 
 impl Style {
     /// Returns its name on the command line.
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Style::Blocking => "blocking",
             Style::Epoll => "epoll",
@@ -256,7 +255,7 @@ pub(crate) enum Flowed {
 }
 
 /// Runs a load.
-pub fn run(worker: &Worker) -> Result<()> {
+pub(crate) fn run(worker: &Worker) -> Result<()> {
     match worker {
         Worker::Echo { server, style: Style::Blocking } => echo::blocking(server),
         Worker::Echo { server, style: Style::Epoll } => echo::epoll(server),

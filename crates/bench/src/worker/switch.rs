@@ -12,6 +12,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_yield};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{BEGIN, Measured, finish, say, stay_on};
+use crate::find;
 
 /// Yields between two readings of the clock.
 const BATCH: usize = 100;
@@ -72,7 +73,7 @@ struct Other(Child);
 
 impl Other {
     fn start() -> Result<Other> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(find::own()?);
         command.args(["bench-worker", "calls", "give-way"]).stdin(Stdio::null());
         Ok(Other(command.spawn().context("starting the other process")?))
     }

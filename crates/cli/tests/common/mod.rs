@@ -108,6 +108,10 @@ impl Shell {
             command.env_remove(variable);
         }
         command.env("XDG_RUNTIME_DIR", self.directory.path()).env("SHUNT_LIB", library).stdin(Stdio::null());
+        // Only some tests need it.
+        if let Some(bench) = built("shunt-bench") {
+            command.env("SHUNT_BENCH", bench);
+        }
         command
     }
 
@@ -166,12 +170,18 @@ impl Drop for Shell {
 
 const SHUNT: &str = env!("CARGO_BIN_EXE_shunt");
 
-/// Returns the path of libshunt.so: next to the command under test, or in the release directory.
+/// Returns the path of libshunt.so.
 pub(crate) fn library() -> PathBuf {
-    let beside = Path::new(SHUNT).with_file_name("libshunt.so");
-    let release = Path::new(SHUNT).parent().unwrap().with_file_name("release").join("libshunt.so");
-    let found = [release, beside].into_iter().find(|path| path.is_file());
+    let found = built("libshunt.so");
     found.expect("no libshunt.so: run `make test`, which builds it, or `cargo build -p shunt-shim`")
+}
+
+/// Returns the path of a file that cargo has built: in the release directory, or next to the
+/// command under test.
+fn built(name: &str) -> Option<PathBuf> {
+    let beside = Path::new(SHUNT).with_file_name(name);
+    let release = Path::new(SHUNT).parent().unwrap().with_file_name("release").join(name);
+    [release, beside].into_iter().find(|path| path.is_file())
 }
 
 /// The result of a command.

@@ -18,6 +18,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use regex::{Regex, RegexBuilder};
 use serde::Serialize;
+use shunt_bench_args::side::Side;
+use shunt_bench_args::{ipc, local, overlay, relay, serve};
 
 use super::surroundings::Surroundings;
 use crate::comparison::{Comparison, Point, Quantity, Taken};
@@ -25,9 +27,7 @@ use crate::interrupt;
 use crate::machine::Machine;
 use crate::progress::time;
 use crate::report::{Axes, Bar, Bars, Group, OURS, Plot, Series, TimeLine, time_lines};
-use crate::side::Side;
 use crate::stats::Spread;
-use crate::{ipc, local, overlay, relay, serve};
 use exhibit::{Answer, Claim, Exhibit, Paper};
 use found::Found;
 

@@ -10,8 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::ValueEnum;
-use serde::Serialize;
+use shunt_bench_args::relay::Name;
 
 use super::lab::Lab;
 use crate::process::Process;
@@ -40,73 +39,30 @@ pub(super) struct Running {
     pub(super) relays: Vec<Process>,
 }
 
-/// Which way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Name {
-    /// The direct path, without relays
-    Direct,
-    /// Through the relays as routers
-    Routed,
-    /// ssh's port forwarding between the relays
-    Ssh,
-    /// HAProxy on both relays, with splice
-    Haproxy,
-    /// The same with large windows between the relays
-    HaproxyWindow,
-    /// shunt relay with everything switched off
-    Relay,
-    /// The same with early SYN
-    RelayEarly,
-    /// The same with warm connections as well
-    RelayPool,
-    /// The same with turbo start as well: all of shunt relay
-    RelayTurbo,
-    /// All of it, with an encrypted leg
-    RelayEncrypted,
+/// Returns the way of this name.
+pub(super) fn way(name: Name) -> Box<dyn Way> {
+    let shunt = |early, pool, turbo, encrypt| Box::new(shunt::Relay { early, pool, turbo, encrypt });
+    match name {
+        Name::Direct => Box::new(plain::Direct),
+        Name::Routed => Box::new(plain::Routed),
+        Name::Ssh => Box::new(ssh::Forwarding),
+        Name::Haproxy => Box::new(haproxy::Haproxy { large_window: false }),
+        Name::HaproxyWindow => Box::new(haproxy::Haproxy { large_window: true }),
+        Name::Relay => shunt(false, false, false, false),
+        Name::RelayEarly => shunt(true, false, false, false),
+        Name::RelayPool => shunt(true, true, false, false),
+        Name::RelayTurbo => shunt(true, true, true, false),
+        Name::RelayEncrypted => shunt(true, true, true, true),
+    }
 }
 
-impl Name {
-    /// Returns the label of its row.
-    pub(super) fn label(self) -> &'static str {
-        match self {
-            Name::Direct => "direct, end to end",
-            Name::Routed => "routed, not split",
-            Name::Ssh => "ssh forwarding",
-            Name::Haproxy => "HAProxy, splice",
-            Name::HaproxyWindow => "HAProxy, splice, large window",
-            Name::Relay => "shunt relay, plain",
-            Name::RelayEarly => "  + early SYN",
-            Name::RelayPool => "  + warm connections",
-            Name::RelayTurbo => "  + turbo start",
-            Name::RelayEncrypted => "  + an encrypted leg",
-        }
-    }
-
-    pub(super) fn way(self) -> Box<dyn Way> {
-        let shunt = |early, pool, turbo, encrypt| Box::new(shunt::Relay { early, pool, turbo, encrypt });
-        match self {
-            Name::Direct => Box::new(plain::Direct),
-            Name::Routed => Box::new(plain::Routed),
-            Name::Ssh => Box::new(ssh::Forwarding),
-            Name::Haproxy => Box::new(haproxy::Haproxy { large_window: false }),
-            Name::HaproxyWindow => Box::new(haproxy::Haproxy { large_window: true }),
-            Name::Relay => shunt(false, false, false, false),
-            Name::RelayEarly => shunt(true, false, false, false),
-            Name::RelayPool => shunt(true, true, false, false),
-            Name::RelayTurbo => shunt(true, true, true, false),
-            Name::RelayEncrypted => shunt(true, true, true, true),
-        }
-    }
-
-    /// Returns true if burst, processor time and memory are measured too: for the complete relay,
-    /// for the ways that it is compared with, and for the lab itself.
-    pub(super) fn is_weighed(self) -> bool {
-        matches!(
-            self,
-            Name::Routed | Name::Haproxy | Name::HaproxyWindow | Name::RelayTurbo | Name::RelayEncrypted
-        )
-    }
+/// Returns true if burst, processor time and memory are measured too: for the complete relay,
+/// for the ways that it is compared with, and for the lab itself.
+pub(super) fn is_weighed(name: Name) -> bool {
+    matches!(
+        name,
+        Name::Routed | Name::Haproxy | Name::HaproxyWindow | Name::RelayTurbo | Name::RelayEncrypted
+    )
 }
 
 impl Running {

@@ -16,69 +16,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use nix::sys::resource::{UsageWho, getrusage};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use shunt_bench_args::ipc::Way;
 
 use super::{BEGIN, READY, say, stay_on, wait_for_end};
 
-/// A way for messages with descriptors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Way {
-    /// Our message channel
-    Channel,
-    /// A datagram over a Unix socket
-    Datagram,
-    /// The same, where the receiver waits in select first, as the article's did
-    DatagramSelect,
-    /// An empty datagram, and the descriptor of an unlinked temporary file with the message
-    File,
-    /// The same with a memfd
-    Memfd,
-    /// A queue in shared memory under an fcntl lock, and an empty datagram
-    QueueFcntl,
-    /// The same, locked only by an end that knows of nothing to do
-    QueueFew,
-    /// A queue in shared memory under a futex
-    QueueFutex,
-    /// A queue in shared memory without locks, whose ends spin
-    QueueFree,
-    /// A Unix stream socket, with the length before each message
-    Stream,
-    /// A Unix socket of sequenced packets
-    Seqpacket,
-    /// A datagram, compressed with zstd
-    Zstd,
-    /// A datagram, compressed with gzip
-    Gzip,
-}
-
-impl Way {
-    /// Returns the title of its column.
-    pub(crate) fn label(self) -> &'static str {
-        match self {
-            Way::Channel => "channel",
-            Way::Datagram => "datagram",
-            Way::DatagramSelect => "datagram, select",
-            Way::File => "file",
-            Way::Memfd => "memfd",
-            Way::QueueFcntl => "queue, fcntl",
-            Way::QueueFew => "queue, few locks",
-            Way::QueueFutex => "queue, futex",
-            Way::QueueFree => "queue, lock-free",
-            Way::Stream => "stream",
-            Way::Seqpacket => "seqpacket",
-            Way::Zstd => "zstd",
-            Way::Gzip => "gzip",
-        }
-    }
-}
-
 /// What both ends need to know.
 #[derive(Debug, Args)]
-pub struct Ipc {
+pub(crate) struct Ipc {
     /// Which way
     #[arg(long, value_enum)]
     way: Way,

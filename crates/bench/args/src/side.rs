@@ -3,12 +3,10 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::stage::Role;
-
 /// One way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Side {
+pub enum Side {
     /// Loopback TCP as it comes, with Nagle's algorithm.
     Tcp,
     /// The same with TCP_NODELAY.
@@ -32,27 +30,34 @@ pub(crate) enum Side {
     ClientOnly,
 }
 
+/// One of the two programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The server.
+    Server,
+    /// The client.
+    Client,
+}
+
 impl Side {
     /// The transports that the shared-memory transport is compared with, in the order of the
     /// columns.
-    pub(crate) const TRANSPORTS: &[Side] =
+    pub const TRANSPORTS: &[Side] =
         &[Side::Tcp, Side::TcpNodelay, Side::Sockmap, Side::Unix, Side::ShuntSleep, Side::Shunt];
     /// For streams. Sockmap redirect has no backpressure, and would only fill the kernel's memory.
-    pub(crate) const BACKPRESSURE: &[Side] =
+    pub const BACKPRESSURE: &[Side] =
         &[Side::Tcp, Side::TcpNodelay, Side::Unix, Side::ShuntSleep, Side::Shunt];
     /// For programs that set TCP_NODELAY themselves.
-    pub(crate) const PROGRAM: &[Side] = &[Side::Tcp, Side::Unix, Side::ShuntSleep, Side::Shunt];
+    pub const PROGRAM: &[Side] = &[Side::Tcp, Side::Unix, Side::ShuntSleep, Side::Shunt];
     /// The ways to wait, for tests where other threads need the processors.
-    pub(crate) const SPINS: &[Side] =
-        &[Side::Tcp, Side::Unix, Side::ShuntSleep, Side::Shunt, Side::ShuntFixed];
+    pub const SPINS: &[Side] = &[Side::Tcp, Side::Unix, Side::ShuntSleep, Side::Shunt, Side::ShuntFixed];
     /// For tests where only one program runs under shunt, which cannot help then.
-    pub(crate) const ONE_SIDED: &[Side] =
-        &[Side::TcpNodelay, Side::ServerOnly, Side::TcpAgain, Side::ClientOnly];
+    pub const ONE_SIDED: &[Side] = &[Side::TcpNodelay, Side::ServerOnly, Side::TcpAgain, Side::ClientOnly];
     /// For tests of operations that shunt does not accelerate.
-    pub(crate) const WITH_AND_WITHOUT: &[Side] = &[Side::TcpNodelay, Side::Shunt];
+    pub const WITH_AND_WITHOUT: &[Side] = &[Side::TcpNodelay, Side::Shunt];
 
     /// Returns the title of its column.
-    pub(crate) fn label(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         match self {
             Side::Tcp => "TCP",
             Side::TcpNodelay => "TCP nodelay",
@@ -68,7 +73,7 @@ impl Side {
     }
 
     /// Returns the argument of `shunt run --spin`, or `None` if the program runs without shunt.
-    pub(crate) fn spin(self, role: Role) -> Option<&'static str> {
+    pub fn spin(self, role: Role) -> Option<&'static str> {
         match (self, role) {
             (Side::Shunt, _) | (Side::ServerOnly, Role::Server) | (Side::ClientOnly, Role::Client) => {
                 Some("auto")
@@ -80,12 +85,12 @@ impl Side {
     }
 
     /// Returns true if the synthetic loads set TCP_NODELAY. Under shunt they do.
-    pub(crate) fn nodelay(self) -> bool {
+    pub fn nodelay(self) -> bool {
         !matches!(self, Side::Tcp | Side::Unix)
     }
 
     /// Returns true if both directions should use shared memory.
-    pub(crate) fn is_under_shunt(self) -> bool {
+    pub fn is_under_shunt(self) -> bool {
         matches!(self, Side::Shunt | Side::ShuntSleep | Side::ShuntFixed)
     }
 }

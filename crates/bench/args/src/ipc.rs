@@ -1,0 +1,124 @@
+//! `shunt bench ipc`
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::Output;
+
+/// The descriptors of a message, if nothing else is asked for.
+pub const DESCRIPTORS: usize = 2;
+/// The longest message of the message channel, in bytes.
+pub const MAX_MESSAGE: usize = 64 << 20;
+/// The most descriptors of a message of the message channel.
+pub const MAX_DESCRIPTORS: usize = 253;
+
+/// `shunt bench ipc`
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// See `Output`.
+    #[command(flatten)]
+    pub output: Output,
+
+    /// Write the plot to this directory, as ipc.svg
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
+
+    /// Bytes of the messages
+    #[arg(
+        long,
+        value_name = "BYTES,...",
+        value_delimiter = ',',
+        default_value = "0,64,1024,4096,16384,65536,112192,262144,1048576,8388608",
+        value_parser = parse_size
+    )]
+    pub sizes: Vec<usize>,
+
+    /// Descriptors of each message
+    #[arg(long, value_name = "N", default_value_t = DESCRIPTORS, value_parser = parse_descriptors)]
+    pub descriptors: usize,
+
+    /// How long one turn is measured, about
+    #[arg(long, value_name = "SECS", default_value_t = 0.2)]
+    pub seconds: f64,
+
+    /// Only these ways [default: all]
+    #[arg(long, value_enum, value_name = "WAY,...", value_delimiter = ',')]
+    pub ways: Vec<Way>,
+}
+
+impl Arguments {
+    /// Returns the selected ways.
+    pub fn ways(&self) -> Vec<Way> {
+        if self.ways.is_empty() { Way::value_variants().to_vec() } else { self.ways.clone() }
+    }
+}
+
+/// A way for messages with descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// Our message channel
+    Channel,
+    /// A datagram over a Unix socket
+    Datagram,
+    /// The same, where the receiver waits in select first, as the article's did
+    DatagramSelect,
+    /// An empty datagram, and the descriptor of an unlinked temporary file with the message
+    File,
+    /// The same with a memfd
+    Memfd,
+    /// A queue in shared memory under an fcntl lock, and an empty datagram
+    QueueFcntl,
+    /// The same, locked only by an end that knows of nothing to do
+    QueueFew,
+    /// A queue in shared memory under a futex
+    QueueFutex,
+    /// A queue in shared memory without locks, whose ends spin
+    QueueFree,
+    /// A Unix stream socket, with the length before each message
+    Stream,
+    /// A Unix socket of sequenced packets
+    Seqpacket,
+    /// A datagram, compressed with zstd
+    Zstd,
+    /// A datagram, compressed with gzip
+    Gzip,
+}
+
+impl Way {
+    /// Returns the title of its column.
+    pub fn label(self) -> &'static str {
+        match self {
+            Way::Channel => "channel",
+            Way::Datagram => "datagram",
+            Way::DatagramSelect => "datagram, select",
+            Way::File => "file",
+            Way::Memfd => "memfd",
+            Way::QueueFcntl => "queue, fcntl",
+            Way::QueueFew => "queue, few locks",
+            Way::QueueFutex => "queue, futex",
+            Way::QueueFree => "queue, lock-free",
+            Way::Stream => "stream",
+            Way::Seqpacket => "seqpacket",
+            Way::Zstd => "zstd",
+            Way::Gzip => "gzip",
+        }
+    }
+}
+
+fn parse_size(text: &str) -> Result<usize, String> {
+    let size = text.parse().ok().filter(|size| *size <= MAX_MESSAGE);
+    size.ok_or_else(|| format!("expected bytes, from 0 to {}", MAX_MESSAGE))
+}
+
+/// Parses a number of descriptors: at most one less than the kernel passes in a message, because
+/// the file takes one.
+fn parse_descriptors(text: &str) -> Result<usize, String> {
+    let most = MAX_DESCRIPTORS - 1;
+    text.parse()
+        .ok()
+        .filter(|count| *count <= most)
+        .ok_or_else(|| format!("expected a number from 0 to {most}"))
+}

@@ -1,0 +1,66 @@
+//! `shunt bench serve`
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::Output;
+
+/// `shunt bench serve`
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// See `Output`.
+    #[command(flatten)]
+    pub output: Output,
+
+    /// Write the plots to this directory, as echo.svg and forward.svg
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
+
+    /// Seconds of a turn
+    #[arg(long, value_name = "SECS", default_value_t = 0.3)]
+    pub seconds: f64,
+
+    /// Bytes of messages of the echo
+    #[arg(
+        long,
+        value_name = "BYTES,...",
+        value_delimiter = ',',
+        default_value = "32,64,128,256,512,1024,2048,4096,8192,16384"
+    )]
+    pub sizes: Vec<usize>,
+
+    /// Bytes of payloads of the forwarder, 32 at least
+    #[arg(
+        long,
+        value_name = "BYTES,...",
+        value_delimiter = ',',
+        default_value = "32,64,128,256,512,1024,2048,4096"
+    )]
+    pub payloads: Vec<usize>,
+
+    /// Only these measurements [default: all]
+    #[arg(value_enum, value_name = "WHAT")]
+    pub only: Vec<Group>,
+}
+
+/// What can be asked for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Group {
+    /// 8 clients, each with one message under way
+    Echo,
+    /// The same with 16
+    EchoMany,
+    /// 8 clients, 20 sinks, as much as goes through
+    Forward,
+    /// One client that sends a message each millisecond: how long it takes
+    Sparse,
+}
+
+impl Arguments {
+    /// Returns the length of a turn.
+    pub fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds.clamp(0.05, 600.0))
+    }
+}
