@@ -15,8 +15,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use sd_notify::NotifyState;
 use shunt_broker::{Config, Mode, SYSTEM_SOCKET};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::{DaemonArgs, LOG};
 use crate::broker;
@@ -99,20 +100,26 @@ fn activated_socket() -> Result<Option<OwnedFd>> {
 /// Starts the log with `filter`, unless the environment sets a filter.
 pub(crate) fn start_log(file: Option<&Path>, filter: Option<&str>) -> Result<()> {
     let said = std::env::var(LOG).ok().filter(|said| !said.is_empty());
-    let filter = EnvFilter::builder()
-        .with_default_directive(LevelFilter::INFO.into())
-        .parse(said.as_deref().or(filter).unwrap_or_default())
-        .with_context(|| format!("{LOG} takes a filter such as info or shunt_broker=debug"))?;
+    let filter = match said.as_deref().or(filter).unwrap_or_default() {
+        "" => Targets::new().with_default(LevelFilter::INFO),
+        said => said
+            .parse()
+            .with_context(|| format!("{LOG} takes a filter such as info or shunt_broker=debug"))?,
+    };
     // A detached broker's standard error leads nowhere after its start. Failed writes to it must be
     // ignored.
-    let log = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false);
+    let log = tracing_subscriber::fmt::layer().log_internal_errors(false);
+    let registry = tracing_subscriber::registry();
     match file {
         Some(path) => {
             let file = OpenOptions::new().append(true).create(true).open(path);
             let file = file.with_context(|| format!("cannot write the log to {}", path.display()))?;
-            log.with_ansi(false).with_writer(Mutex::new(file)).init();
+            registry.with(log.with_ansi(false).with_writer(Mutex::new(file))).with(filter).init();
         }
-        None => log.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr).init(),
+        None => {
+            let log = log.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
+            registry.with(log).with(filter).init();
+        }
     }
     Ok(())
 }

@@ -121,7 +121,7 @@ fn one_of<T: ValueEnum>(text: &str) -> Result<(), String> {
 }
 
 fn filter(text: &str) -> Result<(), String> {
-    let parsed = tracing_subscriber::EnvFilter::builder().parse(text);
+    let parsed = text.parse::<tracing_subscriber::filter::Targets>();
     parsed.map(drop).map_err(|_| "expected a filter such as info or shunt_broker=debug".to_owned())
 }
 
