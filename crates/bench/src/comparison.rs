@@ -80,6 +80,30 @@ impl Quantity {
     pub(crate) const SOFTIRQ: Quantity = less("  softirq");
     pub(crate) const MEMORY: Quantity = less("KB each");
     pub(crate) const CALL: Quantity = less("us in the call");
+
+    /// Returns the quantity of this name in the data of the papers.
+    pub(crate) fn named(name: &str) -> Option<Quantity> {
+        Some(match name {
+            "rate" => Quantity::RATE,
+            "megabytes" => Quantity::MEGABYTES,
+            "part" => Quantity::PART,
+            "median" => Quantity::MEDIAN,
+            "p99" => Quantity::P99,
+            "each" => Quantity::EACH,
+            "session" => Quantity::SESSION,
+            "first-byte" => Quantity::FIRST_BYTE,
+            "last-byte" => Quantity::LAST_BYTE,
+            "step" => Quantity::STEP,
+            "moment" => Quantity::MOMENT,
+            "cpu-of-one" => Quantity::CPU_OF_ONE,
+            "system-of-one" => Quantity::SYSTEM_OF_ONE,
+            "cpu-of-gb" => Quantity::CPU_OF_GB,
+            "softirq" => Quantity::SOFTIRQ,
+            "memory" => Quantity::MEMORY,
+            "call" => Quantity::CALL,
+            _ => return None,
+        })
+    }
 }
 
 const fn more(label: &'static str) -> Quantity {

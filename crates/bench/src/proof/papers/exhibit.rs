@@ -1,64 +1,111 @@
 //! The description of a paper's exhibits: a figure, a table or a passage with its claims, and the
 //! measurements that correspond to them.
+//!
+//! The papers are data, one file each beside this one. They are read once, and kept until this
+//! program ends, so their texts are `'static`. A claim in such a file:
+//!
+//! ```toml
+//! [[exhibits.claims]]
+//! what = "throughput, overlay to host"
+//! theirs = { about = [14.0, 26.8] }          # a ratio of two figures of the paper
+//! place = "Table 2"
+//! kind = "fact"
+//! command = "overlay"
+//! table = "throughput"
+//! quantity = "megabytes"
+//! form = { part-of = ["VXLAN", "host"] }
+//! ```
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error};
 
 use crate::comparison::{Point, Quantity};
 
+/// The papers, in the order of shunt's transports.
+pub(super) static PAPERS: LazyLock<Vec<Paper>> = LazyLock::new(|| {
+    const FILES: [&str; 5] = [
+        include_str!("slipstream.toml"),
+        include_str!("slim.toml"),
+        include_str!("inferno.toml"),
+        include_str!("slick.toml"),
+        include_str!("ktcp.toml"),
+    ];
+    FILES.map(|text| toml::from_str(text).expect("a test reads these files")).into()
+});
+
+/// A text of a paper's file.
+type Text = &'static str;
+
 /// A paper.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Paper {
-    pub(super) name: &'static str,
-    pub(super) title: &'static str,
-    pub(super) exhibits: &'static [Exhibit],
+    #[serde(deserialize_with = "text")]
+    pub(super) name: Text,
+    #[serde(deserialize_with = "text")]
+    pub(super) title: Text,
+    pub(super) exhibits: Vec<Exhibit>,
 }
 
 /// An exhibit of a paper.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) struct Exhibit {
     /// The name in the paper.
-    pub(super) name: &'static str,
-    pub(super) shows: &'static str,
-    pub(super) answer: Answer,
-}
-
-#[derive(Debug)]
-pub(super) enum Answer {
-    Measured(&'static [Claim]),
-    /// The reason why it is not measured.
-    NotMeasured(&'static str),
+    #[serde(deserialize_with = "text")]
+    pub(super) name: Text,
+    #[serde(deserialize_with = "text")]
+    pub(super) shows: Text,
+    #[serde(default)]
+    pub(super) claims: Vec<Claim>,
+    /// The reason why it is not measured, if there are no claims.
+    #[serde(default, deserialize_with = "some_text")]
+    pub(super) not_measured: Option<Text>,
 }
 
 /// A claim of the paper, and the corresponding measurement.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Claim {
-    pub(super) what: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub(super) what: Text,
     pub(super) theirs: Theirs,
-    /// The place in the paper.
-    pub(super) place: &'static str,
+    /// The place in the paper, or nothing.
+    #[serde(default, deserialize_with = "text")]
+    pub(super) place: Text,
     pub(super) kind: Kind,
     /// The arguments of `shunt bench`.
-    pub(super) command: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub(super) command: Text,
     /// The beginning of the table's title.
-    pub(super) table: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub(super) table: Text,
+    #[serde(default)]
     pub(super) lines: Lines,
+    #[serde(deserialize_with = "quantity")]
     pub(super) quantity: Quantity,
     pub(super) form: Form,
 }
 
 /// The paper's figures, in the claim's form.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Theirs {
-    Between(f64, f64),
-    About(f64),
-    AtLeast(f64),
-    UpTo(f64),
+    Between(#[serde(deserialize_with = "figure")] f64, #[serde(deserialize_with = "figure")] f64),
+    About(#[serde(deserialize_with = "figure")] f64),
+    AtLeast(#[serde(deserialize_with = "figure")] f64),
+    UpTo(#[serde(deserialize_with = "figure")] f64),
     /// A figure for each position on the axis.
-    Each(&'static [(f64, f64)]),
+    Each(#[serde(deserialize_with = "figures")] &'static [(f64, f64)]),
     /// No figure in the text.
-    Words(&'static str),
+    Words(#[serde(deserialize_with = "text")] Text),
 }
 
 /// The kind of a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Kind {
     /// A gain.
     Gain,
@@ -68,36 +115,74 @@ pub(super) enum Kind {
     Fact,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Lines {
+    #[default]
     All,
-    Only(&'static [&'static str]),
+    Only(#[serde(deserialize_with = "texts")] &'static [Text]),
     /// A range of the axis.
     Span(f64, f64),
 }
 
 /// The way in which the sides' figures are combined, within each round.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Form {
     /// The speed of the first relative to the second.
-    TimesAsFast(&'static str, &'static str),
+    TimesAsFast(#[serde(deserialize_with = "text")] Text, #[serde(deserialize_with = "text")] Text),
     /// The figure of the first relative to the second.
-    PartOf(&'static str, &'static str),
+    PartOf(#[serde(deserialize_with = "text")] Text, #[serde(deserialize_with = "text")] Text),
     /// The relative excess of the first over the second.
-    Beyond(&'static str, &'static str),
+    Beyond(#[serde(deserialize_with = "text")] Text, #[serde(deserialize_with = "text")] Text),
     /// The relative saving of the first against the second.
-    Saves(&'static str, &'static str),
+    Saves(#[serde(deserialize_with = "text")] Text, #[serde(deserialize_with = "text")] Text),
     /// The figure of one side.
-    Of(&'static str),
+    Of(#[serde(deserialize_with = "text")] Text),
 }
 
-impl Exhibit {
-    pub(super) fn claims(&self) -> &'static [Claim] {
-        match self.answer {
-            Answer::Measured(claims) => claims,
-            Answer::NotMeasured(_) => &[],
+fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Text, D::Error> {
+    Ok(String::deserialize(from)?.leak())
+}
+
+fn some_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Text>, D::Error> {
+    text(from).map(Some)
+}
+
+fn texts<'de, D: Deserializer<'de>>(from: D) -> Result<&'static [Text], D::Error> {
+    let texts = Vec::<String>::deserialize(from)?;
+    Ok(texts.into_iter().map(|text| &*text.leak()).collect::<Vec<_>>().leak())
+}
+
+/// A figure of a paper, or the ratio of two of them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Figure {
+    One(f64),
+    Ratio(f64, f64),
+}
+
+impl Figure {
+    fn value(self) -> f64 {
+        match self {
+            Figure::One(figure) => figure,
+            Figure::Ratio(figure, of) => figure / of,
         }
     }
+}
+
+fn figure<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Figure::deserialize(from)?.value())
+}
+
+fn figures<'de, D: Deserializer<'de>>(from: D) -> Result<&'static [(f64, f64)], D::Error> {
+    let figures = Vec::<(f64, Figure)>::deserialize(from)?;
+    Ok(figures.into_iter().map(|(at, figure)| (at, figure.value())).collect::<Vec<_>>().leak())
+}
+
+fn quantity<'de, D: Deserializer<'de>>(from: D) -> Result<Quantity, D::Error> {
+    let name = String::deserialize(from)?;
+    Quantity::named(&name).ok_or_else(|| D::Error::custom(format!("no quantity is called {name}")))
 }
 
 impl Claim {

@@ -3,12 +3,7 @@
 
 mod exhibit;
 mod found;
-mod inferno;
-mod ktcp;
 mod page;
-mod slick;
-mod slim;
-mod slipstream;
 mod text;
 
 use std::collections::BTreeMap;
@@ -28,11 +23,8 @@ use crate::machine::Machine;
 use crate::progress::time;
 use crate::report::{Axes, Bar, Bars, Group, OURS, Plot, Series, TimeLine, time_lines};
 use crate::stats::Spread;
-use exhibit::{Answer, Claim, Exhibit, Paper};
+use exhibit::{Claim, Exhibit, PAPERS, Paper};
 use found::Found;
-
-/// The papers, in the order of shunt's transports.
-static PAPERS: [Paper; 5] = [slipstream::PAPER, slim::PAPER, inferno::PAPER, slick::PAPER, ktcp::PAPER];
 
 /// The results.
 #[derive(Debug, Serialize)]
@@ -92,7 +84,7 @@ pub(super) fn answer(only: Option<&Regex>, rounds: u32, own: String) -> Result<P
     let (machine, begin) = (Machine::describe(), Instant::now());
     let wanted = wanted(only)?;
     let mut benches = Vec::new();
-    for claim in wanted.iter().flat_map(|(_, exhibit)| exhibit.claims()) {
+    for claim in wanted.iter().flat_map(|(_, exhibit)| &exhibit.claims) {
         if !benches.iter().any(|(command, _)| *command == claim.command) {
             benches.push((claim.command, bench(claim.command, rounds)?));
         }
@@ -221,11 +213,8 @@ impl Answered {
             title: paper.title,
             figure: exhibit.name,
             shows: exhibit.shows,
-            not_measured: match exhibit.answer {
-                Answer::Measured(_) => None,
-                Answer::NotMeasured(why) => Some(why),
-            },
-            claims: exhibit.claims().iter().map(found).collect::<Result<_>>()?,
+            not_measured: exhibit.not_measured,
+            claims: exhibit.claims.iter().map(found).collect::<Result<_>>()?,
             plots: [drawn(paper, exhibit, measured)?, plots(paper, exhibit, measured)?].concat(),
         })
     }
@@ -239,12 +228,12 @@ impl Answered {
 /// Draws the time lines of the sides in an exhibit's claims, in a row.
 fn drawn(paper: &Paper, exhibit: &Exhibit, measured: &Measured) -> Result<Vec<String>> {
     let is_of = |side: &str| {
-        exhibit.claims().iter().any(|claim| {
+        exhibit.claims.iter().any(|claim| {
             let (one, other) = claim.form.sides();
             claim.quantity == Quantity::MOMENT && (side == one || Some(side) == other)
         })
     };
-    let commands = in_order(exhibit.claims().iter().map(|claim| claim.command));
+    let commands = in_order(exhibit.claims.iter().map(|claim| claim.command));
     let lines = commands.iter().filter_map(|command| measured.time_lines.get(command)).flatten();
     let panels: Vec<&TimeLine> = lines.filter(|(side, _)| is_of(side)).map(|(_, line)| line).collect();
     if panels.is_empty() {
@@ -258,7 +247,7 @@ fn drawn(paper: &Paper, exhibit: &Exhibit, measured: &Measured) -> Result<Vec<St
 fn plots(paper: &Paper, exhibit: &Exhibit, measured: &Measured) -> Result<Vec<String>> {
     let mut drawn: Vec<(&str, &str)> = Vec::new();
     let mut plots = Vec::new();
-    for claim in exhibit.claims() {
+    for claim in &exhibit.claims {
         let what = (claim.table, claim.quantity.label);
         let Some(Ok(points)) = measured.points.get(claim.command) else { continue };
         if drawn.contains(&what) {
@@ -332,8 +321,8 @@ mod tests {
     use super::*;
 
     fn claims() -> impl Iterator<Item = (&'static Exhibit, &'static Claim)> {
-        let exhibits = PAPERS.iter().flat_map(|paper| paper.exhibits);
-        exhibits.flat_map(|exhibit| exhibit.claims().iter().map(move |claim| (exhibit, claim)))
+        let exhibits = PAPERS.iter().flat_map(|paper| &paper.exhibits);
+        exhibits.flat_map(|exhibit| exhibit.claims.iter().map(move |claim| (exhibit, claim)))
     }
 
     #[test]
@@ -358,10 +347,7 @@ mod tests {
                 };
                 let found: Vec<_> = paper.exhibits.iter().filter(is_it).collect();
                 assert_eq!(found.len(), 1, "{name}, {figure}");
-                match found[0].answer {
-                    Answer::Measured(claims) => assert!(!claims.is_empty(), "{name}, {figure}"),
-                    Answer::NotMeasured(why) => assert!(!why.is_empty(), "{name}, {figure}"),
-                }
+                assert!(found[0].claims.is_empty() == found[0].not_measured.is_some(), "{name}, {figure}");
             }
         }
     }
