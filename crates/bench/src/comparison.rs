@@ -24,6 +24,17 @@ pub(crate) trait Comparison: Sync {
     fn outline(&self) -> Vec<Point>;
 }
 
+/// Returns the turns of `sides` in `rounds`, as the round and the side. Each round begins with
+/// another side, so that no side is always the first.
+pub(crate) fn rotated(rounds: u32, sides: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rounds as usize).flat_map(move |round| rotation(round, sides).map(move |side| (round, side)))
+}
+
+/// Returns the order of the sides in a round.
+pub(crate) fn rotation(round: usize, sides: usize) -> impl Iterator<Item = usize> {
+    (0..sides).map(move |turn| (round + turn) % sides)
+}
+
 /// The results of a comparison.
 #[derive(Debug)]
 pub(crate) struct Taken {
@@ -112,4 +123,16 @@ const fn more(label: &'static str) -> Quantity {
 
 pub(crate) const fn less(label: &'static str) -> Quantity {
     Quantity { label, more_is_better: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_round_begins_with_another_side() {
+        let all: Vec<_> = rotated(3, 2).collect();
+        assert_eq!(all, [(0, 0), (0, 1), (1, 1), (1, 0), (2, 0), (2, 1)]);
+        assert_eq!(rotated(5, 0).count(), 0);
+    }
 }

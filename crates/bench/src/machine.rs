@@ -1,5 +1,7 @@
 //! Describes the machine that a comparison runs on.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use crate::stage::Stage;
@@ -38,6 +40,14 @@ impl Machine {
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             load_before: load_average(),
         }
+    }
+}
+
+/// The first words of every report, up to the load before; the bracket stays open.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { kernel, processor, processors, load_before } = self;
+        write!(f, "Linux {kernel}, {processor}, {processors} processors (load {load_before:.1} before")
     }
 }
 

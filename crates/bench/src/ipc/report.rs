@@ -107,18 +107,10 @@ impl Report {
             |(receiver, sender)| format!("receiver on {receiver}, sender on {sender}"),
         );
         let mut out = format!(
-            "Linux {}, {}, {} processors (load {:.1} before); {pinned}; temporary files on {}\n\
+            "{machine}); {pinned}; temporary files on {}\n\
              Messages with {} descriptors, one after the other in one direction. Medians of {} turns of about {} s, all \
              ways in turn\nwithin each round; {:.0} s in all.\n",
-            machine.kernel,
-            machine.processor,
-            machine.processors,
-            machine.load_before,
-            self.file_system,
-            self.descriptors,
-            self.repeats,
-            self.seconds_per_turn,
-            self.seconds_in_all
+            self.file_system, self.descriptors, self.repeats, self.seconds_per_turn, self.seconds_in_all
         );
         self.append_sizes(&mut out, "us of each message", |cell| Some(number(cell.wall_us?.median)));
         self.append_sizes(&mut out, "times as fast as the datagram socket", |cell| {

@@ -20,6 +20,7 @@ use anyhow::{Context, Result};
 use shunt_bench_args::local::{Arguments, Group};
 use shunt_bench_args::side::Side;
 
+use crate::comparison::rotated;
 use crate::interrupt::interruptible;
 use crate::machine::Place;
 use crate::output;
@@ -111,18 +112,15 @@ fn measure(
             progress.inc(u64::from(repeats) * point.sides.len() as u64);
             continue;
         }
-        for round in 0..repeats as usize {
-            for turn in 0..point.sides.len() {
-                let index = (round + turn) % point.sides.len();
-                let side = point.sides[index];
-                progress.set_message(format!("{}, {}: {}", table.title, point.label, side.label()));
-                let sample: Sample = point
-                    .load
-                    .run(stage, side, seconds)
-                    .with_context(|| format!("{}, {}, by {}", table.title, point.label, side.label()))?;
-                point.samples[index].push(sample);
-                progress.inc(1);
-            }
+        for (_, index) in rotated(repeats, point.sides.len()) {
+            let side = point.sides[index];
+            progress.set_message(format!("{}, {}: {}", table.title, point.label, side.label()));
+            let sample: Sample = point
+                .load
+                .run(stage, side, seconds)
+                .with_context(|| format!("{}, {}, by {}", table.title, point.label, side.label()))?;
+            point.samples[index].push(sample);
+            progress.inc(1);
         }
         point.load.close();
     }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::Group;
 use super::lab::{Container, Lab, Map, Moving, Routers};
 use super::points::name;
-use crate::comparison::{Point, Quantity};
+use crate::comparison::{Point, Quantity, rotated};
 use crate::find;
 use crate::interrupt::pause;
 use crate::process::Process;
@@ -97,15 +97,12 @@ pub(super) fn measure(repeats: u32, progress: &Progress) -> Result<Migration> {
             progress.say(&format!("left out: migration, {}: {missing}", of_way.way));
         }
     }
-    for round in 0..repeats as usize {
-        for turn in 0..WAYS.len() {
-            let index = (round + turn) % WAYS.len();
-            if ways[index].missing.is_none() {
-                progress.set_message(format!("migration: {}", WAYS[index].label()));
-                let what = || format!("migration: {}", WAYS[index].label());
-                let moved = move_once(&lab, WAYS[index], round).with_context(what)?;
-                ways[index].add(&moved);
-            }
+    for (round, index) in rotated(repeats, WAYS.len()) {
+        if ways[index].missing.is_none() {
+            progress.set_message(format!("migration: {}", WAYS[index].label()));
+            let what = || format!("migration: {}", WAYS[index].label());
+            let moved = move_once(&lab, WAYS[index], round).with_context(what)?;
+            ways[index].add(&moved);
         }
     }
     Ok(Migration { ways })

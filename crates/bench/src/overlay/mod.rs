@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use shunt_bench_args::overlay::{Arguments, Group};
 
-use crate::comparison::Comparison;
+use crate::comparison::{Comparison, rotated};
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::output::write_with_svg;
@@ -130,15 +130,12 @@ impl Line {
             progress.say(&format!("left out: {label}: {missing}"));
             return Ok(());
         }
-        for round in 0..repeats as usize {
-            for turn in 0..Side::ALL.len() {
-                let index = (round + turn) % Side::ALL.len();
-                let side = Side::ALL[index];
-                progress.set_message(format!("{label}: {}", side.label()));
-                let sample = self.load.run(lab, side, time);
-                self.samples[index].push(sample.with_context(|| format!("{label}: {}", side.label()))?);
-                progress.inc(1);
-            }
+        for (_, index) in rotated(repeats, Side::ALL.len()) {
+            let side = Side::ALL[index];
+            progress.set_message(format!("{label}: {}", side.label()));
+            let sample = self.load.run(lab, side, time);
+            self.samples[index].push(sample.with_context(|| format!("{label}: {}", side.label()))?);
+            progress.inc(1);
         }
         Ok(())
     }

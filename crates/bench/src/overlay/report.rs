@@ -120,13 +120,9 @@ impl Report {
     pub(super) fn text(&self) -> String {
         let machine = &self.machine;
         let mut out = format!(
-            "Linux {}, {}, {} processors (load {:.1} before); everything of the server's host on {}, of the client's on {}; \
+            "{machine}); everything of the server's host on {}, of the client's on {}; \
              {} ms between them\n\
              Medians of {} turns of {} s each, sides in turn within each round (least-most); {:.0} s in all.\n",
-            machine.kernel,
-            machine.processor,
-            machine.processors,
-            machine.load_before,
             self.pinned.0,
             self.pinned.1,
             self.rtt_ms,

@@ -27,6 +27,7 @@ use shunt_bench_args::report::Arguments;
 use shunt_bench_args::side::Side;
 use tempfile::NamedTempFile;
 
+use crate::comparison::rotated;
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::progress::Progress;
@@ -116,21 +117,18 @@ fn measure(rounds: u32, pair: &Pair<'_>) -> Result<[Turns; 2]> {
         }
     }
     let progress = Progress::begin(u64::from(rounds) * 2, begin.elapsed() / 2);
-    for round in 0..rounds as usize {
-        for turn in 0..SIDES.len() {
-            let index = (round + turn) % SIDES.len();
-            progress.set_message(format!("round {}: {}", round + 1, SIDES[index].label()));
-            let turn = match tried(pair.turn(SIDES[index], None))? {
-                Ok(turn) => Some(turn),
-                Err(Failure(failure)) => {
-                    progress.say(&format!("round {}, {}: {failure}", round + 1, SIDES[index].label()));
-                    sides[index].failures.push(failure);
-                    None
-                }
-            };
-            sides[index].rounds.push(turn);
-            progress.inc(1);
-        }
+    for (round, index) in rotated(rounds, SIDES.len()) {
+        progress.set_message(format!("round {}: {}", round + 1, SIDES[index].label()));
+        let turn = match tried(pair.turn(SIDES[index], None))? {
+            Ok(turn) => Some(turn),
+            Err(Failure(failure)) => {
+                progress.say(&format!("round {}, {}: {failure}", round + 1, SIDES[index].label()));
+                sides[index].failures.push(failure);
+                None
+            }
+        };
+        sides[index].rounds.push(turn);
+        progress.inc(1);
     }
     progress.end();
     Ok(sides)

@@ -72,16 +72,7 @@ impl Surroundings {
     /// Returns the description in one line.
     pub(super) fn line(&self) -> String {
         let machine = &self.machine;
-        format!(
-            "Linux {}, {}, {} processors (load {:.1} before, {:.1} after); shunt {}, {}",
-            machine.kernel,
-            machine.processor,
-            machine.processors,
-            machine.load_before,
-            self.load_after,
-            self.shunt,
-            self.date
-        )
+        format!("{machine}, {:.1} after); shunt {}, {}", self.load_after, self.shunt, self.date)
     }
 }
 

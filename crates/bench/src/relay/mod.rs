@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use shunt_bench_args::relay::{Arguments, Group, Name};
 
-use crate::comparison::Comparison;
+use crate::comparison::{Comparison, rotated};
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::output::write_with_svg;
@@ -69,13 +69,10 @@ fn measure(arguments: &Arguments) -> Result<Vec<Row>> {
     let mut rows = rows(arguments);
     let (turns, turn) = arguments.length();
     let progress = Progress::begin(turns, turn);
-    for round in 0..arguments.output.repeats as usize {
-        for turn in 0..rows.len() {
-            let index = (round + turn) % rows.len();
-            let row = &mut rows[index];
-            let label = row.name.label().trim();
-            row.measure(&lab, arguments, &progress).with_context(|| format!("measuring {label}"))?;
-        }
+    for (_, index) in rotated(arguments.output.repeats, rows.len()) {
+        let row = &mut rows[index];
+        let label = row.name.label().trim();
+        row.measure(&lab, arguments, &progress).with_context(|| format!("measuring {label}"))?;
     }
     progress.end();
     server.finish()?;

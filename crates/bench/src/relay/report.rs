@@ -139,13 +139,9 @@ impl Report {
     pub(super) fn text(&self) -> String {
         let machine = &self.machine;
         let mut out = format!(
-            "Linux {}, {}, {} processors (load {:.1} before)\n\
+            "{machine})\n\
              Round trips of 32.7, 215 and 26 ms, each link {} Mbit/s with a queue of what is under way, {} % loss.\n\
              Medians of {} rounds, every way in turn within each; {:.0} s in all.\n",
-            machine.kernel,
-            machine.processor,
-            machine.processors,
-            machine.load_before,
             self.links.bits_per_second as f64 / 1e6,
             self.links.loss * 100.0,
             self.repeats,

@@ -10,12 +10,8 @@ use shunt_bench_args::local::Group;
 pub(crate) fn text(report: &Report) -> String {
     let (place, machine) = (&report.place, &report.place.machine);
     let mut out = format!(
-        "Linux {}, {}, {} processors (load {:.1} before); server on {}, client on {}{}\n\
+        "{machine}); server on {}, client on {}{}\n\
          Medians of {} turns of {} s each, sides in turn within each round; {:.0} s in all.\n",
-        machine.kernel,
-        machine.processor,
-        machine.processors,
-        machine.load_before,
         place.pinned.0,
         place.pinned.1,
         if place.own_namespace { ", in a network namespace of its own" } else { "" },

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use shunt_bench_args::serve::{Arguments, Group};
 
-use crate::comparison::Comparison;
+use crate::comparison::{Comparison, rotation};
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::output::write_with_svg;
@@ -57,8 +57,7 @@ fn measure(arguments: &Arguments) -> Result<Vec<Line>> {
     let progress = Progress::begin(turns, turn);
     for round in 0..arguments.output.repeats as usize {
         for line in &mut lines {
-            for turn in 0..WAYS.len() {
-                let index = (round + turn) % WAYS.len();
+            for index in rotation(round, WAYS.len()) {
                 let way = WAYS[index];
                 progress.set_message(format!("{}: {}", way.label(), line.load.label()));
                 let server = stage.start(way, line.load)?;

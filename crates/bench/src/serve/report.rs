@@ -66,15 +66,9 @@ impl Report {
     pub(super) fn text(&self) -> String {
         let machine = &self.machine;
         let mut out = format!(
-            "Linux {}, {}, {} processors (load {:.1} before)\n\
+            "{machine})\n\
              Medians of {} turns of {} s each, ways in turn within each round; {:.0} s in all.\n",
-            machine.kernel,
-            machine.processor,
-            machine.processors,
-            machine.load_before,
-            self.repeats,
-            self.seconds_per_turn,
-            self.seconds_in_all
+            self.repeats, self.seconds_per_turn, self.seconds_in_all
         );
         for table in &self.tables {
             table.write(&mut out);

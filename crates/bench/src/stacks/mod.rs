@@ -18,6 +18,7 @@ use shunt_bench_args::Output;
 use shunt_bench_args::side::Side;
 use shunt_bench_args::stacks::Arguments;
 
+use crate::comparison::rotated;
 use crate::interrupt::{interruptible, pause};
 use crate::machine::Machine;
 use crate::output;
@@ -106,16 +107,13 @@ fn measure(
             *memory = running.memory(connections, arguments.time())?;
             progress.inc(1);
         }
-        for round in 0..arguments.rounds as usize {
-            for turn in 0..SIDES {
-                let index = (round + turn) % SIDES;
-                let side = sides(arguments)[index].label();
-                progress.set_message(format!("{}, {connections} connections: {side}", stack.name));
-                let sample = running[index].turn(connections, arguments.time());
-                let sample = sample.with_context(|| format!("{connections} connections, {side}"))?;
-                line.samples[index].push(sample);
-                progress.inc(1);
-            }
+        for (_, index) in rotated(arguments.rounds, SIDES) {
+            let side = sides(arguments)[index].label();
+            progress.set_message(format!("{}, {connections} connections: {side}", stack.name));
+            let sample = running[index].turn(connections, arguments.time());
+            let sample = sample.with_context(|| format!("{connections} connections, {side}"))?;
+            line.samples[index].push(sample);
+            progress.inc(1);
         }
         lines.push(line);
     }

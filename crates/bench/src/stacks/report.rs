@@ -104,20 +104,12 @@ impl Report {
     pub(super) fn text(&self) -> String {
         let machine = &self.machine;
         let mut out = format!(
-            "Linux {}, {}, {} processors (load {:.1} before, {:.1} after)\n\
+            "{machine}, {:.1} after)\n\
              Medians of {} rounds of {} s for each side, in turn; {:.0} s in all. Spinning under shunt: {}.\n\
              Ratios are of shunt to native, round by round, with the least and the most. CPU: processor time of all programs for a\n\
              request, in microseconds, native. MB: memory of all programs. On shm: the part of all bytes between programs that went\n\
              through shared memory.\n",
-            machine.kernel,
-            machine.processor,
-            machine.processors,
-            machine.load_before,
-            self.load_after,
-            self.rounds,
-            self.seconds_per_turn,
-            self.seconds_in_all,
-            self.spin
+            self.load_after, self.rounds, self.seconds_per_turn, self.seconds_in_all, self.spin
         );
         for stack in &self.stacks {
             stack.write(&mut out);
