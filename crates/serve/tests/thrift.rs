@@ -1,7 +1,7 @@
 //! Tests the Thrift forwarder on messages in Apache Thrift's format, in user space and in the
 //! kernel. Needs root.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use shunt_serve::service::file::Program;
 use shunt_serve::service::trial::Trial;
@@ -29,6 +29,13 @@ fn message(framed: bool, strict: bool, kind: u8, fields: &[u8]) -> Vec<u8> {
     body
 }
 
+/// Builds the service from its source, as a user does. Returns the path of its file.
+fn build(directory: &Path, define: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("services/thrift-forwarder.c");
+    let object = directory.join(format!("{define}.bpf.o"));
+    shunt_serve::workshop::build(&source, Some(&object), &[define.to_owned()]).unwrap()
+}
+
 const FORMS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 const CALL: u8 = 1;
 const ONEWAY: u8 = 4;
@@ -44,13 +51,9 @@ impl Both {
         Both::open("builtin:thrift-forwarder")
     }
 
-    /// Builds the service from its source, as a user does.
     fn built(define: &str) -> Both {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("services/thrift-forwarder.c");
         let directory = tempfile::tempdir().unwrap();
-        let object = directory.path().join("mine.bpf.o");
-        shunt_serve::workshop::build(&source, Some(&object), &[define.to_owned()]).unwrap();
-        Both::open(object.to_str().unwrap())
+        Both::open(build(directory.path(), define).to_str().unwrap())
     }
 
     fn open(name: &str) -> Both {
@@ -128,6 +131,17 @@ fn the_key_may_be_of_many_types() {
         };
         assert_eq!(&whole[range], b"user");
     }
+}
+
+#[test]
+fn each_service_of_a_process_has_its_own_native_half() {
+    let directory = tempfile::tempdir().unwrap();
+    let paths = ["KEY_FIELD=2", "BY_METHOD=1"].map(|define| build(directory.path(), define));
+    // Nothing else is opened between the two.
+    let [by_second, by_method] = paths.map(|path| Program::open(path.to_str().unwrap()).unwrap().native);
+    let bare = message(true, true, CALL, &[]);
+    assert_eq!(by_second.decide(&bare), Verdict::Refuse(Refusal::MissingField));
+    assert!(matches!(by_method.decide(&bare), Verdict::Forward { .. }), "{:?}", by_method.decide(&bare));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSection};
@@ -87,6 +87,9 @@ impl Program {
         let place = format!("/proc/self/fd/{}", memory.as_raw_fd());
         let native =
             Native::load(&place).map_err(|error| FileError::Native { path: path.to_owned(), error })?;
+        // dlopen takes a library with the name of a loaded one for that one. So the descriptor, whose
+        // number is the name, stays open as long as the library is loaded: until the process ends.
+        let _ = memory.into_raw_fd();
         Ok(Program { native, object })
     }
 }
