@@ -368,6 +368,11 @@ impl Inner {
         if known.events & ONE_SHOT != 0 && !known.name.is_known() {
             return Some(Reason::NewCode);
         }
+        // It would get a token, which a wait that no hook sees would return (L11). A connection
+        // that has not left its lane yet can be registered in such a process.
+        if let Some(reason) = code::objection().filter(|_| !known.name.is_known()) {
+            return Some(reason);
+        }
         if !self.unshare(epoll) {
             return Some(Reason::Shared);
         }
