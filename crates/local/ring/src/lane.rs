@@ -134,6 +134,27 @@ const _: () = {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Misbehaved;
 
+/// Reads block by block until `sink` is full or there is nothing more. Returns how many bytes there
+/// were.
+#[inline(always)]
+pub(crate) fn read_blocks(
+    sink: &mut Sink<'_>,
+    mut read_block: impl FnMut(&mut Sink<'_>) -> Result<usize, ReadError>,
+) -> Result<usize, ReadError> {
+    let mut total = 0;
+    while sink.remaining() > 0 {
+        match read_block(sink) {
+            Ok(0) => break,
+            Ok(count) => total += count,
+            // The caller has the bytes that were copied before; the next read returns the error
+            // again.
+            Err(_) if total > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(total)
+}
+
 /// The reason why a lane could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadError {
@@ -1041,18 +1062,7 @@ impl Consumer {
         ring: &impl Ring,
         sink: &mut Sink<'_>,
     ) -> Result<usize, ReadError> {
-        let mut total = 0;
-        while sink.remaining() > 0 {
-            match self.read_block(lane, ring, sink) {
-                Ok(0) => break,
-                Ok(count) => total += count,
-                // The caller has the bytes that were copied before; the next read returns the error
-                // again.
-                Err(_) if total > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(total)
+        read_blocks(sink, |sink| self.read_block(lane, ring, sink))
     }
 
     #[inline]

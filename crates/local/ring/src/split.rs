@@ -33,7 +33,7 @@
 //! ```
 
 use crate::bytes::Ring;
-use crate::lane::{BLOCK, Misbehaved, PAGE, PIECE, Published, ReadError, WHOLE};
+use crate::lane::{BLOCK, Misbehaved, PAGE, PIECE, Published, ReadError, WHOLE, read_blocks};
 use crate::sync::{AtomicU64, Ordering::*, full_fence_after_rmw};
 use crate::user::{Sink, Source};
 
@@ -269,17 +269,7 @@ impl Consumer {
         ring: &impl Ring,
         sink: &mut Sink<'_>,
     ) -> Result<usize, ReadError> {
-        let mut total = 0;
-        while sink.remaining() > 0 {
-            match self.read_block(words, ring, sink) {
-                Ok(0) => break,
-                Ok(count) => total += count,
-                // The caller has the bytes before it; the next read returns the error again.
-                Err(_) if total > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(total)
+        read_blocks(sink, |sink| self.read_block(words, ring, sink))
     }
 
     #[inline]
