@@ -104,11 +104,19 @@ impl Judge {
         let step = &steps[index];
         if step.verb == Verb::EpollCtl && matches!(&tcp.outcome, Outcome::Done(answer) if answer.ret == 0) {
             let place = (step.set(), step.slot(2));
-            if step.args[1] == i64::from(libc::EPOLL_CTL_DEL) {
-                self.registered.remove(&place);
+            let former = if step.args[1] == i64::from(libc::EPOLL_CTL_DEL) {
+                self.registered.remove(&place)
             } else {
-                self.registered.insert(place, (step.args[4], step.args[3]));
                 self.changed.insert(place, index);
+                self.registered.insert(place, (step.args[4], step.args[3]))
+            };
+            // A wait that ends in this step may have got an edge before the change.
+            let ends_here = |one: &(usize, Answer)| {
+                steps[one.0].verb == Verb::EpollWait && steps[one.0].set() == step.set()
+            };
+            let is_slept_in = tcp.woken.iter().chain(&shunt.woken).any(ends_here);
+            if let Some((data, _)) = former.filter(|(_, events)| is_slept_in && events & EDGE != 0) {
+                self.outlived.push((step.set(), data));
             }
         }
         self.note_outlived(step);
@@ -162,6 +170,10 @@ impl Judge {
             let of = |answer: Option<Answer>| answer.map_or(Outcome::Blocked, Outcome::Done);
             let (tcp, shunt) = (of(find(tcp)), of(find(shunt)));
             verdict = self.outcomes(number, &steps[number], &tcp, &shunt);
+            if matches!(verdict, Match::Different(_)) && self.is_ended_by_edges(&steps[number], &tcp, &shunt)
+            {
+                verdict = Match::ExtraEdge;
+            }
             if step.has_parts() && steps[number].takes_some(&tcp) && steps[number].takes_some(&shunt) {
                 verdict = if tcp == shunt { Match::Same } else { Match::Open };
             }
@@ -616,6 +628,17 @@ impl Judge {
             (true, false) => Match::Open,
             _ => different(step, tcp, shunt),
         }
+    }
+
+    /// Returns whether a sleeping wait has ended under shunt with nothing but edges that TCP does not
+    /// report. Its end may show only in the step whose events end the wait on TCP.
+    fn is_ended_by_edges(&self, step: &Step, tcp: &Outcome, shunt: &Outcome) -> bool {
+        let (Verb::EpollWait, Outcome::Done(tcp), Outcome::Done(shunt)) = (step.verb, tcp, shunt) else {
+            return false;
+        };
+        let (must, is) = (pairs(tcp), pairs(shunt));
+        let is_edge = |data: &i64| !must.contains_key(data) && self.edges(step).any(|other| other == *data);
+        tcp.ret > 0 && shunt.ret > 0 && is.keys().all(is_edge)
     }
 
     /// Returns whether the edges that an epoll instance reports with this data may be part of edges

@@ -1,11 +1,14 @@
 //! System calls that do not wait and leave errno unchanged, for callers that hold a lock.
 
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 
 use std::ffi::{c_int, c_long};
 
 use libc::{epoll_event, msghdr, pollfd, socklen_t};
+use rustix::net::{AddressFamily, sockopt};
 
+use crate::base::private::borrow;
 use crate::base::{errno, real};
 
 /// Makes a system call that does not wait, under a lock. libc's own function could be a
@@ -68,6 +71,31 @@ pub(crate) fn dissolve(fd: RawFd) {
     let (address, len) = (std::ptr::from_ref(&nowhere) as c_long, size_of_val(&nowhere) as c_long);
     // SAFETY: the address is a local variable.
     let _ = unsafe { call(libc::SYS_connect, [fd.into(), address, len, 0, 0, 0]) };
+}
+
+/// Gives a closed socket the error ECONNRESET: it begins to connect, which is dissolved before
+/// anything is sent. TCP Fast Open without a cookie defers the first segment until there is data.
+/// Does nothing where the kernel does not support that.
+#[cold]
+pub(crate) fn dissolve_connecting(fd: RawFd) {
+    const DISCARD: u16 = 9;
+    let socket = borrow(fd);
+    let defer = |on: c_int| {
+        [libc::TCP_FASTOPEN_NO_COOKIE, libc::TCP_FASTOPEN_CONNECT].into_iter().all(|name| {
+            let (value, len) = (std::ptr::from_ref(&on) as c_long, size_of_val(&on) as c_long);
+            let arguments = [fd.into(), libc::IPPROTO_TCP.into(), name.into(), value, len, 0];
+            // SAFETY: the value is a local integer.
+            unsafe { call(libc::SYS_setsockopt, arguments) }.is_ok()
+        })
+    };
+    let itself = match sockopt::socket_domain(socket) {
+        Ok(AddressFamily::INET6) => SocketAddr::from((Ipv6Addr::LOCALHOST, DISCARD)),
+        _ => SocketAddr::from((Ipv4Addr::LOCALHOST, DISCARD)),
+    };
+    if defer(1) && rustix::net::connect(socket, &itself).is_ok() {
+        dissolve(fd);
+    }
+    defer(0);
 }
 
 /// Returns whether descriptor `fd` is one open file in both processes, this one and another.

@@ -221,6 +221,10 @@ fn has_finished(endpoint: &Endpoint) -> bool {
 pub(crate) fn dissolve(fd: i32) {
     let before = errno::get();
     kernel::dissolve(fd);
+    // A socket that a reset has closed already gets no error.
+    if !kernel::has_error(fd) {
+        kernel::dissolve_connecting(fd);
+    }
     // SAFETY: a plain call on the program's descriptor. It fails with ENOTCONN, and still marks
     // both directions as shut down.
     unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
