@@ -15,7 +15,7 @@ use rustix::event::epoll;
 use rustix::fs::{FlockOperation, SealFlags, fcntl_add_seals, flock};
 use rustix::process::{Resource, getrlimit, getuid, setrlimit};
 use shunt_abi::control::{Announce, Offer, Reply, Request, Status};
-use shunt_abi::geometry::{Geometry, MIN_RING_BYTES, RINGS_OFFSET, WAITERS};
+use shunt_abi::geometry::{Geometry, MIN_RING_BYTES, RINGS_OFFSET, Side, WAITER_SLEEPING_OFFSET, WAITERS};
 use shunt_abi::page::{ENTRIES, EntryCopy, PAGE_BYTES};
 use shunt_ring::Source;
 use shunt_ring::split::{Producer, RECEIVER_BYTES, SendMemory, sender_bytes};
@@ -30,7 +30,7 @@ use crate::{punch, server};
 type Attack = fn(&Path);
 
 /// All attacks, by name.
-const ATTACKS: [(&str, Attack); 21] = [
+const ATTACKS: [(&str, Attack); 22] = [
     ("silent-clients", silent_clients),
     ("processes", processes),
     ("one-page", one_page),
@@ -46,6 +46,7 @@ const ATTACKS: [(&str, Attack); 21] = [
     ("doorbells", doorbells),
     ("punched-pages", punched_pages),
     ("watched-sockets", watched_sockets),
+    ("slow-doorbells", slow_doorbells),
     ("punched-channel", punched_channel),
     ("punched-links", punched_links),
     ("punching-peer", punching_peer),
@@ -549,26 +550,30 @@ fn punched_pages(broker: &Path) {
     }
 }
 
-/// Connects clients whose control sockets have 200,000 watches each. A call of the broker on such a
-/// socket walks the whole list.
-fn watched_sockets(broker: &Path) {
+/// Registers 200,000 epoll watches on a file, through copies of its descriptor. A call that wakes
+/// the file's waiters walks the whole list.
+fn watch(file: BorrowedFd<'_>) -> Option<()> {
     const COPIES: usize = 500;
     const INSTANCES: usize = 400;
     let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
-    let mut watchers = Vec::new();
-    let mut watched = || -> Option<Client> {
-        let client = Client::connect(broker).ok()?;
-        let copies: Vec<_> = (0..COPIES).map_while(|_| client.socket.try_clone().ok()).collect();
-        for _ in 0..INSTANCES {
-            let instance = epoll::create(epoll::CreateFlags::CLOEXEC).ok()?;
-            for copy in &copies {
-                epoll::add(&instance, copy, epoll::EventData::new_u64(0), flags).ok()?;
-            }
-            watchers.push(instance);
+    let copies: Vec<_> = (0..COPIES).map_while(|_| file.try_clone_to_owned().ok()).collect();
+    for _ in 0..INSTANCES {
+        let instance = epoll::create(epoll::CreateFlags::CLOEXEC).ok()?;
+        for copy in &copies {
+            epoll::add(&instance, copy, epoll::EventData::new_u64(0), flags).ok()?;
         }
-        watchers.shrink_to_fit();
-        // The copies keep the watches registered.
-        std::mem::forget(copies);
+        std::mem::forget(instance);
+    }
+    // The copies keep the watches registered.
+    std::mem::forget(copies);
+    Some(())
+}
+
+/// Connects clients whose control sockets have 200,000 watches each.
+fn watched_sockets(broker: &Path) {
+    let watched = || -> Option<Client> {
+        let client = Client::connect(broker).ok()?;
+        watch(client.socket.as_fd())?;
         Some(client)
     };
     let mut clients: Vec<_> = (0..3).filter_map(|_| watched()).collect();
@@ -577,6 +582,48 @@ fn watched_sockets(broker: &Path) {
         // Receiving one of these messages is such a call.
         clients.retain(|client| client.say(Announce { pad: 0 }, &[]).is_ok());
     }
+}
+
+/// Connects a client all of whose doorbells have 200,000 watches each. All its waiters say that they
+/// sleep, and its peers end again and again, so that the broker notifies all of them.
+fn slow_doorbells(broker: &Path) {
+    let Ok(sleeper) = Client::connect(broker) else { return at_work("no client") };
+    let bells: Vec<_> = (0..3).filter_map(|_| eventfd::create().ok()).collect();
+    let slow = bells.iter().filter(|bell| watch(bell.as_fd()).is_some()).count();
+    for slot in 0..WAITERS as u32 {
+        let _ = sleeper.doorbell(slot, &bells[slot as usize % bells.len()]);
+    }
+    let mut ended = 0;
+    for ticket in 1.. {
+        if end_beside(broker, &sleeper, ticket).is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        }
+        if ended == 0 {
+            at_work(format!("{slow} slow doorbells"));
+        }
+        ended += 1;
+    }
+}
+
+/// Connects a peer of `sleeper`, has all waiters of their link sleep, and ends the peer.
+fn end_beside(broker: &Path, sleeper: &Client, ticket: u64) -> Option<()> {
+    let peer = Client::connect(broker).ok()?;
+    let (one, other) = loopback().ok()?;
+    let _ = SockRef::from(&one).set_linger(Some(Duration::ZERO));
+    sleeper.offer(ticket, &one).ok()?;
+    peer.offer(ticket, &other).ok()?;
+    let (link, memory) = sleeper.link(Duration::from_secs(5)).ok()?;
+    let mapping = Mapping::map(&memory, RINGS_OFFSET).ok()?;
+    sleeper.answer(&link).ok()?;
+    if !is_paired(&peer, sleeper) {
+        return None;
+    }
+    let (geometry, side) = (Geometry::new(link.ring_bytes as usize)?, Side::parse(link.side)?);
+    for slot in 0..WAITERS {
+        mapping.word(geometry.waiter_offset(side, slot) + WAITER_SLEEPING_OFFSET)?.store(1, Relaxed);
+    }
+    Some(())
 }
 
 /// Sends messages through memory with tens of thousands of mappings, and punches holes into it

@@ -1,8 +1,6 @@
 //! Runs each attack as each kind of stranger that can make it, while the broker serves others. They
 //! must not notice, and the attack must leave nothing behind. Needs root.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -104,6 +102,7 @@ attacks! {
     doorbells_by_the_thousand: "doorbells" by User, Container;
     pages_into_which_holes_are_punched: "punched-pages" by User, Container;
     sockets_that_are_watched_without_end: "watched-sockets" by User, Container;
+    doorbells_that_are_watched_without_end: "slow-doorbells" by User, Container;
     links_into_which_holes_are_punched: "punched-links" by User, Container;
 }
 
@@ -194,9 +193,7 @@ fn nobody_keeps_a_receiver_of_messages_waiting() {
     let broker = Broker::start();
     for who in [Who::User, Who::Container] {
         let path = broker.place().join(MESSAGES);
-        let mut receiver = Receiver::listen(&path, Options::default()).unwrap();
-        // Set explicitly for all users, because the umask reduces `Options::mode`.
-        fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        let mut receiver = Receiver::listen(&path, Options { mode: 0o666, ..Options::default() }).unwrap();
         let mut friend = Sender::connect(&path, Wait::Never).unwrap();
         let stranger = Stranger::start(&broker, attacker(), who, "punched-channel");
         let mut message = Message::new();
