@@ -1,5 +1,5 @@
 //! The scripts that developers run. `scripts/test` runs with a cargo and test executables of our own:
-//! which suites it runs, which failures it repeats, and how it ends.
+//! which suites it runs and what at the same time, which failures it repeats, and how it ends.
 
 use shunt_documents::root;
 use shunt_documents::targets::packages;
@@ -8,13 +8,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// A cargo that has built one target of units and one that is end to end.
+/// A cargo that says it has built the executables in the file `built`.
 const CARGO: &str = r#"#!/bin/sh
 case "$*" in
-*--no-run*)
-    echo '{"reason":"compiler-artifact","package_id":"path+file:///a/ring#shunt-ring@0.1.0","manifest_path":"/Cargo.toml","target":{"kind":["lib"],"name":"shunt_ring"},"profile":{"test":true},"executable":"'$DIR'/unit"}'
-    echo '{"reason":"compiler-artifact","package_id":"path+file:///a/shunt-compat#0.1.0","manifest_path":"/Cargo.toml","target":{"kind":["test"],"name":"docker"},"profile":{"test":true},"executable":"'$DIR'/docker"}'
-    ;;
+*--no-run*) cat "$DIR/built" ;;
 *--doc*) [ "$DOC" = ok ] ;;
 esac
 "#;
@@ -39,6 +36,62 @@ crashed) exit 134 ;;
 esac
 "#;
 
+/// A test executable. If `TOGETHER` names it, it ends when all others named there have begun. It
+/// gives up after a time that is only reached if they do not run side by side.
+const COMPANION: &str = r#"#!/bin/sh
+name=${0##*/}
+echo "$name begins" >> "$DIR/ran"
+case " $TOGETHER " in *" $name "*)
+    for other in $TOGETHER; do
+        left=600
+        until grep -q "^$other begins" "$DIR/ran"; do
+            left=$((left - 1))
+            [ $left -gt 0 ] || exit 1
+            sleep 0.1
+        done
+    done
+esac
+echo "$name ends" >> "$DIR/ran"
+printf '\ntest result: ok. 1 passed; 0 failed\n'
+"#;
+
+/// The executables that all but one test have: one of units, and one that is end to end.
+const BUILT: [Built; 2] = [
+    Built { package: "shunt-ring", kind: "lib", name: "unit" },
+    Built { package: "shunt-compat", kind: "test", name: "docker" },
+];
+
+/// What cargo says of an executable. The target has the same name.
+struct Built {
+    package: &'static str,
+    kind: &'static str,
+    name: &'static str,
+}
+
+/// Writes a cargo and what it has built into an empty directory.
+fn build(name: &str, built: &[Built], executable: &str) -> PathBuf {
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
+    let write = |file: &str, text: &str| {
+        fs::write(dir.join(file), text).unwrap();
+        fs::set_permissions(dir.join(file), fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    write("cargo", CARGO);
+    let mut lines = String::new();
+    for Built { package, kind, name } in built {
+        write(name, executable);
+        let executable = dir.join(name);
+        lines += &format!(
+            r#"{{"reason":"compiler-artifact","package_id":"path+file:///a#{package}@0.1.0","manifest_path":"/Cargo.toml","target":{{"kind":["{kind}"],"name":"{name}"}},"profile":{{"test":true}},"executable":"{}"}}{}"#,
+            executable.display(),
+            '\n'
+        );
+    }
+    write("built", &lines);
+    dir
+}
+
 struct Run {
     output: Output,
     /// The executables that were run.
@@ -53,13 +106,7 @@ fn run(name: &str, unit: &str, whole: &str, alone: &str) -> Run {
 }
 
 fn run_suite(name: &str, suite: &str, doc: &str, unit: &str, whole: &str, alone: &str) -> Run {
-    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir_all(&dir).unwrap();
-    for (file, text) in [("cargo", CARGO), ("unit", EXECUTABLE), ("docker", EXECUTABLE)] {
-        fs::write(dir.join(file), text).unwrap();
-        fs::set_permissions(dir.join(file), fs::Permissions::from_mode(0o755)).unwrap();
-    }
+    let dir = build(name, &BUILT, EXECUTABLE);
     let mut command = Command::new("sh");
     // By a shell: a file that was written a moment ago can be busy in a child of another thread's.
     command.args(["-c", "exec \"$0\" --suite \"$1\" \"$2\" --workspace"]);
@@ -92,7 +139,7 @@ fn each_executable_is_in_one_suite() {
     // The long suite has shunt-compat's test docker, and no tests of units.
     let run = |suite| run_suite(suite, suite, "ok", "ok", "ok", "ok");
     let [all, correctness, long] = ["all", "correctness", "long"].map(run);
-    assert_eq!([all.ran, correctness.ran, long.ran], ["docker\nunit\n", "unit\n", "docker\n"]);
+    assert_eq!([all.ran, correctness.ran, long.ran], ["unit\ndocker\n", "unit\n", "docker\n"]);
 }
 
 #[test]
@@ -115,12 +162,43 @@ fn figures_are_counted() {
 }
 
 #[test]
-fn the_long_suite_lists_tests_that_exist() {
+fn the_lists_name_tests_that_exist() {
     let packages = packages();
-    for line in fs::read_to_string(root().join("tests/long.txt")).unwrap().lines() {
-        let Some((package, test)) = line.split_once(' ').filter(|_| !line.starts_with('#')) else { continue };
-        let is_there = packages.get(package).is_some_and(|package| package.integration.contains_key(test));
-        assert!(is_there, "tests/long.txt: there is no test {test} of {package}");
+    for file in ["tests/long.txt", "tests/side_by_side.txt"] {
+        for line in fs::read_to_string(root().join(file)).unwrap().lines() {
+            let Some((package, test)) = line.split_once(' ').filter(|_| !line.starts_with('#')) else {
+                continue;
+            };
+            let is_there =
+                packages.get(package).is_some_and(|package| package.integration.contains_key(test));
+            assert!(is_there, "{file}: there is no test {test} of {package}");
+        }
+    }
+}
+
+/// Units of two packages run at the same time, and so do two executables that mostly wait.
+#[test]
+fn what_can_share_the_machine_runs_side_by_side() {
+    for together in [["ring", "transport"], ["overlay_discovery", "overlay_ipv6"]] {
+        let built = [
+            Built { package: "shunt-compat", kind: "test", name: "signals" },
+            Built { package: "shunt-cli", kind: "test", name: "overlay_discovery" },
+            Built { package: "shunt-cli", kind: "test", name: "overlay_ipv6" },
+            Built { package: "shunt-compat", kind: "test", name: "loads" },
+            Built { package: "shunt-ring", kind: "lib", name: "ring" },
+            Built { package: "shunt-transport", kind: "lib", name: "transport" },
+        ];
+        let dir = build(together[0], &built, COMPANION);
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec \"$0\" \"$1\" --workspace"]);
+        command.arg(root().join("scripts/test")).arg(dir.join("cargo"));
+        let output = command.env("DIR", &dir).env("DOC", "ok").env("TOGETHER", together.join(" ")).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{output:?}");
+        // Others run alone, after these.
+        let ran = fs::read_to_string(dir.join("ran")).unwrap();
+        let alone = "loads begins\nloads ends\nsignals begins\nsignals ends\n";
+        assert!(ran.ends_with(alone) && ran.lines().count() == 2 * built.len(), "{ran}");
     }
 }
 
