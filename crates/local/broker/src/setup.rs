@@ -1,6 +1,6 @@
 //! The state machine of a link that is being made. The two ends share the memory only after it is
 //! sealed, so that neither can take pages away from it (L5,
-//! docs/adr/0032-memory-that-nobody-can-punch.md).
+//! docs/adr/0032-shared-memory-is-sealed-before-use.md).
 //!
 //! ```text
 //!   broker                                       each end

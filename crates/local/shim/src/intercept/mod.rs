@@ -1,5 +1,5 @@
 //! System call interception (`crates/local/intercept`), for programs that make system calls by
-//! themselves. See `docs/adr/0028-a-door-of-system-calls.md`.
+//! themselves. See `docs/adr/0028-system-calls-are-redirected-at-the-exec.md`.
 //!
 //! At the program's exec, `shunt_intercept` (`crates/local/intercept`) has replaced its `syscall`
 //! instructions by jumps to this code.

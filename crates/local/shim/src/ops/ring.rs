@@ -11,7 +11,7 @@
 //!   back to TCP first.
 //!
 //! An io_uring for which this is impossible keeps the whole process on TCP. See
-//! `docs/adr/0029-rings-are-looked-into.md`.
+//! `docs/adr/0029-io-uring-submissions-are-inspected.md`.
 
 use std::os::fd::RawFd;
 

@@ -2,7 +2,7 @@
 //! linker, a Go program, or another with `syscall` instructions in its code. The helper, `shunt
 //! intercept`, is a separate program. It stops the new program at its exec, and redirects its
 //! system calls to this library. This file only examines the executable file, and starts the
-//! helper. See `docs/adr/0028-a-door-of-system-calls.md`.
+//! helper. See `docs/adr/0028-system-calls-are-redirected-at-the-exec.md`.
 //!
 //! ```text
 //!  this process                         helper (`shunt intercept`)

@@ -2,7 +2,7 @@
 //! not expect. No author expects the calls of a library that was preloaded. So before the program
 //! installs a filter, its connections fall back to TCP for good, and the shim turns itself off:
 //! each hook only calls the real function from then on. See
-//! `docs/adr/0011-aside-before-a-filter.md`.
+//! `docs/adr/0011-fallback-before-a-seccomp-filter.md`.
 
 use shunt_abi::reason::Reason;
 
