@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering::*;
 use shunt_abi::reason::Reason;
 
 use crate::base::lock::Lock;
+use crate::base::rank;
 use crate::base::signal::{self, Shield};
 use crate::base::{alloc, budget, clib, errno, private, process, table, thread, waiter};
 use crate::broker::control;
@@ -74,7 +75,7 @@ fn prepare() {
 }
 
 /// Allows one fork at a time, because each takes all locks.
-static FORKING: Lock<()> = Lock::new(());
+static FORKING: Lock<(), { rank::FORK }> = Lock::new(());
 
 /// Takes every lock of the shim, so that the child gets a consistent copy of the data that they
 /// guard. The order is that in which threads nest these locks, see *fork* in `docs/local-path.md`.

@@ -12,6 +12,7 @@ use std::ptr::null_mut;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
 
 use crate::base::lock::Lock;
+use crate::base::rank;
 use crate::base::signal::Shield;
 use crate::base::thread;
 use crate::base::thread_cache::ThreadCache;
@@ -24,7 +25,8 @@ const SIZES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 const CHUNK: usize = 256 * 1024;
 const PAGE: usize = 4096;
 
-static HEAP: Lock<Heap> = Lock::new(Heap { free: [null_mut(); SIZES], next: null_mut(), left: 0 });
+static HEAP: Lock<Heap, { rank::HEAP }> =
+    Lock::new(Heap { free: [null_mut(); SIZES], next: null_mut(), left: 0 });
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;

@@ -25,6 +25,7 @@ use shunt_sys::spare_memory::{self, Group, Scratch};
 
 use crate::base::lock::Lock;
 use crate::base::process;
+use crate::base::rank;
 
 const MIB: usize = 1 << 20;
 /// The default budget. An eighth of the machine's memory is used instead if that is less.
@@ -45,7 +46,7 @@ static GRANT: AtomicUsize = AtomicUsize::new(0);
 static GRANT_UNTIL: AtomicU64 = AtomicU64::new(0);
 static DENIED_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// Buffers for the thread that reads the control groups.
-static SCRATCH: Lock<Scratch> = Lock::new(Scratch::NEW);
+static SCRATCH: Lock<Scratch, { rank::BUDGET }> = Lock::new(Scratch::NEW);
 
 /// Returns the budget that `setting` asks for, on a machine with so much memory.
 fn budget_of(setting: Option<&[u8]>, memory: usize) -> usize {

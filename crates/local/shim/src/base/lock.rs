@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use rustix::thread::futex::{self, Timespec};
 
 use crate::base::clib::is_single_threaded;
+use crate::base::rank::Rank;
+use crate::base::thread;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -30,22 +32,22 @@ const SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// A value behind a lock.
 #[derive(Default)]
-pub(crate) struct Lock<T> {
+pub(crate) struct Lock<T, const RANK: Rank> {
     word: AtomicU32,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: the lock gives one thread at a time access to the value.
-unsafe impl<T: Send> Sync for Lock<T> {}
+unsafe impl<T: Send, const RANK: Rank> Sync for Lock<T, RANK> {}
 
 /// Access to the value, until dropped.
-pub(crate) struct Guard<'a, T>(&'a Lock<T>);
+pub(crate) struct Guard<'a, T, const RANK: Rank>(&'a Lock<T, RANK>);
 
 /// Access to the value without a destructor: a destructor costs instructions even where nothing
 /// unwinds. [`end`](Brief::end) ends the access.
-pub(crate) struct Brief<'a, T>(&'a Lock<T>);
+pub(crate) struct Brief<'a, T, const RANK: Rank>(&'a Lock<T, RANK>);
 
-impl<T> Brief<'_, T> {
+impl<T, const RANK: Rank> Brief<'_, T, RANK> {
     #[inline(always)]
     pub(crate) fn value(&mut self) -> &mut T {
         // SAFETY: this thread holds the lock, or is the only thread.
@@ -67,25 +69,31 @@ impl<T> Brief<'_, T> {
     }
 }
 
-impl<T> Lock<T> {
-    pub(crate) const fn new(value: T) -> Lock<T> {
+impl<T, const RANK: Rank> Lock<T, RANK> {
+    pub(crate) const fn new(value: T) -> Lock<T, RANK> {
         Lock { word: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
 
     #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
+    pub(crate) fn lock(&self) -> Guard<'_, T, RANK> {
         debug_assert!(is_shielded(), "a handler could ask for the lock that its own thread holds");
+        #[cfg(debug_assertions)]
+        thread::this().ranks.check(RANK);
         if is_single_threaded() && !self.is_held() {
             self.word.store(HELD, Relaxed);
         } else if self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_err() {
             self.lock_slowly();
         }
+        self.note_taken();
         Guard(self)
     }
 
-    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T, RANK>> {
         debug_assert!(is_shielded());
-        self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).ok().map(|_| Guard(self))
+        self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).ok().map(|_| {
+            self.note_taken();
+            Guard(self)
+        })
     }
 
     #[cold]
@@ -104,7 +112,7 @@ impl<T> Lock<T> {
     /// Returns the value, until [`Brief::end`], for code that returns without unwinding and does
     /// not take this lock again. In a process of one thread, the lock is not even taken.
     #[inline(always)]
-    pub(crate) fn briefly(&self) -> Brief<'_, T> {
+    pub(crate) fn briefly(&self) -> Brief<'_, T, RANK> {
         debug_assert!(is_shielded(), "a handler could ask for the lock that its own thread holds");
         if !self.try_hold_briefly() {
             self.hold();
@@ -117,10 +125,15 @@ impl<T> Lock<T> {
     #[inline(always)]
     pub(crate) fn try_hold_briefly(&self) -> bool {
         debug_assert!(is_shielded());
-        if is_single_threaded() {
-            return !self.is_held();
+        let is_taken = if is_single_threaded() {
+            !self.is_held()
+        } else {
+            self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok()
+        };
+        if is_taken {
+            self.note_taken();
         }
-        self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok()
+        is_taken
     }
 
     /// Returns the access that [`try_hold_briefly`](Self::try_hold_briefly) has taken.
@@ -128,7 +141,7 @@ impl<T> Lock<T> {
     /// # Safety
     /// This thread must have taken it, and not ended it.
     #[inline(always)]
-    pub(crate) unsafe fn take_over(&self) -> Brief<'_, T> {
+    pub(crate) unsafe fn take_over(&self) -> Brief<'_, T, RANK> {
         Brief(self)
     }
 
@@ -175,6 +188,7 @@ impl<T> Lock<T> {
     fn release_at_once(&self) -> bool {
         let is_alone = self.word.load(Relaxed) != CONTENDED;
         if is_alone {
+            self.note_released();
             self.word.store(FREE, Release);
         }
         is_alone
@@ -183,8 +197,22 @@ impl<T> Lock<T> {
     #[cold]
     #[inline(never)]
     fn wake_next(&self) {
+        self.note_released();
         self.word.store(FREE, Release);
         let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+    }
+
+    /// Notes in a debug build that this thread has the lock, see [`rank`](crate::base::rank).
+    #[inline(always)]
+    fn note_taken(&self) {
+        #[cfg(debug_assertions)]
+        thread::this().ranks.note_taken(RANK);
+    }
+
+    #[inline(always)]
+    fn note_released(&self) {
+        #[cfg(debug_assertions)]
+        thread::this().ranks.note_released(RANK);
     }
 
     /// Frees the lock in the child of a fork that no hook saw, where its holder does not exist.
@@ -192,6 +220,7 @@ impl<T> Lock<T> {
     /// # Safety
     /// This must be the only thread of the process.
     pub(crate) unsafe fn reset(&self) {
+        self.note_released();
         // Writes only if needed: a write makes the kernel copy the page.
         if self.is_held() {
             self.word.store(FREE, Relaxed);
@@ -200,10 +229,10 @@ impl<T> Lock<T> {
 }
 
 fn is_shielded() -> bool {
-    crate::base::thread::this().shields.load(Relaxed) > 0
+    thread::this().shields.load(Relaxed) > 0
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T, const RANK: Rank> Drop for Guard<'_, T, RANK> {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: the guard exists only while this thread holds the lock.
@@ -211,7 +240,7 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-impl<T> Deref for Guard<'_, T> {
+impl<T, const RANK: Rank> Deref for Guard<'_, T, RANK> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
@@ -220,7 +249,7 @@ impl<T> Deref for Guard<'_, T> {
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T, const RANK: Rank> DerefMut for Guard<'_, T, RANK> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`.

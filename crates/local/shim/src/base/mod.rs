@@ -20,6 +20,7 @@ pub(crate) mod pace;
 pub(crate) mod panic;
 pub(crate) mod private;
 pub(crate) mod process;
+pub(crate) mod rank;
 pub(crate) mod real;
 pub(crate) mod signal;
 pub(crate) mod spin;

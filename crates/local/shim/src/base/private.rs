@@ -23,6 +23,7 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, getrlimit};
 
 use crate::base::lock::Lock;
+use crate::base::rank;
 use crate::base::table::{self, Entry};
 
 /// Private descriptors start here, if the limit allows: above FD_SETSIZE, out of the way of
@@ -45,7 +46,7 @@ static HELD: AtomicU64 = AtomicU64::new(0);
 static LENT: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 static TURN: AtomicUsize = AtomicUsize::new(0);
 /// Held by the one thread that waits for the borrows of an epoch.
-static WAITING: Lock<()> = Lock::new(());
+static WAITING: Lock<(), { rank::PRIVATE }> = Lock::new(());
 
 /// An owned private descriptor.
 #[derive(Debug)]

@@ -15,13 +15,14 @@ use shunt_sys::mapping::{self, Mapping, Shown};
 use shunt_sys::memfd;
 
 use crate::base::lock::Lock;
+use crate::base::rank;
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
 /// The board of the last broker that accepted this process.
 static BOARD: AtomicPtr<Board> = AtomicPtr::new(std::ptr::null_mut());
 /// The address of the board, once there has been one. A new board replaces the old mapping there.
 static BOARD_PLACE: AtomicPtr<Board> = AtomicPtr::new(std::ptr::null_mut());
-static ROWS: Lock<Rows> = Lock::new(Rows::NONE);
+static ROWS: Lock<Rows, { rank::ROWS }> = Lock::new(Rows::NONE);
 static PID: AtomicI32 = AtomicI32::new(0);
 static BROKER_PATHS: OnceLock<Vec<CString>> = OnceLock::new();
 static DOOR_PATH: OnceLock<CString> = OnceLock::new();

@@ -47,6 +47,9 @@ pub(crate) struct Thread {
     pub(crate) lingerer: Spinner,
     /// The object that such a call last found empty.
     pub(crate) asked: Cell<usize>,
+    /// The ranks of the locks that the thread holds.
+    #[cfg(debug_assertions)]
+    pub(crate) ranks: crate::base::rank::Ranks,
     pub(crate) journal: UndoLog,
     pub(crate) kept: ThreadCache,
     pub(crate) deferral: UnsafeCell<Deferred>,

@@ -47,6 +47,7 @@ use shunt_sys::{eventfd, guard, identity, memfd, seqpacket};
 use crate::base::lock::Lock;
 use crate::base::names::EndpointRef;
 use crate::base::private::{self, PrivateFd, borrow, close_owned};
+use crate::base::rank;
 use crate::base::waiter::{self, Slot};
 use crate::base::{code, process};
 use crate::broker::pulse::{Pulse, State};
@@ -78,7 +79,7 @@ const PAUSE_NANOS: i64 = 50_000;
 /// Pause after the broker's socket was full.
 const BUSY_NANOS: u64 = 1_000_000;
 
-static CONTROL: Lock<Control> = Lock::new(Control::new());
+static CONTROL: Lock<Control, { rank::CONTROL }> = Lock::new(Control::new());
 
 struct Control {
     socket: Option<PrivateFd>,

@@ -60,6 +60,7 @@ use shunt_abi::reason::Reason;
 
 use crate::base::lock::{Guard, Lock};
 use crate::base::names::{EndpointRef, EpollRef};
+use crate::base::rank;
 use crate::base::table::{self, Entry};
 use crate::base::upcall::Upcall;
 use crate::base::waiter::Slot;
@@ -126,7 +127,7 @@ pub(crate) struct Epoll {
     has_tokens: AtomicBool,
     /// The processes that have this instance.
     holders: Holders,
-    inner: Lock<Inner>,
+    inner: Lock<Inner, { rank::EPOLL }>,
 }
 
 impl EpollRef {
@@ -150,7 +151,7 @@ pub(crate) fn behind(fd: RawFd) -> Option<&'static Epoll> {
 }
 
 static SLAB: [AtomicPtr<Epoll>; MAX] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX];
-static FREE: Lock<(Vec<u32>, u32)> = Lock::new((Vec::new(), 0));
+static FREE: Lock<(Vec<u32>, u32), { rank::EPOLL_LIST }> = Lock::new((Vec::new(), 0));
 
 /// The state of an instance, under its lock.
 #[derive(Default)]
@@ -551,7 +552,7 @@ impl Epoll {
     }
 
     #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_, Inner> {
+    pub(crate) fn lock(&self) -> Guard<'_, Inner, { rank::EPOLL }> {
         self.inner.lock()
     }
 

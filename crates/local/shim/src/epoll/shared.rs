@@ -20,6 +20,7 @@ use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing}
 use crate::base::lock::Lock;
 use crate::base::names::EndpointRef;
 use crate::base::private::{borrow, close_owned};
+use crate::base::rank;
 use crate::base::table::{self, Entry};
 use crate::base::{children, errno, kernel, process, real};
 use crate::epoll::{LEAVE, Leaving};
@@ -62,7 +63,7 @@ pub(super) fn in_use() -> impl Iterator<Item = &'static Epoll> {
 }
 
 /// Guards against taking in one instance twice.
-pub(super) static TAKING_IN: Lock<()> = Lock::new(());
+pub(super) static TAKING_IN: Lock<(), { rank::ADOPTION }> = Lock::new(());
 
 /// Forks that have ended lanes, and how many of them are known to have left no bytes there by now.
 static FORKS: AtomicU32 = AtomicU32::new(0);

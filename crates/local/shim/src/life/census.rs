@@ -37,15 +37,16 @@ use shunt_sys::memory;
 use crate::base::code::{self, Code};
 use crate::base::library::{Library, each_library, times_added};
 use crate::base::lock::{Guard, Lock};
+use crate::base::rank;
 use crate::base::signal::Shield;
 use crate::base::{errno, process};
 use crate::life::{loads, untracked};
 use bindings::Bound;
 use maps::{Lines, Mapping};
 
-static KNOWN: Lock<Known> = Lock::new(Known { judged: Vec::new(), plain: None });
+static KNOWN: Lock<Known, { rank::CENSUS }> = Lock::new(Known { judged: Vec::new(), plain: None });
 /// A bit for each system call that matters.
-static CALLS: Lock<[u32; NUMBERS / 32]> = Lock::new([0; NUMBERS / 32]);
+static CALLS: Lock<[u32; NUMBERS / 32], { rank::CALL_NUMBERS }> = Lock::new([0; NUMBERS / 32]);
 /// Set if a code generator is loaded. Memory that is made executable is trusted then, because only
 /// the generator writes to it.
 static GENERATES: AtomicBool = AtomicBool::new(false);
@@ -155,7 +156,7 @@ pub(crate) fn settle() -> bool {
 
 /// Waits for the census of another thread, with a time limit. That thread may wait for a lock of
 /// the dynamic linker that this thread holds.
-fn lock() -> Option<Guard<'static, Known>> {
+fn lock() -> Option<Guard<'static, Known, { rank::CENSUS }>> {
     const TRIES: u32 = 1000;
     let pause = Timespec { tv_sec: 0, tv_nsec: 200_000 };
     (0..TRIES).find_map(|_| {

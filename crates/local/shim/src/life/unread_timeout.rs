@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use shunt_abi::reason::Reason;
 
 use crate::base::lock::Lock;
+use crate::base::rank;
 use crate::life::{attach, ending};
 use crate::socket::endpoint::{self, Endpoint, Seen, TxSide};
 use crate::socket::links::Attachment;
@@ -47,7 +48,7 @@ static ANY: AtomicBool = AtomicBool::new(false);
 /// When the next check is due.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 /// Held by the thread that checks.
-static LOOKING: Lock<()> = Lock::new(());
+static LOOKING: Lock<(), { rank::UNREAD }> = Lock::new(());
 
 /// The result of a check of a lane.
 #[derive(PartialEq, Eq)]

@@ -20,6 +20,7 @@ use shunt_ring::{LaneHeader, Sink};
 use shunt_transport::{Kernel, Received, Waiting};
 
 use crate::base::lock::Guard;
+use crate::base::rank;
 use crate::base::{kernel, process};
 use crate::life::{attach, unread_timeout};
 use crate::ops::send::{NO_PIECES, empty_message, fill_list};
@@ -30,7 +31,7 @@ use crate::socket::tcp::Tcp;
 /// Locks the receiving direction, after the work that must come first and cannot be done under the
 /// lock. `watching` is set as soon as it may be, and returned bytes are sent.
 #[inline]
-pub(super) fn ready_side(endpoint: &Endpoint, fd: RawFd) -> Guard<'_, RxSide> {
+pub(super) fn ready_side(endpoint: &Endpoint, fd: RawFd) -> Guard<'_, RxSide, { rank::RECEIVING }> {
     let side = endpoint.rx.lock();
     let returned = side.at.is_some_and(|at| at.outgoing().0.is_returned());
     if !returned && !side.rx.is_adopted() {

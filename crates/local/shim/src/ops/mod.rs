@@ -25,6 +25,7 @@ use std::os::fd::RawFd;
 use libc::ssize_t;
 
 use crate::base::private::borrow;
+use crate::base::rank::Rank;
 use crate::base::{lock, signal};
 use crate::broker::control;
 use crate::socket::endpoint::{Endpoint, NEVER, Phase};
@@ -46,7 +47,11 @@ fn begin_slowly<P>(fd: RawFd, base: P, len: usize, flags: c_int, slowly: Slowly<
 
 /// Ends a call on the fast path, which has done its work.
 #[inline(always)]
-fn end_at_once<T>(side: lock::Brief<'static, T>, shield: signal::Brief, answer: ssize_t) -> ssize_t {
+fn end_at_once<T, const RANK: Rank>(
+    side: lock::Brief<'static, T, RANK>,
+    shield: signal::Brief,
+    answer: ssize_t,
+) -> ssize_t {
     match side.end_at_once() {
         Ok(()) => shield.lower(answer),
         Err(side) => end_slowly(side, shield, answer),
@@ -56,7 +61,11 @@ fn end_at_once<T>(side: lock::Brief<'static, T>, shield: signal::Brief, answer: 
 /// Ends a call on the fast path, under a lock that other threads wait for.
 #[cold]
 #[inline(never)]
-fn end_slowly<T>(side: lock::Brief<'static, T>, shield: signal::Brief, answer: ssize_t) -> ssize_t {
+fn end_slowly<T, const RANK: Rank>(
+    side: lock::Brief<'static, T, RANK>,
+    shield: signal::Brief,
+    answer: ssize_t,
+) -> ssize_t {
     side.end();
     shield.lower(answer)
 }

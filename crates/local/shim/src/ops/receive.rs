@@ -26,6 +26,7 @@ use shunt_transport::{Kernel, Received, Waiting};
 
 use crate::base::lock::Guard;
 use crate::base::private::borrow;
+use crate::base::rank;
 use crate::base::signal;
 use crate::base::undo_log::Held;
 use crate::base::{errno, kernel, spin, waiter};
@@ -474,7 +475,7 @@ impl Call {
         &mut self,
         found: Received,
         done: usize,
-        side: Guard<'_, RxSide>,
+        side: Guard<'_, RxSide, { rank::RECEIVING }>,
         sink: &mut Sink<'_>,
         kernel: &dyn Fn(RawFd) -> ssize_t,
     ) -> Option<Result<Taken, i32>> {
@@ -676,7 +677,7 @@ impl Call {
 struct Situation<'call, 'side> {
     call: &'call Call,
     /// `None` after a lookup that asks the kernel.
-    side: Option<Guard<'side, RxSide>>,
+    side: Option<Guard<'side, RxSide, { rank::RECEIVING }>>,
 }
 
 impl Facts for Situation<'_, '_> {

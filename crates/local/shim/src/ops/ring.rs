@@ -23,6 +23,7 @@ use shunt_sys::uring::{self, Entry, Queue, Shape};
 use super::descriptors;
 use crate::base::lock::Lock;
 use crate::base::private::borrow;
+use crate::base::rank;
 use crate::base::signal::Shield;
 use crate::base::table::{self, Entry as Known};
 use crate::base::{errno, process};
@@ -34,7 +35,7 @@ use crate::socket::endpoint::{self, Endpoint};
 const MOST: usize = 64;
 /// The known io_urings. One is locked while its entries are judged, before any lock of an epoll
 /// instance or a connection.
-static RINGS: [Lock<Option<Ring>>; MOST] = [const { Lock::new(None) }; MOST];
+static RINGS: [Lock<Option<Ring>, { rank::URING }>; MOST] = [const { Lock::new(None) }; MOST];
 
 struct Ring {
     fd: RawFd,

@@ -28,6 +28,7 @@ use shunt_sys::memory::{self, Access};
 use shunt_transport::{Sent, Tx};
 
 use crate::base::lock::Guard;
+use crate::base::rank;
 use crate::base::signal;
 use crate::base::undo_log::Held;
 use crate::base::{errno, kernel, process, real, waiter};
@@ -322,7 +323,7 @@ impl Call {
     #[inline(never)]
     fn by_tcp(
         &self,
-        side: Guard<'_, TxSide>,
+        side: Guard<'_, TxSide, { rank::SENDING }>,
         source: &Source<'_>,
         flags: c_int,
         kernel: &dyn Fn(RawFd) -> ssize_t,

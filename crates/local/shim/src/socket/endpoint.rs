@@ -32,6 +32,7 @@ use crate::base::lock::Lock;
 use crate::base::names::{EndpointRef, EpollRef};
 use crate::base::pace::{Pace, Unanswered};
 use crate::base::private::PrivateFd;
+use crate::base::rank;
 use crate::base::table::{self, Entry};
 use crate::base::upcall::Upcall;
 use crate::base::waiter::Slot;
@@ -134,16 +135,16 @@ pub(crate) struct Endpoint {
     pub(crate) offer: OfferClock,
     ends: Ends,
     /// Corrections to the kernel's byte counts, other than the bytes of this process's lanes.
-    pub(crate) beside_kernel: Lock<LaneBytes>,
+    pub(crate) beside_kernel: Lock<LaneBytes, { rank::UNCOUNTED }>,
     /// Keepalive probes while the endpoint is attached.
     pub(crate) keepalive: Keepalive,
     /// The processes that hold the socket.
     pub(crate) holders: Holders,
     pub(crate) unanswered: Unanswered,
-    pub(crate) tx: Lock<TxSide>,
-    pub(crate) rx: Lock<RxSide>,
+    pub(crate) tx: Lock<TxSide, { rank::SENDING }>,
+    pub(crate) rx: Lock<RxSide, { rank::RECEIVING }>,
     /// The epoll instances with which the endpoint is registered.
-    pub(crate) epolls: Lock<Vec<EpollRef>>,
+    pub(crate) epolls: Lock<Vec<EpollRef>, { rank::ENDPOINT_EPOLLS }>,
 }
 
 const _: () = assert!(offset_of!(Endpoint, word) == 0);
@@ -206,7 +207,7 @@ static SLAB: [AtomicPtr<Endpoint>; CHUNKS] = [const { AtomicPtr::new(std::ptr::n
 pub(crate) static END_HELD: Upcall<EndpointRef> = Upcall::new();
 /// The number of attached endpoints.
 static ATTACHED: AtomicU32 = AtomicU32::new(0);
-static FREE: Lock<Free> = Lock::new(Free { list: Vec::new(), made: 0 });
+static FREE: Lock<Free, { rank::ENDPOINT_LIST }> = Lock::new(Free { list: Vec::new(), made: 0 });
 
 struct Free {
     list: Vec<u32>,

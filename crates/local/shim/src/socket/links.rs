@@ -34,6 +34,7 @@ use shunt_sys::mapping::Mapping;
 use crate::base::lock::Lock;
 use crate::base::names::EndpointRef;
 use crate::base::private::PrivateFd;
+use crate::base::rank;
 use crate::base::upcall::Upcall;
 use crate::base::waiter::Slot;
 use crate::base::{budget, order, process};
@@ -48,7 +49,7 @@ pub(crate) struct Peer {
 
 /// Every peer that was ever made. A peer that no broker knows any more may still need its
 /// doorbells.
-static PEERS: Lock<Vec<&'static Peer>> = Lock::new(Vec::new());
+static PEERS: Lock<Vec<&'static Peer>, { rank::PEERS }> = Lock::new(Vec::new());
 
 /// Updates the doorbells after a private descriptor has moved to another number.
 pub(crate) fn renumber(old: i32, new: i32) {
@@ -135,7 +136,7 @@ pub(crate) static RETIRE: Upcall<&'static Link> = Upcall::new();
 /// One side of a link.
 pub(crate) struct Link {
     identity: UnsafeCell<Identity>,
-    mapping: Lock<Option<Mapping>>,
+    mapping: Lock<Option<Mapping>, { rank::MAPPING }>,
     conns: [AtomicU64; CONNS],
     /// Bytes of the rings and spills on which this process sends that have memory, for connections
     /// that no endpoint uses now.

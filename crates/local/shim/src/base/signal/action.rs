@@ -13,6 +13,7 @@ use shunt_sys::memory;
 use super::deliver::trampoline;
 use super::{FAULTS, Shield};
 use crate::base::lock::Lock;
+use crate::base::rank;
 use crate::base::{errno, process, real};
 
 const SIGNALS: usize = 65;
@@ -21,7 +22,8 @@ const OURS: c_int = SA_SIGINFO | SA_RESETHAND;
 /// Signals that cannot be blocked.
 const UNBLOCKABLE: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
 
-static ACTIONS: Lock<[Action; SIGNALS]> = Lock::new([Action { handler: 0, flags: 0, mask: 0 }; SIGNALS]);
+static ACTIONS: Lock<[Action; SIGNALS], { rank::ACTIONS }> =
+    Lock::new([Action { handler: 0, flags: 0, mask: 0 }; SIGNALS]);
 
 /// A handler of the program.
 #[derive(Clone, Copy)]
