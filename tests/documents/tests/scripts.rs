@@ -56,20 +56,20 @@ printf '\ntest result: ok. 1 passed; 0 failed\n'
 "#;
 
 /// The executables that all but one test have: one of units, and one that is end to end.
-const BUILT: [Built; 2] = [
+const BUILT: [Built<'_>; 2] = [
     Built { package: "shunt-ring", kind: "lib", name: "unit" },
     Built { package: "shunt-compat", kind: "test", name: "docker" },
 ];
 
 /// What cargo says of an executable. The target has the same name.
-struct Built {
-    package: &'static str,
-    kind: &'static str,
-    name: &'static str,
+struct Built<'a> {
+    package: &'a str,
+    kind: &'a str,
+    name: &'a str,
 }
 
 /// Writes a cargo and what it has built into an empty directory.
-fn build(name: &str, built: &[Built], executable: &str) -> PathBuf {
+fn build(name: &str, built: &[Built<'_>], executable: &str) -> PathBuf {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).unwrap();
@@ -161,6 +161,16 @@ fn figures_are_counted() {
     }
 }
 
+/// Returns the package and the name of each executable in a list.
+fn listed(file: &str) -> Vec<(String, String)> {
+    let text = fs::read_to_string(root().join(file)).unwrap();
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .filter_map(|line| line.split_once(' '))
+        .map(|(package, test)| (package.into(), test.into()))
+        .collect()
+}
+
 #[test]
 fn the_lists_name_tests_that_exist() {
     let packages = packages();
@@ -176,19 +186,21 @@ fn the_lists_name_tests_that_exist() {
     }
 }
 
-/// Units of two packages run at the same time, and so do two executables that mostly wait.
+/// Units of two packages run at the same time, and so do the first two executables that mostly wait.
 #[test]
 fn what_can_share_the_machine_runs_side_by_side() {
-    for together in [["ring", "transport"], ["overlay_discovery", "overlay_ipv6"]] {
+    let waiting = listed("tests/side_by_side.txt");
+    let [(first, one), (second, another), ..] = &waiting[..] else { panic!("{waiting:?}") };
+    for (name, together) in [("units", ["ring", "transport"]), ("waiting", [one.as_str(), another])] {
         let built = [
-            Built { package: "shunt-compat", kind: "test", name: "signals" },
-            Built { package: "shunt-cli", kind: "test", name: "overlay_discovery" },
-            Built { package: "shunt-cli", kind: "test", name: "overlay_ipv6" },
-            Built { package: "shunt-compat", kind: "test", name: "loads" },
+            Built { package: "shunt-compat", kind: "test", name: "busy" },
+            Built { package: first, kind: "test", name: one },
+            Built { package: second, kind: "test", name: another },
+            Built { package: "shunt-compat", kind: "test", name: "also-busy" },
             Built { package: "shunt-ring", kind: "lib", name: "ring" },
             Built { package: "shunt-transport", kind: "lib", name: "transport" },
         ];
-        let dir = build(together[0], &built, COMPANION);
+        let dir = build(name, &built, COMPANION);
         let mut command = Command::new("sh");
         command.args(["-c", "exec \"$0\" \"$1\" --workspace"]);
         command.arg(root().join("scripts/test")).arg(dir.join("cargo"));
@@ -197,7 +209,7 @@ fn what_can_share_the_machine_runs_side_by_side() {
         assert!(output.status.success(), "{output:?}");
         // Others run alone, after these.
         let ran = fs::read_to_string(dir.join("ran")).unwrap();
-        let alone = "loads begins\nloads ends\nsignals begins\nsignals ends\n";
+        let alone = "also-busy begins\nalso-busy ends\nbusy begins\nbusy ends\n";
         assert!(ran.ends_with(alone) && ran.lines().count() == 2 * built.len(), "{ran}");
     }
 }
