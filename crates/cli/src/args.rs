@@ -25,7 +25,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a program under shunt
     Run(RunArgs),
-    /// Run the broker, in the foreground unless told otherwise
+    /// Run the broker, in the foreground by default
     Daemon(DaemonArgs),
     /// Show live connections: their programs, their transports, and why some are on TCP
     Status(StatusArgs),
@@ -386,7 +386,7 @@ pub(crate) struct DoctorArgs {
     after_help = "It runs in the foreground. SIGHUP reads the file again; SIGTERM ends it with all its connections, `drain` without."
 )]
 pub(crate) struct RelayArgs {
-    /// What it listens to, whom it trusts, and where it sends what (see docs/relay.md)
+    /// Its listeners, trusted peers and routes (see docs/relay.md)
     #[arg(long, value_name = "FILE", required = true)]
     pub(crate) config: Option<PathBuf>,
 
@@ -394,7 +394,7 @@ pub(crate) struct RelayArgs {
     pub(crate) action: Option<RelayAction>,
 }
 
-/// What a relay that runs can be told, and what prepares one.
+/// Commands to a running relay, and those that prepare one.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RelayAction {
     /// Show its connections, its pools and what it has counted
@@ -497,7 +497,7 @@ pub(crate) struct ServeArgs {
     pub(crate) action: Option<ServeAction>,
 }
 
-/// What a service that runs can be told, and what makes one (see docs/serve.md).
+/// Commands to a running service, and those that make one (see docs/serve.md).
 #[derive(Debug, Subcommand)]
 pub(crate) enum ServeAction {
     /// Write a service to begin with, NAME.c, and its tests, NAME.tests

@@ -135,9 +135,7 @@ impl Obstacle {
             Obstacle::UnseenUse => {
                 "Nothing can be done, unless the program can make its calls by the functions of libc."
             }
-            Obstacle::UntoldUse => {
-                "Ask as root, once it has been used for a while: that tells the two apart."
-            }
+            Obstacle::UntoldUse => "Ask as root, once it has been used for a while: then the two differ.",
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
             Obstacle::OldLibc(_) => "Use musl 1.2.2 or later.",
             Obstacle::Setuid | Obstacle::Setgid => {

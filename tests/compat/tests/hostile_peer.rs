@@ -98,8 +98,8 @@ fn of_a_server_with_poll() {
     hostile_peer("asyncio-poll", 3);
 }
 
-/// Whoever touches a page of which a hole is being punched waits for that, and the more mappings
-/// there are the longer.
+/// A thread that touches a page in which a hole is being punched waits for the punch. The wait
+/// grows with the number of mappings.
 #[test]
 fn no_peer_punches_holes_into_what_it_shares() {
     under_shunt(LIMIT, |host| {

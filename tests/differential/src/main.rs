@@ -67,7 +67,7 @@ struct Args {
     /// Sequences in which many waits go past libc.
     #[arg(long, conflicts_with = "rare")]
     unseen: bool,
-    /// Sequences that ask in which order several connections are told of.
+    /// Sequences that compare the order in which events of several connections are reported.
     #[arg(long, conflicts_with_all = ["rare", "unseen"])]
     order: bool,
     /// Sequences in which code becomes executable that calls the kernel past the shim.

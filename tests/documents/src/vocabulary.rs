@@ -45,7 +45,8 @@ pub fn replaced(prose: &str) -> impl Iterator<Item = String> {
 /// Returns the prose of a line: of a document everything, of a source the comment.
 pub fn prose<'a>(path: &Path, line: &'a str) -> Option<&'a str> {
     let marks: &[&str] = match path.extension()?.to_str()? {
-        "md" => return (!line.starts_with("    ")).then_some(line),
+        // Neither code nor a command, whose words have a meaning of their own.
+        "md" => return (!line.starts_with("    ") && !line.starts_with("$ ")).then_some(line),
         "rs" | "c" | "h" | "go" | "java" => &["//", "* ", "/*"],
         "py" | "sh" => &["#"],
         _ => return None,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// How often, and how it is told.
+/// How often, and in which form the results are printed.
 #[derive(Debug, Args)]
 pub struct Output {
     /// Print one JSON object instead of tables

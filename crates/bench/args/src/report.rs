@@ -22,7 +22,7 @@ pub struct Arguments {
     #[arg(long, value_name = "CMD", requires = "program")]
     pub load: Option<String>,
 
-    /// The server is ready when somebody listens at this port [default: when it listens at any]
+    /// The server is ready when it listens at this port [default: when it listens at any]
     #[arg(long, value_name = "PORT", requires = "load", value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
 

@@ -51,7 +51,7 @@ pub struct Arguments {
     )]
     pub connections: Vec<u32>,
 
-    /// Under shunt nobody spins, as with `shunt run --spin off`
+    /// Under shunt no program spins, as with `shunt run --spin off`
     #[arg(long)]
     pub no_spin: bool,
 

@@ -169,7 +169,7 @@ reasons! {
         "Raise --ring-memory, or the memory limit of the control group; `ring_bytes` in `shunt status --json` says how much the program's rings have.";
     LinkNotMade = 62, "link_not_made", "The two programs did not both map the memory that they were to share, or a program of one of their users kept such memory from being sealed.",
         "Nothing needs to be done: it is offered again when it has been used for a while. If it happens again and again, restart the program at the other end.";
-    LinkRetired = 63, "link_retired", "The memory that the connection was in held much that nobody used, and was given back.",
+    LinkRetired = 63, "link_retired", "The memory that the connection was in was mostly unused, and was released.",
         "Nothing needs to be done: it is offered again when it is used.";
 }
 

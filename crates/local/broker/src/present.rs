@@ -10,9 +10,9 @@
 //! ```text
 //!   connected as    sends as    is
 //!   root            root        root
-//!   root            nobody      nobody
-//!   nobody          root        nobody     (its effective user was nobody)
-//!   nobody          games       games
+//!   root            games       games
+//!   games           root        games      (its effective user was games)
+//!   games           daemon      daemon
 //! ```
 //!
 //! The control connection continues after such a change, because the process might be unable to

@@ -9,7 +9,7 @@
 //!    ┌──────┐ ───────────────────────────────────────────────► ┌────────┐
 //!    │ User │                                                  │ Kernel │
 //!    └──────┘ ◄─────────────── ┌────────┐ ◄─────────────────── └────────┘
-//!         take_back: TCP has   │ Nobody │   demote: user space or the
+//!         take_back: TCP has   │ Neither│   demote: user space or the
 //!         all redirected bytes └────────┘   program clears the mode bit
 //! ```
 //!
@@ -56,7 +56,7 @@ enum Owner {
     User,
     Kernel,
     /// The kernel takes no more data, but some redirected bytes have not reached TCP yet.
-    Nobody,
+    Neither,
 }
 
 /// A socket's place in the map.
@@ -201,14 +201,14 @@ impl Conversation {
         let said = kernel.of(number, Of::Why).load(SeqCst) as usize;
         let kernels = Move::ALL.get(said).copied().filter(|_| was & 1 == 0);
         self.place.why = Some(kernels.unwrap_or(why));
-        self.place.owner = Owner::Nobody;
+        self.place.owner = Owner::Neither;
         true
     }
 
     /// Completes the move back if TCP has all bytes that the program redirected. Returns true if
     /// user space owns the conversation.
     pub(crate) fn take_back(&mut self, round: &mut Round<'_>) -> bool {
-        let (Some(number), Owner::Nobody, Some(kernel)) =
+        let (Some(number), Owner::Neither, Some(kernel)) =
             (self.place.number, self.place.owner, round.kernel.as_ref())
         else {
             return true;

@@ -122,8 +122,8 @@ pub(crate) fn await_news(endpoint: &Endpoint, fd: i32, has_broker: impl Fn(u32) 
 /// Whether another process holds the peer's socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holder {
-    Somebody,
-    Nobody,
+    AnotherProcess,
+    NoProcess,
     /// The socket is in another namespace, or the kernel does not report it.
     Unknown,
 }
@@ -133,8 +133,8 @@ fn holder(fd: i32) -> Holder {
     let answer = peer::is_held(&asker, borrow(fd));
     close_owned(asker);
     match answer {
-        Ok(Some(true)) => Holder::Somebody,
-        Ok(Some(false)) => Holder::Nobody,
+        Ok(Some(true)) => Holder::AnotherProcess,
+        Ok(Some(false)) => Holder::NoProcess,
         Ok(None) | Err(_) => Holder::Unknown,
     }
 }
@@ -161,7 +161,7 @@ fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
             // No process holds the peer's socket any more, perhaps after a close that no hook saw.
             // TCP would have reset the connection.
             Some((End::Open, had_finished, _)) if shunt_sys::tcp::hung_up(borrow(fd)) => {
-                if holder(fd) == Holder::Nobody {
+                if holder(fd) == Holder::NoProcess {
                     break had_finished;
                 }
                 if !is_within(&mut deadline) || endpoint.tx.lock().looked_for_holder {
