@@ -3,9 +3,9 @@
 
 use std::process::{Child, ExitStatus};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -63,6 +63,21 @@ pub(crate) fn pause(duration: Duration) -> Result<()> {
         Some(signal) => bail!("interrupted by signal {signal}"),
         None => Ok(()),
     }
+}
+
+/// Waits until `done` returns true. Fails with `complaint` after `limit`, or if a signal arrives.
+pub(crate) fn wait_until(
+    limit: Duration,
+    mut done: impl FnMut() -> Result<bool>,
+    complaint: impl Fn() -> String,
+) -> Result<()> {
+    const POLL: Duration = Duration::from_millis(10);
+    let deadline = Instant::now() + limit;
+    while !done()? {
+        ensure!(Instant::now() < deadline, complaint());
+        pause(POLL)?;
+    }
+    Ok(())
 }
 
 fn interrupt(signal: i32) {

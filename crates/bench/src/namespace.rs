@@ -6,8 +6,10 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow};
 use nix::sched::{CloneFlags, setns, unshare};
+
+use crate::process::run;
 
 /// An unnamed network namespace.
 pub(crate) struct Namespace {
@@ -62,19 +64,12 @@ impl Namespace {
     /// Runs a command line inside, split at spaces.
     pub(crate) fn words(&self, line: &str) -> Result<()> {
         let mut words = line.split_whitespace();
-        succeed(self.command(words.next().context("a program")?).args(words), line)
+        run(self.command(words.next().context("a program")?).args(words)).map(drop).context(line.to_owned())
     }
 }
 
 /// Runs a command line in the calling thread's namespace, split at spaces.
 pub(crate) fn words(line: &str) -> Result<()> {
     let mut words = line.split_whitespace();
-    succeed(Command::new(words.next().context("a program")?).args(words), line)
-}
-
-fn succeed(command: &mut Command, line: &str) -> Result<()> {
-    let output =
-        command.output().with_context(|| format!("{} is needed", command.get_program().display()))?;
-    ensure!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(())
+    run(Command::new(words.next().context("a program")?).args(words)).map(drop).context(line.to_owned())
 }

@@ -13,8 +13,10 @@ use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid,
 };
+use serde::de::DeserializeOwned;
 
 use crate::interrupt;
+use crate::worker::{BEGIN, READY};
 
 /// A running program.
 pub(crate) struct Process {
@@ -26,6 +28,8 @@ pub(crate) struct Process {
 /// How long a program may take to end after the end of its input, or after a request.
 const GRACE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(2);
+/// How long a program may take to be ready, or to report its results after its time.
+const LIMIT: Duration = Duration::from_secs(60);
 
 impl Process {
     /// Starts a program in a new process group, so that everything it starts ends with it.
@@ -60,9 +64,29 @@ impl Process {
         }
     }
 
+    /// Starts a server of the synthetic loads, and returns it with its address.
+    pub(crate) fn serving(command: &mut Command, name: &str) -> Result<(Process, String)> {
+        let mut server = Process::spawn_with_lines(command, name)?;
+        let address = server.expect(READY)?;
+        Ok((server, address))
+    }
+
+    /// Starts a client of the synthetic loads, and returns it when it is warm.
+    pub(crate) fn begun(command: &mut Command, name: &str) -> Result<Process> {
+        let mut client = Process::spawn_with_lines(command, name)?;
+        client.expect(BEGIN)?;
+        Ok(client)
+    }
+
+    /// Returns the results of a synthetic load that takes about this time: its next line, as JSON.
+    pub(crate) fn results<T: DeserializeOwned>(&mut self, time: Duration) -> Result<T> {
+        let line = self.line(time + LIMIT)?;
+        serde_json::from_str(&line).with_context(|| format!("{} said {line:?}", self.name))
+    }
+
     /// Returns the rest of the next line, which must begin with `word`.
-    pub(crate) fn expect(&mut self, word: &str, limit: Duration) -> Result<String> {
-        let line = self.line(limit)?;
+    pub(crate) fn expect(&mut self, word: &str) -> Result<String> {
+        let line = self.line(LIMIT)?;
         let rest = line.strip_prefix(word).with_context(|| format!("{} said {line:?}", self.name))?;
         Ok(rest.trim().to_owned())
     }
@@ -188,6 +212,22 @@ impl Drop for Process {
             }
         }
     }
+}
+
+/// Runs a command to its end, and returns its output. Fails with what it printed as an error.
+pub(crate) fn run(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_owned();
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("{} is needed", name.display()))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    let complaint = text(&output.stderr);
+    let status = if complaint.is_empty() {
+        format!("{} ended with {}", name.display(), output.status)
+    } else {
+        complaint
+    };
+    ensure!(output.status.success(), status);
+    Ok(text(&output.stdout))
 }
 
 /// Returns the processor time of this program's process tree.

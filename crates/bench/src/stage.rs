@@ -7,9 +7,9 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use rustix::thread::CpuSet;
 use serde::Serialize;
 use shunt_abi::status::Snapshot;
@@ -20,7 +20,9 @@ use tempfile::TempDir;
 
 use crate::bridge::Bridge;
 use crate::find;
-use crate::process::Process;
+use crate::interrupt::wait_until;
+use crate::namespace::words;
+use crate::process::{Process, run};
 use crate::side::Side;
 pub(crate) use shunt_bench_args::side::Role;
 
@@ -210,22 +212,15 @@ impl Stage {
 
     /// Returns the broker's current status.
     pub(crate) fn status(&self) -> Result<Snapshot> {
-        let output = Command::new(&self.shunt)
-            .args(["status", "--json", "--broker"])
-            .arg(self.socket())
-            .output()
-            .context("asking the broker")?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
-        serde_json::from_slice(&output.stdout).context("the broker's answer")
+        let mut command = Command::new(&self.shunt);
+        let said = run(command.args(["status", "--json", "--broker"]).arg(self.socket()))?;
+        serde_json::from_str(&said).context("the broker's answer")
     }
 
     /// Returns the JSON of `shunt explain` about a process.
-    pub(crate) fn explain(&self, pid: u32) -> Result<Vec<u8>> {
+    pub(crate) fn explain(&self, pid: u32) -> Result<String> {
         let mut command = Command::new(&self.shunt);
-        command.args(["explain", &pid.to_string(), "--json", "--broker"]).arg(self.socket());
-        let output = command.output().context("asking for explanations")?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
-        Ok(output.stdout)
+        run(command.args(["explain", &pid.to_string(), "--json", "--broker"]).arg(self.socket()))
     }
 
     /// Returns the broker's PID.
@@ -267,15 +262,9 @@ impl Stage {
         }
         let log = std::fs::File::create(self.path("broker.log"))?;
         self.broker = Some(Process::spawn(command.stderr(log).stdout(Stdio::null()), "the broker")?);
-        let deadline = Instant::now() + BROKER_LIMIT;
-        while self.status().is_err() {
-            if Instant::now() > deadline {
-                let log = std::fs::read_to_string(self.path("broker.log")).unwrap_or_default();
-                bail!("the broker does not answer: {}", log.trim());
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
+        let log = || std::fs::read_to_string(self.path("broker.log")).unwrap_or_default();
+        let complaint = || format!("the broker does not answer: {}", log().trim());
+        wait_until(BROKER_LIMIT, || Ok(self.status().is_ok()), complaint)
     }
 }
 
@@ -292,9 +281,7 @@ fn isolate() -> Result<bool> {
     if nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).is_err() {
         return Ok(false);
     }
-    let up =
-        Command::new("ip").args(["link", "set", "lo", "up"]).status().context("ip (iproute2) is needed")?;
-    ensure!(up.success(), "the loopback interface of a new network namespace did not come up");
+    words("ip link set lo up")?;
     Ok(true)
 }
 

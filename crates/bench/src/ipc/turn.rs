@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::ValueEnum;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Serialize;
@@ -55,7 +55,6 @@ pub(super) struct Pair {
     _meeting: TempDir,
 }
 
-const LIMIT: Duration = Duration::from_secs(60);
 /// Messages of the first attempt, which is also the minimum of a turn, and below, the maximum.
 const FEW: u64 = 20;
 const MANY: u64 = 5_000_000;
@@ -135,10 +134,10 @@ impl Place {
         let mut receiver =
             Process::spawn_with_lines(&mut command(exchange.receiver, receiving), "the receiver")?;
         between(&receiver)?;
-        receiver.expect(READY, LIMIT)?;
+        receiver.expect(READY)?;
         let mut sender = Process::spawn_with_lines(&mut command(exchange.sender, sending), "the sender")?;
         between(&sender)?;
-        sender.expect(BEGIN, LIMIT)?;
+        sender.expect(BEGIN)?;
         Ok(Pair { receiver, sender, messages, _meeting: meeting })
     }
 }
@@ -156,11 +155,11 @@ impl Pair {
 
     /// Waits for the measurements of both, which stay alive.
     pub(super) fn finish(&mut self) -> Result<Option<Sample>> {
-        let sent = measured(&mut self.sender)?;
+        let sent: IpcMeasured = self.sender.results(Duration::ZERO)?;
         if sent.refused {
             return Ok(None);
         }
-        let received = measured(&mut self.receiver)?;
+        let received: IpcMeasured = self.receiver.results(Duration::ZERO)?;
         let each = |seconds: f64| seconds * 1e6 / self.messages as f64;
         Ok(Some(Sample {
             wall: each(received.seconds),
@@ -170,11 +169,6 @@ impl Pair {
             receiver_system: each(received.system),
         }))
     }
-}
-
-fn measured(process: &mut Process) -> Result<IpcMeasured> {
-    let line = process.line(LIMIT)?;
-    serde_json::from_str(&line).with_context(|| format!("a process said {line:?}"))
 }
 
 /// Returns the type of a directory's file system.

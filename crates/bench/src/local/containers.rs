@@ -5,9 +5,9 @@
 use std::cell::OnceCell;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use shunt_abi::status::Snapshot;
@@ -16,8 +16,8 @@ use super::Group;
 use super::point::{Load, Point, Sample};
 use super::tables::{SIZES, Table, Unit, bytes};
 use crate::find;
-use crate::interrupt::pause;
-use crate::process::{self, Process};
+use crate::interrupt::wait_until;
+use crate::process::{self, Process, run};
 use crate::side::Side;
 use crate::stage::{Role, Stage};
 use crate::worker::{BEGIN, Measured, READY};
@@ -83,22 +83,20 @@ impl Load for InContainers {
         let size = self.size.to_string();
         let listen = ["echo", "--style", "blocking", "--at", "0.0.0.0:0", "--size", &size];
         let mut server = Container::start(image, stage, side, Role::Server, &listen)?;
-        let listens = server.process.expect(READY, LIMIT)?;
+        let listens = server.process.expect(READY)?;
         let (_, port) =
             listens.rsplit_once(':').with_context(|| format!("the server listens at {listens:?}"))?;
         let address = format!("{}:{port}", server.address);
         let time = seconds.as_secs_f64().to_string();
         let ask = ["round-trip", "--to", &address, "--size", &size, "--warm", WARM, "--seconds", &time];
         let mut client = Container::start(image, stage, side, Role::Client, &ask)?;
-        client.process.expect(BEGIN, LIMIT)?;
+        client.process.expect(BEGIN)?;
         let pids = [server.pid, client.pid];
         let cpu = || pids.map(|pid| process::cpu_of_trees(&[pid]));
         let before = cpu();
-        let line = client.process.line(seconds + LIMIT)?;
+        let measured: Measured = client.process.results(seconds)?;
         let after = cpu();
         let [server_cpu, client_cpu] = [0, 1].map(|which| after[which].saturating_sub(before[which]));
-        let measured: Measured =
-            serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
         let mut sample = Sample::of(&measured, server_cpu, client_cpu);
         if side.is_under_shunt() {
             // The broker shows all connections to a process in its own network namespace.
@@ -142,7 +140,7 @@ fn import(stage: &Stage) -> Result<String> {
         std::fs::create_dir_all(to.parent().context("a library has a directory")?)?;
         std::fs::copy(&library, &to).with_context(|| format!("copying {}", library.display()))?;
     }
-    succeed(Command::new("tar").arg("-C").arg(&tree).arg("-cf").arg(&archive).arg("."))?;
+    run(Command::new("tar").arg("-C").arg(&tree).arg("-cf").arg(&archive).arg("."))?;
     let name = own_name("image");
     docker(["import".as_ref(), archive.as_os_str(), name.as_ref()])?;
     Ok(name)
@@ -150,7 +148,7 @@ fn import(stage: &Stage) -> Result<String> {
 
 /// Returns the libraries of a program, including the dynamic linker.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    let text = succeed(Command::new("ldd").arg(program).env_remove("LD_PRELOAD"))?;
+    let text = run(Command::new("ldd").arg(program).env_remove("LD_PRELOAD"))?;
     Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }
 
@@ -192,17 +190,16 @@ impl Container {
 
     fn await_start(&mut self) -> Result<()> {
         let format = "{{.State.Pid}} {{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}";
-        let deadline = Instant::now() + LIMIT;
-        while self.address.is_empty() {
+        let name = self.name.clone();
+        let is_started = || {
             ensure!(!self.process.has_ended()?, "{} ended too early", self.name);
-            ensure!(Instant::now() < deadline, "{} does not start", self.name);
-            pause(Duration::from_millis(10))?;
             // Docker does not know the container before it exists.
-            let Ok(said) = docker(["inspect", "--format", format, &self.name]) else { continue };
+            let said = docker(["inspect", "--format", format, &self.name]).unwrap_or_default();
             let (pid, address) = said.split_once(' ').unwrap_or_default();
             (self.pid, self.address) = (pid.parse().unwrap_or(0), address.to_owned());
-        }
-        Ok(())
+            Ok(!self.address.is_empty())
+        };
+        wait_until(LIMIT, is_started, || format!("{name} does not start"))
     }
 
     /// Ends the load, and with it the container.
@@ -230,7 +227,7 @@ fn own_name(what: &str) -> String {
 
 /// Returns the status of the system's broker, as reported to this command.
 fn status(mut shunt: Command) -> Result<Snapshot> {
-    let said = succeed(shunt.args(["status", "--json", "--broker", BROKER]))?;
+    let said = run(shunt.args(["status", "--json", "--broker", BROKER]))?;
     serde_json::from_str(&said).context("the broker's answer")
 }
 
@@ -239,17 +236,8 @@ fn status_here() -> Result<Snapshot> {
     status(Command::new(find::shunt()?))
 }
 
-/// Runs docker with these arguments and returns its output.
+/// Runs docker with these arguments, in a separate process group, so that an interrupt of the
+/// comparison does not stop the clean-up. Returns its output.
 fn docker<A: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = A>) -> Result<String> {
-    succeed(Command::new(find::installed("docker")?).args(words))
-}
-
-/// Runs a command in a separate process group, so that an interrupt of the comparison does not stop
-/// the clean-up.
-fn succeed(command: &mut Command) -> Result<String> {
-    let output = command.process_group(0).stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("{} is needed", command.get_program().display()))?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    ensure!(output.status.success(), "{}", text(&output.stderr));
-    Ok(text(&output.stdout))
+    run(Command::new(find::installed("docker")?).args(words).process_group(0))
 }

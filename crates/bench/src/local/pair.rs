@@ -1,10 +1,9 @@
 //! Runs turns of a server and a client that speak the protocol of the synthetic loads.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::status::Snapshot;
 
@@ -12,10 +11,7 @@ use super::point::Sample;
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Stage};
-use crate::worker::{BEGIN, Measured, READY};
-
-/// How long a program may take to be ready, or to report its results after its time.
-pub(super) const LIMIT: Duration = Duration::from_secs(30);
+use crate::worker::Measured;
 
 /// The line that starts a counted measurement. Its text has no meaning.
 const GO: &str = "go";
@@ -26,12 +22,8 @@ pub(super) fn listen_at(stage: &Stage, side: Side, placement: Placement) -> Resu
         return Ok(format!("{}:0", stage.host(placement)?));
     }
     let socket = stage.path("bench.sock");
-    remove(&socket);
+    let _ = std::fs::remove_file(&socket);
     Ok(socket.display().to_string())
-}
-
-fn remove(socket: &Path) {
-    let _ = std::fs::remove_file(socket);
 }
 
 /// Starts the server, and then the client that `client` creates for its address. Returns the
@@ -43,18 +35,11 @@ pub(super) fn run(
     client: impl FnOnce(&str) -> Result<Command>,
     seconds: Duration,
 ) -> Result<Sample> {
-    let (server, address) = serve(server)?;
+    let (server, address) = Process::serving(server, "the server")?;
     let turn = Turn { stage, side, seconds, is_counted: false, beside: None };
     let sample = turn.run(&server, &address, &mut client(&address)?)?;
     server.finish()?;
     Ok(sample)
-}
-
-/// Starts a server and returns its address.
-pub(super) fn serve(server: &mut Command) -> Result<(Process, String)> {
-    let mut server = Process::spawn_with_lines(server, "the server")?;
-    let address = server.expect(READY, LIMIT)?;
-    Ok((server, address))
 }
 
 /// A turn with a running server.
@@ -72,8 +57,7 @@ pub(super) struct Turn<'a> {
 impl Turn<'_> {
     /// Runs the client and returns the results.
     pub(super) fn run(&self, server: &Process, address: &str, client: &mut Command) -> Result<Sample> {
-        let mut client = Process::spawn_with_lines(client, "the client")?;
-        client.expect(BEGIN, LIMIT)?;
+        let mut client = Process::begun(client, "the client")?;
         let cpu = |client: &Process| {
             [Some(server), Some(client), self.beside]
                 .map(|process| process.map_or(Duration::ZERO, Process::cpu))
@@ -82,12 +66,10 @@ impl Turn<'_> {
         if self.is_counted {
             client.tell(GO)?;
         }
-        let line = client.line(self.seconds + LIMIT)?;
+        let measured: Measured = client.results(self.seconds)?;
         let after = cpu(&client);
         let [server_cpu, client_cpu, beside] =
             [0, 1, 2].map(|which| after[which].saturating_sub(before[which]));
-        let measured: Measured =
-            serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
         let mut sample = Sample::of(&measured, server_cpu, client_cpu);
         sample.beside = self.beside.map(|_| beside.as_secs_f64() / measured.seconds);
         if self.side.is_under_shunt() {
@@ -101,13 +83,12 @@ impl Turn<'_> {
 
 impl Sample {
     pub(super) fn of(measured: &Measured, server_cpu: Duration, client_cpu: Duration) -> Sample {
-        let each = |cpu: Duration| cpu.as_secs_f64() * 1e6 / measured.operations.max(1) as f64;
         Sample {
-            rate: measured.operations as f64 / measured.seconds,
+            rate: measured.rate(),
             p50_us: measured.p50_us,
             p99_us: measured.p99_us,
-            server_us: each(server_cpu),
-            client_us: each(client_cpu),
+            server_us: measured.each(server_cpu),
+            client_us: measured.each(client_cpu),
             ..Sample::default()
         }
     }

@@ -11,7 +11,7 @@ use super::{Group, pair};
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
-use crate::worker::{Call, READY};
+use crate::worker::Call;
 
 /// Returns the tables. shunt is not involved.
 pub(super) fn tables() -> [Table; 2] {
@@ -48,7 +48,6 @@ const NATIVE: &[Side] = &[Side::TcpNodelay];
 const BUFFERS: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
 /// The bytes of each write of the sender.
 const MESSAGE: usize = 64 << 10;
-const LIMIT: Duration = Duration::from_secs(30);
 
 /// A sender, a relay with a thread for each direction, and a receiver.
 #[derive(Clone, Copy, Debug)]
@@ -63,8 +62,7 @@ impl Load for Forwarded {
         let (size, buffer) = (MESSAGE.to_string(), self.buffer.to_string());
         let mut command = stage.worker(side, Role::Server, Placement::Free)?;
         command.args(["sink", "--at", &at, "--size", &size]);
-        let mut sink = Process::spawn_with_lines(&mut command, "the receiver")?;
-        let far = sink.expect(READY, LIMIT)?;
+        let (sink, far) = Process::serving(&mut command, "the receiver")?;
         let mut relay = stage.worker(side, Role::Server, Placement::Free)?;
         relay.args(["forward", "--at", &at, "--to", &far, "--buffer", &buffer]);
         relay.args(self.splice.then_some("--splice"));

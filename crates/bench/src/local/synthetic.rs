@@ -11,7 +11,7 @@ use super::point::{Load, Sample};
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
-use crate::worker::{BEGIN, Call, Measured, READY, Style};
+use crate::worker::{Call, Measured, Style};
 
 /// The pattern of the messages.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,7 @@ impl Load for Synthetic {
 
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
         let beside = (self.beside > 0).then(|| computing(stage, self.beside, self.placement)).transpose()?;
-        let (server, address) = pair::serve(&mut self.server(stage, side)?)?;
+        let (server, address) = Process::serving(&mut self.server(stage, side)?, "the server")?;
         let turn = Turn { stage, side, seconds, is_counted: false, beside: beside.as_ref() };
         let sample = turn.run(&server, &address, &mut self.client(stage, side, &address, seconds)?)?;
         server.finish()?;
@@ -62,7 +62,7 @@ impl OneSided for Synthetic {
     }
 
     fn start(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Ready> {
-        let (server, address) = pair::serve(&mut self.server(stage, side)?)?;
+        let (server, address) = Process::serving(&mut self.server(stage, side)?, "the server")?;
         let client = self.client(stage, side, &address, seconds)?;
         Ok(Ready { server, address, client })
     }
@@ -120,9 +120,7 @@ impl Synthetic {
 fn computing(stage: &Stage, threads: usize, placement: Placement) -> Result<Process> {
     let mut command = stage.worker(Side::Tcp, Role::Server, placement)?;
     command.args(["compute", "--threads", &threads.to_string()]);
-    let mut process = Process::spawn_with_lines(&mut command, "the threads beside it")?;
-    process.expect(READY, pair::LIMIT)?;
-    Ok(process)
+    Ok(Process::serving(&mut command, "the threads beside it")?.0)
 }
 
 /// System calls that are unrelated to connections.
@@ -131,13 +129,11 @@ pub(super) struct Calls(pub(super) Call);
 
 impl Load for Calls {
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
-        let limit = seconds + Duration::from_secs(30);
         let mut command = stage.worker(side, Role::Client, Placement::TwoCores)?;
         command.args(["calls", self.0.label(), "--seconds", &seconds.as_secs_f64().to_string()]);
-        let mut process = Process::spawn_with_lines(&mut command, "the caller")?;
-        process.expect(BEGIN, limit)?;
+        let mut process = Process::begun(&mut command, "the caller")?;
         let before = process.cpu();
-        let measured: Measured = serde_json::from_str(&process.line(limit)?)?;
+        let measured: Measured = process.results(seconds)?;
         let cpu = process.cpu().saturating_sub(before);
         process.finish()?;
         Ok(Sample::of(&measured, Duration::ZERO, cpu))

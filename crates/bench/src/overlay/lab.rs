@@ -11,18 +11,18 @@ use std::ffi::OsStr;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use shunt_wan::{Config, Link, Tun};
 use tempfile::TempDir;
 
 use super::side::Side;
 use crate::find;
-use crate::interrupt;
+use crate::interrupt::wait_until;
 use crate::namespace::Namespace;
-use crate::process::Process;
+use crate::process::{Process, run};
 use crate::stage::{Role, two_cpus};
 pub(super) use moving::{Container, Map, Moving};
 
@@ -212,7 +212,7 @@ impl Lab {
     /// Waits until the server listens on a port.
     pub(super) fn await_server(&self, side: Side, port: u16) -> Result<()> {
         let net = self.host(Role::Server).net(side);
-        await_until(|| net.listens_at(port), || format!("nothing listens at port {port}"))
+        wait_until(PATIENCE, || net.listens_at(port), || format!("nothing listens at port {port}"))
     }
 
     /// Returns the names in /proc of all hosts' and containers' namespaces.
@@ -242,7 +242,8 @@ impl Lab {
         let running = self.hosts.iter().map(start).collect::<Result<_>>()?;
         let routers = Routers { lab: self, running };
         for host in &self.hosts {
-            await_until(
+            wait_until(
+                PATIENCE,
                 || Ok(routers.status(host).is_ok_and(|status| has_lines(&status))),
                 || format!("the {}'s router does not answer, or has no line to the other", host.name),
             )?;
@@ -298,10 +299,8 @@ impl Lab {
     }
 
     /// Runs this program with these arguments and returns its output.
-    fn shunt(&self, words: &[&str]) -> Result<Vec<u8>> {
-        let output = Command::new(&self.shunt).args(words).output().context("starting this program")?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
-        Ok(output.stdout)
+    fn shunt(&self, words: &[&str]) -> Result<String> {
+        run(Command::new(&self.shunt).args(words))
     }
 }
 
@@ -424,7 +423,7 @@ impl Routers<'_> {
     fn status(&self, host: &Host) -> Result<Value> {
         let control = self.lab.control(host).display().to_string();
         let said = self.lab.shunt(&["overlay", "status", "--json", "--control", &control])?;
-        serde_json::from_slice(&said).context("a router's answer")
+        serde_json::from_str(&said).context("a router's answer")
     }
 }
 
@@ -432,17 +431,7 @@ impl Routers<'_> {
 fn await_answer(container: &Namespace, other: Ipv4Addr) -> Result<()> {
     let ping = || {
         let mut ping = container.command("ping");
-        let answered = ping.args(["-c", "1", "-W", "1", &other.to_string()]).stdout(Stdio::null()).status();
-        Ok(answered.context("ping is needed")?.success())
+        Ok(run(ping.args(["-c", "1", "-W", "1", &other.to_string()])).is_ok())
     };
-    await_until(ping, || "the overlay does not carry anything".to_owned())
-}
-
-fn await_until(mut done: impl FnMut() -> Result<bool>, complaint: impl Fn() -> String) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !done()? {
-        ensure!(Instant::now() < deadline, "{}", complaint());
-        interrupt::pause(Duration::from_millis(5))?;
-    }
-    Ok(())
+    wait_until(PATIENCE, ping, || "the overlay does not carry anything".to_owned())
 }

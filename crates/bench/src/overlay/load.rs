@@ -11,7 +11,7 @@ use super::lab::{Brief, Lab, Paths, Routers};
 use super::side::Side;
 use crate::process::Process;
 use crate::stage::Role;
-use crate::worker::{BEGIN, Download, Measured, READY};
+use crate::worker::{Download, Measured};
 use crate::{find, nginx};
 
 /// A load.
@@ -172,9 +172,8 @@ pub(super) struct Server {
 pub(super) fn ours(lab: &Lab, side: Side, load: &[&str]) -> Result<Server> {
     let mut command = lab.worker(side, Role::Server);
     command.args(load).args(["--at", &format!("{}:0", lab.server(side))]);
-    let mut process = Process::spawn_with_lines(&mut command, "the server")?;
-    let address = process.expect(READY, LIMIT)?;
-    Ok(Server { _process: process, address })
+    let (_process, address) = Process::serving(&mut command, "the server")?;
+    Ok(Server { _process, address })
 }
 
 fn memcached(lab: &Lab, side: Side) -> Result<Server> {
@@ -191,13 +190,10 @@ fn memcached(lab: &Lab, side: Side) -> Result<Server> {
 fn timed(lab: &Lab, side: Side, server: Server, load: &[&str], time: Duration, scale: f64) -> Result<Sample> {
     let mut command = lab.worker(side, Role::Client);
     command.args(load).args(["--to", &server.address, "--seconds", &time.as_secs_f64().to_string()]);
-    let mut client = Process::spawn_with_lines(&mut command, "the client")?;
-    client.expect(BEGIN, LIMIT)?;
+    let mut client = Process::begun(&mut command, "the client")?;
     let before = Used::now(lab)?;
-    let line = client.line(time + LIMIT)?;
+    let measured: Measured = client.results(time)?;
     let used = Used::now(lab)?;
-    let measured: Measured =
-        serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
     client.finish()?;
     Ok(Sample::of(&measured, used.each(before, measured.operations.max(1) as f64, scale)))
 }
@@ -206,15 +202,12 @@ fn timed(lab: &Lab, side: Side, server: Server, load: &[&str], time: Duration, s
 fn first(lab: &Lab, side: Side) -> Result<Sample> {
     let mut command = lab.worker(side, Role::Server);
     command.args(["serve", "--at", &format!("{}:0", lab.server(side))]);
-    let mut server = Process::spawn_with_lines(&mut command, "the server")?;
-    let address = server.expect(READY, LIMIT)?;
+    let (_server, address) = Process::serving(&mut command, "the server")?;
     let mut command = lab.worker(side, Role::Client);
     let mut client =
         Process::spawn_with_lines(command.args(["fetch", "--from", &address, "--size", "1"]), "the client")?;
-    let line = client.line(LIMIT)?;
+    let downloads: Vec<Download> = client.results(Duration::ZERO)?;
     client.finish()?;
-    let downloads: Vec<Download> =
-        serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
     ensure!(downloads.len() == 1, "{} downloads instead of one", downloads.len());
     let seconds = downloads[0].first_byte;
     Ok(Sample { rate: 1.0 / seconds, p50: seconds * 1e6, p99: seconds * 1e6, ..Sample::default() })
@@ -259,7 +252,7 @@ const OVER: &str = "over";
 impl Sample {
     fn of(measured: &Measured, cpu: Cpu) -> Sample {
         Sample {
-            rate: measured.operations as f64 / measured.seconds,
+            rate: measured.rate(),
             p50: measured.p50_us,
             p99: measured.p99_us,
             cpu: Some(cpu),

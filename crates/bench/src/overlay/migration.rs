@@ -18,7 +18,7 @@ use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::number;
 use crate::stats::Spread;
-use crate::worker::{BEGIN, READY};
+use crate::worker::BEGIN;
 
 /// The results by way, in the order of the columns.
 #[derive(Debug, Serialize)]
@@ -128,7 +128,7 @@ fn move_once(lab: &Lab, way: Way, round: usize) -> Result<Moved> {
     let address = server.1.clone();
     let mut client = lab.reaching(way != Way::Vxlan);
     let mut client = Process::spawn_with_lines(client.args(["reach", "--to", &address]), "the client")?;
-    client.expect(BEGIN, LIMIT)?;
+    client.expect(BEGIN)?;
     let mut reach = || -> Result<()> {
         client.tell("again")?;
         client.line(LIMIT).map(drop)
@@ -186,9 +186,7 @@ fn move_once(lab: &Lab, way: Way, round: usize) -> Result<Moved> {
 fn serve(lab: &Lab, container: &Container<'_>, way: Way) -> Result<(Process, String)> {
     let mut command = lab.serving(container, way != Way::Vxlan);
     command.args(["echo", "--nodelay", "--size", "1", "--at", &format!("{}:7000", Lab::MOVING)]);
-    let mut process = Process::spawn_with_lines(&mut command, "the server")?;
-    let address = process.expect(READY, LIMIT)?;
-    Ok((process, address))
+    Process::serving(&mut command, "the server")
 }
 
 impl OfWay {

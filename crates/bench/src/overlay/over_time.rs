@@ -19,7 +19,7 @@ use crate::progress::Progress;
 use crate::report::{Axes, Plot, Series, number};
 use crate::stage::Role;
 use crate::stats::Spread;
-use crate::worker::{BEGIN, Flowed, now};
+use crate::worker::{Flowed, now};
 
 /// The results.
 #[derive(Debug, Serialize)]
@@ -59,8 +59,6 @@ const LIMITS: [f64; 3] = [0.5, 0.25, 0.1];
 const CLASS: f64 = 0.2;
 /// No policy, the limits, the class, no policy again, and denied.
 const PHASES: usize = LIMITS.len() + 4;
-/// How long a program may wait for permission to send a little on a busy machine.
-const LIMIT: Duration = Duration::from_secs(30);
 
 /// Returns the length of the measurement with a point every `every`.
 pub(super) fn length(every: Duration) -> Duration {
@@ -75,9 +73,7 @@ pub(super) fn measure(lab: &Lab, every: Duration, progress: &Progress) -> Result
     let commands = [lab.worker(Side::Secure, Role::Client), lab.guest_worker(&guest)];
     let start = |mut command: std::process::Command| -> Result<Process> {
         command.args(["flow", "--to", &server.address, "--every", &every.as_secs_f64().to_string()]);
-        let mut process = Process::spawn_with_lines(&mut command, "a connection")?;
-        process.expect(BEGIN, LIMIT)?;
-        Ok(process)
+        Process::begun(&mut command, "a connection")
     };
     let [first, second] = commands;
     let mut running = Running {
@@ -158,8 +154,7 @@ impl Running {
         let flow = &mut self.over_time.flows[which];
         let since = |flow: &Flow| flow.points.iter().filter(|(at, _)| *at >= begin).count();
         while flow.ended.is_none() && since(flow) < POINTS {
-            let line = self.processes[which].line(LIMIT)?;
-            match serde_json::from_str(&line).with_context(|| format!("a connection said {line:?}"))? {
+            match self.processes[which].results(Duration::ZERO)? {
                 Flowed::Sent { at, bytes } => {
                     let (before, sent) = std::mem::replace(&mut self.last[which], (at, bytes));
                     flow.points.push((at - self.begun, (bytes - sent) as f64 / 1e6 / (at - before)));
@@ -233,7 +228,7 @@ impl OverTime {
         let _ = write!(
             out,
             "\ntwo containers of one host send to one of another, secure; the policy for one of them changes\n\
-             (MB/s, medians of {} points of {} s)\n{:28}",
+             (MB/s, medians of {} points of {} s)",
             POINTS - 1,
             self.seconds_per_point,
             ""

@@ -78,7 +78,7 @@ impl Look {
     /// Explains processes. Those that have ended meanwhile are skipped.
     fn explain(&mut self, pids: &[u32], stage: &Stage) {
         let answers = pids.iter().filter_map(|pid| stage.explain(*pid).ok());
-        let answers = answers.filter_map(|json| serde_json::from_slice::<Answer>(&json).ok());
+        let answers = answers.filter_map(|json| serde_json::from_str::<Answer>(&json).ok());
         for Explained { program, causes } in answers.flat_map(|answer| answer.processes) {
             for cause in causes.into_iter().filter(|cause| cause.label != ENDED) {
                 let kept = Kept { program: program.clone(), cause };

@@ -16,7 +16,7 @@ use super::ready;
 use super::server::Server;
 use crate::coverage::Coverage;
 use crate::find;
-use crate::interrupt::pause;
+use crate::interrupt::{pause, wait_until};
 use crate::process::{Process, cpu_of_trees, trees};
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
@@ -214,15 +214,12 @@ impl Pair<'_> {
     /// Waits until the port is free, which the previous turn's server may have used.
     fn wait_for_the_port(&self) -> Result<()> {
         let Some(port) = self.port else { return Ok(()) };
-        let begin = Instant::now();
-        while ready::is_listened_at(port) {
-            ensure!(
-                begin.elapsed() < PORT_LIMIT,
+        let complaint = || {
+            format!(
                 "somebody listens at port {port} already: stop that program (`ss -ltnp` names it), or have yours take another port"
-            );
-            pause(SLICE)?;
-        }
-        Ok(())
+            )
+        };
+        wait_until(PORT_LIMIT, || Ok(!ready::is_listened_at(port)), complaint)
     }
 
     /// Checks that a native server has no shim: the machine or the shell may preload it everywhere.

@@ -16,15 +16,15 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::Serialize;
 use shunt_wan::{Config, Link, Tun};
 use tempfile::TempDir;
 
 use crate::find;
-use crate::interrupt;
+use crate::interrupt::wait_until;
 use crate::namespace::Namespace;
 
 /// One of the four hosts.
@@ -208,13 +208,9 @@ impl Lab {
 
     /// Waits until a program that logs to the file `log` listens on an IPv4 port of a host.
     pub(super) fn await_listener(&self, host: Host, port: u16, log: &Path) -> Result<()> {
-        let end = Instant::now() + PATIENCE;
-        while !self.hosts[host as usize].listens_at(port)? {
-            let said = || std::fs::read_to_string(log).unwrap_or_default();
-            ensure!(Instant::now() < end, "nothing listens at port {port} of {host}: {}", said().trim());
-            interrupt::pause(Duration::from_millis(20))?;
-        }
-        Ok(())
+        let said = || std::fs::read_to_string(log).unwrap_or_default();
+        let complaint = || format!("nothing listens at port {port} of {host}: {}", said().trim());
+        wait_until(PATIENCE, || self.hosts[host as usize].listens_at(port), complaint)
     }
 
     /// Returns the bandwidth-delay product of the leg between the relays, in bytes.

@@ -11,7 +11,7 @@ use super::trace::{Tap, Trace};
 use super::way::Running;
 use crate::interrupt;
 use crate::process::{self, Process};
-use crate::worker::{BEGIN, Download};
+use crate::worker::Download;
 
 /// Bursts of new connections, in seconds to the first byte.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -113,8 +113,7 @@ pub(super) fn idle(lab: &Lab, way: &Running) -> Result<Idle> {
     let (resident_before, slab_before) = (way.resident(), slab()?);
     let mut command = lab.worker(Host::Client, "hold");
     command.args(["--from", &way.target.to_string(), "--connections", &IDLE.to_string()]);
-    let mut client = Process::spawn_with_lines(&mut command, "the client")?;
-    client.expect(BEGIN, LIMIT)?;
+    let client = Process::begun(&mut command, "the client")?;
     interrupt::pause(SETTLE)?;
     let each = |after: u64, before: u64| (after as f64 - before as f64) / IDLE as f64;
     let idle = Idle { resident: each(way.resident(), resident_before), slab: each(slab()?, slab_before) };
@@ -128,10 +127,8 @@ fn downloads(lab: &Lab, way: &Running, size: u64, connections: usize) -> Result<
     command.args(["--from", &way.target.to_string(), "--size", &size.to_string()]);
     command.args(["--connections", &connections.to_string()]);
     let mut client = Process::spawn_with_lines(&mut command, "the client")?;
-    let line = client.line(LIMIT)?;
+    let downloads: Vec<Download> = client.results(LIMIT)?;
     client.finish()?;
-    let downloads: Vec<Download> =
-        serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
     ensure!(downloads.len() == connections, "{} of {connections} downloads", downloads.len());
     Ok(downloads)
 }

@@ -24,7 +24,7 @@ use crate::output::write_with_svg;
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{TimeLine, time_lines as drawn};
-use crate::worker::{Download, READY};
+use crate::worker::Download;
 use lab::{Host, Lab, PORT, Settings};
 use measure::{Burst, Cpu, Idle};
 use report::Report;
@@ -83,9 +83,7 @@ fn measure(arguments: &Arguments) -> Result<Vec<Row>> {
 fn serve(lab: &Lab) -> Result<Process> {
     let mut command = lab.worker(Host::Server, "serve");
     command.args(["--at", &format!("0.0.0.0:{PORT}")]);
-    let mut server = Process::spawn_with_lines(&mut command, "the server")?;
-    server.expect(READY, Duration::from_secs(10))?;
-    Ok(server)
+    Ok(Process::serving(&mut command, "the server")?.0)
 }
 
 fn write(report: &Report, arguments: &Arguments) -> Result<()> {

@@ -3,17 +3,17 @@
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use serde::Serialize;
 use tempfile::TempDir;
 
 use super::load::Load;
 use crate::find;
-use crate::interrupt;
+use crate::interrupt::wait_until;
 use crate::namespace::Namespace;
-use crate::process::Process;
+use crate::process::{Process, run};
 
 /// A server. The order is that of the columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -61,9 +61,7 @@ impl Stage {
             std::fs::write(&file, source)?;
             let mut command = Command::new("cc");
             command.args(["-O2", "-o"]).arg(stage.path(name)).arg(file).args(libraries);
-            let output = command.output().context("a C compiler is needed: install gcc")?;
-            let complaint = String::from_utf8_lossy(&output.stderr);
-            ensure!(output.status.success(), "compiling {name} (is libevent-dev installed?): {complaint}");
+            run(&mut command).with_context(|| format!("compiling {name} (is libevent-dev installed?)"))?;
         }
         Ok(stage)
     }
@@ -85,30 +83,16 @@ impl Stage {
         };
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let process = Process::spawn(&mut command, way.label())?;
-        let begin = Instant::now();
-        while self.namespace.inside(|| Ok(TcpStream::connect(ADDRESS)?)).is_err() {
-            if begin.elapsed() > PATIENCE {
-                bail!("{} does not serve", way.label());
-            }
-            interrupt::pause(Duration::from_millis(5))?;
-        }
+        let serves = || Ok(self.namespace.inside(|| Ok(TcpStream::connect(ADDRESS)?)).is_ok());
+        wait_until(PATIENCE, serves, || format!("{} does not serve", way.label()))?;
         Ok(process)
     }
 
     fn shunt(&self, way: Way, load: Load) -> Result<Command> {
         let shunt = find::shunt()?;
         let mut command = self.namespace.command(shunt);
-        command.args([
-            "serve",
-            "--engine",
-            way.label(),
-            "--listen",
-            &ADDRESS.to_string(),
-            "--drain",
-            "0",
-            "--control",
-        ]);
-        command.arg(self.path("control"));
+        command.args(["serve", "--engine", way.label(), "--listen", &ADDRESS.to_string()]);
+        command.args(["--drain", "0", "--control"]).arg(self.path("control"));
         match load {
             Load::Echo { .. } => command.arg("builtin:echo"),
             _ => {

@@ -244,6 +244,18 @@ pub(crate) struct Measured {
     pub(crate) p99_us: f64,
 }
 
+impl Measured {
+    /// Returns the operations per second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.operations as f64 / self.seconds
+    }
+
+    /// Returns the microseconds of an operation, if all of them took this time.
+    pub(crate) fn each(&self, all: Duration) -> f64 {
+        all.as_secs_f64() * 1e6 / self.operations.max(1) as f64
+    }
+}
+
 /// A report of a connection that only sends.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::super::pair;
 use super::super::point::{Load, Point, Sample};
 use super::{Address, Program, Served};
 use crate::find;
 use crate::nginx;
-use crate::process::Process;
+use crate::process::{Process, run};
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
 use crate::worker::Measured;
@@ -71,14 +71,10 @@ impl Cgo {
         let (source, program) = (stage.path("go_load.go"), stage.path(name));
         if !program.exists() {
             std::fs::write(&source, include_str!("../../../programs/go_load.go"))?;
-            let status = Command::new(find::installed("go")?)
-                .args(["build", "-o"])
-                .arg(&program)
-                .arg(&source)
-                .envs([("CGO_ENABLED", enabled), ("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")])
-                .env("GOCACHE", stage.path("go-cache"))
-                .status();
-            ensure!(status.context("go")?.success(), "go refuses go_load.go");
+            let mut go = Command::new(find::installed("go")?);
+            go.args(["build", "-o"]).arg(&program).arg(&source).env("GOCACHE", stage.path("go-cache"));
+            go.envs([("CGO_ENABLED", enabled), ("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")]);
+            run(&mut go).context("go refuses go_load.go")?;
         }
         Ok(program)
     }

@@ -16,16 +16,16 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::Group;
 use super::one_sided::{OneSided, Ready};
 use super::point::{Load, Sample};
 use super::tables::{Table, Unit};
 use crate::find;
-use crate::interrupt::pause;
+use crate::interrupt::{pause, wait_until};
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
@@ -210,19 +210,11 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 impl Address {
     /// Waits until a server listens there.
     fn wait(&self) -> Result<()> {
-        let deadline = Instant::now() + START_LIMIT;
-        loop {
-            let answers = match &self.socket {
-                Some(path) => UnixStream::connect(path).is_ok(),
-                None => TcpStream::connect((self.host, self.port)).is_ok(),
-            };
-            if answers {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                bail!("the server does not answer within {START_LIMIT:?}");
-            }
-            pause(Duration::from_millis(10))?;
-        }
+        let answers = || match &self.socket {
+            Some(path) => UnixStream::connect(path).is_ok(),
+            None => TcpStream::connect((self.host, self.port)).is_ok(),
+        };
+        let complaint = || format!("the server does not answer within {START_LIMIT:?}");
+        wait_until(START_LIMIT, || Ok(answers()), complaint)
     }
 }

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::super::pair;
 use super::super::point::{Load, Point, Sample};
 use crate::find;
+use crate::process::run;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
 
@@ -59,14 +60,9 @@ impl Built {
         let (source, program) = (stage.path("epoll_echo.c"), stage.path(&name));
         if !program.exists() {
             std::fs::write(&source, include_str!("../../../programs/epoll_echo.c"))?;
-            let status = Command::new(find::installed(self.compiler)?)
-                .arg("-O2")
-                .args(self.flag)
-                .arg("-o")
-                .arg(&program)
-                .arg(&source)
-                .status();
-            ensure!(status.context(self.compiler)?.success(), "{} refuses epoll_echo.c", self.compiler);
+            let mut compiler = Command::new(find::installed(self.compiler)?);
+            compiler.arg("-O2").args(self.flag).arg("-o").arg(&program).arg(&source);
+            run(&mut compiler).with_context(|| format!("{} refuses epoll_echo.c", self.compiler))?;
         }
         Ok(program)
     }

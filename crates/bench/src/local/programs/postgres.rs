@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::super::Group;
 use super::super::point::Point;
@@ -13,7 +13,7 @@ use super::super::tables::{Table, Unit};
 use super::{Address, Program, START_LIMIT, Served};
 use crate::find;
 use crate::interrupt::pause;
-use crate::process::Process;
+use crate::process::{Process, run};
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
 use crate::user;
@@ -72,7 +72,7 @@ impl Program for Pgbench {
         let mut initdb = Command::new(find::installed("setpriv")?);
         initdb.args(user::becomes(USER, &find::installed("initdb")?));
         initdb.args(["--auth", "trust", "--no-sync", "--username", "postgres", "--pgdata"]).arg(&data);
-        succeed(&mut initdb, "initdb")?;
+        run(&mut initdb).context("initdb")?;
         let mut server =
             stage.command(&find::installed("setpriv")?, side, Role::Server, address.placement)?;
         server.args(user::becomes(USER, &find::installed("postgres")?));
@@ -112,24 +112,14 @@ impl Program for Pgbench {
 
 impl Pgbench {
     fn fill(&self, stage: &Stage, address: &Address) -> Result<()> {
+        let (data, port) = (stage.path(&format!("data-{}", address.port)), address.port.to_string());
         let deadline = Instant::now() + START_LIMIT;
-        let data = stage.path(&format!("data-{}", address.port));
         loop {
             let mut fill = Command::new(find::installed("pgbench")?);
-            fill.args([
-                "-i",
-                "-q",
-                "-s",
-                &self.scale.to_string(),
-                "-U",
-                "postgres",
-                "-p",
-                &address.port.to_string(),
-                "-h",
-            ]);
-            match succeed(fill.arg(&data).arg("postgres"), "pgbench -i") {
-                Ok(()) => return Ok(()),
-                Err(error) if Instant::now() > deadline => return Err(error),
+            fill.args(["-i", "-q", "-s", &self.scale.to_string(), "-U", "postgres", "-p", &port, "-h"]);
+            match run(fill.arg(&data).arg("postgres")) {
+                Ok(_) => return Ok(()),
+                Err(error) if Instant::now() > deadline => return Err(error.context("pgbench -i")),
                 Err(_) => pause(Duration::from_millis(100))?,
             }
         }
@@ -144,15 +134,4 @@ fn data_directory(stage: &Stage, port: u16) -> Result<PathBuf> {
     std::fs::set_permissions(stage.path(""), std::fs::Permissions::from_mode(0o755))?;
     user::give(&data, USER)?;
     Ok(data)
-}
-
-fn succeed(command: &mut Command, name: &str) -> Result<()> {
-    let output = command.stdin(Stdio::null()).output().with_context(|| format!("starting {name}"))?;
-    ensure!(
-        output.status.success(),
-        "{name} ended with {}: {}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(())
 }

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::super::point::{Load, Point, Sample};
 use super::super::tables::{Table, Unit, bytes};
 use super::super::{Group, pair};
 use crate::find;
+use crate::process::run;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
 
@@ -103,9 +104,8 @@ impl Runtime {
         }
         std::fs::write(&file, self.text)?;
         if let Some((compiler, _)) = self.compiler {
-            let status =
-                Command::new(find::installed(compiler)?).arg("-d").arg(stage.path("")).arg(&file).status();
-            ensure!(status.context(compiler)?.success(), "{compiler} refuses {}", self.file);
+            run(Command::new(find::installed(compiler)?).arg("-d").arg(stage.path("")).arg(&file))
+                .with_context(|| format!("{compiler} refuses {}", self.file))?;
         }
         Ok(())
     }

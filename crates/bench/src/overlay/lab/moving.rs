@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Host, Lab, Routers, Routing, await_answer, await_until};
+use super::{Host, Lab, PATIENCE, Routers, Routing, await_answer};
 use crate::find;
+use crate::interrupt::wait_until;
 use crate::namespace::Namespace;
 use crate::process::Process;
 use crate::stage::Role;
@@ -84,7 +85,7 @@ impl Lab {
         command.arg("--data-dir").arg(self.path("etcd")).args(["--listen-peer-urls", &peers]);
         command.args(["--listen-client-urls", &own, "--advertise-client-urls", &own]);
         let etcd = Process::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()), "etcd")?;
-        await_until(|| host.net.listens_at(ETCD_PORT), || "etcd does not listen".to_owned())?;
+        wait_until(PATIENCE, || host.net.listens_at(ETCD_PORT), || "etcd does not listen".to_owned())?;
         Ok(etcd)
     }
 

@@ -3,13 +3,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::{Running, Way};
 use crate::interrupt;
-use crate::process::Process;
+use crate::process::{Process, run};
 use crate::relay::lab::{self, EXIT, Host, Lab, MIDDLE_RTT, PORT};
 
 /// The enabled features of the relay.
@@ -84,9 +84,7 @@ fn new_key(lab: &Lab, key: &Path) -> Result<()> {
     if key.exists() {
         return Ok(());
     }
-    let output = Command::new(lab.shunt()).args(["relay", "new-key"]).arg(key).output()?;
-    ensure!(output.status.success(), "making a key: {}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(())
+    run(Command::new(lab.shunt()).args(["relay", "new-key"]).arg(key)).context("making a key").map(drop)
 }
 
 /// Starts a relay and waits until it answers.
@@ -100,18 +98,10 @@ fn relay(lab: &Lab, host: Host, config: &str) -> Result<Process> {
         .stdout(Stdio::null())
         .stderr(std::fs::File::create(&log)?);
     let process = Process::spawn(&mut command, "shunt relay")?;
-    let end = Instant::now() + PATIENCE;
-    while !answers(lab, host)? {
-        let said = || std::fs::read_to_string(&log).unwrap_or_default();
-        ensure!(Instant::now() < end, "shunt relay on {host} does not answer: {}", said().trim());
-        interrupt::pause(Duration::from_millis(20))?;
-    }
+    let mut status = Command::new(lab.shunt());
+    status.args(["relay", "status", "--control"]).arg(control(lab, host));
+    let said = || std::fs::read_to_string(&log).unwrap_or_default();
+    let complaint = || format!("shunt relay on {host} does not answer: {}", said().trim());
+    interrupt::wait_until(PATIENCE, || Ok(run(&mut status).is_ok()), complaint)?;
     Ok(process)
-}
-
-fn answers(lab: &Lab, host: Host) -> Result<bool> {
-    let mut command = Command::new(lab.shunt());
-    command.args(["relay", "status", "--control"]).arg(control(lab, host));
-    let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
-    Ok(status.context("asking shunt relay")?.success())
 }

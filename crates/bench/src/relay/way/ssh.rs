@@ -4,10 +4,10 @@
 use std::fs::File;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::{Running, Way, find, not_installed};
-use crate::process::Process;
+use crate::process::{Process, run};
 use crate::relay::lab::{EDGE, EXIT, Host, Lab, PORT, SERVER};
 
 /// ssh's port forwarding as a way.
@@ -41,9 +41,7 @@ fn make_key(lab: &Lab, name: &str) -> Result<()> {
         return Ok(());
     }
     let mut command = Command::new("ssh-keygen");
-    let status = command.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(path).status()?;
-    ensure!(status.success(), "ssh-keygen ended with {status}");
-    Ok(())
+    run(command.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(path)).map(drop)
 }
 
 /// Returns the command of sshd. Its session processes leave its process group, so all run in a PID
