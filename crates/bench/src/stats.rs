@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::report::number;
+
 /// The median and the extremes of all repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Spread {
@@ -21,6 +23,12 @@ impl Spread {
         let last = figures.len().checked_sub(1)?;
         let median = (figures[last / 2] + figures[last.div_ceil(2)]) / 2.0;
         Some(Spread { median, min: figures[0], max: figures[last] })
+    }
+
+    /// Formats figures with three significant digits, with the extremes in brackets.
+    pub(crate) fn shown(self) -> String {
+        let Spread { median, min, max } = self;
+        format!("{} ({}-{})", number(median), number(min), number(max))
     }
 
     /// Formats a ratio, with its extremes in brackets.

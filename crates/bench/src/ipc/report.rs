@@ -10,7 +10,7 @@ use super::calls::{CallFigures, Traced};
 use super::turn::{Place, Sample};
 use super::{Arguments, Measured, Row};
 use crate::machine::Machine;
-use crate::report::{Axes, Plot, Series, number};
+use crate::report::{Axes, Plot, Series, TextLine, number, or_dash};
 use crate::stats::Spread;
 use shunt_bench_args::ipc::Way;
 
@@ -135,18 +135,13 @@ impl Report {
 
     fn append_sizes(&self, out: &mut String, title: &str, figure: impl Fn(&Cell) -> Option<String>) {
         let Some(first) = self.sizes.first() else { return };
-        let _ = write!(out, "\n{title}\n{:>9}", "bytes");
-        for cell in &first.ways {
-            let _ = write!(out, " {:>16}", cell.way.label());
-        }
-        out.push('\n');
+        let _ = writeln!(out, "\n{title}");
+        let ways = first.ways.iter().map(|cell| cell.way.label());
+        TextLine::new(format!("{:>9}", "bytes"), 9).cells(16, ways).end(out);
         for line in &self.sizes {
-            let _ = write!(out, "{:>9}", line.size);
-            for cell in &line.ways {
-                let text = if cell.refused { Some("EMSGSIZE".to_owned()) } else { figure(cell) };
-                let _ = write!(out, " {:>16}", text.unwrap_or_else(|| "-".to_owned()));
-            }
-            out.push('\n');
+            let text = |cell: &Cell| if cell.refused { Some("EMSGSIZE".to_owned()) } else { figure(cell) };
+            let cells = line.ways.iter().map(|cell| or_dash(text(cell)));
+            TextLine::new(format!("{:>9}", line.size), 9).cells(16, cells).end(out);
         }
     }
 }
@@ -163,26 +158,17 @@ fn append_article(out: &mut String, line: &Line) {
         let sum = |one: Option<f64>, other: Option<f64>| one.unwrap_or(0.0) + other.unwrap_or(0.0);
         let user = sum(cell.sender_user_us, cell.receiver_user_us);
         let system = sum(cell.sender_system_us, cell.receiver_system_us);
-        let speed = cell.to_datagram.map_or_else(|| "-".to_owned(), |ratio| format!("{:.2}x", ratio.median));
-        let _ = write!(
-            out,
-            "{:18} {user:>8.1} {system:>8.1} {:>8.1} {speed:>10}",
-            cell.way.label(),
-            user + system
-        );
-        if let Some(theirs) = cell.article {
-            let text = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
-            let all = theirs.user.zip(theirs.system).map(|(user, system)| user + system);
-            let _ = write!(
-                out,
-                "   {:>7} {:>7} {:>7} {:>8.2}x",
-                text(theirs.user),
-                text(theirs.system),
-                text(all),
-                theirs.speed
-            );
-        }
-        out.push('\n');
+        let text = |figure: Option<f64>| or_dash(figure.map(|us| format!("{us:.1}")));
+        let times = |speed: f64| format!("{speed:.2}x");
+        let line = TextLine::new(cell.way.label(), 18)
+            .cells(8, [user, system, user + system].map(|us| text(Some(us))))
+            .cells(10, [or_dash(cell.to_datagram.map(|ratio| times(ratio.median)))]);
+        let theirs = cell.article.map(|Figures { user, system, speed }| {
+            let all = user.zip(system).map(|(user, system)| user + system);
+            let cells = TextLine::new(" ", 1).cells(7, [user, system, all].map(text));
+            cells.cells(9, [times(speed)])
+        });
+        line.cells(0, theirs).end(out);
     }
 }
 
@@ -194,8 +180,8 @@ fn append_sessions(out: &mut String, line: &Line) {
         line.size
     );
     for cell in &line.ways {
-        let Some(us) = cell.wall_us else { continue };
-        let [median, min, max] = [us.median, us.min, us.max].map(|us| number(us / 1e3));
+        let Some(ms) = cell.wall_us.map(|us| us.times(1e-3)) else { continue };
+        let [median, min, max] = [ms.median, ms.min, ms.max].map(number);
         let _ = writeln!(out, "{:18} {median:>8} ({min}-{max})", cell.way.label());
     }
 }

@@ -16,7 +16,7 @@ use crate::find;
 use crate::interrupt::pause;
 use crate::process::Process;
 use crate::progress::Progress;
-use crate::report::number;
+use crate::report::TextLine;
 use crate::stats::Spread;
 use crate::worker::BEGIN;
 
@@ -226,22 +226,14 @@ impl Migration {
             out,
             "\na container stops, and starts with its address on another host; a client on a third one, secure (ms)"
         );
-        let _ = write!(out, "{:32}", "");
-        for of_way in &self.ways {
-            let _ = write!(out, " {:>22}", of_way.way);
-        }
-        out.push('\n');
+        TextLine::new("", 32).cells(22, self.ways.iter().map(|of_way| of_way.way)).end(out);
         for label in STEPS.into_iter().chain([ON_HOST]) {
-            let _ = write!(out, "{label:32}");
-            for of_way in &self.ways {
+            let cell = |of_way: &OfWay| {
                 let step = of_way.steps.iter().find(|step| step.label == label);
                 let spread = step.and_then(|step| Spread::of(step.milliseconds.iter().copied()));
-                let cell = spread.map_or_else(String::new, |Spread { median, min, max }| {
-                    format!("{} ({}-{})", number(median), number(min), number(max))
-                });
-                let _ = write!(out, " {cell:>22}");
-            }
-            out.push('\n');
+                spread.map(Spread::shown).unwrap_or_default()
+            };
+            TextLine::new(label, 32).cells(22, self.ways.iter().map(cell)).end(out);
         }
         for of_way in &self.ways {
             let rounds = of_way.steps[0].milliseconds.len();

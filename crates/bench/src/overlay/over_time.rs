@@ -16,7 +16,7 @@ use super::side::Side;
 use crate::comparison::{Point, Quantity};
 use crate::process::Process;
 use crate::progress::Progress;
-use crate::report::{Axes, Plot, Series, number};
+use crate::report::{Axes, Plot, Series, TextLine, number};
 use crate::stage::Role;
 use crate::stats::Spread;
 use crate::worker::{Flowed, now};
@@ -225,24 +225,18 @@ impl OverTime {
     }
 
     pub(super) fn write(&self, out: &mut String) {
-        let _ = write!(
+        let _ = writeln!(
             out,
             "\ntwo containers of one host send to one of another, secure; the policy for one of them changes\n\
              (MB/s, medians of {} points of {} s)",
             POINTS - 1,
-            self.seconds_per_point,
-            ""
+            self.seconds_per_point
         );
-        for flow in &self.flows {
-            let _ = write!(out, " {:>22}", flow.label);
-        }
-        out.push('\n');
+        TextLine::new("", 28).cells(22, FLOWS).end(out);
         for phase in &self.phases {
-            let _ = write!(out, "{:28}", format!("{:5.1} s  {}", phase.at, phase.label));
-            for median in phase.medians {
-                let _ = write!(out, " {:>22}", median.map_or("ended".to_owned(), number));
-            }
-            out.push('\n');
+            let medians = phase.medians.map(|median| median.map_or("ended".to_owned(), number));
+            let label = format!("{:5.1} s  {}", phase.at, phase.label);
+            TextLine::new(label, 28).cells(22, medians).end(out);
         }
         for flow in &self.flows {
             if let Some(ended) = &flow.ended {

@@ -15,7 +15,7 @@ use super::side::Side;
 use super::{Arguments, Line, Taken};
 use crate::comparison::{Quantity, less};
 use crate::machine::Machine;
-use crate::report::{Axes, Plot, Series, number};
+use crate::report::{Axes, Plot, Series, TextLine};
 use crate::stats::Spread;
 
 /// The report.
@@ -192,25 +192,14 @@ impl Table {
             let _ = writeln!(out, "left out: {missing}");
             return;
         }
-        let _ = write!(out, "{:21}", "");
-        for title in
-            ["host", "VXLAN", "shunt", "shunt secure", "shunt to host", "shunt to VXLAN", "secure to shunt"]
-        {
-            let _ = write!(out, " {title:>22}");
-        }
-        out.push('\n');
+        let ratios = ["shunt to host", "shunt to VXLAN", "secure to shunt"];
+        TextLine::new("", 21).cells(22, Side::ALL.map(Side::label)).cells(22, ratios).end(out);
         for figure in &self.figures {
-            let _ = write!(out, "{:21}", figure.label);
-            for side in Side::ALL {
-                let Spread { median, min, max } = figure.side(side);
-                let cell = format!("{} ({}-{})", number(median), number(min), number(max));
-                let _ = write!(out, " {cell:>22}");
-            }
             let ratios = [figure.shunt_to_host, figure.shunt_to_vxlan, figure.secure_to_shunt];
-            for ratio in ratios {
-                let _ = write!(out, " {:>22}", ratio.as_ratio());
-            }
-            out.push('\n');
+            TextLine::new(figure.label, 21)
+                .cells(22, Side::ALL.map(|side| figure.side(side).shown()))
+                .cells(22, ratios.map(Spread::as_ratio))
+                .end(out);
         }
         if !self.on_overlay.is_empty() {
             let reasons: Vec<String> =

@@ -6,7 +6,7 @@ use anyhow::Result;
 use super::surroundings::Surroundings;
 use crate::local::measured;
 use crate::machine::Machine;
-use crate::report::{Column, Page, Report, TableReport, against, number, text};
+use crate::report::{Cell, Column, Line, Page, Report, TableReport, against, number, or_dash, text, versus};
 use crate::side::Side;
 use shunt_bench_args::local::Group;
 
@@ -93,31 +93,21 @@ fn table(page: &mut Page, table: &TableReport) -> Result<()> {
     let titles: Vec<String> = sides
         .iter()
         .map(|side| side.label().to_owned())
-        .chain(against.iter().map(|(ours, theirs)| format!("{} to {}", ours.label(), theirs.label())))
+        .chain(against.iter().map(versus))
         .chain(sides.iter().map(|side| format!("CPU us, {}", side.label())))
         .collect();
     let mut head = vec![(table.unit.label(), Column::Words)];
     head.extend(titles.iter().map(|title| (title.as_str(), Column::Numbers)));
     let (measured, left_out): (Vec<_>, Vec<_>) = table.lines.iter().partition(|line| line.missing.is_none());
-    let none = || "-".to_owned();
-    let rows: Vec<Vec<String>> = measured
-        .iter()
-        .map(|line| {
-            let figure = |side| line.cell(side).map_or_else(none, |cell| number(cell.figure.median));
-            let cpu = |side| {
-                line.cell(side).map_or_else(none, |cell| number(cell.server_cpu_us + cell.client_cpu_us))
-            };
-            let ratio = |ours, theirs| {
-                let ratio = line.cell(ours).and_then(|cell| cell.ratio_to.get(&theirs));
-                ratio.map_or_else(none, |ratio| ratio.as_ratio())
-            };
-            std::iter::once(line.label.clone())
-                .chain(sides.iter().map(|side| figure(*side)))
-                .chain(against.iter().map(|(ours, theirs)| ratio(*ours, *theirs)))
-                .chain(sides.iter().map(|side| cpu(*side)))
-                .collect()
-        })
-        .collect();
+    let cpu = |cell: &Cell| number(cell.server_cpu_us + cell.client_cpu_us);
+    let row = |line: &&Line| {
+        std::iter::once(line.label.clone())
+            .chain(sides.iter().map(|side| line.figure(*side)))
+            .chain(against.iter().map(|sides| line.ratio(*sides)))
+            .chain(sides.iter().map(|side| or_dash(line.cell(*side).map(cpu))))
+            .collect()
+    };
+    let rows: Vec<Vec<String>> = measured.iter().map(row).collect();
     if !rows.is_empty() {
         page.table(&head, &rows);
     }
@@ -137,7 +127,6 @@ mod tests {
     use super::*;
     use crate::local::Unit;
     use crate::machine::Place;
-    use crate::report::{Cell, Line};
     use crate::stats::Spread;
 
     fn cell(side: Side, median: f64) -> Cell {

@@ -3,8 +3,6 @@
 use std::fmt::Write;
 
 use super::figures::{Figure, Report, SideReport, bytes, percent};
-use crate::report::number;
-use crate::stats::Spread;
 
 /// Returns the whole report.
 pub(super) fn text(report: &Report) -> String {
@@ -85,12 +83,7 @@ pub(super) fn title(figure: &Figure) -> String {
 /// Formats the spreads of both sides.
 pub(super) fn spreads(figure: &Figure) -> [String; 2] {
     let (factor, _) = figure.scale();
-    let spread = |spread: Spread| {
-        let [median, min, max] =
-            [spread.median, spread.min, spread.max].map(|figure| number(figure * factor));
-        format!("{median} ({min}-{max})")
-    };
-    [spread(figure.native), spread(figure.shunt)]
+    [figure.native, figure.shunt].map(|spread| spread.times(factor).shown())
 }
 
 /// Returns how the programs of a side ended.

@@ -1,7 +1,7 @@
 //! Formats the results: as text for a terminal, as plots like the paper's figures 3 and 4, and as
 //! JSON.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -13,7 +13,7 @@ use super::measure::{BURST, IDLE};
 use super::trace::{MOMENTS, Trace};
 use super::{Arguments, Row};
 use crate::machine::Machine;
-use crate::report::{Axes, Plot, Series};
+use crate::report::{Axes, Plot, Series, TextLine};
 use crate::stats::Spread;
 use crate::worker::Download;
 
@@ -171,22 +171,13 @@ impl Report {
         figure: fn(&Downloads) -> Spread,
         floor: fn(&Floor) -> f64,
     ) {
-        let _ = write!(out, "\n{title}, in ms (least-most)\n{:WIDTH$}", "");
-        for (size, _) in &self.floors {
-            let _ = write!(out, " {:>21}", bytes(*size));
-        }
-        let _ = write!(out, "\n{FLOOR:WIDTH$}");
-        for (_, of) in &self.floors {
-            let _ = write!(out, " {:>21}", format!("{:.1}", floor(of) * 1e3));
-        }
-        out.push('\n');
-        for line in self.ways.iter().filter(|line| !line.downloads.is_empty()) {
-            let _ = write!(out, "{:WIDTH$}", line.way.label());
-            for of in &line.downloads {
-                let _ = write!(out, " {:>21}", milliseconds(figure(of)));
-            }
-            out.push('\n');
-        }
+        let ideal = self.floors.iter().map(|(_, of)| format!("{:.1}", floor(of) * 1e3));
+        let mut lines = vec![(FLOOR, ideal.collect())];
+        lines.extend(self.lines(|line| {
+            let cells: Vec<String> = line.downloads.iter().map(|of| milliseconds(figure(of))).collect();
+            (!cells.is_empty()).then_some(cells)
+        }));
+        append_table(out, &format!("{title}, in ms (least-most)"), &self.sizes(), &lines);
     }
 
     fn append_moments(&self, out: &mut String) {
@@ -195,7 +186,7 @@ impl Report {
             (!cells.is_empty()).then_some(cells)
         });
         let title = "A download of 50 KB, from the client's SYN on, in ms (least-most)";
-        append_table(out, title, MOMENTS.into_iter(), &lines);
+        append_table(out, title, &MOMENTS, &lines);
     }
 
     fn append_ratios(&self, out: &mut String) {
@@ -210,27 +201,21 @@ impl Report {
             ("HAProxy's last byte to it", cells(|of| of.window_to_total)),
         ];
         let lines: Vec<_> = lines.into_iter().filter(|(_, cells)| !cells.is_empty()).collect();
-        let sizes: Vec<String> = self.floors.iter().map(|(size, _)| bytes(*size)).collect();
         let title =
             "All of shunt relay against the ideal, and HAProxy with large windows against it (least-most)";
-        append_table(out, title, sizes.iter().map(String::as_str), &lines);
+        append_table(out, title, &self.sizes(), &lines);
     }
 
     fn append_burst(&self, out: &mut String) {
-        let columns = ["one alone", "first burst, 90th", "second, median", "second, 90th"];
+        let columns = ["one alone", "first burst, 90th", "second, median", "second, 90th", "that to one"];
         let lines = self.lines(|line| {
             let of = line.burst?;
-            let ratio = of.ratio.as_ratio();
-            Some(
-                [of.single, of.unannounced, of.p50, of.p90]
-                    .map(milliseconds)
-                    .into_iter()
-                    .chain([ratio])
-                    .collect(),
-            )
+            let [single, unannounced, p50, p90] =
+                [of.single, of.unannounced, of.p50, of.p90].map(milliseconds);
+            Some(vec![single, unannounced, p50, p90, of.ratio.as_ratio()])
         });
         let title = format!("{BURST} new connections at once, to the first byte, in ms (least-most)");
-        append_table(out, &title, columns.into_iter().chain(["that to one"]), &lines);
+        append_table(out, &title, &columns, &lines);
     }
 
     fn append_cpu(&self, out: &mut String) {
@@ -240,12 +225,7 @@ impl Report {
             Some([of.machine, of.lab, of.relays].map(show).into())
         });
         let title = "Processor time of a GB, in s (least-most); routed is what the lab itself takes";
-        append_table(
-            out,
-            title,
-            ["whole machine", "the lab's programs", "of these, the relays'"].into_iter(),
-            &lines,
-        );
+        append_table(out, title, &["whole machine", "the lab's programs", "of these, the relays'"], &lines);
     }
 
     fn append_idle(&self, out: &mut String) {
@@ -261,7 +241,11 @@ impl Report {
         let title = format!(
             "Memory of each of {IDLE} idle connections, in KB; one relay: half of what exceeds the slabs of routed"
         );
-        append_table(out, &title, ["both programs", "slabs", "one relay"].into_iter(), &lines);
+        append_table(out, &title, &["both programs", "slabs", "one relay"], &lines);
+    }
+
+    fn sizes(&self) -> Vec<String> {
+        self.floors.iter().map(|(size, _)| bytes(*size)).collect()
     }
 
     fn lines(&self, cells: impl Fn(&Line) -> Option<Vec<String>>) -> Vec<(&'static str, Vec<String>)> {
@@ -359,26 +343,14 @@ fn milliseconds(spread: Spread) -> String {
     format!("{median:.1} ({min:.0}-{max:.0})")
 }
 
-fn append_table<'a>(
-    out: &mut String,
-    title: &str,
-    columns: impl Iterator<Item = &'a str>,
-    lines: &[(&str, Vec<String>)],
-) {
+fn append_table(out: &mut String, title: &str, columns: &[impl Display], lines: &[(&str, Vec<String>)]) {
     if lines.is_empty() {
         return;
     }
-    let _ = write!(out, "\n{title}\n{:WIDTH$}", "");
-    for column in columns {
-        let _ = write!(out, " {column:>21}");
-    }
-    out.push('\n');
+    let _ = writeln!(out, "\n{title}");
+    TextLine::new("", WIDTH).cells(21, columns).end(out);
     for (label, cells) in lines {
-        let _ = write!(out, "{label:WIDTH$}");
-        for cell in cells {
-            let _ = write!(out, " {cell:>21}");
-        }
-        out.push('\n');
+        TextLine::new(label, WIDTH).cells(21, cells).end(out);
     }
 }
 

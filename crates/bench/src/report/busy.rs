@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::{Cell, Line, TableReport, number};
+use super::{Cell, Line, TableReport, TextLine, number, or_dash};
 use crate::side::Side;
 
 /// Appends the table below the rates.
@@ -32,17 +32,10 @@ fn part<'a>(
     width: usize,
     text: impl Fn(&Cell) -> Option<String>,
 ) {
-    let _ = write!(out, "{:width$} {title}\n{:width$}", "", "");
-    for side in sides {
-        let _ = write!(out, " {:>24}", side.label());
-    }
-    out.push('\n');
+    let _ = writeln!(out, "{:width$} {title}", "");
+    TextLine::new("", width).cells(24, sides.iter().map(|side| side.label())).end(out);
     for line in lines {
-        let _ = write!(out, "{:width$}", line.label);
-        for side in sides {
-            let text = line.cell(*side).and_then(&text).unwrap_or_else(|| "-".to_owned());
-            let _ = write!(out, " {text:>24}");
-        }
-        out.push('\n');
+        let cell = |side: &Side| or_dash(line.cell(*side).and_then(&text));
+        TextLine::new(&line.label, width).cells(24, sides.iter().map(cell)).end(out);
     }
 }

@@ -24,7 +24,7 @@ use shunt_bench_args::local::Group as Compared;
 pub(crate) use bars::{Bar, Bars, Group, OURS};
 pub(crate) use html::{Column, Page, page};
 pub(crate) use plot::{Axes, Plot, Series};
-pub(crate) use text::{against, number, text};
+pub(crate) use text::{TextLine, against, number, or_dash, text, versus};
 pub(crate) use time_line::{Arrow, Flow, TimeLine, time_lines};
 
 /// The report.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::{Cell, Line, TableReport, number};
+use super::{Cell, Line, TableReport, TextLine, number, or_dash};
 use crate::local::{Point, Sample};
 use crate::side::Side;
 use crate::stats::Bounded;
@@ -82,8 +82,7 @@ pub(super) fn append(out: &mut String, table: &TableReport, width: usize) {
         }
     }
     let native = |line: &Line, text: fn(&Cell) -> String| line.cell(Side::TcpNodelay).map(text);
-    let cpu = |cell: &Cell| format!("{} + {}", number(cell.server_cpu_us), number(cell.client_cpu_us));
-    half(out, table, width, "CPU us", |line| native(line, cpu), |to| to.cpu);
+    half(out, table, width, "CPU us", |line| native(line, Cell::cpu), |to| to.cpu);
     let rate = |cell: &Cell| number(cell.figure.median);
     half(out, table, width, table.unit.label(), |line| native(line, rate), |to| to.rate);
 }
@@ -101,19 +100,14 @@ fn half(
         (Side::ServerOnly, "server only"),
         (Side::ClientOnly, "client only"),
     ];
-    let _ = write!(out, "{:width$} {what:>14}", "");
-    columns.iter().for_each(|(_, title)| {
-        let _ = write!(out, " {title:>37}");
-    });
-    out.push('\n');
+    TextLine::new("", width).cells(14, [what]).cells(37, columns.map(|(_, title)| title)).end(out);
     for line in table.lines.iter().filter(|line| line.missing.is_none()) {
-        let _ = write!(out, "{:width$} {:>14}", line.label, native(line).as_deref().unwrap_or("-"));
-        for (side, _) in columns {
+        let ratio = |(side, _)| {
             let to_native = line.cell(side).and_then(|cell| cell.to_native.as_ref());
-            let text = to_native.map_or_else(|| "-".to_owned(), |to_native| judged(to_native).text());
-            let _ = write!(out, " {text:>37}");
-        }
-        out.push('\n');
+            or_dash(to_native.map(|to_native| judged(to_native).text()))
+        };
+        let label = TextLine::new(&line.label, width).cells(14, [or_dash(native(line))]);
+        label.cells(37, columns.map(ratio)).end(out);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Formats a report as tables for a terminal.
 
-use std::fmt::Write;
+use std::fmt::{self, Display, Formatter, Write};
 
-use super::{Cell, Report, TableReport, busy, one_sided};
+use super::{Cell, Line, Report, TableReport, busy, one_sided};
 use crate::side::Side;
 use shunt_bench_args::local::Group;
 
@@ -52,30 +52,18 @@ fn append(out: &mut String, table: &TableReport) {
         return;
     }
     let against = table.against(&sides);
-    let _ = write!(out, "\n{} ({})\n{:width$}", table.title, table.unit.label(), "");
-    for side in &sides {
-        let _ = write!(out, " {:>14}", side.label());
-    }
-    for (ours, theirs) in &against {
-        let _ = write!(out, " {:>24}", format!("{} to {}", ours.label(), theirs.label()));
-    }
-    out.push('\n');
+    let _ = writeln!(out, "\n{} ({})", table.title, table.unit.label());
+    let head = TextLine::new("", width).cells(14, sides.iter().map(|side| side.label()));
+    head.cells(24, against.iter().map(versus)).end(out);
     for line in &table.lines {
-        let _ = write!(out, "{:width$}", line.label);
         if let Some(missing) = &line.missing {
-            let _ = writeln!(out, " left out: {missing}");
+            let _ = writeln!(out, "{:width$} left out: {missing}", line.label);
             continue;
         }
-        for side in &sides {
-            let figure = line.cell(*side).map_or_else(|| "-".to_owned(), |cell| number(cell.figure.median));
-            let _ = write!(out, " {figure:>14}");
-        }
-        for (ours, theirs) in &against {
-            let ratio = line.cell(*ours).and_then(|cell| cell.ratio_to.get(theirs));
-            let ratio = ratio.map_or_else(|| "-".to_owned(), |ratio| ratio.as_ratio());
-            let _ = write!(out, " {ratio:>24}");
-        }
-        out.push('\n');
+        TextLine::new(&line.label, width)
+            .cells(14, sides.iter().map(|side| line.figure(*side)))
+            .cells(24, against.iter().map(|sides| line.ratio(*sides)))
+            .end(out);
     }
     append_cpu(out, table, &sides, width);
     if table.group == Group::Busy {
@@ -102,15 +90,28 @@ fn noise(cell: &Cell) -> Option<String> {
 fn append_cpu(out: &mut String, table: &TableReport, sides: &[Side], width: usize) {
     let _ = writeln!(out, "{:width$} CPU us, server + client", "");
     for line in table.lines.iter().filter(|line| line.missing.is_none()) {
-        let _ = write!(out, "{:width$}", line.label);
-        for side in sides {
-            let cpu = line.cell(*side).map_or_else(
-                || "-".to_owned(),
-                |cell| format!("{} + {}", number(cell.server_cpu_us), number(cell.client_cpu_us)),
-            );
-            let _ = write!(out, " {cpu:>14}");
-        }
-        out.push('\n');
+        let cpu = |side: &Side| or_dash(line.cell(*side).map(Cell::cpu));
+        TextLine::new(&line.label, width).cells(14, sides.iter().map(cpu)).end(out);
+    }
+}
+
+impl Line {
+    /// Returns the figure of a side.
+    pub(crate) fn figure(&self, side: Side) -> String {
+        or_dash(self.cell(side).map(|cell| number(cell.figure.median)))
+    }
+
+    /// Returns the speed of a side relative to another one.
+    pub(crate) fn ratio(&self, (ours, theirs): (Side, Side)) -> String {
+        let ratio = self.cell(ours).and_then(|cell| cell.ratio_to.get(&theirs));
+        or_dash(ratio.map(|ratio| ratio.as_ratio()))
+    }
+}
+
+impl Cell {
+    /// Returns the processor time of the server and the client.
+    pub(super) fn cpu(&self) -> String {
+        format!("{} + {}", number(self.server_cpu_us), number(self.client_cpu_us))
     }
 }
 
@@ -130,6 +131,46 @@ fn append_transport(out: &mut String, label: &str, cell: &Cell) {
         let _ = write!(out, "; {count} directions on TCP because {reason}");
     }
     out.push('\n');
+}
+
+/// A line of a table: a label, and cells that are aligned to the right.
+pub(crate) struct TextLine(String);
+
+impl TextLine {
+    /// Starts a line with a label of this width.
+    pub(crate) fn new(label: impl Display, width: usize) -> TextLine {
+        TextLine(format!("{label:width$}"))
+    }
+
+    /// Appends cells of this width.
+    pub(crate) fn cells<C: Display>(mut self, width: usize, cells: impl IntoIterator<Item = C>) -> TextLine {
+        for cell in cells {
+            let _ = write!(self.0, " {:>width$}", cell.to_string());
+        }
+        self
+    }
+
+    /// Appends the line to a text.
+    pub(crate) fn end(self, out: &mut String) {
+        *out += &self.0;
+        out.push('\n');
+    }
+}
+
+impl Display for TextLine {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Returns the text of a cell, or a dash if there is none.
+pub(crate) fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
+}
+
+/// Returns the title of the column of a ratio.
+pub(crate) fn versus((ours, theirs): &(Side, Side)) -> String {
+    format!("{} to {}", ours.label(), theirs.label())
 }
 
 /// Returns the pairs of sides whose ratio is shown.

@@ -9,7 +9,7 @@ use super::load::{CLIENTS, Load, SINKS, Sample};
 use super::way::{WAYS, Way};
 use super::{Arguments, Group, Line};
 use crate::machine::Machine;
-use crate::report::{Axes, Plot, Series};
+use crate::report::{Axes, Plot, Series, TextLine};
 use crate::stats::Spread;
 
 /// The report.
@@ -98,32 +98,18 @@ impl Table {
     fn write(&self, out: &mut String) {
         let unit =
             if self.is_latency { "us from client to sink, median" } else { "thousand messages a second" };
-        let _ = write!(out, "\n{} ({unit})\n{:24}", self.title, "");
-        for way in WAYS {
-            let _ = write!(out, " {:>10}", way.label());
-        }
-        for way in &WAYS[1..] {
-            let _ = write!(out, " {:>22}", format!("{} to plain", way.label()));
-        }
-        let with_latency = self.name == "echo";
-        if with_latency {
-            let _ = write!(out, "   latency p50, us");
-        }
-        out.push('\n');
+        let _ = writeln!(out, "\n{} ({unit})", self.title);
+        // The columns of the latency are those of one table only.
+        let latency = (self.name == "echo").then_some(0);
+        let head = TextLine::new("", 24).cells(10, WAYS.map(Way::label));
+        let head = head.cells(22, WAYS[1..].iter().map(|way| format!("{} to plain", way.label())));
+        head.cells(0, latency.map(|_| "  latency p50, us")).end(out);
         for row in &self.lines {
-            let _ = write!(out, "{:24}", row.load.label());
-            for cell in &row.cells {
-                let _ = write!(out, " {:>10.1}", cell.figure.median);
-            }
-            for cell in row.cells.iter().skip(1) {
-                let _ = write!(out, " {:>22}", cell.to_plain.as_ratio());
-            }
-            if with_latency {
-                let p50: Vec<String> =
-                    row.cells.iter().map(|cell| format!("{:.0}", cell.p50_us.median)).collect();
-                let _ = write!(out, "   {}", p50.join(" / "));
-            }
-            out.push('\n');
+            let figures = row.cells.iter().map(|cell| format!("{:.1}", cell.figure.median));
+            let ratios = row.cells.iter().skip(1).map(|cell| cell.to_plain.as_ratio());
+            let p50 = row.cells.iter().map(|cell| format!("{:.0}", cell.p50_us.median));
+            let p50 = latency.map(|_| format!("  {}", p50.collect::<Vec<_>>().join(" / ")));
+            TextLine::new(row.load.label(), 24).cells(10, figures).cells(22, ratios).cells(0, p50).end(out);
         }
     }
 

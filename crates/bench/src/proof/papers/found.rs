@@ -70,10 +70,8 @@ impl Found {
 
     /// Returns the cells of a line: the claim, the line, their figure, our figure.
     pub(super) fn row(&self, line: &Line) -> Vec<String> {
-        let Spread { median, min, max } = line.ours;
-        let ours = format!("{} ({}-{})", number(median), number(min), number(max));
         let theirs = line.theirs.map_or_else(String::new, number);
-        vec![self.what.to_owned(), line.label.clone(), theirs, ours]
+        vec![self.what.to_owned(), line.label.clone(), theirs, line.ours.shown()]
     }
 }
 
