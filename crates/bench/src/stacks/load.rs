@@ -2,34 +2,37 @@
 
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use super::running::Texts;
 use crate::nginx;
 use crate::worker::Measured;
 
 /// A load. All of them run for whole seconds.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Load {
     /// wrk, which fetches this path of a server.
-    Wrk { server: &'static str, path: &'static str },
-    /// A test of sysbench on MariaDB.
-    Sysbench { test: &'static str },
-    /// A script that uses a library and prints its results as JSON.
-    Script { program: &'static str, file: (&'static str, &'static str) },
+    Wrk { server: String, path: String },
+    /// This test of sysbench on MariaDB.
+    Sysbench(String),
+    /// A Python script that uses a library and prints its results as JSON. Its threads each send
+    /// one request at a time.
+    Script(String),
 }
 
 /// sysbench's common arguments: for the preparation of its data, and for all tests.
-macro_rules! sysbench_options {
-    () => {
-        "--db-driver=mysql --mysql-host=127.0.0.1 --mysql-user=root --mysql-port=@mariadb@ --tables=1 --table-size=10000"
-    };
-}
-pub(super) use sysbench_options;
+pub(super) const SYSBENCH: &str = "--db-driver=mysql --mysql-host=127.0.0.1 --mysql-user=root --mysql-port=@mariadb@ \
+     --tables=1 --table-size=10000";
+/// The file of a script.
+pub(super) const SCRIPT: &str = "client.py";
 
 impl Load {
     pub(super) fn program(&self) -> &'static str {
         match self {
             Load::Wrk { .. } => "wrk",
-            Load::Sysbench { .. } => "sysbench",
-            Load::Script { program, .. } => program,
+            Load::Sysbench(_) => "sysbench",
+            Load::Script(_) => "python3",
         }
     }
 
@@ -41,13 +44,10 @@ impl Load {
                 let url = texts.fill(&format!("http://127.0.0.1:@{server}@/{path}"));
                 nginx::wrk(connections, time, &url).into()
             }
-            Load::Sysbench { test } => words(&texts.fill(&format!(
-                "{test} {} --threads={connections} --time={whole} --events=0 --histogram=on run",
-                sysbench_options!()
+            Load::Sysbench(test) => words(&texts.fill(&format!(
+                "{test} @sysbench@ --threads={connections} --time={whole} --events=0 --histogram=on run"
             ))),
-            Load::Script { file: (name, _), .. } => {
-                words(&texts.fill(&format!("@dir@/{name} {connections} {whole}")))
-            }
+            Load::Script(_) => words(&texts.fill(&format!("@dir@/{SCRIPT} {connections} {whole}"))),
         }
     }
 
@@ -55,8 +55,8 @@ impl Load {
     pub(super) fn measured(&self, output: &str) -> Option<Measured> {
         match self {
             Load::Wrk { .. } => nginx::measured(output),
-            Load::Sysbench { .. } => sysbench(output),
-            Load::Script { .. } => output.lines().find_map(|line| serde_json::from_str(line).ok()),
+            Load::Sysbench(_) => sysbench(output),
+            Load::Script(_) => output.lines().find_map(|line| serde_json::from_str(line).ok()),
         }
     }
 }

@@ -8,7 +8,6 @@ mod load;
 mod report;
 mod running;
 mod stack;
-mod table;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,8 +25,7 @@ use crate::progress::Progress;
 use crate::stage::Stage;
 use report::Report;
 use running::{Running, Sample};
-use stack::Stack;
-use table::STACKS;
+use stack::{STACKS, Stack};
 
 /// Nothing under shunt, and everything.
 const SIDES: usize = 2;
@@ -52,16 +50,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 fn compare(arguments: &Arguments) -> Result<()> {
     let (machine, begin) = (Machine::describe(), Instant::now());
     let stage = Stage::set().context("setting the stage")?;
-    let is_asked = |stack: &&Stack| {
-        arguments.stacks.is_empty() || arguments.stacks.iter().any(|name| name == stack.name)
-    };
+    let is_asked = |stack: &&Stack| arguments.stacks.is_empty() || arguments.stacks.contains(&stack.name);
     let (mut stacks, mut left_out) = (Vec::new(), BTreeMap::new());
     for stack in STACKS.iter().filter(is_asked) {
         match stack.missing() {
             None => stacks.push(stack),
             Some(missing) => {
                 eprintln!("left out: {}: {missing}", stack.name);
-                left_out.insert(stack.name, missing);
+                left_out.insert(stack.name.as_str(), missing);
             }
         }
     }
@@ -78,7 +74,7 @@ fn compare(arguments: &Arguments) -> Result<()> {
                 // This returns an error if the comparison was interrupted.
                 pause(Duration::ZERO)?;
                 progress.say(&format!("failed: {}: {error:#}", stack.name));
-                failed.insert(stack.name, format!("{error:#}"));
+                failed.insert(stack.name.as_str(), format!("{error:#}"));
             }
         }
     }
@@ -123,7 +119,7 @@ fn measure(
 /// Returns the names of all stacks.
 #[cfg(test)]
 pub(crate) fn names() -> Vec<&'static str> {
-    STACKS.iter().map(|stack| stack.name).collect()
+    STACKS.iter().map(|stack| stack.name.as_str()).collect()
 }
 
 fn sides(arguments: &Arguments) -> [Side; SIDES] {

@@ -84,8 +84,8 @@ impl Report {
         all: Duration,
     ) -> Report {
         let stacks = lines.chunk_by(|one, next| one.stack.name == next.stack.name).map(|lines| StackReport {
-            name: lines[0].stack.name,
-            title: lines[0].stack.title,
+            name: &lines[0].stack.name,
+            title: &lines[0].stack.title,
             lines: lines.iter().filter_map(LineReport::of).collect(),
         });
         Report {

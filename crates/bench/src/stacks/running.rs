@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::load::{Load, words};
-use super::stack::{Configuration, NODE_PATH, Service, Stack};
+use super::load::{Load, SCRIPT, SYSBENCH, words};
+use super::stack::{NODE_PATH, Service, Stack, text};
 use crate::coverage::Coverage;
-use crate::interrupt::pause;
+use crate::interrupt::{pause, wait_until};
 use crate::process::{Process, trees};
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
@@ -63,8 +63,8 @@ impl<'a> Running<'a> {
         running.choose_ports()?;
         // Allow programs of other users to reach their directories.
         std::fs::set_permissions(stage.path(""), Permissions::from_mode(0o755))?;
-        for service in stack.services {
-            let directory = running.directory(service.name);
+        for service in &stack.programs {
+            let directory = running.directory(&service.name);
             running.start_one(service).with_context(|| {
                 let log = std::fs::read_to_string(directory.join("log")).unwrap_or_default();
                 let last = log.lines().rev().take(5).collect::<Vec<_>>();
@@ -77,8 +77,9 @@ impl<'a> Running<'a> {
         }
         let directory = running.directory("load");
         std::fs::create_dir_all(&directory)?;
-        if let Load::Script { file: (name, text), .. } = &stack.load {
-            std::fs::write(directory.join(name), running.texts("load").fill(text))?;
+        if let Load::Script(name) = &stack.load {
+            let script = [text(name), text("threads.py")].concat();
+            std::fs::write(directory.join(SCRIPT), running.texts("load").fill(&script))?;
         }
         Ok(running)
     }
@@ -95,10 +96,10 @@ impl<'a> Running<'a> {
         let measured =
             self.stack.load.measured(&output).with_context(|| format!("the load printed\n{output}"))?;
         Ok(Sample {
-            rate: measured.operations as f64 / measured.seconds,
+            rate: measured.rate(),
             p50_us: measured.p50_us,
             p99_us: measured.p99_us,
-            cpu_us: cpu.as_secs_f64() * 1e6 / measured.operations.max(1) as f64,
+            cpu_us: measured.each(cpu),
             ended: there.iter().filter(|one| !still_there.contains(one)).count(),
             coverage: before.zip(after).map(|(before, after)| Coverage::between(&before, &after)),
         })
@@ -133,40 +134,34 @@ impl<'a> Running<'a> {
     }
 
     fn start_one(&mut self, service: &Service) -> Result<()> {
-        let (texts, directory) = (self.texts(service.name), self.directory(service.name));
+        let (texts, directory) = (self.texts(&service.name), self.directory(&service.name));
         std::fs::create_dir_all(&directory)?;
-        if let Some(user) = service.user {
+        if let Some(user) = &service.user {
             user::give(&directory, user)?;
         }
-        let mut arguments = match service.configuration {
-            Configuration::Files(files) => {
-                for (name, text) in files {
-                    std::fs::write(directory.join(name), texts.fill(text))?;
-                }
-                Vec::new()
-            }
-            Configuration::Nginx(http) => {
-                nginx::write_files(&directory.join("www"))?;
-                nginx::configure(&directory, &texts.fill(http))?.into()
-            }
-        };
-        arguments.extend(words(&texts.fill(service.arguments)).into_iter().map(Into::into));
-        for line in service.before {
+        for (name, of) in &service.files {
+            std::fs::write(directory.join(name), texts.fill(text(of)))?;
+        }
+        let mut arguments = Vec::new();
+        if let Some(http) = &service.http {
+            nginx::write_files(&directory.join("www"))?;
+            arguments.extend(nginx::configure(&directory, &texts.fill(http))?);
+        }
+        arguments.extend(words(&texts.fill(&service.arguments)).into_iter().map(Into::into));
+        for line in &service.before {
             self.carry_out(service, line)?;
         }
-        let (program, first) = service.program(service.program)?;
+        let (program, first) = service.program(&service.program)?;
         let mut command = self.stage.command(&program, self.side, Role::Server, Placement::Free)?;
         command.args(first).args(arguments);
         self.place(&mut command, service)?;
-        self.processes.push(Process::spawn(&mut command, service.name)?);
+        self.processes.push(Process::spawn(&mut command, &service.name)?);
         let begin = Instant::now();
-        while service.listens && TcpStream::connect(("127.0.0.1", self.ports[service.name])).is_err() {
-            if begin.elapsed() > LIMIT {
-                bail!("it does not listen within {LIMIT:?}");
-            }
-            pause(POLL)?;
+        if service.listens {
+            let listens = || TcpStream::connect(("127.0.0.1", self.ports[service.name.as_str()])).is_ok();
+            wait_until(LIMIT, || Ok(listens()), || format!("it does not listen within {LIMIT:?}"))?;
         }
-        for line in service.after {
+        for line in &service.after {
             while let Err(error) = self.carry_out(service, line) {
                 if begin.elapsed() > LIMIT {
                     return Err(error);
@@ -179,7 +174,7 @@ impl<'a> Running<'a> {
 
     /// Runs a command line to its end, without shunt.
     fn carry_out(&self, service: &Service, line: &str) -> Result<()> {
-        let line = words(&self.texts(service.name).fill(line));
+        let line = words(&self.texts(&service.name).fill(line));
         let (name, arguments) = line.split_first().context("a program")?;
         let (program, first) = service.program(name)?;
         let mut command = Command::new(program);
@@ -190,11 +185,11 @@ impl<'a> Running<'a> {
 
     /// Sets the working directory, the environment and the output files of a command.
     fn place(&self, command: &mut Command, service: &Service) -> Result<()> {
-        let directory = self.directory(service.name);
+        let directory = self.directory(&service.name);
         command.current_dir(&directory).env("TMPDIR", &directory).env("NODE_PATH", NODE_PATH);
-        let texts = self.texts(service.name);
+        let texts = self.texts(&service.name);
         command.envs(service.environment.iter().map(|(name, value)| (name, texts.fill(value))));
-        command.stdout(self.log(service.name)?).stderr(self.log(service.name)?);
+        command.stdout(self.log(&service.name)?).stderr(self.log(&service.name)?);
         Ok(())
     }
 
@@ -216,9 +211,9 @@ impl<'a> Running<'a> {
     fn choose_ports(&mut self) -> Result<()> {
         let mut listeners = Vec::new();
         let of = |service: &'static Service| {
-            service.listens.then_some(&service.name).into_iter().chain(service.other_ports)
+            service.listens.then_some(&service.name).into_iter().chain(&service.other_ports)
         };
-        for name in self.stack.services.iter().flat_map(of) {
+        for name in self.stack.programs.iter().flat_map(of) {
             let listener = TcpListener::bind("127.0.0.1:0")?;
             self.ports.insert(name, listener.local_addr()?.port());
             listeners.push(listener);
@@ -232,8 +227,8 @@ impl Drop for Running<'_> {
     /// which its clients keep open.
     fn drop(&mut self) {
         while self.processes.pop().is_some() {}
-        for service in self.stack.services {
-            let _ = std::fs::remove_dir_all(self.directory(service.name));
+        for service in &self.stack.programs {
+            let _ = std::fs::remove_dir_all(self.directory(&service.name));
         }
     }
 }
@@ -242,7 +237,7 @@ impl Service {
     /// Returns a program and its arguments, which run it as the service's user.
     fn program(&self, name: &str) -> Result<(PathBuf, Vec<String>)> {
         let program = find::installed(name)?;
-        match self.user {
+        match &self.user {
             Some(user) if user::is_root() => Ok((find::installed("setpriv")?, user::becomes(user, &program))),
             _ => Ok((program, Vec::new())),
         }
@@ -253,7 +248,7 @@ impl Texts<'_> {
     /// Returns the template with its names replaced.
     pub(super) fn fill(&self, template: &str) -> String {
         let text = template.replace("@dir@", &self.directory.display().to_string());
-        let text = text.replace("@user@", &user::own_name());
+        let text = text.replace("@user@", &user::own_name()).replace("@sysbench@", SYSBENCH);
         let fill =
             |text: String, (name, port): (&&str, &u16)| text.replace(&format!("@{name}@"), &port.to_string());
         self.ports.iter().fold(text, fill)
