@@ -7,8 +7,9 @@
  * The server accepts two connections. It echoes "w", checks that digits arrive in their order,
  * and answers "e" with the result. The client makes exchanges until GATE1 exists, loads the
  * code, and writes alternately. It then does that on a second connection until GATE2 exists. WAY
- * is deep, lazy, apart, usual, mapped, writable, handle (libc's functions, which dlsym finds in
- * LIBRARY) or version (which dlvsym finds). */
+ * is deep, lazy, apart, usual, mapped, writable, grown (an executable mapping of a file grows over
+ * the code), handle (libc's functions, which dlsym finds in LIBRARY) or version (which dlvsym
+ * finds). */
 #include "bypass.h"
 
 typedef long by_number(long number, const long *arguments);
@@ -43,6 +44,25 @@ static void map(int stays_writable) {
     theirs_read = read_by_code;
 }
 
+static void *first_page;
+
+/* Maps the first page of a file that has the code in its second. */
+static void map_first_page(void) {
+    int file = memfd_create("code", MFD_CLOEXEC);
+    if (ftruncate(file, 8192) || pwrite(file, CODE, sizeof CODE, 4096) != sizeof CODE) exit(6);
+    first_page = mmap(0, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE, file, 0);
+    if (first_page == MAP_FAILED) exit(6);
+    close(file);
+}
+
+static void grow(void) {
+    char *pages = mremap(first_page, 4096, 8192, MREMAP_MAYMOVE);
+    if (pages == MAP_FAILED) exit(6);
+    code = (by_number *)(pages + 4096);
+    theirs_write = write_by_code;
+    theirs_read = read_by_code;
+}
+
 /* Looks up libc's functions through the dynamic linker. */
 static void look_up(const char *way, const char *library) {
 #ifdef __x86_64__
@@ -62,6 +82,7 @@ static void look_up(const char *way, const char *library) {
 
 static void load(const char *way, const char *library) {
     if (!strcmp(way, "handle") || !strcmp(way, "version")) return look_up(way, library);
+    if (!strcmp(way, "grown")) return grow();
     if (!strcmp(way, "mapped") || !strcmp(way, "writable")) return map(!strcmp(way, "writable"));
     void *handle;
     if (!strcmp(way, "apart")) handle = dlmopen(LM_ID_NEWLM, library, RTLD_NOW);
@@ -121,6 +142,7 @@ int main(int count, char **arguments) {
         for (int connection = 0; connection < 2; connection++) serve(accept(listener, 0, 0));
         return 0;
     }
+    if (!strcmp(arguments[3], "grown")) map_first_page();
     for (int connection = 0; connection < 2; connection++) {
         int fd = connect_to(port);
         converse(fd, arguments[5 + connection]);

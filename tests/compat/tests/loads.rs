@@ -116,3 +116,9 @@ fn memory_that_becomes_executable_keeps_the_program_on_tcp() {
 fn memory_that_is_writable_and_executable_keeps_the_program_on_tcp() {
     loads("writable", &[], Way::Tcp("own_calls"));
 }
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn executable_mapping_that_grows_keeps_the_program_on_tcp() {
+    loads("grown", &[], Way::Tcp("own_calls"));
+}

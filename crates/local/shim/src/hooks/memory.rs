@@ -150,6 +150,16 @@ pub unsafe extern "C-unwind" fn mremap(
     memory::forget(address as usize, len);
     if mapped != libc::MAP_FAILED {
         memory::forget(mapped as usize, new_len);
+        note_growth(address as usize, len, new_len);
     }
     mapped
+}
+
+/// Notes that a mapping has grown. If it is executable, the rest of its file is code that
+/// has not been judged.
+#[inline]
+pub(super) fn note_growth(address: usize, len: usize, new_len: usize) {
+    if new_len > len && census::is_judged(address) {
+        census::code_has_come();
+    }
 }

@@ -16,7 +16,7 @@ use libc::{sigset_t, timespec};
 use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 
-use super::memory::note_access;
+use super::memory::{note_access, note_growth};
 use super::readiness::from_timespec;
 use super::trampoline::{Call, trampolines};
 use super::{aio, descriptor, epoll, io, message, process, readiness, ring, socket};
@@ -315,6 +315,9 @@ unsafe fn remapping(a: &Arguments) -> c_long {
     // SAFETY: the caller's promise.
     let mapped = unsafe { mapping(libc::SYS_mremap, a, a.size(2)) };
     memory::forget(a.size(0), a.size(1));
+    if mapped != -1 {
+        note_growth(a.size(0), a.size(1), a.size(2));
+    }
     mapped
 }
 

@@ -434,6 +434,17 @@ pub(crate) fn made_executable(range: std::ops::Range<usize>, is_writable: bool) 
     true
 }
 
+/// Returns whether a census has judged an executable mapping at this address. In doubt it returns
+/// `true`. A process that has not been examined has none.
+pub(crate) fn is_judged(address: usize) -> bool {
+    if process::is_off() || !process::is_home() || code::state() == Code::MayBypass {
+        return false;
+    }
+    let _shield = Shield::raise();
+    let has = |one: &Judged| (one.from..one.to).contains(&address);
+    KNOWN.try_lock().is_none_or(|known| known.judged.iter().any(has))
+}
+
 /// Notes that code has appeared which a concurrent census may have missed.
 pub(crate) fn code_has_come() {
     match code::is_clean() {
