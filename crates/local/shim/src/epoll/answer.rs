@@ -1,6 +1,6 @@
 //! epoll_wait: the events of lanes, and how they are merged with the kernel's.
 //!
-//! One wait fills a report, in steps that `ops/epoll_wait.rs` chooses from:
+//! One wait fills a report, in steps that `ops/epoll_wait_step.rs` chooses:
 //!
 //! ```text
 //! begin        an empty report over the program's array
@@ -29,7 +29,7 @@ use super::report::Report;
 use super::shared;
 use super::sleep_bound::{DEGRADED_NANOS, SleepBound, until_known};
 use super::watched::Watched;
-use super::{ALWAYS, Checked, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, Step, URGENT};
+use super::{ALWAYS, Checked, Choice, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
 use crate::base::kernel;
 use crate::base::waiter::Slot;
 use crate::socket::endpoint::Endpoint;
@@ -59,10 +59,21 @@ impl Inner {
     }
 
     /// Ends the report, and returns how many events it has.
-    pub(crate) fn finish(&mut self, report: Report<'_>) -> c_int {
+    pub(crate) fn finish(&mut self, mut report: Report<'_>) -> c_int {
+        self.pause(&mut report)
+    }
+
+    /// Takes the memory of a report for the next one, of whichever thread. Returns how many events
+    /// the report had.
+    pub(crate) fn pause(&mut self, report: &mut Report<'_>) -> c_int {
         let count = report.len();
-        self.memory.owners = report.into_owners();
+        self.memory.owners = report.take_owners();
         count as c_int
+    }
+
+    /// Goes on with a report that was [paused](Self::pause) without an event.
+    pub(crate) fn resume(&mut self, report: &mut Report<'_>) {
+        report.reuse(std::mem::take(&mut self.memory.owners));
     }
 
     /// Adds the events of lanes, up to one that must follow the kernel's. Returns whether there is
@@ -112,9 +123,9 @@ impl Inner {
         self.queries.begin_wait()
     }
 
-    /// Chooses the step that follows a wait's first check of the lanes at the time `now`.
+    /// Chooses how a wait goes on after its first check of the lanes, which began at the time `now`.
     #[inline]
-    pub(crate) fn choose_step(&mut self, checked: Checked, now: u64) -> Step {
+    pub(crate) fn choose(&mut self, checked: Checked, now: u64) -> Choice {
         self.queries.choose(checked, now, || self.ready.has_gone_round())
     }
 

@@ -60,9 +60,9 @@ pub(crate) struct Checked {
     pub(crate) must_follow_kernel: bool,
 }
 
-/// The next step of a wait after its first check of the lanes.
+/// How a wait goes on after its first check of the lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum Choice {
     /// Returns the lanes' events to the program.
     Return,
     /// Queries the kernel without waiting, and returns.
@@ -88,7 +88,7 @@ impl KernelQueries {
         is_first
     }
 
-    /// Chooses the step that follows a wait's first check of the lanes at the time `now`.
+    /// Chooses how a wait goes on after its first check of the lanes, which began at the time `now`.
     ///
     /// If a query is due and lanes have filled the report, the kernel gets the next wait first,
     /// once everything that was queued at the last query has had its turn (`has_gone_round`). So no
@@ -99,9 +99,9 @@ impl KernelQueries {
         checked: Checked,
         now: u64,
         has_gone_round: impl FnOnce() -> bool,
-    ) -> Step {
+    ) -> Choice {
         if !(checked.has_events || checked.kernel_first || checked.must_follow_kernel) {
-            return Step::Sleep;
+            return Choice::Sleep;
         }
         let is_due = std::mem::take(&mut self.need) != Need::Paced
             || checked.kernel_first
@@ -110,13 +110,13 @@ impl KernelQueries {
             || now.saturating_sub(self.last_at) >= LONGEST_PAUSE_NANOS;
         if is_due && !checked.is_full {
             self.note_query(now);
-            return Step::Query;
+            return Choice::Query;
         }
         if is_due {
             self.need = if has_gone_round() { Need::First } else { Need::Due };
         }
         self.waits_since += 1;
-        Step::Return
+        Choice::Return
     }
 
     /// Notes that the wait queries the kernel now, or sleeps there.
@@ -194,7 +194,7 @@ mod tests {
         }) {
             let before = KernelQueries { need, last_at: 7, waits_since, all_at: 3 };
             let (mut after, checked) = (before, checked(bits));
-            let step = after.choose(checked, 7 + elapsed, || has_gone_round);
+            let choice = after.choose(checked, 7 + elapsed, || has_gone_round);
             let is_due = need != Need::Paced
                 || checked.kernel_first
                 || checked.must_follow_kernel
@@ -202,10 +202,10 @@ mod tests {
                 || elapsed == LONGEST_PAUSE_NANOS;
             let has_some = checked.has_events || checked.kernel_first || checked.must_follow_kernel;
             let expected = match (has_some, is_due, checked.is_full) {
-                (false, _, _) => (Step::Sleep, before),
+                (false, _, _) => (Choice::Sleep, before),
                 (true, true, false) => {
                     let need = Need::Paced;
-                    (Step::Query, KernelQueries { need, last_at: 7 + elapsed, waits_since: 0, ..before })
+                    (Choice::Query, KernelQueries { need, last_at: 7 + elapsed, waits_since: 0, ..before })
                 }
                 (true, _, _) => {
                     let need = match (is_due, has_gone_round) {
@@ -213,10 +213,10 @@ mod tests {
                         (true, false) => Need::Due,
                         (true, true) => Need::First,
                     };
-                    (Step::Return, KernelQueries { need, waits_since: waits_since + 1, ..before })
+                    (Choice::Return, KernelQueries { need, waits_since: waits_since + 1, ..before })
                 }
             };
-            assert_eq!((step, after), expected, "{before:?} {checked:?} {has_gone_round}");
+            assert_eq!((choice, after), expected, "{before:?} {checked:?} {has_gone_round}");
         }
     }
 
@@ -235,10 +235,10 @@ mod tests {
                     Checked { kernel_first, has_events: !kernel_first, is_full, must_follow_kernel: false };
                 queries.note_incomplete(is_incomplete && !kernel_first);
                 let was_due = queries.need != Need::Paced || kernel_first;
-                let step = queries.choose(found, 0, || is_over);
-                assert_eq!(step == Step::Query, was_due && !is_full);
-                over_for = match (step, was_due, is_over, over_for) {
-                    (Step::Query, ..) | (_, false, ..) => None,
+                let choice = queries.choose(found, 0, || is_over);
+                assert_eq!(choice == Choice::Query, was_due && !is_full);
+                over_for = match (choice, was_due, is_over, over_for) {
+                    (Choice::Query, ..) | (_, false, ..) => None,
                     (_, true, _, Some(waits)) => Some(waits + 1),
                     (_, true, true, None) => Some(0),
                     _ => None,

@@ -74,12 +74,13 @@ use exposure::Exposure;
 use kernel_interest::KernelInterest;
 use kernel_list::KernelList;
 use kernel_query::KernelQueries;
-pub(crate) use kernel_query::{Checked, Step};
+pub(crate) use kernel_query::{Checked, Choice};
 use names::Name;
 pub(crate) use nested::{has_level_proxies, show_lanes};
 use ready_queue::{Position, ReadyQueue};
 use registrations::Registrations;
 use report::Memory;
+pub(crate) use report::Report;
 use room::RoomWaits;
 pub(crate) use shared::{
     be_born, change_program, forget_child, hand_on, is_instance, is_shared, list_unknown, pass_beyond, share,

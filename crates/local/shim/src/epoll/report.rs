@@ -110,8 +110,14 @@ impl<'a> Report<'a> {
         &self.owners
     }
 
-    /// Returns the memory of the owners for the next report.
-    pub(super) fn into_owners(self) -> Vec<RawFd> {
-        self.owners
+    /// Empties the report, and returns the memory of the owners for the next one.
+    pub(super) fn take_owners(&mut self) -> Vec<RawFd> {
+        std::mem::take(&mut self.owners)
+    }
+
+    /// Reuses the memory of `owners` for an empty report.
+    pub(super) fn reuse(&mut self, mut owners: Vec<RawFd>) {
+        owners.clear();
+        self.owners = owners;
     }
 }

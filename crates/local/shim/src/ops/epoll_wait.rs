@@ -1,13 +1,15 @@
 //! epoll_wait and its variants: the events of lanes and of the kernel, in one answer.
 //!
-//! [`wait`] makes rounds until one has a result:
+//! [`wait`] makes rounds until one has a result. `ops/epoll_wait_step.rs` decides what a round does
+//! next, and [`Call`] does it:
 //!
 //! ```text
-//! collect    events of lanes. If there are some: query the kernel too if that is due, and return
-//! spin       a short while, in case a peer marks a lane
-//! announce   the sleep, and collect once more, since a peer may have published before it saw that
-//! sleep      in the kernel, which has the program's sockets and the doorbell
-//! merge      the kernel's events with those of lanes
+//! round       the first check: events of lanes. Most waits return them
+//! query       the kernel is due too: its events are merged with those of lanes
+//! spin        a short while, in case a peer marks a lane
+//! announce    the sleep, and check once more, since a peer may have published before it saw that
+//! sleep       in the kernel, which has the program's sockets and the doorbell
+//! merge       the kernel's events with those of lanes
 //! ```
 //!
 //! An example: a peer publishes while the thread sleeps, and rings the doorbell. The kernel returns
@@ -19,12 +21,15 @@ use std::ffi::c_int;
 use libc::epoll_event;
 use shunt_abi::page::Counter;
 
+use crate::base::lock::Guard;
+use crate::base::names::EpollRef;
 use crate::base::signal::{self, Ran, Shield};
 use crate::base::undo_log::Held;
-use crate::base::{errno, kernel, order, process};
+use crate::base::{errno, kernel, order, process, rank};
 use crate::broker::control;
-use crate::epoll::{self, Checked, Epoll, SleepBound, Step};
+use crate::epoll::{self, Checked, Epoll, Inner, Report, SleepBound};
 use crate::life::{attach, idle, unread_timeout};
+use crate::ops::epoll_wait_step::{self, Found, Queried, Slept, Step};
 use crate::ops::sleep::Deadline;
 use crate::ops::{send, sleep, undo};
 
@@ -142,121 +147,218 @@ fn round(
     let kernel_first = inner.begin_wait();
     let must_follow_kernel = !kernel_first && inner.collect(epoll, &mut report);
     let (has_events, is_full) = (report.len() > 0, report.is_full());
-    let step = inner.choose_step(Checked { kernel_first, has_events, is_full, must_follow_kernel }, now);
-    if step == Step::Return {
-        let count = inner.finish(report);
-        return Round::Told(count, inner.end_round(epoll, true));
-    }
-    if step == Step::Query {
-        inner.begin_asking();
-        let asked_all = order::now();
-        let instance = inner.fd();
-        let stalled = inner.stalled_if_due(now);
-        drop(inner);
-        stalled.into_iter().for_each(send::give_up);
-        // Events that lanes have reported already, and the doorbell's, may take the places of
-        // others there.
-        let mut unseen = report.room().len() + report.len() + 1;
-        loop {
-            report.begin_asking();
-            let room = report.room();
-            let asked = room.len();
-            // Not with the program's signal mask: nothing is waited for, so no handler may run.
-            let more = kernel::epoll_now(instance, room);
-            unseen = unseen.saturating_sub(more);
-            let mut inner = epoll.lock();
-            inner.take_over(&mut report, more);
-            if more < asked || unseen == 0 || report.is_full() {
-                if more < asked {
-                    inner.queries.note_all_reported(asked_all);
-                }
-                inner.collect(epoll, &mut report);
-                inner.pass_ring_on();
-                // Another thread may have read meanwhile what a lane had marked.
-                return Round::Over(Some(inner.finish(report)).filter(|found| *found > 0));
-            }
-        }
-    }
+    let choice = inner.choose(Checked { kernel_first, has_events, is_full, must_follow_kernel }, now);
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
-    inner.finish(report);
-    drop(inner);
-    // A handler ends the call, whatever its flags are.
-    if signal::take_ran() != Ran::Nothing {
-        errno::set(libc::EINTR);
-        return Round::Over(Some(-1));
-    }
-    let sleeps = left != Some(0);
-    if sleeps && sleep::spin_for_lanes(|| epoll.lock().has_marks()) {
-        return Round::Over(None);
-    }
-    let mut inner = epoll.lock();
-    let mut report = inner.begin(events);
-    let patience = if sleeps { inner.patience(epoll) } else { SleepBound::Endless };
-    if sleeps {
-        inner.announce_sleep(patience);
-        let must_follow_kernel = inner.collect(epoll, &mut report);
-        if report.len() > 0 || must_follow_kernel {
-            inner.stay_awake(epoll);
-            return Round::Over(Some(inner.finish(report)).filter(|found| *found > 0));
+    match epoll_wait_step::next(Found::FirstCheck(choice), left != Some(0)) {
+        Step::Return => {
+            let count = inner.finish(report);
+            Round::Told(count, inner.end_round(epoll, true))
         }
-        inner.rest();
+        Step::Query => Round::Over(query(epoll, inner, report, now)),
+        step => {
+            inner.pause(&mut report);
+            drop(inner);
+            let (inner, announced) = (None, None);
+            let call = Call { epoll, name, deadline, now, left, report, inner, announced, result: 0 };
+            Round::Over(call.run(step, sleep_in_kernel))
+        }
     }
-    let patience = if sleeps { inner.last_patience(patience) } else { patience };
-    inner.queries.note_query(now);
-    signal::ring_bell_on_signal(inner.slot());
-    let instance = inner.fd();
-    drop(inner);
+}
+
+/// Queries the kernel, under no lock, and merges its events with those of lanes. Returns the result
+/// of the wait, or `None` if it makes another round.
+fn query(
+    epoll: &'static Epoll,
+    mut inner: Guard<'static, Inner, { rank::EPOLL }>,
+    mut report: Report<'_>,
+    now: u64,
+) -> Option<c_int> {
+    inner.begin_asking();
     let asked_all = order::now();
-
-    let nanos = [left, patience.nanos(), unread_timeout::patience(), idle::patience(now).filter(|_| sleeps)]
-        .into_iter()
-        .flatten()
-        .min();
-    if nanos != Some(0) {
-        process::count(Counter::Sleeps, 1);
-    }
-    let held = if sleeps { undo::epoll(epoll) } else { Held::NOTHING };
-    let result = signal::open(held, || sleep_in_kernel(instance, report.room(), nanos));
-    let failed = errno::get();
-
-    if epoll.name() != name {
-        // Another thread has closed it, and nothing of the shim's was left in the kernel's list.
-        return Round::Over(Some(result));
-    }
-    let mut inner = epoll.lock();
-    if sleeps {
-        inner.awake(epoll);
-    }
-    inner.catch_up(epoll);
-    if result < 0 {
-        inner.finish(report);
-        errno::set(failed);
-        return Round::Over(Some(result));
-    }
-    if patience.is_unrung() {
-        process::count(Counter::DegradedSleeps, 1);
-        inner.look_unrung();
-    }
-    let is_all = (result as usize) < report.room().len();
-    let all = is_all.then_some(asked_all);
-    let has_rung = inner.take_over_with_lanes(epoll, &mut report, result as usize, all);
-    if has_rung {
-        unread_timeout::note_waited();
-    }
-    let found = inner.finish(report);
-    if found > 0 {
-        let stalled = inner.stalled_if_due(now);
-        drop(inner);
-        stalled.into_iter().for_each(send::give_up);
-        return Round::Over(Some(found));
-    }
-    let (stalled, deaf) = (inner.stalled(), inner.deaf());
+    let instance = inner.fd();
+    let stalled = inner.stalled_if_due(now);
     drop(inner);
     stalled.into_iter().for_each(send::give_up);
-    for endpoint in deaf {
-        sleep::leave_to_tcp(endpoint);
+    // Events that lanes have reported already, and the doorbell's, may take the places of
+    // others there.
+    let mut unseen = report.room().len() + report.len() + 1;
+    loop {
+        report.begin_asking();
+        let room = report.room();
+        let asked = room.len();
+        // Not with the program's signal mask: nothing is waited for, so no handler may run.
+        let more = kernel::epoll_now(instance, room);
+        unseen = unseen.saturating_sub(more);
+        let mut inner = epoll.lock();
+        inner.take_over(&mut report, more);
+        let queried = Queried { is_all: more < asked, is_spent: unseen == 0, is_full: report.is_full() };
+        if !queried.is_repeated() {
+            if queried.is_all {
+                inner.queries.note_all_reported(asked_all);
+            }
+            inner.collect(epoll, &mut report);
+            inner.pass_ring_on();
+            let count = inner.finish(report);
+            let step = epoll_wait_step::next(Found::Merged { has_events: count > 0 }, true);
+            return (step == Step::Return).then_some(count);
+        }
     }
-    // The doorbell, which is reported once, may have taken the place of an event of the program's.
-    let is_over = !has_rung && deadline.is_some_and(|deadline| process::now() >= deadline);
-    Round::Over(is_over.then_some(0))
+}
+
+/// A round whose first check of the lanes has found nothing to return.
+struct Call<'a> {
+    epoll: &'static Epoll,
+    /// The name of the instance when the round began.
+    name: EpollRef,
+    deadline: Deadline,
+    /// The time at which the round began, and how much was left then.
+    now: u64,
+    left: Option<u64>,
+    report: Report<'a>,
+    /// The lock. While it is released, the report is [paused](Inner::pause) or in a sleep.
+    inner: Option<Guard<'static, Inner, { rank::EPOLL }>>,
+    /// The bound of the sleep that has been announced, until it is over or cancelled.
+    announced: Option<SleepBound>,
+    /// The result of the wait, unless the step says otherwise.
+    result: c_int,
+}
+
+impl Call<'_> {
+    /// Runs steps until one ends the round. Returns the result of the wait, or `None` if it makes
+    /// another round.
+    #[inline(never)]
+    fn run(mut self, mut step: Step, sleep_in_kernel: &mut Sleep<'_>) -> Option<c_int> {
+        loop {
+            let found = match step {
+                Step::NoticeHandlers => Found::Handlers { have_run: signal::take_ran() != Ran::Nothing },
+                Step::Spin => {
+                    Found::Spun { has_marks: sleep::spin_for_lanes(|| self.epoll.lock().has_marks()) }
+                }
+                Step::Announce => self.announce(),
+                Step::Sleep => self.sleep(sleep_in_kernel),
+                Step::Return | Step::ReturnKernels => {
+                    self.release();
+                    return Some(self.result);
+                }
+                Step::Interrupted => {
+                    errno::set(libc::EINTR);
+                    return Some(-1);
+                }
+                Step::TimeOut => return Some(0),
+                // Only the first check leads to a query.
+                Step::CheckAgain | Step::Query => {
+                    self.release();
+                    return None;
+                }
+            };
+            step = epoll_wait_step::next(found, self.left != Some(0));
+        }
+    }
+
+    /// Releases the lock if it is held, and cancels a sleep that has been announced. The events in
+    /// the report are the result.
+    fn release(&mut self) {
+        let Some(mut inner) = self.inner.take() else { return };
+        if self.announced.take().is_some() {
+            inner.stay_awake(self.epoll);
+        }
+        self.result = inner.pause(&mut self.report);
+    }
+
+    /// Announces a sleep, and checks the lanes once more. The lock is held from here to the sleep.
+    fn announce(&mut self) -> Found {
+        let mut inner = self.epoll.lock();
+        inner.resume(&mut self.report);
+        let bound = inner.patience(self.epoll);
+        inner.announce_sleep(bound);
+        let must_follow_kernel = inner.collect(self.epoll, &mut self.report);
+        self.announced = Some(bound);
+        self.inner = Some(inner);
+        Found::LastCheck { has_events: self.report.len() > 0, must_follow_kernel }
+    }
+
+    /// Sleeps in the kernel if that has been announced, and only queries it otherwise. Merges its
+    /// events with those of lanes.
+    fn sleep(&mut self, sleep_in_kernel: &mut Sleep<'_>) -> Found {
+        let Call { epoll, now, .. } = *self;
+        let announced = self.announced.take();
+        let mut inner = match self.inner.take() {
+            Some(inner) => inner,
+            None => {
+                let mut inner = epoll.lock();
+                inner.resume(&mut self.report);
+                inner
+            }
+        };
+        let bound = match announced {
+            Some(bound) => {
+                inner.rest();
+                inner.last_patience(bound)
+            }
+            None => SleepBound::Endless,
+        };
+        inner.queries.note_query(now);
+        signal::ring_bell_on_signal(inner.slot());
+        let instance = inner.fd();
+        drop(inner);
+        let asked_all = order::now();
+
+        let idle = idle::patience(now).filter(|_| announced.is_some());
+        let nanos = [self.left, bound.nanos(), unread_timeout::patience(), idle].into_iter().flatten().min();
+        if nanos != Some(0) {
+            process::count(Counter::Sleeps, 1);
+        }
+        let held = if announced.is_some() { undo::epoll(epoll) } else { Held::NOTHING };
+        let result = signal::open(held, || sleep_in_kernel(instance, self.report.room(), nanos));
+        self.result = result;
+        let failed = errno::get();
+        if epoll.name() != self.name {
+            return Found::Slept(Slept { is_replaced: true, ..Slept::default() });
+        }
+        let mut inner = epoll.lock();
+        if announced.is_some() {
+            inner.awake(epoll);
+        }
+        inner.catch_up(epoll);
+        if result < 0 {
+            inner.pause(&mut self.report);
+            errno::set(failed);
+            return Found::Slept(Slept { has_failed: true, ..Slept::default() });
+        }
+        if bound.is_unrung() {
+            process::count(Counter::DegradedSleeps, 1);
+            inner.look_unrung();
+        }
+        let is_all = (result as usize) < self.report.room().len();
+        self.merge(inner, result as usize, is_all.then_some(asked_all))
+    }
+
+    /// Merges the `count` events of the kernel with those of lanes. Has connections fall back that
+    /// can no longer use their lanes. `all` is the time of which the kernel has reported all events,
+    /// if it has.
+    fn merge(
+        &mut self,
+        mut inner: Guard<'static, Inner, { rank::EPOLL }>,
+        count: usize,
+        all: Option<u64>,
+    ) -> Found {
+        let has_rung = inner.take_over_with_lanes(self.epoll, &mut self.report, count, all);
+        if has_rung {
+            unread_timeout::note_waited();
+        }
+        self.result = inner.pause(&mut self.report);
+        let has_events = self.result > 0;
+        let (stalled, deaf) = match has_events {
+            true => (inner.stalled_if_due(self.now), Vec::new()),
+            false => (inner.stalled(), inner.deaf()),
+        };
+        drop(inner);
+        stalled.into_iter().for_each(send::give_up);
+        for endpoint in deaf {
+            sleep::leave_to_tcp(endpoint);
+        }
+        let is_past = |deadline| process::now() >= deadline;
+        let is_past_deadline = !has_events && !has_rung && self.deadline.is_some_and(is_past);
+        Found::Slept(Slept { has_events, has_rung, is_past_deadline, ..Slept::default() })
+    }
 }

@@ -4,6 +4,7 @@
 mod check;
 pub(crate) mod descriptors;
 pub(crate) mod epoll_wait;
+mod epoll_wait_step;
 pub(crate) mod exec;
 pub(crate) mod files;
 pub(crate) mod locking;
