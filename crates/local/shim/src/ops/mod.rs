@@ -16,6 +16,7 @@ mod receive_step;
 pub(crate) mod ring;
 pub(crate) mod select;
 pub(crate) mod send;
+mod send_step;
 pub(crate) mod sleep;
 pub(crate) mod socket_reference;
 pub(crate) mod undo;

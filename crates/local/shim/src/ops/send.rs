@@ -12,7 +12,8 @@
 //! returns `Full`. The call takes a reference to its socket (`SocketReference`), notes in the lane
 //! that it wants room, and sleeps. The receiver reads, sees the note, and rings. That goes on until
 //! the lane has everything (`Done`) or TCP must take the rest (`Left`). If the receiver does not
-//! read, the rest goes into the spill (`socket/stall.rs`).
+//! read, the rest goes into the spill (`socket/stall.rs`). `ops/send_step.rs` decides what follows
+//! each attempt, and [`Call`] does it.
 
 use std::ffi::{c_int, c_void};
 use std::hint::cold_path;
@@ -34,6 +35,7 @@ use crate::base::undo_log::Held;
 use crate::base::{errno, kernel, process, real, waiter};
 use crate::epoll;
 use crate::life::{attach, resets, unread_timeout};
+use crate::ops::send_step::{self, Found, Lane, Progress, Step};
 use crate::ops::sleep::{Deadline, Woken};
 use crate::ops::socket_reference::{BEGIN_ANEW, SocketReference};
 use crate::ops::{self, Slowly, sleep, undo};
@@ -246,33 +248,37 @@ fn send_to(
         return Err(errno);
     }
     endpoint.unanswered.answer();
+    let hold = SocketReference::new(endpoint, fd);
     let mut call = Call {
         endpoint,
         fd,
         wanted: source.remaining(),
         waits: flags & libc::MSG_DONTWAIT == 0 && !endpoint.options.is_nonblocking(),
         deadline: sleep::deadline(endpoint.options.send_timeout()),
+        of_file: false,
         restarts: false,
-        hold: SocketReference::new(endpoint, fd),
+        hold: &hold,
     };
     let answer = call.run(source, flags, kernel);
-    call.hold.release();
+    hold.release();
     answer
 }
 
 /// A send that the lane has not taken on the fast path.
-struct Call {
+struct Call<'a> {
     endpoint: &'static Endpoint,
     fd: RawFd,
     wanted: usize,
     waits: bool,
     deadline: Deadline,
+    /// It is a sendfile, which goes on with its socket after a handler.
+    of_file: bool,
     /// A handler has run during the last wait, and the call restarts.
     restarts: bool,
-    hold: SocketReference,
+    hold: &'a SocketReference,
 }
 
-impl Call {
+impl Call<'_> {
     #[inline]
     fn run(
         &mut self,
@@ -282,38 +288,31 @@ impl Call {
     ) -> Result<usize, i32> {
         let Call { endpoint, wanted, waits, .. } = *self;
         loop {
-            let fd = self.fd;
             let mut side = endpoint.tx.lock();
-            let (transport, switched) = attach::sending_transport(endpoint, &mut side, fd);
-            let outcome = match transport {
-                Transport::Tcp => None,
-                _ => Some(onto_lane(endpoint, &mut side, source)),
+            let (transport, switched) = attach::sending_transport(endpoint, &mut side, self.fd);
+            let lane = match transport {
+                Transport::Tcp => Lane::OnTcp,
+                _ => onto_lane(endpoint, &mut side, source),
             };
-            if outcome == Some(Lane::Done) {
+            if lane == Lane::Done {
                 drop(side);
                 if switched {
                     epoll::refresh(endpoint);
                 }
                 return Ok(wanted);
             }
-            // As in the kernel, a call that goes on keeps the socket even if the fd is closed.
-            if waits && !self.hold.take() {
-                drop(side);
-                let done = wanted - source.remaining();
-                return if done > 0 { Ok(done) } else { Err(BEGIN_ANEW) };
+            let has_socket = !waits || self.hold.take();
+            let progress = Progress { waits, done: wanted - source.remaining() };
+            let step = send_step::next(Found::Attempted { lane, has_socket }, progress);
+            if step == Step::ByTcp {
+                return self.by_tcp(side, source, flags, kernel);
             }
-            let Some(outcome) = outcome else { return self.by_tcp(side, source, flags, kernel) };
             drop(side);
-            if switched || outcome == Lane::Left {
+            if has_socket && (switched || lane == Lane::Left) {
                 epoll::refresh(endpoint);
             }
-            if let Some(answer) = self.go_on(outcome, source) {
+            if let Some(answer) = self.go_on(step, progress) {
                 return answer;
-            }
-            // After a handler, the call has nothing but the fd.
-            if self.restarts && self.hold.is_closed() || self.hold.is_void() {
-                let done = wanted - source.remaining();
-                return if done > 0 { Ok(done) } else { Err(BEGIN_ANEW) };
             }
             self.fd = self.hold.fd();
         }
@@ -356,67 +355,53 @@ impl Call {
         Ok(done + outcome?)
     }
 
-    /// Goes on after an attempt on the lane. Returns `None` if it must try again.
+    /// Runs the steps that follow an attempt. Returns the result of the call, or `None` if it makes
+    /// another attempt.
     #[inline(never)]
-    fn go_on(&mut self, outcome: Lane, source: &Source<'_>) -> Option<Result<usize, i32>> {
-        let Call { endpoint, fd, wanted, waits, deadline, .. } = *self;
-        let done = wanted - source.remaining();
-        match outcome {
-            Lane::Done => Some(Ok(wanted)),
-            Lane::Fault if done > 0 => Some(Ok(done)),
-            Lane::Fault => Some(Err(libc::EFAULT)),
-            Lane::Left => {
-                attach::let_go_if_done(endpoint);
-                None
-            }
-            Lane::Stalled => {
-                give_up(endpoint);
-                None
-            }
-            Lane::Returned if attach::send_again(endpoint, fd) => None,
-            Lane::Returned if waits && settings::really_blocks(endpoint, fd) => {
-                let woken = sleep::sleep(&self.hold, libc::POLLOUT, None, deadline, None, Held::NOTHING);
-                self.note(woken).ends(done)
-            }
-            Lane::Deserted => {
-                desert(endpoint, fd);
-                None
-            }
-            Lane::Full if waits && settings::really_blocks(endpoint, fd) => {
-                let woken = wait_for_space(&self.hold, endpoint, deadline);
-                self.note(woken).ends(done)
-            }
-            Lane::Full if arm_for_space(endpoint) => None,
-            Lane::Returned | Lane::Full if done > 0 => Some(Ok(done)),
-            Lane::Returned | Lane::Full => Some(Err(libc::EAGAIN)),
+    fn go_on(&mut self, mut step: Step, progress: Progress) -> Option<Result<usize, i32>> {
+        let Call { endpoint, fd, deadline, hold, .. } = *self;
+        loop {
+            let found = match step {
+                Step::Return(count) => return Some(Ok(count)),
+                Step::Fail(errno) => return Some(Err(errno)),
+                Step::BeginAnew => return Some(Err(BEGIN_ANEW)),
+                // Only an attempt leads to TCP.
+                Step::Attempt | Step::ByTcp => return None,
+                Step::LeaveLane => {
+                    attach::let_go_if_done(endpoint);
+                    Found::Changed
+                }
+                Step::FallBack => {
+                    give_up(endpoint);
+                    Found::Changed
+                }
+                Step::Desert => {
+                    desert(endpoint, fd);
+                    Found::Changed
+                }
+                Step::SendAgain => Found::SentAgain { all: attach::send_again(endpoint, fd) },
+                Step::AskMode(until) => {
+                    Found::Mode { until, blocks: settings::really_blocks(endpoint, fd) && hold.take() }
+                }
+                Step::Arm => Found::Armed { has_room: arm_for_space(endpoint) },
+                Step::SleepForSpace => self.note(wait_for_space(hold, endpoint, deadline)),
+                Step::SleepOnTcp => {
+                    self.note(sleep::sleep(hold, libc::POLLOUT, None, deadline, None, Held::NOTHING))
+                }
+                Step::KeepSocket => {
+                    // After a handler, the call has nothing but the fd.
+                    let is_lost = self.restarts && hold.is_closed() || hold.is_void();
+                    Found::Socket { is_kept: !is_lost }
+                }
+            };
+            step = send_step::next(found, progress);
         }
     }
-}
 
-impl Call {
-    fn note(&mut self, woken: Woken) -> Woken {
-        self.restarts = woken == Woken::Signal { restarts: true };
-        woken
+    fn note(&mut self, woken: Woken) -> Found {
+        self.restarts = !self.of_file && woken == Woken::Signal { restarts: true };
+        Found::Woken(woken)
     }
-}
-
-/// The outcome of an attempt on the lane.
-#[derive(PartialEq, Eq)]
-enum Lane {
-    /// Everything is in it.
-    Done,
-    /// There is no room.
-    Full,
-    /// There has been no room for so long that TCP must take the rest.
-    Stalled,
-    /// The other end has been closed, or its process is gone.
-    Deserted,
-    /// The receiver has returned the bytes that it had not read.
-    Returned,
-    /// TCP takes the rest.
-    Left,
-    /// The program must not access the bytes that it wants to send.
-    Fault,
 }
 
 /// Puts as many bytes onto the lane as fit.
@@ -628,79 +613,105 @@ pub(crate) fn send_file(
     wanted: usize,
     mut read_file: impl FnMut(*mut u8, usize, usize) -> Result<usize, i32>,
 ) -> Result<FileStep, i32> {
-    let waits = !endpoint.options.is_nonblocking();
-    let deadline = sleep::deadline(endpoint.options.send_timeout());
+    let mut call = Call {
+        endpoint,
+        fd: hold.fd(),
+        wanted,
+        waits: !endpoint.options.is_nonblocking(),
+        deadline: sleep::deadline(endpoint.options.send_timeout()),
+        of_file: true,
+        restarts: false,
+        hold,
+    };
     let mut moved = 0;
     while moved < wanted {
-        let fd = hold.fd();
+        call.fd = hold.fd();
         if hold.is_void() {
             return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Ok(FileStep::UseTcp(0)) };
         }
         let mut side = endpoint.tx.lock();
         let Some(at) = side.at.filter(|_| side.tx.on_lane()) else {
             drop(side);
-            let pending = if moved == 0 { pending_before_file(endpoint, fd, &mut read_file) } else { None };
+            let has_none = moved == 0;
+            let pending =
+                if has_none { pending_before_file(endpoint, call.fd, &mut read_file) } else { None };
             return pending.map_or(Ok(FileStep::UseTcp(moved)), Err);
         };
-        let (lane, ring) = at.outgoing();
-        if outgoing::peer_has_left(&at) && !lane.is_returned() {
-            drop(side);
-            desert(endpoint, fd);
-            continue;
-        }
-        match fill_from_file(&mut side, lane, &ring, wanted - moved, |to, room| read_file(to, room, moved)) {
-            Ok(Sent::Bytes(0)) => return Ok(FileStep::Moved(moved)),
-            Ok(Sent::Bytes(count)) => {
+        let lane = match file_onto_lane(endpoint, &mut side, &at, wanted - moved, |to, room| {
+            read_file(to, room, moved)
+        }) {
+            Ok(Moved::Bytes(0)) => return Ok(FileStep::Moved(moved)),
+            Ok(Moved::Bytes(count)) => {
                 moved += count;
-                announce(endpoint, &at, &side.seen);
-                let total = side.tx.lane_total();
-                outgoing::end_wait(&mut side.seen);
-                note_progress(endpoint, total, &mut side.seen);
+                continue;
             }
-            Ok(Sent::Ended) => {
-                leave_ended(endpoint, &mut side.tx, &at);
+            Ok(Moved::Again) => continue,
+            Ok(Moved::Ended) => {
                 drop(side);
                 epoll::refresh(endpoint);
+                continue;
             }
-            Ok(Sent::UseTcp) => {
-                drop(side);
-                epoll::refresh(endpoint);
-            }
-            Ok(Sent::SendAgain) => {
-                drop(side);
-                if attach::send_again(endpoint, fd) {
-                    continue;
-                }
-                if !(waits && settings::really_blocks(endpoint, fd) && hold.take()) {
-                    return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Err(libc::EAGAIN) };
-                }
-                let woken = sleep::sleep(hold, libc::POLLOUT, None, deadline, None, Held::NOTHING);
-                if let Some(outcome) = woken.ends(moved) {
-                    return outcome.map(FileStep::Moved);
-                }
-            }
-            Ok(Sent::Full) => {
-                let verdict = outgoing::look(&mut side, &at);
-                drop(side);
-                if verdict == Verdict::Spill {
-                    continue;
-                }
-                if verdict == Verdict::FallBack {
-                    give_up(endpoint);
-                } else if waits && settings::really_blocks(endpoint, fd) && hold.take() {
-                    if let Some(outcome) = wait_for_space(hold, endpoint, deadline).ends(moved) {
-                        return outcome.map(FileStep::Moved);
-                    }
-                } else if !arm_for_space(endpoint) {
-                    return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Err(libc::EAGAIN) };
-                }
-            }
-            Ok(Sent::Fault) => return Err(libc::EFAULT),
+            Ok(Moved::Not(lane)) => lane,
             Err(_) if moved > 0 => return Ok(FileStep::Moved(moved)),
             Err(errno) => return Err(errno),
+        };
+        drop(side);
+        let progress = Progress { waits: call.waits, done: moved };
+        let step = send_step::next(Found::Attempted { lane, has_socket: true }, progress);
+        match call.go_on(step, progress) {
+            None => {}
+            Some(Err(BEGIN_ANEW)) => return Ok(FileStep::UseTcp(0)),
+            Some(outcome) => return outcome.map(FileStep::Moved),
         }
     }
     Ok(FileStep::Moved(moved))
+}
+
+/// The outcome of an attempt to move a part of a file onto a lane.
+enum Moved {
+    Bytes(usize),
+    /// The lane has ended, and the next attempt finds that out.
+    Ended,
+    /// None, but the lane has a spill now.
+    Again,
+    /// None, because of the state of the lane.
+    Not(Lane),
+}
+
+/// Puts a part of a file onto the lane. `Err` is the errno of the file, or of bad memory.
+fn file_onto_lane(
+    endpoint: &Endpoint,
+    side: &mut TxSide,
+    at: &Attachment,
+    wanted: usize,
+    read_file: impl FnOnce(*mut u8, usize) -> Result<usize, i32>,
+) -> Result<Moved, i32> {
+    let (lane, ring) = at.outgoing();
+    if outgoing::peer_has_left(at) && !lane.is_returned() {
+        return Ok(Moved::Not(Lane::Deserted));
+    }
+    Ok(match fill_from_file(side, lane, &ring, wanted, read_file)? {
+        Sent::Bytes(0) => Moved::Bytes(0),
+        Sent::Bytes(count) => {
+            announce(endpoint, at, &side.seen);
+            let total = side.tx.lane_total();
+            outgoing::end_wait(&mut side.seen);
+            note_progress(endpoint, total, &mut side.seen);
+            Moved::Bytes(count)
+        }
+        Sent::Ended => {
+            leave_ended(endpoint, &mut side.tx, at);
+            Moved::Ended
+        }
+        Sent::UseTcp => Moved::Ended,
+        Sent::SendAgain => Moved::Not(Lane::Returned),
+        Sent::Full => match outgoing::look(side, at) {
+            Verdict::Spill => Moved::Again,
+            Verdict::FallBack => Moved::Not(Lane::Stalled),
+            Verdict::SocketReference(_) | Verdict::Wait(_) => Moved::Not(Lane::Full),
+        },
+        Sent::Fault => return Err(libc::EFAULT),
+    })
 }
 
 /// Returns the pending error, which a sendfile on TCP meets. Only bytes meet it: a file that has
