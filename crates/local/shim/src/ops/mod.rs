@@ -11,6 +11,7 @@ pub(crate) mod locking;
 pub(crate) mod options;
 pub(crate) mod pipe;
 pub(crate) mod poll;
+mod poll_step;
 pub(crate) mod receive;
 mod receive_step;
 pub(crate) mod ring;

@@ -8,7 +8,8 @@
 //!   (L4), so that it does not come onto a lane while the call sleeps.
 //! - Everything else is the kernel's.
 //!
-//! A call with connections on lanes makes rounds until one finds something:
+//! A call with connections on lanes makes rounds until one finds something. `ops/poll_step.rs`
+//! decides what a round does next, and [`Call`] does it:
 //!
 //! ```text
 //! answer        fills in the events of lanes
@@ -37,6 +38,7 @@ use crate::base::{errno, kernel, process, real, thread};
 use crate::broker::control;
 use crate::epoll::{self, Epoll};
 use crate::life::{attach, idle, resets, unread_timeout};
+use crate::ops::poll_step::{self, Asked, Facts, Found, Step};
 use crate::ops::sleep::{Deadline, as_timespec};
 use crate::ops::socket_reference::number_of;
 use crate::ops::{send, sleep, undo};
@@ -155,13 +157,15 @@ fn poll_all(
     // unwinding.
     let watch = Box::into_raw(Box::new(watch));
     let held = undo::poll(watch);
-    // SAFETY: nothing else uses it before this call has been left.
-    let borrowed = unsafe { &mut *watch };
     let result = if by_kernel {
         signal::open(held, kernel)
     } else {
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
-        poll_mixed(fds, borrowed, held, deadline, mask).unwrap_or_else(|| {
+        // SAFETY: nothing else uses it before this call has been left.
+        let borrowed = unsafe { &mut *watch };
+        let (shadow, lanes, bound) = (Vec::new(), 0, None);
+        let call = Call { fds: &mut *fds, watch: &mut *borrowed, shadow, held, deadline, mask, lanes, bound };
+        call.run().unwrap_or_else(|| {
             for one in &borrowed.watched {
                 attach::bar(one.endpoint, Reason::DescriptorLimit);
             }
@@ -379,29 +383,18 @@ impl Watch {
             && !self.watched.iter().any(|one| incoming::tcp_has_news(one.endpoint))
     }
 
-    /// Returns the result of the call after a sleep, unless it sleeps again.
-    fn outcome(&mut self, fds: &mut [pollfd], deadline: Deadline) -> Option<i32> {
-        let is_past = || deadline.is_some_and(|deadline| deadline <= process::now());
+    /// Returns how many entries are ready, with those of fds that have been closed. Such fds are
+    /// reported only if something ends the call.
+    fn count(&mut self, fds: &mut [pollfd], deadline: Deadline) -> i32 {
         if !self.closed.is_empty()
             && (self.take_news(fds)
                 || fds.iter().any(|entry| entry.revents != 0)
                 || signal::is_due()
-                || is_past())
+                || is_past(deadline))
         {
             self.tell_closed(fds);
         }
-        let found = fds.iter().filter(|entry| entry.revents != 0).count() as i32;
-        if found > 0 {
-            return Some(found);
-        }
-        // The broker rings for some of its messages, and a sleep is cut into steps for others.
-        control::poll_inbox();
-        // A handler ends the call, whatever its flags are, and before the deadline does.
-        if signal::take_ran() != Ran::Nothing {
-            errno::set(libc::EINTR);
-            return Some(-1);
-        }
-        is_past().then_some(0)
+        fds.iter().filter(|entry| entry.revents != 0).count() as i32
     }
 
     /// Brings what is watched up to date, and leaves to TCP what cannot wake this thread.
@@ -451,79 +444,130 @@ impl Drop for Watch {
     }
 }
 
-/// Polls fds of which some are on shared memory. Returns `None` if the kernel refuses the call, so
-/// that the program's own call must be made.
-fn poll_mixed(
-    fds: &mut [pollfd],
-    watch: &mut Watch,
+/// A poll of fds of which some are on shared memory.
+struct Call<'a> {
+    fds: &'a mut [pollfd],
+    watch: &'a mut Watch,
+    /// The array for the kernel.
+    shadow: Vec<pollfd>,
     held: Held,
     deadline: Deadline,
     mask: *const sigset_t,
-) -> Option<i32> {
-    static UNASKED: AtomicU32 = AtomicU32::new(0);
-    let mut shadow: Vec<pollfd> = Vec::new();
-    loop {
-        watch.leave_spoilt_lanes(fds);
-        let lanes = answer(fds, watch);
-        let may_skip_kernel = lanes > 0 && watch.is_all_on_lanes(fds);
-        if may_skip_kernel && !UNASKED.fetch_add(1, Relaxed).is_multiple_of(ASK_KERNEL_EVERY) {
-            return Some(lanes);
+    /// How many entries lanes alone have made ready.
+    lanes: i32,
+    /// The longest step of the sleep that has been announced.
+    bound: Option<u64>,
+}
+
+impl Call<'_> {
+    /// Runs steps until one ends the call. Returns `None` if the kernel refuses the call, so that
+    /// the program's own call must be made.
+    fn run(mut self) -> Option<i32> {
+        let mut step = Step::Check;
+        loop {
+            let found = match step {
+                Step::Check => self.check(),
+                Step::Spin => Found::Spun {
+                    has_some: sleep::spin_for_lanes(|| self.watch.is_ready(self.fds)),
+                    has_closed: !self.watch.closed.is_empty(),
+                },
+                Step::Prepare { sleeps } => self.prepare(sleeps),
+                Step::Sleep { sleeps } => {
+                    let deadline = if sleeps { self.deadline } else { Some(0) };
+                    let Call { ref mut shadow, held, bound, mask, .. } = self;
+                    let result = ask_kernel(shadow, self.watch.slot, held, deadline, bound, mask);
+                    self.end_query(result)
+                }
+                Step::Query => {
+                    let result = kernel::poll_now(&mut self.shadow) as i32;
+                    self.end_query(result)
+                }
+                Step::Merge => {
+                    // Before the kernel's answer is used, which is about the files that have these
+                    // fds by now.
+                    self.watch.follow(self.fds);
+                    Found::Merged { has_changed: merge(self.fds, &self.shadow, self.watch) }
+                }
+                Step::Count => Found::Counted { ready: self.watch.count(self.fds, self.deadline) },
+                Step::NoticeHandlers => {
+                    // The broker rings for some of its messages, and a sleep is cut into steps for
+                    // others.
+                    control::poll_inbox();
+                    let have_run = signal::take_ran() != Ran::Nothing;
+                    Found::Handlers { have_run, is_past: !have_run && is_past(self.deadline) }
+                }
+                Step::FollowChanges => {
+                    self.watch.prepare_next_sleep(self.fds);
+                    Found::Followed
+                }
+                Step::Return(count) => return Some(count),
+                Step::Fail => return Some(-1),
+                Step::Refused => return None,
+                Step::Interrupted => {
+                    errno::set(libc::EINTR);
+                    return Some(-1);
+                }
+                Step::TimeOut => return Some(0),
+            };
+            step = poll_step::next(found, &mut self);
         }
-        let may_sleep = lanes == 0 && deadline.is_none_or(|deadline| deadline > process::now());
-        // A wake-up by a closed fd is handled below.
-        if may_sleep && sleep::spin_for_lanes(|| watch.is_ready(fds)) && watch.closed.is_empty() {
-            continue;
+    }
+
+    fn check(&mut self) -> Found {
+        self.watch.leave_spoilt_lanes(self.fds);
+        self.lanes = answer(self.fds, self.watch);
+        Found::Lanes { ready: self.lanes }
+    }
+
+    /// Fills in the array for the kernel, after a sleep has been announced if the call `sleeps`.
+    fn prepare(&mut self, sleeps: bool) -> Found {
+        let Call { ref fds, ref mut watch, ref mut shadow, lanes, mask, .. } = *self;
+        let mut bound = if sleeps { announce(fds, watch, sleep::thread_slot()) } else { None };
+        // The events that they still have would end the sleep immediately, so they are checked in
+        // short steps.
+        if watch.closed.iter().any(|one| one.told.is_some()) {
+            bound = Some(bound.map_or(epoll::DEGRADED_NANOS, |bound| bound.min(epoll::DEGRADED_NANOS)));
         }
-        let result = ask(fds, &mut shadow, watch, held, lanes > 0, may_sleep.then_some(deadline), mask);
-        if result < 0 {
-            return (errno::get() != libc::EINVAL).then_some(result);
+        let is_ready = lanes > 0 || watch.is_ready(fds);
+        prepare(fds, shadow, watch);
+        self.bound = bound;
+        Found::Prepared { sleeps, is_ready, has_mask: !mask.is_null() }
+    }
+
+    /// Notices a ring of the doorbell, and takes back the announcements. `result` is the kernel's.
+    fn end_query(&mut self, result: i32) -> Found {
+        if let Some(slot) = self.watch.slot
+            && self.shadow.last().is_some_and(|doorbell| doorbell.revents != 0)
+        {
+            slot.hear();
+            unread_timeout::note_waited();
         }
-        // Before the kernel's answer is used, which is about the files that have these fds by now.
-        watch.follow(fds);
-        if merge(fds, &shadow, watch) {
-            continue;
-        }
-        if let Some(outcome) = watch.outcome(fds, deadline) {
-            return Some(outcome);
-        }
-        watch.prepare_next_sleep(fds);
+        self.watch.retract();
+        Found::Asked(match result {
+            0.. => Asked::Answered,
+            _ if errno::get() == libc::EINVAL => Asked::Refused,
+            _ => Asked::Failed,
+        })
     }
 }
 
-/// Asks the kernel for its events, and sleeps in it if there is a `sleep` with a deadline and
-/// nothing is ready in lanes.
-fn ask(
-    fds: &[pollfd],
-    shadow: &mut Vec<pollfd>,
-    watch: &mut Watch,
-    held: Held,
-    has_lanes: bool,
-    sleep: Option<Deadline>,
-    mask: *const sigset_t,
-) -> i32 {
-    let mut step = if sleep.is_some() { announce(fds, watch, sleep::thread_slot()) } else { None };
-    // The events that they still have would end the sleep immediately, so they are checked in short
-    // steps.
-    if watch.closed.iter().any(|one| one.told.is_some()) {
-        step = Some(step.map_or(epoll::DEGRADED_NANOS, |step| step.min(epoll::DEGRADED_NANOS)));
+impl Facts for Call<'_> {
+    fn is_all_on_lanes(&mut self) -> bool {
+        self.watch.is_all_on_lanes(self.fds)
     }
-    let is_ready = has_lanes || watch.is_ready(fds);
-    prepare(fds, shadow, watch);
-    // A mask that may let a handler run counts even if the call does not wait, but not if it has
-    // found something.
-    let result = if !is_ready && (sleep.is_some() || !mask.is_null()) {
-        ask_kernel(shadow, watch.slot, held, sleep.unwrap_or(Some(0)), step, mask)
-    } else {
-        kernel::poll_now(shadow) as i32
-    };
-    if let Some(slot) = watch.slot
-        && shadow.last().is_some_and(|doorbell| doorbell.revents != 0)
-    {
-        slot.hear();
-        unread_timeout::note_waited();
+
+    fn is_kernels_turn(&mut self) -> bool {
+        static UNASKED: AtomicU32 = AtomicU32::new(0);
+        UNASKED.fetch_add(1, Relaxed).is_multiple_of(ASK_KERNEL_EVERY)
     }
-    watch.retract();
-    result
+
+    fn has_time(&mut self) -> bool {
+        !is_past(self.deadline)
+    }
+}
+
+fn is_past(deadline: Deadline) -> bool {
+    deadline.is_some_and(|deadline| deadline <= process::now())
 }
 
 /// Fills in the events of the fds now, whatever they name.
