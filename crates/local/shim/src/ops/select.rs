@@ -1,14 +1,17 @@
 //! select and pselect, by way of poll if one of the descriptors is a connection.
+//! `ops/select_step.rs` decides what such a call does next, and [`Call`] does it.
 
 use std::ffi::c_int;
 
 use libc::{fd_set, pollfd, sigset_t};
 use shunt_sys::memory;
 
+use crate::base::names::EndpointRef;
 use crate::base::signal::{self, Ran};
 use crate::base::table::{self, WORD as BITS};
 use crate::base::{errno, kernel, own_table, process};
 use crate::ops::poll;
+use crate::ops::select_step::{self, Found, Step};
 use crate::socket::endpoint::{self, Endpoint};
 
 /// The three bitmaps of a call, as words.
@@ -98,64 +101,11 @@ impl Sets {
 
     /// Waits as select does, with poll.
     pub(crate) fn wait(&self, timeout: Option<u64>, mask: *const sigset_t) -> c_int {
-        let mut fds: Vec<pollfd> =
-            self.members().map(|(fd, events)| pollfd { fd, events, revents: 0 }).collect();
+        let fds: Vec<pollfd> = self.members().map(|(fd, events)| pollfd { fd, events, revents: 0 }).collect();
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
-        // An fd that is closed during the call counts as ready: the kernel checks for bad ones only
-        // once, at the beginning.
-        let named = |fd| endpoint::behind(fd).map(Endpoint::reference);
-        let connections: Vec<_> = fds.iter().filter_map(|entry| Some((entry.fd, named(entry.fd)?))).collect();
-        let named_at_first = |fd: c_int| {
-            let place = connections.binary_search_by_key(&fd, |one| one.0).ok()?;
-            Some(connections[place].1)
-        };
-        // poll reports a hang-up even if it was not requested, and would return immediately the
-        // next time; select does not report it. Such a descriptor can then only have urgent data.
-        let mut hung_up = Vec::new();
-        loop {
-            let entries = fds.as_mut_ptr();
-            let count = fds.len();
-            let left = deadline.map(|deadline| deadline.saturating_sub(process::now()));
-            let until_look = (!hung_up.is_empty()).then_some(HUNG_UP_NANOS);
-            let step = left.into_iter().chain(until_look).min();
-            let result = poll::poll(&mut fds, step, mask, || {
-                let timeout = step.map(crate::ops::sleep::as_timespec);
-                let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-                // SAFETY: the array is ours; the callee fills it in while `poll` does not touch it.
-                unsafe { crate::base::real::ppoll(entries, count as u64, pointer, mask) }
-            });
-            if result < 0 {
-                return result;
-            }
-            for entry in fds.iter_mut().filter(|entry| entry.revents & libc::POLLNVAL != 0) {
-                if named_at_first(entry.fd).is_none() {
-                    errno::set(libc::EBADF);
-                    return -1;
-                }
-                entry.revents = CLOSED;
-            }
-            // A file that has got the fd since does not concern this call. The kernel, too, polls
-            // it only after the first file has woken the call.
-            hung_up.retain(|entry: &pollfd| named(entry.fd) == named_at_first(entry.fd));
-            kernel::poll_now(&mut hung_up);
-            fds.append(&mut hung_up);
-            let is_over = result == 0 && left == step;
-            if is_over || fds.iter().any(|entry| self.means(entry) != 0) {
-                return self.store(&fds);
-            }
-            // A deferred handler may be waiting for this call to end.
-            if signal::has_deferred() || signal::take_ran() != Ran::Nothing {
-                errno::set(libc::EINTR);
-                return -1;
-            }
-            fds.retain(|entry| {
-                let is_over = entry.revents != 0;
-                if is_over {
-                    hung_up.push(*entry);
-                }
-                !is_over
-            });
-        }
+        let connections = fds.iter().filter_map(|entry| Some((entry.fd, named(entry.fd)?))).collect();
+        let (hung_up, last) = (Vec::new(), Last::default());
+        Call { sets: self, fds, hung_up, connections, deadline, mask, last }.run()
     }
 
     /// Returns in which of the bitmaps an entry is to be reported, as bits.
@@ -187,6 +137,123 @@ impl Sets {
         }
         total
     }
+}
+
+/// A select by way of poll.
+struct Call<'a> {
+    sets: &'a Sets,
+    fds: Vec<pollfd>,
+    /// The descriptors that have hung up. poll reports that even if it was not requested, and would
+    /// return immediately the next time; select does not report it. Such a descriptor can then only
+    /// have urgent data.
+    hung_up: Vec<pollfd>,
+    /// What the descriptors named when the call began, in the order of the descriptors.
+    connections: Vec<(c_int, EndpointRef)>,
+    deadline: Option<u64>,
+    mask: *const sigset_t,
+    last: Last,
+}
+
+/// The last poll.
+#[derive(Default)]
+struct Last {
+    result: c_int,
+    had_all_time: bool,
+}
+
+impl Call<'_> {
+    fn run(mut self) -> c_int {
+        let mut step = Step::Poll;
+        loop {
+            let found = match step {
+                Step::Poll => self.poll(),
+                Step::MarkClosed => Found::Marked { has_bad: self.mark_closed() },
+                Step::CheckHungUp => self.check_hung_up(),
+                Step::NoticeHandlers => {
+                    // A deferred handler may be waiting for this call to end.
+                    let have_run = signal::has_deferred() || signal::take_ran() != Ran::Nothing;
+                    Found::Handlers { have_run }
+                }
+                Step::SetAside => self.set_aside(),
+                Step::Store => return self.sets.store(&self.fds),
+                Step::Fail => return self.last.result,
+                Step::BadDescriptor => {
+                    errno::set(libc::EBADF);
+                    return -1;
+                }
+                Step::Interrupted => {
+                    errno::set(libc::EINTR);
+                    return -1;
+                }
+            };
+            step = select_step::next(found);
+        }
+    }
+
+    fn poll(&mut self) -> Found {
+        let Call { ref mut fds, ref hung_up, deadline, mask, .. } = *self;
+        let entries = fds.as_mut_ptr();
+        let count = fds.len();
+        let left = deadline.map(|deadline| deadline.saturating_sub(process::now()));
+        let until_look = (!hung_up.is_empty()).then_some(HUNG_UP_NANOS);
+        let nanos = left.into_iter().chain(until_look).min();
+        let result = poll::poll(fds, nanos, mask, || {
+            let timeout = nanos.map(crate::ops::sleep::as_timespec);
+            let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            // SAFETY: the array is ours; the callee fills it in while `poll` does not touch it.
+            unsafe { crate::base::real::ppoll(entries, count as u64, pointer, mask) }
+        });
+        self.last = Last { result, had_all_time: left == nanos };
+        Found::Polled { has_failed: result < 0 }
+    }
+
+    /// Marks closed descriptors as ready in all bitmaps. The kernel checks for bad ones only once,
+    /// at the beginning. Returns whether there is one that was closed already then.
+    fn mark_closed(&mut self) -> bool {
+        let Call { ref mut fds, ref connections, .. } = *self;
+        for entry in fds.iter_mut().filter(|entry| entry.revents & libc::POLLNVAL != 0) {
+            if named_at_first(connections, entry.fd).is_none() {
+                return true;
+            }
+            entry.revents = CLOSED;
+        }
+        false
+    }
+
+    /// Polls the descriptors that have hung up, with no others, and adds them to the others.
+    fn check_hung_up(&mut self) -> Found {
+        let Call { sets, ref mut fds, ref mut hung_up, ref connections, ref last, .. } = *self;
+        // A file that has got the fd since does not concern this call. The kernel, too, polls it
+        // only after the first file has woken the call.
+        hung_up.retain(|entry| named(entry.fd) == named_at_first(connections, entry.fd));
+        kernel::poll_now(hung_up);
+        fds.append(hung_up);
+        let has_ready = fds.iter().any(|entry| sets.means(entry) != 0);
+        Found::Checked { has_ready, is_empty: last.result == 0, had_all_time: last.had_all_time }
+    }
+
+    /// Keeps the descriptors from the next poll that have events, none of which is in a bitmap.
+    fn set_aside(&mut self) -> Found {
+        let Call { ref mut fds, ref mut hung_up, .. } = *self;
+        fds.retain(|entry| {
+            let has_hung_up = entry.revents != 0;
+            if has_hung_up {
+                hung_up.push(*entry);
+            }
+            !has_hung_up
+        });
+        Found::SetAside
+    }
+}
+
+fn named(fd: c_int) -> Option<EndpointRef> {
+    endpoint::behind(fd).map(Endpoint::reference)
+}
+
+/// Returns what a descriptor named when the call began.
+fn named_at_first(connections: &[(c_int, EndpointRef)], fd: c_int) -> Option<EndpointRef> {
+    let place = connections.binary_search_by_key(&fd, |one| one.0).ok()?;
+    Some(connections[place].1)
 }
 
 #[cfg(test)]
