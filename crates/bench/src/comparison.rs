@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
+use crate::progress::Progress;
 use crate::report::TimeLine;
+use crate::user::is_root;
 
 /// A comparison of `shunt bench`, with its arguments.
 pub(crate) trait Comparison: Sync {
@@ -31,8 +33,32 @@ pub(crate) fn rotated(rounds: u32, sides: usize) -> impl Iterator<Item = (usize,
 }
 
 /// Returns the order of the sides in a round.
-pub(crate) fn rotation(round: usize, sides: usize) -> impl Iterator<Item = usize> {
+fn rotation(round: usize, sides: usize) -> impl Iterator<Item = usize> {
     (0..sides).map(move |turn| (round + turn) % sides)
+}
+
+/// Gives each side of a line its turns in all rounds. `turn` takes the index of the side, and returns
+/// no sample if the side is not measured. Returns the samples by side, in the order of the rounds.
+pub(crate) fn take_turns<T>(
+    progress: &Progress,
+    repeats: u32,
+    line: &str,
+    sides: &[&'static str],
+    mut turn: impl FnMut(usize) -> Result<Option<T>>,
+) -> Result<Vec<Vec<T>>> {
+    let mut samples: Vec<Vec<T>> = sides.iter().map(|_| Vec::new()).collect();
+    for (_, side) in rotated(repeats, sides.len()) {
+        let label = format!("{line}: {}", sides[side]);
+        progress.set_message(label.clone());
+        samples[side].extend(turn(side).context(label)?);
+        progress.inc(1);
+    }
+    Ok(samples)
+}
+
+/// Returns the reason why this process is not allowed to run a comparison, if only root is.
+pub(crate) fn root_only(why: &str) -> Option<String> {
+    (!is_root()).then(|| why.to_owned())
 }
 
 /// The results of a comparison.
@@ -49,8 +75,38 @@ impl From<Vec<Point>> for Taken {
     }
 }
 
-/// A quantity, and the function that extracts it from a turn's result.
-pub(crate) type Figure<T> = (Quantity, fn(&T) -> f64);
+/// A quantity, and the function that extracts it from a sample, if the sample has it.
+pub(crate) type Figure<T> = (Quantity, fn(&T) -> Option<f64>);
+
+/// A line of a table, with the samples of each side in the order of the rounds.
+pub(crate) struct Line<'a, T> {
+    pub(crate) table: String,
+    pub(crate) line: String,
+    /// The axis and the position on it.
+    pub(crate) at: Option<(&'static str, f64)>,
+    pub(crate) sides: Vec<(&'static str, &'a [T])>,
+    /// The reason why it was left out.
+    pub(crate) missing: Option<String>,
+}
+
+impl<T> Line<'_, T> {
+    /// Returns the figures of each side.
+    pub(crate) fn points<F: Fn(&T) -> Option<f64>>(&self, figures: &[(Quantity, F)]) -> Vec<Point> {
+        let of_side = |(side, samples): &(&'static str, &[T])| {
+            let of_figure = |(quantity, figure): &(Quantity, F)| Point {
+                table: self.table.clone(),
+                line: self.line.clone(),
+                at: self.at,
+                side,
+                quantity: *quantity,
+                rounds: samples.iter().filter_map(figure).collect(),
+                missing: self.missing.clone(),
+            };
+            figures.iter().map(of_figure).collect::<Vec<_>>()
+        };
+        self.sides.iter().flat_map(of_side).collect()
+    }
+}
 
 /// A line of a table, for one side.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use shunt_bench_args::ipc::{Arguments, Way};
 
-use crate::comparison::{Comparison, rotated};
+use crate::comparison::{Comparison, take_turns};
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::output::write_with_svg;
@@ -80,7 +80,6 @@ fn measure_size(
 ) -> Result<Row> {
     let seconds = Duration::from_secs_f64(arguments.seconds);
     let repeats = arguments.output.repeats;
-    let mut samples = vec![Vec::new(); ways.len()];
     // Find how many messages each supported way sends in a turn's time.
     let mut messages = Vec::new();
     for way in ways {
@@ -88,14 +87,10 @@ fn measure_size(
         let found = place.find_messages(exchange, *way, size, arguments.descriptors, seconds);
         messages.push(found.with_context(|| format!("{size} B by {}", way.label()))?);
     }
-    for (_, index) in rotated(repeats, ways.len()) {
-        progress.inc(1);
-        let Some(messages) = messages[index] else { continue };
-        progress.set_message(format!("{size} B, {}", ways[index].label()));
-        let sample = place
-            .turn(exchange, ways[index], size, arguments.descriptors, messages)
-            .with_context(|| format!("{size} B by {}", ways[index].label()))?;
-        samples[index].extend(sample);
-    }
-    Ok(Row { size, samples })
+    let labels: Vec<&str> = ways.iter().map(|way| way.label()).collect();
+    let turn = |way: usize| match messages[way] {
+        Some(messages) => place.turn(exchange, ways[way], size, arguments.descriptors, messages),
+        None => Ok(None),
+    };
+    Ok(Row { size, samples: take_turns(progress, repeats, &format!("{size} B"), &labels, turn)? })
 }

@@ -8,7 +8,7 @@ use shunt_bench_args::ipc::{Arguments, Way};
 use super::calls::{CallFigures, WayCalls};
 use super::turn::{Place, Sample};
 use super::{AROUND, Measured, Row, measure};
-use crate::comparison::{Comparison, Figure, Point, Quantity, Taken};
+use crate::comparison::{Comparison, Figure, Line, Point, Quantity, Taken};
 
 impl Comparison for Arguments {
     fn length(&self) -> (u64, Duration) {
@@ -46,38 +46,27 @@ fn points(arguments: &Arguments, measured: &Measured) -> Vec<Point> {
 }
 
 fn of_sessions(arguments: &Arguments, row: &Row) -> Vec<Point> {
-    let of_way = |(way, samples): (Way, &Vec<Sample>)| Point {
-        table: "sessions".to_owned(),
-        line: "five messages in order".to_owned(),
-        at: None,
-        side: way.label(),
-        quantity: Quantity::SESSION,
-        rounds: samples.iter().map(|sample| sample.wall / 1e3).collect(),
-        missing: None,
-    };
-    arguments.ways().into_iter().zip(&row.samples).map(of_way).collect()
+    const FIGURES: [Figure<Sample>; 1] = [(Quantity::SESSION, |sample| Some(sample.wall / 1e3))];
+    line(arguments, row, "sessions", "five messages in order".to_owned()).points(&FIGURES)
 }
 
 fn of_row(arguments: &Arguments, row: &Row) -> Vec<Point> {
     const FIGURES: [Figure<Sample>; 4] = [
-        (Quantity::EACH, |sample| sample.wall),
-        (Quantity::RATE, |sample| 1e6 / sample.wall),
-        (Quantity::CPU_OF_ONE, |sample| user(sample) + system(sample)),
-        (Quantity::SYSTEM_OF_ONE, system),
+        (Quantity::EACH, |sample| Some(sample.wall)),
+        (Quantity::RATE, |sample| Some(1e6 / sample.wall)),
+        (Quantity::CPU_OF_ONE, |sample| Some(user(sample) + system(sample))),
+        (Quantity::SYSTEM_OF_ONE, |sample| Some(system(sample))),
     ];
-    let of_way = |(way, samples): (Way, &Vec<Sample>)| {
-        FIGURES.map(|(quantity, figure)| Point {
-            table: "messages".to_owned(),
-            line: format!("{} B", row.size),
-            // A logarithmic axis cannot show 0.
-            at: (row.size > 0).then_some(("bytes", row.size as f64)),
-            side: way.label(),
-            quantity,
-            rounds: samples.iter().map(figure).collect(),
-            missing: None,
-        })
-    };
-    arguments.ways().into_iter().zip(&row.samples).flat_map(of_way).collect()
+    // A logarithmic axis cannot show 0.
+    let at = (row.size > 0).then_some(("bytes", row.size as f64));
+    Line { at, ..line(arguments, row, "messages", format!("{} B", row.size)) }.points(&FIGURES)
+}
+
+/// Returns a line of all ways, without a position.
+fn line<'a>(arguments: &Arguments, row: &'a Row, table: &str, line: String) -> Line<'a, Sample> {
+    let ways = arguments.ways().into_iter().zip(&row.samples);
+    let sides = ways.map(|(way, samples)| (way.label(), &samples[..])).collect();
+    Line { table: table.to_owned(), line, at: None, sides, missing: None }
 }
 
 fn user(sample: &Sample) -> f64 {

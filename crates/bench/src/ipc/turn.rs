@@ -4,14 +4,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::ValueEnum;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Serialize;
 use tempfile::TempDir;
 
 use crate::find;
 use crate::process::Process;
-use crate::worker::{BEGIN, IpcMeasured, READY};
+use crate::worker::{BEGIN, IpcMeasured, READY, name};
 use shunt_bench_args::ipc::Way;
 
 /// The directory where the processes meet, and their processors.
@@ -117,8 +116,7 @@ impl Place {
         let meeting = tempfile::Builder::new().prefix("turn-").tempdir_in(self.directory.path())?;
         let command = |role: &str, cpu: Option<usize>| {
             let mut command = Command::new(&self.program);
-            let name = way.to_possible_value().expect("none is hidden");
-            command.args(["bench-worker", role, "--way", name.get_name(), "--at"]);
+            command.args(["bench-worker", role, "--way", &name(way), "--at"]);
             command.arg(meeting.path().join("socket"));
             let numbers =
                 [("--size", size as u64), ("--descriptors", descriptors as u64), ("--messages", messages)];

@@ -20,7 +20,7 @@ use anyhow::{Context, Result};
 use shunt_bench_args::local::{Arguments, Group};
 use shunt_bench_args::side::Side;
 
-use crate::comparison::rotated;
+use crate::comparison::take_turns;
 use crate::interrupt::interruptible;
 use crate::machine::Place;
 use crate::output;
@@ -112,16 +112,10 @@ fn measure(
             progress.inc(u64::from(repeats) * point.sides.len() as u64);
             continue;
         }
-        for (_, index) in rotated(repeats, point.sides.len()) {
-            let side = point.sides[index];
-            progress.set_message(format!("{}, {}: {}", table.title, point.label, side.label()));
-            let sample: Sample = point
-                .load
-                .run(stage, side, seconds)
-                .with_context(|| format!("{}, {}, by {}", table.title, point.label, side.label()))?;
-            point.samples[index].push(sample);
-            progress.inc(1);
-        }
+        let line = format!("{}, {}", table.title, point.label);
+        let sides: Vec<&str> = point.sides.iter().map(|side| side.label()).collect();
+        let turn = |side: usize| point.load.run(stage, point.sides[side], seconds).map(Some);
+        point.samples = take_turns(progress, repeats, &line, &sides, turn)?;
         point.load.close();
     }
     Ok(())

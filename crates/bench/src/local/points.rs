@@ -5,10 +5,9 @@ use std::time::Duration;
 use anyhow::Result;
 
 use shunt_bench_args::local::Arguments;
-use shunt_bench_args::side::Side;
 
 use super::{Point, Sample, Table, Unit, length, measured_tables, wanted_tables};
-use crate::comparison::{self, Comparison, Quantity};
+use crate::comparison::{self, Comparison, Line, Quantity};
 
 impl Comparison for Arguments {
     fn length(&self) -> (u64, Duration) {
@@ -35,33 +34,28 @@ fn points(tables: &[Table]) -> Vec<comparison::Point> {
     tables.iter().flat_map(|table| table.points.iter().flat_map(move |point| of_line(table, point))).collect()
 }
 
-type Figure = Box<dyn Fn(&Sample) -> f64>;
+type Figure = Box<dyn Fn(&Sample) -> Option<f64>>;
 
 fn of_line(table: &Table, point: &Point) -> Vec<comparison::Point> {
     let bytes = point.bytes;
     let rate: (Quantity, Figure) = match table.unit {
-        Unit::PerSecond | Unit::Microseconds => (Quantity::RATE, Box::new(|sample| sample.rate)),
+        Unit::PerSecond | Unit::Microseconds => (Quantity::RATE, Box::new(|sample| Some(sample.rate))),
         Unit::Megabytes => {
-            (Quantity::MEGABYTES, Box::new(move |sample| Unit::Megabytes.figure(sample.rate, bytes)))
+            (Quantity::MEGABYTES, Box::new(move |sample| Some(Unit::Megabytes.figure(sample.rate, bytes))))
         }
     };
     let figures: [(Quantity, Figure); 3] = [
         rate,
-        (Quantity::MEDIAN, Box::new(|sample| sample.p50_us)),
-        (Quantity::CPU_OF_ONE, Box::new(Sample::cpu_us)),
+        (Quantity::MEDIAN, Box::new(|sample| Some(sample.p50_us))),
+        (Quantity::CPU_OF_ONE, Box::new(|sample| Some(sample.cpu_us()))),
     ];
     let sides = point.sides.iter().zip(&point.samples);
-    let of_side = |(side, samples): (&Side, &Vec<Sample>)| {
-        let of = |(quantity, figure): &(Quantity, Figure)| comparison::Point {
-            table: table.title.clone(),
-            line: point.label.clone(),
-            at: table.axis.zip(point.x),
-            side: side.label(),
-            quantity: *quantity,
-            rounds: samples.iter().map(figure).collect(),
-            missing: point.missing.clone(),
-        };
-        figures.iter().map(of).collect::<Vec<_>>()
+    let line = Line {
+        table: table.title.clone(),
+        line: point.label.clone(),
+        at: table.axis.zip(point.x),
+        sides: sides.map(|(side, samples)| (side.label(), &samples[..])).collect(),
+        missing: point.missing.clone(),
     };
-    sides.flat_map(of_side).collect()
+    line.points(&figures)
 }

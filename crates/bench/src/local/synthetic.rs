@@ -11,7 +11,7 @@ use super::point::{Load, Sample};
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
-use crate::worker::{Call, Measured, Style};
+use crate::worker::{Call, Measured, Style, name};
 
 /// The pattern of the messages.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ impl Synthetic {
         let mut command = stage.worker(side, Role::Server, self.placement)?;
         match self.pattern {
             Pattern::Stream => command.arg("sink"),
-            Pattern::RoundTrip { style, .. } => command.args(["echo", "--style", style.label()]),
+            Pattern::RoundTrip { style, .. } => command.args(["echo", "--style", &name(style)]),
             Pattern::Many { .. } | Pattern::Short { .. } => command.args(["echo", "--style", "epoll"]),
         };
         command.args(["--at", &pair::listen_at(stage, side, self.placement)?]);
@@ -95,7 +95,7 @@ impl Synthetic {
         match self.pattern {
             Pattern::Stream => command.arg("stream"),
             Pattern::RoundTrip { style, threads } => {
-                command.args(["round-trip", "--style", style.label(), "--threads", &threads.to_string()])
+                command.args(["round-trip", "--style", &name(style), "--threads", &threads.to_string()])
             }
             Pattern::Many { connections, depth } => {
                 command.arg("many");
@@ -130,7 +130,7 @@ pub(super) struct Calls(pub(super) Call);
 impl Load for Calls {
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
         let mut command = stage.worker(side, Role::Client, Placement::TwoCores)?;
-        command.args(["calls", self.0.label(), "--seconds", &seconds.as_secs_f64().to_string()]);
+        command.args(["calls", &name(self.0), "--seconds", &seconds.as_secs_f64().to_string()]);
         let mut process = Process::begun(&mut command, "the caller")?;
         let before = process.cpu();
         let measured: Measured = process.results(seconds)?;

@@ -12,7 +12,7 @@ use super::relaying;
 use super::synthetic::{Calls, Pattern, Synthetic};
 use crate::side::Side;
 use crate::stage::Placement;
-use crate::worker::{Call, Style};
+use crate::worker::{Call, Style, name};
 
 /// The unit of a cell's figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -69,7 +69,7 @@ fn round_trips(style: Style, placement: Placement, sizes: &[usize]) -> Table {
     let sides = if placement == Placement::Apart { Side::PROGRAM } else { Side::TRANSPORTS };
     Table {
         group: Group::RoundTrip,
-        title: format!("Round trip, {}, {}", style.label(), placement.label()),
+        title: format!("Round trip, {}, {}", name(style), placement.label()),
         unit: Unit::Microseconds,
         axis: Some("bytes"),
         points: sizes

@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use super::Group;
 use super::lab::{Container, Lab, Map, Moving, Routers};
-use super::points::name;
 use crate::comparison::{Point, Quantity, rotated};
 use crate::find;
 use crate::interrupt::pause;
@@ -18,7 +17,7 @@ use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::TextLine;
 use crate::stats::Spread;
-use crate::worker::BEGIN;
+use crate::worker::{BEGIN, name};
 
 /// The results by way, in the order of the columns.
 #[derive(Debug, Serialize)]

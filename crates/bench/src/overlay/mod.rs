@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use shunt_bench_args::overlay::{Arguments, Group};
 
-use crate::comparison::{Comparison, rotated};
+use crate::comparison::{Comparison, take_turns};
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::output::write_with_svg;
@@ -39,7 +39,7 @@ struct Line {
     /// The reason why it was left out.
     missing: Option<String>,
     /// The samples by side, in the order of the rounds.
-    samples: [Vec<Sample>; Side::ALL.len()],
+    samples: Vec<Vec<Sample>>,
 }
 
 /// Runs the comparison and prints its report.
@@ -119,7 +119,8 @@ fn turns_of_migration(arguments: &Arguments) -> Option<u64> {
 
 fn lines(arguments: &Arguments) -> Vec<Line> {
     let wanted = |load: &Load| arguments.wants(load.group());
-    let line = |load: Load| Line { load, missing: load.missing(), samples: Default::default() };
+    let line =
+        |load: Load| Line { load, missing: load.missing(), samples: vec![Vec::new(); Side::ALL.len()] };
     Load::all().into_iter().filter(wanted).map(line).collect()
 }
 
@@ -130,13 +131,8 @@ impl Line {
             progress.say(&format!("left out: {label}: {missing}"));
             return Ok(());
         }
-        for (_, index) in rotated(repeats, Side::ALL.len()) {
-            let side = Side::ALL[index];
-            progress.set_message(format!("{label}: {}", side.label()));
-            let sample = self.load.run(lab, side, time);
-            self.samples[index].push(sample.with_context(|| format!("{label}: {}", side.label()))?);
-            progress.inc(1);
-        }
+        let turn = |side: usize| self.load.run(lab, Side::ALL[side], time).map(Some);
+        self.samples = take_turns(progress, repeats, &label, &Side::ALL.map(Side::label), turn)?;
         Ok(())
     }
 }

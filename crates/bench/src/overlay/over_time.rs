@@ -11,7 +11,6 @@ use serde::Serialize;
 use super::Group;
 use super::lab::{Brief, Lab, Routers};
 use super::load::ours;
-use super::points::name;
 use super::side::Side;
 use crate::comparison::{Point, Quantity};
 use crate::process::Process;
@@ -19,7 +18,7 @@ use crate::progress::Progress;
 use crate::report::{Axes, Plot, Series, TextLine, number};
 use crate::stage::Role;
 use crate::stats::Spread;
-use crate::worker::{Flowed, now};
+use crate::worker::{Flowed, name, now};
 
 /// The results.
 #[derive(Debug, Serialize)]

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::ValueEnum;
-use shunt_bench_args::overlay::{Arguments, Group};
+use shunt_bench_args::overlay::Arguments;
 
 use super::load::Load;
 use super::migration::Migration;
@@ -12,12 +11,12 @@ use super::over_time::OverTime;
 use super::report::values;
 use super::side::Side;
 use super::{AROUND, Line, lab, lines, measure, turns_of_migration, turns_of_policy};
-use crate::comparison::{Comparison, Point, Taken};
+use crate::comparison::{self, Comparison, Point, Taken, root_only};
+use crate::worker::name;
 
 impl Comparison for Arguments {
     fn missing(&self) -> Option<String> {
-        let missing = "its hosts are network namespaces, which are made by root only";
-        (!rustix::process::geteuid().is_root()).then(|| missing.to_owned())
+        root_only("its hosts are network namespaces, which are made by root only")
     }
 
     fn length(&self) -> (u64, Duration) {
@@ -48,19 +47,16 @@ fn points(lines: &[Line]) -> Vec<Point> {
     lines.iter().flat_map(of_line).collect()
 }
 
-fn of_line(line: &Line) -> impl Iterator<Item = Point> {
+fn of_line(line: &Line) -> Vec<Point> {
     let sides = Side::ALL.into_iter().zip(&line.samples);
-    sides.flat_map(move |(side, samples)| {
-        values(line.load).into_iter().map(move |(quantity, figure)| Point {
-            table: name(line.load.group()),
-            line: label(line.load),
-            at: line.load.bytes().map(|bytes| ("bytes of a message", bytes as f64)),
-            side: side.label(),
-            quantity,
-            rounds: samples.iter().filter_map(figure).collect(),
-            missing: line.missing.clone(),
-        })
-    })
+    let of = comparison::Line {
+        table: name(line.load.group()),
+        line: label(line.load),
+        at: line.load.bytes().map(|bytes| ("bytes of a message", bytes as f64)),
+        sides: sides.map(|(side, samples)| (side.label(), &samples[..])).collect(),
+        missing: line.missing.clone(),
+    };
+    of.points(&values(line.load))
 }
 
 /// Returns the label of a load within its table.
@@ -70,9 +66,4 @@ fn label(load: Load) -> String {
         Load::Memcached { connections } => format!("{connections} connections"),
         _ => load.label(),
     }
-}
-
-/// Returns the group's name on the command line.
-pub(super) fn name(group: Group) -> String {
-    group.to_possible_value().expect("none is hidden").get_name().to_owned()
 }

@@ -13,7 +13,7 @@ use super::migration::Migration;
 use super::over_time::OverTime;
 use super::side::Side;
 use super::{Arguments, Line, Taken};
-use crate::comparison::{Quantity, less};
+use crate::comparison::{self, Quantity, less};
 use crate::machine::Machine;
 use crate::report::{Axes, Plot, Series, TextLine};
 use crate::stats::Spread;
@@ -138,15 +138,13 @@ impl Report {
     }
 }
 
-type Value = fn(&Sample) -> Option<f64>;
-
 /// Returns the quantities of a load.
-pub(super) fn values(load: Load) -> Vec<(Quantity, Value)> {
+pub(super) fn values(load: Load) -> Vec<comparison::Figure<Sample>> {
     let (rate, cpu) = match load.group() {
         Group::Throughput => (Quantity::MEGABYTES, Quantity::CPU_OF_GB),
         _ => (Quantity::RATE, Quantity::CPU_OF_ONE),
     };
-    let mut values: Vec<(Quantity, Value)> = vec![
+    let mut values: Vec<comparison::Figure<Sample>> = vec![
         (rate, |sample| Some(sample.rate)),
         (Quantity::MEDIAN, |sample| (sample.p50 > 0.0).then_some(sample.p50)),
         (Quantity::P99, |sample| (sample.p99 > 0.0).then_some(sample.p99)),
@@ -216,9 +214,10 @@ impl Table {
 
 impl Figure {
     /// Returns a line, or `None` if it was not measured.
-    fn of(label: &'static str, line: &Line, of: Value) -> Option<Figure> {
-        let all = line.samples.each_ref().map(|samples| samples.iter().filter_map(of).collect::<Vec<f64>>());
-        let [host, vxlan, shunt, secure] = &all;
+    fn of(label: &'static str, line: &Line, of: fn(&Sample) -> Option<f64>) -> Option<Figure> {
+        let all: Vec<Vec<f64>> =
+            line.samples.iter().map(|samples| samples.iter().filter_map(of).collect()).collect();
+        let [host, vxlan, shunt, secure] = &all[..] else { return None };
         let ratio = |one: &[f64], other: &[f64]| {
             let rounds = one.iter().zip(other).filter(|(_, theirs)| **theirs > 0.0);
             Spread::of(rounds.map(|(ours, theirs)| ours / theirs))

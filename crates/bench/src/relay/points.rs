@@ -8,13 +8,12 @@ use shunt_bench_args::relay::Arguments;
 use super::measure::{Cpu, Idle};
 use super::trace::{MOMENTS, Trace};
 use super::{MEASUREMENT, Row, measure, report, rows, time_lines, turns};
-use crate::comparison::{Comparison, Figure, Point, Quantity, Taken};
+use crate::comparison::{Comparison, Figure, Line, Point, Quantity, Taken, root_only};
 use crate::worker::Download;
 
 impl Comparison for Arguments {
     fn missing(&self) -> Option<String> {
-        let missing = "its hosts are network namespaces, which are made by root only";
-        (!rustix::process::geteuid().is_root()).then(|| missing.to_owned())
+        root_only("its hosts are network namespaces, which are made by root only")
     }
 
     fn length(&self) -> (u64, Duration) {
@@ -39,35 +38,34 @@ fn points(arguments: &Arguments, rows: &[Row]) -> Vec<Point> {
 
 fn of_row(arguments: &Arguments, row: &Row) -> Vec<Point> {
     const DOWNLOADS: [Figure<Download>; 2] = [
-        (Quantity::FIRST_BYTE, |download| download.first_byte * 1e3),
-        (Quantity::LAST_BYTE, |download| download.total * 1e3),
+        (Quantity::FIRST_BYTE, |download| Some(download.first_byte * 1e3)),
+        (Quantity::LAST_BYTE, |download| Some(download.total * 1e3)),
     ];
-    let point = |table: &str, line: String, at, quantity, rounds| Point {
+    const CPU: [Figure<Cpu>; 1] = [(Quantity::CPU_OF_GB, |cpu| Some(cpu.relays))];
+    const IDLE: [Figure<Idle>; 1] =
+        [(Quantity::MEMORY, |idle| Some((idle.resident + idle.slab) / 1024.0 / 2.0))];
+    let mut points = Vec::new();
+    for (size, downloads) in arguments.sizes.iter().zip(&row.downloads) {
+        let line = line(row, "downloads", report::bytes(*size), downloads);
+        let line = Line { at: Some(("bytes", *size as f64)), ..line };
+        points.extend(line.points(&DOWNLOADS));
+    }
+    for (index, moment) in MOMENTS.into_iter().enumerate() {
+        let at = move |trace: &Trace| Some(trace.moments[index] * 1e3);
+        points.extend(line(row, "time lines", moment, &row.traces).points(&[(Quantity::MOMENT, at)]));
+    }
+    points.extend(line(row, "cpu", "a large download, the relays'", &row.cpu).points(&CPU));
+    points.extend(line(row, "idle", "half of both relays and of all hosts", &row.idle).points(&IDLE));
+    points
+}
+
+/// Returns a line of one way, without a position.
+fn line<'a, T>(row: &Row, table: &str, label: impl Into<String>, samples: &'a [T]) -> Line<'a, T> {
+    Line {
         table: table.to_owned(),
-        line,
-        at,
-        side: row.name.label().trim(),
-        quantity,
-        rounds,
+        line: label.into(),
+        at: None,
+        sides: vec![(row.name.label().trim(), samples)],
         missing: row.missing.clone(),
-    };
-    let downloads = arguments.sizes.iter().zip(&row.downloads).flat_map(|(size, downloads)| {
-        DOWNLOADS.map(|(quantity, figure)| {
-            let rounds = downloads.iter().map(figure).collect();
-            point("downloads", report::bytes(*size), Some(("bytes", *size as f64)), quantity, rounds)
-        })
-    });
-    let moments = MOMENTS.into_iter().enumerate().map(|(index, moment)| {
-        let rounds = row.traces.iter().map(|trace: &Trace| trace.moments[index] * 1e3).collect();
-        point("time lines", moment.to_owned(), None, Quantity::MOMENT, rounds)
-    });
-    let cpu = row.cpu.iter().map(|cpu: &Cpu| cpu.relays).collect();
-    let idle = row.idle.iter().map(|idle: &Idle| (idle.resident + idle.slab) / 1024.0 / 2.0).collect();
-    downloads
-        .chain(moments)
-        .chain([
-            point("cpu", "a large download, the relays'".to_owned(), None, Quantity::CPU_OF_GB, cpu),
-            point("idle", "half of both relays and of all hosts".to_owned(), None, Quantity::MEMORY, idle),
-        ])
-        .collect()
+    }
 }

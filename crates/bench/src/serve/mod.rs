@@ -9,18 +9,18 @@ mod way;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 use shunt_bench_args::serve::{Arguments, Group};
 
-use crate::comparison::{Comparison, rotation};
+use crate::comparison::{Comparison, take_turns};
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::output::write_with_svg;
 use crate::progress::Progress;
 use load::{Load, Sample, Sinks};
 use report::Report;
-use way::{Stage, WAYS};
+use way::{Stage, WAYS, Way};
 
 /// The overhead of a turn: its programs start.
 const AROUND: Duration = Duration::from_millis(100);
@@ -30,7 +30,7 @@ struct Line {
     group: Group,
     load: Load,
     /// The samples by way, in the order of the rounds.
-    samples: [Vec<Sample>; WAYS.len()],
+    samples: Vec<Vec<Sample>>,
 }
 
 /// Runs the comparison and prints its report.
@@ -55,19 +55,13 @@ fn measure(arguments: &Arguments) -> Result<Vec<Line>> {
     let time = arguments.time();
     let (turns, turn) = arguments.length();
     let progress = Progress::begin(turns, turn);
-    for round in 0..arguments.output.repeats as usize {
-        for line in &mut lines {
-            for index in rotation(round, WAYS.len()) {
-                let way = WAYS[index];
-                progress.set_message(format!("{}: {}", way.label(), line.load.label()));
-                let server = stage.start(way, line.load)?;
-                let sample = stage.namespace.inside(|| line.load.run(&sinks, time));
-                let sample = sample.with_context(|| format!("{}: {}", way.label(), line.load.label()))?;
-                line.samples[index].push(sample);
-                drop(server);
-                progress.inc(1);
-            }
-        }
+    for line in &mut lines {
+        let turn = |way: usize| {
+            let _server = stage.start(WAYS[way], line.load)?;
+            stage.namespace.inside(|| line.load.run(&sinks, time)).map(Some)
+        };
+        let (repeats, label) = (arguments.output.repeats, line.load.label());
+        line.samples = take_turns(&progress, repeats, &label, &WAYS.map(Way::label), turn)?;
     }
     progress.end();
     Ok(lines)
@@ -92,6 +86,6 @@ fn lines(arguments: &Arguments) -> Vec<Line> {
     };
     let groups = Group::value_variants().iter().copied();
     let groups = groups.filter(|group| arguments.only.is_empty() || arguments.only.contains(group));
-    let line = |group, load| Line { group, load, samples: Default::default() };
+    let line = |group, load| Line { group, load, samples: vec![Vec::new(); WAYS.len()] };
     groups.flat_map(|group| loads(group).into_iter().map(move |load| line(group, load))).collect()
 }

@@ -3,18 +3,17 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::ValueEnum;
 use shunt_bench_args::serve::Arguments;
 
 use super::load::Sample;
 use super::way::WAYS;
 use super::{AROUND, Line, lines, measure};
-use crate::comparison::{Comparison, Figure, Point, Quantity, Taken};
+use crate::comparison::{self, Comparison, Figure, Point, Quantity, Taken, root_only};
+use crate::worker::name;
 
 impl Comparison for Arguments {
     fn missing(&self) -> Option<String> {
-        let missing = "it runs in a network namespace and loads programs into the kernel, as root only may";
-        (!rustix::process::geteuid().is_root()).then(|| missing.to_owned())
+        root_only("it runs in a network namespace and loads programs into the kernel, as root only may")
     }
 
     fn length(&self) -> (u64, Duration) {
@@ -36,19 +35,16 @@ fn points(lines: &[Line]) -> Vec<Point> {
     lines.iter().flat_map(of_line).collect()
 }
 
-fn of_line(line: &Line) -> impl Iterator<Item = Point> {
+fn of_line(line: &Line) -> Vec<Point> {
     const FIGURES: [Figure<Sample>; 2] =
-        [(Quantity::RATE, |sample| sample.rate), (Quantity::MEDIAN, |sample| sample.p50_us)];
+        [(Quantity::RATE, |sample| Some(sample.rate)), (Quantity::MEDIAN, |sample| Some(sample.p50_us))];
     let sides = WAYS.into_iter().zip(&line.samples);
-    sides.flat_map(move |(way, samples)| {
-        FIGURES.map(|(quantity, figure)| Point {
-            table: line.group.to_possible_value().expect("none is hidden").get_name().to_owned(),
-            line: format!("{} B", line.load.bytes()),
-            at: Some(("bytes", line.load.bytes() as f64)),
-            side: way.label(),
-            quantity,
-            rounds: samples.iter().map(figure).collect(),
-            missing: None,
-        })
-    })
+    let of = comparison::Line {
+        table: name(line.group),
+        line: format!("{} B", line.load.bytes()),
+        at: Some(("bytes", line.load.bytes() as f64)),
+        sides: sides.map(|(way, samples)| (way.label(), &samples[..])).collect(),
+        missing: None,
+    };
+    of.points(&FIGURES)
 }

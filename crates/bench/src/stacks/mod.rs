@@ -17,7 +17,7 @@ use shunt_bench_args::Output;
 use shunt_bench_args::side::Side;
 use shunt_bench_args::stacks::Arguments;
 
-use crate::comparison::rotated;
+use crate::comparison::take_turns;
 use crate::interrupt::{interruptible, pause};
 use crate::machine::Machine;
 use crate::output;
@@ -37,7 +37,7 @@ struct Line {
     stack: &'static Stack,
     connections: u32,
     /// The samples by side, in the order of the rounds.
-    samples: [Vec<Sample>; SIDES],
+    samples: Vec<Vec<Sample>>,
     /// The memory by side, in bytes.
     memory: [u64; SIDES],
 }
@@ -97,20 +97,16 @@ fn measure(
     let running = [Running::start(stack, stage, native)?, Running::start(stack, stage, shunt)?];
     let mut lines = Vec::new();
     for connections in arguments.connections.iter().copied() {
-        let mut line = Line { stack, connections, samples: Default::default(), memory: [0; SIDES] };
+        let mut line = Line { stack, connections, samples: Vec::new(), memory: [0; SIDES] };
         for (running, memory) in running.iter().zip(&mut line.memory) {
             progress.set_message(format!("{}, {connections} connections: memory", stack.name));
             *memory = running.memory(connections, arguments.time())?;
             progress.inc(1);
         }
-        for (_, index) in rotated(arguments.rounds, SIDES) {
-            let side = sides(arguments)[index].label();
-            progress.set_message(format!("{}, {connections} connections: {side}", stack.name));
-            let sample = running[index].turn(connections, arguments.time());
-            let sample = sample.with_context(|| format!("{connections} connections, {side}"))?;
-            line.samples[index].push(sample);
-            progress.inc(1);
-        }
+        let label = format!("{}, {connections} connections", stack.name);
+        let turn = |side: usize| running[side].turn(connections, arguments.time()).map(Some);
+        let labels = [native, shunt].map(Side::label);
+        line.samples = take_turns(progress, arguments.rounds, &label, &labels, turn)?;
         lines.push(line);
     }
     Ok(lines)

@@ -165,7 +165,7 @@ impl StackReport {
 impl LineReport {
     /// Returns `None` without a round.
     fn of(line: &Line) -> Option<LineReport> {
-        let [native, shunt] = &line.samples;
+        let [native, shunt] = &line.samples[..] else { return None };
         let figure = |pick: fn(&Sample) -> f64| {
             let rounds = native.iter().zip(shunt);
             Some(Figure {

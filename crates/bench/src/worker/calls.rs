@@ -42,25 +42,6 @@ pub(crate) enum Call {
     Spawn,
 }
 
-impl Call {
-    /// Returns its name on the command line.
-    pub(crate) fn label(self) -> &'static str {
-        match self {
-            Call::OpenClose => "open-close",
-            Call::Select => "select",
-            Call::SelectConnections => "select-connections",
-            Call::Thread => "thread",
-            Call::Fork => "fork",
-            Call::SwitchThreads => "switch-threads",
-            Call::SwitchProcesses => "switch-processes",
-            Call::GiveWay => "give-way",
-            Call::EpollWait => "epoll-wait",
-            Call::Pool => "pool",
-            Call::Spawn => "spawn",
-        }
-    }
-}
-
 pub(super) fn run(call: Call, limit: Duration) -> Result<()> {
     match call {
         Call::OpenClose => repeat(limit, 100, 1, || {

@@ -221,14 +221,9 @@ pub(crate) enum Style {
     Epoll,
 }
 
-impl Style {
-    /// Returns its name on the command line.
-    pub(crate) fn label(self) -> &'static str {
-        match self {
-            Style::Blocking => "blocking",
-            Style::Epoll => "epoll",
-        }
-    }
+/// Returns a value's name on the command line.
+pub(crate) fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().expect("none is hidden").get_name().to_owned()
 }
 
 /// The results of a client.

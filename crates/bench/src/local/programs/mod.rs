@@ -29,7 +29,7 @@ use crate::interrupt::{pause, wait_until};
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
-use crate::worker::{Cache, Measured};
+use crate::worker::{Cache, Measured, name};
 
 pub(super) use memcached::Memcached;
 pub(super) use redis::Cached as Redis;
@@ -185,7 +185,7 @@ fn load_on_cache(
     seconds: Duration,
 ) -> Result<Command> {
     let mut command = stage.worker(side, Role::Client, address.placement)?;
-    command.args(["cache", "--kind", kind.label(), "--connections", &connections.to_string()]);
+    command.args(["cache", "--kind", &name(kind), "--connections", &connections.to_string()]);
     command.args(["--seconds", &seconds.as_secs_f64().to_string(), "--to"]);
     match &address.socket {
         Some(socket) => command.arg(socket),
