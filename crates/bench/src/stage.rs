@@ -177,7 +177,7 @@ impl Stage {
         if let Some(spin) = side.spin(role) {
             line.extend([self.shunt.clone().into(), "run".into(), "--broker".into(), self.socket().into()]);
             line.extend(["--spin", spin].map(OsString::from));
-            // The synthetic loads use the standard library's sockets. Other parts of this program
+            // The synthetic loads call libc for their sockets only. Other parts of this program
             // do not.
             if program == self.own {
                 line.extend(["--own-calls", "trust"].map(OsString::from));

@@ -6,17 +6,15 @@
 //! has a thread for each connection, so with one CPU for the client it measures the scheduler.
 //! redis-benchmark has neither a duration nor a marked start for measuring its processor time.
 
-use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
+use super::many::{Conversation, converse};
 use super::socket::{Socket, unless_blocked};
-use super::{Client, Clock, PATIENCE_MS, Phase, finish};
-use crate::latency::Latencies;
+use super::{Client, name};
 
 const ITEMS: u64 = 10_000;
 const LARGEST: usize = 4096;
@@ -33,14 +31,6 @@ pub(crate) enum Cache {
 }
 
 impl Cache {
-    /// Returns its name on the command line.
-    pub(crate) fn label(self) -> &'static str {
-        match self {
-            Cache::Memcached => "memcached",
-            Cache::Redis => "redis",
-        }
-    }
-
     /// Returns the answer to a set.
     fn stored(self) -> &'static [u8] {
         match self {
@@ -84,41 +74,7 @@ impl Cache {
 pub(super) fn run(client: &Client, cache: Cache, connections: usize) -> Result<()> {
     let values = Values { block: block(), cache };
     store_all(client, &values)?;
-    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-    let mut conversations = HashMap::with_capacity(connections);
-    for index in 0..connections {
-        let socket = Socket::connect(&client.to, client.nodelay)?;
-        socket.set_nonblocking()?;
-        epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, socket.key()))?;
-        conversations.insert(socket.key(), Conversation::new(socket, index as u64));
-    }
-
-    let mut clock = Clock::start(client);
-    let mut latencies = Latencies::new();
-    for conversation in conversations.values_mut() {
-        conversation.begin(&values)?;
-        conversation.watch(&epoll)?;
-    }
-    let mut events = [EpollEvent::empty(); 64];
-    loop {
-        let count = epoll.wait(&mut events, EpollTimeout::from(PATIENCE_MS))?;
-        ensure!(count > 0, "no answer within {PATIENCE_MS} ms");
-        let now = Instant::now();
-        let phase = clock.phase(now, latencies.count())?;
-        if phase == Phase::Over {
-            return finish(&latencies.measured(latencies.count(), clock.seconds(now)));
-        }
-        for event in &events[..count] {
-            let conversation = conversations.get_mut(&event.data()).context("a socket of ours")?;
-            if conversation.advance()? {
-                if phase == Phase::Measured {
-                    latencies.record(conversation.begun.elapsed());
-                }
-                conversation.begin(&values)?;
-            }
-            conversation.watch(&epoll)?;
-        }
-    }
+    converse(client, connections, 1, 0, |socket, index| Requester::new(socket, index, &values))
 }
 
 /// Stores every item once, over a separate connection.
@@ -133,7 +89,7 @@ fn store_all(client: &Client, values: &Values) -> Result<()> {
         socket.write_all(&requests)?;
         socket.read_exact(&mut answers)?;
         let all = answers.chunks(stored.len()).all(|answer| answer == stored);
-        ensure!(all, "{} refused to store an item", values.cache.label());
+        ensure!(all, "{} refused to store an item", name(values.cache));
     }
     Ok(())
 }
@@ -166,7 +122,8 @@ impl Values {
 }
 
 /// A connection with one pending request.
-struct Conversation {
+struct Requester<'a> {
+    values: &'a Values,
     socket: Socket,
     random: u64,
     begun: Instant,
@@ -175,12 +132,12 @@ struct Conversation {
     expected: Vec<u8>,
     answer: Vec<u8>,
     received: usize,
-    watched: EpollFlags,
 }
 
-impl Conversation {
-    fn new(socket: Socket, index: u64) -> Conversation {
-        Conversation {
+impl Requester<'_> {
+    fn new(socket: Socket, index: u64, values: &Values) -> Requester<'_> {
+        Requester {
+            values,
             socket,
             random: index + 1,
             begun: Instant::now(),
@@ -189,13 +146,12 @@ impl Conversation {
             expected: Vec::new(),
             answer: vec![0; 2 * LARGEST],
             received: 0,
-            watched: EpollFlags::EPOLLIN,
         }
     }
 
-    /// Sends a random request.
-    fn begin(&mut self, values: &Values) -> Result<()> {
-        let random = next_random(&mut self.random) >> 16;
+    /// Chooses a random request.
+    fn begin(&mut self) {
+        let (values, random) = (self.values, next_random(&mut self.random) >> 16);
         let key = random % ITEMS;
         self.request.clear();
         self.expected.clear();
@@ -208,22 +164,28 @@ impl Conversation {
             values.cache.append_answer(&mut self.expected, key, values.of(key));
         }
         self.begun = Instant::now();
-        self.write()
+    }
+}
+
+impl Conversation for Requester<'_> {
+    fn socket(&mut self) -> &mut Socket {
+        &mut self.socket
     }
 
-    fn write(&mut self) -> Result<()> {
+    fn request(&mut self, count: usize) -> Result<bool> {
+        if count > 0 {
+            self.begin();
+        }
         while self.written < self.request.len() {
             let sent = unless_blocked(self.socket.write(&self.request[self.written..])).context("sending")?;
             let Some(count) = sent else { break };
             self.written += count;
         }
-        Ok(())
+        Ok(self.written < self.request.len())
     }
 
-    /// Writes and reads as much as the socket allows. Returns true if the answer is complete, and
-    /// an error if it is wrong.
-    fn advance(&mut self) -> Result<bool> {
-        self.write()?;
+    /// Reads until the answer is complete. Fails if it is wrong.
+    fn receive(&mut self, _: &mut [u8], mut complete: impl FnMut(Instant)) -> Result<usize> {
         // Only one request is pending, so nothing follows a complete answer.
         while self.received < self.expected.len() {
             let got =
@@ -231,21 +193,12 @@ impl Conversation {
             match got {
                 Some(0) => bail!("the server closed the connection"),
                 Some(count) => self.received += count,
-                None => return Ok(false),
+                None => return Ok(0),
             }
         }
         ensure!(self.answer[..self.received] == self.expected[..], "the server answered with something else");
-        Ok(true)
-    }
-
-    fn watch(&mut self, epoll: &Epoll) -> Result<()> {
-        let mut wanted = EpollFlags::EPOLLIN;
-        wanted.set(EpollFlags::EPOLLOUT, self.written < self.request.len());
-        if wanted != self.watched {
-            epoll.modify(&self.socket, &mut EpollEvent::new(wanted, self.socket.key()))?;
-            self.watched = wanted;
-        }
-        Ok(())
+        complete(self.begun);
+        Ok(1)
     }
 }
 

@@ -2,15 +2,15 @@
 //! requested length. Sockets have default options.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
-use socket2::SockRef;
 
-use super::{BEGIN, READY, say, wait_for_end};
+use super::socket::{self, Socket};
+use super::{BEGIN, say, wait_for_end};
 
 /// The times of a download, in seconds since the call of connect().
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,7 +19,6 @@ pub(crate) struct Download {
     pub(crate) total: f64,
 }
 
-const BACKLOG: i32 = 4096;
 const BUFFER: usize = 256 * 1024;
 /// The time-out of an answer.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -28,20 +27,13 @@ const AT_ONCE: usize = 100;
 
 /// Answers each request with the requested number of bytes.
 pub(super) fn serve(at: SocketAddr) -> Result<()> {
-    let listener = TcpListener::bind(at).with_context(|| format!("listening at {at}"))?;
-    // A second listen(2) replaces std's backlog.
-    SockRef::from(&listener).listen(BACKLOG)?;
-    say(&format!("{READY} {}", listener.local_addr()?))?;
-    std::thread::spawn(move || {
-        while let Ok((stream, _)) = listener.accept() {
-            std::thread::spawn(move || answer(stream));
-        }
-    });
-    wait_for_end();
-    Ok(())
+    socket::serve(&at.into(), false, |socket| {
+        // An error ends the connection.
+        let _ = answer(socket);
+    })
 }
 
-fn answer(mut stream: TcpStream) -> Result<()> {
+fn answer(mut stream: Socket) -> Result<()> {
     let content = vec![7; BUFFER];
     let mut request = [0; 8];
     while stream.read_exact(&mut request).is_ok() {

@@ -7,33 +7,22 @@ use anyhow::{Context, Result};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use rustix::fd::AsFd;
 
-use super::socket::{Listener, Socket, unless_blocked};
-use super::{READY, Server, say, wait_for_end};
+use super::Server;
+use super::socket::{Listener, Socket, serve, unless_blocked};
 
 /// Serves with a thread for each connection.
 pub(super) fn blocking(server: &Server) -> Result<()> {
-    let listener = Listener::bind(&server.at)?;
-    say(&format!("{READY} {}", listener.address()?))?;
-    let (size, nodelay) = (server.size, server.nodelay);
-    std::thread::spawn(move || {
-        while let Ok(socket) = listener.accept(nodelay) {
-            std::thread::spawn(move || serve(socket, size));
-        }
-    });
-    wait_for_end();
-    Ok(())
-}
-
-fn serve(mut socket: Socket, size: usize) {
-    let mut message = vec![0; size];
-    // The client may also close in the middle of a message.
-    while socket.read_exact(&mut message).is_ok() && socket.write_all(&message).is_ok() {}
+    let size = server.size;
+    serve(&server.at, server.nodelay, move |mut socket| {
+        let mut message = vec![0; size];
+        // The client may also close in the middle of a message.
+        while socket.read_exact(&mut message).is_ok() && socket.write_all(&message).is_ok() {}
+    })
 }
 
 /// Serves with one thread and a level-triggered epoll instance.
 pub(super) fn epoll(server: &Server) -> Result<()> {
     let listener = Listener::bind(&server.at)?;
-    say(&format!("{READY} {}", listener.address()?))?;
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     let stdin = std::io::stdin();
     let add = |fd: rustix::fd::BorrowedFd<'_>, key| epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, key));
@@ -48,16 +37,17 @@ pub(super) fn epoll(server: &Server) -> Result<()> {
             match event.data() {
                 STDIN => return Ok(()),
                 LISTENER => {
-                    let socket = listener.accept(server.nodelay).context("accepting")?;
-                    socket.set_nonblocking()?;
-                    add(socket.as_fd(), socket.key())?;
+                    let mut socket = listener.accept(server.nodelay).context("accepting")?;
+                    socket.watch(&epoll, EpollFlags::EPOLLIN)?;
                     conversations.insert(socket.key(), Conversation::new(socket, server.size));
                 }
                 key => {
                     let conversation: &mut Conversation =
                         conversations.get_mut(&key).context("an event of a socket that is known")?;
                     if conversation.advance(&mut buffer).unwrap_or(false) {
-                        conversation.watch(&epoll)?;
+                        let answers = conversation.answering;
+                        let wanted = if answers { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
+                        conversation.socket.watch(&epoll, wanted)?;
                     } else {
                         conversations.remove(&key);
                     }
@@ -78,19 +68,11 @@ struct Conversation {
     sent: usize,
     /// True if `kept` holds bytes to send back.
     answering: bool,
-    watched: EpollFlags,
 }
 
 impl Conversation {
     fn new(socket: Socket, size: usize) -> Conversation {
-        Conversation {
-            socket,
-            size,
-            kept: Vec::new(),
-            sent: 0,
-            answering: false,
-            watched: EpollFlags::EPOLLIN,
-        }
+        Conversation { socket, size, kept: Vec::new(), sent: 0, answering: false }
     }
 
     /// Handles an event. Returns false if the connection has ended.
@@ -134,15 +116,5 @@ impl Conversation {
         self.sent = 0;
         self.answering = false;
         Ok(true)
-    }
-
-    /// Registers the next event with epoll.
-    fn watch(&mut self, epoll: &Epoll) -> Result<()> {
-        let wanted = if self.answering { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
-        if wanted != self.watched {
-            epoll.modify(&self.socket, &mut EpollEvent::new(wanted, self.socket.key()))?;
-            self.watched = wanted;
-        }
-        Ok(())
     }
 }

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::socket::{Address, Socket};
+use super::socket::Socket;
 use super::{BEGIN, Flowed, say, wait_for_end};
 
 /// The bytes of one call.
 const CHUNK: usize = 64 * 1024;
 
 pub(super) fn run(to: SocketAddr, every: Duration) -> Result<()> {
-    let mut socket = Socket::connect(&Address::Tcp(to), true)?;
+    let mut socket = Socket::connect(&to.into(), true)?;
     // Exit at the end of standard input.
     std::thread::spawn(|| {
         wait_for_end();

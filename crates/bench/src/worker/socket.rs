@@ -2,37 +2,42 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
-use socket2::SockRef;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use socket2::{Domain, SockAddr, Type};
+
+use super::{READY, say, wait_for_end};
 
 /// A server's address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Address {
-    Tcp(SocketAddr),
-    Unix(PathBuf),
-}
+#[derive(Clone, Debug)]
+pub(super) struct Address(SockAddr);
 
 impl FromStr for Address {
-    type Err = std::convert::Infallible;
+    type Err = io::Error;
 
     fn from_str(text: &str) -> Result<Address, Self::Err> {
-        Ok(text.parse().map_or_else(|_| Address::Unix(text.into()), Address::Tcp))
+        let tcp = text.parse::<SocketAddr>();
+        Ok(Address(tcp.map_or_else(|_| SockAddr::unix(text), |address| Ok(address.into()))?))
+    }
+}
+
+impl From<SocketAddr> for Address {
+    fn from(address: SocketAddr) -> Address {
+        Address(address.into())
     }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Address::Tcp(address) => write!(f, "{address}"),
-            Address::Unix(path) => write!(f, "{}", path.display()),
+        match (self.0.as_socket(), self.0.as_pathname()) {
+            (Some(address), _) => write!(f, "{address}"),
+            (None, path) => write!(f, "{}", path.unwrap_or("".as_ref()).display()),
         }
     }
 }
@@ -40,78 +45,79 @@ impl fmt::Display for Address {
 /// The backlog, which is enough for a burst of clients.
 const BACKLOG: i32 = 8192;
 
-pub(super) enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener),
-}
+pub(super) struct Listener(socket2::Socket);
 
 impl Listener {
+    /// Listens at an address, and says so.
     pub(super) fn bind(address: &Address) -> Result<Listener> {
-        let listener = match address {
-            Address::Tcp(address) => TcpListener::bind(address).map(Listener::Tcp),
-            Address::Unix(path) => UnixListener::bind(path).map(Listener::Unix),
-        };
-        let listener = listener.with_context(|| format!("listening at {address}"))?;
-        // A second listen(2) replaces std's backlog.
-        SockRef::from(&listener).listen(BACKLOG)?;
-        Ok(listener)
-    }
-
-    pub(super) fn address(&self) -> Result<Address> {
-        Ok(match self {
-            Listener::Tcp(listener) => Address::Tcp(listener.local_addr()?),
-            Listener::Unix(listener) => {
-                let address = listener.local_addr()?;
-                Address::Unix(address.as_pathname().context("bound to a path")?.to_owned())
+        let listen = || {
+            let socket = socket2::Socket::new(address.0.domain(), Type::STREAM, None)?;
+            if address.0.domain() != Domain::UNIX {
+                socket.set_reuse_address(true)?;
             }
-        })
+            socket.bind(&address.0)?;
+            socket.listen(BACKLOG)?;
+            io::Result::Ok(socket)
+        };
+        let socket = listen().with_context(|| format!("listening at {address}"))?;
+        say(&format!("{READY} {}", Address(socket.local_addr()?)))?;
+        Ok(Listener(socket))
     }
 
     pub(super) fn accept(&self, nodelay: bool) -> io::Result<Socket> {
-        match self {
-            Listener::Tcp(listener) => {
-                let stream = listener.accept()?.0;
-                stream.set_nodelay(nodelay)?;
-                Ok(Socket::Tcp(stream))
-            }
-            Listener::Unix(listener) => Ok(Socket::Unix(listener.accept()?.0)),
-        }
+        let (socket, address) = self.0.accept()?;
+        Socket::new(socket, address.domain(), nodelay)
     }
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Listener::Tcp(listener) => listener.as_fd(),
-            Listener::Unix(listener) => listener.as_fd(),
-        }
+        self.0.as_fd()
     }
 }
 
+/// Serves every connection by a thread of its own, until standard input ends.
+pub(super) fn serve(
+    address: &Address,
+    nodelay: bool,
+    answer: impl Fn(Socket) + Clone + Send + 'static,
+) -> Result<()> {
+    let listener = Listener::bind(address)?;
+    std::thread::spawn(move || {
+        while let Ok(socket) = listener.accept(nodelay) {
+            let answer = answer.clone();
+            std::thread::spawn(move || answer(socket));
+        }
+    });
+    wait_for_end();
+    Ok(())
+}
+
 #[derive(Debug)]
-pub(super) enum Socket {
-    Tcp(TcpStream),
-    Unix(UnixStream),
+pub(super) struct Socket {
+    socket: socket2::Socket,
+    /// The events that an epoll instance watches for.
+    watched: EpollFlags,
 }
 
 /// How long to retry a Unix connect: a full backlog refuses it immediately, where TCP would retry.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Socket {
+    fn new(socket: socket2::Socket, domain: Domain, nodelay: bool) -> io::Result<Socket> {
+        if domain != Domain::UNIX {
+            socket.set_tcp_nodelay(nodelay)?;
+        }
+        Ok(Socket { socket, watched: EpollFlags::empty() })
+    }
+
     pub(super) fn connect(address: &Address, nodelay: bool) -> Result<Socket> {
+        let domain = address.0.domain();
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let connected = match address {
-                Address::Tcp(address) => TcpStream::connect(address).map(Socket::Tcp),
-                Address::Unix(path) => UnixStream::connect(path).map(Socket::Unix),
-            };
-            match connected {
-                Ok(socket) => {
-                    if let Socket::Tcp(stream) = &socket {
-                        stream.set_nodelay(nodelay)?;
-                    }
-                    return Ok(socket);
-                }
+            let socket = socket2::Socket::new(domain, Type::STREAM, None)?;
+            match socket.connect(&address.0) {
+                Ok(()) => return Ok(Socket::new(socket, domain, nodelay)?),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -122,62 +128,44 @@ impl Socket {
 
     /// Makes close(2) reset the connection, which frees its port immediately.
     pub(super) fn set_abortive(&self) -> io::Result<()> {
-        SockRef::from(self).set_linger(Some(Duration::ZERO))
-    }
-
-    pub(super) fn set_nonblocking(&self) -> io::Result<()> {
-        match self {
-            Socket::Tcp(stream) => stream.set_nonblocking(true),
-            Socket::Unix(stream) => stream.set_nonblocking(true),
-        }
+        self.socket.set_linger(Some(Duration::ZERO))
     }
 
     pub(super) fn finish_sending(&self) -> io::Result<()> {
-        match self {
-            Socket::Tcp(stream) => stream.shutdown(std::net::Shutdown::Write),
-            Socket::Unix(stream) => stream.shutdown(std::net::Shutdown::Write),
-        }
+        self.socket.shutdown(std::net::Shutdown::Write)
     }
 
     pub(super) fn key(&self) -> u64 {
-        self.as_raw_fd() as u64
+        self.socket.as_raw_fd() as u64
+    }
+
+    /// Makes an epoll instance watch for these events from now on, and calls no longer block.
+    pub(super) fn watch(&mut self, epoll: &Epoll, wanted: EpollFlags) -> Result<()> {
+        let mut event = EpollEvent::new(wanted, self.key());
+        if self.watched.is_empty() {
+            self.socket.set_nonblocking(true)?;
+            epoll.add(&self.socket, event)?;
+        } else if wanted != self.watched {
+            epoll.modify(&self.socket, &mut event)?;
+        }
+        self.watched = wanted;
+        Ok(())
     }
 }
 
 impl Read for Socket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.read(buffer),
-            Socket::Unix(stream) => stream.read(buffer),
-        }
+        self.socket.read(buffer)
     }
 }
 
 impl Write for Socket {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.write(buffer),
-            Socket::Unix(stream) => stream.write(buffer),
-        }
+        self.socket.send_with_flags(buffer, libc::MSG_NOSIGNAL)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Socket::Tcp(stream) => stream.as_fd(),
-            Socket::Unix(stream) => stream.as_fd(),
-        }
-    }
-}
-
-impl AsRawFd for Socket {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
     }
 }
 

@@ -6,23 +6,18 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::socket::{Listener, Socket};
-use super::{Client, Clock, Measured, Phase, READY, Server, finish, say, wait_for_end};
+use super::socket::{Socket, serve};
+use super::{Client, Clock, Measured, Phase, Server, finish};
 
 /// The sender reads the clock once for this many bytes, so that this costs less than a message.
 const BYTES_PER_LOOK: usize = 64 * 1024;
 
 pub(super) fn sink(server: &Server) -> Result<()> {
-    let listener = Listener::bind(&server.at)?;
-    say(&format!("{READY} {}", listener.address()?))?;
-    let (size, nodelay) = (server.size, server.nodelay);
-    std::thread::spawn(move || {
-        while let Ok(socket) = listener.accept(nodelay) {
-            std::thread::spawn(move || drain(socket, size));
-        }
-    });
-    wait_for_end();
-    Ok(())
+    let size = server.size;
+    serve(&server.at, server.nodelay, move |socket| {
+        // An error ends the connection.
+        let _ = drain(socket, size);
+    })
 }
 
 /// Reads at most one message in a call, as netperf does.

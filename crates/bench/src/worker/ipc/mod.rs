@@ -19,6 +19,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use nix::sys::resource::{UsageWho, getrusage};
 use rustix::io::Errno;
+use rustix::net::SocketType;
 use serde::{Deserialize, Serialize};
 use shunt_bench_args::ipc::Way;
 
@@ -167,9 +168,11 @@ impl Ipc {
     fn sending(&self) -> Result<Box<dyn Send>> {
         Ok(match self.way {
             Way::Channel => Box::new(channel::Sending::connect(&self.at)?),
-            Way::Datagram | Way::DatagramSelect => Box::new(sockets::Sending::datagrams(&self.at)?),
-            Way::Stream => Box::new(sockets::Sending::stream(&self.at)?),
-            Way::Seqpacket => Box::new(sockets::Sending::seqpackets(&self.at)?),
+            Way::Datagram | Way::DatagramSelect => {
+                Box::new(sockets::Sending::connect(SocketType::DGRAM, &self.at)?)
+            }
+            Way::Stream => Box::new(sockets::Sending::connect(SocketType::STREAM, &self.at)?),
+            Way::Seqpacket => Box::new(sockets::Sending::connect(SocketType::SEQPACKET, &self.at)?),
             Way::File => Box::new(files::Sending::new(&self.at, files::Kind::Temporary)?),
             Way::Memfd => Box::new(files::Sending::new(&self.at, files::Kind::Memory)?),
             Way::QueueFcntl => Box::new(queue::Sending::new(self, queue::Lock::Fcntl)?),
@@ -186,8 +189,8 @@ impl Ipc {
             Way::Channel => Box::new(channel::Receiving::listen(&self.at)?),
             Way::Datagram => Box::new(sockets::Datagrams::bind(&self.at)?),
             Way::DatagramSelect => Box::new(sockets::Selected(sockets::Datagrams::bind(&self.at)?)),
-            Way::Stream => Box::new(sockets::Stream::listen(&self.at)?),
-            Way::Seqpacket => Box::new(sockets::Seqpackets::listen(&self.at)?),
+            Way::Stream => Box::new(sockets::Connection::listen(SocketType::STREAM, &self.at)?),
+            Way::Seqpacket => Box::new(sockets::Connection::listen(SocketType::SEQPACKET, &self.at)?),
             Way::File | Way::Memfd => Box::new(files::Receiving::bind(self)?),
             Way::QueueFcntl => Box::new(queue::Receiving::new(self, queue::Lock::Fcntl)?),
             Way::QueueFew => Box::new(queue::Receiving::new(self, queue::Lock::FewFcntl)?),

@@ -29,12 +29,6 @@ fn socket(kind: SocketType) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-fn connected(kind: SocketType, path: &Path) -> Result<OwnedFd> {
-    let socket = socket(kind)?;
-    connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket)
-}
-
 /// Sends as many of these bytes as the socket takes, with these descriptors.
 pub(super) fn send(socket: impl AsFd, bytes: &[IoSlice<'_>], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
@@ -65,16 +59,10 @@ pub(super) struct Sending {
 }
 
 impl Sending {
-    pub(super) fn datagrams(path: &Path) -> Result<Sending> {
-        Ok(Sending { socket: connected(SocketType::DGRAM, path)?, is_stream: false })
-    }
-
-    pub(super) fn seqpackets(path: &Path) -> Result<Sending> {
-        Ok(Sending { socket: connected(SocketType::SEQPACKET, path)?, is_stream: false })
-    }
-
-    pub(super) fn stream(path: &Path) -> Result<Sending> {
-        Ok(Sending { socket: connected(SocketType::STREAM, path)?, is_stream: true })
+    pub(super) fn connect(kind: SocketType, path: &Path) -> Result<Sending> {
+        let socket = socket(kind)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Sending { socket, is_stream: kind == SocketType::STREAM })
     }
 }
 
@@ -123,17 +111,18 @@ impl Receive for Selected {
 }
 
 /// A connection, which is accepted when the first message is requested.
-struct Connection {
+pub(super) struct Connection {
     listener: OwnedFd,
     socket: Option<OwnedFd>,
+    is_stream: bool,
 }
 
 impl Connection {
-    fn listen(kind: SocketType, path: &Path) -> Result<Connection> {
+    pub(super) fn listen(kind: SocketType, path: &Path) -> Result<Connection> {
         let listener = socket(kind)?;
         bind(&listener, &SocketAddrUnix::new(path)?)?;
         listen(&listener, 1)?;
-        Ok(Connection { listener, socket: None })
+        Ok(Connection { listener, socket: None, is_stream: kind == SocketType::STREAM })
     }
 
     fn socket(&mut self) -> Result<&OwnedFd> {
@@ -144,31 +133,13 @@ impl Connection {
     }
 }
 
-pub(super) struct Seqpackets(Connection);
-
-impl Seqpackets {
-    pub(super) fn listen(path: &Path) -> Result<Seqpackets> {
-        Ok(Seqpackets(Connection::listen(SocketType::SEQPACKET, path)?))
-    }
-}
-
-impl Receive for Seqpackets {
+impl Receive for Connection {
     fn receive(&mut self, buffer: &mut Vec<u8>, fds: &mut Vec<OwnedFd>) -> Result<usize> {
-        receive(self.0.socket()?, buffer, fds)
-    }
-}
-
-pub(super) struct Stream(Connection);
-
-impl Stream {
-    pub(super) fn listen(path: &Path) -> Result<Stream> {
-        Ok(Stream(Connection::listen(SocketType::STREAM, path)?))
-    }
-}
-
-impl Receive for Stream {
-    fn receive(&mut self, buffer: &mut Vec<u8>, fds: &mut Vec<OwnedFd>) -> Result<usize> {
-        let socket = self.0.socket()?;
+        let is_stream = self.is_stream;
+        let socket = self.socket()?;
+        if !is_stream {
+            return receive(socket, buffer, fds);
+        }
         // Two calls, because the length must be known before any byte of the next message is read.
         let mut prefix = [0; PREFIX];
         fill(socket, &mut prefix, fds)?;
