@@ -60,6 +60,12 @@ pub(crate) fn program(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
+/// Returns a message about the first of these programs that is not installed.
+pub(crate) fn missing(names: &[&str]) -> Option<String> {
+    let missing = names.iter().find(|name| program(name).is_none())?;
+    Some(format!("{missing} is not installed"))
+}
+
 /// Returns the path of a program that must be installed.
 pub(crate) fn installed(name: &str) -> Result<PathBuf> {
     program(name).with_context(|| format!("{name} is not installed"))

@@ -237,10 +237,7 @@ pub(crate) fn own_tree_cpu() -> Duration {
 
 /// Returns the processor time of the trees of these processes.
 pub(crate) fn cpu_of_trees(roots: &[u32]) -> Duration {
-    let family = family(roots);
-    let ticks: u64 = family.iter().map(|stat| stat.ended_ticks).sum();
-    let ended = Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64);
-    family.iter().map(|stat| cpu(stat.pid)).sum::<Duration>() + ended
+    family(roots).iter().map(Stat::cpu).sum()
 }
 
 /// Returns the processor time of all threads of a process so far, including ended ones; 0 if the
@@ -308,26 +305,43 @@ fn family(roots: &[u32]) -> Vec<Stat> {
 }
 
 /// A process's state in /proc.
-struct Stat {
+pub(crate) struct Stat {
     pid: u32,
     parent: u32,
-    /// User and system time of its ended children.
-    ended_ticks: u64,
+    /// Its name, in brackets.
+    pub(crate) name: String,
+    /// Its user and system time, and those of its ended children.
+    ticks: [u64; 2],
+    ended_ticks: [u64; 2],
     resident_pages: u64,
 }
 
 impl Stat {
-    fn of(pid: u32) -> Option<Stat> {
+    /// Returns the state of a process, or `None` if it has ended.
+    pub(crate) fn of(pid: u32) -> Option<Stat> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // Parse the fields after the name, which can contain any character. The first is the state.
-        let fields: Vec<u64> =
-            text.rsplit_once(") ")?.1.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
+        let (before, fields) = text.rsplit_once(") ")?;
+        let fields: Vec<u64> = fields.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
         Some(Stat {
             pid,
             parent: *fields.get(1)? as u32,
-            ended_ticks: fields.get(13..15)?.iter().sum(),
+            name: before.split_once(' ')?.1.to_owned() + ")",
+            ticks: *fields.get(11..)?.first_chunk()?,
+            ended_ticks: *fields.get(13..)?.first_chunk()?,
             resident_pages: *fields.get(21)?,
         })
+    }
+
+    /// Returns the user and system time of the process and its ended children, in ticks.
+    pub(crate) fn all_ticks(&self) -> [u64; 2] {
+        [0, 1].map(|which| self.ticks[which] + self.ended_ticks[which])
+    }
+
+    /// Returns the processor time of the process and its ended children.
+    pub(crate) fn cpu(&self) -> Duration {
+        let ended: u64 = self.ended_ticks.iter().sum();
+        cpu(self.pid) + Duration::from_secs_f64(ended as f64 / rustix::param::clock_ticks_per_second() as f64)
     }
 }
 

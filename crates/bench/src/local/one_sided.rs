@@ -11,13 +11,13 @@ use anyhow::Result;
 use super::Group;
 use super::pair::Turn;
 use super::point::{Load, Point, Sample};
-use super::programs::{Memcached, Redis, Served};
+use super::programs::{Cached, Served};
 use super::synthetic::{Pattern, Synthetic};
 use super::tables::{FEW_SIZES, Table, Unit, bytes};
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Stage};
-use crate::worker::Style;
+use crate::worker::{Cache, Style};
 
 /// The warm-up of a load. It must be longer than an unanswered offer stays open.
 const WARM: Duration = Duration::from_millis(1600);
@@ -32,12 +32,9 @@ pub(super) fn tables() -> [Table; 2] {
     let ours = |label, pattern, placement| {
         Point::new(label, Side::ONE_SIDED, Counted::new(Synthetic::new(pattern, 64, placement)))
     };
-    let memcached = |label, connections| {
-        let served = Served::new(Memcached { connections }, two_cores);
+    let cached = |label, kind, connections| {
+        let served = Served::new(Cached { kind, connections }, two_cores);
         Point::new(label, Side::ONE_SIDED, Counted::new(served))
-    };
-    let redis = |label, connections| {
-        Point::new(label, Side::ONE_SIDED, Counted::new(Served::new(Redis { connections }, two_cores)))
     };
     let stream = |size| {
         let load = Counted::new(Synthetic::new(Pattern::Stream, size, two_cores));
@@ -51,10 +48,10 @@ pub(super) fn tables() -> [Table; 2] {
         points: vec![
             ours("round trip 64 B", round_trip, two_cores),
             ours("50 connections", many, two_cores),
-            memcached("memcached, one connection", 1),
-            memcached("memcached, 50 connections", 50),
-            redis("Redis, one connection", 1),
-            redis("Redis, 50 connections", 50),
+            cached("memcached, one connection", Cache::Memcached, 1),
+            cached("memcached, 50 connections", Cache::Memcached, 50),
+            cached("Redis, one connection", Cache::Redis, 1),
+            cached("Redis, 50 connections", Cache::Redis, 50),
             ours("short connections", Pattern::Short { exchanges: 1 }, two_cores),
             ours("round trip 64 B, a peer elsewhere", round_trip, Placement::Apart),
             ours("50 connections, a peer elsewhere", many, Placement::Apart),
@@ -71,10 +68,7 @@ pub(super) fn tables() -> [Table; 2] {
 }
 
 /// A server with a synthetic client.
-pub(super) trait OneSided {
-    /// Returns the reason why this machine cannot run them, if there is one.
-    fn missing(&self) -> Option<String>;
-
+pub(super) trait OneSided: Load {
     /// Starts the server.
     fn start(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Ready>;
 }

@@ -57,10 +57,6 @@ impl Load for Synthetic {
 }
 
 impl OneSided for Synthetic {
-    fn missing(&self) -> Option<String> {
-        self.placement.missing()
-    }
-
     fn start(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Ready> {
         let (server, address) = Process::serving(&mut self.server(stage, side)?, "the server")?;
         let client = self.client(stage, side, &address, seconds)?;

@@ -5,15 +5,13 @@
 //! and so had to be woken. The kernel's ticks divide the total: into user and kernel time for each
 //! process, and into soft interrupts for the whole machine.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::time::{clock_getcpuclockid, clock_gettime};
-use rustix::param::clock_ticks_per_second;
 use serde::Serialize;
 
 use super::lab::Lab;
+use crate::process::Stat;
 
 /// Processor time since some moment, or between two.
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,12 +43,13 @@ impl Used {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             let is_ours =
                 std::fs::read_link(entry.path().join("ns/net")).is_ok_and(|net| namespaces.contains(&net));
-            let Some(process) = Process::of(pid).filter(|process| is_ours || process.is_ksoftirqd) else {
-                continue;
-            };
-            used.all += process.all;
-            used.user_ticks += process.user_ticks;
-            used.system_ticks += process.system_ticks;
+            // Threads called ksoftirqd handle deferred soft interrupts.
+            let is_counted = |stat: &Stat| is_ours || stat.name.starts_with("(ksoftirqd/");
+            let Some(stat) = Stat::of(pid).filter(is_counted) else { continue };
+            let [user, system] = stat.all_ticks();
+            used.all += stat.cpu();
+            used.user_ticks += user;
+            used.system_ticks += system;
             used.sleeps += sleeps(pid);
         }
         Ok(used)
@@ -69,35 +68,8 @@ impl Used {
     }
 }
 
-struct Process {
-    all: Duration,
-    user_ticks: u64,
-    system_ticks: u64,
-    /// A ksoftirqd thread, which handles deferred soft interrupts.
-    is_ksoftirqd: bool,
-}
-
-impl Process {
-    /// Reads a process, or returns `None` if it has ended.
-    fn of(pid: i32) -> Option<Process> {
-        let text = std::fs::read_to_string(PathBuf::from(format!("/proc/{pid}/stat"))).ok()?;
-        let (name, fields) = text.rsplit_once(") ")?;
-        let fields: Vec<u64> = fields.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
-        let clock = clock_getcpuclockid(nix::unistd::Pid::from_raw(pid)).ok()?;
-        // Includes the times of its ended children.
-        let [user, system, user_ended, system_ended] = *fields.get(11..15)?.first_chunk()?;
-        let ended = (user_ended + system_ended) as f64 / clock_ticks_per_second() as f64;
-        Some(Process {
-            all: Duration::from(clock_gettime(clock).ok()?) + Duration::from_secs_f64(ended),
-            user_ticks: user + user_ended,
-            system_ticks: system + system_ended,
-            is_ksoftirqd: name.contains("(ksoftirqd/"),
-        })
-    }
-}
-
 /// Returns how often the current threads of a process went to sleep. Ended threads do not count.
-fn sleeps(pid: i32) -> u64 {
+fn sleeps(pid: u32) -> u64 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let of_thread = |thread: std::fs::DirEntry| {
         let text = std::fs::read_to_string(thread.path().join("status")).ok()?;

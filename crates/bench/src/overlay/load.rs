@@ -118,8 +118,7 @@ impl Load {
             Load::Nginx { .. } => &["nginx", "wrk"],
             _ => &[],
         };
-        let missing = needs.iter().find(|name| find::program(name).is_none())?;
-        Some(format!("{missing} is not installed"))
+        find::missing(needs)
     }
 
     /// Runs one turn.

@@ -77,7 +77,7 @@ impl Way {
     }
 
     fn missing(self) -> Option<String> {
-        (self == Way::Etcd && find::program("etcd").is_none()).then(|| "etcd is not installed".to_owned())
+        find::missing(&["etcd"]).filter(|_| self == Way::Etcd)
     }
 }
 

@@ -9,28 +9,7 @@ use shunt_abi::shown::visible;
 use super::plot::Plot;
 
 /// The style sheet. It also replaces the black and white of plotters' images by the page's colours.
-const STYLE: &str = "<style>
-:root{color-scheme:light dark;--back:#fff;--text:#1f2328;--faint:#59636e;--line:#d1d9e0;--box:#f6f8fa;--good:#1a7f37;--bad:#cf222e;}
-@media (prefers-color-scheme:dark){:root{--back:#0d1117;--text:#e6edf3;--faint:#9198a1;--line:#3d444d;--box:#151b23;--good:#3fb950;
---bad:#f85149}}
-body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:var(--text);background:var(--back)}
-h1{line-height:1.2;margin-bottom:.3em}h2{margin-top:2em;border-bottom:1px solid var(--line);padding-bottom:.2em}
-pre{font-size:12px;line-height:1.35;overflow-x:auto;background:var(--box);padding:1em;border-radius:6px}
-.plots{display:flex;flex-wrap:wrap;gap:0 2em}
-figure{margin:.5em 0;overflow-x:auto;break-inside:avoid;max-width:100%}
-svg{max-width:100%;height:auto}svg[width=\"1080\"]{min-width:42em}
-svg text{fill:currentColor}svg rect[fill=\"#FFFFFF\"]{fill:none}svg [stroke=\"#000000\"]{stroke:currentColor}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:14px;margin:.5em 0}
-th,td{border-bottom:1px solid var(--line);padding:.3em .9em .3em 0;text-align:left;vertical-align:top}
-td:first-child{min-width:7em}td.number,th.number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-.faint{color:var(--faint)}.good{color:var(--good)}.bad{color:var(--bad)}.lead{font-size:1.25em;margin:.4em 0}
-.alarm{border:2px solid var(--bad);border-radius:6px;padding:.2em 1em;margin:1em 0}.alarm pre{background:none;padding:0}
-.cards{display:flex;flex-wrap:wrap;gap:1em;margin:1.2em 0}
-.card{flex:1 1 11em;background:var(--box);border:1px solid var(--line);border-radius:6px;padding:.7em 1em}
-.card b{display:block;font-size:1.6em;line-height:1.3}
-@media print{:root{color-scheme:light;--back:#fff;--text:#000;--faint:#444;--line:#bbb;--box:#f6f6f6;--good:#1a7f37;--bad:#cf222e;}body{margin:0;max-width:none;font-size:11pt}svg[width=\"1080\"]{min-width:0}.wide,figure,pre{overflow:visible}
-pre{white-space:pre-wrap}h2{break-after:avoid}tr,.card{break-inside:avoid}}
-</style>";
+const STYLE: &str = concat!("<style>\n", include_str!("style.css"), "</style>");
 
 /// A page under construction.
 pub(crate) struct Page {

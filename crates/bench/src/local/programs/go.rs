@@ -89,8 +89,7 @@ struct Talk {
 
 impl Load for Talk {
     fn missing(&self) -> Option<String> {
-        let missing = self.cgo.needs().iter().find(|name| find::program(name).is_none());
-        missing.map(|name| format!("{name} is not installed"))
+        find::missing(self.cgo.needs())
     }
 
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {

@@ -1,12 +1,11 @@
 //! Third-party programs. The servers of all sides are always running, and idle except in their
 //! turns.
 
+mod caches;
 mod go;
-mod memcached;
 mod musl;
 mod nginx;
 mod postgres;
-mod redis;
 mod runtimes;
 
 use std::cell::RefCell;
@@ -28,18 +27,17 @@ use crate::find;
 use crate::interrupt::{pause, wait_until};
 use crate::process::Process;
 use crate::side::Side;
-use crate::stage::{Placement, Role, Stage};
-use crate::worker::{Cache, Measured, name};
+use crate::stage::{Placement, Stage};
+use crate::worker::Measured;
 
-pub(super) use memcached::Memcached;
-pub(super) use redis::Cached as Redis;
+pub(super) use caches::Cached;
 
 pub(super) fn tables() -> Vec<Table> {
     let table =
         |group, title: &str, unit, points| Table { group, title: title.to_owned(), unit, axis: None, points };
     let mut tables = vec![
-        table(Group::Memcached, "memcached, 9 gets to a set", Unit::PerSecond, memcached::points()),
-        table(Group::Redis, "Redis", Unit::PerSecond, redis::points()),
+        table(Group::Memcached, "memcached, 9 gets to a set", Unit::PerSecond, caches::memcached()),
+        table(Group::Redis, "Redis", Unit::PerSecond, caches::redis()),
         table(Group::Nginx, "nginx", Unit::PerSecond, nginx::points()),
         table(Group::Postgres, "PostgreSQL, pgbench with 8 clients", Unit::PerSecond, postgres::points()),
         table(
@@ -113,22 +111,11 @@ impl<P: Program> Served<P> {
         address.wait()?;
         Ok(Running { address, processes })
     }
-
-    fn lacks(&self) -> Option<String> {
-        if let Some(missing) = self.program.needs().iter().find(|name| find::program(name).is_none()) {
-            return Some(format!("{missing} is not installed"));
-        }
-        self.placement.missing()
-    }
 }
 
 /// Starts a new server for each turn, because two processes of one program differ for as long as
 /// they run.
 impl<P: Program> OneSided for Served<P> {
-    fn missing(&self) -> Option<String> {
-        self.lacks()
-    }
-
     fn start(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Ready> {
         let Running { address, processes } = self.start(stage, side)?;
         let client = self.program.load(stage, side, &address, seconds)?;
@@ -139,7 +126,7 @@ impl<P: Program> OneSided for Served<P> {
 
 impl<P: Program> Load for Served<P> {
     fn missing(&self) -> Option<String> {
-        self.lacks()
+        find::missing(self.program.needs()).or_else(|| self.placement.missing())
     }
 
     fn close(&self) {
@@ -174,24 +161,6 @@ impl<P: Program> Load for Served<P> {
         let Sample { on_shm, connections, is_unseen, reasons, link_bytes, .. } = sample;
         Ok(Sample { on_shm, connections, is_unseen, reasons, link_bytes, ..figures })
     }
-}
-
-/// Returns the command of the synthetic load on a cache.
-fn load_on_cache(
-    stage: &Stage,
-    side: Side,
-    address: &Address,
-    (kind, connections): (Cache, usize),
-    seconds: Duration,
-) -> Result<Command> {
-    let mut command = stage.worker(side, Role::Client, address.placement)?;
-    command.args(["cache", "--kind", &name(kind), "--connections", &connections.to_string()]);
-    command.args(["--seconds", &seconds.as_secs_f64().to_string(), "--to"]);
-    match &address.socket {
-        Some(socket) => command.arg(socket),
-        None => command.arg(format!("{}:{}", address.host, address.port)),
-    };
-    Ok(command)
 }
 
 /// Parses the output of a synthetic load.

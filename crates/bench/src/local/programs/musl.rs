@@ -37,7 +37,7 @@ struct Built {
 
 impl Load for Built {
     fn missing(&self) -> Option<String> {
-        find::program(self.compiler).is_none().then(|| format!("{} is not installed", self.compiler))
+        find::missing(&[self.compiler])
     }
 
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {

@@ -77,9 +77,7 @@ const PLACEMENT: Placement = Placement::TwoCores;
 impl Load for Messages {
     fn missing(&self) -> Option<String> {
         let Runtime { program, compiler, .. } = self.runtime;
-        let needs = [Some(*program), compiler.map(|(compiler, _)| compiler)];
-        let missing = needs.into_iter().flatten().find(|name| find::program(name).is_none())?;
-        Some(format!("{missing} is not installed"))
+        find::missing(&[*program]).or_else(|| find::missing(&[compiler.as_ref()?.0]))
     }
 
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {

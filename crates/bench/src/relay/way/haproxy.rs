@@ -7,9 +7,10 @@
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use super::{Running, Way, find, not_installed};
+use super::{Running, Way};
+use crate::find;
 use crate::process::Process;
 use crate::relay::lab::{self, EDGE, EXIT, Host, Lab};
 
@@ -28,7 +29,7 @@ const BUFFERS: [&str; 2] = ["tcp_rmem", "tcp_wmem"];
 
 impl Way for Haproxy {
     fn missing(&self) -> Option<String> {
-        not_installed(&["haproxy"])
+        find::missing(&["haproxy"])
     }
 
     fn start(&self, lab: &Lab) -> Result<Running> {
@@ -51,7 +52,7 @@ fn proxy(lab: &Lab, host: Host, listen: Ipv4Addr, next: SocketAddr) -> Result<Pr
          timeout client 1h\n  timeout server 1h\nlisten relay\n  bind {listen}:{PORT}\n  server next {next}\n"
     );
     let config = lab.write(&format!("haproxy-{}.cfg", host as usize), &config)?;
-    let mut command = lab.command(host, find("haproxy").context("haproxy")?);
+    let mut command = lab.command(host, find::installed("haproxy")?);
     let log = lab.path(&format!("haproxy-{}.log", host as usize));
     command.args(["-db", "-f"]).arg(config).stderr(File::create(&log)?);
     let process = Process::spawn(&mut command, "HAProxy")?;

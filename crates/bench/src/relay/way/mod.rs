@@ -6,7 +6,6 @@ mod shunt;
 mod ssh;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -80,19 +79,4 @@ impl Running {
     pub(super) fn resident(&self) -> u64 {
         self.relays.iter().map(Process::tree_resident).sum()
     }
-}
-
-/// Finds a program, also in the directories of administrators' programs, which are not in every
-/// PATH.
-fn find(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let directories =
-        std::env::split_paths(&path).chain(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from));
-    directories.map(|directory| directory.join(program)).find(|path| path.is_file())
-}
-
-/// Returns a message about the first of these programs that is not installed.
-fn not_installed(programs: &[&str]) -> Option<String> {
-    let missing = programs.iter().find(|program| find(program).is_none())?;
-    Some(format!("{missing} is not installed"))
 }

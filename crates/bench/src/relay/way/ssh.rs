@@ -4,9 +4,10 @@
 use std::fs::File;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use super::{Running, Way, find, not_installed};
+use super::{Running, Way};
+use crate::find;
 use crate::process::{Process, run};
 use crate::relay::lab::{EDGE, EXIT, Host, Lab, PORT, SERVER};
 
@@ -18,7 +19,7 @@ const SSH: u16 = 22;
 
 impl Way for Forwarding {
     fn missing(&self) -> Option<String> {
-        not_installed(&["sshd", "ssh", "ssh-keygen", "unshare"])
+        find::missing(&["sshd", "ssh", "ssh-keygen", "unshare"])
     }
 
     fn start(&self, lab: &Lab) -> Result<Running> {
@@ -57,7 +58,7 @@ fn server(lab: &Lab) -> Result<Command> {
     let mut command = lab.command(Host::Exit, "unshare");
     command
         .args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script])
-        .arg(find("sshd").context("sshd")?)
+        .arg(find::installed("sshd")?)
         .arg(config);
     Ok(command)
 }
