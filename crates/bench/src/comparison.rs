@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
+use crate::interrupt::interruptible;
 use crate::progress::Progress;
 use crate::report::TimeLine;
 use crate::user::is_root;
@@ -13,6 +14,18 @@ pub(crate) trait Comparison: Sync {
     /// Returns the reason why this process cannot run it, if there is one.
     fn missing(&self) -> Option<String> {
         None
+    }
+
+    /// Runs `compare`, which measures and prints a report, unless this process cannot do that. An
+    /// interrupt ends it in order.
+    fn run(&self, compare: impl FnOnce(&Self) -> Result<()>) -> Result<()>
+    where
+        Self: Sized,
+    {
+        if let Some(missing) = self.missing() {
+            bail!(missing);
+        }
+        interruptible(|| compare(self))
     }
 
     /// Returns the number of turns and their approximate length.

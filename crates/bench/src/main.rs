@@ -40,6 +40,7 @@ use shunt_bench_args::{Bench, side};
 // Provides the versions of glibc's functions that this program links to.
 use shunt_glibc as _;
 
+use comparison::Comparison;
 use worker::Worker;
 
 /// Compares the transports of shunt; `shunt bench` and `shunt report` start it
@@ -94,11 +95,11 @@ fn command() -> clap::Command {
 
 fn compare(bench: &Bench) -> anyhow::Result<()> {
     match bench {
-        Bench::Local(arguments) => local::run(arguments),
-        Bench::Relay(arguments) => relay::run(arguments),
-        Bench::Serve(arguments) => serve::run(arguments),
-        Bench::Overlay(arguments) => overlay::run(arguments),
-        Bench::Ipc(arguments) => ipc::run(arguments),
+        Bench::Local(arguments) => arguments.run(local::compare),
+        Bench::Relay(arguments) => arguments.run(relay::compare),
+        Bench::Serve(arguments) => arguments.run(serve::compare),
+        Bench::Overlay(arguments) => arguments.run(overlay::compare),
+        Bench::Ipc(arguments) => arguments.run(ipc::compare),
         Bench::Stacks(arguments) => stacks::run(arguments),
     }
 }

@@ -267,7 +267,12 @@ pub(crate) fn link_bytes(pid: u32) -> u64 {
 /// Returns a process's PSS, in bytes.
 fn pss(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-    let kilobytes = text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
+    bytes_after(&text, "Pss:")
+}
+
+/// Returns the number of kB after a label in a file of /proc, in bytes.
+pub(crate) fn bytes_after(text: &str, label: &str) -> u64 {
+    let kilobytes = text.lines().find_map(|line| line.strip_prefix(label)?.trim().strip_suffix(" kB"));
     kilobytes.and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 

@@ -25,6 +25,13 @@ impl Spread {
         Some(Spread { median, min: figures[0], max: figures[last] })
     }
 
+    /// Returns the spread of each of these figures of samples, or `None` without samples.
+    pub(crate) fn each<T, const N: usize>(samples: &[T], figures: [fn(&T) -> f64; N]) -> Option<[Spread; N]> {
+        let all: Option<Vec<Spread>> =
+            figures.iter().map(|figure| Spread::of(samples.iter().map(figure))).collect();
+        all?.try_into().ok()
+    }
+
     /// Formats figures with three significant digits, with the extremes in brackets.
     pub(crate) fn shown(self) -> String {
         let Spread { median, min, max } = self;

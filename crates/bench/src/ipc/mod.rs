@@ -16,7 +16,6 @@ use anyhow::{Context, Result, ensure};
 use shunt_bench_args::ipc::{Arguments, Way};
 
 use crate::comparison::{Comparison, take_turns};
-use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::output::write_with_svg;
 use crate::progress::Progress;
@@ -42,13 +41,9 @@ struct Measured {
     traced: Traced,
 }
 
-/// Runs the comparison and prints its report.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+/// Compares, and prints the report.
+pub(crate) fn compare(arguments: &Arguments) -> Result<()> {
     ensure!((0.001..=600.0).contains(&arguments.seconds), "expected seconds, from 0.001 to 600");
-    interruptible(|| compare(arguments))
-}
-
-fn compare(arguments: &Arguments) -> Result<()> {
     let machine = Machine::describe();
     let begin = Instant::now();
     let place = Place::find()?;

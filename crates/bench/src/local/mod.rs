@@ -21,7 +21,6 @@ use shunt_bench_args::local::{Arguments, Group};
 use shunt_bench_args::side::Side;
 
 use crate::comparison::take_turns;
-use crate::interrupt::interruptible;
 use crate::machine::Place;
 use crate::output;
 use crate::progress::Progress;
@@ -30,12 +29,8 @@ use crate::stage::Stage;
 pub(crate) use point::{Point, Sample};
 pub(crate) use tables::{Table, Unit};
 
-/// Runs the comparison and prints its report.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    interruptible(|| compare(arguments))
-}
-
-fn compare(arguments: &Arguments) -> Result<()> {
+/// Compares, and prints the report.
+pub(crate) fn compare(arguments: &Arguments) -> Result<()> {
     let output = &arguments.output;
     let report = reported(points::tables(arguments), output.repeats, arguments.seconds)?;
     output::write(output, "shunt bench local", &report, &report::plots(&report), &report::text(&report))

@@ -134,20 +134,11 @@ impl Load {
                 let sample = timed(lab, side, server, &load, time, 1e9 / bytes as f64)?;
                 Sample { rate: sample.rate * bytes as f64 / 1e6, ..sample }
             }
-            Load::RoundTrip { bytes } => {
-                let server = ours(lab, side, &["echo", "--nodelay", "--size", &bytes.to_string()])?;
-                let load = ["round-trip", "--nodelay", "--size", &bytes.to_string()];
-                timed(lab, side, server, &load, time, 1e6)?
-            }
-            Load::SetUp => {
-                let server = ours(lab, side, &["echo", "--nodelay", "--size", "1"])?;
-                timed(lab, side, server, &["short", "--nodelay", "--size", "1"], time, 1e6)?
-            }
+            Load::RoundTrip { bytes } => echoed(lab, side, bytes, &["round-trip"], time)?,
+            Load::SetUp => echoed(lab, side, 1, &["short"], time)?,
             Load::FirstSetUp => first(lab, side)?,
             Load::Short { exchanges } => {
-                let server = ours(lab, side, &["echo", "--nodelay", "--size", "1"])?;
-                let load = ["short", "--nodelay", "--size", "1", "--exchanges", &exchanges.to_string()];
-                timed(lab, side, server, &load, time, 1e6)?
+                echoed(lab, side, 1, &["short", "--exchanges", &exchanges.to_string()], time)?
             }
             Load::Memcached { connections } => {
                 let connections = connections.to_string();
@@ -195,6 +186,14 @@ fn timed(lab: &Lab, side: Side, server: Server, load: &[&str], time: Duration, s
     let used = Used::now(lab)?;
     client.finish()?;
     Ok(Sample::of(&measured, used.each(before, measured.operations.max(1) as f64, scale)))
+}
+
+/// Runs a synthetic load against an echo server of messages of this size.
+fn echoed(lab: &Lab, side: Side, bytes: usize, load: &[&str], time: Duration) -> Result<Sample> {
+    let size = bytes.to_string();
+    let common = ["--nodelay", "--size", &size];
+    let server = ours(lab, side, &[&["echo"], &common[..]].concat())?;
+    timed(lab, side, server, &[load, &common[..]].concat(), time, 1e6)
 }
 
 /// Measures the first connection.

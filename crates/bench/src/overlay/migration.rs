@@ -82,8 +82,8 @@ impl Way {
 }
 
 /// Returns the number of turns.
-pub(super) fn turns(repeats: u32) -> u64 {
-    u64::from(repeats) * WAYS.len() as u64
+pub(super) fn turns(repeats: u32) -> u32 {
+    repeats * WAYS.len() as u32
 }
 
 /// Measures all ways in turn.

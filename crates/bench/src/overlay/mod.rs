@@ -15,11 +15,10 @@ mod side;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use shunt_bench_args::overlay::{Arguments, Group};
 
 use crate::comparison::{Comparison, take_turns};
-use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::output::write_with_svg;
 use crate::progress::Progress;
@@ -42,19 +41,14 @@ struct Line {
     samples: Vec<Vec<Sample>>,
 }
 
-/// Runs the comparison and prints its report.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    if let Some(missing) = arguments.missing() {
-        bail!(missing);
-    }
-    interruptible(|| compare(arguments))
-}
-
-fn compare(arguments: &Arguments) -> Result<()> {
+/// Compares, and prints the report.
+pub(crate) fn compare(arguments: &Arguments) -> Result<()> {
     let (machine, begin) = (Machine::describe(), Instant::now());
     let lab = lab(arguments)?;
     let measured = measure(arguments, &lab)?;
-    write(&Report::new(machine, &lab, arguments, measured, begin.elapsed()), arguments)
+    let report = Report::new(machine, &lab, arguments, measured, begin.elapsed());
+    let (output, svg) = (&arguments.output, arguments.svg.as_deref());
+    write_with_svg(output, "shunt bench overlay", &report, report.plots(), svg, &report.text())
 }
 
 /// All requested results.
@@ -89,11 +83,6 @@ fn measure(arguments: &Arguments, lab: &Lab) -> Result<Taken> {
     Ok(Taken { lines, over_time, migration })
 }
 
-fn write(report: &Report, arguments: &Arguments) -> Result<()> {
-    let (output, svg) = (&arguments.output, arguments.svg.as_deref());
-    write_with_svg(output, "shunt bench overlay", report, report.plots(), svg, &report.text())
-}
-
 fn lab(arguments: &Arguments) -> Result<Lab> {
     Lab::build(Duration::from_millis(arguments.rtt)).context("building the lab")
 }
@@ -105,16 +94,18 @@ fn every(arguments: &Arguments) -> Duration {
 
 /// Returns the length of the policy measurement, in turns.
 fn turns_of_policy(arguments: &Arguments) -> Option<u64> {
-    let length = over_time::length(every(arguments)).as_secs_f64();
-    let turns = length / (arguments.time() + AROUND).as_secs_f64();
-    arguments.wants(Group::Policy).then(|| turns.ceil() as u64)
+    in_turns(arguments, Group::Policy, over_time::length(every(arguments)))
 }
 
 /// Returns the length of the migration measurement, in turns.
 fn turns_of_migration(arguments: &Arguments) -> Option<u64> {
-    let length = migration::TURN.as_secs_f64() * migration::turns(arguments.output.repeats) as f64;
-    let turns = length / (arguments.time() + AROUND).as_secs_f64();
-    arguments.wants(Group::Migration).then(|| turns.ceil() as u64)
+    in_turns(arguments, Group::Migration, migration::TURN * migration::turns(arguments.output.repeats))
+}
+
+/// Returns how many turns take as long as a measurement, if it is wanted.
+fn in_turns(arguments: &Arguments, group: Group, length: Duration) -> Option<u64> {
+    let turns = length.as_secs_f64() / (arguments.time() + AROUND).as_secs_f64();
+    arguments.wants(group).then(|| turns.ceil() as u64)
 }
 
 fn lines(arguments: &Arguments) -> Vec<Line> {

@@ -78,6 +78,17 @@ pub(super) struct Memory {
     pub(super) shunt: u64,
 }
 
+impl Memory {
+    /// The name of the figure.
+    pub(super) const LABEL: &str = "Memory, the most at a time";
+
+    /// Returns the memory on both sides, and the ratio of shunt's to the native one.
+    pub(super) fn shown(self) -> [String; 3] {
+        let ratio = self.shunt as f64 / self.native.max(1) as f64;
+        [bytes(self.native), bytes(self.shunt), format!("{ratio:.2}x")]
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub(super) struct ByTcp {
     /// The share of all bytes.

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::figures::{Figure, Report, Verdict, bytes, percent};
+use super::figures::{Figure, Memory, Report, Verdict, bytes, percent};
 use super::text::{endings, spreads, title};
 use crate::report::{Bar, Bars, Column, Group, OURS, Page, number};
 
@@ -74,8 +74,8 @@ fn cards(report: &Report) -> Vec<(&'static str, String, String)> {
         })
         .collect();
     if let Some(memory) = report.memory {
-        let ratio = memory.shunt as f64 / memory.native.max(1) as f64;
-        cards.push(("", times(ratio), to_native("Memory, the most at a time")));
+        let [_, _, ratio] = memory.shown();
+        cards.push(("", ratio, to_native(Memory::LABEL)));
     }
     cards.push(("", percent(report.on_shm), "of the bytes through shared memory".to_owned()));
     cards
@@ -95,9 +95,8 @@ fn figures(page: &mut Page, report: &Report) -> Result<()> {
         })
         .collect();
     if let Some(memory) = report.memory {
-        let ratio = format!("{:.2}x", memory.shunt as f64 / memory.native.max(1) as f64);
-        let name = "Memory, the most at a time".to_owned();
-        rows.push(vec![name, bytes(memory.native), bytes(memory.shunt), ratio]);
+        let [native, shunt, ratio] = memory.shown();
+        rows.push(vec![Memory::LABEL.to_owned(), native, shunt, ratio]);
     }
     let numbers = ["native", "shunt", "shunt to native"].map(|title| (title, Column::Numbers));
     page.table(&[&[("", Column::Words)], &numbers[..]].concat(), &rows);

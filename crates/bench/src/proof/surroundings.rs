@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use crate::machine::Machine;
+use crate::process::bytes_after;
 
 /// The machine of a measurement.
 #[derive(Debug, Serialize)]
@@ -34,7 +35,7 @@ impl Surroundings {
         Surroundings {
             machine: before,
             load_after: Machine::describe().load_before,
-            memory_bytes: memory(),
+            memory_bytes: bytes_after(&read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal:"),
             is_virtual: flags.split_whitespace().any(|flag| flag == "hypervisor"),
             governor: governor.map(|name| name.trim().to_owned()),
             mitigations: mitigations(),
@@ -74,12 +75,6 @@ impl Surroundings {
         let machine = &self.machine;
         format!("{machine}, {:.1} after); shunt {}, {}", self.load_after, self.shunt, self.date)
     }
-}
-
-fn memory() -> u64 {
-    let text = read_to_string("/proc/meminfo").unwrap_or_default();
-    let kilobytes = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
-    kilobytes.and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 /// Returns the mitigations of vulnerabilities that affect this processor.

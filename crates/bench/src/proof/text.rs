@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::figures::{Figure, Report, SideReport, bytes, percent};
+use super::figures::{Figure, Memory, Report, SideReport, percent};
 
 /// Returns the whole report.
 pub(super) fn text(report: &Report) -> String {
@@ -41,9 +41,8 @@ fn figures(out: &mut String, report: &Report) {
         let _ = writeln!(out, "{:width$} {native:>26} {shunt:>26} {ratio:>20}", title(figure));
     }
     if let Some(memory) = report.memory {
-        let [native, shunt] = [memory.native, memory.shunt].map(bytes);
-        let ratio = format!("{:.2}x", memory.shunt as f64 / memory.native.max(1) as f64);
-        let _ = writeln!(out, "{:width$} {native:>26} {shunt:>26} {ratio:>20}", "Memory, the most at a time");
+        let [native, shunt, ratio] = memory.shown();
+        let _ = writeln!(out, "{:width$} {native:>26} {shunt:>26} {ratio:>20}", Memory::LABEL);
     }
 }
 

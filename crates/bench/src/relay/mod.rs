@@ -14,11 +14,10 @@ mod way;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use shunt_bench_args::relay::{Arguments, Group, Name};
 
 use crate::comparison::{Comparison, rotated};
-use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::output::write_with_svg;
 use crate::process::Process;
@@ -47,19 +46,15 @@ struct Row {
 /// The approximate length of a measurement, over links with long round trips.
 const MEASUREMENT: Duration = Duration::from_secs(6);
 
-/// Runs the comparison and prints its report.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    if let Some(missing) = arguments.missing() {
-        bail!(missing);
-    }
-    interruptible(|| compare(arguments))
-}
-
-fn compare(arguments: &Arguments) -> Result<()> {
+/// Compares, and prints the report.
+pub(crate) fn compare(arguments: &Arguments) -> Result<()> {
     let machine = Machine::describe();
     let begin = Instant::now();
     let rows = measure(arguments)?;
-    write(&Report::new(machine, settings(arguments), arguments, &rows, begin.elapsed()), arguments)?;
+    let report = Report::new(machine, settings(arguments), arguments, &rows, begin.elapsed());
+    let plots = ["first-byte", "total"].into_iter().zip(report.plots());
+    let (output, svg) = (&arguments.output, arguments.svg.as_deref());
+    write_with_svg(output, "shunt bench relay", &report, plots, svg, &report.text())?;
     write_time_lines(&rows, arguments)
 }
 
@@ -84,12 +79,6 @@ fn serve(lab: &Lab) -> Result<Process> {
     let mut command = lab.worker(Host::Server, "serve");
     command.args(["--at", &format!("0.0.0.0:{PORT}")]);
     Ok(Process::serving(&mut command, "the server")?.0)
-}
-
-fn write(report: &Report, arguments: &Arguments) -> Result<()> {
-    let plots = ["first-byte", "total"].into_iter().zip(report.plots());
-    let (output, svg) = (&arguments.output, arguments.svg.as_deref());
-    write_with_svg(output, "shunt bench relay", report, plots, svg, &report.text())
 }
 
 fn write_time_lines(rows: &[Row], arguments: &Arguments) -> Result<()> {

@@ -278,11 +278,8 @@ fn ratios(floors: &[(u64, Floor)], rows: &[Row]) -> Vec<Ratios> {
 impl Line {
     fn of(row: &Row, sizes: &[u64]) -> Line {
         let downloads = sizes.iter().zip(&row.downloads).filter_map(|(bytes, downloads)| {
-            Some(Downloads {
-                bytes: *bytes,
-                first_byte: Spread::of(downloads.iter().map(|download| download.first_byte))?,
-                total: Spread::of(downloads.iter().map(|download| download.total))?,
-            })
+            let [first_byte, total] = Spread::each(downloads, [|of| of.first_byte, |of| of.total])?;
+            Some(Downloads { bytes: *bytes, first_byte, total })
         });
         let moment = |index: usize| Spread::of(row.traces.iter().map(|trace| trace.moments[index]));
         Line {
@@ -300,32 +297,26 @@ impl Line {
 
 impl BurstFigures {
     fn of(row: &Row) -> Option<BurstFigures> {
-        Some(BurstFigures {
-            single: Spread::of(row.bursts.iter().map(|burst| burst.single))?,
-            unannounced: Spread::of(row.bursts.iter().map(|burst| burst.unannounced))?,
-            p50: Spread::of(row.bursts.iter().map(|burst| burst.p50))?,
-            p90: Spread::of(row.bursts.iter().map(|burst| burst.p90))?,
-            ratio: Spread::of(row.bursts.iter().map(|burst| burst.p90 / burst.single))?,
-        })
+        let [single, unannounced, p50, p90, ratio] = Spread::each(
+            &row.bursts,
+            [|of| of.single, |of| of.unannounced, |of| of.p50, |of| of.p90, |of| of.p90 / of.single],
+        )?;
+        Some(BurstFigures { single, unannounced, p50, p90, ratio })
     }
 }
 
 impl CpuFigures {
     fn of(row: &Row) -> Option<CpuFigures> {
-        Some(CpuFigures {
-            machine: Spread::of(row.cpu.iter().map(|cpu| cpu.machine))?,
-            lab: Spread::of(row.cpu.iter().map(|cpu| cpu.lab))?,
-            relays: Spread::of(row.cpu.iter().map(|cpu| cpu.relays))?,
-        })
+        let [machine, lab, relays] =
+            Spread::each(&row.cpu, [|cpu| cpu.machine, |cpu| cpu.lab, |cpu| cpu.relays])?;
+        Some(CpuFigures { machine, lab, relays })
     }
 }
 
 impl IdleFigures {
     fn of(row: &Row) -> Option<IdleFigures> {
-        Some(IdleFigures {
-            resident: Spread::of(row.idle.iter().map(|idle| idle.resident))?,
-            slab: Spread::of(row.idle.iter().map(|idle| idle.slab))?,
-        })
+        let [resident, slab] = Spread::each(&row.idle, [|idle| idle.resident, |idle| idle.slab])?;
+        Some(IdleFigures { resident, slab })
     }
 }
 

@@ -3,8 +3,10 @@
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::HPos;
 use serde::Serialize;
+
+use super::bars;
 
 /// The packets of one way.
 #[derive(Clone, Debug)]
@@ -74,10 +76,7 @@ fn draw(out: &mut String, title: &str, panels: &[&TimeLine]) -> Result<()> {
     };
     let end = panels.iter().map(ends).fold(1.0, f64::max);
     let y = |ms: f64| TOP + (f64::from(HEIGHT) * ms / end).round() as i32;
-    let write = |text: &str, at: (i32, i32), size: i32, side: HPos| {
-        let style = ("sans-serif", size).into_font().color(&BLACK).pos(Pos::new(side, VPos::Center));
-        root.draw(&Text::new(text.to_owned(), at, style))
-    };
+    let write = |text: &str, at, size, side| bars::write(&root, text, at, size, side);
     write(&format!("{title}, in ms"), (0, 12), 16, HPos::Left)?;
     for (index, (_, color, thick, words)) in FLOWS.into_iter().rev().enumerate() {
         let x = MARGIN + index as i32 * 160;

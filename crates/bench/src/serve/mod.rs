@@ -9,12 +9,11 @@ mod way;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use shunt_bench_args::serve::{Arguments, Group};
 
 use crate::comparison::{Comparison, take_turns};
-use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::output::write_with_svg;
 use crate::progress::Progress;
@@ -33,19 +32,14 @@ struct Line {
     samples: Vec<Vec<Sample>>,
 }
 
-/// Runs the comparison and prints its report.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    if let Some(missing) = arguments.missing() {
-        bail!(missing);
-    }
+/// Compares, and prints the report.
+pub(crate) fn compare(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.payloads.iter().all(|payload| *payload >= 32), "a payload has 32 bytes at least");
-    interruptible(|| compare(arguments))
-}
-
-fn compare(arguments: &Arguments) -> Result<()> {
     let (machine, begin) = (Machine::describe(), Instant::now());
     let lines = measure(arguments)?;
-    write(&Report::new(machine, arguments, &lines, begin.elapsed()), arguments)
+    let report = Report::new(machine, arguments, &lines, begin.elapsed());
+    let (output, svg) = (&arguments.output, arguments.svg.as_deref());
+    write_with_svg(output, "shunt bench serve", &report, report.plots(), svg, &report.text())
 }
 
 fn measure(arguments: &Arguments) -> Result<Vec<Line>> {
@@ -65,11 +59,6 @@ fn measure(arguments: &Arguments) -> Result<Vec<Line>> {
     }
     progress.end();
     Ok(lines)
-}
-
-fn write(report: &Report, arguments: &Arguments) -> Result<()> {
-    let (output, svg) = (&arguments.output, arguments.svg.as_deref());
-    write_with_svg(output, "shunt bench serve", report, report.plots(), svg, &report.text())
 }
 
 fn lines(arguments: &Arguments) -> Vec<Line> {

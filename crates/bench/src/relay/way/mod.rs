@@ -1,7 +1,6 @@
 //! The compared ways from the client to the server.
 
 mod haproxy;
-mod plain;
 mod shunt;
 mod ssh;
 
@@ -11,7 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use shunt_bench_args::relay::Name;
 
-use super::lab::Lab;
+use super::lab::{self, Lab};
 use crate::process::Process;
 
 /// A way that can be set up and taken down.
@@ -42,8 +41,8 @@ pub(super) struct Running {
 pub(super) fn way(name: Name) -> Box<dyn Way> {
     let shunt = |early, pool, turbo, encrypt| Box::new(shunt::Relay { early, pool, turbo, encrypt });
     match name {
-        Name::Direct => Box::new(plain::Direct),
-        Name::Routed => Box::new(plain::Routed),
+        Name::Direct => Box::new(WithoutRelays((lab::SERVER_DIRECT, lab::PORT).into())),
+        Name::Routed => Box::new(WithoutRelays(lab::server())),
         Name::Ssh => Box::new(ssh::Forwarding),
         Name::Haproxy => Box::new(haproxy::Haproxy { large_window: false }),
         Name::HaproxyWindow => Box::new(haproxy::Haproxy { large_window: true }),
@@ -64,12 +63,17 @@ pub(super) fn is_weighed(name: Name) -> bool {
     )
 }
 
-impl Running {
-    /// Returns a way without programs on the relays.
-    fn without_relays(target: SocketAddr) -> Running {
-        Running { target, relays: Vec::new() }
-    }
+/// A way without programs on the relays, to this address: the paper's end-to-end path, or the path
+/// through the relays' network without splitting TCP.
+struct WithoutRelays(SocketAddr);
 
+impl Way for WithoutRelays {
+    fn start(&self, _: &Lab) -> Result<Running> {
+        Ok(Running { target: self.0, relays: Vec::new() })
+    }
+}
+
+impl Running {
     /// Returns the processor time of the programs on the relays so far.
     pub(super) fn cpu(&self) -> Duration {
         self.relays.iter().map(Process::tree_cpu).sum()
