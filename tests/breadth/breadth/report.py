@@ -56,16 +56,18 @@ def share(found):
 def row(found):
     name = f"{found['package']} {found['version'] or ''}".strip()
     if found["failed"]:
-        return f"| {name} | cannot be installed: {found['failed'][:60]!r} | | | | | | |"
+        return f"| {name} | | | | cannot be installed: {found['failed'][:60]!r} |"
     tests = ran(found)
-    native = len(passed(found, "native"))
     left = len(found["tests"]) - len(tests)
     fails = [test["name"] for test in tests if test["native"]["status"] in ("fail", "time")]
     skips = sum(test["native"]["status"] == "skip" for test in tests)
-    used, offered, on_shm = share(found)
     notes = []
-    if not on_shm:
-        notes.append("no connection took shared memory" if accepted(found) else "makes no connection")
+    differing = [repeated(test) for test in tests if differs(test)]
+    if differing:
+        notes.append(f"differs: {', '.join(differing)}")
+    crashed = sum(len(test["shunt"].get("cores", [])) for test in tests if "shunt" in test)
+    if crashed:
+        notes.append(f"cores: {crashed}")
     if fails:
         notes.append(f"fails natively: {', '.join(fails)}")
     if skips or left:
@@ -73,18 +75,19 @@ def row(found):
     chance = [repeated(test) for test in tests if is_chance(test)]
     if chance:
         notes.append(f"a matter of chance: {', '.join(chance)}")
-    differing = [repeated(test) for test in tests if differs(test)]
-    crashed = sum(len(test["shunt"].get("cores", [])) for test in tests if "shunt" in test)
-    return (
-        f"| {name} | {native} of {len(tests)} | {len(passed(found, 'shunt'))} of {native} | {', '.join(differing) or 'none'} | "
-        f"{accepted(found)} | {used} / {offered} / {on_shm} | {crashed or ''} | {'; '.join(notes)} |"
-    )
+    passes = [len(tests), *(len(passed(found, side)) for side in ("native", "shunt"))]
+    cells = [name, slashed(passes), str(accepted(found)), slashed(share(found)), "; ".join(notes)]
+    return "| " + " | ".join(cells).rstrip() + " |"
+
+
+def slashed(counts):
+    return "/".join(map(str, counts))
 
 
 def table(results):
     lines = [
-        "| package | pass natively | of these under shunt | differ | connections | ends used / offered / on shared memory | cores | notes |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| package | tests/pass natively/of these under shunt | connections | ends used/offered/on shared memory | notes |",
+        "| --- | --- | --- | --- | --- |",
     ]
     return "\n".join(lines + [row(found) for found in results]) + "\n"
 
@@ -125,7 +128,8 @@ def page(results, missing):
         ("No test passes natively in such a tree", [found["package"] for found in installed if ran(found) and not passed(found, "native")]),
         ("No test can be run in such a tree, or there is none", [found["package"] for found in installed if not ran(found)]),
         ("The mirror has no sources, or what the tests need cannot be installed", [found["package"] for found in results if found["failed"]]),
-        ("Not run yet", missing),
     ]
     lines += [f"- {what}: {', '.join(names)}." for what, names in groups if names]
+    if missing:
+        lines.append(f"- Not run yet: the other {len(missing)} of [the list](../tests/breadth/packages).")
     return HEAD + "\n".join(lines) + "\n"
