@@ -123,19 +123,16 @@ impl Obstacle {
             }
             Obstacle::Static | Obstacle::Go => {
                 return format!(
-                    "Start it itself with `shunt run -- {program}`: that enters it, or says what else there is."
+                    "Start it directly with `shunt run -- {program}`: that enters it, or says what else there is."
                 );
             }
             Obstacle::OwnCalls(_) => {
                 return format!(
-                    "Start it itself with `shunt run -- {program}`. If that changes nothing, nothing can be done, unless the program \
-                     can wait by the functions of libc."
+                    "Start it directly with `shunt run -- {program}`. If that does not help, wait by functions of libc, if the program can."
                 );
             }
-            Obstacle::UnseenUse => {
-                "Nothing can be done, unless the program can make its calls by the functions of libc."
-            }
-            Obstacle::UntoldUse => "Ask as root, once it has been used for a while: then the two differ.",
+            Obstacle::UnseenUse => "Make its calls by functions of libc, if the program can.",
+            Obstacle::UntoldUse => "Ask as root after some use: that distinguishes the two.",
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
             Obstacle::OldLibc(_) => "Use musl 1.2.2 or later.",
             Obstacle::Setuid | Obstacle::Setgid => {
@@ -152,7 +149,7 @@ impl Obstacle {
                 return format!("Make {} visible there, for example by a bind mount.", path.display());
             }
             Obstacle::NotLoaded(_) => "Look for a complaint of ld.so on its standard error.",
-            Obstacle::Ended => "Nothing needs to be done.",
+            Obstacle::Ended => "No action needed.",
             Obstacle::Kernel => "Nothing can be done.",
             Obstacle::Hidden { .. } => "Ask as root: `sudo shunt explain ...`.",
         };
@@ -173,8 +170,7 @@ impl fmt::Display for Obstacle {
                 write!(f, "it makes system calls by itself, which do not lead to shunt: {why}")
             }
             Obstacle::UnseenUse => f.write_str(
-                "it uses the connection past shunt: by system calls of its own, or by functions of libc that a library has looked up \
-                 by itself",
+                "it uses the connection past shunt: by its own system calls, or by functions of libc that a library has looked up",
             ),
             Obstacle::UntoldUse => f.write_str("the connection has hardly been used yet, or is used past shunt"),
             Obstacle::Setuid => f.write_str("it is setuid, so the dynamic linker ignores LD_PRELOAD"),

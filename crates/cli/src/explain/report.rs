@@ -287,13 +287,13 @@ mod tests {
             report.text(),
             "/bin/x: can run under shunt\n\
              ng\\u{1b}inx, pid 7: under shunt, without a broker\n  \
-               no_broker: No broker could be reached; it is tried again from time to time.\n    \
-                 Look with `shunt status` whether a broker runs, and start one with `shunt daemon --detach`.\n  \
+               no_broker: No broker could be reached; the shim tries again from time to time.\n    \
+                 If `shunt status` finds no broker, start one: `shunt daemon --detach`.\n  \
                127.0.0.1:80 to 127.0.0.1:4000 with curl (pid 9): sends by shared memory, receives by TCP, close_wait\n    \
                  peer_not_offered: The other end has not been offered: it does not run under shunt, has been idle, or is on another host.\n      \
-                   Start the program at the other end with `shunt run` too; `shunt explain` with its name says what keeps it out.\n    \
+                   Start that program with `shunt run` too; `shunt explain` with its name shows what keeps it out.\n    \
                  static: The other end is curl (pid 9). It is statically linked.\n      \
-                   Start it itself with `shunt run -- curl`: that enters it, or says what else there is.\n"
+                   Start it directly with `shunt run -- curl`: that enters it, or says what else there is.\n"
         );
     }
 
