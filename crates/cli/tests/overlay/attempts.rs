@@ -1,5 +1,5 @@
-//! Compares the outcomes of `attack.c` with docs/security.md. Each row of that page is an attempt
-//! of a hostile program with a socket of the host network.
+//! Compares the outcomes of `attack.c` with docs/security.md. That page lists the attempts of a
+//! hostile program with a socket of the host network.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -38,8 +38,8 @@ pub(crate) enum Kept {
     OutsideWithLsm,
 }
 
-/// A row of the page: the outcome under `shunt overlay run`, the outcome for a program outside the
-/// filter, and the mechanism that stops the attempt.
+/// An attempt on the page: its outcome under `shunt overlay run`, its outcome for a program outside
+/// the filter, and the mechanism that stops it.
 struct Row {
     name: String,
     filtered: String,
@@ -49,12 +49,16 @@ struct Row {
 
 const PAGE: &str = include_str!("../../../../docs/security.md");
 
-/// Returns the rows of the table that begins with `head`.
+/// Returns the attempts of the table that begins with `head`. A row lists all that have the same
+/// outcomes.
 fn cells(head: &str) -> Vec<Vec<String>> {
     let table = PAGE.split(head).nth(1).expect("the table");
     let rows = table.lines().skip(2).take_while(|line| line.starts_with("| "));
-    rows.map(|row| {
-        row.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
+    rows.flat_map(|row| {
+        let cells = row.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`'));
+        let (names, outcomes) = (cells.clone().next().unwrap(), cells.skip(1));
+        let attempt = |name| std::iter::once(name).chain(outcomes.clone()).map(str::to_owned).collect();
+        names.split("`, `").map(attempt).collect::<Vec<_>>()
     })
     .collect()
 }
