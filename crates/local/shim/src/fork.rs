@@ -74,12 +74,11 @@ fn prepare() {
     }
 }
 
-/// Allows one fork at a time, because each takes all locks.
+/// Allows one fork at a time, because each takes all these locks.
 static FORKING: Lock<(), { rank::FORK }> = Lock::new(());
 
-/// Takes every lock of the shim, so that the child gets a consistent copy of the data that they
-/// guard. The order is that in which threads nest these locks, see *fork* in `docs/local-path.md`.
-/// Returns whether no connection is on a lane that is not closed.
+/// Takes the shim's locks by rising ranks (`base::rank`), so that the child gets a consistent copy
+/// of the data that they guard. Returns whether no connection is on a lane that is not closed.
 fn hold_locks() -> bool {
     census::hold_lock();
     ring::hold_locks();

@@ -1,10 +1,10 @@
 //! The two directions of an endpoint: when each is on TCP, when on a lane, and how it switches (L2,
 //! L4).
 //!
-//! [`Tx`] and [`Rx`] are the state machines of `docs/local-path.md`. They never sleep, and reach
-//! the kernel's socket only through [`Kernel`]. The same code so runs in the shim, against an
-//! oracle in the property tests, and under the model checker. The caller holds one lock per
-//! direction around every call.
+//! [`Tx`] and [`Rx`] are the two state machines; *A lane* in `docs/local-path.md` has the protocol.
+//! They never sleep, and reach the kernel's socket only through [`Kernel`]. The same code so runs
+//! in the shim, against an oracle in the property tests, and under the model checker. The caller
+//! holds one lock per direction around every call.
 //!
 //! ```text
 //! Tx:  Tcp -> Adopted -> Lane -> [Returning ->] Tcp

@@ -8,8 +8,8 @@
 //!                                                "a lock of rank 8 is taken under those of 0x..."
 //! ```
 //!
-//! A thread that holds [`FORK`] takes all locks, also several of one rank. The section *fork* of
-//! docs/local-path.md explains the order.
+//! A thread that holds [`FORK`] may take several locks of one rank. The section *Processes* of
+//! docs/local-path.md has the rules that ranks do not express.
 
 /// The rank of a lock.
 pub(crate) type Rank = u8;
