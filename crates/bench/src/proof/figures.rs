@@ -354,7 +354,7 @@ fn cause(label: &str) -> Cause {
     let (explanation, advice) = match reason {
         Some(Reason::None) => (
             "Before a connection was first looked at, or while it was about to switch.",
-            "Nothing needs to be done: every connection begins on TCP.",
+            "No action needed: every connection begins on TCP.",
         ),
         Some(reason) => (reason.explanation(), reason.advice()),
         None => ("", ""),
