@@ -25,6 +25,11 @@ impl Spread {
         Some(Spread { median, min: figures[0], max: figures[last] })
     }
 
+    /// Returns the spread of the ratios of a figure within each round.
+    pub(crate) fn of_ratios<T>(ours: &[T], theirs: &[T], figure: impl Fn(&T) -> f64) -> Option<Spread> {
+        Spread::of(ours.iter().zip(theirs).map(|(ours, theirs)| figure(ours) / figure(theirs)))
+    }
+
     /// Returns the spread of each of these figures of samples, or `None` without samples.
     pub(crate) fn each<T, const N: usize>(samples: &[T], figures: [fn(&T) -> f64; N]) -> Option<[Spread; N]> {
         let all: Option<Vec<Spread>> =

@@ -245,7 +245,7 @@ impl Line {
 
 /// Returns the time of `slow` relative to `fast`, within each round.
 fn ratio(slow: &[Sample], fast: &[Sample]) -> Option<Spread> {
-    Spread::of(slow.iter().zip(fast).map(|(slow, fast)| slow.wall / fast.wall))
+    Spread::of_ratios(slow, fast, |sample| sample.wall)
 }
 
 fn median(samples: &[Sample], figure: fn(&Sample) -> f64) -> Option<f64> {

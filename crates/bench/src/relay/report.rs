@@ -262,9 +262,7 @@ fn ratios(floors: &[(u64, Floor)], rows: &[Row]) -> Vec<Ratios> {
         let (ours, theirs) = (&ours[index], theirs.map(|theirs| &theirs[index]));
         let to_ideal =
             |figure: fn(&Download) -> f64, floor: f64| Spread::of(ours.iter().map(|of| figure(of) / floor));
-        let to_theirs = |figure: fn(&Download) -> f64| {
-            Spread::of(ours.iter().zip(theirs?).map(|(of, theirs)| figure(theirs) / figure(of)))
-        };
+        let to_theirs = |figure: fn(&Download) -> f64| Spread::of_ratios(theirs?, ours, figure);
         Some(Ratios {
             first_byte_to_ideal: to_ideal(|of| of.first_byte, floor.first_byte)?,
             total_to_ideal: to_ideal(|of| of.total, floor.total)?,

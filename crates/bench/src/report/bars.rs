@@ -137,7 +137,7 @@ fn color(side: Side) -> usize {
     }
 }
 
-/// Writes a text beside a position.
+/// Writes a text at a position, on one side of it.
 pub(super) fn write(area: &Area<'_>, text: &str, at: (i32, i32), size: i32, side: HPos) -> Result<()> {
     let style = ("sans-serif", size).into_font().color(&BLACK).pos(Pos::new(side, VPos::Center));
     area.draw(&Text::new(text.to_owned(), at, style))?;

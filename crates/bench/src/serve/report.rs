@@ -135,11 +135,10 @@ impl Row {
     fn of(line: &Line, is_latency: bool) -> Row {
         let figure = |sample: &Sample| if is_latency { sample.p50_us } else { sample.rate / 1e3 };
         let cell = |(way, samples): (Way, &Vec<Sample>)| {
-            let rounds = samples.iter().zip(&line.samples[0]);
             Some(Cell {
                 way,
                 figure: Spread::of(samples.iter().map(figure))?,
-                to_plain: Spread::of(rounds.map(|(ours, plain)| figure(ours) / figure(plain)))?,
+                to_plain: Spread::of_ratios(samples, &line.samples[0], figure)?,
                 p50_us: Spread::of(samples.iter().map(|sample| sample.p50_us))?,
                 p99_us: Spread::of(samples.iter().map(|sample| sample.p99_us))?,
             })

@@ -167,11 +167,10 @@ impl LineReport {
     fn of(line: &Line) -> Option<LineReport> {
         let [native, shunt] = &line.samples[..] else { return None };
         let figure = |pick: fn(&Sample) -> f64| {
-            let rounds = native.iter().zip(shunt);
             Some(Figure {
                 native: Spread::of(native.iter().map(pick))?,
                 shunt: Spread::of(shunt.iter().map(pick))?,
-                shunt_to_native: Spread::of(rounds.map(|(native, shunt)| pick(shunt) / pick(native)))?,
+                shunt_to_native: Spread::of_ratios(shunt, native, pick)?,
             })
         };
         let coverage = Coverage::sum(shunt.iter().filter_map(|sample| sample.coverage.as_ref()));

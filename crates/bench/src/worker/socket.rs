@@ -76,7 +76,7 @@ impl AsFd for Listener {
     }
 }
 
-/// Serves every connection by a thread of its own, until standard input ends.
+/// Serves every connection with a separate thread, until standard input ends.
 pub(super) fn serve(
     address: &Address,
     nodelay: bool,
