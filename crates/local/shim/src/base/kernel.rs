@@ -1,14 +1,13 @@
 //! System calls that do not wait and leave errno unchanged, for callers that hold a lock.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use std::ffi::{c_int, c_long};
 
 use libc::{epoll_event, msghdr, pollfd, socklen_t};
 use rustix::net::{AddressFamily, sockopt};
 
-use crate::base::private::borrow;
 use crate::base::{errno, real};
 
 /// Makes a system call that does not wait, under a lock. libc's own function could be a
@@ -77,9 +76,9 @@ pub(crate) fn dissolve(fd: RawFd) {
 /// anything is sent. TCP Fast Open without a cookie defers the first segment until there is data.
 /// Does nothing where the kernel does not support that.
 #[cold]
-pub(crate) fn dissolve_connecting(fd: RawFd) {
+pub(crate) fn dissolve_connecting(socket: BorrowedFd<'_>) {
     const DISCARD: u16 = 9;
-    let socket = borrow(fd);
+    let fd = socket.as_raw_fd();
     let defer = |on: c_int| {
         [libc::TCP_FASTOPEN_NO_COOKIE, libc::TCP_FASTOPEN_CONNECT].into_iter().all(|name| {
             let (value, len) = (std::ptr::from_ref(&on) as c_long, size_of_val(&on) as c_long);

@@ -223,7 +223,7 @@ pub(crate) fn dissolve(fd: i32) {
     kernel::dissolve(fd);
     // A socket that a reset has closed already gets no error.
     if !kernel::has_error(fd) {
-        kernel::dissolve_connecting(fd);
+        kernel::dissolve_connecting(borrow(fd));
     }
     // SAFETY: a plain call on the program's descriptor. It fails with ENOTCONN, and still marks
     // both directions as shut down.
