@@ -427,7 +427,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
             Sent::Full => match outgoing::look(side, &at) {
                 Verdict::Spill => {}
                 Verdict::FallBack => break Lane::Stalled,
-                Verdict::SocketReference(_) | Verdict::Wait(_) => break Lane::Full,
+                Verdict::HoldSpill(_) | Verdict::Wait(_) => break Lane::Full,
             },
             Sent::Ended => leave_ended(endpoint, &mut side.tx, &at),
             Sent::UseTcp => break Lane::Left,
@@ -708,7 +708,7 @@ fn file_onto_lane(
         Sent::Full => match outgoing::look(side, at) {
             Verdict::Spill => Moved::Again,
             Verdict::FallBack => Moved::Not(Lane::Stalled),
-            Verdict::SocketReference(_) | Verdict::Wait(_) => Moved::Not(Lane::Full),
+            Verdict::HoldSpill(_) | Verdict::Wait(_) => Moved::Not(Lane::Full),
         },
         Sent::Fault => return Err(libc::EFAULT),
     })

@@ -34,7 +34,7 @@ pub(crate) fn look(side: &mut TxSide, at: &Attachment) -> Verdict {
             side.tx.spill(lane, &ring);
             at.announce_own_space();
         }
-        Verdict::SocketReference(_) => side.tx.hold_spill(),
+        Verdict::HoldSpill(_) => side.tx.hold_spill(),
         Verdict::Wait(_) | Verdict::FallBack => {}
     }
     verdict
@@ -62,7 +62,7 @@ pub(crate) fn has_stalled(endpoint: &Endpoint) -> bool {
 /// Returns the longest sleep of a waiter that waits for room in a lane, in nanoseconds.
 pub(crate) fn longest_sleep(endpoint: &Endpoint) -> u64 {
     match look_again(endpoint) {
-        Some(Verdict::SocketReference(nanos) | Verdict::Wait(nanos)) => nanos,
+        Some(Verdict::HoldSpill(nanos) | Verdict::Wait(nanos)) => nanos,
         // There is room, or TCP has to be polled.
         Some(Verdict::Spill | Verdict::FallBack) => 0,
         None => stall::LOOK_NANOS,

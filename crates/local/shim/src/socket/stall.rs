@@ -65,7 +65,7 @@ pub(crate) struct Look {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Hold the spill if it is used, wait for at most this many nanoseconds, and check again.
-    SocketReference(u64),
+    HoldSpill(u64),
     /// Write to the spill.
     Spill,
     /// TCP would have no room either. Wait for at most this many nanoseconds, and check again.
@@ -127,7 +127,7 @@ impl Backlog {
                 self.end_wait(look.now);
                 return Verdict::Spill;
             }
-            (Spill::Closed | Spill::Full, left) => return Verdict::SocketReference(left.max(SHORTEST_NANOS)),
+            (Spill::Closed | Spill::Full, left) => return Verdict::HoldSpill(left.max(SHORTEST_NANOS)),
         }
         let patience = if look.is_asleep { ASLEEP_NANOS } else { BUSY_NANOS };
         match patience.saturating_sub(look.now.saturating_sub(self.moved_at)) {
@@ -203,9 +203,8 @@ mod tests {
                     self.spilled_at = self.spilled_at.or(Some(self.tail));
                     self.is_held = false;
                 }
-                Verdict::SocketReference(nanos) | Verdict::Wait(nanos) => {
-                    self.is_held |=
-                        matches!(verdict, Verdict::SocketReference(_)) && self.spilled_at.is_some();
+                Verdict::HoldSpill(nanos) | Verdict::Wait(nanos) => {
+                    self.is_held |= matches!(verdict, Verdict::HoldSpill(_)) && self.spilled_at.is_some();
                     let passed = nanos.min(until_read);
                     self.now += passed;
                     // With TCP it would have had room.
@@ -251,7 +250,7 @@ mod tests {
     fn a_full_ring_spills_after_four_milliseconds() {
         let mut lane = Lane::new();
         let began = lane.now;
-        assert_eq!(lane.step(u64::MAX), Verdict::SocketReference(PATIENCE_NANOS));
+        assert_eq!(lane.step(u64::MAX), Verdict::HoldSpill(PATIENCE_NANOS));
         assert_eq!((lane.step(u64::MAX), lane.now - began), (Verdict::Spill, 4 * MS));
         assert!(matches!(lane.step(u64::MAX), Verdict::Wait(_)));
         assert_eq!(lane.tail, RING + SPILL, "as much as TCP takes");
@@ -320,7 +319,7 @@ mod tests {
         for step in 0..100 {
             assert!(!backlog.is_waiting());
             let look = Look { now: (1_000 + step * 3) * MS, read: 0, is_asleep: false, spill: Spill::Closed };
-            assert_eq!(backlog.look(look), Verdict::SocketReference(PATIENCE_NANOS));
+            assert_eq!(backlog.look(look), Verdict::HoldSpill(PATIENCE_NANOS));
             backlog.forget_wait();
         }
     }
