@@ -30,6 +30,49 @@ pub struct Reviewed {
     pub circles: &'static [(&'static str, &'static str)],
 }
 
+/// The names that an entry of [`Reviewed`] stands for.
+#[derive(Clone, Copy)]
+pub enum Pattern {
+    /// Those that begin with this text.
+    Prefix(&'static str),
+    /// Those that end with it.
+    Suffix(&'static str),
+    /// Those that contain it.
+    Part(&'static str),
+}
+
+impl Pattern {
+    /// Returns the text of the entry.
+    pub fn text(self) -> &'static str {
+        let (Pattern::Prefix(text) | Pattern::Suffix(text) | Pattern::Part(text)) = self;
+        text
+    }
+
+    /// Returns whether the entry stands for this name.
+    pub fn matches(self, name: &str) -> bool {
+        match self {
+            Pattern::Prefix(text) => name.starts_with(text),
+            Pattern::Suffix(text) => name.ends_with(text),
+            Pattern::Part(text) => name.contains(text),
+        }
+    }
+}
+
+impl Reviewed {
+    /// Returns the entries for which `is_there` is false.
+    pub fn unmatched(&self, is_there: impl Fn(Pattern) -> bool) -> Vec<&'static str> {
+        let pairs = self.never.iter().chain(self.circles);
+        let pointers =
+            self.pointers.iter().flat_map(|(caller, callees)| [caller].into_iter().chain(*callees));
+        let parts = self.programs.iter().chain(self.first).chain(pointers);
+        let parts = parts.copied().chain(pairs.flat_map(|(caller, callee)| [*caller, *callee]));
+        let prefixes = self.endings.iter().map(|text| Pattern::Prefix(text));
+        let suffixes = self.lookups.iter().map(|text| Pattern::Suffix(text));
+        let all = prefixes.chain(suffixes).chain(parts.map(Pattern::Part));
+        all.filter(|pattern| !is_there(*pattern)).map(Pattern::text).collect()
+    }
+}
+
 /// The call graph of a library.
 pub struct Graph<'l> {
     library: &'l Library,

@@ -4,3 +4,4 @@
 pub mod frame;
 pub mod graph;
 pub mod library;
+pub mod sources;

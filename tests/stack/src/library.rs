@@ -1,7 +1,7 @@
 //! Reads the parts of a library's file that the analysis needs: its functions, its relocations and
 //! its code.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use object::elf;
 use object::read::elf::ElfFile64;
@@ -34,6 +34,8 @@ pub struct Library {
     pub exports: BTreeMap<String, u64>,
     /// Relocated words, by address.
     pub linked: HashMap<u64, Linked>,
+    /// The names of all functions, also of those that share an address, and of all imports.
+    pub names: BTreeSet<String>,
     sections: Vec<(u64, Vec<u8>)>,
 }
 
@@ -42,9 +44,11 @@ impl Library {
     pub fn read(file: &[u8]) -> Library {
         let elf = ElfFile64::<object::Endianness>::parse(file).expect("an ELF file of 64 bits");
         let mut functions = BTreeMap::new();
+        let mut names = BTreeSet::new();
         for symbol in elf.symbols().filter(|one| one.kind() == SymbolKind::Text && one.is_definition()) {
             let name = format!("{:#}", rustc_demangle::demangle(symbol.name().expect("a name")));
             let end = symbol.address() + symbol.size();
+            names.insert(name.clone());
             functions.entry(symbol.address()).or_insert(Function { name, end });
         }
         let exports: BTreeMap<_, _> = elf
@@ -79,7 +83,8 @@ impl Library {
             .filter(|one| constant(one.kind()))
             .map(|one| (one.address(), one.data().expect("its bytes").to_vec()))
             .collect();
-        Library { functions, exports, linked, sections }
+        names.extend(elf.dynamic_symbols().filter_map(|one| one.name().ok()).map(str::to_owned));
+        Library { functions, exports, linked, names, sections }
     }
 
     /// Returns the bytes of code from `start` to `end`.

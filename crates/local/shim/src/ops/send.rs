@@ -203,6 +203,11 @@ pub(crate) fn send(
     }
 }
 
+/// The check of a source's pieces, a function because tests/stack knows it by its name.
+fn is_source_readable(base: *mut u8, len: usize) -> bool {
+    memory::is_readable(base, len)
+}
+
 /// Sends where that was not possible [`at_once`].
 #[inline(never)]
 pub(crate) fn send_all(
@@ -213,7 +218,7 @@ pub(crate) fn send_all(
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<usize, i32> {
     // SAFETY: only memory is read that may be read by what the kernel says.
-    let mut source = unsafe { Source::checked(pieces, |base, len| memory::is_readable(base, len)) };
+    let mut source = unsafe { Source::checked(pieces, is_source_readable) };
     loop {
         match send_to(endpoint, fd, &mut source, flags, kernel) {
             Err(BEGIN_ANEW) => match endpoint::behind(fd) {

@@ -10,41 +10,62 @@ use crate::socket::endpoint::Endpoint;
 use crate::socket::links::{Attachment, Link};
 
 /// A call that waits, or has waited and is not over: see [`crate::ops::socket_reference`].
-static CALL: Kind = Kind {
-    undo: |held| endpoint(held).end_call(),
-    calls_on: counted_once,
-    count_again: |held| endpoint(held).begin_call(),
-};
+static CALL: Kind = Kind { undo: undo_call, calls_on: counted_once, count_again: count_call_again };
 
-static RECEIVE: Kind = Kind {
-    undo: |held| endpoint(held).leave_receive(),
-    calls_on: counted_once,
-    count_again: |held| endpoint(held).enter_receive_locked(),
-};
+static RECEIVE: Kind = Kind { undo: undo_receive, calls_on: counted_once, count_again: count_receive_again };
 
-static SEND: Kind = Kind {
-    undo: |held| endpoint(held).leave_send(),
-    calls_on: counted_once,
-    count_again: |held| endpoint(held).enter_send_locked(),
-};
+static SEND: Kind = Kind { undo: undo_send, calls_on: counted_once, count_again: count_send_again };
 
 static SLEEP: Kind = Kind { undo: end_sleep, ..Kind::NOTHING };
 
-static POLL: Kind = Kind {
-    // SAFETY: the call that would have freed it has been left.
-    undo: |held| drop(unsafe { Box::from_raw(held[0] as *mut Watch) }),
-    calls_on: |held, endpoint| watch(held).calls_on(endpoint),
-    count_again: |held| watch(held).count_again(),
-};
+static POLL: Kind = Kind { undo: undo_poll, calls_on: calls_of_poll, count_again: count_poll_again };
 
-static EPOLL: Kind = Kind {
-    undo: |held| {
-        // SAFETY: `epoll` put it there, and instances are never freed.
-        let epoll = unsafe { &*(held[0] as *const Epoll) };
-        epoll.lock().awake(epoll);
-    },
-    ..Kind::NOTHING
-};
+static EPOLL: Kind = Kind { undo: undo_epoll, ..Kind::NOTHING };
+
+// Functions and not closures: tests/stack knows them by their names.
+
+fn undo_call(held: Words) {
+    endpoint(held).end_call();
+}
+
+fn count_call_again(held: Words) {
+    endpoint(held).begin_call();
+}
+
+fn undo_receive(held: Words) {
+    endpoint(held).leave_receive();
+}
+
+fn count_receive_again(held: Words) {
+    endpoint(held).enter_receive_locked();
+}
+
+fn undo_send(held: Words) {
+    endpoint(held).leave_send();
+}
+
+fn count_send_again(held: Words) {
+    endpoint(held).enter_send_locked();
+}
+
+fn undo_poll(held: Words) {
+    // SAFETY: the call that would have freed it has been left.
+    drop(unsafe { Box::from_raw(held[0] as *mut Watch) });
+}
+
+fn calls_of_poll(held: Words, endpoint: usize) -> u32 {
+    watch(held).calls_on(endpoint)
+}
+
+fn count_poll_again(held: Words) {
+    watch(held).count_again();
+}
+
+fn undo_epoll(held: Words) {
+    // SAFETY: `epoll` put it there, and instances are never freed.
+    let epoll = unsafe { &*(held[0] as *const Epoll) };
+    epoll.lock().awake(epoll);
+}
 
 fn endpoint(held: Words) -> &'static Endpoint {
     // SAFETY: the first word is the endpoint's address in every entry of one, and endpoints are
