@@ -87,7 +87,6 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::seal;
 
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -96,7 +95,8 @@ mod tests {
     }
 
     async fn sealed(one: TcpStream, two: TcpStream) -> (Wire, Wire) {
-        let both = tokio::join!(Wire::sealed(one, seal::caller()), Wire::sealed(two, seal::listener()));
+        let both =
+            tokio::join!(Wire::sealed(one, shunt_tls::caller()), Wire::sealed(two, shunt_tls::listener()));
         (both.0.unwrap(), both.1.unwrap())
     }
 

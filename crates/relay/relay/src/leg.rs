@@ -20,7 +20,6 @@ use crate::frame::FrameError;
 use crate::handshake;
 use crate::listener::{Listener, Stop};
 use crate::probe;
-use crate::seal;
 use crate::socket;
 use crate::wire::Wire;
 use shunt_key::Key;
@@ -43,7 +42,9 @@ pub(crate) async fn connect(peer: &Peer, name: &str, key: &Key) -> Result<Wire, 
     let stream = timeout(CONNECT_LIMIT, connecting).await.map_err(limit)??;
     pace(&stream, &peer.leg)?;
     let mut wire = match peer.leg.encrypt {
-        true => timeout(handshake::LIMIT, Wire::sealed(stream, seal::caller())).await.map_err(limit)??,
+        true => {
+            timeout(handshake::LIMIT, Wire::sealed(stream, shunt_tls::caller())).await.map_err(limit)??
+        }
         false => Wire::plain(stream),
     };
     handshake::call(&mut wire, name, key).await?;
@@ -112,7 +113,7 @@ pub(crate) async fn answer(stream: TcpStream) -> io::Result<Wire> {
         let mut first = [0; 1];
         stream.peek(&mut first).await?;
         match first[0] {
-            seal::FIRST_BYTE => Wire::sealed(stream, seal::listener()).await,
+            shunt_tls::FIRST_BYTE => Wire::sealed(stream, shunt_tls::listener()).await,
             _ => Ok(Wire::plain(stream)),
         }
     };

@@ -35,7 +35,6 @@ mod queueing;
 mod record;
 mod relay;
 mod request;
-mod seal;
 mod session;
 mod shared;
 mod socket;

@@ -1,8 +1,7 @@
 //! A connection of the relay, plain or under TLS. The rest of the relay reads and writes without
 //! distinguishing the two. Both directions may be used concurrently, each by one task.
 
-use std::cell::RefCell;
-use std::io::{self, Cursor, IoSlice, Read, Write};
+use std::io;
 use std::net::TcpStream as StdStream;
 use std::os::fd::AsFd;
 use std::pin::Pin;
@@ -10,19 +9,18 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 use std::task::{Context, Poll, ready};
 
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, send, sendmsg, shutdown};
-use rustls::Connection;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use shunt_tls::{Connection, Session, Via};
 use tokio::io::{AsyncRead, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::pipe::Pipe;
-use crate::seal;
 
 /// A plain or encrypted connection.
 #[derive(Debug)]
 pub(crate) struct Wire {
     stream: TcpStream,
-    seal: Option<Box<Mutex<Seal>>>,
+    session: Option<Box<Mutex<Session>>>,
     /// Whether the kernel has reported a failure.
     ///
     /// The kernel reports an error only once, in either direction. Later reads return 0, like an
@@ -35,29 +33,15 @@ pub(crate) struct Wire {
 #[derive(Debug)]
 pub(crate) struct Parked {
     stream: StdStream,
-    seal: Option<Box<Mutex<Seal>>>,
-}
-
-/// The state of TLS.
-#[derive(Debug)]
-struct Seal {
-    tls: Connection,
-    /// Received bytes that are not decrypted yet, because the decrypted ones before them have not
-    /// been read.
-    incoming: Cursor<Vec<u8>>,
-    /// Why TLS accepts no more records. The bytes of the records before can still be read.
-    broken: Option<rustls::Error>,
+    session: Option<Box<Mutex<Session>>>,
 }
 
 /// The largest number of bytes that are read or written in one step.
 pub(crate) const PIECE: usize = 64 * 1024;
 
+/// The label of the secret that the proofs of a relay cover.
+const BINDING: &[u8] = b"EXPORTER-shunt-relay";
 const FLAGS: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
-
-thread_local! {
-    /// A buffer for received bytes. It is empty between two calls.
-    static INCOMING: RefCell<Box<[u8]>> = RefCell::new(vec![0; PIECE].into());
-}
 
 impl Wire {
     /// Returns a plain connection.
@@ -66,25 +50,14 @@ impl Wire {
     }
 
     /// Performs the TLS handshake, and returns the encrypted connection.
-    pub(crate) async fn sealed(stream: TcpStream, mut tls: Connection) -> io::Result<Wire> {
-        tls.set_buffer_limit(Some(2 * PIECE));
-        let seal = Seal { tls, incoming: Cursor::default(), broken: None };
-        let wire = Wire::with(stream, Some(Box::new(Mutex::new(seal))));
-        loop {
-            wire.flush().await?;
-            let more = wire.seal().is_some_and(|seal| seal.tls.is_handshaking());
-            if !more {
-                return Ok(wire);
-            }
-            match wire.try_advance() {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => wire.stream.readable().await?,
-                advanced => advanced?,
-            }
-        }
+    pub(crate) async fn sealed(stream: TcpStream, tls: Connection) -> io::Result<Wire> {
+        let mut session = Session::new(tls, 2 * PIECE);
+        session.handshake(&stream).await?;
+        Ok(Wire::with(stream, Some(Box::new(Mutex::new(session)))))
     }
 
-    fn with(stream: TcpStream, seal: Option<Box<Mutex<Seal>>>) -> Wire {
-        Wire { stream, seal, failed: AtomicBool::new(false) }
+    fn with(stream: TcpStream, session: Option<Box<Mutex<Session>>>) -> Wire {
+        Wire { stream, session, failed: AtomicBool::new(false) }
     }
 
     pub(crate) fn stream(&self) -> &TcpStream {
@@ -92,12 +65,12 @@ impl Wire {
     }
 
     pub(crate) fn is_sealed(&self) -> bool {
-        self.seal.is_some()
+        self.session.is_some()
     }
 
     /// Returns a secret that only the two ends know. It is empty for a plain connection.
     pub(crate) fn binding(&self) -> Vec<u8> {
-        self.seal().map_or_else(Vec::new, |seal| seal::binding(&seal.tls).to_vec())
+        self.session().map_or_else(Vec::new, |session| session.secret(BINDING, None).to_vec())
     }
 
     /// Reads some bytes. Returns 0 if the stream has ended.
@@ -135,8 +108,8 @@ impl Wire {
 
     /// Ends the stream to the other side.
     pub(crate) async fn end(&self) -> io::Result<()> {
-        if let Some(mut seal) = self.seal() {
-            seal.tls.send_close_notify();
+        if let Some(mut session) = self.session() {
+            session.end();
         }
         self.flush().await?;
         Ok(shutdown(&self.stream, Shutdown::Write)?)
@@ -146,42 +119,21 @@ impl Wire {
     ///
     /// An end without close_notify under TLS is an error, and so is an end after a failure.
     pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        let Some(mut seal) = self.seal() else {
+        let Some(mut session) = self.session() else {
             let receive = || Ok(recv(&self.stream, buffer, RecvFlags::DONTWAIT)?.0);
             return self.unless_failed(self.stream.try_io(Interest::READABLE, receive));
         };
-        let mut have = 0;
-        while have < buffer.len() {
-            match seal.tls.reader().read(&mut buffer[have..]) {
-                Ok(0) => break,
-                Ok(count) => have += count,
-                Err(_) if have > 0 && !seal.has_incoming() => break,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    match seal.advance(&self.stream) {
-                        // The next read reports the error.
-                        Err(_) if have > 0 => break,
-                        advanced => advanced?,
-                    }
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(have)
+        session.try_read(buffer, &self.stream, Via::Reactor)
     }
 
     /// Writes as many bytes as can be accepted without waiting. Under TLS some of them may be
     /// buffered until [`Wire::flush`].
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let Some(mut seal) = self.seal() else {
+        let Some(mut session) = self.session() else {
             let send = || Ok(send(&self.stream, bytes, FLAGS)?);
             return self.note(self.stream.try_io(Interest::WRITABLE, send));
         };
-        let taken = seal.tls.writer().write(bytes)?;
-        match seal.push(&self.stream) {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            _ if taken == 0 => Err(io::ErrorKind::WouldBlock.into()),
-            _ => Ok(taken),
-        }
+        session.try_write(bytes, &self.stream)
     }
 
     /// Reads bytes that have already arrived on a plain connection, without asking the runtime for
@@ -209,7 +161,7 @@ impl Wire {
     /// Waits until the kernel has accepted all buffered bytes.
     pub(crate) async fn flush(&self) -> io::Result<()> {
         loop {
-            let pushed = self.seal().map_or(Ok(()), |mut seal| seal.push(&self.stream));
+            let pushed = self.session().map_or(Ok(()), |mut session| session.push(&self.stream));
             match pushed {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.stream.writable().await?,
                 pushed => return pushed,
@@ -218,11 +170,7 @@ impl Wire {
     }
 
     pub(crate) fn park(self) -> io::Result<Parked> {
-        Ok(Parked { stream: self.stream.into_std()?, seal: self.seal })
-    }
-
-    fn try_advance(&self) -> io::Result<()> {
-        self.seal().map_or(Ok(()), |mut seal| seal.advance(&self.stream))
+        Ok(Parked { stream: self.stream.into_std()?, session: self.session })
     }
 
     fn unless_failed(&self, received: io::Result<usize>) -> io::Result<usize> {
@@ -239,8 +187,8 @@ impl Wire {
         done
     }
 
-    fn seal(&self) -> Option<MutexGuard<'_, Seal>> {
-        self.seal.as_ref().map(|seal| seal.lock().expect("nobody panics while it is locked"))
+    fn session(&self) -> Option<MutexGuard<'_, Session>> {
+        self.session.as_ref().map(|session| session.lock().expect("nobody panics while it is locked"))
     }
 }
 
@@ -268,7 +216,7 @@ impl AsyncRead for Wire {
 impl Parked {
     /// Registers the connection with the current runtime.
     pub(crate) fn resume(self) -> io::Result<Wire> {
-        Ok(Wire::with(TcpStream::from_std(self.stream)?, self.seal))
+        Ok(Wire::with(TcpStream::from_std(self.stream)?, self.session))
     }
 
     /// Returns whether the socket has nothing to read: no byte, no end and no error. A live
@@ -281,72 +229,7 @@ impl Parked {
 
 impl From<StdStream> for Parked {
     fn from(stream: StdStream) -> Parked {
-        Parked { stream, seal: None }
-    }
-}
-
-impl Seal {
-    /// Receives bytes, as far as TLS has room for them, and decrypts them. After a record that
-    /// cannot be decrypted, the first call succeeds, because the records before it can be read. All
-    /// further calls fail.
-    fn advance(&mut self, stream: &TcpStream) -> io::Result<()> {
-        if let Some(error) = &self.broken {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, error.clone()));
-        }
-        if self.has_incoming() {
-            self.tls.read_tls(&mut self.incoming)?;
-        } else {
-            self.receive(stream)?;
-        }
-        self.broken = self.tls.process_new_packets().err();
-        // TLS may have to answer. What cannot be sent now is sent with the next write. A failure to
-        // send is not the reader's error: received bytes can still be read, and the missing
-        // close_notify shows afterwards.
-        let _ = self.push(stream);
-        Ok(())
-    }
-
-    fn has_incoming(&self) -> bool {
-        self.incoming.position() < self.incoming.get_ref().len() as u64
-    }
-
-    fn receive(&mut self, stream: &TcpStream) -> io::Result<()> {
-        INCOMING.with_borrow_mut(|buffer| {
-            let receive = || Ok(recv(stream, &mut buffer[..], RecvFlags::DONTWAIT)?.0);
-            let count = stream.try_io(Interest::READABLE, receive)?;
-            if count == 0 && self.tls.is_handshaking() {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            // An end of the stream is passed on to TLS as well.
-            let taken = self.tls.read_tls(&mut &buffer[..count])?;
-            self.incoming = Cursor::new(buffer[taken..count].to_vec());
-            Ok(())
-        })
-    }
-
-    /// Passes buffered bytes to the kernel until it accepts no more.
-    fn push(&mut self, stream: &TcpStream) -> io::Result<()> {
-        while self.tls.wants_write() {
-            stream.try_io(Interest::WRITABLE, || self.tls.write_tls(&mut Raw(stream)))?;
-        }
-        Ok(())
-    }
-}
-
-/// The writer for TLS. It never blocks, and never raises a signal.
-struct Raw<'a>(&'a TcpStream);
-
-impl Write for Raw<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(send(self.0, bytes, FLAGS)?)
-    }
-
-    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        Ok(sendmsg(self.0, pieces, &mut SendAncillaryBuffer::default(), FLAGS)?)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        Parked { stream, session: None }
     }
 }
 
@@ -374,7 +257,8 @@ mod tests {
         if !sealed {
             return (Wire::plain(one), Wire::plain(two));
         }
-        let both = tokio::join!(Wire::sealed(one, seal::caller()), Wire::sealed(two, seal::listener()));
+        let both =
+            tokio::join!(Wire::sealed(one, shunt_tls::caller()), Wire::sealed(two, shunt_tls::listener()));
         (both.0.unwrap(), both.1.unwrap())
     }
 
@@ -475,10 +359,10 @@ mod tests {
     #[tokio::test]
     async fn who_hangs_up_in_the_middle_of_a_handshake_ends_it() {
         let (one, two) = streams().await;
-        send(&one, &[seal::FIRST_BYTE, 3], FLAGS).unwrap();
+        send(&one, &[shunt_tls::FIRST_BYTE, 3], FLAGS).unwrap();
         drop(one);
         assert_eq!(
-            Wire::sealed(two, seal::listener()).await.unwrap_err().kind(),
+            Wire::sealed(two, shunt_tls::listener()).await.unwrap_err().kind(),
             io::ErrorKind::UnexpectedEof
         );
     }
@@ -491,40 +375,5 @@ mod tests {
         forged.extend([7; 40]);
         send(one.stream(), &forged, FLAGS).unwrap();
         assert_eq!(two.read(&mut [0; 8]).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
-    }
-    #[tokio::test]
-    async fn what_came_before_a_forged_record_is_read_first() {
-        // A buffer that ends before, at and behind the bytes before the forged record.
-        for room in [3, 4, 8, 40_000] {
-            let (one, two) = wires(true).await;
-            let sent = sample(if room > 8 { 30_000 } else { 4 }, 7);
-            // The records arrive in one piece.
-            let mut records = Vec::new();
-            {
-                let mut seal = one.seal().unwrap();
-                seal.tls.writer().write_all(&sent).unwrap();
-                while seal.tls.wants_write() {
-                    seal.tls.write_tls(&mut records).unwrap();
-                }
-            }
-            records.extend([0x17, 3, 3, 0, 40]);
-            records.extend([7; 40]);
-            send(one.stream(), &records, FLAGS).unwrap();
-            while recv(two.stream(), &mut vec![0; PIECE][..], RecvFlags::PEEK).map_or(0, |it| it.0)
-                < records.len()
-            {
-                tokio::task::yield_now().await;
-            }
-            let (mut got, mut buffer) = (Vec::new(), vec![0; room]);
-            let error = loop {
-                match two.read(&mut buffer).await {
-                    Ok(count) => got.extend_from_slice(&buffer[..count]),
-                    Err(error) => break error,
-                }
-            };
-            assert!(got == sent, "{} of {} bytes", got.len(), sent.len());
-            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-            assert_eq!(two.read(&mut buffer).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
-        }
     }
 }

@@ -1,9 +1,4 @@
-//! TLS between two relays. It only provides secrecy.
-//!
-//! The handshake above it (`handshake`) authenticates both sides with the shared key. Its proofs
-//! cover a secret of the two ends of this TLS connection (`binding`). A man in the middle has two
-//! TLS connections with two secrets, so it cannot forward a proof. Therefore the listener's public
-//! key is generated at each start and not verified.
+//! The TLS configuration of both ends of a connection.
 
 use std::sync::{Arc, LazyLock};
 
@@ -21,26 +16,43 @@ use rustls::{
     ServerConnection, SignatureScheme,
 };
 
-/// The first byte of a TLS connection. A hello frame without TLS starts with another byte.
-pub(crate) const FIRST_BYTE: u8 = 0x16;
+/// The first byte of a TLS connection, from either end.
+pub const FIRST_BYTE: u8 = 0x16;
 
 /// Returns the TLS state of the side that has connected.
-pub(crate) fn caller() -> Connection {
+pub fn caller() -> Connection {
     static CONFIG: LazyLock<Arc<ClientConfig>> = LazyLock::new(|| Arc::new(client_config()));
     // The name is not sent, and not checked: the listener has no host name.
-    let nobody = ServerName::try_from("relay.invalid").expect("it is a name");
+    let nobody = ServerName::try_from("listener.invalid").expect("it is a name");
     ClientConnection::new(CONFIG.clone(), nobody).expect("the configuration is sound").into()
 }
 
 /// Returns the TLS state of the side that listens.
-pub(crate) fn listener() -> Connection {
+pub fn listener() -> Connection {
     static CONFIG: LazyLock<Arc<ServerConfig>> = LazyLock::new(|| Arc::new(server_config()));
     ServerConnection::new(CONFIG.clone()).expect("the configuration is sound").into()
 }
 
-/// Returns a secret that only the two ends of a connection know after its handshake.
-pub(crate) fn binding(tls: &Connection) -> [u8; 32] {
-    tls.export_keying_material([0; 32], b"EXPORTER-shunt-relay", None).expect("its handshake has ended")
+/// Does the work of a thread's first handshake: generates the listener's key, and starts the
+/// thread's random generator, which can take 100 ms.
+pub fn prepare() {
+    let (mut caller, mut listener) = (caller(), listener());
+    while caller.is_handshaking() || listener.is_handshaking() {
+        hand_over(&mut caller, &mut listener);
+        hand_over(&mut listener, &mut caller);
+    }
+}
+
+fn hand_over(from: &mut Connection, to: &mut Connection) {
+    let mut bytes = Vec::new();
+    while from.wants_write() {
+        from.write_tls(&mut bytes).expect("a vector takes everything");
+    }
+    let mut rest = &bytes[..];
+    while !rest.is_empty() {
+        to.read_tls(&mut rest).expect("a handshake is short");
+        to.process_new_packets().expect("both ends are sound");
+    }
 }
 
 fn provider() -> Arc<CryptoProvider> {
@@ -75,8 +87,8 @@ fn server_config() -> ServerConfig {
         .expect("the provider has TLS 1.3")
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(resolver));
-    // The listener must not send anything on a connection that is kept ready. Sessions are not
-    // resumed.
+    // A relay's listener must not send anything on a connection that is kept ready. Sessions are
+    // not resumed.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config
@@ -123,5 +135,16 @@ impl ServerCertVerifier for AnyKey {
 
     fn requires_raw_public_keys(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_can_be_prepared_more_than_once() {
+        prepare();
+        prepare();
     }
 }
