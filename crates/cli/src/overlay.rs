@@ -104,6 +104,14 @@ fn report(status: &Value) -> String {
         number(&now["namespaces"]),
         number(&now["listeners"]),
     );
+    let versions = now["lines"]["other-versions"].as_object();
+    for (host, version) in versions.into_iter().flatten() {
+        let (theirs, own) = (number(version), number(&status["protocol"]));
+        text += &format!(
+            "the router of {host} has version {theirs} of the protocol, and this one {own}: \
+             connections with its containers stay on the overlay\n\n"
+        );
+    }
     let mut rows = Vec::new();
     for end in ["client", "server"] {
         let paths = &status["connections"][end];

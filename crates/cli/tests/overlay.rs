@@ -355,6 +355,56 @@ fn routers_with_different_keys_have_nothing_to_do_with_each_other() {
     lab::await_until(|| lab.status(B)["connections"]["strangers"] != 0, || lab.status(B).to_string());
 }
 
+/// The other router has version 5. It calls, and closes what begins with another version.
+#[test]
+fn a_router_of_another_version_is_logged_and_leaves_connections_on_the_overlay() {
+    let mut lab = Lab::build();
+    const OLD: &str = "
+import os, socket, threading
+def call():
+    while True:
+        with socket.create_connection(('192.168.77.1', 7450)) as s:
+            s.sendall(b'shuntol\\x05' + os.urandom(64))
+            print('answered', s.recv(64), flush=True)
+            threading.Event().wait(0.2)
+threading.Thread(target=call, daemon=True).start()
+with socket.create_server(('192.168.77.2', 7450)) as listener:
+    while True:
+        s, _ = listener.accept()
+        if s.recv(8) == b'shuntol\\x05':
+            print('understood', flush=True)
+        s.close()
+";
+    lab.start(A);
+    let mut old = Command::new("python3");
+    let old = lab.launch_on_host(B, old.args(["-c", OLD]), "answered b'shuntol\\x06'");
+    lab::await_until(
+        || lab.status(A)["now"]["lines"]["other-versions"]["192.168.77.2"] == 5,
+        || lab.status(A).to_string(),
+    );
+    serve_go(&mut lab, false, "tcp4");
+    assert_ok(&lab.output(A, &mut go_client(&lab, true, [3, 1, 10_000])), 3);
+    assert_eq!(lab.paths(A, "client"), (0, serde_json::json!({ "stranger": 3 })));
+    let control = lab.control(A);
+    let mut status = Command::new(env!("CARGO_BIN_EXE_shunt"));
+    let status = status.args(["overlay", "status", "--control"]).arg(control).output().unwrap();
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(status.contains("the router of 192.168.77.2 has version 5 of the protocol"), "{status}");
+    let log = lab.log(A);
+    assert_eq!(log.matches("has another version of the protocol").count(), 1, "{log}");
+    assert!(!lab.said(old).contains("understood"));
+    assert_eq!(lab.status(A)["connections"]["strangers"], 0);
+    // The other host gets the new version.
+    lab.stop(old);
+    lab.start(B);
+    let has_line = || {
+        let lines = &lab.status(A)["now"]["lines"];
+        lines["to"]["192.168.77.2:7450"] == true && lines["other-versions"] == serde_json::json!({})
+    };
+    lab::await_until(has_line, || lab.status(A).to_string());
+    assert!(lab.log(A).contains("has the same version of the protocol now"));
+}
+
 /// A router that hangs must have the effect of a missing router, except for the first call that
 /// detects it.
 #[test]

@@ -1,8 +1,9 @@
 //! The key that the relays, or the routers of an overlay, share. Its file is readable by its owner
 //! only.
 //!
-//! [`Key`] signs and verifies with HMAC-SHA256, and seals messages with AES-256-GCM. [`Keys`] holds
-//! one or two of them, so that the key can be changed while everything runs ([`rotate`]).
+//! [`Key`] signs and verifies with HMAC-SHA256. [`Keys`] holds one or two of them, so that the key
+//! can be changed while everything runs ([`rotate`]). [`MessageKey`] seals the messages of one
+//! exchange with AES-256-GCM, under a key that both sides have agreed on in secret.
 
 #![forbid(unsafe_code)]
 
@@ -10,7 +11,7 @@ mod rotation;
 mod seal;
 
 pub use rotation::{Keys, Step, rotate};
-pub use seal::SEAL;
+pub use seal::{MessageKey, SEAL};
 
 use std::fmt;
 use std::fs::OpenOptions;

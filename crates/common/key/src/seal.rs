@@ -1,38 +1,52 @@
-//! Seals messages, so that only holders of the key can read or make them. Each message is encrypted
-//! with AES-256-GCM under a key that is derived from the shared key and from unique parts.
+//! Seals the few messages of one exchange with AES-256-GCM, under a key that was made for it.
+
+use std::fmt;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
-use crate::Key;
+use crate::LENGTH;
 
 /// The number of bytes by which a sealed message is longer.
 pub const SEAL: usize = 16;
 
-impl Key {
-    /// Encrypts `bytes` in place, and returns their authentication tag. The parts in `once` have
-    /// fixed lengths, and their concatenation must be unique among all messages under this key.
-    /// [`Key::open`] needs the same parts.
-    pub fn seal(&self, once: &[&[u8]], bytes: &mut [u8]) -> [u8; SEAL] {
-        let tag = self.message_key(once).seal_in_place_separate_tag(zero(), Aad::empty(), bytes);
-        let tag = tag.expect("messages are short");
-        tag.as_ref().try_into().expect("AES-GCM's tag has 16 bytes")
+/// A key for the messages of one exchange. It must not be used for another one.
+pub struct MessageKey(LessSafeKey);
+
+impl MessageKey {
+    /// Returns the message with that number, followed by its authentication tag. A number stands
+    /// for one message of one side, and is sealed at most once.
+    pub fn seal(&self, number: u8, bytes: &[u8]) -> Vec<u8> {
+        let mut sealed = bytes.to_vec();
+        let done = self.0.seal_in_place_append_tag(nonce(number), Aad::empty(), &mut sealed);
+        done.expect("messages are short");
+        sealed
     }
 
-    /// Decrypts a message that is followed by its tag. Returns `None` if it was sealed with another
-    /// key or other parts, or was changed.
-    pub fn open<'a>(&self, once: &[&[u8]], sealed: &'a mut [u8]) -> Option<&'a mut [u8]> {
-        self.message_key(once).open_in_place(zero(), Aad::empty(), sealed).ok()
-    }
-
-    fn message_key(&self, once: &[&[u8]]) -> LessSafeKey {
-        let bytes = self.sign(&[&[&b"seal"[..]], once].concat());
-        LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &bytes).expect("32 bytes are a key"))
+    /// Decrypts the message with that number. Returns `None` if it was sealed with another key or
+    /// another number, was changed, or has another length.
+    pub fn open<const LENGTH: usize>(&self, number: u8, sealed: &[u8]) -> Option<[u8; LENGTH]> {
+        let mut bytes = sealed.to_vec();
+        let opened = self.0.open_in_place(nonce(number), Aad::empty(), &mut bytes).ok()?;
+        (*opened).try_into().ok()
     }
 }
 
-/// Returns the all-zero nonce. It is safe because each derived key seals one message only.
-fn zero() -> Nonce {
-    Nonce::assume_unique_for_key([0; NONCE_LEN])
+impl From<[u8; LENGTH]> for MessageKey {
+    fn from(bytes: [u8; LENGTH]) -> MessageKey {
+        MessageKey(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &bytes).expect("32 bytes are a key")))
+    }
+}
+
+impl fmt::Debug for MessageKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("MessageKey")
+    }
+}
+
+fn nonce(number: u8) -> Nonce {
+    let mut bytes = [0; NONCE_LEN];
+    bytes[0] = number;
+    Nonce::assume_unique_for_key(bytes)
 }
 
 #[cfg(test)]
@@ -41,18 +55,19 @@ mod tests {
 
     #[test]
     fn only_who_has_the_key_opens_it_and_only_in_its_place() {
-        let [key, other] = [1, 2].map(|byte| Key::from([byte; 32]));
-        let mut bytes = *b"the message";
-        let tag = key.seal(&[b"1"], &mut bytes);
-        assert_ne!(&bytes, b"the message");
-        let sealed = [&bytes[..], &tag].concat();
-        assert_eq!(key.open(&[b"1"], &mut sealed.clone()).unwrap(), b"the message");
-        assert!(key.open(&[b"2"], &mut sealed.clone()).is_none());
-        assert!(other.open(&[b"1"], &mut sealed.clone()).is_none());
+        let [key, other] = [1, 2].map(|byte| MessageKey::from([byte; LENGTH]));
+        let sealed = key.seal(1, b"the message");
+        assert_eq!(sealed.len(), 11 + SEAL);
+        assert!(!sealed.windows(3).any(|bytes| bytes == b"the"));
+        assert_eq!(key.open::<11>(1, &sealed).unwrap(), *b"the message");
+        assert!(key.open::<11>(2, &sealed).is_none());
+        assert!(other.open::<11>(1, &sealed).is_none());
+        assert!(key.open::<10>(1, &sealed).is_none());
         for at in 0..sealed.len() {
             let mut bent = sealed.clone();
             bent[at] ^= 1;
-            assert!(key.open(&[b"1"], &mut bent).is_none(), "{at}");
+            assert!(key.open::<11>(1, &bent).is_none(), "{at}");
+            assert!(key.open::<11>(1, &sealed[..at]).is_none(), "{at}");
         }
     }
 }

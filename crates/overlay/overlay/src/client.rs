@@ -165,8 +165,8 @@ async fn make(
         return Err(Reason::NotConnected);
     }
     let made = Made { namespace, overlay: socket, ends, host: names, waits };
-    let keys = loaded.keys.now();
-    take(shared, channel, asked, Handshake::new(stream, &keys), &made).await
+    let handshake = Handshake::new(stream, asked.ticket());
+    take(shared, channel, asked, handshake, &made).await
 }
 
 /// An established overlay connection, and the addresses of the host connection that may replace it.
@@ -204,7 +204,7 @@ async fn take(
     shared: &Arc<Shared>,
     channel: &Channel,
     mut asked: Asked,
-    mut handshake: Handshake<'_, TcpStream>,
+    mut handshake: Handshake<TcpStream>,
     made: &Made,
 ) -> Result<Agreed, Reason> {
     let loaded = shared.loaded();
@@ -221,7 +221,7 @@ async fn take(
             None => Ok(None),
         }
     };
-    let offered = timeout(config.ask(), handshake.offer(asked.token(), offer));
+    let offered = timeout(config.ask(), handshake.offer(offer));
     let (offered, likened) = tokio::join!(offered, early);
     let offered = offered.map_err(|_| Reason::RouterSilent)?;
     if matches!(offered, Ok(()) | Err(WireError::Refused(_))) {
@@ -306,7 +306,7 @@ async fn connected(channel: &Channel, socket: &Theirs) -> Result<(SocketAddr, bo
 }
 
 /// Returns another descriptor of the host connection.
-fn host_socket(handshake: &Handshake<'_, TcpStream>) -> Result<OwnedFd, Reason> {
+fn host_socket(handshake: &Handshake<TcpStream>) -> Result<OwnedFd, Reason> {
     handshake.stream().as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)
 }
 
@@ -344,8 +344,8 @@ async fn expect(channel: &Channel, expected: Request) -> Result<(), Reason> {
 fn refusal(error: WireError) -> Reason {
     match error {
         WireError::Refused(reason) => reason,
-        WireError::Stranger => Reason::Stranger,
-        WireError::Io(_) => Reason::RouterSilent,
+        WireError::Stranger | WireError::Version(_) => Reason::Stranger,
+        WireError::NotAsked | WireError::Io(_) => Reason::RouterSilent,
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use shunt_key::Keys;
+use shunt_tls::Via;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -16,7 +17,7 @@ use crate::promises::Expected;
 use crate::reason::Reason;
 use crate::registry::Takers;
 use crate::shared::Shared;
-use crate::wire::{Ask, Line, Message, Receiver, Token, Via, WireError};
+use crate::wire::{Ask, Line, Message, Receiver, Ticket, Token, WireError};
 
 /// All incoming lines.
 #[derive(Debug, Default)]
@@ -63,6 +64,7 @@ struct Forgotten {
 pub(crate) struct Coming {
     pub(crate) host: IpAddr,
     pub(crate) ask: Ask,
+    pub(crate) ticket: Ticket,
     pub(crate) takers: Takers,
     /// Held until the connection is offered, or will not be.
     pub(crate) expected: Expected,
@@ -76,6 +78,11 @@ const COMING: usize = 16_384;
 pub(crate) const CONNECTING: Duration = Duration::from_secs(180);
 
 impl Guests {
+    /// Returns the ticket with that token, if its Ask is pending.
+    pub(crate) fn ticket(&self, token: &Token) -> Option<Ticket> {
+        self.state().pending.get(token).map(|coming| coming.ticket)
+    }
+
     /// Takes the Ask of an offered connection. Each token is taken once.
     pub(crate) fn take(&self, token: &Token) -> Option<Coming> {
         self.state().pending.take(token)
@@ -144,9 +151,9 @@ impl Guest {
     /// Handles the messages that have arrived.
     fn listen(&self, shared: &Arc<Shared>, id: u64, via: Via) -> Result<(), WireError> {
         let mut receiver = lock(&self.receiver);
-        while let Some((message, token)) = self.line.try_receive(&mut receiver, via)? {
+        while let Some(message) = self.line.try_receive(&mut receiver, via)? {
             match message {
-                Message::Ask { number, ask } => self.answer(shared, id, (number, ask), token),
+                Message::Ask { number, ask, ticket } => self.answer(shared, id, number, ask, ticket),
                 Message::Never { number } => {
                     let coming = shared.guests.state().pending.take_number(id, number);
                     // Dropped outside of the lock, because it notifies tasks that take it.
@@ -162,12 +169,12 @@ impl Guest {
         Ok(())
     }
 
-    fn answer(&self, shared: &Arc<Shared>, id: u64, (number, ask): (u32, Ask), token: Token) {
-        let coming = consider(shared, self.host, ask);
+    fn answer(&self, shared: &Arc<Shared>, id: u64, number: u32, ask: Ask, ticket: Ticket) {
+        let coming = consider(shared, self.host, ask, ticket);
         let refused = coming.as_ref().err().copied();
         if let Ok(coming) = coming {
             // Recorded before the answer is sent, so that the offer finds it.
-            let replaced = shared.guests.state().pending.add((id, number), token, coming);
+            let replaced = shared.guests.state().pending.add((id, number), ticket.token, coming);
             drop(replaced);
         }
         self.line.send(Message::Answer { number, refused });
@@ -229,13 +236,21 @@ impl<T> Pending<T> {
     }
 
     /// Adds the value of an Ask. Returns a value that has no Ask any more: the former one of that
-    /// line and number, or this one if the line is closed.
+    /// line and number, or this one if the line is closed or another Ask has the token.
     fn add(&mut self, (line, number): (u64, u32), token: Token, value: T) -> Option<T> {
         let Some(tokens) = self.lines.get_mut(&line) else { return Some(value) };
+        if self.by_token.contains_key(&token) {
+            return Some(value);
+        }
         let former = tokens.insert(number, token);
         let former = former.and_then(|former| self.by_token.remove(&former));
         self.by_token.insert(token, (line, number, value));
         former.map(|(_, _, value)| value)
+    }
+
+    /// Returns the value of a token.
+    fn get(&self, token: &Token) -> Option<&T> {
+        self.by_token.get(token).map(|(_, _, value)| value)
     }
 
     /// Removes the value of a token.
@@ -280,14 +295,14 @@ pub(crate) async fn attend(
     });
     let stay = Stay::begin(shared, guest.clone());
     loop {
-        guest.line.ready().await?;
         guest.listen(shared, stay.id, Via::Reactor)?;
+        guest.line.ready().await?;
     }
 }
 
 /// Decides about an Ask. The caller holds the line's receive lock and answers before it releases
 /// it, so a new policy's Forget follows the answer.
-fn consider(shared: &Arc<Shared>, host: IpAddr, ask: Ask) -> Result<Coming, Reason> {
+fn consider(shared: &Arc<Shared>, host: IpAddr, ask: Ask, ticket: Ticket) -> Result<Coming, Reason> {
     let Ask { source, destination } = ask;
     shared.connections.permit(Flow { source, destination })?;
     let takers = shared.takers(destination)?;
@@ -295,7 +310,7 @@ fn consider(shared: &Arc<Shared>, host: IpAddr, ask: Ask) -> Result<Coming, Reas
         return Err(Reason::Busy);
     }
     let expected = shared.promises.expect(ask, host);
-    Ok(Coming { host, ask, takers, expected, since: Instant::now() })
+    Ok(Coming { host, ask, ticket, takers, expected, since: Instant::now() })
 }
 
 /// A router's line while it is registered.
@@ -345,6 +360,18 @@ mod tests {
         assert_eq!(pending.take(&token(1)), None);
         assert_eq!(pending.take_number(line, 1), Some("later"));
         assert!(pending.by_token.is_empty() && pending.lines[&line].is_empty());
+    }
+
+    #[test]
+    fn a_token_that_another_line_has_sent_is_not_taken_over() {
+        let mut pending = Pending::default();
+        let (line, hostile) = (pending.open(), pending.open());
+        assert_eq!(pending.add((line, 1), token(1), "own"), None);
+        assert_eq!(pending.add((hostile, 1), token(1), "hostile"), Some("hostile"));
+        assert_eq!(pending.close(hostile), Vec::<&str>::new());
+        assert_eq!(pending.get(&token(1)), Some(&"own"));
+        assert_eq!(pending.take_number(line, 1), Some("own"));
+        assert_eq!(pending.get(&token(1)), None);
     }
 
     #[test]

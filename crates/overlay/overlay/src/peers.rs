@@ -7,15 +7,17 @@
 //!
 //! | state | next state |
 //! | --- | --- |
-//! | `Dialling` | `Up` when the line is established, `Down` when that fails |
+//! | `Dialling` | `Up` when the line is established, `Down` when that fails or takes long |
 //! | `Up` | `Dialling` when the key has changed, `Down` when the line ends otherwise |
 //! | `Down` | `Up` when another attempt succeeds, `Dialling` when the other router calls |
 //!
 //! A caller of [`Peers::ask`] waits while the line is `Dialling`. While it is `Down`, the Ask fails
-//! with `RouterSilent`, and the line is dialled earlier.
+//! with `RouterSilent`, and the line is dialled earlier. If the router has another version of the
+//! protocol, the Ask fails with `Stranger`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -30,17 +32,51 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::keys::KeyFile;
 use crate::lock::lock;
 use crate::reason::Reason;
-use crate::wire::{Ask, Line, Message, Receiver, Token, WireError};
+use crate::wire::{Ask, Line, Message, Receiver, Ticket, VERSION, WireError};
 
 /// All outgoing lines.
 #[derive(Debug)]
 pub(crate) struct Peers {
+    dialler: Dialler,
+    lines: Mutex<HashMap<SocketAddr, Peer>>,
+}
+
+/// What all lines are dialled with.
+#[derive(Clone, Debug)]
+struct Dialler {
     keys: Arc<KeyFile>,
+    versions: Arc<Versions>,
     /// This host's own address.
     own: IpAddr,
     /// The time that another router may take to answer.
     limit: Duration,
-    lines: Mutex<HashMap<SocketAddr, Peer>>,
+}
+
+/// The hosts whose routers seem to have another version of the protocol. They have not proved the
+/// key, so this is for the log, the status and the reason only.
+#[derive(Debug, Default)]
+struct Versions(Mutex<HashMap<IpAddr, u8>>);
+
+impl Versions {
+    /// Notes the version of a host's router. It is logged once, until there is a line: a
+    /// container with the host's address could otherwise fill the log.
+    fn note(&self, host: IpAddr, version: u8) {
+        if lock(&self.0).insert(host, version).is_none() {
+            tracing::warn!(
+                %host,
+                theirs = version,
+                own = VERSION,
+                "the router of this host has another version of the protocol: connections with its containers stay on the overlay until both hosts have the same version of shunt"
+            );
+        }
+    }
+
+    /// Forgets the version of a host: there is a line to it.
+    fn clear(&self, host: IpAddr) {
+        if lock(&self.0).remove(&host).is_some() {
+            tracing::info!(%host, "the router of this host has the same version of the protocol now");
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -90,6 +126,8 @@ type Question = (Ask, oneshot::Sender<Option<Reason>>);
 const REMEMBERED: usize = 4096;
 /// The shortest pause between two attempts to dial, except after a line that was up.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The time that an attempt to dial may take: three round trips between the hosts.
+const DIAL: Duration = Duration::from_secs(2);
 /// The longest pause between two attempts to dial.
 const LONG_PAUSE: Duration = Duration::from_secs(10);
 /// The idle time before the first keepalive probe. So a host that has failed is noticed a few
@@ -98,18 +136,20 @@ const IDLE: Duration = Duration::from_secs(5);
 
 impl Peers {
     pub(crate) fn new(keys: Arc<KeyFile>, own: IpAddr, limit: Duration) -> Peers {
-        Peers { keys, own, limit, lines: Mutex::default() }
+        let dialler = Dialler { keys, versions: Arc::default(), own, limit };
+        Peers { dialler, lines: Mutex::default() }
     }
 
     /// Keeps lines to exactly these routers from now on.
     pub(crate) fn keep(&self, routers: &HashSet<SocketAddr>) {
         let mut lines = self.lines();
         lines.retain(|router, _| routers.contains(router));
+        lock(&self.dialler.versions.0).retain(|host, _| routers.iter().any(|router| router.ip() == *host));
         for router in routers {
             lines.entry(*router).or_insert_with(|| {
                 let (sender, state) = watch::channel(State::Dialling);
                 let triggers = Arc::new(DialTriggers::default());
-                let kept = keep(self.keys.clone(), self.own, *router, self.limit, sender, triggers.clone());
+                let kept = keep(self.dialler.clone(), *router, sender, triggers.clone());
                 Peer { state, triggers, keeper: tokio::spawn(kept).abort_handle() }
             });
         }
@@ -117,23 +157,39 @@ impl Peers {
 
     /// Sends an Ask to a router. The answer is still pending when this returns.
     pub(crate) async fn ask(&self, router: SocketAddr, ask: Ask) -> Result<Asked, Reason> {
-        let session = self.session(router).await.ok_or(Reason::RouterSilent)?;
+        let session = self.session(router).await.ok_or_else(|| self.why_none(router.ip()))?;
         let number = session.next.fetch_add(1, Relaxed);
         let (sender, answer) = oneshot::channel();
         lock(&session.questions).insert(number, (ask, sender));
         let is_remembered = lock(&session.remembered).contains(&ask);
-        let sent = session.line.send(Message::Ask { number, ask });
-        let mut asked = Asked {
+        let ticket = Ticket::new();
+        let is_sent = session.line.send(Message::Ask { number, ask, ticket });
+        let asked = Asked {
             session,
             number,
-            token: [0; 32],
+            ticket,
             answer,
-            limit: self.limit,
+            limit: self.dialler.limit,
             is_remembered,
             is_over: false,
         };
-        asked.token = sent.ok_or(Reason::RouterSilent)?;
-        Ok(asked)
+        is_sent.then_some(asked).ok_or(Reason::RouterSilent)
+    }
+
+    /// Notes that a connection of that host began with another version of the protocol. It may be by
+    /// a container that has its host's address, so it decides nothing.
+    pub(crate) fn has_version(&self, host: IpAddr, version: u8) {
+        let is_up = |(router, peer): (&SocketAddr, &Peer)| {
+            router.ip() == host && matches!(*peer.state.borrow(), State::Up(_))
+        };
+        if !self.lines().iter().any(is_up) {
+            self.dialler.versions.note(host, version);
+        }
+    }
+
+    /// Returns the hosts whose routers seem to have another version of the protocol, with it.
+    pub(crate) fn other_versions(&self) -> BTreeMap<IpAddr, u8> {
+        lock(&self.dialler.versions.0).iter().map(|(host, version)| (*host, *version)).collect()
     }
 
     /// Notes that the router of that host has opened a line to this one, so it is running.
@@ -145,7 +201,7 @@ impl Peers {
 
     /// Closes the lines whose key is not the current one, so that they are dialled again.
     pub(crate) fn renew(&self) {
-        let keys = self.keys.now();
+        let keys = self.dialler.keys.now();
         for peer in self.lines().values() {
             if let State::Up(session) = &*peer.state.borrow()
                 && !session.line.key().is(keys.own())
@@ -169,7 +225,8 @@ impl Peers {
             let peer = lines.get(&router)?;
             (peer.state.clone(), peer.triggers.clone())
         };
-        let known = timeout(self.limit, state.wait_for(|state| !matches!(state, State::Dialling))).await;
+        let known =
+            timeout(self.dialler.limit, state.wait_for(|state| !matches!(state, State::Dialling))).await;
         match &*known.ok()?.ok()? {
             State::Up(session) => Some(session.clone()),
             _ => {
@@ -177,6 +234,12 @@ impl Peers {
                 None
             }
         }
+    }
+
+    /// Returns the reason for which there is no line to that host.
+    fn why_none(&self, host: IpAddr) -> Reason {
+        let is_other = lock(&self.dialler.versions.0).contains_key(&host);
+        if is_other { Reason::Stranger } else { Reason::RouterSilent }
     }
 
     fn lines(&self) -> MutexGuard<'_, HashMap<SocketAddr, Peer>> {
@@ -189,7 +252,7 @@ impl Peers {
 pub(crate) struct Asked {
     session: Arc<Session>,
     number: u32,
-    token: Token,
+    ticket: Ticket,
     answer: oneshot::Receiver<Option<Reason>>,
     limit: Duration,
     is_remembered: bool,
@@ -220,9 +283,9 @@ impl Asked {
         }
     }
 
-    /// Returns the token that the offer for this Ask begins with.
-    pub(crate) fn token(&self) -> Token {
-        self.token
+    /// Returns the ticket for the host connection of this Ask.
+    pub(crate) fn ticket(&self) -> Ticket {
+        self.ticket
     }
 
     /// Notes that the other router has received the offer, so no Never is necessary.
@@ -242,10 +305,8 @@ impl Drop for Asked {
 
 /// Keeps a line to a router.
 async fn keep(
-    keys: Arc<KeyFile>,
-    own: IpAddr,
+    Dialler { keys, versions, own, limit }: Dialler,
     router: SocketAddr,
-    limit: Duration,
     state: watch::Sender<State>,
     triggers: Arc<DialTriggers>,
 ) {
@@ -253,7 +314,16 @@ async fn keep(
     loop {
         let begun = Instant::now();
         let spoken = keys.now();
-        match timeout(limit, dial(spoken.own(), own, router)).await {
+        let mut dialled = pin!(timeout(DIAL, dial(spoken.own(), own, router)));
+        let dialled = match timeout(limit, &mut dialled).await {
+            Ok(dialled) => dialled,
+            Err(_) => {
+                // Callers wait no longer. The attempt continues.
+                state.send_replace(State::Down);
+                dialled.await
+            }
+        };
+        match dialled {
             Ok(Ok((line, receiver))) => {
                 let session = Arc::new(Session {
                     line,
@@ -261,6 +331,7 @@ async fn keep(
                     questions: Mutex::default(),
                     remembered: Mutex::default(),
                 });
+                versions.clear(router.ip());
                 state.send_replace(State::Up(session.clone()));
                 tracing::debug!(%router, "there is a line to this router");
                 let ended = session.serve(receiver).await;
@@ -275,6 +346,7 @@ async fn keep(
                     continue;
                 }
             }
+            Ok(Err(WireError::Version(version))) => versions.note(router.ip(), version),
             Ok(Err(error)) => tracing::debug!(%router, %error, "no line to this router"),
             Err(_) => tracing::debug!(%router, "no line to this router: it does not answer"),
         }
@@ -324,14 +396,14 @@ impl Session {
     async fn serve(&self, mut receiver: Receiver) -> WireError {
         loop {
             match self.line.receive(&mut receiver).await {
-                Ok((Message::Answer { number, refused }, _)) => {
+                Ok(Message::Answer { number, refused }) => {
                     if let Some((ask, question)) = lock(&self.questions).remove(&number) {
                         self.remember(ask, refused.is_none());
                         // The caller may have stopped waiting.
                         let _ = question.send(refused);
                     }
                 }
-                Ok((Message::Forget { number }, _)) => {
+                Ok(Message::Forget { number }) => {
                     lock(&self.remembered).clear();
                     self.line.send(Message::Forgotten { number });
                 }

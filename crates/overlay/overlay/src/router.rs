@@ -25,7 +25,7 @@ use crate::policy::Policy;
 use crate::request::{ROUTER, Request};
 use crate::secure::Guard;
 use crate::shared::Shared;
-use crate::{adopt, discovery, enforce, listing, local, server};
+use crate::{adopt, discovery, enforce, listing, local, server, wire};
 
 /// The reason for which a router does not run.
 #[derive(Debug, Error)]
@@ -73,6 +73,8 @@ const SWEEP: Duration = Duration::from_secs(1);
 pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let loaded = Loaded::read(path)?;
     raise_descriptor_limit();
+    // Otherwise the first line would hold up this thread, which does everything else too.
+    shunt_tls::prepare();
     let control_path = loaded.config.control.clone();
     let control = Control::open(ROUTER, &control_path).map_err(listening(control_path.display()))?;
     let reader = Reader::load()?;
@@ -219,6 +221,7 @@ fn status(shared: &Shared, began: Instant) -> Value {
     let config = &shared.loaded().config;
     json!({
         "name": config.name,
+        "protocol": wire::VERSION,
         "uptime-seconds": began.elapsed().as_secs(),
         "without-lsm": shared.guard.as_ref().and_then(Guard::without_lsm),
         "connections": shared.metrics.report(),

@@ -34,7 +34,7 @@ use crate::promises::{Claim, Client, Promised};
 use crate::quotas::Visit;
 use crate::reason::Reason;
 use crate::shared::Shared;
-use crate::wire::{Handshake, Line, Opening, WireError, opening};
+use crate::wire::{Handshake, Line, Offered, Opening, WireError, opening};
 
 /// The time that a router which has connected may take until its first message.
 const FIRST: Duration = Duration::from_secs(2);
@@ -79,6 +79,7 @@ async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
                 tracing::warn!(%host, "what has connected is no router with this key: others are only counted");
             }
         }
+        Err(WireError::Version(version)) => shared.peers.has_version(host, version),
         Err(error) => tracing::debug!(%host, %error, "a conversation has ended"),
     }
 }
@@ -118,15 +119,22 @@ fn proven(shared: &Arc<Shared>, pass: Pass) -> Result<Visit, WireError> {
     visit.ok_or_else(|| WireError::Io(std::io::ErrorKind::ConnectionAborted.into()))
 }
 
-async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr, pass: Pass) -> Result<(), WireError> {
-    let keys = shared.loaded().keys.now();
-    let mut handshake = Handshake::new(stream, &keys);
-    let (token, offer) = within(FIRST, handshake.offered()).await?;
+async fn agree(
+    shared: &Arc<Shared>,
+    mut stream: TcpStream,
+    host: IpAddr,
+    pass: Pass,
+) -> Result<(), WireError> {
+    let offered = within(FIRST, Offered::read(&mut stream)).await?;
+    // The line of the Ask may have ended meanwhile. Then there is no key for an answer.
+    let ticket = shared.guests.ticket(&offered.token).ok_or(WireError::NotAsked)?;
+    let (mut handshake, offer) = offered.open(stream, ticket)?;
+    // Taken only now: an attacker who has only seen the token cannot use it up.
+    let coming = shared.guests.take(&offered.token).ok_or(WireError::NotAsked)?;
     let _visit = proven(shared, pass)?;
-    // The line of the Ask may have ended meanwhile.
-    let Some(coming) = shared.guests.take(&token).filter(|coming| coming.host == host) else {
+    if coming.host != host {
         return handshake.promise(Some(Reason::NotFound)).await;
-    };
+    }
     let Coming { ask, takers, expected, .. } = coming;
     // An address that the map does not know yet may belong to any host.
     let is_its_own = shared.map().host_of(offer.source.ip()).is_none_or(|it| it.router.ip() == host);
@@ -171,7 +179,7 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr, pass: Pass
 /// first lets nothing more in; a Commit that has arrived by then still holds.
 async fn last_word(
     shared: &Arc<Shared>,
-    handshake: &Handshake<'_, TcpStream>,
+    handshake: &Handshake<TcpStream>,
     promised: &Promised,
 ) -> std::io::Result<()> {
     let limit = shared.loaded().config.patience() + GRACE;

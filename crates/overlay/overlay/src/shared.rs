@@ -203,7 +203,11 @@ impl Shared {
             "listeners": listeners,
             "promises": self.promises.count(),
             "etcd": self.loaded().config.etcd.as_ref().map(|_| self.discovery.report()),
-            "lines": { "to": lines, "from": self.guests.count() },
+            "lines": {
+                "to": lines,
+                "from": self.guests.count(),
+                "other-versions": self.peers.other_versions(),
+            },
             "connections": {
                 "client": self.connections.count(End::Client),
                 "server": self.connections.count(End::Server),
