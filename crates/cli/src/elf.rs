@@ -1,9 +1,15 @@
 //! Reads from the headers of an ELF file whether the shim can be loaded into it.
 //!
-//! A file that is truncated or invalid is reported as not understood, and left to the kernel.
+//! A file that is truncated or invalid is reported as not understood, and left to the kernel. Its
+//! sizes and offsets may be anything, so each read is limited.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+
+use object::LittleEndian as Little;
+use object::elf::{self, FileHeader64};
+use object::pod::slice_from_bytes;
+use object::read::elf::{Dyn, FileHeader, NoteIterator, ProgramHeader};
+use object::read::{ReadCache, ReadRef};
 
 /// The relevant properties of an ELF file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,153 +27,95 @@ pub(crate) enum Elf {
     },
 }
 
-const CLASS_64: u8 = 2;
-const LITTLE_ENDIAN: u8 = 1;
-const PT_LOAD: u32 = 1;
-const PT_DYNAMIC: u32 = 2;
-const PT_INTERP: u32 = 3;
-const PT_NOTE: u32 = 4;
-const DT_NEEDED: u64 = 1;
-const DT_STRTAB: u64 = 5;
-const HEADER_BYTES: usize = 64;
-const PROGRAM_HEADER_BYTES: usize = 56;
-const MAX_PROGRAM_HEADERS: usize = 128;
+type Header = FileHeader64<Little>;
+type Segment = elf::ProgramHeader64<Little>;
+type Data<'f> = ReadCache<&'f File>;
 
-const NATIVE_MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") { elf::EM_AARCH64 } else { elf::EM_X86_64 };
+/// The limit for a path and for notes.
+const MAX_BYTES: u64 = 4096;
+/// The limit for the name of a library.
+const MAX_NAME: u64 = 256;
+const MAX_ENTRIES: usize = 1024;
 
 /// Parses the headers. Returns `None` if this is not an ELF file, or not a valid one.
 pub(crate) fn parse(file: &File) -> Option<Elf> {
-    let mut header = [0; HEADER_BYTES];
-    let read = read_up_to(file, &mut header, 0);
-    if read < 20 || !header.starts_with(b"\x7fELF") {
+    let data = ReadCache::new(file);
+    let segments = match segments(&data)? {
+        Ok(segments) => segments,
+        Err(foreign) => return Some(foreign),
+    };
+    let of_kind = |kind| segments.iter().filter(move |segment| segment.p_type(Little) == kind);
+    let interpreter = of_kind(elf::PT_INTERP).next().map(|segment| {
+        let path = content(&data, segment, MAX_BYTES);
+        path.split(|byte| *byte == 0).next().unwrap_or_default().to_owned()
+    });
+    let mut notes = of_kind(elf::PT_NOTE).map(|segment| content(&data, segment, MAX_BYTES));
+    Some(Elf::Native { interpreter, go: notes.any(has_go_note) })
+}
+
+/// Returns the segments, or what makes the file foreign. Returns `None` if it is not a valid ELF
+/// file.
+fn segments<'d>(data: &'d Data<'_>) -> Option<Result<&'d [Segment], Elf>> {
+    let [magic @ .., class] = data.read_at::<[u8; 5]>(0).ok()?;
+    if *magic != elf::ELFMAG {
         return None;
     }
-    if header[4] != CLASS_64 {
-        return Some(Elf::OtherClass);
+    if *class != elf::ELFCLASS64 {
+        return Some(Err(Elf::OtherClass));
     }
-    if header[5] != LITTLE_ENDIAN || u16_at(&header, 18) != NATIVE_MACHINE {
-        return Some(Elf::OtherMachine);
+    let header = data.read_at::<Header>(0).ok()?;
+    if !header.is_little_endian() || header.e_machine(Little) != MACHINE {
+        return Some(Err(Elf::OtherMachine));
     }
-    if read < HEADER_BYTES || usize::from(u16_at(&header, 54)) != PROGRAM_HEADER_BYTES {
-        return None;
-    }
-    let table = u64_at(&header, 32);
-    let count = usize::from(u16_at(&header, 56)).min(MAX_PROGRAM_HEADERS);
-    let mut interpreter = None;
-    let mut go = false;
-    for index in 0..count as u64 {
-        let mut entry = [0; PROGRAM_HEADER_BYTES];
-        let offset = table.checked_add(index * PROGRAM_HEADER_BYTES as u64)?;
-        if read_up_to(file, &mut entry, offset) < PROGRAM_HEADER_BYTES {
-            return None;
-        }
-        let (offset, bytes) = (u64_at(&entry, 8), u64_at(&entry, 32));
-        match u32_at(&entry, 0) {
-            PT_INTERP => {
-                let mut path = segment(file, offset, bytes, 4096);
-                path.truncate(path.iter().position(|byte| *byte == 0).unwrap_or(path.len()));
-                interpreter = Some(path);
-            }
-            PT_NOTE => go |= has_go_note(&segment(file, offset, bytes, 4096)),
-            _ => {}
-        }
-    }
-    Some(Elf::Native { interpreter, go })
+    // A larger number would be in a section.
+    let is_small = header.e_phnum(Little) < elf::PN_XNUM;
+    is_small.then(|| header.program_headers(Little, data).ok()).flatten().map(Ok)
 }
 
 /// Returns the names of the libraries that a program for this processor is linked with, in their
 /// order. The list is empty if the file cannot be understood.
 pub(crate) fn libraries(file: &File) -> Vec<Vec<u8>> {
-    libraries_of(file).unwrap_or_default()
+    libraries_of(&ReadCache::new(file)).unwrap_or_default()
 }
 
-fn libraries_of(file: &File) -> Option<Vec<Vec<u8>>> {
-    const MOST_ENTRIES: usize = 1024;
-    let mut header = [0; HEADER_BYTES];
-    let is_whole = read_up_to(file, &mut header, 0) == HEADER_BYTES;
-    if !is_whole || !header.starts_with(b"\x7fELF\x02\x01") || u16_at(&header, 18) != NATIVE_MACHINE {
-        return None;
-    }
-    let table = u64_at(&header, 32);
-    let count = usize::from(u16_at(&header, 56)).min(MAX_PROGRAM_HEADERS);
-    let mut loaded = Vec::new();
-    let mut dynamic = Vec::new();
-    for index in 0..count as u64 {
-        let mut entry = [0; PROGRAM_HEADER_BYTES];
-        let offset = table.checked_add(index * PROGRAM_HEADER_BYTES as u64)?;
-        if read_up_to(file, &mut entry, offset) < PROGRAM_HEADER_BYTES {
-            return None;
-        }
-        let (offset, address, bytes) = (u64_at(&entry, 8), u64_at(&entry, 16), u64_at(&entry, 32));
-        match u32_at(&entry, 0) {
-            PT_LOAD => loaded.push((address, bytes, offset)),
-            PT_DYNAMIC => dynamic = segment(file, offset, bytes, MOST_ENTRIES * 16),
-            _ => {}
-        }
-    }
-    let tagged = |wanted: u64| {
-        let entries = dynamic.chunks_exact(16).map(|entry| (u64_at(entry, 0), u64_at(entry, 8)));
-        entries.filter(move |(tag, _)| *tag == wanted).map(|(_, value)| value)
-    };
-    let strings = tagged(DT_STRTAB).next()?;
-    let in_file = |address: u64| {
-        let (start, _, offset) = loaded
-            .iter()
-            .find(|(start, bytes, _)| address.checked_sub(*start).is_some_and(|at| at < *bytes))?;
-        offset.checked_add(address - start)
-    };
-    let strings = in_file(strings)?;
+fn libraries_of(data: &Data<'_>) -> Option<Vec<Vec<u8>>> {
+    let segments = segments(data)?.ok()?;
+    let dynamic = segments.iter().find(|segment| segment.p_type(Little) == elf::PT_DYNAMIC)?;
+    let size = size_of::<elf::Dyn64<Little>>();
+    let dynamic = content(data, dynamic, (MAX_ENTRIES * size) as u64);
+    let (entries, _) = slice_from_bytes::<elf::Dyn64<Little>>(dynamic, dynamic.len() / size).ok()?;
+    let tagged =
+        |tag| entries.iter().filter(move |entry| entry.tag(Little) == tag).map(|entry| entry.val(Little));
+    let strings = tagged(elf::DT_STRTAB).next()?;
+    let strings =
+        segments.iter().filter(|segment| segment.p_type(Little) == elf::PT_LOAD).find_map(|segment| {
+            let (offset, bytes) = segment.file_range(Little);
+            let into = strings.checked_sub(segment.p_vaddr(Little)).filter(|into| *into < bytes)?;
+            offset.checked_add(into)
+        })?;
+    let end = data.len().ok()?;
     let name = |at: u64| {
-        let mut name = segment(file, strings.saturating_add(at), 256, 256);
-        name.truncate(name.iter().position(|byte| *byte == 0)?);
-        Some(name)
+        let start = strings.checked_add(at)?;
+        let name = data.read_bytes_at_until(start..start.saturating_add(MAX_NAME).min(end), 0);
+        name.ok().map(<[u8]>::to_owned)
     };
-    Some(tagged(DT_NEEDED).filter_map(name).collect())
+    Some(tagged(elf::DT_NEEDED).filter_map(name).collect())
 }
 
-/// Returns whether the notes contain that of the Go linker. Its owner is "Go", and its name length
-/// includes the padding.
-fn has_go_note(mut notes: &[u8]) -> bool {
-    while notes.len() >= 12 {
-        let (name, description) = (u32_at(notes, 0) as usize, u32_at(notes, 4) as usize);
-        if matches!(name, 3 | 4) && notes[12..].starts_with(b"Go\0") {
-            return true;
-        }
-        let padded = |bytes: usize| bytes.saturating_add(3) & !3;
-        let whole = 12usize.saturating_add(padded(name)).saturating_add(padded(description));
-        notes = notes.get(whole..).unwrap_or_default();
-    }
-    false
+/// Returns whether the notes contain that of the Go linker. Its owner is "Go".
+fn has_go_note(notes: &[u8]) -> bool {
+    let notes = NoteIterator::<Header>::new(Little, 4, notes);
+    notes.is_ok_and(|mut notes| {
+        std::iter::from_fn(|| notes.next().ok().flatten()).any(|note| note.name() == b"Go")
+    })
 }
 
-fn segment(file: &File, offset: u64, bytes: u64, limit: usize) -> Vec<u8> {
-    let mut content = vec![0; limit.min(bytes.try_into().unwrap_or(limit))];
-    let read = read_up_to(file, &mut content, offset);
-    content.truncate(read);
-    content
-}
-
-fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> usize {
-    let mut done = 0;
-    while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], offset.saturating_add(done as u64)) {
-            Ok(0) | Err(_) => break,
-            Ok(read) => done += read,
-        }
-    }
-    done
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+/// Returns the beginning of a segment's content, at most `limit` bytes. It is empty if the file
+/// ends before.
+fn content<'d>(data: &'d Data<'_>, segment: &Segment, limit: u64) -> &'d [u8] {
+    let (offset, size) = segment.file_range(Little);
+    data.read_bytes_at(offset, size.min(limit)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -201,10 +149,10 @@ mod tests {
 
     #[test]
     fn other_word_sizes_and_processors_are_told_apart() {
-        let mut header = [0; HEADER_BYTES];
+        let mut header = [0; size_of::<Header>()];
         header[..6].copy_from_slice(b"\x7fELF\x01\x01");
         assert_eq!(parsed(&header), Some(Elf::OtherClass));
-        header[4] = CLASS_64;
+        header[4] = elf::ELFCLASS64;
         header[18] = 243;
         assert_eq!(parsed(&header), Some(Elf::OtherMachine));
     }
@@ -214,11 +162,11 @@ mod tests {
         assert_eq!(parsed(b""), None);
         assert_eq!(parsed(b"\x7fELF"), None);
         assert_eq!(parsed(b"#!/bin/sh\n"), None);
-        let mut header = [0xff; HEADER_BYTES];
+        let mut header = [0xff; size_of::<Header>()];
         header[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        header[18..20].copy_from_slice(&NATIVE_MACHINE.to_le_bytes());
+        header[18..20].copy_from_slice(&MACHINE.to_le_bytes());
         assert_eq!(parsed(&header), None);
-        header[54..56].copy_from_slice(&(PROGRAM_HEADER_BYTES as u16).to_le_bytes());
+        header[54..56].copy_from_slice(&(size_of::<Segment>() as u16).to_le_bytes());
         assert_eq!(parsed(&header), None);
     }
 
