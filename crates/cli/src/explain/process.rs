@@ -11,6 +11,7 @@ use anyhow::{Result, anyhow};
 use shunt_abi::intercept::BELOW;
 use shunt_abi::rules;
 use shunt_abi::shown::visible;
+use shunt_sys::proc::Fields;
 
 use crate::intercept;
 use crate::obstacle::{self, Obstacle};
@@ -60,21 +61,16 @@ pub(super) enum Ring {
 impl Process {
     /// Reads the process with this id.
     pub(super) fn look(pid: u32) -> Result<Process> {
-        let status =
-            fs::read_to_string(proc(pid, "status")).map_err(|_| anyhow!("there is no process {pid}"))?;
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":"));
-            line.map(str::trim).unwrap_or_default().to_owned()
-        };
-        let first = |name: &str| field(name).split_whitespace().next().and_then(|word| word.parse().ok());
+        let status = Fields::status(pid).map_err(|_| anyhow!("there is no process {pid}"))?;
+        let field = |name| status.get(name).unwrap_or_default();
         // A thread id stands for its process.
-        let pid = first("Tgid").unwrap_or(pid);
-        let uid = first("Uid").unwrap_or(0);
+        let pid = status.word("Tgid", 0).unwrap_or(pid);
+        let uid = status.word("Uid", 0).unwrap_or(0);
         let maps = fs::read_to_string(proc(pid, "maps"));
         let shim = maps.as_deref().ok().and_then(loaded_shim);
         let environment = Environment::of(pid);
         let (sockets, ring) = descriptors(pid);
-        let off = environment.transport(&field("Name")) == Some(b"tcp");
+        let off = environment.transport(field("Name")) == Some(b"tcp");
         let obstacle = match (&shim, &maps) {
             (Some(_), Ok(maps)) if !off && !are_calls_led(pid, maps) => {
                 obstacle::of_linkage(&proc(pid, "exe")).filter(|obstacle| *obstacle == Obstacle::Go)
@@ -88,8 +84,8 @@ impl Process {
         Ok(Process {
             pid,
             uid,
-            acts_as: field("Uid").split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(uid),
-            name: field("Name"),
+            acts_as: status.word("Uid", 1).unwrap_or(uid),
+            name: field("Name").to_owned(),
             has_shim: shim.is_some(),
             obstacle,
             shim_replaced: shim.is_some_and(|path| path.ends_with(" (deleted)")),
@@ -166,8 +162,8 @@ pub(super) fn descriptors(pid: u32) -> (HashMap<u64, i32>, Ring) {
 
 /// Returns whether a kernel thread picks up the submissions of this io_uring.
 fn is_polled(pid: u32, ring: &str) -> bool {
-    let text = fs::read_to_string(proc(pid, &format!("fdinfo/{ring}"))).unwrap_or_default();
-    text.lines().any(|line| line.strip_prefix("SqThread:").is_some_and(|thread| thread.trim() != "-1"))
+    let fields = Fields::descriptor(pid, ring);
+    fields.is_ok_and(|fields| fields.get("SqThread").is_some_and(|thread| thread != "-1"))
 }
 
 /// Returns the path of the shim among the mappings.

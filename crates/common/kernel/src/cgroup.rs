@@ -192,8 +192,7 @@ fn is_name(name: &OsStr) -> bool {
 /// Returns the path of a process's group, relative to the cgroup root that this process sees.
 pub(crate) fn path_of(process: &str) -> io::Result<PathBuf> {
     let missing = || io::Error::new(io::ErrorKind::NotFound, "the process is in no version 2 control group");
-    let groups = fs::read_to_string(format!("/proc/{process}/cgroup"))?;
-    groups.lines().find_map(|line| line.strip_prefix("0::/")).map(PathBuf::from).ok_or_else(missing)
+    shunt_sys::proc::control_group(process)?.ok_or_else(missing)
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ pub mod options;
 pub mod other;
 pub mod peer;
 pub mod pidfd;
+pub mod proc;
 pub mod process_access;
 pub mod raw;
 pub mod realtime;

@@ -1,11 +1,11 @@
 //! Reports which namespaces another process lives in, and whether it may inspect other processes.
 
-use std::fs::read_to_string;
 use std::os::fd::AsFd;
 
 use rustix::event::PollFlags;
 use rustix::fs::stat;
 
+use crate::proc::Fields;
 use crate::ready;
 
 /// The namespaces that decide which processes another process may inspect.
@@ -58,35 +58,32 @@ const THREADS: usize = 4096;
 /// Returns whether `is` holds for any thread of a process. Each thread has its own user and network
 /// namespace. Returns `None` if the process is not visible from here.
 pub fn has_thread(pid: u32, is: impl Fn(Present) -> bool) -> Option<bool> {
-    if is(present(&format!("/proc/{pid}"))?) {
+    if is(present(&pid.to_string())?) {
         return Some(true);
     }
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().take(THREADS);
-    let mut found = threads.filter_map(|thread| present(thread.path().to_str()?));
+    let mut found =
+        threads.filter_map(|thread| present(&format!("{pid}/task/{}", thread.file_name().to_str()?)));
     Some(found.any(is))
 }
 
-fn present(directory: &str) -> Option<Present> {
-    let status = read_to_string(format!("{directory}/status")).ok()?;
-    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    let user = users.split_whitespace().nth(1)?.parse().ok()?;
-    Some(Present { user, network: network(directory)? })
+fn present(thread: &str) -> Option<Present> {
+    let user = Fields::status(thread).ok()?.word("Uid", 1)?;
+    Some(Present { user, network: network(thread)? })
 }
 
 /// Returns device and inode of this thread's network namespace.
 pub fn own_network() -> Option<(u64, u64)> {
-    network("/proc/thread-self")
+    network("thread-self")
 }
 
-fn network(directory: &str) -> Option<(u64, u64)> {
-    stat(format!("{directory}/ns/net")).ok().map(|file| (file.st_dev, file.st_ino))
+fn network(thread: &str) -> Option<(u64, u64)> {
+    stat(format!("/proc/{thread}/ns/net")).ok().map(|file| (file.st_dev, file.st_ino))
 }
 
 /// Returns `true` if a process may inspect every other process of its user namespace.
 pub fn may_look_into_all(pid: u32) -> bool {
-    let status = read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let set = effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    let set = Fields::status(pid).ok().and_then(|status| status.number("CapEff", 16));
     set.is_some_and(|set| set & 1 << SYS_PTRACE != 0)
 }
 

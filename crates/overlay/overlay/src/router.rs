@@ -11,6 +11,7 @@ use shunt_control::{Asked, Control, serve_metrics};
 use shunt_kernel::LoadError;
 use shunt_kernel::names::Names;
 use shunt_kernel::sequence::Reader;
+use shunt_sys::proc::Fields;
 use shunt_sys::{heap, limits};
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
@@ -275,8 +276,7 @@ fn listening(place: impl ToString) -> impl FnOnce(io::Error) -> Error {
 
 /// Returns `true` if this process is under a seccomp filter.
 fn is_filtered() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() != "0"))
+    Fields::status("self").is_ok_and(|status| status.get("Seccomp").is_some_and(|mode| mode != "0"))
 }
 
 /// Raises the limit, since each conversation takes several descriptors.

@@ -113,10 +113,9 @@ fn await_container(listener: &Arc<Listener>) -> Option<(Call, File)> {
 
 /// Moves this process to the control group (version 2) of another process.
 fn join_group(process: u32) -> io::Result<()> {
-    let groups = fs::read_to_string(format!("/proc/{process}/cgroup"))?;
-    let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::/")) else { return Ok(()) };
+    let Some(group) = shunt_sys::proc::control_group(process)? else { return Ok(()) };
     let unified = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
-    let procs = unified.iter().map(|root| root.join(group).join("cgroup.procs"));
+    let procs = unified.iter().map(|root| root.join(&group).join("cgroup.procs"));
     // A version 1 hierarchy also has cgroup.procs files, but no cgroup.controllers at its root.
     let is_unified = |root: &&Path| root.join("cgroup.controllers").is_file();
     match unified.iter().copied().zip(procs).find(|(root, _)| is_unified(root)) {

@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use shunt_sys::interest::Interest;
+use shunt_sys::proc::Fields;
 
 use super::rings;
 
@@ -29,13 +30,10 @@ struct Signals {
 }
 
 impl Signals {
-    fn of(text: &str) -> Signals {
-        let mask = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-        };
-        let (own, shared) = (mask("SigPnd:"), mask("ShdPnd:"));
-        Signals { own, shared, blocked: mask("SigBlk:"), ignored: mask("SigIgn:") }
+    fn of(status: &Fields) -> Signals {
+        let mask = |name| status.number(name, 16).unwrap_or(0);
+        let (own, shared) = (mask("SigPnd"), mask("ShdPnd"));
+        Signals { own, shared, blocked: mask("SigBlk"), ignored: mask("SigIgn") }
     }
 
     fn wanted(self) -> u64 {
@@ -45,7 +43,7 @@ impl Signals {
 
 pub(super) fn signal(thread: u32) -> Signal {
     // The thread has ended.
-    let Ok(status) = fs::read_to_string(format!("/proc/{thread}/status")) else { return Signal::Perhaps };
+    let Ok(status) = Fields::status(thread) else { return Signal::Perhaps };
     let signals = Signals::of(&status);
     if signals.own & signals.wanted() != 0 {
         return Signal::Surely;
@@ -65,7 +63,8 @@ fn wanted_by_others(thread: u32) -> u64 {
     // The kernel resolves the id of any thread to its process.
     let Ok(threads) = fs::read_dir(format!("/proc/{thread}/task")) else { return u64::MAX };
     let others = threads.flatten().filter(|entry| entry.file_name().to_str() != Some(&thread.to_string()));
-    let wanted = others.filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok());
+    let wanted = others
+        .filter_map(|entry| Fields::status(format!("{thread}/task/{}", entry.file_name().to_str()?)).ok());
     wanted.map(|status| !Signals::of(&status).blocked).fold(0, |all, one| all | one)
 }
 
@@ -130,16 +129,14 @@ pub(super) fn held(
 }
 
 fn closes_on_exec(thread: u32, number: i32) -> io::Result<bool> {
-    let text = fs::read_to_string(format!("/proc/{thread}/fdinfo/{number}"))?;
-    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-    let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok()).unwrap_or(0);
-    Ok(flags & libc::O_CLOEXEC != 0)
+    let flags = Fields::descriptor(thread, number)?.number("flags", 8).unwrap_or(0);
+    Ok(flags & libc::O_CLOEXEC as u64 != 0)
 }
 
 /// Returns the registration of the socket in an epoll instance of the process.
 pub(super) fn interest(thread: u32, set: i32, number: i32, inode: u64) -> Option<Interest> {
-    let text = fs::read_to_string(format!("/proc/{thread}/fdinfo/{set}")).ok()?;
-    text.lines().find_map(|line| parse(line, number, inode))
+    let fields = Fields::descriptor(thread, set).ok()?;
+    fields.text().lines().find_map(|line| parse(line, number, inode))
 }
 
 /// Parses a line such as `tfd:        5 events: 80000005 data: 7fff00000005  pos:0 ino:1f2e

@@ -2,8 +2,9 @@
 //! registered file, or in a request under way. A socket that may be in one is not replaced.
 
 use std::collections::HashSet;
-use std::fs;
 use std::sync::Mutex;
+
+use shunt_sys::proc::Fields;
 
 use super::NEVER;
 
@@ -38,13 +39,12 @@ impl Rings {
 }
 
 fn process_of(thread: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())
+    Fields::status(thread).ok()?.word("Tgid", 0)
 }
 
 /// Returns `true` if an io_uring may hold files: registered ones, or those of requests under way.
 pub(super) fn may_have_files(thread: u32, ring: i32) -> bool {
-    fs::read_to_string(format!("/proc/{thread}/fdinfo/{ring}")).map_or(true, |text| !has_no_files(&text))
+    Fields::descriptor(thread, ring).map_or(true, |ring| !has_no_files(ring.text()))
 }
 
 /// Parses the fdinfo of an io_uring: `UserFiles:` has the number of registered files, and the
