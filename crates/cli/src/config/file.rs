@@ -2,15 +2,14 @@
 //! with its line.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
-use serde::Serialize;
 use shunt_abi::rules;
+use shunt_config::{Fault, line, suggestion};
 use toml::de::{DeTable, DeValue};
 
 use super::keys::{Key, Section};
@@ -32,32 +31,6 @@ pub(crate) struct Content {
     pub(crate) run: Values,
     pub(crate) programs: BTreeMap<String, Values>,
     pub(crate) daemon: Values,
-}
-
-/// An error in a file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Fault {
-    file: PathBuf,
-    /// `None` if the error concerns the whole file.
-    line: Option<usize>,
-    what: String,
-}
-
-impl Fault {
-    /// Returns an error that concerns the whole file.
-    pub(crate) fn of(path: &Path, what: impl Into<String>) -> Fault {
-        Fault { file: path.to_owned(), line: None, what: what.into() }
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:", self.file.display())?;
-        if let Some(line) = self.line {
-            write!(f, "{line}:")?;
-        }
-        write!(f, " {}", self.what)
-    }
 }
 
 /// Reads and checks the file. Returns `None` if it does not exist.
@@ -96,7 +69,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<Content, Vec<Fault>> {
     if reader.faults.is_empty() {
         return Ok(reader.content);
     }
-    reader.faults.sort_by_key(|fault| fault.line);
+    reader.faults.sort_by_key(Fault::line);
     Err(reader.faults)
 }
 
@@ -112,7 +85,7 @@ impl Reader<'_> {
         for (name, value) in table {
             let at = name.span().start;
             let Some(section) = Section::ALL.into_iter().find(|it| it.label() == name.get_ref()) else {
-                let near = near(name.get_ref(), Section::ALL.into_iter().map(Section::label));
+                let near = suggestion(name.get_ref(), Section::ALL.into_iter().map(Section::label));
                 self.fault(Some(at), format!("there is no section [{}]{near}", name.get_ref()));
                 continue;
             };
@@ -157,7 +130,7 @@ impl Reader<'_> {
             };
             match checked(key, value.get_ref()) {
                 Ok(text) => {
-                    let line = self.line(value.span().start);
+                    let line = line(self.text, value.span().start);
                     values.insert(key.name, Said { text, file: self.path.to_owned(), line });
                 }
                 Err(why) => self.fault(Some(value.span().start), format!("{}: {why}", key.name)),
@@ -167,12 +140,10 @@ impl Reader<'_> {
     }
 
     fn fault(&mut self, at: Option<usize>, what: String) {
-        let line = at.map(|at| self.line(at));
-        self.faults.push(Fault { file: self.path.to_owned(), line, what });
-    }
-
-    fn line(&self, at: usize) -> usize {
-        1 + self.text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count()
+        self.faults.push(match at {
+            Some(at) => Fault::at(self.path, self.text, at, what),
+            None => Fault::of(self.path, what),
+        });
     }
 }
 
@@ -191,17 +162,8 @@ fn unknown(section: Section, title: &str, name: &str) -> String {
         .into_iter()
         .find(|other| *other != section && other.keys().iter().any(|key| key.name == name))
         .map(|other| format!("; it belongs to [{}]", other.label()));
-    let near = || near(name, section.keys().iter().map(|key| key.name));
+    let near = || suggestion(name, section.keys().iter().map(|key| key.name));
     format!("there is no key {name} in [{title}]{}", elsewhere.unwrap_or_else(near))
-}
-
-/// Returns a suggestion for a name that is not known, if a known name is similar.
-fn near<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
-    let distance = |one: &&str| strsim::damerau_levenshtein(name, one);
-    match known.clone().min_by_key(distance).filter(|one| distance(one) <= 2) {
-        Some(one) => format!("; did you mean {one}?"),
-        None => format!("; there are {}", known.collect::<Vec<_>>().join(", ")),
-    }
 }
 
 #[cfg(test)]

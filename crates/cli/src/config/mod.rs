@@ -19,9 +19,10 @@ use anyhow::Result;
 use clap::ValueEnum;
 use rustix::process::geteuid;
 use shunt_abi::rules;
+use shunt_config::Fault;
 
 use crate::args::{self, Config, DaemonArgs, Transport};
-use file::{Content, Fault, Said, Values};
+use file::{Content, Said, Values};
 
 /// The system's configuration file.
 const SYSTEM: &str = "/etc/shunt/shunt.toml";

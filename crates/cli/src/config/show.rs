@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
+use shunt_config::Fault;
 
-use super::file::{Fault, Said, Values};
+use super::file::{Said, Values};
 use super::keys::{Key, Section};
 use super::{OfBroker, OfPrograms, broker_files, files, read_one};
 use crate::table::{Column, render};

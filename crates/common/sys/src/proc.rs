@@ -20,7 +20,7 @@ impl Fields {
         read(format!("/proc/{of}/status"))
     }
 
-    /// Reads what the kernel says about a descriptor of a process or thread.
+    /// Reads the fields of a descriptor of a process or thread.
     pub fn descriptor(of: impl Display, fd: impl Display) -> io::Result<Fields> {
         read(format!("/proc/{of}/fdinfo/{fd}"))
     }

@@ -27,5 +27,5 @@ pub use daemon_json::{Change, NAME, RegisterError, find, register, unregister};
 pub use invocation::{Doubt, Invocation, Operation};
 pub use overlay::Supervision;
 pub use refusal::Refusal;
-pub use settings::{DEFAULT_SETTINGS, Settings, SettingsError};
+pub use settings::{DEFAULT_SETTINGS, Settings};
 pub use spec::Host;

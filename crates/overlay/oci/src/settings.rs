@@ -1,11 +1,10 @@
 //! The settings of `shunt-runtime`. They are in a file, because the engine determines the command
 //! line.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use thiserror::Error;
+use shunt_config::Fault;
 
 /// The default path of the file, which need not exist.
 pub const DEFAULT_SETTINGS: &str = "/etc/shunt/runtime.toml";
@@ -26,36 +25,13 @@ impl Default for Settings {
     }
 }
 
-/// Why the file cannot be used. No container is started then, because a runtime other than the
-/// configured one may isolate it less.
-#[derive(Debug, Error)]
-pub enum SettingsError {
-    /// The file cannot be read.
-    #[error("{path}: {source}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        source: io::Error,
-    },
-    /// The file does not have the expected form.
-    #[error("{path}: {source}")]
-    NotUnderstood {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        source: toml::de::Error,
-    },
-}
-
 impl Settings {
-    /// Reads the file. Without a file, the defaults apply.
-    pub fn read(path: &Path) -> Result<Settings, SettingsError> {
-        match std::fs::read_to_string(path) {
-            Ok(text) => toml::from_str(&text)
-                .map_err(|source| SettingsError::NotUnderstood { path: path.to_owned(), source }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Settings::default()),
-            Err(source) => Err(SettingsError::File { path: path.to_owned(), source }),
+    /// Reads the file. Without a file, the defaults apply. With an error in it no container is
+    /// started, because a runtime other than the configured one may isolate it less.
+    pub fn read(path: &Path) -> Result<Settings, Fault> {
+        match path.try_exists() {
+            Ok(false) => Ok(Settings::default()),
+            _ => shunt_config::read(path),
         }
     }
 }

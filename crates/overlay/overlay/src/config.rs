@@ -8,11 +8,12 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
+use shunt_config::Fault;
 use shunt_key::KeyError;
 use thiserror::Error;
 
 use crate::keys::KeyFile;
-use crate::policy::{Policy, PolicyError};
+use crate::policy::Policy;
 
 /// The default path of the control socket, at which `shunt overlay status` asks.
 pub const DEFAULT_CONTROL: &str = "/run/shunt/overlay.sock";
@@ -123,23 +124,12 @@ pub(crate) struct Host {
 /// An error in a configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("{path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        source: std::io::Error,
-    },
-    /// The file has a syntax error or an unknown field.
-    #[error("{0}")]
-    Parse(#[from] Box<toml::de::Error>),
+    /// The file cannot be read, or its form or that of the policy file is wrong.
+    #[error(transparent)]
+    File(#[from] Fault),
     /// The key file cannot be used.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The policy file cannot be used.
-    #[error(transparent)]
-    Policy(#[from] PolicyError),
     /// Parts of the configuration contradict each other.
     #[error("{0}")]
     Contradiction(String),
@@ -158,9 +148,7 @@ pub(crate) struct Loaded {
 
 impl Loaded {
     pub(crate) fn read(path: &Path) -> Result<Loaded, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        let config: Config = toml::from_str(&text).map_err(Box::new)?;
+        let config: Config = shunt_config::read(path)?;
         let own = config.check().map_err(ConfigError::Contradiction)?;
         let policy = config.policy.as_deref().map_or_else(|| Ok(Policy::open()), Policy::read)?;
         Ok(Loaded { keys: Arc::new(KeyFile::read(&config.key)?), policy, config, own })
@@ -381,7 +369,7 @@ mod tests {
         [[host]]\nname = 'b'\naddress = '192.168.0.2:7450'\ncontainers = ['10.50.2.0/24']\n";
 
     fn checked(text: &str) -> Result<usize, String> {
-        let config: Config = toml::from_str(text).map_err(|error| error.to_string())?;
+        let config: Config = shunt_config::parse(Path::new("f"), text).map_err(|fault| fault.to_string())?;
         config.check()
     }
 
@@ -424,7 +412,7 @@ mod tests {
             ("192.168.0.2:7450", "10.50.9.1:7450", "is within prefixes"),
             ("name = 'b'", "name = 'a'", "two [[host]] have the name"),
             ("key = 'k'", "key = 'k'\npatience-ms = 0", "from 1 to"),
-            ("key = 'k'", "key = 'k'\npatience = 5", "unknown field"),
+            ("key = 'k'", "key = 'k'\npatience = 5", "f:3: there is no key patience; there are"),
             ("key = 'k'", "key = 'k'\nhold-ms = 10001", "from 0 to"),
             ("[[host]]", "[etcd]\nendpoints = ['https://e:2379']\n[[host]]", "TLS is not there"),
             ("[[host]]", "[etcd]\nendpoints = ['http://e']\n[[host]]", "is no etcd"),

@@ -64,7 +64,7 @@ mod wire;
 
 pub use admit::supervise_apart;
 pub use config::{ConfigError, DEFAULT_CONTROL, DEFAULT_SOCKET};
-pub use policy::{Policy, PolicyError};
+pub use policy::Policy;
 pub use request::{Request, ask};
 pub use router::{Error, run};
 pub use shunt_control::AskError;

@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use shunt_abi::local_policy::{self, LocalPolicy, LocalRule, Prefix};
 use shunt_sys::Errno;
 
-pub use file::PolicyError;
 pub(crate) use shape::Shape;
 
 /// A policy. Its parts are consistent, because it comes from a file that was checked.
@@ -207,6 +206,7 @@ mod tests {
     #[test]
     fn the_first_rule_that_matches_decides() {
         let policy = Policy::parse(
+            "f".as_ref(),
             "default = 'drop'\n[labels]\nweb = ['10.50.1.0/30', '10.50.3.7', 'fd00:50:7::/48']\n\
              [[rule]]\nname = 'admin'\naction = 'allow'\nfrom = ['10.50.1.1']\nports = [22]\n\
              [[rule]]\nname = 'ssh'\naction = 'deny'\nports = [22, '2200-2299']\n\
@@ -234,6 +234,7 @@ mod tests {
     #[test]
     fn only_what_nobody_is_to_see_or_slow_down_is_shared_on_one_host() {
         let policy = Policy::parse(
+            "f".as_ref(),
             "default = 'deny'\n[[rule]]\nname = 'a'\naction = 'overlay'\nfrom = ['10.50.1.1']\nports = ['80-90']\n\
              [[rule]]\nname = 'b'\naction = 'allow'\nto = ['10.50.1.0/24']\nrate = '1gbit'\n\
              [[rule]]\nname = 'c'\naction = 'allow'\nto = ['10.50.2.0/24']\ndscp = 'ef'\npriority = 3\n",
@@ -253,6 +254,7 @@ mod tests {
     #[test]
     fn a_policy_is_the_same_at_the_other_end_of_the_control_socket() {
         let policy = Policy::parse(
+            "f".as_ref(),
             "[[rule]]\nname = 'a'\naction = 'allow'\nto = ['10.50.0.0/16']\nports = ['1-9']\n\
              rate = '1gbit'\ndscp = 'ef'\npriority = '1:20'\n",
         )

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use shunt_config::Fault;
 use thiserror::Error;
 
 use shunt_key::{Key, KeyError};
@@ -253,17 +254,9 @@ pub(crate) struct AcceptedPeer {
 /// An error in a configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("{path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        source: std::io::Error,
-    },
-    /// The file does not have the expected form. The text includes the position.
-    #[error("{0}")]
-    Parse(#[from] Box<toml::de::Error>),
+    /// The file cannot be read, or does not have the expected form.
+    #[error(transparent)]
+    File(#[from] Fault),
     /// A key cannot be used.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -286,14 +279,12 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Reads and checks a file.
     pub(crate) fn read(path: &Path) -> Result<Loaded, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        Loaded::parse(&text)
+        Loaded::check(shunt_config::read(path)?)
     }
 
-    /// Parses and checks the text of a file.
+    /// Parses and checks a configuration that is in no file.
     pub(crate) fn parse(text: &str) -> Result<Loaded, ConfigError> {
-        Loaded::check(toml::from_str(text).map_err(Box::new)?)
+        Loaded::check(shunt_config::parse(Path::new("configuration"), text)?)
     }
 
     /// Returns the configuration with one value replaced. Its path names the value, as in
@@ -518,7 +509,7 @@ mod tests {
         assert!(complaint("name = 'a'").contains("[[forward]]"));
         assert!(with("via = 'nowhere'\n").contains("names no [[peer]]"));
         assert!(with("[accept]\nlisten = []\n").contains("listens nowhere"));
-        assert!(with("lsten = '1'\n").contains("unknown field"));
+        assert!(with("lsten = '1'\n").contains("there is no key lsten"));
         assert!(complaint(&EDGE.replace("oregon", "a b")).contains("letters"));
         let twice = "[[forward]]\nlisten = '127.0.0.1:8080'\ntarget = '10.3.0.2:81'\n";
         assert!(with(twice).contains("two [[forward]] listen at 127.0.0.1:8080"));

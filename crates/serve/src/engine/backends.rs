@@ -4,38 +4,17 @@
 //! shares the `Backend` entries found in both, so that their counters and health survive.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use thiserror::Error;
+use shunt_config::Fault;
 
 use super::choose::{Chooser, Hashing};
 use super::counts::Count;
 use crate::service::Key;
-
-/// An error in the file of backends.
-#[derive(Debug, Error)]
-pub enum BackendsError {
-    /// The file cannot be read.
-    #[error("{path} cannot be read: {source}")]
-    Unreadable {
-        /// The file's path.
-        path: PathBuf,
-        /// The error of the read.
-        source: std::io::Error,
-    },
-    /// The file does not have the format that docs/serve.md describes.
-    #[error("{path}: {why}")]
-    Wrong {
-        /// The file's path.
-        path: PathBuf,
-        /// The fault and its position.
-        why: String,
-    },
-}
 
 /// The file of backends, as TOML describes it.
 #[derive(Debug, Default, Deserialize)]
@@ -186,15 +165,12 @@ impl Backends {
         path: &Path,
         asked: Option<Hashing>,
         before: Option<&Backends>,
-    ) -> Result<Backends, BackendsError> {
-        let unreadable = |source| BackendsError::Unreadable { path: path.to_owned(), source };
-        let text = std::fs::read_to_string(path).map_err(unreadable)?;
-        Backends::parse(&text, asked, before)
-            .map_err(|why| BackendsError::Wrong { path: path.to_owned(), why })
+    ) -> Result<Backends, Fault> {
+        let file = shunt_config::read(path)?;
+        Backends::of(&file, asked, before).map_err(|why| Fault::of(path, why))
     }
 
-    fn parse(text: &str, asked: Option<Hashing>, before: Option<&Backends>) -> Result<Backends, String> {
-        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+    fn of(file: &File, asked: Option<Hashing>, before: Option<&Backends>) -> Result<Backends, String> {
         let known = |entry: &Entry| {
             let same =
                 |backend: &&Arc<Backend>| (backend.address, backend.weight) == (entry.address, entry.weight);
@@ -221,7 +197,7 @@ impl Backends {
         }
         let reply_timeout = seconds.map(Duration::from_secs_f64);
         file.health.check()?;
-        Ok(Backends { list, chooser, health: file.health, reply_timeout })
+        Ok(Backends { list, chooser, health: file.health.clone(), reply_timeout })
     }
 
     /// Returns the index in `list` of the backend to which the message's key belongs.
@@ -240,13 +216,18 @@ mod tests {
     const TWO: &str =
         "[[backend]]\naddress = '127.0.0.1:1'\n[[backend]]\naddress = '127.0.0.1:2'\nweight = 3\n";
 
+    fn parse(text: &str, before: Option<&Backends>) -> Result<Backends, String> {
+        let file = shunt_config::parse(Path::new("f"), text).map_err(|fault| fault.to_string())?;
+        Backends::of(&file, None, before)
+    }
+
     #[test]
     fn a_list_takes_over_what_it_has_in_common_with_the_one_before() {
-        let first = Backends::parse(TWO, None, None).unwrap();
+        let first = parse(TWO, None).unwrap();
         first.list[1].fails();
         let other =
             "[[backend]]\naddress = '127.0.0.1:2'\nweight = 3\n[[backend]]\naddress = '127.0.0.1:3'\n";
-        let second = Backends::parse(other, None, Some(&first)).unwrap();
+        let second = parse(other, Some(&first)).unwrap();
         assert!(Arc::ptr_eq(&first.list[1], &second.list[0]));
         assert!(!second.list[0].is_well() && second.list[1].is_well());
     }
@@ -258,13 +239,12 @@ mod tests {
             ("timeout", ["nan", "inf", "-1.0", "0.0", "61.0"]),
         ] {
             for value in values {
-                let error =
-                    Backends::parse(&format!("[health]\n{name} = {value}\n"), None, None).unwrap_err();
+                let error = parse(&format!("[health]\n{name} = {value}\n"), None).unwrap_err();
                 assert!(error.starts_with(name), "{name} = {value}: {error}");
             }
         }
         let file = "[health]\ninterval = 0.01\ntimeout = 60.0\n";
-        let health = Backends::parse(file, None, None).unwrap().health;
+        let health = parse(file, None).unwrap().health;
         assert_eq!(
             (health.interval(), health.timeout()),
             (Duration::from_millis(10), Duration::from_secs(60))
@@ -273,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_failing_backend_is_left_alone_for_a_while() {
-        let backends = Backends::parse(TWO, None, None).unwrap();
+        let backends = parse(TWO, None).unwrap();
         let backend = &backends.list[0];
         assert!(backend.may_be_tried());
         backend.fails();
@@ -294,7 +274,7 @@ mod tests {
             ("hash = 'odd'", "odd"),
             ("reply-timeout = -1", "reply-timeout"),
         ] {
-            let why = Backends::parse(text, None, None).unwrap_err();
+            let why = parse(text, None).unwrap_err();
             assert!(why.contains(word), "{why}");
         }
     }

@@ -24,7 +24,6 @@ mod shared;
 mod waiting;
 mod worker;
 
-pub use backends::BackendsError;
 pub use choose::Hashing;
 pub use server::{DEFAULT_CONTROL, Error, Options, Request, ask, run, try_kernel};
 pub use shared::Engine;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use shunt_config::Fault;
 use shunt_control::{AskError, Asked, Control, serve_metrics};
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
@@ -19,7 +20,7 @@ use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::backends::{Backends, BackendsError};
+use super::backends::Backends;
 use super::choose::Hashing;
 use super::kernel::Kernel;
 use super::shared::{Engine, Shared};
@@ -78,7 +79,7 @@ const SERVICE: &str = "service";
 pub enum Error {
     /// The file of backends is wrong.
     #[error(transparent)]
-    Backends(#[from] BackendsError),
+    Backends(#[from] Fault),
     /// The kernel was required and rejected the service.
     #[error("the service cannot run in the kernel, as --engine kernel asks: {0}")]
     Kernel(#[from] LoadError),

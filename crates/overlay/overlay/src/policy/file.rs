@@ -2,55 +2,28 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ipnet::IpNet;
 use serde::Deserialize;
-use thiserror::Error;
+use shunt_config::Fault;
 use toml::Spanned;
 
 use super::shape::{parse_dscp, parse_priority, parse_rate};
 use super::{Action, Default, Policy, Ports, Rule, Shape};
 
-/// The reason for which a file is no policy.
-#[derive(Debug, Error)]
-pub enum PolicyError {
-    /// The file cannot be read.
-    #[error("{}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        source: std::io::Error,
-    },
-    /// The file's content is invalid.
-    #[error("{}:{line}: {what}", path.display())]
-    Wrong {
-        /// The file.
-        path: PathBuf,
-        /// The line with the error.
-        line: usize,
-        /// The error, and how to correct it.
-        what: String,
-    },
-}
-
 impl Policy {
     /// Reads a policy file.
-    pub fn read(path: &Path) -> Result<Policy, PolicyError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| PolicyError::Read { path: path.to_owned(), source })?;
-        Policy::parse(&text).map_err(|Wrong { at, what }| {
-            let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
-            PolicyError::Wrong { path: path.to_owned(), line, what }
-        })
+    pub fn read(path: &Path) -> Result<Policy, Fault> {
+        Policy::parse(path, &shunt_config::read_text(path)?)
     }
 
-    pub(super) fn parse(text: &str) -> Result<Policy, Wrong> {
-        let Written { default, labels, rule } = toml::from_str(text).map_err(|error| Wrong {
-            at: error.span().unwrap_or_default().start,
-            what: error.message().trim().to_owned(),
-        })?;
+    pub(super) fn parse(path: &Path, text: &str) -> Result<Policy, Fault> {
+        let written: Written = shunt_config::parse(path, text)?;
+        Policy::of(written).map_err(|Wrong { at, what }| Fault::at(path, text, at, what))
+    }
+
+    fn of(Written { default, labels, rule }: Written) -> Result<Policy, Wrong> {
         let labels = labels.iter().map(|(name, prefixes)| Ok((name.as_str(), label(name, prefixes)?)));
         let labels: Labels<'_> = labels.collect::<Result<_, Wrong>>()?;
         let mut names = BTreeSet::new();
@@ -237,22 +210,22 @@ mod tests {
         let (_, rest) = page.split_once("    # /etc/shunt/policy.toml\n").unwrap();
         let is_of_it = |line: &&str| line.is_empty() || line.starts_with("    ");
         let example = rest.lines().take_while(is_of_it).collect::<Vec<_>>().join("\n");
-        assert_eq!(Policy::parse(&example).unwrap().rules(), 2, "{example}");
+        assert_eq!(Policy::parse(Path::new("f"), &example).unwrap().rules(), 2, "{example}");
     }
 
     #[test]
     fn what_is_wrong_is_said_with_its_file_and_line_and_what_to_do() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("policy.toml");
-        assert!(matches!(Policy::read(&path), Err(PolicyError::Read { .. })));
+        Policy::read(&path).expect_err("there is no file");
         std::fs::write(&path, GOOD).unwrap();
         Policy::read(&path).unwrap();
         for (from, to, line, complaint) in [
-            ("'deny'\n\n", "'reject'\n\n", 1, "unknown variant"),
+            ("'deny'\n\n", "'reject'\n\n", 1, "there is no value reject"),
             ("10.50.1.0/24", "10.50.1", 4, "is neither a prefix"),
             ("['10.50.1.0/24']", "[]", 4, "web is empty"),
             ("web = ", "'10.1.1.1' = ", 4, "looks like an address"),
-            ("'allow'", "'permit'", 8, "unknown variant"),
+            ("'allow'", "'permit'", 8, "there is no value permit"),
             ("['web']", "['db']", 9, "is neither a prefix"),
             ("['10.50.2.7']", "[]", 10, "to is empty"),
             ("80,", "0,", 11, "is no port"),
@@ -263,7 +236,7 @@ mod tests {
             ("cs1", "cs9", 13, "say a code point"),
             ("= 3", "= 99", 14, "or a class of tc"),
             ("name = 'b'", "name = 'a'", 16, "two rules have the name"),
-            ("'deny'\n", "'deny'\nport = [1]\n", 18, "unknown field"),
+            ("'deny'\n", "'deny'\nport = [1]\n", 18, "there is no key port; did you mean ports?"),
             ("action = 'deny'\n", "action = 'deny'\ndscp = 1\n", 18, "are for connections that are allowed"),
         ] {
             // Replace the last occurrence: text that occurs twice belongs to a rule further below.
