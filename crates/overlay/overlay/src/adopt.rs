@@ -4,7 +4,6 @@
 
 use shunt_kernel::names::{self, Named};
 
-use crate::blocking_pool::ALL;
 use crate::connections::{Connection, Place};
 use crate::metrics::End;
 use crate::options::Options;
@@ -35,7 +34,7 @@ fn of(shared: &Shared, Named { socket, local, remote }: Named) -> Option<Connect
     };
     Some(Connection {
         end,
-        namespace: ALL,
+        namespace: 0,
         place: Place::new(socket.cookie, socket.local, socket.remote),
         flow: Flow { source: client.ip(), destination: server },
         own: Options::unset(socket.local.is_ipv6()),

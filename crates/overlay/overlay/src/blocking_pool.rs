@@ -1,65 +1,52 @@
-//! A blocking pool for system calls whose duration a program of a container controls.
+//! The blocking pool of the router, for system calls whose duration a program of a container
+//! controls: [`shunt_sys::blocking_pool`] with the limits of the router.
 //!
 //! A program can hold the lock of a socket, or of an epoll instance that a file is registered in,
 //! for as long as it likes. A thread that asks about such a socket, or closes its last descriptor,
-//! waits for that long. So the router's own tasks do neither. They hand both to other threads:
+//! waits for that long. So the router's own tasks do neither. They hand both to the pool.
 //!
-//! ```text
-//! task ── ask(namespace, question) ──► turn ──► place of the namespace ──► place ──► thread
-//!                                      16             2                     64
-//! ```
-//!
-//! - A namespace has at most `QUESTIONS` turns. A question that gets no turn within `LIMIT` fails
-//!   with `Busy`, so a container that blocks its threads harms only itself.
-//! - Places bound the number of threads at work. Work that no program delays ends soon, so few
-//!   threads suffice; each has a stack and an allocator's memory that would stay.
-//! - A thread that has not finished within `HELD_UP` gives up its place to another one, and keeps
-//!   its turn.
+//! - A namespace has at most [`QUESTIONS`] threads for questions and [`CLOSERS`] for closes. A
+//!   question that no thread has begun within [`LIMIT`] fails with `Busy`, so a container that
+//!   blocks its threads harms only itself.
+//! - Work that no program delays ends soon, so few threads suffice. A call that takes longer than
+//!   [`HELD_UP`] gives up its place to another one, and keeps its thread.
 //!
 //! Example: a program blocks 16 calls. After 20 ms each, their places are free again for other
-//! namespaces. The 17th question of that namespace waits for a turn, and fails after two seconds.
+//! namespaces. The 17th question of that namespace waits for a thread, and fails after two seconds.
 
-use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use shunt_sys::blocking_pool::{BlockingPool, CallId, Size, ThreadLimits};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use crate::channel::Turn;
 use crate::reason::Reason;
 
-/// The key for work that concerns no single namespace, used instead of a namespace's cookie.
-pub(crate) const ALL: u64 = 0;
-
-/// Returns the key for work that the questions of the namespace's programs must not delay. It is
-/// used instead of the namespace's cookie.
-pub(crate) fn reserved(namespace: u64) -> u64 {
-    namespace | 1 << 63
-}
-
-/// The number of questions of one namespace that may be under way.
+/// The number of threads for the questions of one namespace.
 const QUESTIONS: usize = 16;
 /// The number of threads that close descriptors of one namespace.
 const CLOSERS: usize = 4;
-/// The number of places for all namespaces, and for one.
+/// The number of threads, and of calls that work at a time: for all namespaces, and for one.
+const THREADS: usize = 512;
 const PLACES: usize = 64;
 const PLACES_OF_ONE: usize = 2;
-/// The time after which a thread counts as held up and leaves its place to another one.
+/// The time after which a call counts as held up and leaves its place to another one.
 const HELD_UP: Duration = Duration::from_millis(20);
 /// The number of descriptors to be closed at which nothing more is read from the namespace's
 /// programs.
 const CLOGGED: usize = 1024;
-/// The time that a question may wait for its turn, and then for its answer once it is held up. The
-/// kernel answers immediately unless a program prevents it.
+/// The time that a question may wait for its thread, and then for its answer. The kernel answers
+/// immediately unless a program prevents it.
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// Runs work on another thread and returns its result. Work that asks the kernel about many sockets
 /// would delay all tasks of the router. It must not be work that a program can hold up, for which
-/// there is [`BlockingPool::ask`].
+/// there is [`Pool::ask`].
 pub(crate) async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
@@ -69,185 +56,119 @@ pub(crate) async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send
     }
 }
 
+/// The subject of a call, to which its threads are charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Subject {
+    /// Questions of a namespace's programs about its sockets.
+    Namespace(u64),
+    /// Work of the router in a namespace, which the questions of its programs must not delay.
+    Reserved(u64),
+    /// Closes of descriptors of a namespace's programs.
+    Closes(u64),
+    /// Work that concerns no single namespace.
+    All,
+}
+
+impl From<u64> for Subject {
+    fn from(namespace: u64) -> Subject {
+        Subject::Namespace(namespace)
+    }
+}
+
+struct Limits;
+
+impl ThreadLimits<Subject> for Limits {
+    fn allows(&self, subject: Subject, running: usize) -> bool {
+        let most = if matches!(subject, Subject::Closes(_)) { CLOSERS } else { QUESTIONS };
+        running < most
+    }
+
+    fn begin(&mut self, _: Subject) {}
+
+    fn end(&mut self, _: Subject) {}
+}
+
 /// The blocking pool of a router.
-#[derive(Debug)]
-pub(crate) struct BlockingPool {
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
     runtime: Handle,
-    places: Semaphore,
-    namespaces: Mutex<HashMap<u64, Load>>,
+    pool: BlockingPool<Subject>,
 }
 
-#[derive(Debug)]
-struct Load {
-    questions: usize,
-    turns: Arc<Semaphore>,
-    places: Arc<Semaphore>,
-    closers: usize,
-    /// A closer has been started and has not begun yet.
-    is_coming: bool,
-    to_close: Vec<Closing>,
+/// A question, until it is answered or its caller stops waiting.
+struct Asked<'p> {
+    pool: &'p BlockingPool<Subject>,
+    subject: Subject,
+    id: CallId,
 }
 
-/// A descriptor, and the turn of the conversation that ends once it is closed.
-type Closing = (OwnedFd, Option<Arc<Turn>>);
-
-impl Default for Load {
-    fn default() -> Load {
-        let turns = Arc::new(Semaphore::new(QUESTIONS));
-        let places = Arc::new(Semaphore::new(PLACES_OF_ONE));
-        Load { questions: 0, turns, places, closers: 0, is_coming: false, to_close: Vec::new() }
+impl Asked<'_> {
+    /// Returns `true` if no thread has begun with the question. Then none will.
+    fn withdraw(&self) -> bool {
+        self.pool.withdraw(self.subject, self.id)
     }
 }
 
-impl BlockingPool {
-    /// Creates a pool that runs on the blocking threads of this runtime.
-    pub(crate) fn new(runtime: Handle) -> BlockingPool {
-        BlockingPool { runtime, places: Semaphore::new(PLACES), namespaces: Mutex::default() }
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.withdraw();
+    }
+}
+
+impl Pool {
+    /// Creates a pool. Its calls may use the present runtime.
+    pub(crate) fn new() -> io::Result<Pool> {
+        let held_up_after = Some(HELD_UP);
+        let size = Size { threads: THREADS, places: PLACES, places_each: PLACES_OF_ONE, held_up_after };
+        Ok(Pool { runtime: Handle::current(), pool: BlockingPool::new("shunt-blocking", size, Limits)? })
     }
 
-    /// Runs `question` about sockets of a namespace on another thread, and returns its result.
+    /// Runs `question` on another thread, and returns its result.
     pub(crate) async fn ask<T: Send + 'static>(
-        self: &Arc<BlockingPool>,
-        namespace: u64,
+        &self,
+        subject: impl Into<Subject>,
         question: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Reason> {
-        let asking = Asking::queue(self.clone(), namespace);
-        let turn = timeout(LIMIT, asking.turns.clone().acquire_owned()).await;
-        let turn = turn.ok().and_then(Result::ok).ok_or(Reason::Busy)?;
-        let places = asking.places.clone();
-        let asked = self.elsewhere(&places, move || {
-            let answer = question();
-            drop((turn, asking));
-            answer
+        let (answered, mut answer) = oneshot::channel();
+        let begun: Arc<Mutex<Option<Instant>>> = Arc::default();
+        let (begins, runtime, subject) = (begun.clone(), self.runtime.clone(), subject.into());
+        let id = self.pool.run(subject, move || {
+            *begins.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            let _inside = runtime.enter();
+            // Fails if the caller has stopped waiting.
+            let _ = answered.send(question());
         });
-        asked.await.ok_or(Reason::Failed)
-    }
-
-    /// Runs `work` on another thread once the namespace and the pool each have a free place.
-    /// Returns `None` if it takes too long.
-    async fn elsewhere<T: Send + 'static>(
-        &self,
-        of_one: &Semaphore,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Option<T> {
-        let places = (of_one.acquire().await, self.places.acquire().await);
-        let begun = Arc::new(AtomicBool::new(false));
-        let begins = begun.clone();
-        let mut done = self.runtime.spawn_blocking(move || {
-            begins.store(true, Relaxed);
-            work()
-        });
-        loop {
-            match timeout(HELD_UP, &mut done).await {
-                Ok(done) => return done.ok(),
-                // The thread has not started yet, so the processor is late and no program holds it
-                // up.
-                Err(_) if !begun.load(Relaxed) => {}
-                Err(_) => break,
-            }
+        let asked = Asked { pool: &self.pool, subject, id };
+        if let Ok(answer) = timeout(LIMIT, &mut answer).await {
+            // Without an answer, the question has panicked.
+            return answer.map_err(|_| Reason::Failed);
         }
-        drop(places);
-        timeout(LIMIT, done).await.ok()?.ok()
+        if asked.withdraw() {
+            return Err(Reason::Busy);
+        }
+        let begun = *begun.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = LIMIT.saturating_sub(begun.map_or(Duration::ZERO, |begun| begun.elapsed()));
+        timeout(left, answer).await.ok().and_then(Result::ok).ok_or(Reason::Failed)
     }
 
     /// Waits until the namespace has fewer than `CLOGGED` descriptors to be closed.
     pub(crate) async fn unclogged(&self, namespace: u64) {
-        while self.namespaces().get(&namespace).is_some_and(|load| load.to_close.len() >= CLOGGED) {
+        while self.pool.pending(Subject::Closes(namespace)) >= CLOGGED {
             sleep(Duration::from_millis(20)).await;
         }
     }
 
-    fn close(self: &Arc<BlockingPool>, namespace: u64, closing: Closing) {
-        self.namespaces().entry(namespace).or_default().to_close.push(closing);
-        self.send_closer(namespace);
-    }
-
-    /// Starts a closer if none is about to run. One closer takes all descriptors that a
-    /// conversation drops together; a thread for each would be woken for nothing.
-    fn send_closer(self: &Arc<BlockingPool>, namespace: u64) {
-        let mut namespaces = self.namespaces();
-        let Some(load) = namespaces.get_mut(&namespace) else { return };
-        if load.to_close.is_empty() || load.is_coming || load.closers >= CLOSERS {
-            return;
-        }
-        load.closers += 1;
-        load.is_coming = true;
-        let (pool, places) = (self.clone(), load.places.clone());
-        drop(self.runtime.spawn(async move {
-            let closer = pool.clone();
-            let closed = pool.elsewhere(&places, move || closer.close_all(namespace));
-            tokio::pin!(closed);
-            while timeout(HELD_UP, &mut closed).await.is_err() {
-                // A descriptor that blocks its closer must not delay the others.
-                pool.send_closer(namespace);
-            }
-        }));
-    }
-
-    fn close_all(&self, namespace: u64) {
-        if let Some(load) = self.namespaces().get_mut(&namespace) {
-            load.is_coming = false;
-        }
-        while self.close_next(namespace) {}
-    }
-
-    /// Closes the next descriptor. Returns `false` if there was none.
-    fn close_next(&self, namespace: u64) -> bool {
-        let mut namespaces = self.namespaces();
-        let Some(load) = namespaces.get_mut(&namespace) else { return false };
-        let next = load.to_close.pop();
-        if next.is_none() {
-            load.closers -= 1;
-            forget_if_idle(&mut namespaces, namespace);
-        }
-        drop(namespaces);
-        let Some((fd, turn)) = next else { return false };
-        // This may block for as long as a program likes.
-        drop(fd);
-        drop(turn);
-        true
-    }
-
-    fn namespaces(&self) -> MutexGuard<'_, HashMap<u64, Load>> {
-        self.namespaces.lock().expect("nobody panics while it is locked")
+    fn close(&self, namespace: u64, (fd, turn): Closing) {
+        self.pool.run(Subject::Closes(namespace), move || {
+            // This may block for as long as a program likes.
+            drop(fd);
+            drop(turn);
+        });
     }
 }
 
-fn forget_if_idle(namespaces: &mut HashMap<u64, Load>, namespace: u64) {
-    let is_idle = |load: &Load| load.questions == 0 && load.closers == 0 && load.to_close.is_empty();
-    if namespaces.get(&namespace).is_some_and(is_idle) {
-        namespaces.remove(&namespace);
-    }
-}
-
-/// A question, until it is answered or dropped.
-struct Asking {
-    pool: Arc<BlockingPool>,
-    namespace: u64,
-    turns: Arc<Semaphore>,
-    places: Arc<Semaphore>,
-}
-
-impl Asking {
-    fn queue(pool: Arc<BlockingPool>, namespace: u64) -> Asking {
-        let mut namespaces = pool.namespaces();
-        let load = namespaces.entry(namespace).or_default();
-        load.questions += 1;
-        let (turns, places) = (load.turns.clone(), load.places.clone());
-        drop(namespaces);
-        Asking { pool, namespace, turns, places }
-    }
-}
-
-impl Drop for Asking {
-    fn drop(&mut self) {
-        let mut namespaces = self.pool.namespaces();
-        if let Some(load) = namespaces.get_mut(&self.namespace) {
-            load.questions -= 1;
-        }
-        forget_if_idle(&mut namespaces, self.namespace);
-    }
-}
+/// A descriptor, and the turn of the conversation that ends once it is closed.
+type Closing = (OwnedFd, Option<Arc<Turn>>);
 
 /// A descriptor that a program has passed to the router, or that a program has a copy of.
 #[derive(Debug)]
@@ -258,19 +179,13 @@ pub(crate) struct Theirs {
     /// the close here is not the last one.
     is_kept: bool,
     namespace: u64,
-    pool: Arc<BlockingPool>,
+    pool: Pool,
 }
 
 impl Theirs {
     /// Wraps a descriptor. The supervisor gets the end of `turn` only after this descriptor is
     /// closed. With `is_kept` it keeps its own descriptor until then.
-    pub(crate) fn new(
-        fd: OwnedFd,
-        turn: Arc<Turn>,
-        is_kept: bool,
-        namespace: u64,
-        pool: Arc<BlockingPool>,
-    ) -> Theirs {
+    pub(crate) fn new(fd: OwnedFd, turn: Arc<Turn>, is_kept: bool, namespace: u64, pool: Pool) -> Theirs {
         Theirs { closing: Some((fd, Some(turn))), is_kept, namespace, pool }
     }
 
@@ -311,7 +226,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_namespace_that_holds_up_its_threads_has_no_more() {
-        let pool = Arc::new(BlockingPool::new(Handle::current()));
+        let pool = Pool::new().unwrap();
         let (release, gate) = std::sync::mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
         let held: Vec<_> = (0..QUESTIONS)
@@ -320,7 +235,7 @@ mod tests {
                 tokio::spawn(async move { pool.ask(1, move || gate.lock().unwrap().recv().is_err()).await })
             })
             .collect();
-        while pool.namespaces().get(&1).is_none_or(|load| load.turns.available_permits() > 0) {
+        while pool.pool.pending(Subject::Namespace(1)) < QUESTIONS {
             tokio::task::yield_now().await;
         }
         assert_eq!(pool.ask(1, || ()).await, Err(Reason::Busy));
@@ -343,16 +258,16 @@ mod tests {
     async fn a_few_threads_do_what_nobody_holds_up() {
         use std::collections::HashSet;
         use std::thread::{ThreadId, current};
-        let pool = Arc::new(BlockingPool::new(Handle::current()));
+        let pool = Pool::new().unwrap();
         let threads = Arc::<Mutex<HashSet<ThreadId>>>::default();
         let asked: Vec<_> = (1..16 * PLACES as u64)
             .map(|namespace| {
                 let (pool, threads) = (pool.clone(), threads.clone());
-                let work = move || {
+                let call = move || {
                     threads.lock().unwrap().insert(current().id());
                     std::thread::sleep(Duration::from_millis(1));
                 };
-                tokio::spawn(async move { pool.ask(namespace, work).await })
+                tokio::spawn(async move { pool.ask(namespace, call).await })
             })
             .collect();
         for one in asked {
@@ -366,7 +281,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_shown_is_closed_elsewhere_before_that_is_said() {
-        let pool = Arc::new(BlockingPool::new(Handle::current()));
+        let pool = Pool::new().unwrap();
         let (mut shown, writer) = std::io::pipe().unwrap();
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
         let (supervisor, conversation) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
@@ -403,39 +318,38 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_supervisor_of_the_hosts_still_has_is_closed_at_once() {
-        let pool = Arc::new(BlockingPool::new(Handle::current()));
+        let pool = Pool::new().unwrap();
         let ((supervisor, turn), lingering, _peer) = lingering();
         let kept = lingering.try_clone().unwrap();
         let theirs = Theirs::new(lingering, turn.clone(), true, 1, pool.clone());
         drop((turn, theirs));
         let (done, _) = message::receive::<Answer>(&supervisor).unwrap();
         assert_eq!(done, Answer::Done);
-        assert!(!pool.namespaces().contains_key(&1), "no other thread closes it");
+        assert_eq!(pool.pool.pending(Subject::Closes(1)), 0, "no thread was needed");
         socket2::SockRef::from(&kept).set_linger(None).unwrap();
     }
 
     #[tokio::test]
     async fn what_a_supervisor_has_left_is_closed_elsewhere() {
-        let pool = Arc::new(BlockingPool::new(Handle::current()));
+        let pool = Pool::new().unwrap();
         let ((supervisor, turn), lingering, peer) = lingering();
         drop(supervisor);
         let theirs = Theirs::new(lingering, turn.clone(), true, 1, pool.clone());
         drop((turn, theirs));
-        assert!(pool.namespaces().contains_key(&1), "it takes as long as its peer likes");
+        assert_eq!(pool.pool.pending(Subject::Closes(1)), 1, "it takes as long as its peer likes");
         drop(peer);
     }
 
     #[tokio::test]
-    async fn one_thread_closes_what_was_let_go_at_once_but_for_what_holds_it_up() {
-        let pool = Arc::new(BlockingPool::new(Handle::current()));
+    async fn close_that_is_held_up_delays_no_other_close() {
+        let pool = Pool::new().unwrap();
         let (mut shown, writer) = std::io::pipe().unwrap();
         let (_conversation, lingering, _peer) = lingering();
         for fd in [writer.into(), lingering] {
             pool.close(1, (fd, None));
         }
-        assert_eq!(pool.namespaces()[&1].closers, 1);
         let closed = tokio::task::spawn_blocking(move || shown.read(&mut [0]));
         assert!(matches!(timeout(LIMIT, closed).await, Ok(Ok(Ok(0)))), "the other one is closed");
-        assert!(pool.namespaces().contains_key(&1), "this one is not");
+        assert_eq!(pool.pool.pending(Subject::Closes(1)), 1, "this one is not");
     }
 }

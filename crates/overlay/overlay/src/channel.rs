@@ -15,7 +15,7 @@ use shunt_sys::{Errno, pidfd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::blocking_pool::{BlockingPool, Theirs};
+use crate::blocking_pool::{Pool, Theirs};
 use crate::lock::lock;
 use crate::message::{self, Answer, MessageError};
 
@@ -32,7 +32,7 @@ pub(crate) struct Channel {
     /// the end of the turn.
     is_hosts: bool,
     namespace: u64,
-    pool: Arc<BlockingPool>,
+    pool: Pool,
     /// The supervisor's control group, and when it was read.
     group: Mutex<Option<(Instant, Option<Arc<File>>)>>,
 }
@@ -70,7 +70,7 @@ impl Channel {
         socket: OwnedFd,
         is_hosts: bool,
         namespace: u64,
-        pool: Arc<BlockingPool>,
+        pool: Pool,
     ) -> std::io::Result<Channel> {
         let socket = watch(Arc::new(socket), Interest::READABLE)?;
         Ok(Channel { socket, turn: Mutex::new(None), is_hosts, namespace, pool, group: Mutex::new(None) })

@@ -41,7 +41,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) end: End,
-    /// The cookie of the program's network namespace.
+    /// The cookie of the program's network namespace, or 0 if an earlier router made the connection.
     pub(crate) namespace: u64,
     /// The addresses on the host network.
     pub(crate) place: Place,

@@ -9,7 +9,7 @@ use shunt_kernel::shape::{Shape, Shaper};
 use shunt_sys::{destroy, peer};
 use tokio::task::JoinSet;
 
-use crate::blocking_pool::{ALL, elsewhere, reserved};
+use crate::blocking_pool::{Subject, elsewhere};
 use crate::connections::{Changes, Place};
 use crate::namespace::Namespace;
 use crate::policy::Policy;
@@ -123,7 +123,7 @@ async fn end(shared: &Arc<Shared>, doomed: Vec<Doomed>) -> Ended {
             let (pool, queue, ended) = (shared.blocking_pool.clone(), queue.clone(), ended.clone());
             let inside = inside.clone();
             workers.spawn(async move {
-                pool.ask(reserved(namespace), move || work(inside.as_deref(), &queue, &ended)).await
+                pool.ask(Subject::Reserved(namespace), move || work(inside.as_deref(), &queue, &ended)).await
             });
         }
     }
@@ -137,7 +137,7 @@ async fn change(shared: &Shared, shapes: HashMap<u64, Shape>) -> usize {
     if shapes.is_empty() {
         return 0;
     }
-    let changed = shared.blocking_pool.ask(ALL, move || Shaper::load()?.change(&shapes)).await;
+    let changed = shared.blocking_pool.ask(Subject::All, move || Shaper::load()?.change(&shapes)).await;
     match changed {
         Ok(Ok(changed)) => changed,
         Ok(Err(error)) => {

@@ -93,7 +93,7 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     };
     let place = Place(loaded.config.socket.clone());
     let supervisors = local::listen(&place.0).map_err(listening(place.0.display()))?;
-    let shared = Shared::new(loaded, names, guard, reader).map_err(|error| Error::Wait(error.into()))?;
+    let shared = Shared::new(loaded, names, guard, reader).map_err(Error::Wait)?;
     let shared = Arc::new(shared);
     adopt::connections(&shared);
     enforce::apply(&shared, shared.loaded().policy.clone()).await;

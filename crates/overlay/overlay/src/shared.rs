@@ -2,6 +2,7 @@
 //! the supervisors and their listening sockets, `promises` the promises to other routers, and
 //! `quotas` bounds what others can make this router keep.
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
@@ -13,7 +14,7 @@ use shunt_sys::Errno;
 use shunt_sys::options::Copied;
 
 use crate::account::Spares;
-use crate::blocking_pool::BlockingPool;
+use crate::blocking_pool::Pool;
 use crate::config::Loaded;
 use crate::connections::Connections;
 use crate::discovery::Discovery;
@@ -36,7 +37,7 @@ pub(crate) struct Shared {
     map: Mutex<Mapped>,
     pub(crate) discovery: Discovery,
     pub(crate) metrics: Metrics,
-    pub(crate) blocking_pool: Arc<BlockingPool>,
+    pub(crate) blocking_pool: Pool,
     pub(crate) names: Mutex<Names>,
     /// `None` if containers are trusted.
     pub(crate) guard: Option<Guard>,
@@ -64,7 +65,7 @@ impl Shared {
         names: Names,
         guard: Option<Guard>,
         reader: Reader,
-    ) -> Result<Shared, Errno> {
+    ) -> io::Result<Shared> {
         let connections = Connections::new()?;
         let own = loaded.host().address.ip();
         let registry = Arc::<Registry>::default();
@@ -78,7 +79,7 @@ impl Shared {
             discovery: Discovery::default(),
             loaded: Mutex::new(Arc::new(loaded)),
             metrics: Metrics::default(),
-            blocking_pool: Arc::new(BlockingPool::new(tokio::runtime::Handle::current())),
+            blocking_pool: Pool::new()?,
             names: Mutex::new(names),
             guard,
             reader: Mutex::new(reader),
