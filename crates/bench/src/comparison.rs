@@ -135,6 +135,20 @@ pub(crate) struct Point {
     pub(crate) missing: Option<String>,
 }
 
+impl Point {
+    /// Returns a point without a position.
+    pub(crate) fn plain(
+        table: &str,
+        line: &str,
+        side: &'static str,
+        quantity: Quantity,
+        rounds: Vec<f64>,
+        missing: Option<String>,
+    ) -> Point {
+        Point { table: table.to_owned(), line: line.to_owned(), at: None, side, quantity, rounds, missing }
+    }
+}
+
 /// The quantity that a figure measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quantity {

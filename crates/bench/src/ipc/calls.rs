@@ -6,7 +6,7 @@ use serde::Serialize;
 use shunt_kernel::calls::{Call, Calls};
 
 use super::article;
-use super::turn::{ONE_WAY, Place};
+use super::turn::{ONE_WAY, Place, Turn};
 use shunt_bench_args::ipc::Way;
 
 /// The messages of the turn.
@@ -47,9 +47,8 @@ impl Traced {
         };
         let mut found = Vec::new();
         for way in ways {
-            let mut pair = place.start(ONE_WAY, *way, article::SIZE, descriptors, MESSAGES, |process| {
-                Ok(calls.watch(process.id())?)
-            })?;
+            let turn = Turn { exchange: ONE_WAY, way: *way, size: article::SIZE, descriptors };
+            let mut pair = place.start(turn, MESSAGES, |process| Ok(calls.watch(process.id())?))?;
             if pair.finish()?.is_none() {
                 continue;
             }

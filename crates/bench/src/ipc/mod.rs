@@ -21,7 +21,7 @@ use crate::output::write_with_svg;
 use crate::progress::Progress;
 use calls::Traced;
 use report::Report;
-use turn::{Exchange, ONE_WAY, Place, SESSIONS, Sample};
+use turn::{Exchange, ONE_WAY, Place, SESSIONS, Sample, Turn};
 
 /// The overhead of a turn: its programs start.
 const AROUND: Duration = Duration::from_millis(100);
@@ -75,16 +75,17 @@ fn measure_size(
 ) -> Result<Row> {
     let seconds = Duration::from_secs_f64(arguments.seconds);
     let repeats = arguments.output.repeats;
+    let turn_of = |way| Turn { exchange, way, size, descriptors: arguments.descriptors };
     // Find how many messages each supported way sends in a turn's time.
     let mut messages = Vec::new();
     for way in ways {
         progress.set_message(format!("{size} B, {}", way.label()));
-        let found = place.find_messages(exchange, *way, size, arguments.descriptors, seconds);
+        let found = place.find_messages(turn_of(*way), seconds);
         messages.push(found.with_context(|| format!("{size} B by {}", way.label()))?);
     }
     let labels: Vec<&str> = ways.iter().map(|way| way.label()).collect();
     let turn = |way: usize| match messages[way] {
-        Some(messages) => place.turn(exchange, ways[way], size, arguments.descriptors, messages),
+        Some(messages) => place.take(turn_of(ways[way]), messages),
         None => Ok(None),
     };
     Ok(Row { size, samples: take_turns(progress, repeats, &format!("{size} B"), &labels, turn)? })

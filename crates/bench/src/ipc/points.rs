@@ -94,13 +94,5 @@ fn of_calls(of: &WayCalls) -> impl Iterator<Item = Point> {
 }
 
 fn call(line: &str, way: Way, rounds: Vec<f64>, missing: Option<String>) -> Point {
-    Point {
-        table: "system calls".to_owned(),
-        line: line.to_owned(),
-        at: None,
-        side: way.label(),
-        quantity: Quantity::CALL,
-        rounds,
-        missing,
-    }
+    Point::plain("system calls", line, way.label(), Quantity::CALL, rounds, missing)
 }

@@ -45,6 +45,15 @@ pub(super) const ONE_WAY: Exchange = Exchange { receiver: "ipc-receive", sender:
 /// Sessions of five sequential messages, which count as one.
 pub(super) const SESSIONS: Exchange = Exchange { receiver: "ipc-answer", sender: "ipc-ask" };
 
+/// What is measured in a turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Turn {
+    pub(super) exchange: Exchange,
+    pub(super) way: Way,
+    pub(super) size: usize,
+    pub(super) descriptors: usize,
+}
+
 /// Two started processes, of which one is about to send.
 pub(super) struct Pair {
     pub(super) receiver: Process,
@@ -69,19 +78,10 @@ impl Place {
     }
 
     /// Returns how many messages take about this time, or `None` if the way does not support them.
-    pub(super) fn find_messages(
-        &self,
-        exchange: Exchange,
-        way: Way,
-        size: usize,
-        descriptors: usize,
-        time: Duration,
-    ) -> Result<Option<u64>> {
+    pub(super) fn find_messages(&self, turn: Turn, time: Duration) -> Result<Option<u64>> {
         let mut messages = FEW;
         loop {
-            let Some(sample) = self.turn(exchange, way, size, descriptors, messages)? else {
-                return Ok(None);
-            };
+            let Some(sample) = self.take(turn, messages)? else { return Ok(None) };
             let fitting = (time.as_secs_f64() * 1e6 / sample.wall) as u64;
             let next = fitting.clamp(FEW, MANY).min(messages * 20);
             if next <= messages * 2 {
@@ -92,24 +92,14 @@ impl Place {
     }
 
     /// Runs a turn. Returns `None` if the way does not support such messages.
-    pub(super) fn turn(
-        &self,
-        exchange: Exchange,
-        way: Way,
-        size: usize,
-        descriptors: usize,
-        messages: u64,
-    ) -> Result<Option<Sample>> {
-        self.start(exchange, way, size, descriptors, messages, |_| Ok(()))?.sample()
+    pub(super) fn take(&self, turn: Turn, messages: u64) -> Result<Option<Sample>> {
+        self.start(turn, messages, |_| Ok(()))?.sample()
     }
 
     /// Starts both processes, and calls `between` for each before it does anything.
     pub(super) fn start(
         &self,
-        exchange: Exchange,
-        way: Way,
-        size: usize,
-        descriptors: usize,
+        Turn { exchange, way, size, descriptors }: Turn,
         messages: u64,
         mut between: impl FnMut(&Process) -> Result<()>,
     ) -> Result<Pair> {

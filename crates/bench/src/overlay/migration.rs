@@ -255,14 +255,9 @@ impl Migration {
 
 impl OfWay {
     fn points(&self) -> Vec<Point> {
-        let of_step = |step: &Step| Point {
-            table: name(Group::Migration),
-            line: step.label.to_owned(),
-            at: None,
-            side: self.way,
-            quantity: Quantity::STEP,
-            rounds: step.milliseconds.clone(),
-            missing: self.missing.clone(),
+        let of_step = |step: &Step| {
+            let (table, rounds) = (name(Group::Migration), step.milliseconds.clone());
+            Point::plain(&table, step.label, self.way, Quantity::STEP, rounds, self.missing.clone())
         };
         self.steps.iter().map(of_step).collect()
     }

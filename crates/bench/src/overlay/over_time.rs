@@ -166,15 +166,8 @@ impl Running {
 }
 
 fn point(phase: &str, flow: &'static str, quantity: Quantity, figure: Option<f64>) -> Point {
-    Point {
-        table: name(Group::Policy),
-        line: phase.to_owned(),
-        at: None,
-        side: flow,
-        quantity,
-        rounds: figure.into_iter().collect(),
-        missing: None,
-    }
+    let rounds = figure.into_iter().collect();
+    Point::plain(&name(Group::Policy), phase, flow, quantity, rounds, None)
 }
 
 /// Returns a rule about the first container.
