@@ -78,6 +78,13 @@ pub(crate) fn is_clean() -> bool {
     matches!(state(), Code::Clean(_))
 }
 
+/// Returns whether code has come that may have made system calls past the shim already. Code that
+/// the process started with has not: it is judged before the shim keeps any state.
+#[inline]
+pub(crate) fn may_have_bypassed() -> bool {
+    matches!(state(), Code::Unjudged(1..) | Code::MayBypass)
+}
+
 /// Returns why no connection may use shared memory now, or `None` if it may.
 pub(crate) fn objection() -> Option<Reason> {
     match state() {

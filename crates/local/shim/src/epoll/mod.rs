@@ -64,7 +64,7 @@ use crate::base::rank;
 use crate::base::table::{self, Entry};
 use crate::base::upcall::Upcall;
 use crate::base::waiter::Slot;
-use crate::base::{errno, process, real};
+use crate::base::{code, errno, process, real};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::links::Link;
 use crate::socket::sharing::{self, Holders};
@@ -562,7 +562,17 @@ impl Epoll {
         EpollRef::new(self.index, self.generation.load(Acquire))
     }
 
+    /// Notes that the program calls the instance by this fd. Code that calls past the shim may have
+    /// closed the one that was known, so the shim goes on by this one.
+    #[inline]
+    pub(crate) fn note_call_by(&self, fd: RawFd) {
+        if code::may_have_bypassed() {
+            self.renumber(fd);
+        }
+    }
+
     /// Changes the fd of the instance.
+    #[cold]
     pub(crate) fn renumber(&self, fd: RawFd) {
         self.inner.lock().list.fd = fd;
     }

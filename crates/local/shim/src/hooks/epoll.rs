@@ -73,6 +73,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
                 census::settle();
             }
         }
+        epoll.note_call_by(epfd);
         // SAFETY: the program's own call.
         return unsafe { epoll.control(operation, fd, event) };
     }
@@ -156,6 +157,7 @@ unsafe fn fill(
     }
     signal::point();
     let _shield = Shield::raise();
+    epoll.note_call_by(epfd);
     match room(events, max as usize) {
         0 => refuse(epfd, timeout, mask),
         // SAFETY: `room` has checked that so many entries are writable.

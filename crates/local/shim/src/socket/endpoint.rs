@@ -524,6 +524,10 @@ impl Endpoint {
         if self.calls_in_progress() == 0 || self.is_held() || self.kept().is_some() {
             return;
         }
+        // Such code may have closed the socket's fd before, and another socket may have it now.
+        if table::look_up(self.fd()) != Entry::Endpoint(self.reference()) {
+            return;
+        }
         if let Some(kept) = PrivateFd::duplicate(self.fd()) {
             self.socket.set_kept(kept.into_raw());
             self.end_if_held_by_nobody();
