@@ -129,6 +129,15 @@ enum Deed {
     LostBroker,
 }
 
+/// What the broker has sent.
+enum Message {
+    /// A reply and the descriptor that came with it.
+    Reply(Reply, Option<OwnedFd>),
+    Undecodable(DecodeError),
+    /// The broker has closed the conversation.
+    End,
+}
+
 /// Why an endpoint is not offered now.
 enum Later {
     /// For this reason, which is checked again after this number of operations.
@@ -785,39 +794,50 @@ impl Control {
     }
 
     fn take(&mut self, deeds: &mut Vec<Deed>) {
-        let mut buffer = [0; MAX_MESSAGE];
         for _ in 0..BATCH {
-            let Some(socket) = &self.socket else { return };
-            match seqpacket::recv(socket, &mut buffer) {
-                Ok((0, _)) => {
+            match self.receive() {
+                None => return,
+                Some(Ok(Message::Reply(reply, fd))) => self.obey(reply, fd, deeds),
+                Some(Ok(Message::Undecodable(error))) => {
+                    let is_other = matches!(error, DecodeError::Version(_));
+                    self.lacks = if is_other { Reason::BrokerVersion } else { Reason::NoBroker };
                     self.lose();
                     deeds.push(Deed::LostBroker);
                 }
-                Ok((len, mut fds)) => {
-                    process::SEEN.fetch_add(1, AcqRel);
-                    let first = fds.take_first();
-                    let count = fds.len() + usize::from(first.is_some());
-                    match Reply::decode(&buffer[..len], count) {
-                        Ok(reply) => self.obey(reply, first, deeds),
-                        Err(error) => {
-                            let is_other = matches!(error, DecodeError::Version(_));
-                            self.lacks = if is_other { Reason::BrokerVersion } else { Reason::NoBroker };
-                            self.lose();
-                            deeds.push(Deed::LostBroker);
-                        }
-                    }
-                }
-                Err(Errno::AGAIN) => {
+                Some(Err(Errno::AGAIN)) => {
                     self.say_unsaid();
                     return;
                 }
-                Err(Errno::INTR) => {}
-                Err(_) => {
+                Some(Err(Errno::INTR)) => {}
+                Some(Ok(Message::End) | Err(_)) => {
                     self.lose();
                     deeds.push(Deed::LostBroker);
                 }
             }
         }
+    }
+
+    /// Receives the next message. Returns `None` if there is no broker. Its buffers are large, so
+    /// they are not on the stack while the message is obeyed.
+    #[inline(never)]
+    fn receive(&self) -> Option<rustix::io::Result<Message>> {
+        let mut buffer = [0; MAX_MESSAGE];
+        let received = seqpacket::recv(self.socket.as_ref()?, &mut buffer);
+        Some(received.map(|(len, mut fds)| {
+            if len == 0 {
+                return Message::End;
+            }
+            process::SEEN.fetch_add(1, AcqRel);
+            let first = fds.take_first();
+            let count = fds.len() + usize::from(first.is_some());
+            match Reply::decode(&buffer[..len], count) {
+                Ok(reply) => Message::Reply(reply, first),
+                Err(error) => {
+                    first.into_iter().for_each(close_owned);
+                    Message::Undecodable(error)
+                }
+            }
+        }))
     }
 
     /// Does what a message of the broker says. Everything that needs other locks goes into `deeds`.
