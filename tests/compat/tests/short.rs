@@ -75,7 +75,7 @@ fn what_gains_nothing_costs_little() {
     under_shunt(LIMIT, |host| {
         compile(host, "short", &[]);
         for (functions, kind, most) in [
-            ("measured_client_*", "plain", 1700),
+            ("measured_client_*", "plain", 1740),
             // A closed socket forgets the state of its spill (ADR 5).
             ("measured_server_*", "plain", 1850),
             // A registration looks for duplicates of its socket.
