@@ -69,7 +69,8 @@ pub(crate) struct Judge {
     /// Those of `asleep` one of whose descriptors was closed meanwhile. It is not promised how and
     /// when such polls end, nor whether an interrupted receive begins again (docs/differences.md).
     bereft: Vec<usize>,
-    /// The ends of such polls: a poll that sleeps holds the socket, and its registrations stay.
+    /// The ends of such polls, and of such receives after a signal: a call that sleeps holds the
+    /// socket, and its registrations stay.
     held: Vec<usize>,
     on_tcp: Vec<Record>,
     under_shunt: Vec<Record>,
@@ -122,6 +123,11 @@ impl Judge {
         self.note_outlived(step);
         self.note_transports(step, tcp);
         self.note_sleepers(index, steps, &tcp.outcome);
+        // A receive that begins again after a handler leaves its socket, under shunt when it is over.
+        if step.verb == Verb::Signal {
+            let leave = |poll: &&usize| matches!(steps[**poll].verb, Verb::Recv | Verb::OddRecv);
+            self.held.extend(self.bereft.iter().filter(leave).flat_map(|poll| steps[*poll].ends()));
+        }
         let is_bad =
             matches!(&tcp.outcome, Outcome::Done(answer) if answer.ret < 0 && answer.errno == libc::EFAULT);
         if step.verb == Verb::EpollWait && is_bad {
