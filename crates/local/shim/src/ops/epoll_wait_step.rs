@@ -145,14 +145,12 @@ impl Queried {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::step_courses::{self, bools};
 
-    fn bools<const N: usize>() -> impl Iterator<Item = [bool; N]> {
-        (0..1_u32 << N).map(|bits| std::array::from_fn(|at| bits & 1 << at != 0))
-    }
-
-    /// Returns everything that a step may show. A step that ends the round shows nothing.
+    /// Returns everything that a step may show. A step that ends the wait shows nothing.
     fn shown_by(step: Step) -> Vec<Found> {
         match step {
+            Step::CheckAgain => [Choice::Return, Choice::Query, Choice::Sleep].map(Found::FirstCheck).into(),
             Step::Query => bools().map(|[has_events]| Found::Merged { has_events }).collect(),
             Step::NoticeHandlers => bools().map(|[have_run]| Found::Handlers { have_run }).collect(),
             Step::Spin => bools().map(|[has_marks]| Found::Spun { has_marks }).collect(),
@@ -164,9 +162,7 @@ mod tests {
                     Found::Slept(Slept { is_replaced, has_failed, has_events, has_rung, is_past_deadline })
                 })
                 .collect(),
-            Step::Return | Step::Interrupted | Step::ReturnKernels | Step::TimeOut | Step::CheckAgain => {
-                vec![]
-            }
+            Step::Return | Step::Interrupted | Step::ReturnKernels | Step::TimeOut => vec![],
         }
     }
 
@@ -191,24 +187,11 @@ mod tests {
     fn in_all_rounds(mut check: impl FnMut(&Path)) {
         let mut count = 0;
         for has_time in [false, true] {
-            let first = [Choice::Return, Choice::Query, Choice::Sleep].map(Found::FirstCheck);
-            let mut open: Vec<Path> = first
-                .map(|found| Path { has_time, parts: vec![(found, next(found, has_time))] })
-                .into_iter()
-                .collect();
-            while let Some(path) = open.pop() {
-                assert!(path.parts.len() <= 5, "a round has no cycle: {path:?}");
-                let shown = shown_by(path.last().1);
-                if shown.is_empty() {
-                    count += 1;
-                    check(&path);
-                }
-                for found in shown {
-                    let mut longer = path.clone();
-                    longer.parts.push((found, next(found, has_time)));
-                    open.push(longer);
-                }
-            }
+            let next = |found, has_time: &mut bool| next(found, *has_time);
+            step_courses::in_all(Step::CheckAgain, has_time, 5, shown_by, next, |has_time, parts| {
+                count += 1;
+                check(&Path { has_time, parts });
+            });
         }
         assert_eq!(count, 2 * (1 + 2 + 1) + 32 + 1 + 3 + 32, "all rounds, without time and with it");
     }

@@ -21,6 +21,8 @@ pub(crate) mod send;
 mod send_step;
 pub(crate) mod sleep;
 pub(crate) mod socket_reference;
+#[cfg(test)]
+mod step_courses;
 pub(crate) mod undo;
 
 use std::ffi::c_int;

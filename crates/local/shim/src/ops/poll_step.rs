@@ -155,6 +155,7 @@ fn after_check(ready: c_int, facts: &mut impl Facts) -> Step {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::step_courses::{self, bools};
 
     /// The answers to all lookups, and which were made.
     #[derive(Clone, Copy, Debug, Default)]
@@ -180,10 +181,6 @@ mod tests {
             self.asked_the_time = true;
             self.has_time
         }
-    }
-
-    fn bools<const N: usize>() -> impl Iterator<Item = [bool; N]> {
-        (0..1_u32 << N).map(|bits| std::array::from_fn(|at| bits & 1 << at != 0))
     }
 
     /// Returns everything that a step may show, of a call whose lanes have so many ready entries. A
@@ -242,22 +239,10 @@ mod tests {
         for [is_all_on_lanes, is_kernels_turn, has_time] in bools() {
             for lanes in [0, 1, 5] {
                 let known = Known { is_all_on_lanes, is_kernels_turn, has_time, ..Known::default() };
-                let mut open = vec![Path { known, lanes, parts: vec![] }];
-                while let Some(path) = open.pop() {
-                    assert!(path.parts.len() <= 8, "a round has no cycle: {path:?}");
-                    let before = path.parts.last().map_or(Step::Check, |part| part.1);
-                    let shown = shown_by(before, lanes);
-                    if shown.is_empty() || before == Step::Check && !path.parts.is_empty() {
-                        check(&path);
-                        continue;
-                    }
-                    for found in shown {
-                        let mut longer = path.clone();
-                        let step = next(found, &mut longer.known);
-                        longer.parts.push((found, step));
-                        open.push(longer);
-                    }
-                }
+                let shown_by = |step| shown_by(step, lanes);
+                step_courses::in_all(Step::Check, known, 8, shown_by, next, |known, parts| {
+                    check(&Path { known, lanes, parts });
+                });
             }
         }
     }

@@ -85,10 +85,7 @@ pub(super) fn next(found: Found) -> Step {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn bools<const N: usize>() -> impl Iterator<Item = [bool; N]> {
-        (0..1_u32 << N).map(|bits| std::array::from_fn(|at| bits & 1 << at != 0))
-    }
+    use crate::ops::step_courses::{self, bools};
 
     /// Returns everything that a step may show. A step that ends the call shows nothing.
     fn shown_by(step: Step) -> Vec<Found> {
@@ -109,19 +106,10 @@ mod tests {
     }
 
     /// Calls `check` with each course that a call can take from one poll to the next, or to its
-    /// end: what was found, and the step that followed each.
+    /// end.
     fn in_all(mut check: impl FnMut(&[(Found, Step)])) {
-        let mut open = vec![vec![]];
-        while let Some(path) = open.pop() {
-            assert!(path.len() <= 5, "the next poll follows soon: {path:?}");
-            let before = path.last().map_or(Step::Poll, |part: &(Found, Step)| part.1);
-            let shown = shown_by(before);
-            if shown.is_empty() || before == Step::Poll && !path.is_empty() {
-                check(&path);
-                continue;
-            }
-            open.extend(shown.into_iter().map(|found| [&path[..], &[(found, next(found))]].concat()));
-        }
+        let next = |found, (): &mut ()| next(found);
+        step_courses::in_all(Step::Poll, (), 5, shown_by, next, |(), path| check(&path));
     }
 
     fn checked(path: &[(Found, Step)]) -> Option<(bool, bool)> {

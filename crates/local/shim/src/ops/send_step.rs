@@ -193,6 +193,7 @@ fn or_bytes(call: Progress, step: Step) -> Step {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::step_courses;
 
     const LANES: [Lane; 8] = [
         Lane::Done,
@@ -267,25 +268,10 @@ mod tests {
     fn in_all(mut check: impl FnMut(&Path)) {
         for (waits, done) in [(false, 0), (false, 3), (true, 0), (true, 3)] {
             let call = Progress { waits, done };
-            let extend = |path: &Path| {
-                let before = path.parts.last().map_or(Step::Attempt, |part| part.1);
-                let shown = shown_by(before).into_iter();
-                let longer = shown.map(|found| {
-                    let mut parts = path.parts.clone();
-                    parts.push((found, next(found, call)));
-                    Path { call, parts }
-                });
-                longer.collect::<Vec<_>>()
-            };
-            let mut open = extend(&Path { call, parts: vec![] });
-            while let Some(path) = open.pop() {
-                assert!(path.parts.len() <= 6, "an attempt follows soon: {path:?}");
-                let longer = if path.last().1 == Step::Attempt { vec![] } else { extend(&path) };
-                if longer.is_empty() {
-                    check(&path);
-                }
-                open.extend(longer);
-            }
+            let next = |found, call: &mut Progress| next(found, *call);
+            step_courses::in_all(Step::Attempt, call, 6, shown_by, next, |call, parts| {
+                check(&Path { call, parts });
+            });
         }
     }
 
