@@ -80,12 +80,8 @@ pub(crate) fn dissolve_connecting(socket: BorrowedFd<'_>) {
     const DISCARD: u16 = 9;
     let fd = socket.as_raw_fd();
     let defer = |on: c_int| {
-        [libc::TCP_FASTOPEN_NO_COOKIE, libc::TCP_FASTOPEN_CONNECT].into_iter().all(|name| {
-            let (value, len) = (std::ptr::from_ref(&on) as c_long, size_of_val(&on) as c_long);
-            let arguments = [fd.into(), libc::IPPROTO_TCP.into(), name.into(), value, len, 0];
-            // SAFETY: the value is a local integer.
-            unsafe { call(libc::SYS_setsockopt, arguments) }.is_ok()
-        })
+        set_tcp_option(fd, libc::TCP_FASTOPEN_NO_COOKIE, on)
+            && set_tcp_option(fd, libc::TCP_FASTOPEN_CONNECT, on)
     };
     let itself = match sockopt::socket_domain(socket) {
         Ok(AddressFamily::INET6) => SocketAddr::from((Ipv6Addr::LOCALHOST, DISCARD)),
@@ -124,11 +120,16 @@ pub(crate) fn push(fd: RawFd) {
         return;
     }
     for nodelay in [1, 0] {
-        on = nodelay;
-        let value = std::ptr::from_ref(&on) as c_long;
-        // SAFETY: see above.
-        let _ = unsafe { call(libc::SYS_setsockopt, [fd.into(), level, name, value, len.into(), 0]) };
+        set_tcp_option(fd, libc::TCP_NODELAY, nodelay);
     }
+}
+
+/// Sets a TCP option that is an integer. Returns whether the kernel accepted that.
+fn set_tcp_option(fd: RawFd, name: c_int, value: c_int) -> bool {
+    let (address, len) = (std::ptr::from_ref(&value) as c_long, size_of_val(&value) as c_long);
+    let arguments = [fd.into(), libc::IPPROTO_TCP.into(), name.into(), address, len, 0];
+    // SAFETY: the value is a local integer.
+    unsafe { call(libc::SYS_setsockopt, arguments) }.is_ok()
 }
 
 /// Ends the receiving direction of a socket, as if its peer had.
