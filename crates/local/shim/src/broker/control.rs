@@ -801,8 +801,7 @@ impl Control {
                 Some(Ok(Message::Undecodable(error))) => {
                     let is_other = matches!(error, DecodeError::Version(_));
                     self.lacks = if is_other { Reason::BrokerVersion } else { Reason::NoBroker };
-                    self.lose();
-                    deeds.push(Deed::LostBroker);
+                    self.lose_broker(deeds);
                 }
                 Some(Err(Errno::AGAIN)) => {
                     self.say_unsaid();
@@ -810,11 +809,16 @@ impl Control {
                 }
                 Some(Err(Errno::INTR)) => {}
                 Some(Ok(Message::End) | Err(_)) => {
-                    self.lose();
-                    deeds.push(Deed::LostBroker);
+                    self.lose_broker(deeds);
                 }
             }
         }
+    }
+
+    /// Ends the conversation, and has the offers of endpoints taken back.
+    fn lose_broker(&mut self, deeds: &mut Vec<Deed>) {
+        self.lose();
+        deeds.push(Deed::LostBroker);
     }
 
     /// Receives the next message. Returns `None` if there is no broker. Its buffers are large, so
@@ -871,8 +875,7 @@ impl Control {
         close_owned(board);
         if !is_kept {
             self.lacks = Reason::NoMemory;
-            self.lose();
-            return deeds.push(Deed::LostBroker);
+            return self.lose_broker(deeds);
         }
         if self.unwelcome > 0 {
             self.peers_come_until = process::now() + LONGEST_RETRY_NANOS;
