@@ -45,7 +45,7 @@ pub(super) const ONE_WAY: Exchange = Exchange { receiver: "ipc-receive", sender:
 /// Sessions of five sequential messages, which count as one.
 pub(super) const SESSIONS: Exchange = Exchange { receiver: "ipc-answer", sender: "ipc-ask" };
 
-/// What is measured in a turn.
+/// The measurement of one turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
     pub(super) exchange: Exchange,

@@ -129,7 +129,8 @@ async fn agree(
     // The line of the Ask may have ended meanwhile. Then there is no key for an answer.
     let ticket = shared.guests.ticket(&offered.token).ok_or(WireError::NotAsked)?;
     let (mut handshake, offer) = offered.open(stream, ticket)?;
-    // Taken only now: an attacker who has only seen the token cannot use it up.
+    // The ticket is taken only after the Offer has been decrypted. So an attacker that has seen the
+    // token, but has no key, cannot use it up.
     let coming = shared.guests.take(&offered.token).ok_or(WireError::NotAsked)?;
     let _visit = proven(shared, pass)?;
     if coming.host != host {
