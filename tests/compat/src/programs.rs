@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
+use shunt_built::release_dir;
+
 /// The paths of `shunt` and `libshunt.so`, which are in one directory.
 #[derive(Clone, Debug)]
 pub struct Tools {
@@ -38,16 +40,6 @@ impl Tools {
         }
         copy
     }
-}
-
-/// Returns the release directory of the target directory in which the running executable was built.
-fn release_dir() -> PathBuf {
-    let executable = env::current_exe().expect("a running test has a path");
-    executable
-        .ancestors()
-        .find(|dir| dir.join("CACHEDIR.TAG").is_file())
-        .map(|target| target.join("release"))
-        .expect("tests run from cargo's target directory")
 }
 
 /// Returns the directory of a package of PyPI that Debian does not have, or only an older version

@@ -124,10 +124,8 @@ fn spawn(directory: &Path, host: &Net) -> Child {
 
 /// Returns the path of the command that `make test` has built.
 fn shunt() -> PathBuf {
-    let executable = std::env::current_exe().expect("a running test has a path");
-    let target = executable.ancestors().find(|above| above.join("CACHEDIR.TAG").is_file());
-    let path = std::env::var_os("SHUNT_BIN")
-        .map_or_else(|| target.unwrap_or(Path::new("target")).join("release/shunt"), PathBuf::from);
+    let path =
+        std::env::var_os("SHUNT_BIN").map_or_else(|| shunt_built::release_dir().join("shunt"), PathBuf::from);
     assert!(path.is_file(), "{} is missing: run `make test`, which builds it", path.display());
     path
 }

@@ -128,11 +128,7 @@ const WRITES: &str = "Adapter<T> as core::fmt::Write>::write_";
 fn library() -> PathBuf {
     match std::env::var_os("SHUNT_BIN") {
         Some(shunt) => PathBuf::from(shunt).with_file_name("libshunt.so"),
-        None => {
-            let executable = std::env::current_exe().expect("a running test has a path");
-            let target = executable.ancestors().find(|one| one.join("CACHEDIR.TAG").is_file());
-            target.expect("tests run from cargo's target directory").join("release/libshunt.so")
-        }
+        None => shunt_built::release_dir().join("libshunt.so"),
     }
 }
 
