@@ -816,6 +816,31 @@ mod tests {
         }
     }
 
+    /// Every command of `shunt` in a code block of a document has arguments that exist.
+    #[test]
+    fn the_commands_of_the_documents_are_understood() {
+        let documents = shunt_documents::files()
+            .into_iter()
+            .filter(|path| path.extension().is_some_and(|it| it == "md") && !path.ends_with("CHANGELOG.md"));
+        let mut failures = Vec::new();
+        let mut understood = 0;
+        for document in documents {
+            for found in shunt_documents::shell::commands(&shunt_documents::read(&document)) {
+                if found.words[0] != "shunt" && !found.words[0].ends_with("/bin/shunt") {
+                    continue;
+                }
+                match Cli::try_parse_from(&found.words) {
+                    Ok(_) => understood += 1,
+                    Err(error) => {
+                        failures.push(format!("{}:{}: {error}", document.display(), found.line));
+                    }
+                }
+            }
+        }
+        assert!(failures.is_empty(), "{} commands:\n{}", failures.len(), failures.join("\n"));
+        assert!(understood > 80, "only {understood} commands were found");
+    }
+
     #[test]
     fn rings_are_powers_of_two() {
         assert_eq!(parse_ring_bytes("65536"), Ok(65536));

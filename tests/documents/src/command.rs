@@ -38,6 +38,8 @@ impl Command {
                 "-p" => command.package = words.next().unwrap_or_default().to_owned(),
                 "--test" => command.integration.push(words.next().unwrap_or_default().to_owned()),
                 "--lib" => command.units = true,
+                // Its unit tests, which are listed with those of the library.
+                "--bin" => command.units = words.next().is_some(),
                 "--doc" => command.examples = true,
                 "--release" => {}
                 "--" => break,
@@ -108,7 +110,9 @@ mod tests {
         package.integration.insert("empty".to_owned(), Vec::new());
         let packages = BTreeMap::from([("p".to_owned(), package)]);
         let resolves = |span: &str| parsed(span).resolve(&packages).is_ok();
-        for good in ["-p p", "-p p --lib a::", "-p p --test t hol", "-p p hold", "-p p --lib"] {
+        for good in
+            ["-p p", "-p p --lib a::", "-p p --test t hol", "-p p hold", "-p p --lib", "-p p --bin p a::"]
+        {
             assert!(resolves(&format!("cargo test {good}")), "{good}");
         }
         for bad in ["-p q", "-p p --lib hold", "-p p --test t b", "-p p --test empty", "-p p --doc"] {

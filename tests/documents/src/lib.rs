@@ -3,6 +3,7 @@
 
 pub mod command;
 pub mod markdown;
+pub mod shell;
 pub mod targets;
 pub mod vocabulary;
 
