@@ -24,7 +24,7 @@ OBJCOPY := $(if $(TRIPLE),$(subst -unknown,,$(TRIPLE))-)objcopy
 # Some tests make namespaces and files of other users. Only the tests themselves run as root, not the compiler.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,--runner $(CURDIR)/scripts/as-root)
 
-.PHONY: build cross-arm64 demo test test-long lint loom fuzz man deb deb-arm64 test-deb-arm64 rpm install install-debug uninstall setup clean help
+.PHONY: build book cross-arm64 demo test test-long lint loom fuzz man deb deb-arm64 test-deb-arm64 rpm install install-debug uninstall setup clean help
 
 help:
 	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (two minutes)"
@@ -38,6 +38,7 @@ help:
 	@echo "make rpm        the packages of rpm's kind, into RPM=$(TARGET)/rpm"
 	@echo "make fuzz       look for bugs in what reads strangers' bytes, for SECONDS=60 each (nightly, cargo-fuzz)"
 	@echo "make cross-arm64  build for 64-bit ARM, into $(ARM64)/release"
+	@echo "make book       the documentation as a site with search, its links checked (cargo install mdbook --locked)"
 	@echo "make build, lint, loom, man, setup, clean"
 
 build:
@@ -79,6 +80,9 @@ fuzz:
 	    $(CARGO) +nightly fuzz run --fuzz-dir $(FUZZ) $$target tests/fuzz/corpus/$$target -- \
 	        -max_total_time=$(or $(SECONDS),60) -max_len=4096 || exit; \
 	done
+
+book:
+	scripts/book
 
 man: build
 	$(NATIVE)/shunt man $(TARGET)/man

@@ -28,7 +28,7 @@ fn each_link_leads_to_a_file_and_a_heading() {
 
 #[test]
 fn each_page_is_in_an_index() {
-    for (folder, index) in [("docs", "docs/README.md"), ("docs/adr", "docs/adr/README.md")] {
+    for (folder, index) in [("docs", "docs/SUMMARY.md"), ("docs/adr", "docs/adr/README.md")] {
         let text = read(Path::new(index));
         let listed: Vec<_> =
             markdown::prose(&text).into_iter().flat_map(|(_, line)| markdown::links(line)).collect();
