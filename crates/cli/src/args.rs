@@ -257,7 +257,8 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Keys: Tab programs or connections, s sort, r reverse, / filter, space stop, h help, q quit."
+    after_help = "Keys: Tab programs or connections, arrows select, Enter details, s sort, r reverse, / filter, \
+        space pause, h help, q quit."
 )]
 pub(crate) struct TopArgs {
     /// What a row is of
@@ -268,7 +269,12 @@ pub(crate) struct TopArgs {
     #[arg(long, value_enum, default_value = "rate")]
     pub(crate) sort: crate::top::Sort,
 
-    /// Show only rows with this in a name, a pid, an address or a reason
+    /// Sort in the opposite direction
+    #[arg(long)]
+    pub(crate) reverse: bool,
+
+    /// Show only rows with this in a name, a pid, an address or a reason; capitals and small letters
+    /// are the same
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
 

@@ -25,7 +25,8 @@ use crate::intercept;
 use crate::obstacle::{self, Obstacle};
 use crate::overlay::seen::View;
 use process::{Process, Ring};
-use report::{Cause, ConnectionReport, FileReport, Peer, ProcessReport, Report};
+pub(crate) use report::Cause;
+use report::{ConnectionReport, FileReport, Peer, ProcessReport, Report};
 use shunt_start::program;
 use sockets::{Socket, Sockets, State};
 use used::Use;
@@ -311,7 +312,7 @@ impl Looked<'_> {
         let is_known = report.broker.as_deref().is_some_and(|broker| self.known(process, broker).is_some());
         let peers = self.peers(socket, process.pid);
         let mut causes: Vec<Cause> = match &row {
-            Some(row) => reasons_of(row).into_iter().map(|reason| Cause::of_row(reason, row)).collect(),
+            Some(row) => causes_of(row, false),
             // The causes for the whole process explain this connection too.
             None if !report.causes.is_empty() => Vec::new(),
             // The shim has reported no connection at all: the program uses them through io_uring.
@@ -428,6 +429,17 @@ fn out_of_reach_of(broker: &Path) -> Cause {
         ),
         advice: "Make the broker's socket visible there by the same path, for example by a bind mount of its directory.".into(),
     }
+}
+
+/// Returns why a connection, or one of its directions, is on TCP. `peer_is_under_shunt` is set if
+/// the other end's program is known to run under shunt.
+pub(crate) fn causes_of(row: &Connection, peer_is_under_shunt: bool) -> Vec<Cause> {
+    let mut causes: Vec<Cause> =
+        reasons_of(row).into_iter().map(|reason| Cause::of_row(reason, row)).collect();
+    if peer_is_under_shunt {
+        causes.iter_mut().for_each(Cause::know_that_the_peer_is_under_shunt);
+    }
+    causes
 }
 
 /// Returns why the directions of a connection are on TCP. Empty if none is.

@@ -17,7 +17,7 @@ use shunt_start::program;
 use crate::args::{Overlay, OverlayRunArgs};
 use crate::daemon::{notify, shutdown, start_log};
 use crate::exec;
-use crate::table::{Column, render};
+use crate::table::{Column, left, render, right};
 
 pub(crate) fn run(part: &Overlay) -> Result<ExitCode> {
     match part {
@@ -126,9 +126,4 @@ fn report(status: &Value) -> String {
     text
 }
 
-const PATHS: [Column; 4] = [
-    Column { title: "THIS END", right: false },
-    Column { title: "PATH", right: false },
-    Column { title: "REASON", right: false },
-    Column { title: "CONNECTIONS", right: true },
-];
+const PATHS: [Column; 4] = [left("THIS END", 0), left("PATH", 0), left("REASON", 0), right("CONNECTIONS", 0)];

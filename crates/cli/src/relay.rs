@@ -10,7 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{RelayAction, RelayArgs};
 use crate::daemon::{notify, shutdown, start_log};
-use crate::table::{Column, render};
+use crate::table::{Column, left, render, right};
 
 pub(crate) fn run(args: &RelayArgs) -> Result<()> {
     match (&args.action, &args.config) {
@@ -91,14 +91,13 @@ fn report(status: &Value) -> String {
 }
 
 const PEERS: [Column; 8] = [
-    Column { title: "PEER", right: false },
-    Column { title: "ADDRESS", right: false },
-    Column { title: "READY", right: true },
-    Column { title: "WANTED", right: true },
-    Column { title: "TAKEN", right: true },
-    Column { title: "MISSED", right: true },
-    Column { title: "STALE", right: true },
-    Column { title: "FAILED", right: true },
+    left("PEER", 0),
+    left("ADDRESS", 0),
+    right("READY", 0),
+    right("WANTED", 0),
+    right("TAKEN", 0),
+    right("MISSED", 0),
+    right("STALE", 0),
+    right("FAILED", 0),
 ];
-const COUNTS: [Column; 2] =
-    [Column { title: "COUNTER", right: false }, Column { title: "COUNT", right: true }];
+const COUNTS: [Column; 2] = [left("COUNTER", 0), right("COUNT", 0)];

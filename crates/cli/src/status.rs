@@ -14,33 +14,25 @@ use shunt_abi::status::{Connection, Direction, Process, Share, Snapshot};
 use crate::args::StatusArgs;
 use crate::broker;
 use crate::overlay::seen::View;
-use crate::table::{self, Column};
-
-pub(crate) const fn left(title: &'static str) -> Column {
-    Column { title, right: false }
-}
-
-pub(crate) const fn right(title: &'static str) -> Column {
-    Column { title, right: true }
-}
+use crate::table::{self, Column, left, right};
 
 const COLUMNS: [Column; 11] = [
-    left("PROGRAM"),
-    right("PID"),
-    left("LOCAL"),
-    left("REMOTE"),
-    left("SENDS"),
-    right("BY SHM"),
-    right("BY TCP"),
-    left("RECEIVES"),
-    right("BY SHM"),
-    right("BY TCP"),
-    left("WHY TCP"),
+    left("PROGRAM", 0),
+    right("PID", 0),
+    left("LOCAL", 0),
+    left("REMOTE", 0),
+    left("SENDS", 0),
+    right("BY SHM", 0),
+    right("BY TCP", 0),
+    left("RECEIVES", 0),
+    right("BY SHM", 0),
+    right("BY TCP", 0),
+    left("WHY TCP", 0),
 ];
 
 /// The columns that count connection ends since the process started.
 const SHARES: [Column; 5] =
-    [left("PROGRAM"), right("PID"), right("ENDS USED"), right("OFFERED"), right("ON SHM")];
+    [left("PROGRAM", 0), right("PID", 0), right("ENDS USED", 0), right("OFFERED", 0), right("ON SHM", 0)];
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let overlay = View::ask(&args.control.control);

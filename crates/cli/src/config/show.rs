@@ -10,7 +10,7 @@ use shunt_config::Fault;
 use super::file::{Said, Values};
 use super::keys::{Key, Section};
 use super::{OfBroker, OfPrograms, broker_files, files, read_one};
-use crate::table::{Column, render};
+use crate::table::{Column, left, render};
 
 /// The values in effect.
 #[derive(Debug, Serialize)]
@@ -122,13 +122,8 @@ fn text(report: &Report) -> String {
     }
 }
 
-const FILES: [Column; 2] = [Column { title: "FILE", right: false }, Column { title: "STATE", right: false }];
-const SETTINGS: [Column; 4] = [
-    Column { title: "SECTION", right: false },
-    Column { title: "KEY", right: false },
-    Column { title: "VALUE", right: false },
-    Column { title: "FROM", right: false },
-];
+const FILES: [Column; 2] = [left("FILE", 0), left("STATE", 0)];
+const SETTINGS: [Column; 4] = [left("SECTION", 0), left("KEY", 0), left("VALUE", 0), left("FROM", 0)];
 
 /// Prints every error in `file`, or in the files that are in effect.
 pub(super) fn check(file: Option<&Path>, json: bool) -> Result<()> {

@@ -74,10 +74,10 @@ pub(super) struct Peer {
 
 /// One cause, its explanation, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Cause {
-    pub(super) label: Cow<'static, str>,
-    pub(super) explanation: String,
-    pub(super) advice: String,
+pub(crate) struct Cause {
+    pub(crate) label: Cow<'static, str>,
+    pub(crate) explanation: String,
+    pub(crate) advice: String,
 }
 
 impl From<Reason> for Cause {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use shunt_overlay::{Policy, Request};
 
 use crate::args::OverlayPolicy;
-use crate::table::{Column, render};
+use crate::table::{Column, left, render, right};
 
 pub(super) fn run(part: &OverlayPolicy) -> Result<()> {
     match part {
@@ -98,15 +98,15 @@ fn word(value: &Value) -> String {
 }
 
 const RULES: [Column; 9] = [
-    Column { title: "RULE", right: false },
-    Column { title: "ACTION", right: false },
-    Column { title: "FROM", right: false },
-    Column { title: "TO", right: false },
-    Column { title: "PORTS", right: false },
-    Column { title: "RATE", right: true },
-    Column { title: "DSCP", right: true },
-    Column { title: "PRIORITY", right: true },
-    Column { title: "CONNECTIONS", right: true },
+    left("RULE", 0),
+    left("ACTION", 0),
+    left("FROM", 0),
+    left("TO", 0),
+    left("PORTS", 0),
+    right("RATE", 0),
+    right("DSCP", 0),
+    right("PRIORITY", 0),
+    right("CONNECTIONS", 0),
 ];
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use shunt_overlay::Request;
 
-use crate::table::{Column, render};
+use crate::table::{Column, left, render};
 
 /// The router's answer.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -71,13 +71,8 @@ pub(crate) struct Why {
     pub(crate) advice: String,
 }
 
-const COLUMNS: [Column; 5] = [
-    Column { title: "END", right: false },
-    Column { title: "LOCAL", right: false },
-    Column { title: "REMOTE", right: false },
-    Column { title: "PATH", right: false },
-    Column { title: "WHY OVERLAY", right: false },
-];
+const COLUMNS: [Column; 5] =
+    [left("END", 0), left("LOCAL", 0), left("REMOTE", 0), left("PATH", 0), left("WHY OVERLAY", 0)];
 
 impl View {
     /// Asks the router. Returns `None` if no router answers, or if it refuses this user.

@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{ServeArgs, ServeEngine, ServeHash};
 use crate::daemon::{notify, shutdown, start_log};
-use crate::table::{Column, render};
+use crate::table::{Column, left, render, right};
 
 pub(super) fn serve(args: &ServeArgs) -> Result<()> {
     let options = options(args)?;
@@ -113,17 +113,12 @@ fn report(status: &Value) -> String {
 }
 
 const BACKENDS: [Column; 6] = [
-    Column { title: "BACKEND", right: false },
-    Column { title: "STATE", right: false },
-    Column { title: "MESSAGES", right: true },
-    Column { title: "BYTES", right: true },
-    Column { title: "CONNECTIONS", right: true },
-    Column { title: "FAILURES", right: true },
+    left("BACKEND", 0),
+    left("STATE", 0),
+    right("MESSAGES", 0),
+    right("BYTES", 0),
+    right("CONNECTIONS", 0),
+    right("FAILURES", 0),
 ];
-const MOVES: [Column; 3] = [
-    Column { title: "MOVE", right: false },
-    Column { title: "COUNT", right: true },
-    Column { title: "BECAUSE", right: false },
-];
-const DROPS: [Column; 2] =
-    [Column { title: "NOT SERVED", right: false }, Column { title: "COUNT", right: true }];
+const MOVES: [Column; 3] = [left("MOVE", 0), right("COUNT", 0), left("BECAUSE", 0)];
+const DROPS: [Column; 2] = [left("NOT SERVED", 0), right("COUNT", 0)];

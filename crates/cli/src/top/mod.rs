@@ -1,6 +1,7 @@
 //! `shunt top`: shows repeatedly how many bytes programs move, by transport.
 
 mod app;
+mod details;
 mod model;
 mod view;
 
@@ -79,11 +80,12 @@ fn show(args: &TopArgs, looks: &mut Looks, mut terminal: DefaultTerminal) -> Res
     let every = Duration::from_secs_f64(args.interval);
     let is_over = until_signalled()?;
     let mut app = App::new(args.rows, args.sort, args.filter.clone().unwrap_or_default());
+    app.reversed = args.reverse;
     let (mut due, mut left) = (Instant::now(), args.count);
     loop {
         if Instant::now() >= due {
             match looks.next() {
-                Ok(look) => (app.look, app.trouble) = (look, None),
+                Ok(look) => app.take(look),
                 Err(error) => app.trouble = Some(format!("{error:#}")),
             }
             due = Instant::now() + every;
@@ -91,7 +93,7 @@ fn show(args: &TopArgs, looks: &mut Looks, mut terminal: DefaultTerminal) -> Res
                 *left = left.saturating_sub(1);
             }
         }
-        terminal.draw(|frame| view::draw(&app, frame)).context("the terminal cannot be written to")?;
+        terminal.draw(|frame| view::draw(&mut app, frame)).context("the terminal cannot be written to")?;
         if is_over.load(Relaxed) || left == Some(0) {
             return Ok(());
         }

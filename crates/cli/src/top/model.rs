@@ -46,6 +46,16 @@ pub(super) struct Program {
     pub(super) half: usize,
     pub(super) on_tcp: usize,
     pub(super) rates: Rates,
+    /// What the snapshot has counted of it.
+    #[serde(skip)]
+    pub(super) totals: Totals,
+}
+
+impl Program {
+    /// Returns the number of its connection ends.
+    pub(super) fn ends(&self) -> usize {
+        self.on_shm + self.half + self.on_tcp
+    }
 }
 
 /// One end of a connection.
@@ -61,6 +71,19 @@ pub(super) struct End {
     pub(super) why: String,
     pub(super) shm: f64,
     pub(super) tcp: f64,
+    /// The user that its program runs as.
+    #[serde(skip)]
+    pub(super) uid: u32,
+    /// What the snapshot has of it.
+    #[serde(skip)]
+    pub(super) row: Connection,
+}
+
+impl End {
+    /// Returns all bytes a second.
+    pub(super) fn rate(&self) -> f64 {
+        self.shm + self.tcp
+    }
 }
 
 /// Returns `now` with the rates since `before`, which is as old as its duration says. Programs that
@@ -111,6 +134,7 @@ fn program(old: Option<&Process>, now: &Process, seconds: f64) -> Program {
         half: now.connections.len() - on_shm - on_tcp,
         on_tcp,
         rates: old.map_or_else(Rates::default, |old| rates(&old.totals, &now.totals, seconds)),
+        totals: now.totals.clone(),
     }
 }
 
@@ -128,6 +152,8 @@ fn end(process: &Process, old: Option<&Connection>, now: &Connection, seconds: f
         why: crate::status::why(now),
         shm: since(shm),
         tcp: since(tcp),
+        uid: process.uid,
+        row: now.clone(),
     }
 }
 

@@ -1,119 +1,178 @@
 //! Draws the display.
+//!
+//! What does not fit is left out whole, the least important first: columns of tables, and parts of
+//! the other lines.
 
 use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout};
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span, Text};
-use ratatui::widgets::{Cell, Paragraph, Row, Table};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
 use shunt_abi::reason::Transport;
+use shunt_abi::shown::visible;
 
-use super::app::{App, Rows};
+use super::app::{App, Item, Rows};
+use super::details;
 use super::model::{End, Program, Rates};
-use crate::status::{left, printable, right};
-use crate::table::{self, Column};
+use crate::table::{self, Column, left, right};
 
 const HELP: &str = "\
 Tab, p, c   programs, or ends of connections
-s, r        sort by something else, or the other way round
+arrows      select a row; PgUp, PgDn, Home and End too
+Enter       details of the selected row: the reason for TCP and what to do; back
+s, S        sort by the next column, or the one before; it is underlined
+r           sort the other way round
 /           show only rows with what you type; Enter keeps it, Esc drops it
-arrows      scroll; PgUp, PgDn and Home too
-space       stop, or go on
-Enter       look now
+space       pause, or go on
+u           update now
 h, ?        this
 q           leave
 
-Bytes are what an end of a connection sends and receives: between two programs under shunt both count them.
-What spins is a thread that waits for what is about to come: 1.00 is one processor.
-`shunt explain PROGRAM` says why a connection is on TCP, and what to do about it.";
+SHM, MIXED and TCP count ends of connections: on shared memory, one direction on each, on TCP.
+BY SHM and BY TCP are what they send and receive: between two programs under shunt both count it.
+SPIN is time of threads that wait by polling: 1.00 is one processor.
+Columns that do not fit are left out: a wider terminal shows them.";
 
-pub(super) fn draw(app: &App, frame: &mut Frame<'_>) {
+pub(super) fn draw(app: &mut App, frame: &mut Frame<'_>) {
     let layout = [Constraint::Length(3), Constraint::Min(1), Constraint::Length(1)];
     let [head, body, foot] = Layout::vertical(layout).areas(frame.area());
-    frame.render_widget(Paragraph::new(heading(app)), head);
+    frame.render_widget(Paragraph::new(heading(app, head.width.into())), head);
     if app.helps {
-        frame.render_widget(Paragraph::new(HELP), body);
+        frame.render_widget(Paragraph::new(HELP).wrap(Wrap { trim: false }), body);
+    } else if let Some(opened) = &app.opened {
+        let text = match &opened.item {
+            Item::Program(program) => details::of_program(program, opened.is_gone),
+            Item::End(end) => details::of_end(end, app.peer(end), opened.is_gone),
+        };
+        frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: false }), body);
     } else {
+        // The first line has the titles.
+        let height = usize::from(body.height).saturating_sub(1).max(1);
+        app.first = app.first.clamp((app.at + 1).saturating_sub(height), app.at);
         let table = match app.rows {
-            Rows::Programs => programs(app),
-            Rows::Connections => connections(app),
+            Rows::Programs => programs(app, body),
+            Rows::Connections => connections(app, body),
         };
         frame.render_widget(table, body);
     }
-    frame.render_widget(Paragraph::new(footer(app)), foot);
+    frame.render_widget(Paragraph::new(footer(app, foot.width.into())), foot);
 }
 
-fn heading(app: &App) -> Text<'static> {
+/// Joins the parts that fit. Those with the highest rank are left out first.
+fn join(mut parts: Vec<(u8, Vec<Span<'static>>)>, between: &'static str, available: usize) -> Line<'static> {
+    let width = |parts: &[(u8, Vec<Span<'static>>)]| {
+        let texts: usize = parts.iter().flat_map(|(_, spans)| spans).map(Span::width).sum();
+        texts + between.len() * parts.len().saturating_sub(1)
+    };
+    while width(&parts) > available {
+        let ranks = parts.iter().enumerate();
+        let Some(last) = ranks.max_by_key(|(_, (rank, _))| *rank).map(|(at, _)| at) else { break };
+        parts.remove(last);
+    }
+    let mut joined = Line::default();
+    for (at, (_, spans)) in parts.into_iter().enumerate() {
+        if at > 0 {
+            joined.push_span(Span::raw(between));
+        }
+        joined.extend(spans);
+    }
+    joined
+}
+
+fn heading(app: &App, available: usize) -> Text<'static> {
     let look = &app.look;
-    let state = if app.paused { ", stopped" } else { "" };
-    let links = if look.links == 1 { "link" } else { "links" };
-    let uptime = table::duration(look.uptime_seconds);
-    let first = format!("broker {}, up {uptime}: {} {links}{state}", look.broker_pid, look.links);
-    let trouble = app.trouble.as_deref().map(printable).unwrap_or_default();
+    let part = |rank, text: String| (rank, vec![Span::raw(text).bold()]);
+    let mut first = vec![
+        part(0, format!("broker {}", look.broker_pid)),
+        part(2, format!("up {}", table::duration(look.uptime_seconds))),
+        part(3, format!("{} {}", look.links, if look.links == 1 { "link" } else { "links" })),
+    ];
+    if app.paused {
+        first.push(part(1, "paused".into()));
+    }
+    let trouble = app.trouble.as_deref().map(|text| visible(text).into_owned()).unwrap_or_default();
     Text::from(vec![
-        Line::from(first.bold()),
-        Line::from(match look.seconds > 0.0 {
-            true => traffic(&look.rates),
-            false => vec![Span::raw("rates follow with the next look")],
-        }),
+        join(first, ", ", available),
+        match look.seconds > 0.0 {
+            true => join(traffic(&look.rates), ", ", available),
+            false => Line::from("rates follow with the next snapshot"),
+        },
         Line::from(trouble.fg(Color::Red)),
     ])
 }
 
-fn traffic(rates: &Rates) -> Vec<Span<'static>> {
+fn traffic(rates: &Rates) -> Vec<(u8, Vec<Span<'static>>)> {
     let all = rates.shm + rates.tcp;
     let share = if all > 0.0 { format!(" ({:.1} %)", rates.shm / all * 100.0) } else { String::new() };
+    let by_shm = format!("{} by shared memory{share}", speed(rates.shm));
+    let plain = |rank, text: String| (rank, vec![Span::raw(text)]);
     vec![
-        Span::styled(format!("{} by shared memory{share}", speed(rates.shm)), of(Transport::Shm)),
-        Span::raw(", "),
-        Span::styled(format!("{} by TCP", speed(rates.tcp)), of(Transport::Tcp)),
-        Span::raw(format!(
-            "; {:.0} sleeps/s, {:.0} wake-ups/s, {:.2} processors spin",
-            rates.sleeps, rates.wake_ups, rates.spin
-        )),
+        (0, vec![Span::styled(by_shm, of(Transport::Shm))]),
+        (1, vec![Span::styled(format!("{} by TCP", speed(rates.tcp)), of(Transport::Tcp))]),
+        plain(2, format!("{:.0} sleeps/s", rates.sleeps)),
+        plain(3, format!("{:.0} wake-ups/s", rates.wake_ups)),
+        plain(4, format!("{:.2} processors spin", rates.spin)),
     ]
 }
 
-fn footer(app: &App) -> Line<'static> {
+fn footer(app: &App, available: usize) -> Line<'static> {
+    let filter = visible(&app.filter);
     if app.typing {
-        return Line::from(format!("show only: {}_", printable(&app.filter)));
+        return Line::from(format!("show only: {filter}_"));
     }
     let other = if app.rows == Rows::Programs { "connections" } else { "programs" };
-    let filter =
-        if app.filter.is_empty() { "filter".to_owned() } else { format!("only: {}", printable(&app.filter)) };
-    let order = format!("{}{}", app.sort.label(), if app.reversed { ", reversed" } else { "" });
+    let filter = if app.filter.is_empty() { "filter".to_owned() } else { format!("only: {filter}") };
+    let direction = if app.rises() { "up" } else { "down" };
     let keys = [
-        ("q", "quit".to_owned()),
-        ("Tab", other.to_owned()),
-        ("s", format!("by {order}")),
-        ("/", filter),
-        ("space", if app.paused { "go on" } else { "stop" }.to_owned()),
-        ("h", "help".to_owned()),
+        (0, "q", "quit".to_owned()),
+        (3, "Tab", other.to_owned()),
+        (2, "Enter", if app.opened.is_some() { "back" } else { "details" }.to_owned()),
+        (4, "s", format!("by {}", app.sort.label())),
+        (6, "r", direction.to_owned()),
+        (5, "/", filter),
+        (7, "space", if app.paused { "go on" } else { "pause" }.to_owned()),
+        (1, "h", "help".to_owned()),
     ];
-    let spans = keys
-        .into_iter()
-        .flat_map(|(key, what)| [Span::styled(key, Modifier::REVERSED), Span::raw(format!(" {what}  "))]);
-    Line::from(spans.collect::<Vec<_>>())
+    let part = |(rank, key, what): (u8, &'static str, String)| {
+        (rank, vec![Span::styled(key, Modifier::REVERSED), Span::raw(format!(" {what}"))])
+    };
+    join(keys.into_iter().map(part).collect(), "  ", available)
 }
 
-fn programs(app: &App) -> Table<'static> {
-    let columns = [
-        left("PROGRAM"),
-        right("PID"),
-        right("USER"),
-        right("SHM"),
-        right("HALF"),
-        right("TCP"),
-        right("BY SHM"),
-        right("BY TCP"),
-        right("SLEEPS/S"),
-        right("WAKE-UPS/S"),
-        right("SPIN"),
-    ];
+const PROGRAMS: [Column; 11] = [
+    left("PROGRAM", 0).shortened_to(10),
+    right("PID", 3),
+    right("USER", 10),
+    right("SHM", 4),
+    right("MIXED", 6),
+    right("TCP", 5),
+    right("BY SHM", 1),
+    right("BY TCP", 2),
+    right("SLEEPS/S", 7),
+    right("WAKE-UPS/S", 8),
+    right("SPIN", 9),
+];
+
+const CONNECTIONS: [Column; 9] = [
+    left("PROGRAM", 0).shortened_to(10),
+    right("PID", 6),
+    left("LOCAL", 5),
+    left("REMOTE", 1),
+    left("SENDS", 7),
+    left("RECEIVES", 8),
+    right("BY SHM", 2),
+    right("BY TCP", 3),
+    left("WHY TCP", 4).shortened_to(12),
+];
+
+type Texts = Vec<(String, Style)>;
+
+fn programs(app: &App, area: Rect) -> Table<'static> {
     let some = |count: usize, transport| if count > 0 { of(transport) } else { Style::new() };
     let row = |program: &Program| {
-        let Program { program, pid, uid, on_shm, half, on_tcp, rates } = program;
+        let Program { program, pid, uid, on_shm, half, on_tcp, rates, .. } = program;
         vec![
-            plain(printable(program)),
+            plain(visible(program).into_owned()),
             plain(pid.to_string()),
             plain(uid.to_string()),
             (on_shm.to_string(), some(*on_shm, Transport::Shm)),
@@ -126,25 +185,14 @@ fn programs(app: &App) -> Table<'static> {
             plain(format!("{:.2}", rates.spin)),
         ]
     };
-    lay_out(&columns, app.programs().into_iter().map(row).collect(), app.first)
+    lay_out(app, &PROGRAMS, app.programs().into_iter().map(row).collect(), area)
 }
 
-fn connections(app: &App) -> Table<'static> {
-    let columns = [
-        left("PROGRAM"),
-        right("PID"),
-        left("LOCAL"),
-        left("REMOTE"),
-        left("SENDS"),
-        left("RECEIVES"),
-        right("BY SHM"),
-        right("BY TCP"),
-        left("WHY TCP"),
-    ];
+fn connections(app: &App, area: Rect) -> Table<'static> {
     let row = |end: &End| {
-        let End { program, pid, local, remote, send, receive, why, shm, tcp } = end;
+        let End { program, pid, local, remote, send, receive, why, shm, tcp, .. } = end;
         vec![
-            plain(printable(program)),
+            plain(visible(program).into_owned()),
             plain(pid.to_string()),
             plain(local.to_string()),
             plain(remote.to_string()),
@@ -155,42 +203,52 @@ fn connections(app: &App) -> Table<'static> {
             plain(why.clone()),
         ]
     };
-    lay_out(&columns, app.connections().into_iter().map(row).collect(), app.first)
+    lay_out(app, &CONNECTIONS, app.connections().into_iter().map(row).collect(), area)
 }
 
 /// Computes the layout from all rows, including those outside the window. So columns do not move
 /// when the user scrolls.
-fn lay_out(columns: &[Column], rows: Vec<Vec<(String, Style)>>, first: usize) -> Table<'static> {
-    let width = |at: usize| {
-        let cells = rows.iter().map(|row| row[at].0.chars().count());
-        cells.chain([columns[at].title.len()]).max().unwrap_or(0)
+fn lay_out(app: &App, columns: &[Column], rows: Vec<Texts>, area: Rect) -> Table<'static> {
+    let texts: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|(text, _)| text.clone()).collect()).collect();
+    let natural = table::natural_widths(columns, &texts);
+    let widths = table::fit(columns, &natural, area.width.into());
+    let shown: Vec<(usize, usize)> =
+        widths.iter().enumerate().filter_map(|(at, width)| Some((at, (*width)?))).collect();
+    let cell = |at: usize, width: usize, text: &str| {
+        let text = Text::from(table::shorten(text, width));
+        Cell::from(if columns[at].right { text.right_aligned() } else { text })
     };
-    let widths: Vec<Constraint> = (0..columns.len()).map(|at| Constraint::Length(width(at) as u16)).collect();
-    let cell = |column: &Column, text: String| {
-        let text = Text::from(text);
-        Cell::from(if column.right { text.right_aligned() } else { text })
+    let title = |(at, width): &(usize, usize)| {
+        let title = columns[*at].title;
+        let sorted =
+            if app.sort.titles().contains(&title) { Modifier::UNDERLINED } else { Modifier::empty() };
+        cell(*at, *width, title).style(Style::new().add_modifier(sorted))
     };
-    let head =
-        Row::new(columns.iter().map(|column| cell(column, column.title.to_owned())).collect::<Vec<_>>());
-    let shown = rows.into_iter().skip(first).map(|row| {
-        let cells = columns.iter().zip(row).map(|(column, (text, style))| cell(column, text).style(style));
-        Row::new(cells.collect::<Vec<_>>())
+    let head = Row::new(shown.iter().map(title).collect::<Vec<_>>());
+    let visible = rows.into_iter().enumerate().skip(app.first).take(area.height.into());
+    let visible = visible.map(|(index, row)| {
+        let cells = shown.iter().map(|(at, width)| cell(*at, *width, &row[*at].0).style(row[*at].1));
+        let row = Row::new(cells.collect::<Vec<_>>());
+        if index == app.at { row.style(Modifier::REVERSED) } else { row }
     });
-    let shown: Vec<Row<'static>> = shown.collect();
-    Table::new(shown, widths).header(head.style(Modifier::BOLD)).column_spacing(2)
+    let visible: Vec<Row<'static>> = visible.collect();
+    let widths = shown.iter().map(|(_, width)| Constraint::Length(u16::try_from(*width).unwrap_or(u16::MAX)));
+    let spacing = table::GAP as u16;
+    Table::new(visible, widths.collect::<Vec<_>>()).header(head.style(Modifier::BOLD)).column_spacing(spacing)
 }
 
 fn plain(text: String) -> (String, Style) {
     (text, Style::new())
 }
 
-fn speed(bytes: f64) -> String {
+pub(super) fn speed(bytes: f64) -> String {
     format!("{}/s", table::bytes(bytes as u64))
 }
 
 /// Returns the style of a transport. Each transport has one colour everywhere; its name is always
 /// shown as well.
-fn of(transport: Transport) -> Style {
+pub(super) fn of(transport: Transport) -> Style {
     Style::new().fg(match transport {
         Transport::Shm => Color::Green,
         Transport::Tcp => Color::Yellow,
@@ -202,6 +260,8 @@ mod tests {
     use std::collections::BTreeMap;
     use std::time::Duration;
 
+    use proptest::collection::vec;
+    use proptest::prelude::*;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -209,7 +269,7 @@ mod tests {
     use shunt_abi::status::{Connection, Direction, Moved, Process, Share, Snapshot, Totals};
 
     use super::super::app::{Sort, Wish};
-    use super::super::model;
+    use super::super::model::{self, Look};
     use super::*;
 
     const SHM: (Transport, Reason) = (Transport::Shm, Reason::None);
@@ -283,34 +343,38 @@ mod tests {
         app
     }
 
-    fn screen(app: &App) -> Vec<String> {
-        let mut terminal = Terminal::new(TestBackend::new(130, 8)).unwrap();
+    fn screen(app: &mut App) -> Vec<String> {
+        screen_of(app, 130, 8)
+    }
+
+    fn screen_of(app: &mut App, width: u16, height: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(app, frame)).unwrap();
         let buffer = terminal.backend().buffer().clone();
         let line = |row: &[ratatui::buffer::Cell]| {
             row.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned()
         };
-        buffer.content.chunks(130).map(line).collect()
+        buffer.content.chunks(width.into()).map(line).collect()
     }
 
     #[test]
     fn programs_are_shown_with_what_they_move_in_a_second() {
         let expected = [
-            "broker 7, up 1 min 3 s: 1 link",
-            "2.00 MiB/s by shared memory (99.9 %), 2.00 KiB/s by TCP; 10 sleeps/s, 10 wake-ups/s, 0.00 processors spin",
+            "broker 7, up 1 min 3 s, 1 link",
+            "2.00 MiB/s by shared memory (99.9 %), 2.00 KiB/s by TCP, 10 sleeps/s, 10 wake-ups/s, 0.00 processors spin",
             "",
-            "PROGRAM     PID  USER  SHM  HALF  TCP      BY SHM      BY TCP  SLEEPS/S  WAKE-UPS/S  SPIN",
-            "memca\\u{7}   41  1000    1     0    1  2.00 MiB/s  2.00 KiB/s        10          10  0.00",
-            "idle         42  1000    0     0    1       0 B/s       0 B/s         0           0  0.00",
+            "PROGRAM     PID  USER  SHM  MIXED  TCP      BY SHM      BY TCP  SLEEPS/S  WAKE-UPS/S  SPIN",
+            "memca\\u{7}   41  1000    1      0    1  2.00 MiB/s  2.00 KiB/s        10          10  0.00",
+            "idle         42  1000    0      0    1       0 B/s       0 B/s         0           0  0.00",
             "",
-            "q quit  Tab connections  s by bytes a second  / filter  space stop  h help",
+            "q quit  Tab connections  Enter details  s by bytes/s  r down  / filter  space pause  h help",
         ];
-        assert_eq!(screen(&app("")), expected);
+        assert_eq!(screen(&mut app("")), expected);
     }
 
     #[test]
     fn connections_are_shown_with_their_transports_and_why() {
-        let shown = screen(&app("\ts"));
+        let shown = screen(&mut app("\ts"));
         assert_eq!(
             shown[3..],
             [
@@ -318,7 +382,7 @@ mod tests {
                 "memca\\u{7}   41  127.0.0.1:11211  127.0.0.1:80  shm    shm       2.00 MiB/s       0 B/s",
                 "memca\\u{7}   41  127.0.0.1:11212  127.0.0.1:80  tcp    tcp            0 B/s  2.00 KiB/s  fork",
                 "idle         42  127.0.0.1:7      127.0.0.1:80  tcp    tcp            0 B/s       0 B/s  fork",
-                "q quit  Tab programs  s by bytes by shared memory  / filter  space stop  h help",
+                "q quit  Tab programs  Enter details  s by shared memory  r down  / filter  space pause  h help",
             ]
         );
     }
@@ -329,10 +393,12 @@ mod tests {
             |keys: &str| app(keys).programs().iter().map(|row| row.program.clone()).collect::<Vec<_>>();
         assert_eq!(names(""), ["memca\x07", "idle"]);
         assert_eq!(names("r"), ["idle", "memca\x07"]);
-        assert_eq!(names("sss"), ["idle", "memca\x07"], "by name");
-        assert_eq!(names("/mem\n"), ["memca\x07"]);
+        assert_eq!(names("ssss"), ["idle", "memca\x07"], "by name");
+        assert_eq!(names("ssssr"), ["memca\x07", "idle"], "by name, the last first");
+        assert_eq!(names("sssSSS"), names(""), "S undoes s");
+        assert_eq!(names("/MEM\n"), ["memca\x07"]);
         assert_eq!(names("/q"), Vec::<String>::new(), "what is typed is no key");
-        assert!(screen(&app("/mem"))[7].starts_with("show only: mem_"));
+        assert!(screen(&mut app("/mem"))[7].starts_with("show only: mem_"));
         assert_eq!(app("\t/:7\n").connections().len(), 1);
         let mut app = app("");
         assert_eq!(app.press(KeyEvent::new(KeyCode::Char('q'), KeyModifiers::NONE)), Wish::Quit);
@@ -340,21 +406,324 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_scrolled_out_of_sight() {
-        let mut app = app("");
-        for _ in 0..50 {
-            app.press(KeyEvent::new(KeyCode::PageDown, KeyModifiers::NONE));
+    fn connections_are_sorted_by_every_key_in_both_directions() {
+        let ports = |sort, reversed| {
+            let mut app = app("\t");
+            (app.sort, app.reversed) = (sort, reversed);
+            app.connections().iter().map(|end| end.local.port()).collect::<Vec<_>>()
+        };
+        for (sort, falling) in [
+            (Sort::Rate, [11211, 11212, 7]),
+            (Sort::Shm, [11211, 11212, 7]),
+            (Sort::Tcp, [11212, 11211, 7]),
+            (Sort::Program, [7, 11211, 11212]),
+            (Sort::Pid, [11211, 11212, 7]),
+            (Sort::Remote, [11211, 11212, 7]),
+            (Sort::Reason, [11212, 7, 11211]),
+        ] {
+            assert_eq!(ports(sort, false), falling, "{sort:?}");
         }
-        assert!(screen(&app)[4].starts_with("idle"), "the last row stays");
-        app.press(KeyEvent::new(KeyCode::Tab, KeyModifiers::NONE));
-        assert!(screen(&app)[4].starts_with("memca"));
+        assert_eq!(ports(Sort::Tcp, true), [11211, 7, 11212]);
+        assert_eq!(ports(Sort::Pid, true), [7, 11211, 11212]);
+    }
+
+    fn press(app: &mut App, code: KeyCode) {
+        app.press(KeyEvent::new(code, KeyModifiers::NONE));
+    }
+
+    #[test]
+    fn the_selected_row_is_always_in_sight() {
+        let mut app = app("\t");
+        for _ in 0..50 {
+            press(&mut app, KeyCode::PageDown);
+        }
+        assert!(screen_of(&mut app, 130, 6)[4].contains("127.0.0.1:7 "), "only one row fits");
+        press(&mut app, KeyCode::Up);
+        assert!(screen_of(&mut app, 130, 6)[4].contains("127.0.0.1:11212 "));
+        press(&mut app, KeyCode::Home);
+        assert!(screen_of(&mut app, 130, 6)[4].contains("127.0.0.1:11211 "));
+    }
+
+    #[test]
+    fn the_selected_row_stays_selected_when_rows_are_sorted_anew() {
+        let mut app = app("\t");
+        press(&mut app, KeyCode::End);
+        assert_eq!(app.connections()[app.at].local.port(), 7);
+        press(&mut app, KeyCode::Char('r'));
+        assert_eq!((app.at, app.connections()[app.at].local.port()), (0, 7));
+        let mut now = snapshot(5);
+        now.processes.pop();
+        app.take(model::look(Some((&snapshot(3), Duration::from_secs(1))), &now));
+        assert_eq!(app.at, 0, "it is gone: what is in its place is selected");
+    }
+
+    #[test]
+    fn details_have_the_reason_and_the_advice() {
+        let mut app = app("\t");
+        press(&mut app, KeyCode::Down);
+        press(&mut app, KeyCode::Enter);
+        let shown = screen_of(&mut app, 80, 14);
+        assert_eq!(
+            shown[3..12],
+            [
+                "memca\\u{7} (pid 41), user 1000",
+                "127.0.0.1:11212 to 127.0.0.1:80",
+                "moves 0 B/s by shared memory and 2.00 KiB/s by TCP",
+                "",
+                "sends by    TCP: so far 0 B by shared memory, 3.00 KiB by TCP",
+                "receives by TCP: so far 0 B by shared memory, 3.00 KiB by TCP",
+                "",
+                "fork: The process forked while it held the connection.",
+                "  What to do: No action needed: it is offered again when only one process holds",
+            ]
+        );
+        let mut now = snapshot(5);
+        now.processes.remove(0);
+        app.take(model::look(Some((&snapshot(3), Duration::from_secs(1))), &now));
+        assert!(screen_of(&mut app, 80, 14)[5].starts_with("This connection has ended."));
+        press(&mut app, KeyCode::Esc);
+        assert!(screen(&mut app)[3].starts_with("PROGRAM"));
+    }
+
+    #[test]
+    fn details_name_the_program_at_the_other_end() {
+        let mut now = snapshot(3);
+        let mut other = end(80, TCP, 9);
+        (other.local, other.remote) = (other.remote, ([127, 0, 0, 1], 11212).into());
+        now.processes.push(process(43, "client", vec![other], 0));
+        let mut app = app("\tss");
+        app.take(model::look(None, &now));
+        press(&mut app, KeyCode::Char('/'));
+        "11212".chars().for_each(|letter| press(&mut app, KeyCode::Char(letter)));
+        press(&mut app, KeyCode::Enter);
+        press(&mut app, KeyCode::Enter);
+        let shown = screen_of(&mut app, 80, 14);
+        assert_eq!(shown[4], "127.0.0.1:11212 to 127.0.0.1:80, with client (pid 43)");
+    }
+
+    #[test]
+    fn details_of_a_program_list_its_reasons() {
+        let mut now = snapshot(3);
+        now.processes[0].totals.bypasses = [("fork".to_owned(), 1), ("stdio".to_owned(), 12)].into();
+        now.processes[0].totals.share = Share { seen: 20, offered: 8, on_shm: 7 };
+        let mut app = app("");
+        app.take(model::look(None, &now));
+        press(&mut app, KeyCode::Home);
+        press(&mut app, KeyCode::Enter);
+        let shown = screen_of(&mut app, 140, 20).join("\n");
+        for part in [
+            "1 on shared memory, 0 with one direction on each, 1 on TCP",
+            "20 connection ends used, 8 offered to the broker, 7 on shared memory",
+            "12 times\nstdio: The descriptor was given to stdio",
+            "once\nfork: ",
+            "What to do: Use the socket without stdio",
+        ] {
+            assert!(shown.contains(part), "no {part:?} in {shown}");
+        }
+    }
+
+    /// A busy host: what its numbers take is more than 80 and 100 columns have.
+    fn busy(rows: Rows) -> App {
+        let mut app = App::new(rows, Sort::Rate, String::new());
+        let mut before = snapshot(1);
+        before.processes = vec![process(4_194_304, "a-program-of-some-length", vec![end(65_535, SHM, 1)], 1)];
+        let mut now = before.clone();
+        let bytes = 123 << 30;
+        now.processes =
+            vec![process(4_194_304, "a-program-of-some-length", vec![end(65_535, SHM, bytes)], 1 << 30)];
+        now.processes[0].uid = u32::MAX - 1;
+        now.processes[0].connections[0].local =
+            "[2001:db8:1111:2222:3333:4444:5555:6666]:65535".parse().unwrap();
+        now.processes[0].connections[0].receive.reason = Reason::TooFewOperations;
+        now.processes[0].connections[0].receive.transport = Transport::Tcp;
+        now.totals = now.processes[0].totals.clone();
+        app.take(model::look(Some((&before, Duration::from_secs(1))), &now));
+        app
+    }
+
+    #[test]
+    fn columns_that_do_not_fit_are_left_out_whole() {
+        for (width, rows, head, row) in [
+            (
+                60,
+                Rows::Programs,
+                "PROGRAM              PID  SHM  MIXED  TCP     BY SHM  BY TCP",
+                "a-program-of-s…  4194304    0      1    0  246 GiB/s   0 B/s",
+            ),
+            (
+                80,
+                Rows::Programs,
+                "PROGRAM          PID  SHM  MIXED  TCP     BY SHM  BY TCP    SLEEPS/S  WAKE-UPS/S",
+                "a-program-…  4194304    0      1    0  246 GiB/s   0 B/s  1073741823  1073741823",
+            ),
+            (
+                100,
+                Rows::Programs,
+                "PROGRAM            PID        USER  SHM  MIXED  TCP     BY SHM  BY TCP    SLEEPS/S  WAKE-UPS/S  SPIN",
+                "a-program-of…  4194304  4294967294    0      1    0  246 GiB/s   0 B/s  1073741823  1073741823  0.00",
+            ),
+            (
+                140,
+                Rows::Programs,
+                "PROGRAM                       PID        USER  SHM  MIXED  TCP     BY SHM  BY TCP    SLEEPS/S  WAKE-UPS/S  SPIN",
+                "a-program-of-some-length  4194304  4294967294    0      1    0  246 GiB/s   0 B/s  1073741823  1073741823  0.00",
+            ),
+            (
+                60,
+                Rows::Connections,
+                "PROGRAM        REMOTE           BY SHM  BY TCP  WHY TCP",
+                "a-program-of…  127.0.0.1:80  246 GiB/s   0 B/s  receives: t…",
+            ),
+            (
+                80,
+                Rows::Connections,
+                "PROGRAM                   REMOTE           BY SHM  BY TCP  WHY TCP",
+                "a-program-of-some-length  127.0.0.1:80  246 GiB/s   0 B/s  receives: too_few_op…",
+            ),
+            (
+                100,
+                Rows::Connections,
+                "PROGRAM                       PID  REMOTE           BY SHM  BY TCP  WHY TCP",
+                "a-program-of-some-length  4194304  127.0.0.1:80  246 GiB/s   0 B/s  receives: too_few_operations",
+            ),
+            (
+                140,
+                Rows::Connections,
+                "PROGRAM                  PID  LOCAL                                           REMOTE        SENDS  RECEIVES     BY SHM  BY TCP  WHY TCP",
+                "a-program-of-some-…  4194304  [2001:db8:1111:2222:3333:4444:5555:6666]:65535  127.0.0.1:80  shm    tcp       246 GiB/s   0 B/s  receives: t…",
+            ),
+        ] {
+            let shown = screen_of(&mut busy(rows), width, 7);
+            assert_eq!((shown[3].as_str(), shown[4].as_str()), (head, row), "{rows:?} at {width}");
+        }
+    }
+
+    #[test]
+    fn the_other_lines_are_never_cut_within_a_part() {
+        let shown = |width| screen_of(&mut busy(Rows::Programs), width, 7);
+        assert_eq!(shown(60)[1], "246 GiB/s by shared memory (100.0 %), 0 B/s by TCP");
+        assert_eq!(shown(80)[1], "246 GiB/s by shared memory (100.0 %), 0 B/s by TCP, 1073741814 sleeps/s");
+        assert_eq!(
+            shown(100)[1],
+            "246 GiB/s by shared memory (100.0 %), 0 B/s by TCP, 1073741814 sleeps/s, 1073741814 wake-ups/s"
+        );
+        assert_eq!(shown(60)[6], "q quit  Tab connections  Enter details  s by bytes/s  h help");
+        assert_eq!(
+            shown(80)[6],
+            "q quit  Tab connections  Enter details  s by bytes/s  r down  / filter  h help"
+        );
+    }
+
+    /// Numbers of every magnitude.
+    fn any_number() -> impl Strategy<Value = u64> {
+        (any::<u64>(), 0_u32..64).prop_map(|(number, bits)| number >> bits)
+    }
+
+    fn any_look() -> impl Strategy<Value = Look> {
+        let speeds = || any_number().prop_map(|number| number as f64);
+        let rates = || {
+            (speeds(), speeds(), speeds(), speeds(), speeds())
+                .prop_map(|(shm, tcp, sleeps, wake_ups, spin)| Rates { shm, tcp, sleeps, wake_ups, spin })
+        };
+        let counts = || any_number().prop_map(|number| number as usize >> 2);
+        let program = ("[a-z]{1,20}", any::<u32>(), any::<u32>(), counts(), counts(), counts(), rates())
+            .prop_map(|(program, pid, uid, on_shm, half, on_tcp, rates)| {
+                let totals = Totals::default();
+                Program { program, pid, uid, on_shm, half, on_tcp, rates, totals }
+            });
+        let connection = ("[a-z]{1,20}", any::<u32>(), any::<[u16; 8]>(), any::<u16>(), speeds(), speeds())
+            .prop_map(|(program, pid, ip, port, shm, tcp)| {
+                let row = end(port, TCP, 1);
+                let local = (ip, port).into();
+                let (remote, why) = (row.remote, "too_few_operations".to_owned());
+                let (send, receive) = (Transport::Shm, Transport::Tcp);
+                End { program, pid, local, remote, send, receive, why, shm, tcp, uid: 0, row }
+            });
+        let (programs, connections) = (vec(program, 1..5), vec(connection, 1..5));
+        (rates(), any_number(), programs, connections).prop_map(|(rates, uptime, programs, connections)| {
+            Look { uptime_seconds: uptime, seconds: 1.0, rates, programs, connections, ..Look::default() }
+        })
+    }
+
+    /// Returns what stands in a line between gaps of two spaces or more.
+    fn parts(line: &str) -> Vec<&str> {
+        line.split("  ").map(str::trim).filter(|part| !part.is_empty()).collect()
+    }
+
+    /// Returns the text of each cell of a row.
+    fn cells(app: &App, at: usize) -> Vec<String> {
+        let rate = |bytes: f64| format!("{}/s", table::bytes(bytes as u64));
+        match app.rows {
+            Rows::Programs => {
+                let row = app.programs()[at];
+                let counts = [row.on_shm, row.half, row.on_tcp].map(|count| count.to_string());
+                let rates = [row.rates.sleeps, row.rates.wake_ups].map(|rate| format!("{rate:.0}"));
+                [row.program.clone(), row.pid.to_string(), row.uid.to_string()]
+                    .into_iter()
+                    .chain(counts)
+                    .chain([rate(row.rates.shm), rate(row.rates.tcp)])
+                    .chain(rates)
+                    .chain([format!("{:.2}", row.rates.spin)])
+                    .collect()
+            }
+            Rows::Connections => {
+                let row = app.connections()[at];
+                let end = [row.pid.to_string(), row.local.to_string(), row.remote.to_string()];
+                [row.program.clone()]
+                    .into_iter()
+                    .chain(end)
+                    .chain([
+                        "shm".to_owned(),
+                        "tcp".to_owned(),
+                        rate(row.shm),
+                        rate(row.tcp),
+                        row.why.clone(),
+                    ])
+                    .collect()
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn each_number_is_whole_on_the_screen_or_its_column_is_absent(
+            look in any_look(),
+            is_programs in any::<bool>(),
+            width in 1_u16..220,
+        ) {
+            let rows = if is_programs { Rows::Programs } else { Rows::Connections };
+            let columns: &[Column] = if is_programs { &PROGRAMS } else { &CONNECTIONS };
+            let mut app = App::new(rows, Sort::Rate, String::new());
+            app.take(look);
+            let count = if is_programs { app.programs().len() } else { app.connections().len() };
+            let shown = screen_of(&mut app, width, count as u16 + 5);
+            let titles = parts(&shown[3]);
+            let kept: Vec<usize> =
+                (0..columns.len()).filter(|at| titles.contains(&columns[*at].title)).collect();
+            prop_assert_eq!(kept.len(), titles.len(), "a title is not whole: {:?}", titles);
+            for at in 0..count {
+                let (row, expected) = (parts(&shown[4 + at]), cells(&app, at));
+                prop_assert_eq!(row.len(), kept.len());
+                for (cell, column) in row.into_iter().zip(&kept) {
+                    let whole = expected[*column].as_str();
+                    let is_short = columns[*column].least.is_some()
+                        && cell.strip_suffix('…').is_some_and(|begin| whole.starts_with(begin));
+                    prop_assert!(cell == whole || is_short, "{:?} instead of {:?}", cell, whole);
+                }
+            }
+            let rates = &app.look.rates;
+            let whole: Vec<String> = traffic(rates).into_iter().map(|(_, spans)| spans[0].content.to_string()).collect();
+            for part in shown[1].split(", ").filter(|part| !part.is_empty()) {
+                prop_assert!(whole.iter().any(|whole| whole == part), "{:?} is cut", part);
+            }
+        }
     }
 
     #[test]
     fn a_broker_that_is_gone_is_said_and_the_rest_stays() {
         let mut app = app("");
         app.trouble = Some("no broker at /run/x: gone\x1b[2J".into());
-        let shown = screen(&app);
+        let shown = screen(&mut app);
         assert_eq!(shown[2], "no broker at /run/x: gone\\u{1b}[2J");
         assert!(shown[4].starts_with("memca"));
     }
@@ -374,8 +743,8 @@ mod tests {
     fn the_smallest_screen_is_survived() {
         for (width, height) in [(1, 1), (10, 2), (40, 4)] {
             let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-            terminal.draw(|frame| draw(&app("h"), frame)).unwrap();
-            terminal.draw(|frame| draw(&app("\t"), frame)).unwrap();
+            terminal.draw(|frame| draw(&mut app("h"), frame)).unwrap();
+            terminal.draw(|frame| draw(&mut app("\t"), frame)).unwrap();
         }
     }
 }
