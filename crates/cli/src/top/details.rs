@@ -72,7 +72,7 @@ pub(super) fn of_program(program: &Program, is_gone: bool) -> Text<'static> {
         Some((*count, *reason))
     };
     let mut reasons: Vec<(u64, Reason)> = program.totals.bypasses.iter().filter_map(named).collect();
-    reasons.sort_by(|one, other| other.0.cmp(&one.0));
+    reasons.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
     if reasons.is_empty() {
         lines.push(Line::from("None of its connections has had a reason for TCP."));
     } else {
