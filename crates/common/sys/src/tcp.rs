@@ -238,6 +238,8 @@ pub struct LaneBytes {
     pub received: u64,
     /// Added to the bytes that were sent.
     pub sent: u64,
+    /// Added to the bytes that wait to be sent, or to be acknowledged.
+    pub queued: u64,
 }
 
 impl LaneBytes {
@@ -247,8 +249,30 @@ impl LaneBytes {
             acked: self.acked.wrapping_add(more.acked),
             received: self.received.wrapping_add(more.received),
             sent: self.sent.wrapping_add(more.sent),
+            queued: self.queued.wrapping_add(more.queued),
         }
     }
+
+    /// Returns the correction that makes `after` as large as `before`.
+    pub fn between(after: LaneBytes, before: LaneBytes) -> LaneBytes {
+        LaneBytes {
+            acked: before.acked.wrapping_sub(after.acked),
+            received: before.received.wrapping_sub(after.received),
+            sent: before.sent.wrapping_sub(after.sent),
+            queued: before.queued.wrapping_sub(after.queued),
+        }
+    }
+}
+
+/// Returns the kernel's counts of a connection. Bytes that were sent twice count once.
+pub fn counts(fd: BorrowedFd<'_>) -> Result<LaneBytes> {
+    let info = info(fd)?;
+    Ok(LaneBytes {
+        acked: info.bytes_acked,
+        received: info.bytes_received,
+        sent: info.bytes_sent.wrapping_sub(info.bytes_retrans),
+        queued: outq(fd)?,
+    })
 }
 
 /// Adds the bytes that did not pass through TCP to a `struct tcp_info` of which the kernel has
@@ -268,6 +292,12 @@ pub unsafe fn add_to_info(info: *mut u8, len: usize, beside: LaneBytes) {
             // SAFETY: within the bytes that the caller guarantees.
             unsafe { count.write_unaligned(count.read_unaligned().wrapping_add(more)) };
         }
+    }
+    let offset = std::mem::offset_of!(Info, notsent_bytes);
+    if beside.queued != 0 && offset + size_of::<u32>() <= len {
+        let count = info.wrapping_add(offset).cast::<u32>();
+        // SAFETY: as above.
+        unsafe { count.write_unaligned(count.read_unaligned().wrapping_add(beside.queued as u32)) };
     }
 }
 

@@ -42,7 +42,10 @@ pub struct Held {
     /// 1 if this end called connect, 0 if not.
     pub opened: u16,
     /// An error that the kernel does not report, or not with its right code, or 0.
-    pub owed: u64,
+    pub owed: u32,
+    /// The difference between the kernel's count of bytes not acknowledged and the true count,
+    /// modulo 2^32.
+    pub queued_beside_kernel: u32,
     /// The difference between the kernel's counts of bytes acknowledged, received and sent, and the
     /// true counts.
     pub beside_kernel: [u64; 3],
@@ -112,6 +115,7 @@ mod tests {
             shut: 1,
             opened: 1,
             owed: 104,
+            queued_beside_kernel: 6,
             beside_kernel: [1, 2, 3],
         };
         let handover = Handover {

@@ -50,7 +50,7 @@ pub(crate) fn leave_to_kernel() {
             && !shunt_sys::tcp::has_unread(borrow(fd))
             && endpoint.take_owed(fd) == Some(libc::ECONNRESET)
         {
-            lost::dissolve(fd);
+            lost::dissolve(endpoint, fd);
         }
     }
 }

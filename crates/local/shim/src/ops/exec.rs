@@ -138,7 +138,8 @@ fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {
         barred: barred as u32,
         shut: endpoint.shut() as u16,
         opened: (endpoint.opener() == Opener::Us).into(),
-        owed: endpoint.still_owed(fd) as u64,
+        owed: endpoint.still_owed(fd) as u32,
+        queued_beside_kernel: beside.queued as u32,
         beside_kernel: [beside.acked, beside.received, beside.sent],
     }
 }

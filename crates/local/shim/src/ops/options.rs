@@ -327,10 +327,10 @@ pub(crate) unsafe fn get(
 }
 
 /// Returns the corrections of the kernel's counts: the bytes that have gone over lanes, and those
-/// that a reset of the shim's has added.
+/// that a reset of the shim's has added or made the kernel forget.
 pub(crate) fn beside_kernel(endpoint: &Endpoint) -> LaneBytes {
     let sent = endpoint.tx.lock().tx.lane_total();
-    let lanes = LaneBytes { acked: sent, received: incoming::arrived(endpoint), sent };
+    let lanes = LaneBytes { acked: sent, received: incoming::arrived(endpoint), sent, queued: 0 };
     endpoint.beside_kernel.lock().and(lanes)
 }
 
@@ -346,8 +346,9 @@ pub(crate) fn tells_waiting(endpoint: &Endpoint, fd: RawFd) -> bool {
 /// have sent a reset.
 pub(crate) fn waiting(endpoint: &Endpoint, fd: RawFd) -> c_int {
     let on_tcp = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as c_int;
-    let finished =
-        shunt_sys::tcp::peer_has_finished(borrow(fd)).unwrap_or(true) && !lost::may_be_lost(endpoint, fd);
+    let finished = !endpoint.is_fin_discounted()
+        && shunt_sys::tcp::peer_has_finished(borrow(fd)).unwrap_or(true)
+        && !lost::may_be_lost(endpoint, fd);
     on_tcp.saturating_add(incoming::unread(endpoint) as c_int).saturating_add(finished.into())
 }
 
@@ -409,7 +410,19 @@ pub(crate) unsafe fn ioctl(endpoint: &Endpoint, fd: RawFd, request: c_ulong, arg
         }
         // A lane delivers immediately: nothing is queued or unacknowledged. The others do not
         // concern the stream.
-        SIOCATMARK | libc::TIOCOUTQ | SIOCOUTQNSD | libc::FIOCLEX | libc::FIONCLEX => real(),
+        libc::TIOCOUTQ | SIOCOUTQNSD => {
+            let result = real();
+            let more = endpoint.beside_kernel.lock().queued as c_int;
+            if result == 0 && more != 0 {
+                // SAFETY: the kernel has just written an int there.
+                unsafe {
+                    let count: *mut c_int = argument.cast();
+                    count.write_unaligned(count.read_unaligned().wrapping_add(more));
+                }
+            }
+            result
+        }
+        SIOCATMARK | libc::FIOCLEX | libc::FIONCLEX => real(),
         request if INTERFACES.contains(&request) => real(),
         libc::FIOASYNC => {
             // SAFETY: the caller's promise. The kernel fails if it cannot read the argument.

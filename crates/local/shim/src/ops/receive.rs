@@ -257,7 +257,7 @@ impl Taken {
             // If the program has asked for it during a sleep, the kernel has written it, and the
             // hook must replace that.
             self.by_kernel &= !options::tells_waiting(endpoint, fd);
-        } else if !self.by_kernel || incoming::unread(endpoint) > 0 {
+        } else if !self.by_kernel || incoming::unread(endpoint) > 0 || endpoint.is_fin_discounted() {
             self.waiting = Some(options::waiting(endpoint, fd));
         }
     }

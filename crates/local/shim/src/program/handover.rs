@@ -196,7 +196,8 @@ fn accept(letter: &Handover<'_>) {
             endpoint.bar(reason);
         }
         let [acked, received, sent] = held.beside_kernel;
-        *endpoint.beside_kernel.lock() = LaneBytes { acked, received, sent };
+        let queued = i64::from(held.queued_beside_kernel as i32) as u64;
+        *endpoint.beside_kernel.lock() = LaneBytes { acked, received, sent, queued };
         if held.owed != 0 {
             endpoint.owe(held.fd, held.owed as i32);
             // In this phase, calls check the shim's state, and so return the error, before they

@@ -736,6 +736,15 @@ impl Endpoint {
         self.ends.note_peer_finished();
     }
 
+    /// Records that the kernel has a FIN of the peer in whose place TCP would have sent a reset.
+    pub(crate) fn note_fin_discounted(&self) {
+        self.ends.note_fin_discounted();
+    }
+
+    pub(crate) fn is_fin_discounted(&self) -> bool {
+        self.ends.is_fin_discounted()
+    }
+
     /// Returns whether the kernel has reported the end of the peer's stream.
     pub(crate) fn has_peer_finished(&self) -> bool {
         self.ends.has_peer_finished()
@@ -1151,7 +1160,7 @@ mod tests {
         endpoint.options.use_up();
         endpoint.offer.use_up();
         endpoint.ends.use_up();
-        *endpoint.beside_kernel.lock() = LaneBytes { acked: 1, received: 2, sent: 3 };
+        *endpoint.beside_kernel.lock() = LaneBytes { acked: 1, received: 2, sent: 3, queued: 4 };
         endpoint.keepalive.use_up();
         endpoint.holders.lose();
         (0..4).for_each(|_| endpoint.unanswered.note_check());

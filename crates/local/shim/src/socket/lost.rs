@@ -92,7 +92,10 @@ pub(crate) fn reset_in_a_set(endpoint: &Endpoint, fd: i32) -> Option<bool> {
 pub(crate) fn notice_reset_for_another(endpoint: &Endpoint, fd: i32) {
     if may_be_lost(endpoint, fd) {
         match abandon_if_lost(endpoint, fd) {
-            Some(false) if !shunt_sys::tcp::has_unread(borrow(fd)) => dissolve(fd),
+            Some(false) if !shunt_sys::tcp::has_unread(borrow(fd)) => {
+                discount_fin(endpoint, fd);
+                dissolve(endpoint, fd);
+            }
             Some(had_finished) => {
                 reset(endpoint, fd, had_finished);
             }
@@ -194,11 +197,7 @@ fn reset(endpoint: &Endpoint, fd: i32, had_finished: bool) -> bool {
         // The peer's FIN came long before, so this is no reset of an established connection.
         return provoke_reset(endpoint, fd);
     }
-    // A connection that TCP resets has no FIN, but the kernel has counted one. If the kernel has
-    // reset the connection by itself, no FIN has come.
-    if shunt_sys::tcp::peer_has_finished(borrow(fd)).unwrap_or_else(|| !kernel::has_error(fd)) {
-        count_beside(endpoint, LaneBytes { received: LESS, ..LaneBytes::default() });
-    }
+    discount_fin(endpoint, fd);
     if provoke_reset(endpoint, fd) {
         // The kernel has no error if both ends had sent a FIN, or if the error was taken already.
         // Otherwise its error has another number than ECONNRESET, because the FIN came first.
@@ -206,9 +205,18 @@ fn reset(endpoint: &Endpoint, fd: i32, had_finished: bool) -> bool {
             endpoint.owe(fd, libc::ECONNRESET);
         }
     } else {
-        dissolve(fd);
+        dissolve(endpoint, fd);
     }
     true
+}
+
+/// Records that the kernel has counted a FIN, if it has. A connection that TCP resets has none. If
+/// the kernel has reset the connection by itself, no FIN has come.
+fn discount_fin(endpoint: &Endpoint, fd: i32) {
+    if shunt_sys::tcp::peer_has_finished(borrow(fd)).unwrap_or_else(|| !kernel::has_error(fd)) {
+        count_beside(endpoint, LaneBytes { received: LESS, ..LaneBytes::default() });
+        endpoint.note_fin_discounted();
+    }
 }
 
 /// Returns whether the sending direction was shut down, by this process or by another that shares
@@ -217,9 +225,11 @@ fn has_finished(endpoint: &Endpoint) -> bool {
     endpoint.has_shut_writing() || endpoint.tx.lock().at.is_some_and(|at| at.outgoing().0.was_shut_down())
 }
 
-/// Brings the kernel's socket into the state after a reset by discarding what it has received.
-pub(crate) fn dissolve(fd: i32) {
+/// Brings the kernel's socket into the state after a reset by discarding what it has received. The
+/// kernel then forgets its counts of the connection, so the shim goes on with them.
+pub(crate) fn dissolve(endpoint: &Endpoint, fd: i32) {
     let before = errno::get();
+    let counted = shunt_sys::tcp::counts(borrow(fd));
     kernel::dissolve(fd);
     // A socket that a reset has closed already gets no error.
     if !kernel::has_error(fd) {
@@ -228,6 +238,9 @@ pub(crate) fn dissolve(fd: i32) {
     // SAFETY: a plain call on the program's descriptor. It fails with ENOTCONN, and still marks
     // both directions as shut down.
     unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+    if let (Ok(counted), Ok(counts)) = (counted, shunt_sys::tcp::counts(borrow(fd))) {
+        count_beside(endpoint, LaneBytes::between(counts, counted));
+    }
     errno::set(before);
 }
 

@@ -19,6 +19,8 @@ pub(super) struct Ends {
     shut: AtomicU32,
     /// Set when the kernel has reported that the peer sends no more bytes.
     has_peer_finished: AtomicBool,
+    /// Set when the kernel has a FIN of the peer in whose place TCP would have sent a reset.
+    is_fin_discounted: AtomicBool,
     /// Since when the end of the peer's stream, which the lane has reported, has been awaited from
     /// TCP; 0 if it is not awaited.
     awaited_since: AtomicU64,
@@ -52,6 +54,14 @@ impl Ends {
         self.has_peer_finished.load(Relaxed)
     }
 
+    pub(super) fn note_fin_discounted(&self) {
+        self.is_fin_discounted.store(true, Relaxed);
+    }
+
+    pub(super) fn is_fin_discounted(&self) -> bool {
+        self.is_fin_discounted.load(Relaxed)
+    }
+
     /// Notes since when the end of the peer's stream has been awaited from TCP.
     pub(super) fn await_since(&self, since: u64) {
         self.awaited_since.store(since.max(1), Release);
@@ -68,9 +78,10 @@ impl Ends {
     }
 
     pub(super) fn reset(&self) {
-        let Ends { shut, has_peer_finished, awaited_since } = self;
+        let Ends { shut, has_peer_finished, is_fin_discounted, awaited_since } = self;
         shut.store(0, Relaxed);
         has_peer_finished.store(false, Relaxed);
+        is_fin_discounted.store(false, Relaxed);
         awaited_since.store(0, Relaxed);
     }
 
@@ -79,6 +90,7 @@ impl Ends {
     pub(super) fn use_up(&self) {
         self.add_shut(true, true);
         self.note_peer_finished();
+        self.note_fin_discounted();
         self.await_since(2);
     }
 }
