@@ -8,6 +8,7 @@ BROKER is its process id. Each end is seen within LIMIT, or never: the broker go
 
 import os
 import random
+import select
 import signal
 import socket
 import struct
@@ -72,7 +73,23 @@ def and_answered(client, server):
     sys.exit("a write to a closed connection was not refused")
 
 
-WAYS = {plainly: "end of file", with_unread: "reset", without_linger: "reset", and_answered: None}
+def registered_by_a_closed_duplicate(client, server):
+    """The epoll instance reports nothing of a socket that has no descriptor any more."""
+    with select.epoll() as epoll:
+        copy = os.dup(client.fileno())
+        epoll.register(copy, select.EPOLLIN)
+        os.close(copy)
+        client.close()
+        assert (seen := epoll.poll(0)) == [], f"the closed socket reports {seen}"
+
+
+WAYS = {
+    plainly: "end of file",
+    with_unread: "reset",
+    without_linger: "reset",
+    and_answered: None,
+    registered_by_a_closed_duplicate: "end of file",
+}
 
 
 def closes(listener, broker, rounds):

@@ -69,6 +69,20 @@ impl PrivateFd {
         Some(PrivateFd(raw))
     }
 
+    /// Duplicates the program's descriptor `fd` to the number `raw`. Returns `None` if that is not
+    /// free.
+    #[cold]
+    pub(crate) fn duplicate_to(fd: RawFd, raw: RawFd) -> Option<PrivateFd> {
+        let made = fcntl_dupfd_cloexec(borrow(fd), raw).ok()?;
+        if made.as_raw_fd() != raw {
+            close_owned(made);
+            return None;
+        }
+        table::replace(raw, Entry::Private);
+        HELD.fetch_add(1, Relaxed);
+        Some(PrivateFd(made.into_raw_fd()))
+    }
+
     /// Moves a peer's descriptor, of which the peer `has` so many already, to a high one. Returns
     /// `None` also if that would exceed the shim's share of descriptors, or two thirds of what
     /// other peers have left of the share.

@@ -60,6 +60,7 @@ use shunt_abi::reason::Reason;
 
 use crate::base::lock::{Guard, Lock};
 use crate::base::names::{EndpointRef, EpollRef};
+use crate::base::private::{PrivateFd, borrow};
 use crate::base::rank;
 use crate::base::table::{self, Entry};
 use crate::base::upcall::Upcall;
@@ -381,6 +382,31 @@ pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
             .numbers_of(endpoint)
             .for_each(|fd| _ = inner.list.change(libc::EPOLL_CTL_DEL, fd, 0, 0));
     }
+}
+
+/// Removes a socket, of which `fd` is the last descriptor, from the kernel's lists that have it by
+/// descriptors that were closed before. The kernel finds such a registration only by its number, so
+/// a duplicate of the socket gets that for the moment. Returns `false` if the number names another
+/// file now.
+#[cold]
+pub(crate) fn remove_closed(fd: RawFd) -> bool {
+    let Ok(file) = rustix::fs::fstat(borrow(fd)) else { return false };
+    let mut are_removed = true;
+    for epoll in all() {
+        // Closed after the lock is released.
+        let mut duplicates = Vec::new();
+        let inner = epoll.inner.lock();
+        if !inner.list.is_open() {
+            continue;
+        }
+        let listed = listing::of(process::pid() as u32, inner.list.fd).unwrap_or_default();
+        for one in listed.iter().filter(|one| one.inode == file.st_ino && one.fd != fd) {
+            let duplicate = PrivateFd::duplicate_to(fd, one.fd);
+            are_removed &= duplicate.is_some() && inner.list.change(libc::EPOLL_CTL_DEL, one.fd, 0, 0);
+            duplicates.extend(duplicate);
+        }
+    }
+    are_removed
 }
 
 /// Gives the kernel's lists the program's own registrations of an endpoint. Its last descriptor in

@@ -302,6 +302,7 @@ fn forget_in_sets(entry: Entry, fd: RawFd) {
 fn rename(endpoint: &Endpoint, closed: RawFd, other: Option<RawFd>) {
     if epoll::has_by_number(endpoint, closed) {
         // The kernel's list has the socket under the closed fd, and no call can change that.
+        endpoint.note_closed_in_epoll();
         attach::bar(endpoint, Reason::ClosedInEpoll);
     }
     if endpoint.fd() == closed
@@ -356,6 +357,12 @@ fn finish_for_broker(endpoint: &Endpoint, fd: RawFd) {
     // The program's epoll instances see nothing of this: at the close the kernel forgets the socket
     // there.
     epoll::remove_everywhere(endpoint);
+    if endpoint.was_closed_in_epoll() && !epoll::remove_closed(fd) {
+        // They would report the end of a socket that the program has closed. So the end comes once
+        // the broker has closed its descriptor.
+        errno::set(before);
+        return;
+    }
     let resets = rustix::net::sockopt::socket_linger(crate::base::private::borrow(fd))
         .is_ok_and(|linger| linger.is_some_and(|time| time.is_zero()));
     if resets || has_unread() {

@@ -736,6 +736,16 @@ impl Endpoint {
         self.ends.note_peer_finished();
     }
 
+    /// Records that a descriptor of the socket is being closed that an epoll instance has, while the
+    /// socket has another.
+    pub(crate) fn note_closed_in_epoll(&self) {
+        self.socket.note_closed_in_epoll();
+    }
+
+    pub(crate) fn was_closed_in_epoll(&self) -> bool {
+        self.socket.was_closed_in_epoll()
+    }
+
     /// Records that the kernel has a FIN of the peer in whose place TCP would have sent a reset.
     pub(crate) fn note_fin_discounted(&self) {
         self.ends.note_fin_discounted();

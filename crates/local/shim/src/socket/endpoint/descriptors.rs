@@ -38,6 +38,8 @@ pub(super) struct Descriptors {
     has_called_connect: AtomicBool,
     /// Set when connect returned before the connection was established.
     has_begun_connect: AtomicBool,
+    /// Set when a descriptor was closed that an epoll instance has, while the socket had another.
+    was_closed_in_epoll: AtomicBool,
 }
 
 impl Default for Descriptors {
@@ -48,6 +50,7 @@ impl Default for Descriptors {
             kept: AtomicI32::new(NONE),
             has_called_connect: AtomicBool::new(false),
             has_begun_connect: AtomicBool::new(false),
+            was_closed_in_epoll: AtomicBool::new(false),
         }
     }
 }
@@ -139,14 +142,24 @@ impl Descriptors {
         self.has_begun_connect.load(Relaxed)
     }
 
+    pub(super) fn note_closed_in_epoll(&self) {
+        self.was_closed_in_epoll.store(true, Relaxed);
+    }
+
+    pub(super) fn was_closed_in_epoll(&self) -> bool {
+        self.was_closed_in_epoll.load(Relaxed)
+    }
+
     /// Forgets the socket. The caller has closed the private descriptor.
     pub(super) fn reset(&self) {
-        let Descriptors { count, fd, kept, has_called_connect, has_begun_connect } = self;
+        let Descriptors { count, fd, kept, has_called_connect, has_begun_connect, was_closed_in_epoll } =
+            self;
         count.store(0, Relaxed);
         fd.store(NONE, Relaxed);
         kept.store(NONE, Relaxed);
         has_called_connect.store(false, Relaxed);
         has_begun_connect.store(false, Relaxed);
+        was_closed_in_epoll.store(false, Relaxed);
     }
 
     /// Sets each field to a value that no new endpoint has.
@@ -156,6 +169,7 @@ impl Descriptors {
         self.set_kept(4);
         self.set_opener(Opener::Us);
         self.set_begun_connect(true);
+        self.note_closed_in_epoll();
     }
 }
 
