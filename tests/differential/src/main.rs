@@ -139,6 +139,7 @@ fn on_host<T>(args: &Args, work: impl FnOnce(&mut Worlds) -> T) -> T {
     let shim = host.tools().map(|tools| Shim {
         library: tools.library.clone(),
         broker: host.broker_socket(),
+        broker_pid: host.broker_pid(),
         command: tools.shunt.clone(),
     });
     let processor = Rc::new(Processor::choose().expect("a processor"));

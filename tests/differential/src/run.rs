@@ -145,6 +145,10 @@ impl<'w> Run<'w> {
             Some(model) => model[index].outcome == Outcome::Skipped,
             None => !self.is_sensible(&self.steps[index]),
         };
+        let step = &self.steps[index];
+        if !skips && (step.loads() || matches!(step.verb, Verb::Kill | Verb::Exec)) {
+            self.world.await_broker()?;
+        }
         let outcome = if skips { Outcome::Skipped } else { self.perform(index)? };
         if !skips {
             let step = self.steps[index].clone();

@@ -2,7 +2,7 @@
 
 use crate::plugins;
 use crate::processor::Processor;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use shunt_differential::actor::{Answer, PLUGINS, SMALL, order};
 use shunt_differential::script::{ACTORS, Sequence, Step, peer_of};
@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Shim {
     pub(crate) library: PathBuf,
     pub(crate) broker: PathBuf,
+    pub(crate) broker_pid: Option<u32>,
     /// The command `shunt`.
     pub(crate) command: PathBuf,
 }
@@ -200,6 +201,20 @@ impl World {
         Ok(self.processor.settle()?)
     }
 
+    /// Waits until the broker holds no socket of an actor, as far as that can be known. While it
+    /// holds one, a close that the shim does not see ends no connection (docs/differences.md).
+    pub(crate) fn await_broker(&self) -> Result<()> {
+        let Some(shim) = &self.shim else { return Ok(()) };
+        // The broker answers after it has received the offers.
+        shunt_broker::status(&shim.broker)?;
+        let deadline = Instant::now() + PATIENCE;
+        while shim.broker_pid.is_some_and(holds_tcp) {
+            ensure!(Instant::now() < deadline, "the broker keeps a socket");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
     /// Runs an operation.
     pub(crate) fn run(&mut self, step: &Step, position: u64, mode: i64) -> Result<Reply> {
         self.say(step.actor, &format!("{} {mode} {position} {}", order::RUN, step.encode()))?;
@@ -350,4 +365,18 @@ fn lives(pid: u32) -> bool {
     let fields: Vec<_> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
     let threads = fields.get(17).and_then(|word| word.parse().ok()).unwrap_or(0);
     !matches!(fields[0], "Z" | "X") || threads > 1
+}
+
+/// Returns whether a process holds a TCP socket of its namespace.
+fn holds_tcp(pid: u32) -> bool {
+    let directory = Path::new("/proc").join(pid.to_string());
+    let read = |name: &str| std::fs::read_to_string(directory.join("net").join(name)).unwrap_or_default();
+    let (tables, sockets) = ([read("tcp"), read("tcp6")], std::fs::read_dir(directory.join("fd")));
+    let is_tcp = |socket: &Path| {
+        let inode = socket.to_str().and_then(|name| name.strip_prefix("socket:[")?.strip_suffix(']'));
+        let mut rows = tables.iter().flat_map(|table| table.lines());
+        inode.is_some_and(|inode| rows.any(|row| row.split_whitespace().nth(9) == Some(inode)))
+    };
+    let names = sockets.into_iter().flatten().filter_map(|one| std::fs::read_link(one.ok()?.path()).ok());
+    names.into_iter().any(|name| is_tcp(&name))
 }
