@@ -1,5 +1,5 @@
-//! Tests examples/ by executing the commands of examples/README.md, section by section. Needs root,
-//! for namespaces.
+//! Tests examples/ by executing the commands of examples/README.md, section by section, and those of
+//! pages of docs/ that are a session as a whole. Needs root, for namespaces.
 
 mod common;
 
@@ -8,7 +8,9 @@ use std::process::Command;
 use common::*;
 use serde_json::Value;
 
-const PAGE: &str = include_str!("../../../examples/README.md");
+const EXAMPLES: &str = include_str!("../../../examples/README.md");
+const START: &str = include_str!("../../../docs/start.md");
+const TROUBLESHOOT: &str = include_str!("../../../docs/troubleshoot.md");
 /// Marks the output of a command.
 const MARK: &str = "=== ";
 
@@ -18,11 +20,16 @@ struct Step<'a> {
     expected: Vec<&'a str>,
 }
 
-fn steps<'a>(section: &str) -> Vec<Step<'a>> {
-    let text = PAGE.split("\n## ").find(|text| text.starts_with(section)).expect(section);
-    let block = text.split("```console\n").nth(1).unwrap().split("```").next().unwrap();
+/// Returns the section of a page with this title.
+fn section<'a>(page: &'a str, title: &str) -> &'a str {
+    page.split("\n## ").find(|text| text.starts_with(title)).expect(title)
+}
+
+/// Returns the commands of all sessions in a text.
+fn steps(text: &str) -> Vec<Step<'_>> {
+    let blocks = text.split("```console\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     let mut steps: Vec<Step<'_>> = Vec::new();
-    for line in block.lines() {
+    for line in blocks.flat_map(str::lines) {
         match line.strip_prefix("$ ") {
             Some(command) => steps.push(Step { command, expected: Vec::new() }),
             None => steps.last_mut().expect("a command comes first").expected.push(line),
@@ -47,16 +54,16 @@ fn script(steps: &[Step<'_>]) -> String {
     script + &format!("echo; echo '{MARK}status'\nshunt status --json || true\n")
 }
 
-/// Executes the commands of a section. Returns the broker's status at the end, if there is a
-/// broker.
-fn follow(section: &str) -> Option<Value> {
+/// Executes the commands of a text in a copy of examples/. Returns the broker's status at the end, if
+/// there is a broker.
+fn follow(text: &str) -> Option<Value> {
     needs_root();
     let shell = Shell::new();
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples");
     assert!(
         Command::new("cp").args(["-r", examples]).arg(shell.path("examples")).status().unwrap().success()
     );
-    let steps = steps(section);
+    let steps = steps(text);
     let session = shell.file("session", script(&steps));
     let ended = shell.sh(&format!(
         "cd '{}' && unshare --net --pid --fork --kill-child --mount-proc bash '{}'",
@@ -75,8 +82,8 @@ fn follow(section: &str) -> Option<Value> {
 }
 
 #[track_caller]
-fn on_shared_memory(section: &str, at_least: u64) {
-    let status = follow(section).expect("a broker runs");
+fn on_shared_memory(text: &str, at_least: u64) {
+    let status = follow(text).expect("a broker runs");
     let on_shm = status["share"]["on_shm"].as_u64().unwrap_or_else(|| panic!("{status:#}"));
     assert!(on_shm >= at_least, "{status:#}");
 }
@@ -85,20 +92,31 @@ fn on_shared_memory(section: &str, at_least: u64) {
 fn everything_in_the_web_stack_is_on_shared_memory() {
     // Each hop has some connections with two ends: from the load to nginx, from nginx to the app,
     // from the app to Redis.
-    on_shared_memory("A web stack", 12);
+    on_shared_memory(section(EXAMPLES, "A web stack"), 12);
 }
 
 #[test]
 fn a_service_of_gos_is_on_shared_memory() {
-    on_shared_memory("A Go service", 8);
+    on_shared_memory(section(EXAMPLES, "A Go service"), 8);
 }
 
 #[test]
 fn a_service_of_javas_is_on_shared_memory() {
-    on_shared_memory("A Java service", 2);
+    on_shared_memory(section(EXAMPLES, "A Java service"), 2);
 }
 
 #[test]
 fn a_forwarder_spreads_keys() {
-    follow("A forwarder");
+    follow(section(EXAMPLES, "A forwarder"));
+}
+
+#[test]
+fn the_first_ten_minutes_are_on_shared_memory() {
+    // The load's connections, at both ends.
+    on_shared_memory(START, 90);
+}
+
+#[test]
+fn the_page_of_symptoms_has_what_it_names() {
+    follow(TROUBLESHOOT);
 }
