@@ -161,6 +161,12 @@ fn figures_are_counted() {
     }
 }
 
+#[test]
+fn the_picture_is_that_of_the_figures() {
+    let output = Command::new(root().join("scripts/gain")).arg("--check").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
 /// Returns the package and the name of each executable in a list.
 fn listed(file: &str) -> Vec<(String, String)> {
     let text = fs::read_to_string(root().join(file)).unwrap();
