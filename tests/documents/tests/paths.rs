@@ -81,6 +81,18 @@ fn each_document_that_a_comment_names_is_there() {
     assert!(failures.is_empty(), "{} documents that are not there:\n{}", failures.len(), failures.join("\n"));
 }
 
+/// A test of the dashboard compares its metrics with those that are served.
+#[test]
+fn each_metric_to_watch_is_in_the_dashboard() {
+    let dashboard = read(Path::new("packaging/grafana/shunt.json"));
+    let text = read(Path::new("docs/monitor.md"));
+    let spans = markdown::prose(&text).into_iter().flat_map(|(_, line)| markdown::code_spans(line));
+    let metrics: Vec<_> = spans.filter(|span| span.starts_with("shunt_")).collect();
+    assert!(metrics.len() >= 5, "{metrics:?}");
+    let missing: Vec<_> = metrics.iter().filter(|metric| !dashboard.contains(**metric)).collect();
+    assert!(missing.is_empty(), "the dashboard does not have {missing:?}");
+}
+
 /// The folders at the top. Of `debian` documents name those of other packages, too.
 const TOPS: [&str; 7] = ["crates", "tests", "docs", "examples", "packaging", "scripts", ".ci"];
 
