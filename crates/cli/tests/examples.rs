@@ -120,3 +120,9 @@ fn the_first_ten_minutes_are_on_shared_memory() {
 fn the_page_of_symptoms_has_what_it_names() {
     follow(TROUBLESHOOT);
 }
+
+#[test]
+fn both_hops_of_a_sidecar_are_on_shared_memory() {
+    // Eight connections to the proxy and eight from it, at both ends.
+    on_shared_memory(section(EXAMPLES, "A sidecar"), 32);
+}
