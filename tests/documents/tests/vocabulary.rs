@@ -1,5 +1,6 @@
-//! Words that the glossary has replaced do not come back: each folder has at most as many lines with one as
-//! `tests/documents/vocabulary.txt` says. Who rewrites some lowers the number there.
+//! The words of documents, and how many there are. Words that the glossary has replaced do not come
+//! back: each folder has at most as many lines with one as `tests/documents/vocabulary.txt` says. A
+//! change that rewrites some lowers the number there.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -47,4 +48,11 @@ fn no_folder_has_more_lines_with_replaced_words_than_before() {
         .map(|(folder, _)| format!("{} {folder}", found.get(folder).map_or(0, Vec::len)))
         .collect();
     assert!(fewer.is_empty(), "lower the counts in tests/documents/vocabulary.txt:\n{}", fewer.join("\n"));
+}
+
+/// A newcomer reads all of it. What is longer belongs to a page of the book.
+#[test]
+fn the_readme_has_fewer_than_600_words() {
+    let words = read(Path::new("README.md")).split_whitespace().count();
+    assert!(words < 600, "README.md has {words} words");
 }
