@@ -22,7 +22,7 @@ fn packages_are_installed_used_and_removed_without_a_trace() {
         .collect();
     assert_eq!(packages.len(), 4, "{packages:?}");
     // The quick start is that of README.md.
-    for script in ["run", "quick-start"] {
+    for script in ["run", "quick-start", "upgrade"] {
         let script = root().join("tests/package").join(script);
         let tried = Command::new(&script).args(&packages).output().unwrap();
         let said = [tried.stdout, tried.stderr].concat();
