@@ -31,7 +31,10 @@ pub fn commands(text: &str) -> Vec<Simple> {
             let Some((_, more)) = lines.next() else { break };
             whole.push_str(more.trim());
         }
-        found.extend(simple(&whole).into_iter().map(|words| Simple { line: at + 1, words }));
+        // A line of a file, such as `name = value`.
+        let is_setting = |words: &[String]| words.get(1).is_some_and(|word| word == "=");
+        let commands = simple(&whole).into_iter().filter(|words| !is_setting(words));
+        found.extend(commands.map(|words| Simple { line: at + 1, words }));
     }
     found
 }
@@ -123,10 +126,9 @@ mod tests {
 
     #[test]
     fn commands_are_those_of_blocks() {
-        let text =
-            "a\n\n    b c \\\n        d\n\n```console\n$ e\nf\n```\n\n        drawing\n\n```toml\n$ g\n```\n";
+        let text = "a\n\n    b c \\\n        d\n    b = c\n\n```console\n$ e\nf\n```\n\n        drawing\n\n```toml\n$ g\n```\n";
         let found: Vec<_> =
             commands(text).into_iter().map(|found| (found.line, found.words.join(" "))).collect();
-        assert_eq!(found, [(3, "b c d".to_owned()), (7, "e".to_owned())]);
+        assert_eq!(found, [(3, "b c d".to_owned()), (8, "e".to_owned())]);
     }
 }
