@@ -37,7 +37,8 @@ pub struct Held {
     pub row: u32,
     /// The code of the reason why the connection must not be offered, or 0.
     pub barred: u32,
-    /// Directions that were shut down.
+    /// Directions that were shut down, as bits: 1 for reading, 2 for writing. And
+    /// [`FIN_DISCOUNTED`].
     pub shut: u16,
     /// 1 if this end called connect, 0 if not.
     pub opened: u16,
@@ -50,6 +51,10 @@ pub struct Held {
     /// true counts.
     pub beside_kernel: [u64; 3],
 }
+
+/// Bit of [`Held::shut`]: the kernel has a FIN of the peer in whose place TCP would have sent a
+/// reset.
+pub const FIN_DISCOUNTED: u16 = 4;
 
 /// A handover.
 #[derive(Clone, Debug, PartialEq, Eq)]

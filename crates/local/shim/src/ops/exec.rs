@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_char};
 use std::os::fd::RawFd;
 
 use rustix::io::FdFlags;
-use shunt_abi::handover::Held;
+use shunt_abi::handover::{FIN_DISCOUNTED, Held};
 use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 use shunt_sys::tcp::Opener;
@@ -136,7 +136,7 @@ fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {
         fd,
         row,
         barred: barred as u32,
-        shut: endpoint.shut() as u16,
+        shut: endpoint.shut() as u16 | if endpoint.is_fin_discounted() { FIN_DISCOUNTED } else { 0 },
         opened: (endpoint.opener() == Opener::Us).into(),
         owed: endpoint.still_owed(fd) as u32,
         queued_beside_kernel: beside.queued as u32,

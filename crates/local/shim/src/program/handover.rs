@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::*};
 
 use rustix::fs::{OFlags, SealFlags, fcntl_get_seals};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
-use shunt_abi::handover::{Handover, Held, MAX_BYTES, decode};
+use shunt_abi::handover::{FIN_DISCOUNTED, Handover, Held, MAX_BYTES, decode};
 use shunt_abi::reason::Reason;
 use shunt_sys::memfd;
 use shunt_sys::memory;
@@ -191,6 +191,10 @@ fn accept(letter: &Handover<'_>) {
         endpoint.count_use();
         endpoint.note_moved();
         endpoint.add_shut(held.shut & 1 != 0, held.shut & 2 != 0);
+        let is_fin_discounted = held.shut & FIN_DISCOUNTED != 0;
+        if is_fin_discounted {
+            endpoint.note_fin_discounted();
+        }
         let barred = Reason::parse(held.barred as u16).filter(|reason| *reason != Reason::None);
         if let Some(reason) = barred.or((!sharing::arrive(endpoint, held.row)).then_some(Reason::Exec)) {
             endpoint.bar(reason);
@@ -200,6 +204,8 @@ fn accept(letter: &Handover<'_>) {
         *endpoint.beside_kernel.lock() = LaneBytes { acked, received, sent, queued };
         if held.owed != 0 {
             endpoint.owe(held.fd, held.owed as i32);
+        }
+        if held.owed != 0 || is_fin_discounted {
             // In this phase, calls check the shim's state, and so return the error, before they
             // ask the kernel.
             endpoint.change(Event::Attach);
