@@ -2,6 +2,7 @@
 
     stopped.py closes BROKER ROUNDS   in every way a close can end a connection, at any moment of its being offered
     stopped.py killed BROKER ROUNDS   by the end of the process
+    stopped.py polled BROKER ROUNDS   bytes, by an epoll_wait that does not sleep, from a peer without the doorbell
 
 BROKER is its process id. Each end is seen within LIMIT, or never: the broker goes on only afterwards.
 """
@@ -155,11 +156,31 @@ def killed(listener, broker, rounds):
             os.close(end)
 
 
+def polled(listener, broker, rounds):
+    instances = []
+    for _ in range(rounds):
+        client, server = connection(listener)
+        for _ in range(4):
+            exchange(client, server, 20)
+            time.sleep(LATER / 10)
+        os.kill(broker, signal.SIGSTOP)
+        # The peer gets the doorbell of each instance from the broker.
+        instances.append(epoll := select.epoll())
+        epoll.register(server, select.EPOLLIN)
+        assert epoll.poll(0.001) == []
+        client.sendall(b"!")
+        seen = epoll.poll(0)
+        os.kill(broker, signal.SIGCONT)
+        assert seen == [(server.fileno(), select.EPOLLIN)], seen
+        client.close()
+        server.close()
+
+
 def main():
     what, broker, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     listener = socket.create_server(("127.0.0.1", 0), backlog=16)
     try:
-        {"closes": closes, "killed": killed}[what](listener, broker, rounds)
+        {"closes": closes, "killed": killed, "polled": polled}[what](listener, broker, rounds)
     finally:
         os.kill(broker, signal.SIGCONT)
     print("seen", flush=True)

@@ -83,3 +83,8 @@ fn a_close_is_seen_at_once() {
 fn the_end_of_a_process_is_seen_at_once() {
     ends("killed", 5);
 }
+
+#[test]
+fn a_poll_that_does_not_sleep_finds_bytes_without_a_ring() {
+    ends("polled", 10);
+}

@@ -151,8 +151,7 @@ impl Inner {
         if let Some(slot) = self.wakeup.slot() {
             links.take_marks(slot, |link, marks| list_marked(ready, duplicates, link, marks));
             if self.rung {
-                self.rung = false;
-                take_rung(links, slot, self.sleeps.has_some(), ready, duplicates);
+                self.rung = take_rung(links, slot, self.sleeps.has_some(), ready, duplicates);
             }
         }
         let first = ready.marked.peek().map(|Reverse((stamp, ..))| stamp.at);
@@ -572,9 +571,11 @@ impl Inner {
     }
 
     /// Brings the links to rest after a check that found nothing. They need no check until the
-    /// doorbell is rung.
+    /// doorbell is rung. A peer that does not hold it yet marks without a ring, and the next wait
+    /// may be one that does not sleep.
     pub(crate) fn rest(&mut self) {
         self.links.rest();
+        self.rung |= !self.links.all_known();
     }
 
     /// Cancels the sleep, because something was found. Other threads that do sleep must still be
@@ -649,10 +650,20 @@ impl Inner {
     }
 }
 
-/// Takes the marks of the links at rest, after a ring.
+/// Takes the marks of the links at rest, after a ring. Returns whether the next check must do so
+/// without a ring, because the peer of one cannot ring yet.
 #[cold]
-fn take_rung(links: &mut Watched, slot: Slot, sleeps: bool, ready: &mut ReadyQueue, duplicates: &Duplicates) {
+fn take_rung(
+    links: &mut Watched,
+    slot: Slot,
+    sleeps: bool,
+    ready: &mut ReadyQueue,
+    duplicates: &Duplicates,
+) -> bool {
+    // First, so that each mark is either found here or rung for.
+    links.learn_known(slot);
     links.take_rung(slot, sleeps, |link, marks| list_marked(ready, duplicates, link, marks));
+    !links.all_known()
 }
 
 /// Queues the registrations of a connection by other fds than `fd` behind that one, since a mark is

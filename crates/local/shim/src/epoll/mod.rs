@@ -385,8 +385,8 @@ pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
 }
 
 /// Removes a socket, of which `fd` is the last descriptor, from the kernel's lists that have it by
-/// descriptors that were closed before. The kernel finds such a registration only by its number, so
-/// a duplicate of the socket gets that for the moment. Returns `false` if the number names another
+/// descriptors that were closed before. The kernel finds such a registration only by its fd, so
+/// a duplicate of the socket gets that fd for the moment. Returns `false` if the fd names another
 /// file now.
 #[cold]
 pub(crate) fn remove_closed(fd: RawFd) -> bool {

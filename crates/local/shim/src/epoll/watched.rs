@@ -2,7 +2,7 @@
 //! so it checks only those that are *busy*. All others are *at rest*: the sleep stays announced
 //! there, whatever the instance does meanwhile, so the peer's next publication rings the doorbell.
 //! Only a ring makes the instance check the links at rest, for those whose sleep has been ended or
-//! that have marks.
+//! that have marks. As long as a peer does not hold the doorbell, every check includes them.
 //!
 //! ```text
 //! busy ------ 64 checks without marks, or a sleep begins ------> at rest
@@ -124,9 +124,14 @@ impl Watched {
     }
 
     /// Brings a link to rest that had no marks for long. If it has some after all, they are taken
-    /// and it stays busy.
+    /// and it stays busy. It stays busy too if its peer cannot ring.
     #[cold]
     fn bring_to_rest(&mut self, slot: Slot, place: usize) -> u64 {
+        self.learn_known(slot);
+        if !self.links[place].known {
+            self.links[place].silent = 0;
+            return 0;
+        }
         let line = self.links[place].line(slot);
         line.announce_sleep();
         let marks = line.take_ready();
