@@ -9,12 +9,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use shunt_abi::geometry::{Geometry, MAX_RING_BYTES, MIN_RING_BYTES};
 use shunt_bench_args::Bench;
 
+use crate::filter::Filter;
+
 /// Takes TCP connections off the general path: unmodified programs, the same addresses, shared
 /// memory beneath
 #[derive(Debug, Parser)]
-#[command(name = "shunt", version, arg_required_else_help = true)]
+#[command(name = "shunt", version, arg_required_else_help = true, max_term_width = 100)]
 #[command(after_help = "Start with: shunt run -- PROGRAM, once for the server and once for the client.\n\
-    `shunt status` shows which transport each connection takes, `shunt explain` why, and `shunt doctor` what this\n\
+    `shunt status` shows which transport each connection takes, `shunt explain` why, and `shunt doctor` what this \
     machine supports.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -77,8 +79,8 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 #[command(
     override_usage = "shunt run [OPTIONS] [--] CMD [ARG]...",
-    after_help = "CMD replaces shunt: its exit code and its signals are its own. If it cannot be entered (32-bit,\n\
-        setuid) or no broker can be had, it still runs, on TCP, and one line on standard error\n\
+    after_help = "CMD replaces shunt: its exit code and its signals are its own. If it cannot be entered (32-bit, \
+        setuid) or no broker can be had, it still runs, on TCP, and one line on standard error \
         says so.\n\n\
         Exit codes of shunt itself: 2 wrong flags, 126 CMD cannot be executed, 127 CMD not found."
 )]
@@ -243,7 +245,14 @@ pub(crate) struct DaemonArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// Print everything the broker knows as JSON
+    /// Count the connections of each program instead of listing them
+    #[arg(long)]
+    pub(crate) summary: bool,
+
+    #[command(flatten)]
+    pub(crate) filter: Filter,
+
+    /// Print what is shown, and all that the broker has counted, as JSON
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -278,6 +287,9 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
 
+    #[command(flatten)]
+    pub(crate) only: Filter,
+
     /// Look again after so many seconds
     #[arg(long, value_name = "SECS", default_value = "1", value_parser = parse_interval)]
     pub(crate) interval: f64,
@@ -297,7 +309,7 @@ pub(crate) struct TopArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Of each kind of filter that is given, one must fit either end. It ends by Ctrl-C, and says what it has missed. Root of the\n\
+    after_help = "Of each kind of filter that is given, one must fit either end. It ends by Ctrl-C, and says what it has missed. Root of the \
     host sees everything, others what goes between programs of their own (see docs/capture.md)."
 )]
 pub(crate) struct CaptureArgs {
@@ -352,7 +364,7 @@ pub(crate) struct OverlayControl {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "An IPv6 address has brackets, as in [::1]:80. A process is described with all its TCP connections: who is at\n\
+    after_help = "An IPv6 address has brackets, as in [::1]:80. A process is described with all its TCP connections: who is at \
     the other end, which transport each direction takes, and why it is TCP. Other users' processes can be looked into by root only."
 )]
 pub(crate) struct ExplainArgs {
@@ -360,6 +372,10 @@ pub(crate) struct ExplainArgs {
     /// a program
     #[arg(value_name = "PID|ADDRESS:PORT|PROGRAM")]
     pub(crate) what: String,
+
+    /// Describe only connections with this port at either end
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: Vec<u16>,
 
     /// Print the answer as JSON
     #[arg(long)]
@@ -596,7 +612,7 @@ pub(crate) enum Overlay {
     /// Run a program in a container, of any kind, static ones included
     #[command(
         override_usage = "shunt overlay run [OPTIONS] [--] CMD [ARG]...",
-        after_help = "CMD replaces shunt: its exit code and its signals are its own. A supervisor beside it is shown the calls that make\n\
+        after_help = "CMD replaces shunt: its exit code and its signals are its own. A supervisor beside it is shown the calls that make \
             connections. Without a router CMD runs all the same, on the overlay, and one line on standard error says so.\n\n\
             Exit codes of shunt itself: 2 wrong flags, 126 CMD cannot be executed, 127 CMD not found."
     )]

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
+use crate::screen::{Screen, Tone};
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -32,6 +33,14 @@ impl State {
             State::Ok => "ok",
             State::Limited => "limited",
             State::Missing => "missing",
+        }
+    }
+
+    fn tone(self) -> Tone {
+        match self {
+            State::Ok => Tone::Good,
+            State::Limited => Tone::Warning,
+            State::Missing => Tone::Bad,
         }
     }
 }
@@ -63,6 +72,10 @@ impl Check {
 struct Report {
     /// Whether connections on this machine can use shared memory.
     local_path: bool,
+    /// How many of the checks, from the first, are about shared memory on this machine. The others
+    /// are about further features.
+    #[serde(skip)]
+    required: usize,
     checks: Vec<Check>,
 }
 
@@ -73,36 +86,59 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<bool> {
         Path::new("/proc/self/exe").exists(),
         "/proc is not mounted here, so nothing can be found out: `mount -t proc proc /proc`"
     );
-    let overlay = overlay::checks(&args.control.control);
-    let checks = [local::checks(), around::checks(), relay::checks(), overlay];
-    let checks: Vec<Check> = checks.into_iter().flatten().collect();
+    let mut checks = local::checks();
+    let required = checks.len();
+    checks.extend(around::checks());
+    checks.extend(relay::checks());
+    checks.extend(overlay::checks(&args.control.control));
     let local_path = checks.iter().all(|check| check.state != State::Missing);
-    let report = Report { local_path, checks };
+    let report = Report { local_path, required, checks };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report).context("the report cannot be printed")?);
     } else {
-        print!("{}", render(&report));
+        print!("{}", render(&report, &Screen::of_output()));
     }
     Ok(local_path)
 }
 
-fn render(report: &Report) -> String {
+fn render(report: &Report, screen: &Screen) -> String {
     let width = report.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+    // The columns before what was found: the state, the name, and two gaps.
+    let indent = 9 + width + 2;
     let mut text = String::new();
-    for check in &report.checks {
-        text += &format!("{:<7}  {:<width$}  {}\n", check.state.label(), check.name, check.found);
-        if check.state != State::Ok {
-            text += &format!("{:9}{:width$}  it is for: {}\n", "", "", check.meaning);
+    let (required, others) = report.checks.split_at(report.required);
+    for (title, checks) in [
+        ("For shared memory between programs of this machine:", required),
+        ("For more programs, for speed, and for other parts of shunt:", others),
+    ] {
+        if checks.is_empty() {
+            continue;
         }
-        if let Some(advice) = &check.advice {
-            text += &format!("{:9}{:width$}  what to do: {advice}\n", "", "");
+        let gap = if text.is_empty() { "" } else { "\n" };
+        text += &format!("{gap}{}\n", screen.paint(title, Tone::Title));
+        for check in checks {
+            let state = screen.paint(&format!("{:<7}", check.state.label()), check.state.tone());
+            let found = screen.wrap(&check.found, indent, indent);
+            text += &format!("{state}  {:<width$}  {found}\n", check.name);
+            let mut add = |line: String| {
+                text += &format!("{:indent$}{}\n", "", screen.wrap(&line, indent, indent));
+            };
+            if check.state != State::Ok {
+                add(format!("It is for: {}.", check.meaning));
+            }
+            if let Some(advice) = &check.advice {
+                add(format!("What to do: {advice}."));
+            }
         }
     }
-    let verdict = match report.local_path {
-        true => "Connections on this machine can take shared memory.",
-        false => "Connections on this machine stay on TCP until what is missing is there.",
+    let verdict = match (report.local_path, report.checks.iter().any(|check| check.state == State::Limited)) {
+        (true, false) => "Connections on this machine can take shared memory.",
+        (true, true) => {
+            "What is limited is not needed for shared memory. Connections on this machine can take shared memory."
+        }
+        (false, _) => "Connections on this machine stay on TCP until what is missing is there.",
     };
-    text + "\n" + verdict + "\n"
+    text + "\n" + &screen.wrap(verdict, 0, 0) + "\n"
 }
 
 #[cfg(test)]
@@ -116,11 +152,14 @@ mod tests {
             Check::ok("SO_COOKIE", "naming sockets", "refused").lacking(State::Missing, "upgrade Linux"),
         ];
         assert_eq!(
-            render(&Report { local_path: false, checks }),
-            "ok       eventfd    works\n\
+            render(&Report { local_path: false, required: 1, checks }, &Screen::default()),
+            "For shared memory between programs of this machine:\n\
+             ok       eventfd    works\n\
+             \n\
+             For more programs, for speed, and for other parts of shunt:\n\
              missing  SO_COOKIE  refused\n\
-             \x20                   it is for: naming sockets\n\
-             \x20                   what to do: upgrade Linux\n\
+             \x20                   It is for: naming sockets.\n\
+             \x20                   What to do: upgrade Linux.\n\
              \n\
              Connections on this machine stay on TCP until what is missing is there.\n"
         );

@@ -24,6 +24,7 @@ use crate::args::ExplainArgs;
 use crate::intercept;
 use crate::obstacle::{self, Obstacle};
 use crate::overlay::seen::View;
+use crate::screen::Screen;
 use process::{Process, Ring};
 pub(crate) use report::Cause;
 use report::{ConnectionReport, FileReport, Peer, ProcessReport, Report};
@@ -33,11 +34,12 @@ use used::Use;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<()> {
     let overlay = View::ask(&args.control.control);
-    let report = explain(&Target::parse(&args.what), args.broker.as_deref(), overlay.as_ref())?;
+    let mut report = explain(&Target::parse(&args.what), args.broker.as_deref(), overlay.as_ref())?;
+    report.keep_ports(&args.port);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report).context("the report cannot be printed")?);
     } else {
-        print!("{}", report.text());
+        print!("{}", report.text(&Screen::of_output()));
     }
     Ok(())
 }

@@ -13,41 +13,64 @@ use shunt_abi::status::{Connection, Direction, Process, Share, Snapshot};
 
 use crate::args::StatusArgs;
 use crate::broker;
+use crate::filter::Filter;
 use crate::overlay::seen::View;
+use crate::screen::{Screen, Tone};
 use crate::table::{self, Column, left, right};
 
 const COLUMNS: [Column; 11] = [
-    left("PROGRAM", 0),
-    right("PID", 0),
-    left("LOCAL", 0),
-    left("REMOTE", 0),
-    left("SENDS", 0),
-    right("BY SHM", 0),
-    right("BY TCP", 0),
-    left("RECEIVES", 0),
-    right("BY SHM", 0),
-    right("BY TCP", 0),
-    left("WHY TCP", 0),
+    left("PROGRAM", 0).shortened_to(10),
+    right("PID", 6),
+    left("LOCAL", 5),
+    left("REMOTE", 1),
+    left("SENDS", 2),
+    right("SENT SHM", 7),
+    right("SENT TCP", 9),
+    left("RECEIVES", 3),
+    right("RECV SHM", 8),
+    right("RECV TCP", 10),
+    left("WHY TCP", 4).shortened_to(12),
 ];
 
-/// The columns that count connection ends since the process started.
-const SHARES: [Column; 5] =
-    [left("PROGRAM", 0), right("PID", 0), right("ENDS USED", 0), right("OFFERED", 0), right("ON SHM", 0)];
+/// The columns that count connection ends: those that are open, and those since the process started.
+const PROGRAMS: [Column; 8] = [
+    left("PROGRAM", 0).shortened_to(10),
+    right("PID", 1),
+    right("OPEN: SHM", 2),
+    right("MIXED", 4),
+    right("TCP", 3),
+    right("EVER: USED", 5),
+    right("OFFERED", 7),
+    right("ON SHM", 6),
+];
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let overlay = View::ask(&args.control.control);
-    let snapshot = match find(args.broker.as_deref()) {
+    let mut snapshot = match find(args.broker.as_deref()) {
         Ok(broker) => Some(shunt_broker::status(broker)?),
         // A host may have an overlay's router without a broker.
         Err(_) if overlay.is_some() && args.broker.is_none() => None,
         Err(error) => return Err(error),
     };
+    if let Some(snapshot) = &mut snapshot {
+        args.filter.apply(snapshot);
+    }
+    // The overlay's router knows neither programs nor processes of this host's brokers.
+    let overlay = overlay.filter(|_| args.filter.is_empty());
     if args.json {
-        let all = All { snapshot, overlay };
+        let summary = snapshot.as_ref().filter(|_| args.summary).map(Summary::of);
+        if args.summary
+            && let Some(snapshot) = &mut snapshot
+        {
+            snapshot.processes.iter_mut().for_each(|process| process.connections.clear());
+        }
+        let all = All { snapshot, summary, overlay };
         println!("{}", serde_json::to_string_pretty(&all).context("the snapshot cannot be printed")?);
         return Ok(());
     }
-    let parts = [snapshot.as_ref().map(render), overlay.as_ref().map(View::text)];
+    let screen = Screen::of_output();
+    let shown = snapshot.as_ref().map(|snapshot| render(snapshot, &args.filter, args.summary, &screen));
+    let parts = [shown, overlay.as_ref().map(View::text)];
     print!("{}", parts.into_iter().flatten().collect::<Vec<_>>().join("\n"));
     Ok(())
 }
@@ -57,8 +80,75 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
 struct All {
     #[serde(flatten)]
     snapshot: Option<Snapshot>,
+    /// With `--summary`, instead of the connections of each process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    summary: Option<Summary>,
     #[serde(skip_serializing_if = "Option::is_none")]
     overlay: Option<View>,
+}
+
+/// The open connection ends, of all programs that are shown and of each.
+#[derive(Debug, PartialEq, Serialize)]
+struct Summary {
+    #[serde(flatten)]
+    open: Open,
+    programs: Vec<OpenOf>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct OpenOf {
+    program: String,
+    pid: u32,
+    #[serde(flatten)]
+    open: Open,
+}
+
+/// Counts of open connection ends.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+struct Open {
+    on_shm: usize,
+    /// One direction is on shared memory and the other on TCP.
+    mixed: usize,
+    on_tcp: usize,
+    /// The ends with a direction on TCP, by reason. An end with two reasons counts for both.
+    on_tcp_because: BTreeMap<&'static str, usize>,
+}
+
+impl Open {
+    fn of<'a>(connections: impl IntoIterator<Item = &'a Connection>) -> Open {
+        let mut open = Open::default();
+        for end in connections {
+            match (end.send.transport, end.receive.transport) {
+                (Transport::Shm, Transport::Shm) => open.on_shm += 1,
+                (Transport::Tcp, Transport::Tcp) => open.on_tcp += 1,
+                _ => open.mixed += 1,
+            }
+            let reasons: BTreeSet<&str> =
+                [&end.send, &end.receive].into_iter().filter_map(reason).map(Reason::label).collect();
+            for reason in reasons {
+                *open.on_tcp_because.entry(reason).or_default() += 1;
+            }
+        }
+        open
+    }
+
+    fn count(&self) -> usize {
+        self.on_shm + self.mixed + self.on_tcp
+    }
+}
+
+impl Summary {
+    fn of(snapshot: &Snapshot) -> Summary {
+        let of = |process: &Process| OpenOf {
+            program: process.program.clone(),
+            pid: process.pid,
+            open: Open::of(&process.connections),
+        };
+        Summary {
+            open: Open::of(snapshot.processes.iter().flat_map(|process| &process.connections)),
+            programs: snapshot.processes.iter().map(of).collect(),
+        }
+    }
 }
 
 pub(crate) fn find(asked: Option<&Path>) -> Result<PathBuf> {
@@ -73,62 +163,92 @@ pub(crate) fn find(asked: Option<&Path>) -> Result<PathBuf> {
     })
 }
 
-/// Returns the whole snapshot as text.
-fn render(snapshot: &Snapshot) -> String {
-    let mut text = format!(
-        "broker {}, up {}: {}, {}{}\n",
-        snapshot.broker_pid,
-        table::duration(snapshot.uptime_seconds),
-        count(snapshot.links, "link"),
-        count(snapshot.pairs_made as usize, "pair") + " made",
-        if snapshot.of_all { "" } else { ", of your own" },
-    );
-    for (what, counts) in [
-        ("offers refused", &snapshot.offers_refused),
-        ("pairs ended", &snapshot.pairs_ended),
-        ("bad messages", &snapshot.bad_messages),
-    ] {
-        if !counts.is_empty() {
-            let _ = writeln!(text, "{what}: {}", list(counts));
-        }
-    }
-    let _ = writeln!(text, "connection ends since the start: {}", share(&snapshot.totals.share));
+/// Returns the snapshot as text.
+fn render(snapshot: &Snapshot, filter: &Filter, is_summary: bool, screen: &Screen) -> String {
+    let mut text = if filter.is_empty() { heading(snapshot, screen) } else { String::new() };
     let connections: Vec<&Connection> =
         snapshot.processes.iter().flat_map(|process| &process.connections).collect();
-    if connections.is_empty() {
-        let _ = writeln!(text, "{}, no connection", count(snapshot.processes.len(), "program"));
+    if snapshot.processes.is_empty() {
+        let none = match filter.is_empty() {
+            true if snapshot.of_all => "No program is under shunt at this broker now.".to_owned(),
+            true => "No program of yours is under shunt at this broker now.".to_owned(),
+            false => format!("No program under shunt at this broker fits: {}.", filter.shown()),
+        };
+        let _ = writeln!(text, "{none}");
         return text;
     }
-    let mut rows = Vec::new();
-    for process in &snapshot.processes {
-        for connection in &process.connections {
-            rows.push(row(&printable(&process.program), process.pid, connection));
+    if !is_summary && !connections.is_empty() {
+        let mut rows = Vec::new();
+        for process in &snapshot.processes {
+            for connection in &process.connections {
+                rows.push(row(&printable(&process.program), process.pid, connection));
+            }
         }
+        rows.sort();
+        let tone = |_: &Column, cell: &str| Tone::of_label(cell);
+        let _ = writeln!(text, "{}", screen.table(&COLUMNS, &rows, tone));
     }
-    rows.sort();
-    let _ = write!(text, "\n{}\n", table::render(&COLUMNS, &rows));
-    let mut shares: Vec<_> =
-        snapshot.processes.iter().filter(|process| process.totals.share.seen > 0).map(share_row).collect();
-    shares.sort();
-    let _ = writeln!(text, "{}", table::render(&SHARES, &shares));
+    let mut programs: Vec<_> = snapshot.processes.iter().map(program_row).collect();
+    programs.sort();
+    let _ = writeln!(text, "{}", screen.table(&PROGRAMS, &programs, |_, _| Tone::Plain));
+    let counts = Open::of(connections.iter().copied()).on_tcp_because;
     for reason in reasons(&connections) {
-        let _ = writeln!(text, "{}: {}", reason.label(), reason.explanation());
+        let count = counts.get(reason.label()).copied().unwrap_or(0);
+        let label = screen.paint(reason.label(), Tone::Title);
+        let begun = table::width(reason.label());
+        let sentence = format!(": {} ({})", reason.explanation(), count_of(count, "connection end"));
+        let _ = writeln!(text, "{label}{}", screen.wrap(&sentence, begun, 2));
     }
     let left_out: usize = snapshot.processes.iter().map(|process| process.left_out).sum();
     if left_out > 0 {
-        let _ = writeln!(text, "{} more than fit into a status", count(left_out, "connection end"));
+        let _ = writeln!(text, "{} more than fit into a status", count_of(left_out, "connection end"));
     }
-    text + &totals(snapshot.processes.len(), &connections)
+    text + &totals(snapshot.processes.len(), &connections, screen)
+}
+
+/// Describes the broker and what it has done since its start.
+fn heading(snapshot: &Snapshot, screen: &Screen) -> String {
+    let broker = format!(
+        "broker {}, up {}: {} with shared memory, {} put on it{}",
+        snapshot.broker_pid,
+        table::duration(snapshot.uptime_seconds),
+        count_of(snapshot.links, "pair") + " of programs",
+        count_of(snapshot.pairs_made as usize, "connection"),
+        if snapshot.of_all { "" } else { "; only your own programs are shown" },
+    );
+    let ends = format!("connection ends since the start: {}", share(&snapshot.totals.share));
+    let mut text = format!("{}\n{}\n", screen.wrap(&broker, 0, 2), screen.wrap(&ends, 0, 2));
+    for (what, counts) in [
+        ("offers that the broker refused since the start:", &snapshot.offers_refused),
+        ("connections that the broker returned to TCP since the start:", &snapshot.pairs_ended),
+        ("messages that the broker could not use since the start:", &snapshot.bad_messages),
+    ] {
+        if !counts.is_empty() {
+            let _ = writeln!(text, "{what}");
+        }
+        for (name, count) in counts {
+            let meaning = Reason::ALL.iter().find(|reason| reason.label() == name);
+            let meaning = meaning.map(|reason| format!(": {}", reason.explanation())).unwrap_or_default();
+            let _ = writeln!(text, "{}", screen.wrap(&format!("  {count} times {name}{meaning}"), 0, 4));
+        }
+    }
+    text.push('\n');
+    text
 }
 
 fn share(share: &Share) -> String {
-    format!("{} used, {} offered, {} on shared memory", share.seen, share.offered, share.on_shm)
+    format!(
+        "{} used, {} of them offered to the broker, {} on shared memory for a time",
+        share.seen, share.offered, share.on_shm
+    )
 }
 
-fn share_row(process: &Process) -> Vec<String> {
+fn program_row(process: &Process) -> Vec<String> {
     let Share { seen, offered, on_shm } = process.totals.share;
-    let numbers = [u64::from(process.pid), seen, offered, on_shm].map(|number| number.to_string());
-    [printable(&process.program)].into_iter().chain(numbers).collect()
+    let open = Open::of(&process.connections);
+    let open = [open.on_shm, open.mixed, open.on_tcp].map(|count| count.to_string());
+    let ever = [seen, offered, on_shm].map(|count| count.to_string());
+    [printable(&process.program), process.pid.to_string()].into_iter().chain(open).chain(ever).collect()
 }
 
 fn row(program: &str, pid: u32, connection: &Connection) -> Vec<String> {
@@ -177,36 +297,42 @@ fn reasons(connections: &[&Connection]) -> Vec<Reason> {
     codes.into_iter().filter_map(Reason::parse).filter(|reason| *reason != Reason::None).collect()
 }
 
-fn totals(programs: usize, connections: &[&Connection]) -> String {
-    let on = |transport| {
-        connections
-            .iter()
-            .filter(|end| end.send.transport == transport && end.receive.transport == transport)
-            .count()
-    };
-    let (shm, tcp) = (on(Transport::Shm), on(Transport::Tcp));
+fn totals(programs: usize, connections: &[&Connection], screen: &Screen) -> String {
+    if connections.is_empty() {
+        return format!("{}, no connection is open\n", count_of(programs, "program"));
+    }
+    let open = Open::of(connections.iter().copied());
     let sum = |pick: fn(&Connection) -> u64| {
         table::bytes(connections.iter().fold(0_u64, |sum, end| sum.saturating_add(pick(end))))
     };
-    format!(
-        "{} of {}: {shm} on shared memory, {} half, {tcp} on TCP\n\
-         sent {} by shared memory and {} by TCP, received {} and {}\n",
-        count(connections.len(), "connection end"),
-        count(programs, "program"),
-        connections.len() - shm - tcp,
+    let mixed = match open.mixed {
+        0 => String::new(),
+        some => format!("{some} with one direction on each, "),
+    };
+    let ends = format!(
+        "{} of {}: {} on shared memory (shm), {mixed}{} on TCP",
+        count_of(open.count(), "open connection end"),
+        count_of(programs, "program"),
+        open.on_shm,
+        open.on_tcp
+    );
+    let bytes = format!(
+        "sent {} by shared memory and {} by TCP, received {} and {}",
         sum(|end| end.send.shm_bytes),
         sum(|end| end.send.tcp_bytes),
         sum(|end| end.receive.shm_bytes),
         sum(|end| end.receive.tcp_bytes),
-    )
+    );
+    let mut text = format!("{}\n{}\n", screen.wrap(&ends, 0, 2), screen.wrap(&bytes, 0, 2));
+    if open.on_tcp + open.mixed > 0 {
+        let advice = "`shunt explain` with a program's name or pid says what to do about a reason.";
+        let _ = writeln!(text, "{}", screen.wrap(advice, 0, 2));
+    }
+    text
 }
 
-fn count(number: usize, noun: &str) -> String {
+fn count_of(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
-}
-
-fn list(counts: &BTreeMap<String, u64>) -> String {
-    counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns a name with all characters made printable. A program chooses its own name.
@@ -248,9 +374,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_connection_is_one_line_with_its_reasons_explained() {
-        let connection = Connection {
+    fn connection() -> Connection {
+        Connection {
             cookie: 1,
             fd: 5,
             local: "127.0.0.1:11211".parse().unwrap(),
@@ -258,32 +383,85 @@ mod tests {
             send: direction(Transport::Shm, Reason::None, 100, 2048),
             receive: direction(Transport::Tcp, Reason::SocketOption, 5, 1024),
             option: Some("TCP_INQ".into()),
-        };
+        }
+    }
+
+    fn text(snapshot: &Snapshot) -> String {
+        render(snapshot, &Filter::default(), false, &Screen::default())
+    }
+
+    #[test]
+    fn a_connection_is_one_line_with_its_reasons_explained() {
         assert_eq!(
-            render(&snapshot(vec![connection])),
-            "broker 7, up 1 min 1 s: 1 link, 0 pairs made\n\
-             connection ends since the start: 20 used, 4 offered, 3 on shared memory\n\
+            text(&snapshot(vec![connection()])),
+            "broker 7, up 1 min 1 s: 1 pair of programs with shared memory, 0 connections put on it\n\
+             connection ends since the start: 20 used, 4 of them offered to the broker, 3 on shared memory for a time\n\
              \n\
-             PROGRAM     PID  LOCAL            REMOTE       SENDS    BY SHM  BY TCP  RECEIVES    BY SHM  BY TCP  WHY TCP\n\
-             memca\\u{7}   42  127.0.0.1:11211  [::1]:40000  shm    2.00 KiB   100 B  tcp       1.00 KiB     5 B  receives: socket_option (TCP_INQ)\n\
+             PROGRAM     PID  LOCAL            REMOTE       SENDS  SENT SHM  SENT TCP  RECEIVES  RECV SHM  RECV TCP  WHY TCP\n\
+             memca\\u{7}   42  127.0.0.1:11211  [::1]:40000  shm    2.00 KiB     100 B  tcp       1.00 KiB       5 B  receives: socket_option (TCP_INQ)\n\
              \n\
-             PROGRAM     PID  ENDS USED  OFFERED  ON SHM\n\
-             memca\\u{7}   42         12        3       2\n\
+             PROGRAM     PID  OPEN: SHM  MIXED  TCP  EVER: USED  OFFERED  ON SHM\n\
+             memca\\u{7}   42          0      1    0          12        3       2\n\
              \n\
-             socket_option: An option was set that shared memory does not emulate.\n\
-             1 connection end of 1 program: 0 on shared memory, 1 half, 0 on TCP\n\
-             sent 2.00 KiB by shared memory and 100 B by TCP, received 1.00 KiB and 5 B\n"
+             socket_option: An option was set that shared memory does not emulate. (1 connection end)\n\
+             1 open connection end of 1 program: 0 on shared memory (shm), 1 with one direction on each, 0 on TCP\n\
+             sent 2.00 KiB by shared memory and 100 B by TCP, received 1.00 KiB and 5 B\n\
+             `shunt explain` with a program's name or pid says what to do about a reason.\n"
         );
     }
 
     #[test]
-    fn no_connection_is_said() {
+    fn no_connection_is_said_and_refused_offers_are_explained() {
         let mut snapshot = snapshot(Vec::new());
-        snapshot.offers_refused.insert("stale".into(), 2);
-        let text = render(&snapshot);
-        assert!(text.ends_with(
-                "offers refused: stale 2\nconnection ends since the start: 20 used, 4 offered, 3 on shared memory\n\
-                 1 program, no connection\n"
-            ), "{text}");
+        snapshot.offers_refused.insert("stale".into(), 8);
+        let text = text(&snapshot);
+        let expected = "offers that the broker refused since the start:\n  \
+                        8 times stale: One end was closed after its offer, before it was paired.\n";
+        assert!(text.contains(expected), "{text}");
+        assert!(text.ends_with("\n1 program, no connection is open\n"), "{text}");
+        assert!(text.contains("memca\\u{7}   42"), "a program without a connection is listed: {text}");
+    }
+
+    #[test]
+    fn no_program_is_said() {
+        let mut snapshot = snapshot(Vec::new());
+        snapshot.processes.clear();
+        assert!(text(&snapshot).ends_with("No program is under shunt at this broker now.\n"));
+        let filter = Filter { program: vec!["nginx".into()], port: vec![80] };
+        assert_eq!(
+            render(&snapshot, &filter, false, &Screen::default()),
+            "No program under shunt at this broker fits: program nginx and port 80.\n"
+        );
+    }
+
+    #[test]
+    fn a_summary_has_no_line_for_each_connection() {
+        let snapshot = snapshot(vec![connection()]);
+        let text = render(&snapshot, &Filter::default(), true, &Screen::default());
+        assert!(!text.contains("LOCAL") && text.contains("socket_option: "), "{text}");
+        let summary = serde_json::to_value(Summary::of(&snapshot)).unwrap();
+        assert_eq!(
+            summary,
+            serde_json::json!({
+                "on_shm": 0, "mixed": 1, "on_tcp": 0, "on_tcp_because": { "socket_option": 1 },
+                "programs": [{
+                    "program": "memca\u{7}", "pid": 42,
+                    "on_shm": 0, "mixed": 1, "on_tcp": 0, "on_tcp_because": { "socket_option": 1 },
+                }],
+            })
+        );
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_screen() {
+        let mut snapshot = snapshot(vec![connection()]);
+        snapshot.offers_refused.insert("broker_limit".into(), u64::MAX);
+        snapshot.processes[0].connections[0].send.shm_bytes = u64::MAX;
+        for width in [60, 80, 100, 140] {
+            let screen = Screen { width: Some(width), has_colours: false };
+            let text = render(&snapshot, &Filter::default(), false, &screen);
+            text.lines().for_each(|line| assert!(table::width(line) <= width, "{width}: {line}"));
+            assert!(text.contains("127.0.0.1:11211") == (width > 60), "{width}: {text}");
+        }
     }
 }

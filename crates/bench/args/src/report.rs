@@ -10,7 +10,7 @@ use crate::parse_seconds;
 #[derive(Debug, Args)]
 #[command(
     after_help = "CMD is a line for sh, run where you are. With a load that runs for a fixed time, say by --metric which of the \
-    figures that it\nprints counts. A second group of REGEX is the unit, as in 'Transfer/sec: +([0-9.]+)([A-Za-z]+)'.\n\n\
+    figures that it prints counts. A second group of REGEX is the unit, as in 'Transfer/sec: +([0-9.]+)([A-Za-z]+)'.\n\n\
     Exits with 0 if both sides worked, whatever shunt gains or loses; else with 1."
 )]
 pub struct Arguments {

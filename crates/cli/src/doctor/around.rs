@@ -39,10 +39,11 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 fn configuration() -> Check {
-    let check = |found: String| Check::ok("configuration", "which programs may leave TCP, and how", found);
+    let check =
+        |found: String| Check::ok("configuration", "which programs may use shared memory, and how", found);
     let wrong = |faults: Faults| {
         check(faults.to_string())
-            .lacking(State::Missing, "mend it: `shunt config check` says all that is wrong")
+            .lacking(State::Missing, "fix the file: `shunt config check` lists all errors")
     };
     let read = OfPrograms::read().and_then(|programs| OfBroker::read(false).map(|_| programs));
     match read {
@@ -63,11 +64,11 @@ fn processors() -> Check {
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     let check = Check::ok(
         "processors",
-        "looking for work for a moment before sleeping, which needs a second processor",
+        "threads that poll for a moment before they sleep, which needs a second processor",
         count.to_string(),
     );
     match count {
-        1 => check.lacking(State::Limited, "nothing: programs sleep at once instead"),
+        1 => check.lacking(State::Limited, "nothing: programs sleep without polling"),
         _ => check,
     }
 }
@@ -75,14 +76,16 @@ fn processors() -> Check {
 /// Checks the available memory. memfds are charged to memory, not to the size of /dev/shm.
 fn memory() -> Check {
     let link = table::bytes(Geometry::default().link_bytes() as u64);
-    let check = |found| Check::ok("memory", "the links: each pair of programs shares one", found);
+    let check = |found| Check::ok("memory", "the memory that each pair of programs shares (a link)", found);
     let available = read("/proc/meminfo").and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
         Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
     });
     let Some(available) = available else { return check("unknown".into()) };
-    let check =
-        check(format!("{} available; a link takes up to {link}, as it is used", table::bytes(available)));
+    let check = check(format!(
+        "{} available; a pair of programs shares up to {link}, allocated as it is used",
+        table::bytes(available)
+    ));
     if available < LITTLE_MEMORY {
         return check
             .lacking(State::Limited, "give the machine memory, or the broker smaller rings (--ring-bytes)");
@@ -95,8 +98,8 @@ fn descriptors() -> Check {
     let text = |limit: Option<u64>| limit.map_or("unlimited".into(), |limit| limit.to_string());
     let check = Check::ok(
         "descriptors",
-        "one per peer program and per thread that sleeps",
-        format!("{}, may be raised to {}", text(limit.current), text(limit.maximum)),
+        "one for each peer program and for each sleeping thread",
+        format!("a program may have {}, and raise that to {}", text(limit.current), text(limit.maximum)),
     );
     match limit.current {
         Some(current) if current < FEW_DESCRIPTORS => {
@@ -112,23 +115,23 @@ fn tracing() -> Check {
         Some("0") => "not restricted".to_owned(),
         Some("1") => "a program may trace its own children only".to_owned(),
         Some("2") => "only root may trace".to_owned(),
-        Some(_) => "nobody may trace".to_owned(),
+        Some(_) => "no process may trace".to_owned(),
     };
-    Check::ok("ptrace_scope", "the overlay's supervisors: see below", found)
+    Check::ok("ptrace_scope", "the supervisors of an overlay", found)
 }
 
 fn intercept() -> Check {
     let check = |found: &str| {
         Check::ok(
             "intercept",
-            "programs that make system calls by themselves: static ones, Go's, others",
+            "programs that make system calls without libc: static programs, Go, and others",
             found.to_owned(),
         )
     };
     match shunt_intercept::IS_HERE {
-        true => check("such programs are entered"),
+        true => check("static programs, Go programs and the like can run under shunt"),
         false => check("not for this processor")
-            .lacking(State::Limited, "link them with a dynamic linker: as they are, they stay on TCP"),
+            .lacking(State::Limited, "link such programs dynamically; static ones stay on TCP"),
     }
 }
 
@@ -137,7 +140,7 @@ fn containers() -> Check {
     let check =
         |found: String| Check::ok("eBPF", "connections between containers, by the system's broker", found);
     match origins() {
-        Ok(()) => check("tells the two ends of a connection".into()),
+        Ok(()) => check("works: the broker can tell which two sockets are connected".into()),
         Err(error) => check(format!("{error:#}")).lacking(
             State::Limited,
             "run the broker as root (`shunt daemon --system`), on a kernel with CONFIG_BPF_SYSCALL and CONFIG_DEBUG_INFO_BTF",
@@ -160,16 +163,18 @@ fn services() -> Check {
     let check = |found: String| Check::ok("sockmap", "shunt serve, for conversations in the kernel", found);
     let echo = builtin::named("echo").expect("a builtin service");
     match try_kernel(echo.object) {
-        Ok(()) => check("takes a service".into()),
+        Ok(()) => check("works: a service can be loaded".into()),
         Err(error) => check(error.to_string()).lacking(
             State::Limited,
-            "run shunt serve as root, on a kernel with CONFIG_BPF_STREAM_PARSER; without, it serves in user space",
+            "run shunt serve as root, on a kernel with CONFIG_BPF_STREAM_PARSER; without that it serves in user space",
         ),
     }
 }
 
 fn cgroups() -> Check {
-    let check = |found: &str| Check::ok("cgroup v2", "the overlay; not the local path", found);
+    let check = |found: &str| {
+        Check::ok("cgroup v2", "connections between containers of two hosts (the overlay)", found)
+    };
     match Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         true => check("mounted"),
         false => check("not at /sys/fs/cgroup")
@@ -178,18 +183,16 @@ fn cgroups() -> Check {
 }
 
 fn user_namespaces() -> Check {
-    let check = |found: &str| {
-        Check::ok("user namespaces", "parts of shunt that try things without root; not the local path", found)
-    };
+    let check = |found: &str| Check::ok("user namespaces", "checks of `shunt doctor` without root", found);
     let is = |path, value| read(path).is_some_and(|text| text.trim() == value);
     if is("/proc/sys/user/max_user_namespaces", "0")
         || is("/proc/sys/kernel/unprivileged_userns_clone", "0")
         || is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1")
     {
-        return check("for root only").lacking(State::Limited, "run those parts as root");
+        return check("only root may make them").lacking(State::Limited, "run those parts as root");
     }
     match Path::new("/proc/self/ns/user").exists() {
-        true => check("for every user"),
+        true => check("every user may make them"),
         false => check("none").lacking(State::Limited, "use a kernel with CONFIG_USER_NS"),
     }
 }

@@ -26,15 +26,15 @@ pub(super) fn checks() -> Vec<Check> {
         tried("eventfd", "waking the other end", doorbell(), NEWER_LINUX),
         tried(
             "loopback TCP",
-            "finding the byte at which a connection leaves TCP",
+            "finding the byte at which a connection changes from TCP to shared memory",
             stream_offsets(),
             "bring the loopback interface up (`ip link set lo up`) and use Linux 4.19 or later",
         ),
-        tried("SO_COOKIE", "naming a socket so that nobody can lie about it", cookie(), NEWER_LINUX),
-        tried("SO_NETNS_COOKIE", "telling network namespaces apart", namespace_cookie(), NEWER_LINUX),
+        tried("SO_COOKIE", "identifying a socket in a way that no program can forge", cookie(), NEWER_LINUX),
+        tried("SO_NETNS_COOKIE", "distinguishing network namespaces", namespace_cookie(), NEWER_LINUX),
         tried(
             "sock_diag",
-            "asking which sockets are alive",
+            "finding out which sockets are open",
             socket_table(),
             "load the kernel module: `modprobe tcp_diag`",
         ),
@@ -136,7 +136,7 @@ fn entering() -> Check {
         }
         _ => "install shunt with `make install`, or name the file in SHUNT_LIB",
     };
-    tried("libshunt.so", "entering programs", result, advice)
+    tried("libshunt.so", "what `shunt run` loads into programs", result, advice)
 }
 
 /// Loads the shim into a program and checks that it is mapped. The dynamic linker only prints a
@@ -160,12 +160,12 @@ fn shim() -> Result<String> {
         output.status,
         complaint.lines().next().map(|line| format!(": {line}")).unwrap_or_default()
     );
-    Ok(format!("{} loads", library.display()))
+    Ok(format!("{} can be loaded into programs", library.display()))
 }
 
 fn own_broker() -> Check {
     const NAME: &str = "own broker";
-    const MEANING: &str = "pairing the connections of your programs";
+    const MEANING: &str = "finding the two ends of connections between your programs";
     match shunt_broker::user_socket() {
         Err(error) => Check::ok(NAME, MEANING, error.to_string())
             .lacking(State::Missing, "set XDG_RUNTIME_DIR to a directory of your own"),
@@ -178,12 +178,14 @@ fn own_broker() -> Check {
 
 fn system_broker() -> Check {
     const NAME: &str = "system broker";
-    const MEANING: &str = "pairing the connections between programs of different users";
+    const MEANING: &str = "finding the two ends of connections between programs of different users";
     let path = Path::new(SYSTEM_SOCKET);
     match broker::probe(path) {
-        Err(Unusable::Absent) => {
-            Check::ok(NAME, MEANING, "not running; only needed between programs of different users")
-        }
+        Err(Unusable::Absent) => Check::ok(
+            NAME,
+            MEANING,
+            "not running; needed only for programs of different users, and for containers",
+        ),
         reached => answering(NAME, MEANING, path, reached, State::Limited),
     }
 }
@@ -205,7 +207,7 @@ fn answering(
         Ok(Ok(snapshot)) => Check::ok(
             name,
             meaning,
-            format!("{} answers, protocol version {}", path.display(), snapshot.version),
+            format!("runs at {}, protocol version {}", path.display(), snapshot.version),
         ),
     }
 }

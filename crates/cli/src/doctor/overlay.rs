@@ -41,14 +41,14 @@ fn supervisors() -> Check {
     match tried.join().unwrap_or(Err(Errno::CANCELED)) {
         Ok(()) => check("works"),
         Err(Errno::BUSY) => check("works: this command is under a supervisor itself"),
-        Err(Errno::INVAL | Errno::NOSYS) => check("this kernel has it not, or not with all that it takes")
+        Err(Errno::INVAL | Errno::NOSYS) => check("this kernel does not have it, or only a part of it")
             .lacking(
                 State::Limited,
-                "use Linux 5.19 or newer; without, containers' connections stay on the overlay",
+                "use Linux 5.19 or newer; before, containers' connections stay on the overlay",
             ),
         Err(error) => check(&error.to_string()).lacking(
             State::Limited,
-            "have the container's seccomp profile allow seccomp(2), or look from the host",
+            "let the container's seccomp profile allow seccomp(2), or run this on the host",
         ),
     }
 }
@@ -61,10 +61,8 @@ fn tracing() -> Check {
         |found: &str| Check::ok("supervisors' sight", "the overlay: looking at programs' sockets", found);
     match scope.trim() {
         "" | "0" => check("not restricted"),
-        "3" => check("nobody may look (ptrace_scope 3)").lacking(
-            State::Limited,
-            "kernel.yama.ptrace_scope = 2 or less, which takes a restart of the machine",
-        ),
+        "3" => check("no process may look (ptrace_scope 3)")
+            .lacking(State::Limited, "set kernel.yama.ptrace_scope to 2 or less, and restart the machine"),
         scope => check(&format!("restricted (ptrace_scope {scope})")).lacking(
             State::Limited,
             "nothing for docker run --runtime=shunt; `shunt overlay run` needs CAP_SYS_PTRACE then",
@@ -121,14 +119,14 @@ fn router(control: &Path) -> (Check, Option<Status>) {
         Err(error) if Path::new(CONFIGURATION).exists() => {
             let advice = match &error {
                 AskError::Absent { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
-                    "look as root"
+                    "ask as root"
                 }
                 _ => "systemctl enable --now shunt-overlay, or look into its log",
             };
             (check(error.to_string()).lacking(State::Limited, advice), None)
         }
         // Most hosts belong to no overlay.
-        Err(_) => (check(format!("none, and no {CONFIGURATION}")), None),
+        Err(_) => (check(format!("not configured: there is no {CONFIGURATION}")), None),
     }
 }
 

@@ -10,13 +10,13 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 fn interception() -> Check {
-    let meaning = "relays that take connections from the packets that this machine routes";
+    let meaning = "relays that intercept connections which this machine routes";
     let check = |found| Check::ok("interception", meaning, found);
     match probe::interception() {
         Ok(()) => check("works, tried in a network namespace".to_owned()),
         Err(why) => check(why).lacking(
             State::Limited,
-            "run the relay as root, install nftables, iptables and iproute2, or use its [[forward]] ports, which need nothing",
+            "run the relay as root, install nftables, iptables and iproute2, or use its [[forward]] ports, which need none of these",
         ),
     }
 }
@@ -24,10 +24,10 @@ fn interception() -> Check {
 fn windows() -> Check {
     let check = |found| Check::ok("first windows", "relays with turbo start", found);
     match probe::windows() {
-        Ok(()) => check("a sockops program can set them".to_owned()),
+        Ok(()) => check("works: a sockops program can set them".to_owned()),
         Err(why) => check(why).lacking(
             State::Limited,
-            "run the relay as root on a machine with cgroup v2; without it legs begin with the kernel's own window",
+            "run the relay as root on a machine with cgroup v2; without it connections begin with the kernel's own window",
         ),
     }
 }
@@ -38,7 +38,7 @@ fn congestion() -> Check {
         Ok(()) => check("available".to_owned()),
         Err(why) => check(why).lacking(
             State::Limited,
-            "modprobe tcp_bbr; without it legs use the machine's congestion control, and slow down where packets are lost",
+            "run `modprobe tcp_bbr`; without it connections use the machine's congestion control, and slow down where packets are lost",
         ),
     }
 }

@@ -12,6 +12,7 @@ use shunt_abi::status::Connection;
 
 use crate::obstacle::Obstacle;
 use crate::overlay::seen::{self, Seen};
+use crate::screen::{Screen, Tone};
 
 /// The whole answer.
 #[derive(Debug, Serialize)]
@@ -139,24 +140,34 @@ impl Cause {
 }
 
 impl Report {
+    /// Keeps only connections with one of these ports at either end. Without a port all are kept.
+    pub(super) fn keep_ports(&mut self, ports: &[u16]) {
+        let is_kept =
+            |one: &ConnectionReport| [one.local, one.remote].iter().any(|end| ports.contains(&end.port()));
+        if !ports.is_empty() {
+            self.processes.iter_mut().for_each(|process| process.connections.retain(is_kept));
+        }
+    }
+
     /// Returns the answer as text.
-    pub(super) fn text(&self) -> String {
+    pub(super) fn text(&self, screen: &Screen) -> String {
         let mut text = String::new();
         if let Some(file) = &self.file {
             let verdict = if file.can_be_entered { "can run under shunt" } else { "cannot run under shunt" };
             let _ = writeln!(text, "{}: {verdict}", file.path.display());
-            add_causes(&mut text, "  ", &file.causes);
+            add_causes(&mut text, screen, 2, &file.causes);
         }
         for process in &self.processes {
-            process.add(&mut text);
+            process.add(&mut text, screen);
         }
         text
     }
 }
 
 impl ProcessReport {
-    fn add(&self, text: &mut String) {
-        let _ = write!(text, "{}, pid {}: ", visible(&self.program), self.pid);
+    fn add(&self, text: &mut String, screen: &Screen) {
+        let name = format!("{}, pid {}", visible(&self.program), self.pid);
+        let _ = write!(text, "{}: ", screen.paint(&name, Tone::Title));
         let _ = match (self.under_shunt, &self.broker) {
             (false, _) if self.connections.iter().any(|connection| connection.overlay.is_some()) => {
                 writeln!(text, "under a supervisor of the overlay, not under shunt on this host")
@@ -165,15 +176,15 @@ impl ProcessReport {
             (true, None) => writeln!(text, "under shunt, without a broker"),
             (true, Some(path)) => writeln!(text, "under shunt, with the broker at {}", path.display()),
         };
-        add_causes(text, "  ", &self.causes);
+        add_causes(text, screen, 2, &self.causes);
         if self.connections.is_empty() {
             let _ = writeln!(text, "  It has no TCP connection.");
         }
         for group in self.groups() {
             for connection in &group {
-                connection.add(text);
+                connection.add(text, screen);
             }
-            add_causes(text, "    ", &group[0].causes);
+            add_causes(text, screen, 4, &group[0].causes);
         }
     }
 
@@ -192,8 +203,11 @@ impl ProcessReport {
 }
 
 impl ConnectionReport {
-    fn add(&self, text: &mut String) {
-        let transport = |transport| if transport == Transport::Shm { "shared memory" } else { "TCP" };
+    fn add(&self, text: &mut String, screen: &Screen) {
+        let transport = |transport| {
+            let name = if transport == Transport::Shm { "shared memory" } else { "TCP" };
+            screen.paint(name, Tone::of(transport))
+        };
         let transports = match (self.overlay, transport(self.sends), transport(self.receives)) {
             (Some(seen::NetworkPath::Host), ..) => "on the host network".to_owned(),
             (Some(seen::NetworkPath::Overlay), ..) => "on the overlay".to_owned(),
@@ -208,10 +222,15 @@ impl ConnectionReport {
     }
 }
 
-fn add_causes(text: &mut String, indent: &str, causes: &[Cause]) {
+fn add_causes(text: &mut String, screen: &Screen, indent: usize, causes: &[Cause]) {
+    let (spaces, deeper) = (" ".repeat(indent), indent + 2);
     for cause in causes {
-        let _ = writeln!(text, "{indent}{}: {}", cause.label, visible(&cause.explanation));
-        let _ = writeln!(text, "{indent}  {}", visible(&cause.advice));
+        let label = screen.paint(&cause.label, Tone::Warning);
+        let explanation = format!(": {}", visible(&cause.explanation));
+        let explanation = screen.wrap(&explanation, indent + cause.label.len(), deeper);
+        let _ = writeln!(text, "{spaces}{label}{explanation}");
+        let advice = format!("What to do: {}", visible(&cause.advice));
+        let _ = writeln!(text, "{spaces}  {}", screen.wrap(&advice, deeper, deeper));
     }
 }
 
@@ -284,16 +303,16 @@ mod tests {
         let file = FileReport { path: "/bin/x".into(), can_be_entered: true, causes: Vec::new() };
         let report = Report { file: Some(file), processes: vec![process] };
         assert_eq!(
-            report.text(),
+            report.text(&Screen::default()),
             "/bin/x: can run under shunt\n\
              ng\\u{1b}inx, pid 7: under shunt, without a broker\n  \
                no_broker: No broker could be reached; the shim tries again from time to time.\n    \
-                 If `shunt status` finds no broker, start one: `shunt daemon --detach`.\n  \
+                 What to do: If `shunt status` finds no broker, start one: `shunt daemon --detach`.\n  \
                127.0.0.1:80 to 127.0.0.1:4000 with curl (pid 9): sends by shared memory, receives by TCP, close_wait\n    \
                  peer_not_offered: The other end has not been offered: it does not run under shunt, has been idle, or is on another host.\n      \
-                   Start that program with `shunt run` too; `shunt explain` with its name shows what keeps it out.\n    \
+                   What to do: Start that program with `shunt run` too; `shunt explain` with its name shows what keeps it out.\n    \
                  static: The other end is curl (pid 9). It is statically linked.\n      \
-                   Start it directly with `shunt run -- curl`: that enters it, or says what else there is.\n"
+                   What to do: Start it directly with `shunt run -- curl`: that enters it, or says what else there is.\n"
         );
     }
 
@@ -324,7 +343,7 @@ mod tests {
             causes: Vec::new(),
             connections,
         };
-        let text = Report { file: None, processes: vec![process] }.text();
+        let text = Report { file: None, processes: vec![process] }.text(&Screen::default());
         let told = |word: &str| text.lines().position(|line| line.trim_start().starts_with(word)).unwrap();
         assert_eq!(text.matches("peer_not_offered:").count(), 1, "{text}");
         assert!(told("127.0.0.1:80 to 127.0.0.1:3") < told("peer_not_offered:"), "{text}");

@@ -18,6 +18,7 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use shunt_abi::status::Snapshot;
 
 use crate::args::TopArgs;
+use crate::filter::Filter;
 use crate::{daemon, status};
 use app::{App, Wish};
 pub(crate) use app::{Rows, Sort};
@@ -43,16 +44,18 @@ pub(crate) fn run(args: &TopArgs) -> Result<()> {
 /// The broker's socket, and its last snapshot.
 struct Looks {
     broker: PathBuf,
+    only: Filter,
     last: Option<(Instant, Snapshot)>,
 }
 
 impl Looks {
     fn begin(args: &TopArgs) -> Result<Looks> {
-        Ok(Looks { broker: status::find(args.broker.as_deref())?, last: None })
+        Ok(Looks { broker: status::find(args.broker.as_deref())?, only: args.only.clone(), last: None })
     }
 
     fn next(&mut self) -> Result<model::Look> {
-        let snapshot = shunt_broker::status(&self.broker)?;
+        let mut snapshot = shunt_broker::status(&self.broker)?;
+        self.only.apply(&mut snapshot);
         let now = Instant::now();
         // After a restart, the broker's counters start again from zero.
         let before = self.last.as_ref().filter(|(_, before)| before.broker_pid == snapshot.broker_pid);
