@@ -231,6 +231,16 @@ impl Looked<'_> {
         Some(Use::of(process.pid, process.sockets.get(&socket.inode).copied(), is_first))
     }
 
+    /// Returns whether the program uses a connection by io_uring, if its shim has not reported the
+    /// connection. That is certain if the shim has reported none at all, or if the connection is
+    /// used more than the shim has seen.
+    fn is_used_by_ring(&self, process: &Process, socket: &Socket, broker: Option<&Path>) -> bool {
+        let known = broker.and_then(|path| self.known(process, path));
+        let has_reported = known.is_some_and(|known| known.totals.share.seen > 0);
+        process.ring != Ring::None
+            && (!has_reported || self.use_of(process, socket, broker) == Some(Use::Unseen))
+    }
+
     /// Returns why the shim of a process has not reported a connection.
     fn why_untold(&self, process: &Process, socket: &Socket, broker: Option<&Path>) -> Vec<Cause> {
         if !is_of_this_host(socket) {
@@ -311,14 +321,14 @@ impl Looked<'_> {
             let own = self.snapshot(broker)?.processes.iter().filter(|one| one.pid == process.pid);
             own.filter_map(|one| row_of(one, socket)).next().cloned()
         });
-        let is_known = report.broker.as_deref().is_some_and(|broker| self.known(process, broker).is_some());
         let peers = self.peers(socket, process.pid);
         let mut causes: Vec<Cause> = match &row {
             Some(row) => causes_of(row, false),
             // The causes for the whole process explain this connection too.
             None if !report.causes.is_empty() => Vec::new(),
-            // The shim has reported no connection at all: the program uses them through io_uring.
-            None if process.ring != Ring::None && !is_known => vec![Reason::IoUring.into()],
+            None if self.is_used_by_ring(process, socket, report.broker.as_deref()) => {
+                vec![Reason::IoUring.into()]
+            }
             None => self.why_untold(process, socket, report.broker.as_deref()),
         };
         let is_unseen = |cause: &Cause| {
@@ -337,7 +347,8 @@ impl Looked<'_> {
         let receives = row.as_ref().map(|row| row.receive.transport);
         if !(on_shm(sends) && on_shm(receives)) {
             if !peers.is_empty() && peers.iter().all(|(peer, _)| peer.under_shunt) {
-                causes.iter_mut().for_each(Cause::know_that_the_peer_is_under_shunt);
+                let there: Vec<Cause> = peers.iter().flat_map(|(_, causes)| causes.clone()).collect();
+                causes.iter_mut().for_each(|cause| cause.know_that_the_peer_is_under_shunt(&there));
             }
             for (peer, mut causes_there) in peers.iter().map(|(peer, causes)| (peer, causes.clone())) {
                 causes.extend(causes_there.drain(..).map(|cause| cause.at_peer(peer)));
@@ -391,7 +402,7 @@ impl Looked<'_> {
                 let reasons = reasons_of(row).into_iter().filter(|reason| !says_nothing_new.contains(reason));
                 reasons.map(|reason| Cause::of_row(reason, row)).collect()
             }
-            None if process.ring != Ring::None && known.is_none() => vec![Reason::IoUring.into()],
+            None if self.is_used_by_ring(process, socket, broker) => vec![Reason::IoUring.into()],
             None => match self.use_of(process, socket, broker) {
                 Some(Use::Unseen) => vec![Cause::of_obstacle(&Obstacle::UnseenUse, &process.name)],
                 _ => Vec::new(),
@@ -439,7 +450,7 @@ pub(crate) fn causes_of(row: &Connection, peer_is_under_shunt: bool) -> Vec<Caus
     let mut causes: Vec<Cause> =
         reasons_of(row).into_iter().map(|reason| Cause::of_row(reason, row)).collect();
     if peer_is_under_shunt {
-        causes.iter_mut().for_each(Cause::know_that_the_peer_is_under_shunt);
+        causes.iter_mut().for_each(|cause| cause.know_that_the_peer_is_under_shunt(&[]));
     }
     causes
 }

@@ -256,6 +256,82 @@ fn a_program_with_a_ring_that_the_kernel_polls() {
     has_cause(&shell, &idle, "io_uring", "cannot be seen", "epoll");
 }
 
+/// A server that accepts, reads and writes by io_uring.
+const RING: &str = r#"
+#include <liburing.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+static struct io_uring ring;
+static int done(void)
+{
+    struct io_uring_cqe *cqe;
+    io_uring_submit_and_wait(&ring, 1);
+    if (io_uring_peek_cqe(&ring, &cqe)) return -1;
+    int result = cqe->res;
+    io_uring_cqe_seen(&ring, cqe);
+    return result;
+}
+int main(int count, char **words)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    char bytes[256];
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    if (io_uring_queue_init(8, &ring, 0) || bind(listener, (struct sockaddr *)&at, len) || listen(listener, 8)
+        || getsockname(listener, (struct sockaddr *)&at, &len))
+        return 1;
+    FILE *port = fopen(words[1], "w");
+    fprintf(port, "%d", ntohs(at.sin_port));
+    fclose(port);
+    write(1, "up", 2);
+    for (;;) {
+        io_uring_prep_accept(io_uring_get_sqe(&ring), listener, NULL, NULL, 0);
+        int connection = done();
+        for (;;) {
+            io_uring_prep_recv(io_uring_get_sqe(&ring), connection, bytes, sizeof bytes, 0);
+            int got = done();
+            if (got <= 0) break;
+            io_uring_prep_send(io_uring_get_sqe(&ring), connection, bytes, got, 0);
+            done();
+        }
+        close(connection);
+    }
+}
+"#;
+
+/// Starting the server under shunt changes nothing: it is under shunt.
+#[test]
+fn the_client_of_a_server_with_a_ring() {
+    let shell = Shell::new();
+    let (program, port_file) = (shell.path("ring"), shell.path("port"));
+    compile(&program, RING, &["-Wl,--no-as-needed", "-luring"]);
+    let words = [program.to_str().unwrap(), port_file.to_str().unwrap()];
+    let server = Idle::start(under_shunt(&shell, &words));
+    let port = fs::read_to_string(&port_file).unwrap();
+    let script = shell.file("ping.py", PING);
+    let words = ["python3", script.to_str().unwrap(), "client", &port, "busy"];
+    let client = Idle::start(under_shunt(&shell, &words));
+    let report = explain(&shell, client.pid());
+    let connection = &report["processes"][0]["connections"][0];
+    let causes = connection["causes"].as_array().unwrap();
+    let labels: Vec<_> = causes.iter().map(|cause| &cause["label"]).collect();
+    assert_eq!(labels, ["peer_not_offered", "io_uring"], "{report:#}");
+    for cause in causes {
+        let advice = cause["advice"].as_str().unwrap();
+        assert!(!advice.contains("shunt run"), "it is under shunt: {report:#}");
+    }
+    let explanation = causes[0]["explanation"].as_str().unwrap();
+    assert!(explanation.contains("runs under shunt, but") && explanation.contains("io_uring"), "{report:#}");
+    assert!(causes[1]["explanation"].as_str().unwrap().contains(&format!("(pid {})", server.pid())));
+    let report = explain(&shell, server.pid());
+    assert_eq!(report["processes"][0]["connections"][0]["causes"][0]["label"], "io_uring", "{report:#}");
+    // The broker knows nothing of the server's end, so its text has all possibilities.
+    let status = Ended::of(shell.shunt(["status"])).quietly(0).stdout;
+    assert!(status.contains("peer_not_offered: ") && status.contains("as by io_uring"), "{status}");
+}
+
 #[test]
 fn what_is_no_process_or_another_users() {
     needs_root();

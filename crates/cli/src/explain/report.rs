@@ -102,14 +102,28 @@ impl Cause {
         Cause { label: obstacle.label().into(), explanation, advice: obstacle.advice(program) }
     }
 
-    /// Adapts the explanation to the fact that the other end runs under shunt. Its absence is then
-    /// not why it has not been offered.
-    pub(super) fn know_that_the_peer_is_under_shunt(&mut self) {
-        if self.label == Reason::PeerNotOffered.label() {
-            self.explanation = "The other end runs under shunt, and has not been offered.".into();
-            self.advice = "Ask `shunt explain` with the other end's process id why: it may have been idle, or be one that shunt does not see."
-                .into();
+    /// Adapts the explanation to the fact that the other end's program runs under shunt. Its absence
+    /// is then not why the end has not been offered. `there` are the causes that were found at the
+    /// other end.
+    pub(super) fn know_that_the_peer_is_under_shunt(&mut self, there: &[Cause]) {
+        if self.label != Reason::PeerNotOffered.label() {
+            return;
         }
+        let labels: Vec<&str> = there.iter().map(|cause| &*cause.label).collect();
+        (self.explanation, self.advice) = match labels.is_empty() {
+            true => (
+                "The other end's program runs under shunt, and has not offered this connection: it has been idle, or is used past shunt."
+                    .into(),
+                "Ask `shunt explain` with the other end's process id after some use.".into(),
+            ),
+            false => (
+                format!(
+                    "The other end's program runs under shunt, but this connection cannot be offered there: {}.",
+                    labels.join(", ")
+                ),
+                format!("Follow the advice for {}; starting the program under shunt again changes nothing.", labels.join(", ")),
+            ),
+        };
     }
 
     /// Returns the cause for a reason, with the details that the connection's row contains.
@@ -309,8 +323,8 @@ mod tests {
                no_broker: No broker could be reached; the shim tries again from time to time.\n    \
                  What to do: If `shunt status` finds no broker, start one: `shunt daemon --detach`.\n  \
                127.0.0.1:80 to 127.0.0.1:4000 with curl (pid 9): sends by shared memory, receives by TCP, close_wait\n    \
-                 peer_not_offered: The other end has not been offered: it does not run under shunt, has been idle, or is on another host.\n      \
-                   What to do: Start that program with `shunt run` too; `shunt explain` with its name shows what keeps it out.\n    \
+                 peer_not_offered: The other end has not been offered: its program is not under shunt, uses it past shunt (as by io_uring), or has been idle.\n      \
+                   What to do: Ask `shunt explain` with the name of that program what keeps it out. If it is not under shunt, start it with `shunt run`.\n    \
                  static: The other end is curl (pid 9). It is statically linked.\n      \
                    What to do: Start it directly with `shunt run -- curl`: that enters it, or says what else there is.\n"
         );

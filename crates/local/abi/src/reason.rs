@@ -53,8 +53,8 @@ reasons! {
         "Start it without --transport tcp and SHUNT_TRANSPORT=tcp; `shunt config show` with its name shows the configuration.";
     RemotePeer = 4, "remote_peer", "The peer's address is not one of this host.",
         "Nothing can be done: hosts share no memory.";
-    PeerNotOffered = 5, "peer_not_offered", "The other end has not been offered: it does not run under shunt, has been idle, or is on another host.",
-        "Start that program with `shunt run` too; `shunt explain` with its name shows what keeps it out.";
+    PeerNotOffered = 5, "peer_not_offered", "The other end has not been offered: its program is not under shunt, uses it past shunt (as by io_uring), or has been idle.",
+        "Ask `shunt explain` with the name of that program what keeps it out. If it is not under shunt, start it with `shunt run`.";
     SelfConnected = 6, "self_connected", "The socket is connected to itself.",
         "Nothing can be done: such a socket has no other end.";
     BoundToDevice = 7, "bound_to_device", "The socket is bound to a device or VRF, where addresses can repeat.",
