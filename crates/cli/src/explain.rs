@@ -9,7 +9,7 @@ mod report;
 mod sockets;
 mod used;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -42,6 +42,40 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<()> {
         print!("{}", report.text(&Screen::of_output()));
     }
     Ok(())
+}
+
+/// A process, and its connection ends by the transports of their two directions.
+#[derive(Clone, Debug, serde::Serialize)]
+pub(crate) struct Summary {
+    pub(crate) pid: u32,
+    pub(crate) program: String,
+    /// Whether the shim is loaded.
+    pub(crate) under_shunt: bool,
+    /// Whether the libshunt.so that it has loaded was since replaced.
+    pub(crate) is_replaced: bool,
+    pub(crate) shared_memory: usize,
+    pub(crate) tcp: usize,
+    /// One direction is on shared memory, the other on TCP.
+    pub(crate) mixed: usize,
+    /// Why ends are on TCP.
+    pub(crate) reasons: BTreeMap<String, usize>,
+    /// Why all ends are on TCP, if they are.
+    pub(crate) causes: Vec<Cause>,
+}
+
+impl Summary {
+    /// Returns whether only root may look into the process.
+    pub(crate) fn is_hidden(&self) -> bool {
+        let label = Obstacle::Hidden { uid: 0 }.label();
+        self.causes.iter().any(|cause| cause.label == label)
+    }
+}
+
+/// Returns what is known about the processes with these ids. Those that have ended are left out.
+pub(crate) fn processes(pids: &[u32]) -> Vec<Summary> {
+    let mut view = Looked { sockets: Sockets::look(), asked: None, brokers: HashMap::new(), overlay: None };
+    let all = pids.iter().filter_map(|pid| Process::look(*pid).ok());
+    all.map(|process| view.summary(&process)).collect()
 }
 
 /// The subject of the question.
@@ -161,6 +195,30 @@ struct Looked<'a> {
 }
 
 impl Looked<'_> {
+    fn summary(&mut self, process: &Process) -> Summary {
+        let report = self.describe(process, &Target::Process(process.pid));
+        let on = |transport| {
+            let ends = report.connections.iter();
+            ends.filter(|end| end.sends == transport && end.receives == transport).count()
+        };
+        let (shared_memory, tcp) = (on(Transport::Shm), on(Transport::Tcp));
+        let mut reasons = BTreeMap::new();
+        for cause in report.connections.iter().filter_map(|end| end.causes.first()) {
+            *reasons.entry(cause.label.to_string()).or_default() += 1;
+        }
+        Summary {
+            pid: report.pid,
+            program: report.program,
+            under_shunt: report.under_shunt,
+            is_replaced: process.shim_replaced,
+            shared_memory,
+            tcp,
+            mixed: report.connections.len() - shared_memory - tcp,
+            reasons,
+            causes: report.causes,
+        }
+    }
+
     fn describe(&mut self, process: &Process, target: &Target) -> ProcessReport {
         let broker = if process.has_shim { self.broker_of(process) } else { None };
         let mut report = ProcessReport {
@@ -189,16 +247,23 @@ impl Looked<'_> {
     }
 
     /// Returns the socket of the first of the process's brokers that answers.
+    ///
+    /// After a chroot in a mount namespace of its own, as HAProxy does both, the process's path leads
+    /// nowhere from here. A broker of this process may know it then.
     fn broker_of(&mut self, process: &Process) -> Option<PathBuf> {
         let asked = self.asked.map(Path::to_owned);
         let paths = asked.map_or_else(|| process.broker_paths.clone(), |path| vec![path]);
-        paths.into_iter().find(|path| {
-            let answer = self
-                .brokers
-                .entry(path.clone())
-                .or_insert_with_key(|path: &PathBuf| shunt_broker::status(path));
-            !matches!(answer, Err(StatusError::NoBroker { .. }))
-        })
+        if let Some(path) = paths.into_iter().find(|path| self.answers(path)) {
+            return Some(path);
+        }
+        let others = if self.asked.is_none() { shunt_broker::socket_candidates() } else { Vec::new() };
+        others.into_iter().find(|path| self.answers(path) && self.known(process, path).is_some())
+    }
+
+    /// Returns whether a broker is at `path`, which is asked once.
+    fn answers(&mut self, path: &Path) -> bool {
+        let answer = self.brokers.entry(path.to_owned()).or_insert_with(|| shunt_broker::status(path));
+        !matches!(answer, Err(StatusError::NoBroker { .. }))
     }
 
     fn snapshot(&self, broker: &Path) -> Option<&Snapshot> {

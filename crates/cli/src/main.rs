@@ -27,6 +27,7 @@ mod runtime;
 mod sanitizer;
 mod screen;
 mod serve;
+mod service;
 mod status;
 mod table;
 mod top;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Command::Runtime(part) => runtime::run(&part),
+        Command::Service(part) => service::run(&part),
         Command::Bench(_) | Command::Report(_) => return bench::run(),
         Command::Man { directory } => generate::man(&directory),
         Command::Completions { shell } => generate::completions(shell),

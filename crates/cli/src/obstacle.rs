@@ -201,10 +201,43 @@ impl fmt::Display for Obstacle {
 pub(crate) fn of_file(path: &Path) -> Option<Obstacle> {
     let path = executed(path);
     // In secure mode, the dynamic linker ignores LD_PRELOAD whatever the linkage is.
-    if let Some(obstacle) = secure_mode(&path) {
-        return Some(obstacle);
+    secure_mode(&path, RunsAs::this()).or_else(|| of_linkage(&path))
+}
+
+/// Returns the same for a program that systemd starts.
+pub(crate) fn of_service(path: &Path, runs_as: RunsAs) -> Option<Obstacle> {
+    let path = executed(path);
+    secure_mode(&path, runs_as).or_else(|| of_linkage(&path))
+}
+
+/// What decides whether a program gains rights when it is executed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RunsAs {
+    /// Its user. `None` for one who owns no program.
+    uid: Option<u32>,
+    gid: Option<u32>,
+    /// The process can gain no rights.
+    no_new_privs: bool,
+}
+
+impl RunsAs {
+    fn this() -> RunsAs {
+        RunsAs {
+            uid: Some(getuid().as_raw()),
+            gid: Some(getgid().as_raw()),
+            no_new_privs: matches!(rustix::thread::no_new_privs(), Ok(true)),
+        }
     }
-    of_linkage(&path)
+
+    /// Returns this for a service, of root or of a user who owns no program.
+    pub(crate) fn service(is_root: bool, no_new_privs: bool) -> RunsAs {
+        let id = is_root.then_some(0);
+        RunsAs { uid: id, gid: id, no_new_privs }
+    }
+
+    pub(crate) fn is_root(self) -> bool {
+        self.uid == Some(0)
+    }
 }
 
 /// Returns the program that is executed for the file at `path`. For a script, this is the last
@@ -285,24 +318,24 @@ pub(crate) fn of_secure_process(path: &Path) -> Obstacle {
 
 /// Returns why the kernel would start the program with AT_SECURE set, if it would. LD_PRELOAD is
 /// then ignored.
-fn secure_mode(path: &Path) -> Option<Obstacle> {
+fn secure_mode(path: &Path, runs_as: RunsAs) -> Option<Obstacle> {
     let metadata = fs::metadata(path).ok()?;
-    let honoured = !statvfs(path).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOSUID))
-        && !matches!(rustix::thread::no_new_privs(), Ok(true));
+    let honoured =
+        !statvfs(path).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOSUID)) && !runs_as.no_new_privs;
     if !honoured {
         return None;
     }
-    if metadata.mode() & SETUID != 0 && metadata.uid() != getuid().as_raw() {
+    if metadata.mode() & SETUID != 0 && Some(metadata.uid()) != runs_as.uid {
         return Some(Obstacle::Setuid);
     }
-    if metadata.mode() & SETGID_EXECUTABLE == SETGID_EXECUTABLE && metadata.gid() != getgid().as_raw() {
+    if metadata.mode() & SETGID_EXECUTABLE == SETGID_EXECUTABLE && Some(metadata.gid()) != runs_as.gid {
         return Some(Obstacle::Setgid);
     }
     // Root gains nothing by file capabilities, so the kernel does not set AT_SECURE for it.
     let mut value = [0_u8; 64];
     let has_capabilities =
         !matches!(getxattr(path, "security.capability", &mut value), Err(error) if error != Errno::RANGE);
-    (has_capabilities && !getuid().is_root()).then_some(Obstacle::Capabilities)
+    (has_capabilities && !runs_as.is_root()).then_some(Obstacle::Capabilities)
 }
 
 #[cfg(test)]
@@ -318,6 +351,19 @@ mod tests {
         assert!(is_old_musl(&linker));
         fs::write(&linker, b"\x7fELF\0getpid\0gettid\0").unwrap();
         assert!(!is_old_musl(&linker));
+    }
+
+    /// Needs root: makes a setuid file of root's.
+    #[test]
+    fn a_setuid_program_is_refused_for_other_users_only() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("program");
+        fs::copy("/bin/true", &program).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
+        assert_eq!(of_service(&program, RunsAs::service(true, false)), None);
+        assert_eq!(of_service(&program, RunsAs::service(false, true)), None);
+        assert_eq!(of_service(&program, RunsAs::service(false, false)), Some(Obstacle::Setuid));
     }
 
     #[test]

@@ -67,6 +67,11 @@ impl OfPrograms {
         Ok(OfPrograms::of(read_all(&files())?))
     }
 
+    /// Reads the system's file only, for programs of users who are not this one.
+    pub(crate) fn of_system() -> Result<OfPrograms, Faults> {
+        Ok(OfPrograms::of(read_all(&broker_files(true))?))
+    }
+
     /// Merges the files. Later ones override earlier ones.
     fn of(contents: Vec<Content>) -> OfPrograms {
         let mut all = OfPrograms::default();
