@@ -1,5 +1,5 @@
-# One way to do each chore. `make demo` and `make test` set up whatever is missing, on Debian 12 with git, make, gcc,
-# curl and a Rust toolchain.
+# One way to do each chore. CONTRIBUTING.md has what `make build` and `make deb` need. `make demo` and `make test` set up whatever
+# is missing, on Debian 12 with git, make, gcc, curl and a Rust toolchain.
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -24,7 +24,7 @@ OBJCOPY := $(if $(TRIPLE),$(subst -unknown,,$(TRIPLE))-)objcopy
 # Some tests make namespaces and files of other users. Only the tests themselves run as root, not the compiler.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,--runner $(CURDIR)/scripts/as-root)
 
-.PHONY: build book cross-arm64 demo test test-long lint loom fuzz man deb deb-arm64 test-deb-arm64 rpm install install-debug uninstall setup clean help
+.PHONY: build book cross-arm64 demo test test-long lint loom fuzz man deb deb-arm64 repo test-deb-arm64 rpm install install-debug uninstall setup clean help
 
 help:
 	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (two minutes)"
@@ -35,13 +35,19 @@ help:
 	@echo "make uninstall  take away what install put there"
 	@echo "make deb        the Debian packages, into DEB=$(TARGET)/deb; their debug symbols into debug/ there"
 	@echo "make deb-arm64  the same for 64-bit ARM, into DEB=$(TARGET)/deb-arm64; make test-deb-arm64 looks at them"
+	@echo "make repo       an apt repository of them, into REPO=$(TARGET)/repo, signed by the key KEY if that is set"
 	@echo "make rpm        the packages of rpm's kind, into RPM=$(TARGET)/rpm"
 	@echo "make fuzz       look for bugs in what reads strangers' bytes, for SECONDS=60 each (nightly, cargo-fuzz)"
 	@echo "make cross-arm64  build for 64-bit ARM, into $(ARM64)/release"
 	@echo "make book       the documentation as a site with search, its links checked (cargo install mdbook --locked)"
 	@echo "make build, lint, loom, man, setup, clean"
 
+# Packages have every kernel program: without them a broker cannot pair containers.
+deb deb-arm64 rpm: export SHUNT_BPF := required
+
 build:
+	@test "$$SHUNT_BPF" != required || command -v $${CLANG:-clang} > /dev/null || \
+	    { echo "install clang first, packages need it for kernel programs: apt-get install clang libbpf-dev" >&2; exit 1; }
 	$(CARGO) build --release -p shunt-cli -p shunt-bench -p shunt-shim -p shunt-channel-c
 
 # With the differential tester, for tests/libc/run --arm64.
@@ -108,6 +114,12 @@ deb deb-arm64:
 
 test-deb-arm64: deb-arm64
 	tests/package/arm64 $(TARGET)/deb-arm64/*.deb
+
+# An apt repository of what `make deb` makes: docs/usage.md has how to serve it.
+REPO ?= $(TARGET)/repo
+repo: deb
+	rm -rf $(REPO)
+	scripts/repo $(REPO) $(DEB)/*.deb
 
 # The same of rpm's kind, for systems with glibc 2.28 or newer.
 RPM ?= $(TARGET)/rpm

@@ -1,6 +1,6 @@
 //! Compiles `services/*.c` twice: natively for the user-space engine, and with clang for BPF.
 //! Without clang the crate has no BPF halves, and loading a builtin service into the kernel fails
-//! with an error that says so.
+//! with an error that says so. With `SHUNT_BPF=required`, as for packages, the build fails instead.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -28,8 +28,15 @@ fn main() {
         compile_natively(service, &source);
         let object = out.join(format!("{service}.bpf.o"));
         if let Err(why) = compile_for_bpf(&source, &object) {
+            if env::var_os("SHUNT_BPF").is_some_and(|value| value == "required") {
+                println!("cargo::error={service}.c cannot be compiled for the kernel: {why}");
+                continue;
+            }
             println!("cargo::warning=without {service} in the kernel: {why}");
             std::fs::write(&object, []).expect("OUT_DIR can be written");
+            // A file that never exists makes cargo run this script again at the next build, when
+            // clang may be installed.
+            println!("cargo::rerun-if-changed={}", out.join("missing").display());
         }
     }
 }

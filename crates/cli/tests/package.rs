@@ -12,8 +12,10 @@ fn root() -> PathBuf {
 fn packages_are_installed_used_and_removed_without_a_trace() {
     let directory = tempfile::tempdir().unwrap();
     let deb = directory.path().join("deb");
-    let mut make = Command::new("make");
-    let made = make.arg("deb").arg(format!("DEB={}", deb.display())).current_dir(root()).output().unwrap();
+    // Nothing is fetched: there is no network.
+    let mut make = Command::new("unshare");
+    make.args(["--net", "make", "deb"]);
+    let made = make.arg(format!("DEB={}", deb.display())).current_dir(root()).output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let packages: Vec<PathBuf> = std::fs::read_dir(&deb)
         .unwrap()
@@ -22,12 +24,22 @@ fn packages_are_installed_used_and_removed_without_a_trace() {
         .collect();
     assert_eq!(packages.len(), 4, "{packages:?}");
     // The quick start is that of README.md.
-    for script in ["run", "quick-start", "upgrade"] {
-        let script = root().join("tests/package").join(script);
-        let tried = Command::new(&script).args(&packages).output().unwrap();
+    for script in ["run", "quick-start", "upgrade", "repo", "services --only redis-server,memcached,hardened"]
+    {
+        let mut words = script.split(' ');
+        let script = root().join("tests/package").join(words.next().unwrap());
+        let tried = Command::new(&script).args(words).args(&packages).output().unwrap();
         let said = [tried.stdout, tried.stderr].concat();
         assert!(tried.status.success(), "{}: {}", script.display(), String::from_utf8_lossy(&said));
     }
+}
+
+#[test]
+fn packages_are_not_built_without_clang() {
+    let mut make = Command::new("make");
+    let made = make.arg("deb").env("CLANG", "/nonexistent/clang").current_dir(root()).output().unwrap();
+    let said = String::from_utf8_lossy(&made.stderr);
+    assert!(!made.status.success() && said.contains("install clang first"), "{said}");
 }
 
 /// The largest size of `shunt` and libshunt.so together, in bytes, as they are installed. The target

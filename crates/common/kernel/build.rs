@@ -1,5 +1,6 @@
 //! Compiles `bpf/*.bpf.c` with clang. Without clang the crate contains no programs, and loading one
-//! fails with an error that says so. Everything else works.
+//! fails with an error that says so. Everything else works. With `SHUNT_BPF=required`, as for
+//! packages, the build fails instead.
 
 use std::env;
 use std::path::PathBuf;
@@ -15,6 +16,11 @@ fn main() {
     for program in PROGRAMS {
         let object = out.join(format!("{program}.bpf.o"));
         if let Err(why) = compile(program, &object) {
+            // This script runs again after a failure, so a change of the variable need not cause that.
+            if env::var_os("SHUNT_BPF").is_some_and(|value| value == "required") {
+                println!("cargo::error={program}.bpf.c cannot be compiled, and packages need it: {why}");
+                continue;
+            }
             println!("cargo::warning=without {program}.bpf.c, and so without what it is for: {why}");
             std::fs::write(&object, []).expect("OUT_DIR can be written");
             // A file that never exists makes cargo run this script again at the next build, when
