@@ -27,7 +27,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),,--runner $(CURDIR)/scripts/as-root)
 .PHONY: build book cross-arm64 demo test test-long lint loom fuzz man deb deb-arm64 repo test-deb-arm64 rpm install install-debug uninstall setup clean help
 
 help:
-	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (two minutes)"
+	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (a minute)"
 	@echo "make test       build, and run the tests that decide whether shunt is correct"
 	@echo "make test-long  build, and run the others: benchmarks, scale, containers, third-party programs"
 	@echo "make install    into PREFIX=$(PREFIX), below DESTDIR if that is set"
@@ -61,7 +61,7 @@ cross-arm64:
 	    -p shunt-cli -p shunt-bench -p shunt-shim -p shunt-channel-c -p shunt-differential
 
 demo: setup build
-	$(NATIVE)/shunt bench local memcached redis --seconds 1
+	@scripts/demo $(NATIVE)/shunt
 
 test: setup build
 	scripts/test --suite correctness $(AS_ROOT) $(CARGO) --workspace
