@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Explain(ExplainArgs),
     /// Say what this machine supports, what it lacks and what to do about it
     Doctor(DoctorArgs),
+    /// Write one file with what others need to look into a problem
+    Bugreport(BugreportArgs),
     /// Show what is configured and where that stands, or check a file
     #[command(subcommand)]
     Config(Config),
@@ -401,6 +403,21 @@ pub(crate) struct DoctorArgs {
 
     #[command(flatten)]
     pub(crate) control: OverlayControl,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The file has versions, what `shunt doctor`, `status` and `config show` print, shunt's variables, units and logs. It has no\n\
+    data of connections, no arguments of programs, no keys, and no other variables. As root it covers all programs."
+)]
+pub(crate) struct BugreportArgs {
+    /// Write to this file, which must not exist [default: shunt-bugreport-TIME.txt]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+
+    /// Replace addresses by names, but for those of this host only
+    #[arg(long)]
+    pub(crate) no_addresses: bool,
 }
 
 #[derive(Debug, Args)]

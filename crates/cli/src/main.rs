@@ -8,6 +8,7 @@
 mod args;
 mod bench;
 mod broker;
+mod bugreport;
 mod capture;
 mod config;
 mod daemon;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
+        Command::Bugreport(args) => bugreport::run(&args),
         Command::Config(command) => config::run(&command),
         Command::Relay(args) => relay::run(&args),
         Command::Serve(args) => serve::run(&args),

@@ -147,6 +147,12 @@ impl OfBroker {
     }
 }
 
+/// Returns the file to which the system's or the user's broker writes its log, if one is configured.
+pub(crate) fn log_file(is_system: bool) -> Option<PathBuf> {
+    let configured = OfBroker::read(is_system).ok()?;
+    configured.0.get(keys::LOG_FILE).map(|said| PathBuf::from(&said.text))
+}
+
 /// The settings of a broker.
 pub(crate) struct Broker {
     pub(crate) idle_exit: Option<u64>,
