@@ -122,6 +122,7 @@ pub(crate) struct RunArgs {
 
     /// The program and its arguments
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = false)]
+    #[arg(value_hint = clap::ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
 }
 
@@ -375,7 +376,7 @@ pub(crate) struct OverlayControl {
 pub(crate) struct ExplainArgs {
     /// A process id; the address of a connection, as in 127.0.0.1:80 or, for every address, :80; or
     /// a program
-    #[arg(value_name = "PID|ADDRESS:PORT|PROGRAM")]
+    #[arg(value_name = "PID|ADDRESS:PORT|PROGRAM", value_hint = clap::ValueHint::CommandName)]
     pub(crate) what: String,
 
     /// Describe only connections with this port at either end
