@@ -783,7 +783,7 @@ pub(crate) struct ServiceEnable {
     #[arg(long, conflicts_with_all = ["restart", "json"])]
     pub(crate) print: bool,
 
-    /// Print what was done as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -809,7 +809,7 @@ pub(crate) struct ServiceDisable {
     #[arg(long)]
     pub(crate) restart: bool,
 
-    /// Print what was done as JSON, a document for each unit
+    /// Print a JSON document for each unit
     #[arg(long)]
     pub(crate) json: bool,
 

@@ -71,7 +71,7 @@ impl Summary {
     }
 }
 
-/// Returns what is known about the processes with these ids. Those that have ended are left out.
+/// Returns a summary of each process with one of these ids that still exists.
 pub(crate) fn processes(pids: &[u32]) -> Vec<Summary> {
     let mut view = Looked { sockets: Sockets::look(), asked: None, brokers: HashMap::new(), overlay: None };
     let all = pids.iter().filter_map(|pid| Process::look(*pid).ok());
@@ -248,8 +248,8 @@ impl Looked<'_> {
 
     /// Returns the socket of the first of the process's brokers that answers.
     ///
-    /// After a chroot in a mount namespace of its own, as HAProxy does both, the process's path leads
-    /// nowhere from here. A broker of this process may know it then.
+    /// HAProxy runs in another mount namespace and changes its root directory there. Its path leads
+    /// nowhere from here. A broker at one of this process's sockets may still know it.
     fn broker_of(&mut self, process: &Process) -> Option<PathBuf> {
         let asked = self.asked.map(Path::to_owned);
         let paths = asked.map_or_else(|| process.broker_paths.clone(), |path| vec![path]);

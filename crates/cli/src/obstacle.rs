@@ -204,7 +204,7 @@ pub(crate) fn of_file(path: &Path) -> Option<Obstacle> {
     secure_mode(&path, RunsAs::this()).or_else(|| of_linkage(&path))
 }
 
-/// Returns the same for a program that systemd starts.
+/// Returns the cause that will keep the shim out of a program that systemd starts.
 pub(crate) fn of_service(path: &Path, runs_as: RunsAs) -> Option<Obstacle> {
     let path = executed(path);
     secure_mode(&path, runs_as).or_else(|| of_linkage(&path))
@@ -213,7 +213,7 @@ pub(crate) fn of_service(path: &Path, runs_as: RunsAs) -> Option<Obstacle> {
 /// What decides whether a program gains rights when it is executed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunsAs {
-    /// Its user. `None` for one who owns no program.
+    /// The user id. `None` for a user that owns no program.
     uid: Option<u32>,
     gid: Option<u32>,
     /// The process can gain no rights.
@@ -229,7 +229,7 @@ impl RunsAs {
         }
     }
 
-    /// Returns this for a service, of root or of a user who owns no program.
+    /// Returns the properties of a service, of root or of a user that owns no program.
     pub(crate) fn service(is_root: bool, no_new_privs: bool) -> RunsAs {
         let id = is_root.then_some(0);
         RunsAs { uid: id, gid: id, no_new_privs }

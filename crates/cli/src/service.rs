@@ -33,7 +33,7 @@ pub(crate) fn run(command: &Service) -> Result<()> {
     }
 }
 
-/// What was done to one unit.
+/// The result for one unit.
 #[derive(Debug, Serialize)]
 struct Done {
     unit: String,

@@ -1,4 +1,4 @@
-//! `shunt bugreport` has what is needed, and no secret.
+//! `shunt bugreport` reports the state, and no secret.
 
 mod common;
 
@@ -52,7 +52,7 @@ exit $code"#
     }
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
-    // What is there is not replaced.
+    // An existing file is not replaced.
     let mut again = shell.shunt(["bugreport", "-o"]);
     again.arg(&path);
     assert_eq!(Ended::of(again).code, Some(1));

@@ -32,7 +32,7 @@ fn the_demo_is_one_screen() {
     std::fs::remove_file(&file).unwrap();
     let text = String::from_utf8(printed.stdout).unwrap();
     assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
-    // One line is that of the prompt, and one says what is being compared.
+    // One line is the prompt's, and one announces the comparison.
     assert!(text.lines().count() <= 22, "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     for word in ["memcached", "Redis", "Unix socket", "1,370,033", "5.5 times", "load 100.5", "100 of 100"] {

@@ -67,7 +67,7 @@ impl OfPrograms {
         Ok(OfPrograms::of(read_all(&files())?))
     }
 
-    /// Reads the system's file only, for programs of users who are not this one.
+    /// Reads the system's file only, for programs of other users.
     pub(crate) fn of_system() -> Result<OfPrograms, Faults> {
         Ok(OfPrograms::of(read_all(&broker_files(true))?))
     }

@@ -71,7 +71,7 @@ pub(super) fn write(path: &Path, variables: &[(String, String)]) -> Result<bool>
     Ok(true)
 }
 
-/// Opens a file of another user, who must not have put a link there.
+/// Opens a file of another user. A link is refused.
 fn open(path: &Path) -> Result<Option<(File, String)>> {
     let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
     let mut file = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {

@@ -324,7 +324,7 @@ mod tests {
         let family = "RestrictAddressFamilies=AF_UNIX".to_owned();
         let none: Vec<String> = Vec::new();
         for (properties, expected) in [
-            // What may be mapped as code.
+            // Files that may be mapped as code.
             ("NoExecPaths=/", vec![exec.clone()]),
             ("NoExecPaths=/\nExecPaths=/usr/bin/redis-server /usr/lib /lib", none.clone()),
             ("NoExecPaths=/\nExecPaths=-/usr/bin", vec![exec.clone()]),
@@ -337,7 +337,7 @@ mod tests {
             ("RestrictAddressFamilies=~AF_PACKET AF_UNIX", vec![family.clone()]),
             ("RestrictAddressFamilies=~AF_PACKET", none.clone()),
             ("RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX", none.clone()),
-            // What is visible.
+            // Files that are visible.
             ("RootDirectory=/srv/a", vec![library.clone(), broker.clone()]),
             ("RootDirectory=/", none.clone()),
             ("RootImage=/srv/a.raw", vec![library.clone(), broker.clone()]),

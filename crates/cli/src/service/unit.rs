@@ -113,7 +113,7 @@ pub(super) fn instance(name: &str) -> Option<(String, &str)> {
     Some((format!("{before}@.{kind}"), instance))
 }
 
-/// Returns the properties of a unit. A template has those of an instance that nobody has started.
+/// Returns the properties of a unit. A template has those of an instance that does not run.
 pub(super) fn show(name: &str) -> Result<Properties> {
     let name = match instance(name) {
         Some((template, "")) => template.replacen('@', "@shunt", 1),
