@@ -201,6 +201,14 @@ impl Host {
         }
     }
 
+    /// Stops the broker as a service manager does, and waits until it has ended.
+    pub fn stop_broker(&self) {
+        if let Some(mut broker) = self.broker.lock().expect("no holder panics").take() {
+            broker.signal(Signal::TERM);
+            broker.wait(SETTLE);
+        }
+    }
+
     /// Sends the broker a signal.
     pub fn signal_broker(&self, signal: Signal) {
         if let Some(broker) = self.broker.lock().expect("no holder panics").as_mut() {

@@ -2,7 +2,7 @@
 //! TCP. After the broker has been restarted, new connections are paired again.
 
 use shunt_compat::{Expected, Host, Program, under_shunt};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const CONNECTIONS: usize = 10;
 
@@ -52,6 +52,89 @@ fn connections_outlive_the_broker_and_new_ones_are_paired_by_the_next() {
         transport.expect(Expected { port, connections: CONNECTIONS, share: 0.5 });
         drop(server);
     });
+}
+
+/// `shunt status` is complete soon after an upgrade, although no program makes a call.
+#[test]
+fn programs_that_sleep_register_with_the_broker_that_follows_one_that_was_stopped() {
+    for call in ["recv", "poll", "epoll"] {
+        under_shunt(Duration::from_secs(90), move |host| {
+            let (port, mut server) = sleeping_server(host, call);
+            let mut client = sleeping_client(host, port, call);
+            let transport = host.watch_transport();
+            transport.wait_for_shm(port, 1, Duration::from_secs(40));
+            drop(transport);
+            host.write("enough", "");
+            client.wait_for_output("sleeps", Duration::from_secs(40));
+            let before = ends(host, port);
+            assert_eq!(before.len(), 2, "{call}: both ends are listed");
+            host.stop_broker();
+            host.start_broker();
+            eventually_listed(host, port, &before);
+            client.kill();
+            server.kill();
+        });
+    }
+}
+
+/// Nothing wakes programs when the broker is killed. They notice at their next calls.
+#[test]
+fn programs_that_make_calls_register_with_the_broker_that_follows_one_that_was_killed() {
+    under_shunt(Duration::from_secs(90), |host| {
+        let (server, port) = server(host);
+        let clients = clients(host, "clients", port, 6.0);
+        let transport = host.watch_transport();
+        transport.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
+        drop(transport);
+        host.kill_broker();
+        host.start_broker();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while clients.is_running() && on_shm(host, port).len() < 2 * CONNECTIONS {
+            assert!(Instant::now() < deadline, "{:?}", host.status());
+        }
+        assert_eq!(on_shm(host, port).len(), 2 * CONNECTIONS, "{:?}", host.status());
+        verified(clients);
+        drop(server);
+    });
+}
+
+fn sleeping_server(host: &Host, call: &str) -> (u16, Program) {
+    let port = host.port();
+    let mut server =
+        host.script("python3", "sleeping_pair.py").args(["server", &port.to_string(), call]).start("server");
+    server.wait_for_output("listening", Duration::from_secs(40));
+    (port, server)
+}
+
+fn sleeping_client(host: &Host, port: u16, call: &str) -> Program {
+    host.script("python3", "sleeping_pair.py")
+        .args(["client", &port.to_string(), call])
+        .arg(host.path("enough"))
+        .start("client")
+}
+
+/// Returns the ends of connections to `port` that the broker lists: their bytes by shared memory.
+fn on_shm(host: &Host, port: u16) -> Vec<(u64, u64)> {
+    let ends = ends(host, port);
+    ends.into_iter().filter(|(sent, received)| *sent > 0 && *received > 0).collect()
+}
+
+fn ends(host: &Host, port: u16) -> Vec<(u64, u64)> {
+    let processes = host.status().map(|status| status.processes).unwrap_or_default();
+    let connections = processes.into_iter().flat_map(|process| process.connections);
+    let of_port = connections.filter(|one| [one.local.port(), one.remote.port()].contains(&port));
+    let mut ends: Vec<_> = of_port.map(|one| (one.send.shm_bytes, one.receive.shm_bytes)).collect();
+    ends.sort_unstable();
+    ends
+}
+
+/// Waits until the broker lists the ends as an earlier one did.
+fn eventually_listed(host: &Host, port: u16, before: &[(u64, u64)]) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while ends(host, port) != before {
+        assert!(Instant::now() < deadline, "{:?}", host.status());
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub mod status;
 
 /// Version of the control protocol and of the shared layouts. A different version is refused, never
 /// guessed.
-pub const VERSION: u16 = 16;
+pub const VERSION: u16 = 17;
 
 /// Environment variables shared by `shunt run` and the shim.
 pub mod env {

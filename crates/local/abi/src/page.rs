@@ -61,7 +61,7 @@ pub struct Page {
     /// Bytes that went by TCP for each reason, indexed by its code, without those that rows still
     /// report. They include bytes sent and received, and bytes of connections that have ended.
     pub tcp_bytes: [AtomicU64; REASONS],
-    /// Live connections.
+    /// Live connections, and some of those that have ended.
     pub entries: [Entry; ENTRIES],
 }
 
@@ -151,11 +151,13 @@ pub enum Counter {
     /// Lanes that were left because their ring could not grow: see
     /// [`Reason::MemoryBudget`](crate::reason::Reason::MemoryBudget).
     RingsNotGrown,
+    /// Connections that ended before they had enough operations for an offer.
+    ConnectionsShort,
 }
 
 impl Counter {
     /// The number of counters.
-    pub const COUNT: usize = 15;
+    pub const COUNT: usize = 16;
     /// Every counter with its name in `--json`.
     pub const NAMES: [(Counter, &'static str); Counter::COUNT] = [
         (Counter::Offered, "offered"),
@@ -173,11 +175,12 @@ impl Counter {
         (Counter::EndsByLane, "ends_by_lane"),
         (Counter::RingBytes, "ring_bytes"),
         (Counter::RingsNotGrown, "rings_not_grown"),
+        (Counter::ConnectionsShort, "connections_short"),
     ];
 }
 
 /// One connection as its process reports it. `cookie` is written last and cleared first: 0 means
-/// free.
+/// free. A connection that has ended keeps its entry until another one needs it.
 #[repr(C)]
 #[derive(Default)]
 pub struct Entry {
@@ -207,7 +210,9 @@ pub struct Entry {
     pub sent_counted: AtomicU64,
     /// The part of `tcp_received` that is counted in [`Page::tcp_bytes`].
     pub received_counted: AtomicU64,
-    _rest: [AtomicU64; 2],
+    /// When the connection ended, in nanoseconds of CLOCK_MONOTONIC. 0: it has not.
+    pub ended_at: AtomicU64,
+    _rest: AtomicU64,
 }
 
 /// One of the two directions of a row.
@@ -252,6 +257,8 @@ pub struct EntryCopy {
     pub sent_counted: u64,
     /// See [`Entry::received_counted`].
     pub received_counted: u64,
+    /// See [`Entry::ended_at`].
+    pub ended_at: u64,
 }
 
 impl Entry {
@@ -260,6 +267,9 @@ impl Entry {
         let half = |bytes: &[u8; 16], index: usize| {
             u64::from_be_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes"))
         };
+        // A reader that still sees the connection before finds out that it has gone.
+        self.cookie.store(0, Relaxed);
+        std::sync::atomic::fence(Release);
         let ids =
             copy.fd as u32 as u64 | u64::from(copy.local_port) << 32 | u64::from(copy.remote_port) << 48;
         self.ids.store(ids, Relaxed);
@@ -275,15 +285,17 @@ impl Entry {
         self.option.store(copy.option, Relaxed);
         self.sent_counted.store(copy.sent_counted, Relaxed);
         self.received_counted.store(copy.received_counted, Relaxed);
+        self.ended_at.store(copy.ended_at, Relaxed);
         self.cookie.store(copy.cookie, Release);
     }
 
-    /// Frees the entry.
-    pub fn clear(&self) {
-        self.cookie.store(0, Release);
+    /// Notes that the connection has ended. The entry may be used for another one.
+    pub fn end(&self, now: u64) {
+        self.ended_at.store(now, Release);
     }
 
-    /// Returns a copy of a live entry, or `None` if it is free or was replaced meanwhile.
+    /// Returns a copy of an entry, of a connection that lives or has ended. Returns `None` if the
+    /// entry is free or was replaced meanwhile.
     pub fn copy(&self) -> Option<EntryCopy> {
         let cookie = self.cookie.load(Acquire);
         if cookie == 0 {
@@ -311,6 +323,7 @@ impl Entry {
             option: self.option.load(Relaxed),
             sent_counted: self.sent_counted.load(Relaxed),
             received_counted: self.received_counted.load(Relaxed),
+            ended_at: self.ended_at.load(Relaxed),
         };
         std::sync::atomic::fence(Acquire);
         (self.cookie.load(Relaxed) == cookie).then_some(copy)
@@ -340,10 +353,11 @@ mod tests {
             option: 5,
             sent_counted: 1,
             received_counted: 2,
+            ended_at: 0,
         };
         entry.publish(&copy);
         assert_eq!(entry.copy(), Some(copy));
-        entry.clear();
-        assert_eq!(entry.copy(), None);
+        entry.end(7);
+        assert_eq!(entry.copy(), Some(EntryCopy { ended_at: 7, ..copy }));
     }
 }

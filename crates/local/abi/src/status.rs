@@ -15,6 +15,9 @@ pub struct Snapshot {
     pub broker_pid: u32,
     /// Seconds since the broker started.
     pub uptime_seconds: u64,
+    /// The time at which the broker started, in seconds since 1970. Its counts begin then.
+    #[serde(default)]
+    pub started_at: u64,
     /// Whether the following counts cover all programs. Otherwise they cover only connected
     /// programs of the user of the request.
     pub of_all: bool,
@@ -33,8 +36,11 @@ pub struct Snapshot {
     pub totals: Totals,
     /// Messages refused since the start, by the error.
     pub bad_messages: BTreeMap<String, u64>,
-    /// Processes that said hello and are alive.
+    /// Processes that are registered and alive.
     pub processes: Vec<Process>,
+    /// Processes that have ended in the last minute, the last one first, as far as there was room.
+    #[serde(default)]
+    pub ended_processes: Vec<Process>,
 }
 
 /// Counts of programs since they began. A hostile program may report any values.
@@ -122,8 +128,14 @@ pub struct Process {
     pub totals: Totals,
     /// Its connections.
     pub connections: Vec<Connection>,
+    /// Connections that have ended in the last minute, as far as there was room.
+    #[serde(default)]
+    pub ended_connections: Vec<Connection>,
     /// Number of connections that there was no room for.
     pub left_out: usize,
+    /// How many seconds ago it ended, if it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_seconds_ago: Option<u64>,
 }
 
 /// One end of one connection.
@@ -143,6 +155,9 @@ pub struct Connection {
     pub receive: Direction,
     /// The socket option that keeps it on TCP, if one does.
     pub option: Option<String>,
+    /// How many seconds ago it ended, if it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_seconds_ago: Option<u64>,
 }
 
 /// One direction of a connection.

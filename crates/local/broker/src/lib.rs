@@ -24,6 +24,7 @@ mod capture;
 mod config;
 mod control;
 mod diag;
+mod ended_processes;
 mod expiry;
 mod fair_limiter;
 mod links;

@@ -69,6 +69,11 @@ impl Notifier {
         Notifier { pool, lines: Arc::default() }
     }
 
+    /// Returns whether notifications are queued or under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        lock(&self.lines).values().any(|line| line.is_served)
+    }
+
     /// Queues a notification.
     pub(crate) fn notify(&self, whose: Principal, doorbell: &Arc<Doorbell>) {
         if doorbell.is_queued.swap(true, SeqCst) {

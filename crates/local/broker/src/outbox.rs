@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
+use rustix::net::{Shutdown, shutdown};
 use shunt_abi::control::{Reply, STATUS_PART, StatusReply};
 use shunt_abi::page::{Board, Page};
 use shunt_sys::mapping::{Mapping, Shown};
@@ -158,6 +159,12 @@ impl Outbox {
     /// Calls `look` with the client's page, if it has one.
     pub(crate) fn with_page<T>(&self, look: impl FnOnce(&Page) -> T) -> Option<T> {
         self.page.borrow().as_ref().and_then(|page| page.page()).map(look)
+    }
+
+    /// Ends the conversation. The client looks for its end, since the board announces a message.
+    pub(crate) fn disconnect(&self) {
+        let _ = shutdown(&self.socket, Shutdown::Both);
+        self.with_board(|board| board.inbox.fetch_add(1, Release));
     }
 
     /// Sends a message, or queues it behind earlier ones.

@@ -44,6 +44,8 @@ use crate::watch::watch;
 const SEND_BUFFER: usize = 32 * 1024;
 /// Delay before another attempt to accept when the broker is out of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(100);
+/// The longest time that a broker which stops takes to wake its clients. Doorbells can be slow.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 /// Why the broker did not start, or stopped early.
 #[derive(Debug, Error)]
@@ -114,7 +116,7 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
         served.spawn_local(serve_metrics(move || metrics.text(), listener));
     }
     let mut keeper = Keeper::new(listener, config.socket.clone(), config.mode);
-    let accepting = accept(socket, state, config.idle_exit, &mut keeper);
+    let accepting = accept(socket, state.clone(), config.idle_exit, &mut keeper);
     let result = served
         .run_until(async {
             tokio::select! {
@@ -126,8 +128,18 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     // Removes the socket file first, so that no new client connects while the others are
     // disconnected.
     drop(keeper);
+    say_farewell(&state).await;
     tracing::info!("broker has stopped");
     result
+}
+
+/// Disconnects all clients, and wakes those that sleep, so that they register with the next broker.
+async fn say_farewell(state: &Rc<RefCell<State>>) {
+    state.borrow().disconnect_all();
+    let deadline = Instant::now() + FAREWELL;
+    while state.borrow().is_notifying() && Instant::now() < deadline {
+        sleep(Duration::from_millis(1)).await;
+    }
 }
 
 /// Loads the BPF program that reads sequence numbers, if this broker may.

@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::metrics::histogram::Histogram;
 use rustix::fs::fstat;
@@ -33,6 +33,7 @@ use crate::allowance::Debts;
 use crate::blocking_pool::{ClientFd, Pool};
 use crate::capture::Captures;
 use crate::config::Limits;
+use crate::ended_processes::EndedProcesses;
 use crate::fair_limiter::FairLimiter;
 use crate::links::{Dropped, Links, Place};
 use crate::making::Sealer;
@@ -53,9 +54,13 @@ pub(crate) struct State {
     pub(crate) pool: Pool,
     pub(crate) limits: Limits,
     pub(crate) started: Instant,
+    /// The same, in seconds since 1970.
+    pub(crate) started_at: u64,
     pub(crate) processes: BTreeMap<ProcessId, Process>,
     /// Sums of the counters of processes that have ended.
     pub(crate) ended: Totals,
+    /// The last ones that have ended.
+    pub(crate) recent: EndedProcesses,
     pub(crate) links: Links,
     /// Counters over all clients.
     pub(crate) tally: Tally,
@@ -209,8 +214,10 @@ impl State {
         State {
             limits,
             started: Instant::now(),
+            started_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
             processes: BTreeMap::new(),
             ended: Totals::default(),
+            recent: EndedProcesses::default(),
             links: Links::new(geometry, limits.links),
             tally: Tally::default(),
             pairing: Histogram::new(SET_UP_BUCKETS),
@@ -399,7 +406,9 @@ impl State {
         self.ring(effects.asleep);
         self.report_capture_events();
         if let Some(process) = self.processes.remove(&id) {
-            self.ended += &process.outbox.with_page(status::totals).unwrap_or_default();
+            let last = status::last_state(&process);
+            self.ended += &last.totals;
+            self.recent.add(process.principal, last, Instant::now());
             self.namespaces.leave(process.netns);
             self.pages.remove(&process.page);
             self.tell_reach();
@@ -449,6 +458,22 @@ impl State {
                 self.notifier.notify(process.principal, doorbell);
             }
         }
+    }
+
+    /// Ends the conversations with all processes. By its board or by its doorbells, each finds out
+    /// soon, even if it sleeps.
+    pub(crate) fn disconnect_all(&self) {
+        for process in self.processes.values() {
+            process.outbox.disconnect();
+            for doorbell in process.doorbells.values() {
+                self.notifier.notify(process.principal, doorbell);
+            }
+        }
+    }
+
+    /// Returns whether doorbells wait for their notification.
+    pub(crate) fn is_notifying(&self) -> bool {
+        self.notifier.is_busy()
     }
 
     /// Updates on all boards which connections are worth offering, where that has changed.

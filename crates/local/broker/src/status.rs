@@ -17,10 +17,12 @@ use shunt_abi::option::SocketOption;
 use shunt_abi::page::{Counter, Entry, EntryCopy, Page};
 use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::status::{Connection, Direction, Moved, Process, Snapshot, Totals};
+use shunt_sys::clock::now;
 use shunt_sys::mapping::backed_pages;
 use shunt_sys::{Errno, identity, seqpacket};
 use thiserror::Error;
 
+use crate::ended_processes::{self, Ended};
 use crate::outbox::Outbox;
 use crate::principal::{Budget, Charge, Principal};
 use crate::state::{self, BadMessage, State, Tally};
@@ -155,6 +157,10 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
         .filter(is_visible)
         .map(|one| process(one, || rows.take(one.principal, 1)))
         .collect();
+    let is_visible = |one: &&Ended| {
+        (everywhere || whose.netns == one.principal.netns) && (everybody || one.process.uid == whose.uid)
+    };
+    let ended_processes = state.recent.iter().filter(is_visible).map(Ended::shown).collect();
     let mut totals = if whose.is_privileged() { state.ended.clone() } else { Totals::default() };
     for process in &processes {
         totals += &process.totals;
@@ -163,6 +169,7 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
         version: VERSION,
         broker_pid: std::process::id(),
         uptime_seconds: state.started.elapsed().as_secs(),
+        started_at: state.started_at,
         of_all: whose.is_privileged(),
         links,
         pairs_made: tally.pairs_made,
@@ -171,6 +178,7 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
         bad_messages: bad.map(|(label, count)| ((*label).to_owned(), *count)).collect(),
         totals,
         processes,
+        ended_processes,
     }
 }
 
@@ -184,12 +192,19 @@ fn process(process: &state::Process, mut has_room: impl FnMut() -> bool) -> Proc
         program: process.program.clone(),
         totals: report.totals,
         connections: report.connections,
+        ended_connections: report.ended_connections,
+        ended_seconds_ago: None,
     }
 }
 
-/// Returns the counters on a page. The process can write any values there.
-pub(crate) fn totals(page: &Page) -> Totals {
-    read(page, || false).0.totals
+/// Returns the last state of a process that has ended.
+pub(crate) fn last_state(ended: &state::Process) -> Process {
+    let mut room = ended_processes::ROWS;
+    process(ended, || {
+        let has_room = room > 0;
+        room = room.saturating_sub(1);
+        has_room
+    })
 }
 
 /// Returns the bytes of connections that no row lists any more.
@@ -224,6 +239,8 @@ pub struct Report {
     pub totals: Totals,
     /// Connections of the process.
     pub connections: Vec<Connection>,
+    /// Connections that have ended in the last minute, as far as the page still has them.
+    pub ended_connections: Vec<Connection>,
 }
 
 /// Reads a page completely.
@@ -234,9 +251,19 @@ pub fn report(page: &Page) -> Report {
 /// Reads a page with as many connections as `has_room` permits. Returns the report and the number
 /// of connections left out.
 fn read(page: &Page, mut has_room: impl FnMut() -> bool) -> (Report, usize) {
-    let (mut report, mut left_out) = (Report { totals: counted(page), connections: Vec::new() }, 0);
+    let (mut report, mut left_out) = (Report { totals: counted(page), ..Report::default() }, 0);
+    let now = now();
     for row in rows(page).filter_map(Entry::copy) {
-        let connection = connection(row);
+        let mut connection = connection(row);
+        if row.ended_at != 0 {
+            // Its bytes are in the counters already.
+            let age = Duration::from_nanos(now.saturating_sub(row.ended_at));
+            if age <= ended_processes::SHOWN && has_room() {
+                connection.ended_seconds_ago = Some(age.as_secs());
+                report.ended_connections.push(connection);
+            }
+            continue;
+        }
         add_row(&mut report.totals.bytes, &row, &connection);
         if has_room() {
             report.connections.push(connection);
@@ -307,6 +334,7 @@ fn connection(entry: EntryCopy) -> Connection {
         send,
         receive,
         option: option.map(|option| option.to_string()),
+        ended_seconds_ago: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! State of the shim that concerns its whole process: settings, the page, counters, and the
 //! broker's board.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
@@ -46,15 +47,35 @@ static NEVER: AtomicU64 = AtomicU64::new(u64::MAX);
 
 const SPIN_AUTO: u32 = u32::MAX;
 
+/// How long `shunt status` shows a connection that has ended.
+const SHOWN_NANOS: u64 = 60_000_000_000;
+/// How many of them keep their rows for that time.
+const SHOWN_ROWS: usize = 64;
+
 struct Rows {
-    free: Vec<u16>,
+    /// Rows of connections that have ended, the earliest first.
+    free: VecDeque<u16>,
     next: u16,
     /// Length of the page's beginning that is backed by memory.
     backed: usize,
 }
 
 impl Rows {
-    const NONE: Rows = Rows { free: Vec::new(), next: 0, backed: 0 };
+    const NONE: Rows = Rows { free: VecDeque::new(), next: 0, backed: 0 };
+
+    /// Returns a row to reuse, preferably one whose connection is no longer shown as ended.
+    fn reuse(&mut self, page: &Page, or_recent: bool) -> Option<u16> {
+        let is_old = |row: u16| {
+            let ended_at = page.entries[row as usize].ended_at.load(Relaxed);
+            now().saturating_sub(ended_at) > SHOWN_NANOS
+        };
+        let earliest = *self.free.front()?;
+        if or_recent || self.free.len() > SHOWN_ROWS || is_old(earliest) {
+            self.free.pop_front()
+        } else {
+            None
+        }
+    }
 
     /// Backs the next row with memory. Returns `false` if there is none.
     fn back_next(&mut self, page: &Page) -> bool {
@@ -401,17 +422,20 @@ fn row_of(page: &Page, entry: &Entry) -> Option<usize> {
 pub(crate) fn list() -> Option<&'static Entry> {
     let page = page()?;
     let mut rows = ROWS.lock();
-    let row = match rows.free.pop() {
+    let row = match rows.reuse(page, false) {
         Some(row) => row,
         None if (rows.next as usize) < ENTRIES && rows.back_next(page) => {
             rows.next += 1;
             page.rows.store(rows.next.into(), Release);
             rows.next - 1
         }
-        None => {
-            count(Counter::Unlisted, 1);
-            return None;
-        }
+        None => match rows.reuse(page, true) {
+            Some(row) => row,
+            None => {
+                count(Counter::Unlisted, 1);
+                return None;
+            }
+        },
     };
     Some(&page.entries[row as usize])
 }
@@ -421,9 +445,9 @@ pub(crate) fn unlist(entry: &Entry) {
     count_tcp(entry, Which::Sent);
     count_tcp(entry, Which::Received);
     count(Counter::LaneBytes, entry.shm_sent.load(Relaxed).wrapping_add(entry.shm_received.load(Relaxed)));
-    entry.clear();
+    entry.end(now());
     if let Some(row) = page().and_then(|page| row_of(page, entry)) {
-        ROWS.lock().free.push(row as u16);
+        ROWS.lock().free.push_back(row as u16);
     }
 }
 

@@ -50,6 +50,7 @@ use crate::base::private::{self, PrivateFd, borrow, close_owned};
 use crate::base::rank;
 use crate::base::waiter::{self, Slot};
 use crate::base::{code, process};
+use crate::broker::presence;
 use crate::broker::pulse::{Pulse, State};
 use crate::epoll;
 use crate::life::{attach, untracked};
@@ -84,6 +85,10 @@ static CONTROL: Lock<Control, { rank::CONTROL }> = Lock::new(Control::new());
 struct Control {
     socket: Option<PrivateFd>,
     retry_at: u64,
+    /// When the conversation began.
+    begun_at: u64,
+    /// The number of attempts in a row to register again that have failed.
+    misses: u32,
     /// Set once the broker has answered the hello.
     is_welcome: bool,
     /// How many brokers in a row have closed the connection without an answer to the hello.
@@ -180,6 +185,7 @@ fn take_messages() {
     {
         let Some(mut control) = CONTROL.try_lock() else { return };
         control.take(&mut deeds);
+        control.follow_at_once();
         control.retire_orphans(&mut deeds);
     }
     carry_out(deeds);
@@ -251,6 +257,54 @@ fn postpone(endpoint: &Endpoint, reason: Reason, again: u32) {
     endpoint.offer.restart_with(again);
     process::count_bypass(reason);
     attach::mark(endpoint, reason);
+}
+
+/// Checks whether the broker is still there, or registers this process with its successor:
+/// whichever is due according to [`presence`]. The caller holds no lock of an endpoint or an epoll
+/// instance.
+#[inline]
+pub(crate) fn look_if_due(now: u64) {
+    if presence::is_due(now) {
+        look(now);
+    }
+}
+
+#[cold]
+fn look(now: u64) {
+    if untracked::left() == Some(Reason::Sandboxed) {
+        return presence::end();
+    }
+    let mut deeds = Vec::new();
+    {
+        let Some(mut control) = CONTROL.try_lock() else { return };
+        if control.socket.is_some() {
+            presence::note_there(now);
+            control.take(&mut deeds);
+        } else if control.register().is_err() {
+            control.miss();
+        }
+        control.retire_orphans(&mut deeds);
+    }
+    carry_out(deeds);
+}
+
+/// Registers this process when it has its first connection, so that `shunt status` lists it.
+#[inline]
+pub(crate) fn introduce() {
+    if !presence::is_introduced() {
+        introduce_now();
+    }
+}
+
+#[cold]
+fn introduce_now() {
+    presence::note_introduction();
+    if untracked::left() != Some(Reason::Sandboxed)
+        && let Some(mut control) = CONTROL.try_lock()
+    {
+        // Without a broker, the first offer tries again.
+        let _ = control.register();
+    }
 }
 
 /// Considers an offer of an endpoint that the program uses. The caller holds no lock.
@@ -498,6 +552,7 @@ pub(crate) fn after_fork_in_child() {
     let draining = |peer: &Peer| crate::socket::endpoint::all().any(|endpoint| endpoint.is_linked_with(peer));
     control.peers.values().filter(|peer| !draining(peer)).for_each(|peer| peer.forget_doorbells());
     // A broker that has rejected the parent would reject the child too.
+    presence::end();
     let (retry_at, unwelcome, lacks) = match control.socket {
         None => (control.retry_at, control.unwelcome, control.lacks),
         Some(_) => (0, 0, Reason::NoBroker),
@@ -515,6 +570,7 @@ pub(crate) unsafe fn disown() {
     // SAFETY: the caller's promise.
     unsafe { CONTROL.reset() };
     let mut control = CONTROL.lock();
+    presence::end();
     if control.socket.take().is_some() {
         // That broker has not rejected this process.
         control.retry_at = 0;
@@ -531,6 +587,8 @@ impl Control {
         Control {
             socket: None,
             retry_at: 0,
+            begun_at: 0,
+            misses: 0,
             is_welcome: false,
             unwelcome: 0,
             peers_come_until: 0,
@@ -567,6 +625,8 @@ impl Control {
         let page = process::make_page().ok_or(Reason::NoMemory)?;
         self.epoch += 1;
         self.socket = Some(socket);
+        (self.begun_at, self.misses) = (now, 0);
+        presence::note_there(now);
         self.is_welcome = false;
         self.pulse = Pulse::new();
         waiter::forget_told();
@@ -581,6 +641,39 @@ impl Control {
             return Err(Reason::NoBroker);
         }
         Ok(())
+    }
+
+    /// Connects to a broker, and announces the doorbells to a new one.
+    fn register(&mut self) -> Result<(), Reason> {
+        let had_broker = self.socket.is_some();
+        self.connect(|| process::broker_paths().iter().find_map(reach))?;
+        if !had_broker {
+            waiter::in_use().for_each(|slot| self.tell_doorbell(slot));
+        }
+        Ok(())
+    }
+
+    /// Registers with the next broker if the last one has just ended. With socket activation, the
+    /// service manager accepts the connection before the next broker runs.
+    fn follow_at_once(&mut self) {
+        let now = process::now();
+        let has_ended = presence::is_lost() && self.is_welcome && self.misses == 0;
+        // A broker that disconnects this process again and again gets no chance to keep it busy.
+        if has_ended && now.saturating_sub(self.begun_at) > RETRY_NANOS {
+            self.retry_at = 0;
+            if self.register().is_err() {
+                self.miss();
+            }
+        }
+    }
+
+    /// Notes a failed attempt to register with the next broker. The next one follows after a longer
+    /// pause.
+    fn miss(&mut self) {
+        self.misses = self.misses.saturating_add(1);
+        let now = process::now();
+        let pause = longer_pause(self.misses, now ^ u64::from(std::process::id()));
+        presence::note_lost((now + pause).max(self.retry_at));
     }
 
     /// Sends a message that may be lost, after those that must not be lost. Returns `false` if it
@@ -683,6 +776,7 @@ impl Control {
     fn lose(&mut self) {
         self.socket = None;
         self.retry_at = process::now() + self.pause();
+        presence::note_lost(self.retry_at);
         // Messages that the board has announced will not come any more.
         if let Some(board) = process::board() {
             process::SEEN.store(board.inbox.load(Acquire), Release);
@@ -747,12 +841,7 @@ impl Control {
         if endpoint.entry().is_some() && self.socket.is_some() && self.state() == State::Asked {
             return Err(Later::Asked);
         }
-        let had_broker = self.socket.is_some();
-        self.connect(|| process::broker_paths().iter().find_map(reach))
-            .map_err(|reason| Later::After(reason, RETRY_AFTER))?;
-        if !had_broker {
-            waiter::in_use().for_each(|slot| self.tell_doorbell(slot));
-        }
+        self.register().map_err(|reason| Later::After(reason, RETRY_AFTER))?;
         let identity = identity::identify(borrow(fd)).map_err(|_| Reason::NotTcp)?;
         list(endpoint, fd, &identity);
         if let Some(reason) = endpoint.barred().or_else(untracked::left).or(against) {

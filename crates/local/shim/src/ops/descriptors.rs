@@ -72,6 +72,7 @@ pub(crate) fn accepted(was: Entry, listener: RawFd, fd: RawFd, nonblocking: bool
     endpoint.set_opener(Opener::Peer);
     forget(table::replace(fd, Entry::Endpoint(name)), fd);
     endpoint.remember(fd);
+    control::introduce();
 }
 
 fn is_tcp(fd: RawFd) -> bool {
@@ -98,6 +99,7 @@ pub(crate) fn connected(fd: RawFd, is_connected: bool) {
     if let Some(reason) = held_back.or(against) {
         attach::bar(endpoint, reason);
     }
+    control::introduce();
 }
 
 /// Keeps all unconnected sockets on TCP, at a fork: whichever process connects one, the other may

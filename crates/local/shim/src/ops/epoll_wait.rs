@@ -26,7 +26,7 @@ use crate::base::names::EpollRef;
 use crate::base::signal::{self, Ran, Shield};
 use crate::base::undo_log::Held;
 use crate::base::{errno, kernel, order, process, rank};
-use crate::broker::control;
+use crate::broker::{control, presence};
 use crate::epoll::{self, Checked, Epoll, Inner, Report, SleepBound};
 use crate::life::{attach, idle, unread_timeout};
 use crate::ops::epoll_wait_step::{self, Found, Queried, Slept, Step};
@@ -49,7 +49,8 @@ pub(crate) fn is_by_kernel(epoll: &Epoll) -> bool {
         || unread_timeout::patience().is_some()
         || epoll::has_level_proxies()
         || idle::awaits_unlink(process::now)
-        || signal::has_announced();
+        || signal::has_announced()
+        || presence::is_lost();
     !is_due || see_to(epoll)
 }
 
@@ -57,6 +58,7 @@ pub(crate) fn is_by_kernel(epoll: &Epoll) -> bool {
 fn see_to(epoll: &Epoll) -> bool {
     let _shield = Shield::raise();
     control::poll_inbox();
+    control::look_if_due(process::now());
     epoll::show_lanes();
     unread_timeout::look_if_due(process::now);
     signal::undo_left();
@@ -95,6 +97,7 @@ pub(crate) fn wait(
     let deadline: Deadline = timeout.map(|nanos| now.saturating_add(nanos));
     loop {
         idle::look_if_due(|| now);
+        control::look_if_due(now);
         let (result, leaves_some) = match round(epoll, events, deadline, now, sleep_in_kernel) {
             Round::Told(count, leaves_some) => (Some(count), leaves_some),
             Round::Over(result) => {
@@ -304,7 +307,9 @@ impl Call<'_> {
         let asked_all = order::now();
 
         let idle = idle::patience(now).filter(|_| announced.is_some());
-        let nanos = [self.left, bound.nanos(), unread_timeout::patience(), idle].into_iter().flatten().min();
+        let lost = presence::patience(now).filter(|_| announced.is_some());
+        let bounds = [self.left, bound.nanos(), unread_timeout::patience(), idle, lost];
+        let nanos = bounds.into_iter().flatten().min();
         if nanos != Some(0) {
             process::count(Counter::Sleeps, 1);
         }

@@ -35,7 +35,7 @@ use crate::base::table::{self, Entry};
 use crate::base::undo_log::Held;
 use crate::base::waiter::{self, Slot};
 use crate::base::{errno, kernel, process, real, thread};
-use crate::broker::control;
+use crate::broker::{control, presence};
 use crate::epoll::{self, Epoll};
 use crate::life::{attach, idle, resets, unread_timeout};
 use crate::ops::poll_step::{self, Asked, Facts, Found, Step};
@@ -493,6 +493,7 @@ impl Call<'_> {
                     // The broker rings for some of its messages, and a sleep is cut into steps for
                     // others.
                     control::poll_inbox();
+                    control::look_if_due(process::now());
                     let have_run = signal::take_ran() != Ran::Nothing;
                     Found::Handlers { have_run, is_past: !have_run && is_past(self.deadline) }
                 }
@@ -698,7 +699,8 @@ fn ask_kernel(
 ) -> i32 {
     let now = process::now();
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
-    let nanos = [left, step, unread_timeout::patience(), idle::patience(now)].into_iter().flatten().min();
+    let bounds = [left, step, unread_timeout::patience(), idle::patience(now), presence::patience(now)];
+    let nanos = bounds.into_iter().flatten().min();
     let timeout = nanos.map(as_timespec);
     let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     process::count(Counter::Sleeps, 1);

@@ -11,7 +11,7 @@ use crate::base::signal::{self, Ran};
 use crate::base::undo_log::Held;
 use crate::base::waiter::{self, Slot};
 use crate::base::{errno, process, real, spin, thread};
-use crate::broker::control;
+use crate::broker::{control, presence};
 use crate::epoll;
 use crate::life::{attach, idle, unread_timeout};
 use crate::ops::socket_reference::SocketReference;
@@ -91,8 +91,9 @@ fn sleep_as(
     let unheard = slot.is_none().then_some(UNHEARD_NANOS);
     let now = process::now();
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
-    let nanos =
-        [left, step, unheard, unread_timeout::patience(), idle::patience(now)].into_iter().flatten().min();
+    let bounds =
+        [left, step, unheard, unread_timeout::patience(), idle::patience(now), presence::patience(now)];
+    let nanos = bounds.into_iter().flatten().min();
     let fd = hold.fd();
     let mut fds = [
         pollfd { fd: borrow(fd).as_raw_fd(), events, revents: 0 },
@@ -117,6 +118,7 @@ fn sleep_as(
     if result == 0 || fds[1].revents != 0 {
         control::poll_inbox();
     }
+    control::look_if_due(if result == 0 { process::now() } else { now });
     if refused {
         return Woken::Refused;
     }

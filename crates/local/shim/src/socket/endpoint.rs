@@ -22,7 +22,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 
 use shunt_abi::option::SocketOption;
-use shunt_abi::page;
+use shunt_abi::page::{self, Counter};
 use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::LaneHeader;
 use shunt_sys::tcp::{LaneBytes, Opener};
@@ -1024,6 +1024,8 @@ impl Endpoint {
         self.generation.fetch_add(1, AcqRel);
         if let Some(entry) = self.entry() {
             process::unlist(entry);
+        } else if self.statistics.was_short() {
+            process::count(Counter::ConnectionsShort, 1);
         }
         // The kernel ends the connection only once this descriptor is closed too. A call that still
         // counts was interrupted by the handler that closes the socket, and does not use it again.

@@ -39,6 +39,11 @@ impl Statistics {
         }
     }
 
+    /// Returns whether the connection was used, but not enough for a row.
+    pub(super) fn was_short(&self) -> bool {
+        self.is_counted_as_used.load(Relaxed) && self.row.load(Relaxed).is_null()
+    }
+
     /// Counts the connection as attached, once.
     pub(super) fn count_attached(&self) {
         if !self.is_counted_as_attached.swap(true, Relaxed) {
