@@ -7,6 +7,7 @@
 mod process;
 mod report;
 mod sockets;
+pub(crate) mod unregistered;
 mod used;
 
 use std::collections::{BTreeMap, HashMap};
@@ -363,9 +364,21 @@ impl Looked<'_> {
                 advice: "Turn its own off, or let the other allow sockets, sendmsg, recvmsg, memfd_create and mmap."
                     .into(),
             }),
+            (Some(snapshot), Some(path)) if self.is_unknown(process, path) => {
+                causes.push(unknown_to(snapshot));
+            }
             (Some(_), _) => {}
         }
         causes
+    }
+
+    /// Returns whether the process was under shunt before the broker started, and has not
+    /// registered with it yet. What its connections use is unknown.
+    fn is_unknown(&self, process: &Process, broker: &Path) -> bool {
+        let is_older = |snapshot: &Snapshot| process.age.is_some_and(|age| age > snapshot.uptime_seconds);
+        process.has_shim
+            && self.known(process, broker).is_none()
+            && self.snapshot(broker).is_some_and(is_older)
     }
 
     fn connection(&mut self, process: &Process, socket: &Socket, report: &ProcessReport) -> ConnectionReport {
@@ -376,8 +389,8 @@ impl Looked<'_> {
                 remote: seen.remote,
                 state: socket.state.label(),
                 peers: Vec::new(),
-                sends: Transport::Tcp,
-                receives: Transport::Tcp,
+                sends: Some(Transport::Tcp),
+                receives: Some(Transport::Tcp),
                 overlay: Some(seen.path),
                 causes: Cause::of_seen(seen).into_iter().collect(),
             };
@@ -408,8 +421,10 @@ impl Looked<'_> {
             causes.push(Cause::of_obstacle(&obstacle, &process.name));
         }
         let on_shm = |transport: Option<Transport>| transport == Some(Transport::Shm);
-        let sends = row.as_ref().map(|row| row.send.transport);
-        let receives = row.as_ref().map(|row| row.receive.transport);
+        let is_unknown = report.broker.as_deref().is_some_and(|broker| self.is_unknown(process, broker));
+        let otherwise = (!is_unknown).then_some(Transport::Tcp);
+        let sends = row.as_ref().map(|row| row.send.transport).or(otherwise);
+        let receives = row.as_ref().map(|row| row.receive.transport).or(otherwise);
         if !(on_shm(sends) && on_shm(receives)) {
             if !peers.is_empty() && peers.iter().all(|(peer, _)| peer.under_shunt) {
                 let there: Vec<Cause> = peers.iter().flat_map(|(_, causes)| causes.clone()).collect();
@@ -425,8 +440,8 @@ impl Looked<'_> {
             remote: socket.remote,
             state: socket.state.label(),
             peers: peers.into_iter().map(|(peer, _)| peer).collect(),
-            sends: sends.unwrap_or(Transport::Tcp),
-            receives: receives.unwrap_or(Transport::Tcp),
+            sends,
+            receives,
             overlay: None,
             causes,
         }
@@ -494,6 +509,19 @@ fn kept_from(process: &Process, broker: &Path) -> Cause {
             "Start a broker for everybody, `shunt daemon --system --detach`, and the program again with `shunt run --broker {}`.",
             shunt_broker::SYSTEM_SOCKET
         ),
+    }
+}
+
+/// Returns the cause for a process that has not registered with a broker that started after it.
+fn unknown_to(snapshot: &Snapshot) -> Cause {
+    Cause {
+        label: "broker_restarted".into(),
+        explanation: format!(
+            "Unknown since the broker was restarted {} s ago: the program is older, and has not registered with it yet. \
+             Its connections on shared memory go on.",
+            snapshot.uptime_seconds
+        ),
+        advice: "Ask again once it has been used: it registers with its next calls.".into(),
     }
 }
 

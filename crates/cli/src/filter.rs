@@ -27,9 +27,11 @@ impl Filter {
             return;
         }
         snapshot.processes.retain(|process| self.takes_program(process));
+        snapshot.ended_processes.retain(|process| self.takes_program(process) && self.port.is_empty());
         if !self.port.is_empty() {
             for process in &mut snapshot.processes {
                 process.connections.retain(|connection| self.takes_ports_of(connection));
+                process.ended_connections.retain(|connection| self.takes_ports_of(connection));
             }
             snapshot.processes.retain(|process| !process.connections.is_empty());
         }
@@ -76,6 +78,7 @@ mod tests {
             send: direction,
             receive: direction,
             option: None,
+            ended_seconds_ago: None,
         };
         let process = |pid: u32, program: &str, connections| Process {
             pid,
@@ -84,6 +87,8 @@ mod tests {
             totals: Totals { share: Share { seen: pid.into(), ..Share::default() }, ..Totals::default() },
             connections,
             left_out: 0,
+            ended_connections: Vec::new(),
+            ended_seconds_ago: None,
         };
         Snapshot {
             processes: vec![

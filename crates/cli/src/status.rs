@@ -13,6 +13,7 @@ use shunt_abi::status::{Connection, Direction, Process, Share, Snapshot};
 
 use crate::args::StatusArgs;
 use crate::broker;
+use crate::explain::unregistered::{Unregistered, unregistered};
 use crate::filter::Filter;
 use crate::overlay::seen::View;
 use crate::screen::{Screen, Tone};
@@ -33,7 +34,7 @@ const COLUMNS: [Column; 11] = [
 ];
 
 /// The columns that count connection ends: those that are open, and those since the process started.
-const PROGRAMS: [Column; 8] = [
+const PROGRAMS: [Column; 9] = [
     left("PROGRAM", 0).shortened_to(10),
     right("PID", 1),
     right("OPEN: SHM", 2),
@@ -42,14 +43,33 @@ const PROGRAMS: [Column; 8] = [
     right("EVER: USED", 5),
     right("OFFERED", 7),
     right("ON SHM", 6),
+    right("SHORT", 8),
 ];
+
+/// The columns of programs that have ended.
+const ENDED: [Column; 7] = [
+    left("PROGRAM", 0).shortened_to(10),
+    right("PID", 1),
+    right("SECONDS AGO", 4),
+    right("USED", 2),
+    right("OFFERED", 6),
+    right("ON SHM", 5),
+    right("SHORT", 3),
+];
+/// The most connections that are shown after their end.
+const SHOWN_ENDED: usize = 20;
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let overlay = View::ask(&args.control.control);
-    let mut snapshot = match find(args.broker.as_deref()) {
-        Ok(broker) => Some(shunt_broker::status(broker)?),
+    let (mut snapshot, unregistered) = match find(args.broker.as_deref()) {
+        Ok(broker) => {
+            let snapshot = shunt_broker::status(&broker)?;
+            let is_known = |pid| snapshot.processes.iter().any(|process| process.pid == pid);
+            let unregistered = unregistered(&broker, is_known);
+            (Some(snapshot), Some(unregistered))
+        }
         // A host may have an overlay's router without a broker.
-        Err(_) if overlay.is_some() && args.broker.is_none() => None,
+        Err(_) if overlay.is_some() && args.broker.is_none() => (None, None),
         Err(error) => return Err(error),
     };
     if let Some(snapshot) = &mut snapshot {
@@ -62,14 +82,20 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
         if args.summary
             && let Some(snapshot) = &mut snapshot
         {
-            snapshot.processes.iter_mut().for_each(|process| process.connections.clear());
+            snapshot.processes.iter_mut().for_each(|process| {
+                process.connections.clear();
+                process.ended_connections.clear();
+            });
         }
-        let all = All { snapshot, summary, overlay };
+        let all = All { snapshot, summary, unregistered, overlay };
         println!("{}", serde_json::to_string_pretty(&all).context("the snapshot cannot be printed")?);
         return Ok(());
     }
     let screen = Screen::of_output();
     let shown = snapshot.as_ref().map(|snapshot| render(snapshot, &args.filter, args.summary, &screen));
+    let unregistered = unregistered.filter(|_| args.filter.is_empty());
+    let shown =
+        shown.map(|text| text + &unregistered.map(|found| not_yet(&found, &screen)).unwrap_or_default());
     let parts = [shown, overlay.as_ref().map(View::text)];
     print!("{}", parts.into_iter().flatten().collect::<Vec<_>>().join("\n"));
     Ok(())
@@ -83,6 +109,9 @@ struct All {
     /// With `--summary`, instead of the connections of each process.
     #[serde(skip_serializing_if = "Option::is_none")]
     summary: Option<Summary>,
+    /// Programs under shunt that have not registered with the broker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unregistered: Option<Vec<Unregistered>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     overlay: Option<View>,
 }
@@ -168,6 +197,7 @@ fn render(snapshot: &Snapshot, filter: &Filter, is_summary: bool, screen: &Scree
     let mut text = if filter.is_empty() { heading(snapshot, screen) } else { String::new() };
     let connections: Vec<&Connection> =
         snapshot.processes.iter().flat_map(|process| &process.connections).collect();
+    let ended = ended(snapshot, is_summary, screen);
     if snapshot.processes.is_empty() {
         let none = match filter.is_empty() {
             true if snapshot.of_all => "No program is under shunt at this broker now.".to_owned(),
@@ -175,7 +205,7 @@ fn render(snapshot: &Snapshot, filter: &Filter, is_summary: bool, screen: &Scree
             false => format!("No program under shunt at this broker fits: {}.", filter.shown()),
         };
         let _ = writeln!(text, "{none}");
-        return text;
+        return text + &ended;
     }
     if !is_summary && !connections.is_empty() {
         let mut rows = Vec::new();
@@ -203,7 +233,82 @@ fn render(snapshot: &Snapshot, filter: &Filter, is_summary: bool, screen: &Scree
     if left_out > 0 {
         let _ = writeln!(text, "{} more than fit into a status", count_of(left_out, "connection end"));
     }
-    text + &totals(snapshot.processes.len(), &connections, screen)
+    text + &ended + &totals(snapshot.processes.len(), &connections, screen)
+}
+
+/// Describes what has ended in the last minute: connections of running programs, and programs.
+fn ended(snapshot: &Snapshot, is_summary: bool, screen: &Screen) -> String {
+    let mut text = String::new();
+    let mut rows: Vec<_> = snapshot
+        .processes
+        .iter()
+        .flat_map(|process| process.ended_connections.iter().map(move |connection| (process, connection)))
+        .collect();
+    rows.sort_by_key(|(_, connection)| connection.ended_seconds_ago);
+    if !is_summary && !rows.is_empty() {
+        let more = rows.len().saturating_sub(SHOWN_ENDED);
+        rows.truncate(SHOWN_ENDED);
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|(process, connection)| {
+                row(&printable(&process.program), process.pid, &before_its_end(connection))
+            })
+            .collect();
+        let _ = writeln!(text, "Connections that ended in the last minute:");
+        let _ = write!(text, "{}", screen.table(&COLUMNS, &rows, |_, cell| Tone::of_label(cell)));
+        if more > 0 {
+            let _ = writeln!(text, "and {more} more");
+        }
+        text.push('\n');
+    }
+    if !snapshot.ended_processes.is_empty() {
+        let rows: Vec<_> = snapshot.ended_processes.iter().map(ended_row).collect();
+        let _ = writeln!(text, "Programs that ended in the last minute:");
+        let _ = writeln!(text, "{}", screen.table(&ENDED, &rows, |_, _| Tone::Plain));
+    }
+    text
+}
+
+/// Returns a connection as it was before it ended. At the end, all connections fall back to TCP.
+fn before_its_end(connection: &Connection) -> Connection {
+    let before = |direction: &Direction| match direction.shm_bytes {
+        0 => *direction,
+        _ => Direction { transport: Transport::Shm, reason: Reason::None, ..*direction },
+    };
+    let (send, receive) = (before(&connection.send), before(&connection.receive));
+    Connection { send, receive, ..connection.clone() }
+}
+
+fn ended_row(process: &Process) -> Vec<String> {
+    let Share { seen, offered, on_shm } = process.totals.share;
+    let ago = process.ended_seconds_ago.unwrap_or(0);
+    let counts = [u64::from(process.pid), ago, seen, offered, on_shm, short(process)];
+    [printable(&process.program)].into_iter().chain(counts.map(|count| count.to_string())).collect()
+}
+
+/// Returns how many connections of a program ended before they could be offered.
+fn short(process: &Process) -> u64 {
+    process.totals.counters.get("connections_short").copied().unwrap_or(0)
+}
+
+/// Describes the programs that have not registered. Empty if there are none.
+fn not_yet(programs: &[Unregistered], screen: &Screen) -> String {
+    const NAMED: usize = 10;
+    if programs.is_empty() {
+        return String::new();
+    }
+    let named: Vec<_> =
+        programs.iter().take(NAMED).map(|one| format!("{} ({})", printable(&one.program), one.pid)).collect();
+    let rest = match programs.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let sentence = format!(
+        "{} under shunt without a TCP connection so far, or asleep since the broker was restarted: {}{rest}",
+        count_of(programs.len(), "program"),
+        named.join(", ")
+    );
+    screen.wrap(&sentence, 0, 2) + "\n"
 }
 
 /// Describes the broker and what it has done since its start.
@@ -248,7 +353,8 @@ fn program_row(process: &Process) -> Vec<String> {
     let open = Open::of(&process.connections);
     let open = [open.on_shm, open.mixed, open.on_tcp].map(|count| count.to_string());
     let ever = [seen, offered, on_shm].map(|count| count.to_string());
-    [printable(&process.program), process.pid.to_string()].into_iter().chain(open).chain(ever).collect()
+    let name = [printable(&process.program), process.pid.to_string()];
+    name.into_iter().chain(open).chain(ever).chain([short(process).to_string()]).collect()
 }
 
 fn row(program: &str, pid: u32, connection: &Connection) -> Vec<String> {
@@ -362,6 +468,8 @@ mod tests {
             totals: totals(Share { seen: 12, offered: 3, on_shm: 2 }),
             connections,
             left_out: 0,
+            ended_connections: Vec::new(),
+            ended_seconds_ago: None,
         };
         Snapshot {
             broker_pid: 7,
@@ -383,6 +491,7 @@ mod tests {
             send: direction(Transport::Shm, Reason::None, 100, 2048),
             receive: direction(Transport::Tcp, Reason::SocketOption, 5, 1024),
             option: Some("TCP_INQ".into()),
+            ended_seconds_ago: None,
         }
     }
 
@@ -400,14 +509,44 @@ mod tests {
              PROGRAM     PID  LOCAL            REMOTE       SENDS  SENT SHM  SENT TCP  RECEIVES  RECV SHM  RECV TCP  WHY TCP\n\
              memca\\u{7}   42  127.0.0.1:11211  [::1]:40000  shm    2.00 KiB     100 B  tcp       1.00 KiB       5 B  receives: socket_option (TCP_INQ)\n\
              \n\
-             PROGRAM     PID  OPEN: SHM  MIXED  TCP  EVER: USED  OFFERED  ON SHM\n\
-             memca\\u{7}   42          0      1    0          12        3       2\n\
+             PROGRAM     PID  OPEN: SHM  MIXED  TCP  EVER: USED  OFFERED  ON SHM  SHORT\n\
+             memca\\u{7}   42          0      1    0          12        3       2      0\n\
              \n\
              socket_option: An option was set that shared memory does not emulate. (1 connection end)\n\
              1 open connection end of 1 program: 0 on shared memory (shm), 1 with one direction on each, 0 on TCP\n\
              sent 2.00 KiB by shared memory and 100 B by TCP, received 1.00 KiB and 5 B\n\
              `shunt explain` with a program's name or pid says what to do about a reason.\n"
         );
+    }
+
+    #[test]
+    fn what_has_ended_is_shown_with_its_age() {
+        let mut snapshot = snapshot(vec![connection()]);
+        let ended = Connection { ended_seconds_ago: Some(5), ..connection() };
+        snapshot.processes[0].ended_connections = vec![ended];
+        let mut curl = Process {
+            pid: 9,
+            program: "curl".into(),
+            ended_seconds_ago: Some(3),
+            ..snapshot.processes[0].clone()
+        };
+        curl.totals = totals(Share { seen: 1, offered: 0, on_shm: 0 });
+        curl.totals.counters.insert("connections_short".into(), 1);
+        snapshot.ended_processes = vec![curl];
+        let text = text(&snapshot);
+        assert!(text.contains("Connections that ended in the last minute:\nPROGRAM "), "{text}");
+        let expected = "Programs that ended in the last minute:\n\
+                        PROGRAM  PID  SECONDS AGO  USED  OFFERED  ON SHM  SHORT\n\
+                        curl       9            3     1        0       0      1\n";
+        assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
+    fn programs_that_have_not_registered_are_named() {
+        let one = |pid| Unregistered { program: "redis-server".into(), pid };
+        assert_eq!(not_yet(&[], &Screen::default()), "");
+        let text = not_yet(&[one(1), one(2)], &Screen::default());
+        assert!(text.starts_with("2 programs under shunt") && text.contains("redis-server (2)"), "{text}");
     }
 
     #[test]
@@ -438,7 +577,8 @@ mod tests {
     fn a_summary_has_no_line_for_each_connection() {
         let snapshot = snapshot(vec![connection()]);
         let text = render(&snapshot, &Filter::default(), true, &Screen::default());
-        assert!(!text.contains("LOCAL") && text.contains("socket_option: "), "{text}");
+        assert!(!text.contains("LOCAL") && text.contains("socket_option: "),
+            ended_seconds_ago: None, "{text}");
         let summary = serde_json::to_value(Summary::of(&snapshot)).unwrap();
         assert_eq!(
             summary,

@@ -22,6 +22,53 @@ fn status_as_json_is_the_snapshot() {
     );
 }
 
+/// Each connection is too short for an offer, and the programs have ended before anybody looks.
+#[test]
+fn programs_that_have_ended_and_their_short_connections_are_in_the_status() {
+    const PROGRAMS: usize = 8;
+    let shell = Shell::new();
+    shell.run(["true"]).quietly(0);
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port().to_string();
+    let answers = std::thread::spawn(move || {
+        for _ in 0..PROGRAMS {
+            std::io::Write::write_all(&mut server.accept().unwrap().0, b"hello").unwrap();
+        }
+    });
+    let ask =
+        "import socket, sys; c = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); assert c.recv(9)";
+    for _ in 0..PROGRAMS {
+        shell.run(["python3", "-c", ask, &port]).quietly(0);
+    }
+    answers.join().unwrap();
+    let status = || {
+        let ended = Ended::of(shell.shunt(["status", "--json"])).quietly(0);
+        serde_json::from_str::<serde_json::Value>(&ended.stdout).unwrap()
+    };
+    // The broker may not have noticed the last end yet.
+    eventually("all are shown", || status()["ended_processes"].as_array().unwrap().len() == PROGRAMS);
+    let status = status();
+    assert_eq!(status["share"]["seen"], PROGRAMS, "{status}");
+    for process in status["ended_processes"].as_array().unwrap() {
+        assert_eq!(process["counters"]["connections_short"], 1, "{status}");
+        assert!(process["ended_seconds_ago"].is_u64(), "{status}");
+    }
+}
+
+/// A program is shown from its start, before it has a connection.
+#[test]
+fn program_without_a_connection_is_in_the_status() {
+    let shell = Shell::new();
+    shell.run(["true"]).quietly(0);
+    let sleeper = Running::start(shell.shunt(["run", "--", "sleep", "1000"]));
+    eventually("it is shown", || {
+        let ended = Ended::of(shell.shunt(["status"])).quietly(0);
+        ended.stdout.contains("1 program under shunt without a TCP connection so far")
+            && ended.stdout.contains("sleep (")
+    });
+    drop(sleeper);
+}
+
 #[test]
 fn status_of_something_that_is_no_broker() {
     let shell = Shell::new();

@@ -45,6 +45,8 @@ pub(super) struct Process {
     pub(super) filtered: bool,
     /// Its sockets: inodes and descriptors.
     pub(super) sockets: HashMap<u64, i32>,
+    /// How many seconds ago it was started.
+    pub(super) age: Option<u64>,
 }
 
 /// How a process uses io_uring, as far as /proc shows it.
@@ -94,6 +96,7 @@ impl Process {
             ring,
             filtered: field("Seccomp") == "2",
             sockets,
+            age: shunt_sys::proc::age(pid),
         })
     }
 
@@ -167,7 +170,7 @@ fn is_polled(pid: u32, ring: &str) -> bool {
 }
 
 /// Returns the path of the shim among the mappings.
-fn loaded_shim(maps: &str) -> Option<String> {
+pub(super) fn loaded_shim(maps: &str) -> Option<String> {
     let path = |line: &str| line.splitn(6, ' ').nth(5).map(|path| path.trim_start().to_owned());
     maps.lines().filter_map(path).find(|path| {
         let path = path.trim_end_matches(" (deleted)");
@@ -251,10 +254,10 @@ fn parent(pid: u32) -> Option<u32> {
 const KEPT: usize = 15;
 
 /// The environment that a process was started with.
-struct Environment(Vec<u8>);
+pub(super) struct Environment(Vec<u8>);
 
 impl Environment {
-    fn of(pid: u32) -> Environment {
+    pub(super) fn of(pid: u32) -> Environment {
         Environment(fs::read(proc(pid, "environ")).unwrap_or_default())
     }
 
@@ -288,7 +291,7 @@ impl Environment {
     ///
     /// If the process is in another mount namespace, the paths go through /proc. If the environment
     /// is overwritten, the environment of this process is used instead.
-    fn broker_paths(&self, pid: u32) -> Vec<PathBuf> {
+    pub(super) fn broker_paths(&self, pid: u32) -> Vec<PathBuf> {
         if self.is_overwritten() {
             return Environment::of(std::process::id()).broker_paths(pid);
         }

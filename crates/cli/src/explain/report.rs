@@ -56,8 +56,9 @@ pub(super) struct ConnectionReport {
     pub(super) state: &'static str,
     /// The processes of this host that hold the other end, as far as this user can see them.
     pub(super) peers: Vec<Peer>,
-    pub(super) sends: Transport,
-    pub(super) receives: Transport,
+    /// `None`: unknown to the broker, which was restarted.
+    pub(super) sends: Option<Transport>,
+    pub(super) receives: Option<Transport>,
     /// For a connection between hosts: whether it uses the host network or the overlay.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) overlay: Option<seen::NetworkPath>,
@@ -218,9 +219,10 @@ impl ProcessReport {
 
 impl ConnectionReport {
     fn add(&self, text: &mut String, screen: &Screen) {
-        let transport = |transport| {
-            let name = if transport == Transport::Shm { "shared memory" } else { "TCP" };
-            screen.paint(name, Tone::of(transport))
+        let transport = |transport| match transport {
+            Some(Transport::Shm) => screen.paint("shared memory", Tone::of(Transport::Shm)),
+            Some(Transport::Tcp) => screen.paint("TCP", Tone::of(Transport::Tcp)),
+            None => "an unknown transport".to_owned(),
         };
         let transports = match (self.overlay, transport(self.sends), transport(self.receives)) {
             (Some(seen::NetworkPath::Host), ..) => "on the host network".to_owned(),
@@ -300,8 +302,8 @@ mod tests {
             remote: "127.0.0.1:4000".parse().unwrap(),
             state: "close_wait",
             peers: vec![peer],
-            sends: Transport::Shm,
-            receives: Transport::Tcp,
+            sends: Some(Transport::Shm),
+            receives: Some(Transport::Tcp),
             overlay: None,
             causes: vec![Reason::PeerNotOffered.into(), cause],
         };
@@ -338,8 +340,8 @@ mod tests {
             remote: ([127, 0, 0, 1], port).into(),
             state: "established",
             peers: Vec::new(),
-            sends: Transport::Tcp,
-            receives: Transport::Tcp,
+            sends: Some(Transport::Tcp),
+            receives: Some(Transport::Tcp),
             overlay: None,
             causes: vec![reason.into()],
         };

@@ -288,6 +288,7 @@ mod tests {
             send: direction,
             receive: direction,
             option: None,
+            ended_seconds_ago: None,
         }
     }
 
@@ -303,7 +304,16 @@ mod tests {
             counters: ["sleeps", "doorbells_rung"].map(|name| (name.to_owned(), counts)).into(),
             bypasses: BTreeMap::new(),
         };
-        Process { pid, uid: 1000, program: program.to_owned(), totals, connections: ends, left_out: 0 }
+        Process {
+            pid,
+            uid: 1000,
+            program: program.to_owned(),
+            totals,
+            connections: ends,
+            left_out: 0,
+            ended_connections: Vec::new(),
+            ended_seconds_ago: None,
+        }
     }
 
     fn snapshot(factor: u64) -> Snapshot {

@@ -50,6 +50,15 @@ fn read(file: String) -> io::Result<Fields> {
     std::fs::read(file).map(|bytes| Fields(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
+/// Returns how long ago a process was started, in seconds.
+pub fn age(of: impl Display) -> Option<u64> {
+    // The program's name, in parentheses, may contain anything.
+    let stat = read(format!("/proc/{of}/stat")).ok()?;
+    let ticks: u64 = stat.text().rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+    let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec as u64;
+    Some(up.saturating_sub(ticks / rustix::param::clock_ticks_per_second()))
+}
+
 /// Returns the version 2 control group of a process, relative to the root that this process sees.
 /// Returns `None` if it is in none.
 pub fn control_group(of: impl Display) -> io::Result<Option<PathBuf>> {
@@ -69,6 +78,16 @@ mod tests {
         assert!(status.number("SigBlk", 16).is_some() && status.number("Name", 16).is_none());
         assert_eq!((status.get("Tgi"), status.get("None")), (None, None));
         assert!(Fields::status(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn age_of_a_process_grows_from_zero() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (own, of_child) = (age("self").unwrap(), age(child.id()).unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(of_child <= own && own < 24 * 3600, "{of_child} and {own}");
+        assert_eq!(age(child.id()), None);
     }
 
     #[test]

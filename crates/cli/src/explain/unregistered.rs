@@ -1,0 +1,38 @@
+//! Programs under shunt that have not registered with a broker: they have used no TCP connection
+//! yet, or they have not made a call since the broker was restarted.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::process::{Environment, Process, loaded_shim};
+
+/// A program under shunt that its broker does not know.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Unregistered {
+    pub(crate) program: String,
+    pub(crate) pid: u32,
+}
+
+/// Returns the programs of this host that look for their broker at `broker`, as far as this user
+/// may see them, except those that `is_known`. Brokers are no such programs.
+pub(crate) fn unregistered(broker: &Path, is_known: impl Fn(u32) -> bool) -> Vec<Unregistered> {
+    let broker = fs::canonicalize(broker).unwrap_or_else(|_| broker.to_owned());
+    let is_of_it = |pid: u32| {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+        loaded_shim(&maps)?;
+        let paths = Environment::of(pid).broker_paths(pid);
+        let path = paths.iter().find(|path| path.exists())?;
+        (fs::canonicalize(path).ok()? == broker).then_some(())
+    };
+    let mut found: Vec<Unregistered> = Process::all()
+        .filter(|pid| !is_known(*pid) && is_of_it(*pid).is_some())
+        .filter_map(|pid| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+            Some(Unregistered { program: name.trim_end().to_owned(), pid })
+        })
+        .collect();
+    found.sort();
+    found
+}
