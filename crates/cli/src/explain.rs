@@ -202,7 +202,7 @@ impl Looked<'_> {
             let ends = report.connections.iter();
             ends.filter(|end| end.sends == transport && end.receives == transport).count()
         };
-        let (shared_memory, tcp) = (on(Transport::Shm), on(Transport::Tcp));
+        let (shared_memory, tcp) = (on(Some(Transport::Shm)), on(Some(Transport::Tcp)));
         let mut reasons = BTreeMap::new();
         for cause in report.connections.iter().filter_map(|end| end.causes.first()) {
             *reasons.entry(cause.label.to_string()).or_default() += 1;
@@ -214,7 +214,7 @@ impl Looked<'_> {
             is_replaced: process.shim_replaced,
             shared_memory,
             tcp,
-            mixed: report.connections.len() - shared_memory - tcp,
+            mixed: report.connections.len() - shared_memory - tcp - on(None),
             reasons,
             causes: report.causes,
         }

@@ -57,7 +57,6 @@ pub(crate) fn is_due(now: u64) -> bool {
 }
 
 /// Returns whether this process has lost its broker and has not reached the next one.
-#[inline]
 pub(crate) fn is_lost() -> bool {
     IS_LOST.load(Relaxed)
 }

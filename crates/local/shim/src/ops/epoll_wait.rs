@@ -49,8 +49,7 @@ pub(crate) fn is_by_kernel(epoll: &Epoll) -> bool {
         || unread_timeout::patience().is_some()
         || epoll::has_level_proxies()
         || idle::awaits_unlink(process::now)
-        || signal::has_announced()
-        || presence::is_lost();
+        || signal::has_announced();
     !is_due || see_to(epoll)
 }
 
