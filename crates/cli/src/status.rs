@@ -577,8 +577,7 @@ mod tests {
     fn a_summary_has_no_line_for_each_connection() {
         let snapshot = snapshot(vec![connection()]);
         let text = render(&snapshot, &Filter::default(), true, &Screen::default());
-        assert!(!text.contains("LOCAL") && text.contains("socket_option: "),
-            ended_seconds_ago: None, "{text}");
+        assert!(!text.contains("LOCAL") && text.contains("socket_option: "), "{text}");
         let summary = serde_json::to_value(Summary::of(&snapshot)).unwrap();
         assert_eq!(
             summary,

@@ -19,7 +19,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let page: &Page = page_of(&memory);
     assert!(page.used().len() <= ENTRIES);
     let report = shunt_broker::report(page);
-    assert!(report.connections.len() <= page.used().len());
+    assert!(report.connections.len() + report.ended_connections.len() <= page.used().len());
     let process = Process {
         pid: 1,
         uid: 2,
@@ -27,6 +27,8 @@ pub(crate) fn run(bytes: &[u8]) {
         totals: report.totals,
         left_out: 0,
         connections: report.connections,
+        ended_connections: report.ended_connections,
+        ended_seconds_ago: None,
     };
     let snapshot = Snapshot { processes: vec![process], ..Snapshot::default() };
     let json = serde_json::to_vec(&snapshot).expect("a snapshot can be written");
