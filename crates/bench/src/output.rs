@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use shunt_bench_args::Output;
 
-use crate::report::{Plot, page};
+use crate::machine::warning;
+use crate::report::{Plot, SHUNT, page};
 
 /// Prints the text or the JSON report, and writes the page if requested.
 pub(crate) fn write(
@@ -16,8 +17,22 @@ pub(crate) fn write(
     plots: &[Plot],
     text: &str,
 ) -> Result<()> {
+    let images = plots.iter().map(Plot::svg).collect::<Result<Vec<_>>>()?;
+    write_with_images(output, title, report, &images, text)
+}
+
+/// Does that with images that are drawn already.
+pub(crate) fn write_with_images(
+    output: &Output,
+    title: &str,
+    report: &impl Serialize,
+    images: &[String],
+    text: &str,
+) -> Result<()> {
+    let warning = warning().map(|warning| warning + "\n\n").unwrap_or_default();
+    let text = &format!("{SHUNT}\n\n{warning}{text}");
     if let Some(path) = &output.html {
-        save(path, page(title, plots, text)?)?;
+        save(path, page(title, images, text))?;
     }
     if output.json {
         println!("{}", serde_json::to_string_pretty(report)?);

@@ -4,6 +4,9 @@ use serde::Serialize;
 
 use crate::report::number;
 
+/// The least number of rounds from which a verdict follows.
+pub(crate) const ROUNDS: u32 = 3;
+
 /// The median and the extremes of all repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Spread {

@@ -62,11 +62,13 @@ fn a_pair_is_measured_on_both_sides_and_its_page_is_sound() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let report: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(report["figures"][0]["label"], "requests/sec");
+    assert_eq!(report["verdict"], "too-few-rounds", "two rounds are too few");
     for figure in report["figures"].as_array().unwrap() {
         assert_eq!(figure["rounds"].as_array().unwrap().len(), 2, "{figure}");
         for side in ["native", "shunt"] {
             assert!(figure[side]["median"].as_f64().unwrap() >= 0.0, "{figure}");
         }
+        assert!(figure["native_to_native"]["median"].as_f64().is_some(), "no control: {figure}");
     }
     for side in ["native", "shunt"] {
         assert_eq!(report[side]["turns"], 3, "{report}");

@@ -33,7 +33,8 @@ pub(crate) use tables::{Table, Unit};
 pub(crate) fn compare(arguments: &Arguments) -> Result<()> {
     let output = &arguments.output;
     let report = reported(points::tables(arguments), output.repeats, arguments.seconds)?;
-    output::write(output, "shunt bench local", &report, &report::plots(&report), &report::text(&report))
+    let (images, text) = (report::images(&report)?, report::text(&report));
+    output::write_with_images(output, "shunt bench local", &report, &images, &text)
 }
 
 /// Measures these groups on the selected sides.

@@ -6,7 +6,9 @@ use anyhow::Result;
 use super::surroundings::Surroundings;
 use crate::local::measured;
 use crate::machine::Machine;
-use crate::report::{Cell, Column, Line, Page, Report, TableReport, against, number, or_dash, text, versus};
+use crate::report::{
+    Cell, Column, Line, Page, Report, SHUNT, TableReport, against, number, or_dash, text, versus,
+};
 use crate::side::Side;
 use shunt_bench_args::local::Group;
 
@@ -48,12 +50,17 @@ impl Known {
     }
 
     pub(super) fn text(&self) -> String {
-        text(&self.report)
+        let warning = self.surroundings.warning().map(|warning| format!("{warning}\n\n"));
+        format!("{SHUNT}\n\n{}{}", warning.unwrap_or_default(), text(&self.report))
     }
 
     pub(super) fn page(&self) -> Result<String> {
         let report = &self.report;
         let mut page = Page::new("shunt report");
+        page.paragraph("", SHUNT);
+        if let Some(warning) = self.surroundings.warning() {
+            page.alarm(warning);
+        }
         page.paragraph(
             "lead",
             "What shunt gives on this machine to programs that many use, and to plain loads, against TCP and Unix sockets.",
@@ -95,6 +102,7 @@ fn table(page: &mut Page, table: &TableReport) -> Result<()> {
         .map(|side| side.label().to_owned())
         .chain(against.iter().map(versus))
         .chain(sides.iter().map(|side| format!("CPU us, {}", side.label())))
+        .chain(sides.iter().map(|side| format!("latency us, median / p99, {}", side.label())))
         .collect();
     let mut head = vec![(table.unit.label(), Column::Words)];
     head.extend(titles.iter().map(|title| (title.as_str(), Column::Numbers)));
@@ -105,6 +113,7 @@ fn table(page: &mut Page, table: &TableReport) -> Result<()> {
             .chain(sides.iter().map(|side| line.figure(*side)))
             .chain(against.iter().map(|sides| line.ratio(*sides)))
             .chain(sides.iter().map(|side| or_dash(line.cell(*side).map(cpu))))
+            .chain(sides.iter().map(|side| or_dash(line.cell(*side).and_then(Cell::latency))))
             .collect()
     };
     let rows: Vec<Vec<String>> = measured.iter().map(row).collect();

@@ -4,6 +4,8 @@
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use shunt_abi::reason::Transport;
+use shunt_abi::status::{Process, Snapshot};
 
 use crate::process::{pss_of_trees, trees};
 use crate::stage::Stage;
@@ -23,6 +25,10 @@ pub(super) struct Look {
 pub(super) struct Seen {
     /// The maximum memory of all processes, in bytes.
     pub(super) memory: u64,
+    /// At that time: the memory of the rings of all connections, and below, the connections on shared
+    /// memory. 0 on the native side.
+    pub(super) ring_bytes: u64,
+    pub(super) connections: u64,
     pub(super) kept: Vec<Kept>,
 }
 
@@ -58,6 +64,15 @@ const ENDED: &str = "ended";
 /// The interval between two readings of the memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Returns the memory of all rings, and the number of connections that use some.
+fn rings(snapshot: &Snapshot) -> (u64, u64) {
+    let of = |process: &Process| process.totals.counters.get("ring_bytes").copied().unwrap_or_default();
+    let ends = snapshot.processes.iter().flat_map(|process| &process.connections);
+    let on_shm = ends.filter(|end| [end.send, end.receive].iter().any(|one| one.transport == Transport::Shm));
+    // A connection has two ends.
+    (snapshot.processes.iter().map(of).sum(), (on_shm.count() as u64).div_ceil(2))
+}
+
 impl Look {
     /// Inspects the turn's processes and these.
     pub(super) fn new(also: Vec<u32>, explain_at: Option<Duration>) -> Look {
@@ -67,7 +82,14 @@ impl Look {
     /// Inspects the trees of these processes. `elapsed` is the time since the load's start.
     pub(super) fn at(&mut self, roots: &[u32], stage: &Stage, elapsed: Duration) {
         if self.last.is_none_or(|last| last.elapsed() >= PAUSE) {
-            self.seen.memory = self.seen.memory.max(pss_of_trees(&[roots, &self.also].concat()));
+            let memory = pss_of_trees(&[roots, &self.also].concat());
+            if memory > self.seen.memory {
+                self.seen.memory = memory;
+                // Only under shunt there is a process besides those of the turn: the broker.
+                if let Some(snapshot) = (!self.also.is_empty()).then(|| stage.status().ok()).flatten() {
+                    (self.seen.ring_bytes, self.seen.connections) = rings(&snapshot);
+                }
+            }
             self.last = Some(Instant::now());
         }
         if self.explain_at.take_if(|at| elapsed >= *at).is_some() {

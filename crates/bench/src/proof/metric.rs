@@ -47,14 +47,31 @@ impl Metric {
         let found = self.0.captures_iter(output).last()?;
         let number = found.get(1)?;
         let value: f64 = number.as_str().replace([',', '_'], "").parse().ok()?;
-        let (factor, unit) = base(found.get(2).map_or("", |unit| unit.as_str()));
         let whole = found.get(0)?;
+        let (factor, unit) = match found.get(2) {
+            Some(unit) => base(unit.as_str()),
+            // Not a factor: what the number counts is only named.
+            None => (1.0, following(output.get(number.end()..)?)),
+        };
         let before = output.get(whole.start()..number.start())?;
         let label = before.trim_matches(|c: char| c.is_whitespace() || ":=\"',|".contains(c)).to_owned();
         let label = if label.is_empty() { "the load's own figure".to_owned() } else { label };
         value.is_finite().then_some(Reading { value: value * factor, unit, label })
     }
 }
+
+/// Returns the words that follow a number on its line, such as "requests per second".
+fn following(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default();
+    let Some(words) = line.strip_prefix(' ') else { return String::new() };
+    let is_word = |c: char| c.is_alphabetic() || c == '/' || c == ' ';
+    let end = words.find(|c| !is_word(c)).unwrap_or(words.len());
+    let words: Vec<&str> = words[..end].split_whitespace().collect();
+    if words.len() > UNIT_WORDS { String::new() } else { words.join(" ") }
+}
+
+/// The most words of a unit. More are a sentence.
+const UNIT_WORDS: usize = 3;
 
 /// Splits a unit into a factor and the unit without a prefix. Unknown units are kept.
 fn base(unit: &str) -> (f64, String) {
@@ -90,7 +107,10 @@ mod tests {
         assert_eq!(read(r"Transfer/sec:\s+([\d.]+)(\w+)", wrk), figure(12.5e6, "B", "Transfer/sec"));
         assert_eq!(read(r"Latency\s+([\d.]+)(\w+)", wrk), figure(0.0015, "s", "Latency"));
         assert_eq!(read(r"tps = ([\d.]+)", "tps = 5\ntps = 7"), figure(7.0, "", "tps"), "the last");
-        assert_eq!(read(r"([\d.]+) ops", "9 ops"), figure(9.0, "", "the load's own figure"));
+        assert_eq!(read(r"([\d.]+) ops", "9 ops"), figure(9.0, "ops", "the load's own figure"));
+        let redis = "GET: 85251.48 requests per second, p50=0.28 msec";
+        assert_eq!(read(r"GET: ([\d.]+)", redis), figure(85251.48, "requests per second", "GET"));
+        assert_eq!(read(r"of ([\d.]+)", "of 5 that were all in time"), figure(5.0, "", "of"));
         assert_eq!(read(r"tps = ([\d.]+)", "no figure"), None);
     }
 

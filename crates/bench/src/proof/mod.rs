@@ -6,6 +6,7 @@
 
 mod figures;
 mod known;
+mod latency;
 mod look;
 mod metric;
 mod page;
@@ -49,7 +50,9 @@ pub(crate) fn check_only(text: &str) -> Result<String, regex::Error> {
     papers::parse_only(text).map(|_| text.to_owned())
 }
 
-const SIDES: [Side; 2] = [Side::Tcp, Side::Shunt];
+/// The sides of a round. The second native turn is the control: it shows how much figures differ
+/// without any cause.
+const SIDES: [Side; 3] = [Side::Tcp, Side::TcpAgain, Side::Shunt];
 
 /// Runs the report, prints it and writes the page.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -70,7 +73,7 @@ fn compare(arguments: &Arguments, lines: (&str, &str), place: NamedTempFile) -> 
     let stage = Stage::amid().context("setting the stage")?;
     let metric = arguments.metric.as_deref().map(Metric::parse).transpose().map_err(Error::msg)?;
     let pair = pair(arguments, lines, &stage, metric.as_ref(), others);
-    let [native, shunt] = measure(arguments.rounds(), &pair)?;
+    let [native, again, shunt] = measure(arguments.rounds(), &pair)?;
     let told = Told {
         program: lines.0.to_owned(),
         load: lines.1.to_owned(),
@@ -78,7 +81,7 @@ fn compare(arguments: &Arguments, lines: (&str, &str), place: NamedTempFile) -> 
         lower_is_better: arguments.lower_is_better,
         seconds_in_all: begin.elapsed().as_secs_f64(),
     };
-    let report = Report::new(Surroundings::describe(machine), told, &native, &shunt);
+    let report = Report::new(Surroundings::describe(machine), told, &native, &again, &shunt);
     let json = serde_json::to_string_pretty(&report)?;
     tell(arguments, place, &page::page(&report)?, &json, &text::text(&report))?;
     ensure!(report.findings.is_empty(), "{}", report.findings.join("\n"));
@@ -98,8 +101,8 @@ fn compare_with_papers(arguments: &Arguments, place: NamedTempFile) -> Result<()
 }
 
 /// Runs a turn of each side for inspection, and then the rounds.
-fn measure(rounds: u32, pair: &Pair<'_>) -> Result<[Turns; 2]> {
-    let mut sides = [Turns::default(), Turns::default()];
+fn measure(rounds: u32, pair: &Pair<'_>) -> Result<[Turns; 3]> {
+    let mut sides = [Turns::default(), Turns::default(), Turns::default()];
     eprintln!("a first turn without shunt, and one under it ...");
     let begin = Instant::now();
     let looked = match tried(pair.turn(Side::Tcp, Some(Look::new(Vec::new(), None))))? {
@@ -110,16 +113,16 @@ fn measure(rounds: u32, pair: &Pair<'_>) -> Result<[Turns; 2]> {
     sides[0].looked = Some(looked);
     let broker = pair.stage.broker_id().into_iter().collect();
     match tried(pair.turn(Side::Shunt, Some(Look::new(broker, Some(explain_at)))))? {
-        Ok(turn) => sides[1].looked = Some(turn),
+        Ok(turn) => sides[2].looked = Some(turn),
         Err(Failure(failure)) => {
-            sides[1].failures.push(failure);
+            sides[2].failures.push(failure);
             return Ok(sides);
         }
     }
-    let progress = Progress::begin(u64::from(rounds) * 2, begin.elapsed() / 2);
+    let progress = Progress::begin(u64::from(rounds) * SIDES.len() as u64, begin.elapsed() / 2);
     for (round, index) in rotated(rounds, SIDES.len()) {
         progress.set_message(format!("round {}: {}", round + 1, SIDES[index].label()));
-        let turn = match tried(pair.turn(SIDES[index], None))? {
+        let turn = match tried(pair.turn(native_as_tcp(SIDES[index]), None))? {
             Ok(turn) => Some(turn),
             Err(Failure(failure)) => {
                 progress.say(&format!("round {}, {}: {failure}", round + 1, SIDES[index].label()));
@@ -132,6 +135,11 @@ fn measure(rounds: u32, pair: &Pair<'_>) -> Result<[Turns; 2]> {
     }
     progress.end();
     Ok(sides)
+}
+
+/// Returns the side that a turn is run on: the control is a plain native turn.
+fn native_as_tcp(side: Side) -> Side {
+    if side == Side::TcpAgain { Side::Tcp } else { side }
 }
 
 /// Separates failures of the user's programs, which are results, from errors of this program.

@@ -3,12 +3,16 @@
 use anyhow::Result;
 
 use super::figures::{Figure, Memory, Report, Verdict, bytes, percent};
-use super::text::{endings, spreads, title};
-use crate::report::{Bar, Bars, Column, Group, OURS, Page, number};
+use super::text::{control, endings, spreads, title};
+use crate::report::{Bar, Bars, Column, Group, OURS, Page, SHUNT, number};
 
 /// Returns the page.
 pub(super) fn page(report: &Report) -> Result<String> {
     let mut page = Page::new("shunt report");
+    page.paragraph("", SHUNT);
+    if let Some(warning) = report.surroundings.warning() {
+        page.alarm(warning);
+    }
     page.paragraph(&format!("lead {}", class(report.verdict)), &report.sentence());
     page.paragraph(
         "faint",
@@ -45,8 +49,9 @@ pub(super) fn page(report: &Report) -> Result<String> {
 
 fn how(report: &Report) -> String {
     format!(
-        "Each turn starts the server anew, waits until it listens, runs the load, and ends both. The two sides take turns, and \
-         which begins changes from round to round; ratios are of turns of the same round. Under shunt, server and load are started \
+        "Each turn starts the server anew, waits until it listens, runs the load, and ends both. The sides take turns, and \
+         which begins changes from round to round; ratios are of turns of the same round. Each round has a second native turn, the \
+         control: a difference counts only if it is larger than that between native turns. Under shunt, server and load are started \
          by `shunt run`, with a broker of their own, whose processor time and memory count as well. Processor time is that of all \
          processes of the server or the load, from the load's start to its end. Memory is what processes have to themselves and \
          their parts of what they share, in a turn of each side that is not among the rounds. It took {:.0} s.",
@@ -58,7 +63,7 @@ fn class(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Gains => "good",
         Verdict::Loses | Verdict::Fails => "bad",
-        Verdict::NoClearDifference => "",
+        Verdict::NoClearDifference | Verdict::TooFewRounds => "",
     }
 }
 
@@ -91,15 +96,19 @@ fn figures(page: &mut Page, report: &Report) -> Result<()> {
         .iter()
         .map(|figure| {
             let [native, shunt] = spreads(figure);
-            vec![title(figure), native, shunt, figure.shunt_to_native.as_ratio()]
+            vec![title(figure), native, shunt, figure.shunt_to_native.as_ratio(), control(figure)]
         })
         .collect();
     if let Some(memory) = report.memory {
         let [native, shunt, ratio] = memory.shown();
-        rows.push(vec![Memory::LABEL.to_owned(), native, shunt, ratio]);
+        rows.push(vec![Memory::LABEL.to_owned(), native, shunt, ratio, "-".to_owned()]);
     }
-    let numbers = ["native", "shunt", "shunt to native"].map(|title| (title, Column::Numbers));
+    let numbers =
+        ["native", "shunt", "shunt to native", "native to native"].map(|title| (title, Column::Numbers));
     page.table(&[&[("", Column::Words)], &numbers[..]].concat(), &rows);
+    if let Some(memory) = report.memory {
+        page.paragraph("", &memory.sentence());
+    }
     let plots: Vec<String> = report.figures.iter().map(|figure| bars(figure).svg()).collect::<Result<_>>()?;
     page.figures(&plots);
     rounds(page, report);

@@ -10,6 +10,7 @@ use std::os::unix::process::ExitStatusExt;
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
+use super::latency;
 use super::look::{Look, Seen};
 use super::metric::{Metric, Reading};
 use super::ready;
@@ -49,6 +50,10 @@ pub(super) struct Turn {
     pub(super) load_cpu: f64,
     pub(super) broker_cpu: f64,
     pub(super) metric: Option<Reading>,
+    /// The median and the 99th percentile of the latency in seconds, if the load has printed them.
+    pub(super) latency: [Option<f64>; 2],
+    /// The TCP connections that all programs of the machine opened while the load ran.
+    pub(super) opened: u64,
     pub(super) load_end: String,
     /// How the server ended after SIGTERM.
     pub(super) server_end: String,
@@ -115,7 +120,7 @@ impl Pair<'_> {
         let (server_before, broker_before) = (cpu_of_trees(&server.roots(&[])), self.stage.broker_cpu());
         let log = self.stage.path("load.log");
         let mut command = self.command(self.load, side, Role::Client, &log)?;
-        let begin = Instant::now();
+        let (begin, opened_before) = (Instant::now(), opened());
         let mut load = Process::spawn(&mut command, "the load")?;
         load.close_input();
         let was_told = self.run(&load, &server, begin, look.as_mut())?;
@@ -128,7 +133,7 @@ impl Pair<'_> {
             look.at(&roots, self.stage, begin.elapsed());
         }
         let load_cpu = load.tree_cpu().as_secs_f64();
-        let status = load.end()?;
+        let (status, opened_after) = (load.end()?, opened());
         let output = read(&log);
         if !is_good(status, was_told) {
             return Err(Failure::with_output(&format!("the load ended with {status}"), &output).into());
@@ -144,6 +149,8 @@ impl Pair<'_> {
             wall,
             server_cpu,
             load_cpu,
+            latency: latency::read(&output),
+            opened: opened_after.saturating_sub(opened_before),
             broker_cpu: if side.is_under_shunt() { broker_cpu } else { 0.0 },
             metric: metric.transpose()?,
             load_end: status.to_string(),
@@ -276,6 +283,16 @@ fn excerpt(output: &str) -> String {
     let last = &lines[lines.len().saturating_sub(LINES)..];
     let short = |line: &&str| line.chars().take(LINE_LENGTH).collect::<String>();
     last.iter().map(short).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns how many TCP connections the programs of this network namespace have opened.
+fn opened() -> u64 {
+    const NAME: &str = "ActiveOpens";
+    let text = std::fs::read_to_string("/proc/net/snmp").unwrap_or_default();
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return 0 };
+    let mut pairs = names.split_whitespace().zip(values.split_whitespace());
+    pairs.find(|(name, _)| *name == NAME).and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
 }
 
 /// Returns the messages of `shunt run` in these outputs.

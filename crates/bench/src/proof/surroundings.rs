@@ -70,6 +70,11 @@ impl Surroundings {
         rows.into_iter().map(|(name, value)| vec![name, value]).collect()
     }
 
+    /// Returns a warning if the machine was busy before the measurement.
+    pub(super) fn warning(&self) -> Option<&str> {
+        self.machine.warning.as_deref()
+    }
+
     /// Returns the description in one line.
     pub(super) fn line(&self) -> String {
         let machine = &self.machine;

@@ -2,12 +2,15 @@
 
 use std::fmt::Write;
 
-use super::figures::{Figure, Memory, Report, SideReport, percent};
+use crate::report::SHUNT;
+
+use super::figures::{Figure, Memory, Report, SideReport, bytes, percent};
 
 /// Returns the whole report.
 pub(super) fn text(report: &Report) -> String {
+    let warning = report.surroundings.warning().map(|warning| format!("{warning}\n\n")).unwrap_or_default();
     let mut out = format!(
-        "{}\n\nserver  {}\nload    {}\n{}\nMedians of {} rounds of each side, in turn; {:.0} s in all.\n",
+        "{SHUNT}\n\n{warning}{}\n\nserver  {}\nload    {}\n{}\nMedians of {} rounds of each side, in turn; {:.0} s in all.\n",
         report.sentence(),
         report.program,
         report.load,
@@ -34,15 +37,19 @@ fn figures(out: &mut String, report: &Report) {
         return;
     }
     let width = report.figures.iter().map(|figure| title(figure).len()).max().unwrap_or(0);
-    let _ = writeln!(out, "\n{:width$} {:>26} {:>26} {:>20}", "", "native", "shunt", "shunt to native");
+    let titles = ["native", "shunt", "shunt to native", "native to native"];
+    let [one, two, three, four] = titles;
+    let _ = writeln!(out, "\n{:width$} {one:>26} {two:>26} {three:>20} {four:>20}", "");
     for figure in &report.figures {
         let [native, shunt] = spreads(figure);
         let ratio = figure.shunt_to_native.as_ratio();
-        let _ = writeln!(out, "{:width$} {native:>26} {shunt:>26} {ratio:>20}", title(figure));
+        let control = control(figure);
+        let _ = writeln!(out, "{:width$} {native:>26} {shunt:>26} {ratio:>20} {control:>20}", title(figure));
     }
     if let Some(memory) = report.memory {
         let [native, shunt, ratio] = memory.shown();
         let _ = writeln!(out, "{:width$} {native:>26} {shunt:>26} {ratio:>20}", Memory::LABEL);
+        let _ = writeln!(out, "{}", memory.sentence());
     }
 }
 
@@ -50,9 +57,9 @@ fn transports(out: &mut String, report: &Report) {
     let ends = report.coverage.ends;
     let _ = writeln!(
         out,
-        "\n{} of {} bytes went through shared memory, by {} of {} ends of connections.",
+        "\n{} of {} went through shared memory, by {} of {} ends of connections.",
         percent(report.on_shm),
-        report.coverage.bytes_in_all(),
+        bytes(report.coverage.bytes_in_all()),
         ends.on_shm,
         ends.seen
     );
@@ -75,8 +82,13 @@ fn transports(out: &mut String, report: &Report) {
 pub(super) fn title(figure: &Figure) -> String {
     let (_, unit) = figure.scale();
     let unit = if unit.is_empty() { unit } else { format!(", {unit}") };
-    let better = if figure.lower_is_better { "" } else { " (higher is better)" };
+    let better = if figure.lower_is_better { " (lower is better)" } else { " (higher is better)" };
     format!("{}{unit}{better}", figure.label)
+}
+
+/// Returns the ratio of native turns to each other.
+pub(super) fn control(figure: &Figure) -> String {
+    figure.native_to_native.map_or_else(|| "-".to_owned(), |control| control.as_ratio())
 }
 
 /// Formats the spreads of both sides.

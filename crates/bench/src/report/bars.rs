@@ -44,7 +44,7 @@ const BAR: i32 = 24;
 const THICK: i32 = 16;
 const GAP: i32 = 10;
 /// Colours that fit the dark and the light page.
-const COLORS: [RGBColor; 6] = [
+pub(super) const COLORS: [RGBColor; 6] = [
     RGBColor(128, 138, 148),
     RGBColor(158, 128, 60),
     RGBColor(130, 110, 180),

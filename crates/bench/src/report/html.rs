@@ -3,10 +3,7 @@
 
 use std::fmt::Write;
 
-use anyhow::Result;
 use shunt_abi::shown::visible;
-
-use super::plot::Plot;
 
 /// The style sheet. It also replaces the black and white of plotters' images by the page's colours.
 const STYLE: &str = concat!("<style>\n", include_str!("style.css"), "</style>");
@@ -102,12 +99,12 @@ impl Page {
     }
 }
 
-/// Returns a page with plots and the text below them.
-pub(crate) fn page(title: &str, plots: &[Plot], text: &str) -> Result<String> {
+/// Returns a page with images and the text below them.
+pub(crate) fn page(title: &str, images: &[String], text: &str) -> String {
     let mut page = Page::new(title);
-    page.figures(&plots.iter().map(Plot::svg).collect::<Result<Vec<_>>>()?);
+    page.figures(images);
     page.preformatted(text);
-    Ok(page.finish())
+    page.finish()
 }
 
 /// Escapes text for a page, and removes characters that XML forbids: programs can print anything.

@@ -91,9 +91,13 @@ pub(crate) struct Cell {
     pub(crate) link_bytes_per_connection: Option<f64>,
 }
 
-/// Returns a plot of each table that has an axis.
-pub(crate) fn plots(report: &Report) -> Vec<Plot> {
-    report.tables.iter().filter(|table| table.axis.is_some()).map(Plot::of).collect()
+/// Describes shunt to readers who have received a page.
+pub(crate) const SHUNT: &str = "shunt moves TCP connections between programs of one machine to shared memory; the programs and their \
+     addresses stay as they are.";
+
+/// Returns an image of each table that has figures.
+pub(crate) fn images(report: &Report) -> Result<Vec<String>> {
+    report.tables.iter().filter_map(|table| table.svg().transpose()).collect()
 }
 
 impl Report {

@@ -5,6 +5,8 @@ use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use super::TableReport;
+use super::bars::{COLORS, OURS};
+use crate::side::Side;
 use crate::stats::Spread;
 
 /// A plot.
@@ -73,7 +75,9 @@ impl Plot {
         let y = bounds(all().flat_map(|(_, figure)| [figure.min, figure.max])).context("nothing")?;
         match &self.axes {
             Axes::Logarithmic => {
-                let (x, y) = ((x.0..x.1 * 1.01).log_scale(), (y.0 * 0.8..y.1 * 1.25).log_scale());
+                let (low, high) = decades(y.0, y.1);
+                // The library draws no tick at the very end of an axis.
+                let (x, y) = ((x.0..x.1 * 1.01).log_scale(), (low * 0.999..high * 1.001).log_scale());
                 self.draw_on(out, x, y, &[])
             }
             // Leave room for the names of marks.
@@ -100,13 +104,14 @@ impl Plot {
             .y_label_area_size(80)
             .build_cartesian_2d(x, y)?;
         let mut mesh = chart.configure_mesh();
-        mesh.x_label_formatter(&|x| format!("{x:.0}")).x_desc(&self.x_label).y_desc(&self.y_label).draw()?;
+        mesh.x_label_formatter(&|x| tick(*x)).y_label_formatter(&|y| tick(*y));
+        mesh.x_desc(&self.x_label).y_desc(&self.y_label).light_line_style(TRANSPARENT).draw()?;
         for Mark { x, y, label } in marks {
             chart.draw_series([PathElement::new([(*x, 0.0), (*x, *y)], BLACK.mix(0.7))])?;
             chart.draw_series([Text::new(label.clone(), (*x, *y), ("sans-serif", 12))])?;
         }
         for (index, Series { label, points }) in self.series.iter().enumerate() {
-            let color = Palette99::pick(index).to_rgba();
+            let color = color_of(label, index).to_rgba();
             let line = points.iter().map(|(x, figure)| (*x, figure.median));
             chart.draw_series(LineSeries::new(line, color.stroke_width(2)))?;
             let spread =
@@ -119,6 +124,33 @@ impl Plot {
         root.present()?;
         Ok(())
     }
+}
+
+/// Returns the range of whole powers of ten around all figures, so that each lies between two ticks.
+fn decades(least: f64, most: f64) -> (f64, f64) {
+    let (low, high) =
+        (least.max(f64::MIN_POSITIVE).log10().floor(), most.max(f64::MIN_POSITIVE).log10().ceil());
+    (10_f64.powf(low), 10_f64.powf(if high > low { high } else { low + 1.0 }))
+}
+
+/// Formats a tick with the digits that it needs, and large ones with a unit.
+fn tick(value: f64) -> String {
+    let shown = |value: f64| {
+        let text = format!("{value:.3}");
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    };
+    match value.abs() {
+        size if size >= 1e9 => format!("{}G", shown(value / 1e9)),
+        size if size >= 1e6 => format!("{}M", shown(value / 1e6)),
+        size if size >= 1e4 => format!("{}k", shown(value / 1e3)),
+        size if size >= 1e-3 || size == 0.0 => shown(value),
+        _ => format!("{value:.0e}"),
+    }
+}
+
+/// Returns the colour of a series. No other series has that of shunt, as in bar charts.
+fn color_of(label: &str, index: usize) -> RGBColor {
+    if label == Side::Shunt.label() { COLORS[OURS] } else { COLORS[index % OURS] }
 }
 
 /// A named moment.
@@ -145,4 +177,44 @@ fn bounds(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
         let (least, most) = bounds.unwrap_or((value, value));
         Some((least.min(value), most.max(value)))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_figure_lies_between_ticks() {
+        assert_eq!(decades(0.3, 4.0), (0.1, 10.0));
+        assert_eq!(decades(1.0, 1.0), (1.0, 10.0));
+        assert_eq!(decades(120.0, 99_000.0), (100.0, 100_000.0));
+        for (value, text) in [
+            (0.1, "0.1"),
+            (1.0, "1"),
+            (250.0, "250"),
+            (10_000.0, "10k"),
+            (1.5e6, "1.5M"),
+            (0.0, "0"),
+            (1e-4, "1e-4"),
+        ] {
+            assert_eq!(tick(value), text);
+        }
+    }
+
+    #[test]
+    fn the_lowest_tick_of_a_plot_is_below_its_figures() {
+        let point = |x: f64, y: f64| (x, Spread { median: y, min: y, max: y });
+        let series = |label| Series { label, points: vec![point(1.0, 0.3), point(10.0, 4.0)] };
+        let plot = Plot {
+            title: "a plot".to_owned(),
+            x_label: "connections".to_owned(),
+            y_label: "s".to_owned(),
+            axes: Axes::Logarithmic,
+            series: vec![series("tcp"), series("shunt")],
+        };
+        let svg = plot.svg().unwrap();
+        let has_text = |text: &str| svg.lines().any(|line| line.trim() == text);
+        assert!(has_text("0.1") && has_text("1"), "{svg}");
+        assert!(svg.contains("#1C74E2"), "shunt has its colour: {svg}");
+    }
 }

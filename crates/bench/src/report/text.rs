@@ -4,6 +4,7 @@ use std::fmt::{self, Display, Formatter, Write};
 
 use super::{Cell, Line, Report, TableReport, busy, one_sided};
 use crate::side::Side;
+use crate::stats::ROUNDS;
 use shunt_bench_args::local::Group;
 
 /// Returns the whole report.
@@ -19,6 +20,9 @@ pub(crate) fn text(report: &Report) -> String {
         report.seconds_per_turn,
         report.seconds_in_all
     );
+    if report.repeats < ROUNDS {
+        let _ = writeln!(out, "Fewer than {ROUNDS} turns: chance may decide these ratios.");
+    }
     for table in &report.tables {
         append(&mut out, table);
     }
@@ -66,6 +70,7 @@ fn append(out: &mut String, table: &TableReport) {
             .end(out);
     }
     append_cpu(out, table, &sides, width);
+    append_latency(out, table, &sides, width);
     if table.group == Group::Busy {
         busy::append(out, table, &sides, width);
     }
@@ -95,6 +100,19 @@ fn append_cpu(out: &mut String, table: &TableReport, sides: &[Side], width: usiz
     }
 }
 
+/// Appends the time of an operation, if it was measured.
+fn append_latency(out: &mut String, table: &TableReport, sides: &[Side], width: usize) {
+    let is_measured = |line: &&Line| line.cells.iter().any(|cell| cell.p50_us > 0.0);
+    if !table.lines.iter().any(|line| is_measured(&line)) {
+        return;
+    }
+    let _ = writeln!(out, "{:width$} latency us, median / p99", "");
+    for line in table.lines.iter().filter(is_measured) {
+        let latency = |side: &Side| or_dash(line.cell(*side).and_then(Cell::latency));
+        TextLine::new(&line.label, width).cells(14, sides.iter().map(latency)).end(out);
+    }
+}
+
 impl Line {
     /// Returns the figure of a side.
     pub(crate) fn figure(&self, side: Side) -> String {
@@ -109,6 +127,11 @@ impl Line {
 }
 
 impl Cell {
+    /// Returns the median and the 99th percentile of the time of an operation, if they were measured.
+    pub(crate) fn latency(&self) -> Option<String> {
+        (self.p50_us > 0.0).then(|| format!("{} / {}", number(self.p50_us), number(self.p99_us)))
+    }
+
     /// Returns the processor time of the server and the client.
     pub(super) fn cpu(&self) -> String {
         format!("{} + {}", number(self.server_cpu_us), number(self.client_cpu_us))

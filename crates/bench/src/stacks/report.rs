@@ -11,7 +11,7 @@ use super::{Arguments, Line};
 use crate::coverage::Coverage;
 use crate::machine::Machine;
 use crate::report::number;
-use crate::stats::Spread;
+use crate::stats::{ROUNDS, Spread};
 
 /// The report.
 #[derive(Debug, Serialize)]
@@ -133,7 +133,9 @@ impl Report {
                 (!misses.is_empty()).then(|| format!("{name}, {} connections: {misses}\n", line.connections))
             })
             .collect();
-        if !missed.is_empty() {
+        if self.rounds < ROUNDS {
+            let _ = writeln!(out, "\nNo verdict: at least {ROUNDS} rounds are needed.");
+        } else if !missed.is_empty() {
             let _ = write!(out, "\nLess than aimed at:\n{}", missed.concat());
         }
     }
