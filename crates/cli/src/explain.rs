@@ -375,7 +375,8 @@ impl Looked<'_> {
     /// Returns whether the process was under shunt before the broker started, and has not
     /// registered with it yet. What its connections use is unknown.
     fn is_unknown(&self, process: &Process, broker: &Path) -> bool {
-        let is_older = |snapshot: &Snapshot| process.age.is_some_and(|age| age > snapshot.uptime_seconds);
+        // Both are rounded down from different clocks' seconds.
+        let is_older = |snapshot: &Snapshot| process.age.is_some_and(|age| age > snapshot.uptime_seconds + 1);
         process.has_shim
             && self.known(process, broker).is_none()
             && self.snapshot(broker).is_some_and(is_older)

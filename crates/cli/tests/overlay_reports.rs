@@ -166,5 +166,5 @@ fn doctor_finds_what_is_wrong_with_the_overlay() {
     );
     lab.kill(A);
     let router = check(&lab, "overlay router");
-    assert!(router["found"].as_str().unwrap().starts_with("none"), "{router}");
+    assert!(router["found"].as_str().unwrap().starts_with("not configured"), "{router}");
 }
