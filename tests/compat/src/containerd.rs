@@ -177,7 +177,10 @@ fn configuration(root: &Path, runtime: &Path) -> String {
     let of_page = page.lines().skip_while(|line| !line.contains("containerd.runtimes.shunt]"));
     let of_page: Vec<&str> = of_page.take_while(|line| line.starts_with("    ")).map(str::trim).collect();
     assert!(of_page.len() >= 4, "docs/containers.md has the runtime's part of containerd's configuration");
-    let shunt = of_page.join("\n").replace("/usr/local/bin/shunt-runtime", &runtime.display().to_string());
+    let of_page = of_page.join("\n");
+    let installed = "/usr/bin/shunt-runtime";
+    assert!(of_page.contains(installed), "docs/containers.md has another path than the package's: {of_page}");
+    let shunt = of_page.replace(installed, &runtime.display().to_string());
     format!(
         r#"version = 2
 root = "{root}/data"
