@@ -65,8 +65,10 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
         Ok(broker) => {
             let snapshot = shunt_broker::status(&broker)?;
             let is_known = |pid| snapshot.processes.iter().any(|process| process.pid == pid);
-            let unregistered = unregistered(&broker, is_known);
-            (Some(snapshot), Some(unregistered))
+            // The text names these programs only if it shows everything.
+            let is_wanted = args.json || args.filter.is_empty();
+            let unregistered = is_wanted.then(|| unregistered(&broker, is_known));
+            (Some(snapshot), unregistered)
         }
         // A host may have an overlay's router without a broker.
         Err(_) if overlay.is_some() && args.broker.is_none() => (None, None),
@@ -93,7 +95,6 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     }
     let screen = Screen::of_output();
     let shown = snapshot.as_ref().map(|snapshot| render(snapshot, &args.filter, args.summary, &screen));
-    let unregistered = unregistered.filter(|_| args.filter.is_empty());
     let shown =
         shown.map(|text| text + &unregistered.map(|found| not_yet(&found, &screen)).unwrap_or_default());
     let parts = [shown, overlay.as_ref().map(View::text)];
