@@ -14,8 +14,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 use shunt_abi::shown::visible;
+use shunt_sys::proc::pids;
 
 use crate::args::BugreportArgs;
+use crate::explain::is_under_shunt;
 use crate::{broker, library};
 
 /// How many lines of a log are in the report.
@@ -136,14 +138,9 @@ fn of_command(command: &mut Command) -> String {
 
 /// Lists the processes that have loaded libshunt.so, with shunt's variables.
 fn programs() -> String {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut text = String::new();
-    for pid in pids {
+    for pid in pids().filter(|pid| is_under_shunt(*pid)) {
         let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
-        if !String::from_utf8_lossy(&read("maps")).contains("/libshunt.so") {
-            continue;
-        }
         let name = String::from_utf8_lossy(&read("comm")).trim().to_owned();
         let variables = variables(&read("environ")).trim_end().replace('\n', " ");
         let _ = writeln!(text, "{} (pid {pid}): {}", visible(&name), visible(&variables));

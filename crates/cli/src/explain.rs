@@ -26,10 +26,12 @@ use crate::intercept;
 use crate::obstacle::{self, Obstacle};
 use crate::overlay::seen::View;
 use crate::screen::Screen;
+pub(crate) use process::is_under_shunt;
 use process::{Process, Ring};
 pub(crate) use report::Cause;
 use report::{ConnectionReport, FileReport, Peer, ProcessReport, Report};
 use shunt_start::program;
+use shunt_sys::proc::pids;
 use sockets::{Socket, Sockets, State};
 use used::Use;
 
@@ -169,8 +171,7 @@ fn named_by(overlay: Option<&View>, socket: &Socket) -> Socket {
 fn named(name: &str) -> Result<(Option<FileReport>, Vec<u32>)> {
     let path = program::find(OsStr::new(name), std::env::var_os("PATH"));
     let base = Path::new(name).file_name().and_then(OsStr::to_str).unwrap_or(name);
-    let mut pids: Vec<u32> =
-        Process::all().filter(|pid| Process::runs(*pid, path.as_deref().ok(), base)).collect();
+    let mut pids: Vec<u32> = pids().filter(|pid| Process::runs(*pid, path.as_deref().ok(), base)).collect();
     pids.sort_unstable();
     let file = match path {
         Ok(path) => {

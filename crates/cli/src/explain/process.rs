@@ -122,12 +122,6 @@ impl Process {
         !broker.starts_with("/proc") && broker.exists() && !proc(self.pid, "root").join(below).exists()
     }
 
-    /// Returns every process of this host.
-    pub(super) fn all() -> impl Iterator<Item = u32> {
-        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-    }
-
     /// Returns whether the process runs the program at `path`, or has the name `name`.
     pub(super) fn runs(pid: u32, path: Option<&Path>, name: &str) -> bool {
         let same_file = |path: &Path| {
@@ -169,8 +163,14 @@ fn is_polled(pid: u32, ring: &str) -> bool {
     fields.is_ok_and(|fields| fields.get("SqThread").is_some_and(|thread| thread != "-1"))
 }
 
+/// Returns whether a process has loaded the shim.
+pub(crate) fn is_under_shunt(pid: u32) -> bool {
+    // The path of a mapped file need not be UTF-8.
+    fs::read(proc(pid, "maps")).is_ok_and(|maps| loaded_shim(&String::from_utf8_lossy(&maps)).is_some())
+}
+
 /// Returns the path of the shim among the mappings.
-pub(super) fn loaded_shim(maps: &str) -> Option<String> {
+fn loaded_shim(maps: &str) -> Option<String> {
     let path = |line: &str| line.splitn(6, ' ').nth(5).map(|path| path.trim_start().to_owned());
     maps.lines().filter_map(path).find(|path| {
         let path = path.trim_end_matches(" (deleted)");

@@ -7,8 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use shunt_sys::identity::normalise;
+use shunt_sys::proc::pids;
 
-use super::process::{self, Process};
+use super::process;
 
 /// One TCP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +63,7 @@ impl Sockets {
     pub(super) fn look() -> Sockets {
         let mut sockets = Sockets::default();
         let mut seen = HashMap::new();
-        for pid in Process::all() {
+        for pid in pids() {
             for inode in process::descriptors(pid).0.into_keys() {
                 sockets.owners.entry(inode).or_default().push(pid);
             }

@@ -6,7 +6,9 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::process::{Environment, Process, loaded_shim};
+use shunt_sys::proc::pids;
+
+use super::process::{Environment, is_under_shunt};
 
 /// A program under shunt that its broker does not know.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -19,15 +21,13 @@ pub(crate) struct Unregistered {
 /// may see them, except those that `is_known`. Brokers are no such programs.
 pub(crate) fn unregistered(broker: &Path, is_known: impl Fn(u32) -> bool) -> Vec<Unregistered> {
     let broker = fs::canonicalize(broker).unwrap_or_else(|_| broker.to_owned());
-    let is_of_it = |pid: u32| {
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-        loaded_shim(&maps)?;
+    let looks_there = |pid: u32| {
         let paths = Environment::of(pid).broker_paths(pid);
-        let path = paths.iter().find(|path| path.exists())?;
-        (fs::canonicalize(path).ok()? == broker).then_some(())
+        let path = paths.iter().find(|path| path.exists());
+        path.is_some_and(|path| fs::canonicalize(path).is_ok_and(|path| path == broker))
     };
-    let mut found: Vec<Unregistered> = Process::all()
-        .filter(|pid| !is_known(*pid) && is_of_it(*pid).is_some())
+    let mut found: Vec<Unregistered> = pids()
+        .filter(|pid| !is_known(*pid) && is_under_shunt(*pid) && looks_there(*pid))
         .filter_map(|pid| {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
             Some(Unregistered { program: name.trim_end().to_owned(), pid })

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use shunt_sys::proc::pids;
 
 /// The properties of a unit. A setting that the unit does not have is absent, which differs from an
 /// empty one: `RestrictAddressFamilies=` allows no family.
@@ -150,11 +151,9 @@ pub(super) fn processes(control_group: &str) -> Vec<u32> {
         let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|group| is_below(group, control_group))
     };
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut pids: Vec<u32> =
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_of).collect();
-    pids.sort_unstable();
-    pids
+    let mut found: Vec<u32> = pids().filter(is_of).collect();
+    found.sort_unstable();
+    found
 }
 
 fn is_below(group: &str, of: &str) -> bool {

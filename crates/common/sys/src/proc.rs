@@ -50,6 +50,12 @@ fn read(file: String) -> io::Result<Fields> {
     std::fs::read(file).map(|bytes| Fields(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
+/// Returns the ids of all processes that this process can see.
+pub fn pids() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
 /// Returns how long ago a process was started, in seconds.
 pub fn age(of: impl Display) -> Option<u64> {
     // The program's name, in parentheses, may contain anything.
@@ -78,6 +84,11 @@ mod tests {
         assert!(status.number("SigBlk", 16).is_some() && status.number("Name", 16).is_none());
         assert_eq!((status.get("Tgi"), status.get("None")), (None, None));
         assert!(Fields::status(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn own_process_is_listed() {
+        assert!(pids().any(|pid| pid == std::process::id()));
     }
 
     #[test]
