@@ -63,18 +63,22 @@ struct Rows {
 impl Rows {
     const NONE: Rows = Rows { free: VecDeque::new(), next: 0, backed: 0 };
 
-    /// Returns a row to reuse, preferably one whose connection is no longer shown as ended.
-    fn reuse(&mut self, page: &Page, or_recent: bool) -> Option<u16> {
-        let is_old = |row: u16| {
-            let ended_at = page.entries[row as usize].ended_at.load(Relaxed);
-            now().saturating_sub(ended_at) > SHOWN_NANOS
-        };
-        let earliest = *self.free.front()?;
-        if or_recent || self.free.len() > SHOWN_ROWS || is_old(earliest) {
-            self.free.pop_front()
-        } else {
-            None
+    /// Returns the earliest free row, if its connection need no longer be shown.
+    fn take_old(&mut self, page: &Page) -> Option<u16> {
+        let ended_at = page.entries[usize::from(*self.free.front()?)].ended_at.load(Relaxed);
+        let is_old = self.free.len() > SHOWN_ROWS || now().saturating_sub(ended_at) > SHOWN_NANOS;
+        if is_old { self.free.pop_front() } else { None }
+    }
+
+    /// Returns a row that was never used, if there is one and memory for it.
+    fn take_new(&mut self, page: &Page) -> Option<u16> {
+        let row = self.next;
+        if usize::from(row) >= ENTRIES || !self.back_next(page) {
+            return None;
         }
+        self.next += 1;
+        page.rows.store(self.next.into(), Release);
+        Some(row)
     }
 
     /// Backs the next row with memory. Returns `false` if there is none.
@@ -422,22 +426,11 @@ fn row_of(page: &Page, entry: &Entry) -> Option<usize> {
 pub(crate) fn list() -> Option<&'static Entry> {
     let page = page()?;
     let mut rows = ROWS.lock();
-    let row = match rows.reuse(page, false) {
-        Some(row) => row,
-        None if (rows.next as usize) < ENTRIES && rows.back_next(page) => {
-            rows.next += 1;
-            page.rows.store(rows.next.into(), Release);
-            rows.next - 1
-        }
-        None => match rows.reuse(page, true) {
-            Some(row) => row,
-            None => {
-                count(Counter::Unlisted, 1);
-                return None;
-            }
-        },
-    };
-    Some(&page.entries[row as usize])
+    let row = rows.take_old(page).or_else(|| rows.take_new(page)).or_else(|| rows.free.pop_front());
+    if row.is_none() {
+        count(Counter::Unlisted, 1);
+    }
+    row.map(|row| &page.entries[usize::from(row)])
 }
 
 /// Frees a row, and adds its counts to those of the process.

@@ -551,8 +551,8 @@ pub(crate) fn after_fork_in_child() {
     // those links stay mapped, and the doorbells of their peers stay open.
     let draining = |peer: &Peer| crate::socket::endpoint::all().any(|endpoint| endpoint.is_linked_with(peer));
     control.peers.values().filter(|peer| !draining(peer)).for_each(|peer| peer.forget_doorbells());
-    // A broker that has rejected the parent would reject the child too.
     presence::end();
+    // A broker that has rejected the parent would reject the child too.
     let (retry_at, unwelcome, lacks) = match control.socket {
         None => (control.retry_at, control.unwelcome, control.lacks),
         Some(_) => (0, 0, Reason::NoBroker),
