@@ -256,13 +256,32 @@ fn a_program_with_a_ring_that_the_kernel_polls() {
     has_cause(&shell, &idle, "io_uring", "cannot be seen", "epoll");
 }
 
+/// The beginning of servers in C. Makes a listening socket, writes its port to a file, and prints
+/// that the server is up.
+const LISTENING: &str = r#"
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+static int listening(const char *file)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (struct sockaddr *)&at, len) || listen(listener, 8) || getsockname(listener, (struct sockaddr *)&at, &len))
+        exit(1);
+    FILE *port = fopen(file, "w");
+    fprintf(port, "%d", ntohs(at.sin_port));
+    fclose(port);
+    write(1, "up", 2);
+    return listener;
+}
+"#;
+
 /// A server that accepts, reads and writes by io_uring.
 const RING: &str = r#"
 #include <liburing.h>
-#include <netinet/in.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 static struct io_uring ring;
 static int done(void)
 {
@@ -275,17 +294,9 @@ static int done(void)
 }
 int main(int count, char **words)
 {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
     char bytes[256];
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    if (io_uring_queue_init(8, &ring, 0) || bind(listener, (struct sockaddr *)&at, len) || listen(listener, 8)
-        || getsockname(listener, (struct sockaddr *)&at, &len))
-        return 1;
-    FILE *port = fopen(words[1], "w");
-    fprintf(port, "%d", ntohs(at.sin_port));
-    fclose(port);
-    write(1, "up", 2);
+    if (io_uring_queue_init(8, &ring, 0)) return 1;
+    int listener = listening(words[1]);
     for (;;) {
         io_uring_prep_accept(io_uring_get_sqe(&ring), listener, NULL, NULL, 0);
         int connection = done();
@@ -306,7 +317,7 @@ int main(int count, char **words)
 fn the_client_of_a_server_with_a_ring() {
     let shell = Shell::new();
     let (program, port_file) = (shell.path("ring"), shell.path("port"));
-    compile(&program, RING, &["-Wl,--no-as-needed", "-luring"]);
+    compile(&program, &[LISTENING, RING].concat(), &["-Wl,--no-as-needed", "-luring"]);
     let words = [program.to_str().unwrap(), port_file.to_str().unwrap()];
     let server = Idle::start(under_shunt(&shell, &words));
     let port = fs::read_to_string(&port_file).unwrap();
@@ -457,11 +468,7 @@ fn a_connection_with_both_its_ends() {
 /// A server that is linked with libc, but waits, reads and writes with its own system calls.
 #[cfg(target_arch = "x86_64")]
 const PAST_LIBC: &str = r#"
-#include <netinet/in.h>
-#include <stdio.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 static long call(long number, long first, long second, long third)
 {
     long result;
@@ -470,16 +477,8 @@ static long call(long number, long first, long second, long third)
 }
 int main(int count, char **words)
 {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
     char byte;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    if (bind(listener, (struct sockaddr *)&at, len) || listen(listener, 8) || getsockname(listener, (struct sockaddr *)&at, &len))
-        return 1;
-    FILE *port = fopen(words[1], "w");
-    fprintf(port, "%d", ntohs(at.sin_port));
-    fclose(port);
-    write(1, "up", 2);
+    int listener = listening(words[1]);
     for (;;) {
         long connection = call(SYS_accept, listener, 0, 0);
         while (call(SYS_read, connection, (long)&byte, 1) == 1)
@@ -496,7 +495,7 @@ int main(int count, char **words)
 fn a_program_whose_calls_are_not_seen() {
     let shell = Shell::new();
     let (program, port_file) = (shell.path("past-libc"), shell.path("port"));
-    compile(&program, PAST_LIBC, &["-O1", "-w", "-fno-asynchronous-unwind-tables"]);
+    compile(&program, &[LISTENING, PAST_LIBC].concat(), &["-O1", "-w", "-fno-asynchronous-unwind-tables"]);
     let server = Idle::start(under_shunt(&shell, &[program.to_str().unwrap(), port_file.to_str().unwrap()]));
     let port = fs::read_to_string(&port_file).unwrap();
     let script = shell.file("ping.py", PING);

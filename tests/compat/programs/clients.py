@@ -1,6 +1,7 @@
-"""What the clients of several programs here have in common."""
+"""Parts that several programs here share."""
 
 import hashlib
+import select
 import sys
 import threading
 
@@ -20,3 +21,16 @@ def digest_of(count, ask):
     if None in digests:
         sys.exit("some clients had no answer")
     print(hashlib.md5("".join(digests).encode()).hexdigest())
+
+
+def receive_by(call, connection):
+    """Waits for bytes of a connection by a call (recv, poll or epoll), and returns up to 64 of them."""
+    if call == "poll":
+        waiter = select.poll()
+        waiter.register(connection, select.POLLIN)
+        assert waiter.poll()
+    elif call == "epoll":
+        waiter = select.epoll()
+        waiter.register(connection, select.EPOLLIN)
+        assert waiter.poll()
+    return connection.recv(64)

@@ -5,11 +5,12 @@ late_waiter.py client PORT DIRECTORY
 """
 
 import os
-import select
 import socket
 import sys
 import threading
 import time
+
+from clients import receive_by
 
 ROUNDS = 300
 
@@ -30,15 +31,7 @@ def serve(port, directory, call):
 
     def waits():
         print(f"thread {threading.get_native_id()}", flush=True)
-        if call == "poll":
-            waiter = select.poll()
-            waiter.register(connection, select.POLLIN)
-            assert waiter.poll()
-        elif call == "epoll":
-            waiter = select.epoll()
-            waiter.register(connection, select.EPOLLIN)
-            assert waiter.poll()
-        connection.sendall(connection.recv(64))
+        connection.sendall(receive_by(call, connection))
 
     thread = threading.Thread(target=waits)
     thread.start()
