@@ -103,7 +103,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<bool> {
 
 fn render(report: &Report, screen: &Screen) -> String {
     let width = report.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
-    // The columns before what was found: the state, the name, and two gaps.
+    // The columns before the finding: the state, the name, and two gaps.
     let indent = 9 + width + 2;
     let mut text = String::new();
     let (required, others) = report.checks.split_at(report.required);

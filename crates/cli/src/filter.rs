@@ -21,7 +21,8 @@ impl Filter {
         self.program.is_empty() && self.port.is_empty()
     }
 
-    /// Removes what is not shown. The totals become those of the programs that remain.
+    /// Removes the programs and connections that the filter excludes. The totals become those of the
+    /// programs that remain.
     pub(crate) fn apply(&self, snapshot: &mut Snapshot) {
         if self.is_empty() {
             return;

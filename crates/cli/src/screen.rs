@@ -1,7 +1,7 @@
 //! The screen that standard output is on: its width, and whether it shows colours.
 //!
-//! A file or a pipe is no screen. What goes there is neither wrapped nor coloured, and tables have
-//! all their columns.
+//! A file or a pipe is no screen. Output to one is neither wrapped nor coloured, and tables have all
+//! their columns.
 
 use std::io::IsTerminal;
 
@@ -10,7 +10,7 @@ use shunt_abi::reason::Transport;
 
 use crate::table::{self, Column};
 
-/// What a text means, which decides its colour. The text always says the same by itself.
+/// The meaning of a text, which decides its colour. The text is clear without the colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
     Plain,

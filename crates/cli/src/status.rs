@@ -237,7 +237,8 @@ fn render(snapshot: &Snapshot, filter: &Filter, is_summary: bool, screen: &Scree
     text + &ended + &totals(snapshot.processes.len(), &connections, screen)
 }
 
-/// Describes what has ended in the last minute: connections of running programs, and programs.
+/// Describes the connections of running programs, and the programs, that have ended in the last
+/// minute.
 fn ended(snapshot: &Snapshot, is_summary: bool, screen: &Screen) -> String {
     let mut text = String::new();
     let mut rows: Vec<_> = snapshot

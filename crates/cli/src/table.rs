@@ -53,9 +53,9 @@ pub(crate) fn natural_widths(columns: &[Column], rows: &[Vec<String>]) -> Vec<us
 /// Returns the width of each column on a screen that is `available` wide. `None` stands for a
 /// column that is left out.
 ///
-/// Texts that may be shortened are, before a column is left out. Then columns go by rank, of equal
-/// ones the right one first, until the rest fits. Shortened texts get the space that remains, and
-/// after them columns that went and fit all the same.
+/// First, texts are shortened where their column allows that. Then columns are left out until the
+/// rest fits: the one with the highest rank first, and of equal ranks the right one. Shortened texts
+/// get the space that remains, and after them columns that were left out and fit now.
 pub(crate) fn fit(columns: &[Column], natural: &[usize], available: usize) -> Vec<Option<usize>> {
     let mut widths: Vec<Option<usize>> =
         columns.iter().zip(natural).map(|(column, natural)| Some(column.floor(*natural))).collect();
@@ -93,7 +93,7 @@ pub(crate) fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// Returns the text, shortened to `limit` columns. An ellipsis stands for what is left out.
+/// Returns the text, shortened to `limit` columns. An ellipsis replaces its end.
 pub(crate) fn shorten(text: &str, limit: usize) -> String {
     if width(text) <= limit {
         return text.to_owned();

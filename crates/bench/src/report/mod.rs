@@ -91,7 +91,7 @@ pub(crate) struct Cell {
     pub(crate) link_bytes_per_connection: Option<f64>,
 }
 
-/// Describes shunt to readers who have received a page.
+/// Describes shunt in reports, which are also read without its documentation.
 pub(crate) const SHUNT: &str = "shunt moves TCP connections between programs of one machine to shared memory; the programs and their \
      addresses stay as they are.";
 

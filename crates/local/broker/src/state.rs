@@ -54,7 +54,7 @@ pub(crate) struct State {
     pub(crate) pool: Pool,
     pub(crate) limits: Limits,
     pub(crate) started: Instant,
-    /// The same, in seconds since 1970.
+    /// The time of the start, in seconds since 1970.
     pub(crate) started_at: u64,
     pub(crate) processes: BTreeMap<ProcessId, Process>,
     /// Sums of the counters of processes that have ended.

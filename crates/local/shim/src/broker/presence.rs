@@ -17,7 +17,7 @@
 //!   longer than until the next attempt. The pauses grow from 0.1 to 30 s.
 //!
 //! A broker that is stopped ends the conversation, changes the board and rings all doorbells. So a
-//! process whose threads sleep for connections on shared memory registers again at once. After a
+//! process whose threads sleep for connections on shared memory wakes up and registers. After a
 //! broker was killed, it does so when a thread wakes up. A process that sleeps in the kernel's own
 //! calls, because all its connections are on TCP, does so at its next call.
 //!

@@ -38,7 +38,8 @@ pub(super) struct Descriptors {
     has_called_connect: AtomicBool,
     /// Set when connect returned before the connection was established.
     has_begun_connect: AtomicBool,
-    /// Set when a descriptor was closed that an epoll instance has, while the socket had another.
+    /// Set when a descriptor was closed under whose number an epoll instance has the socket, while
+    /// another descriptor kept the socket open.
     was_closed_in_epoll: AtomicBool,
 }
 
