@@ -286,6 +286,7 @@ fn a_detached_broker_tells_prometheus_all_that_the_dashboard_asks_for() {
     let mut page = String::new();
     stream.read_to_string(&mut page).unwrap();
     dashboard::expect_all_on(&page, "shunt_broker");
+    dashboard::expect_all_on(&page, "shunt_build");
 }
 
 /// Grafana requires that each panel of an imported file has a unique id and place, and that all
@@ -322,5 +323,72 @@ fn the_dashboard_is_whole() {
         let [open, close] =
             ["([{", ")]}"].map(|kind| expression.chars().filter(|letter| kind.contains(*letter)).count());
         assert_eq!(open, close, "{expression}");
+    }
+}
+
+/// The steps of a threshold ascend from one without a value. A panel shows them by its colour, or
+/// by lines.
+#[test]
+fn thresholds_of_the_dashboard_ascend_and_are_shown() {
+    let dashboard = dashboard::read();
+    let mut count = 0;
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let defaults = &panel["fieldConfig"]["defaults"];
+        let Some(steps) = defaults["thresholds"]["steps"].as_array() else { continue };
+        let values: Vec<Option<f64>> = steps.iter().map(|step| step["value"].as_f64()).collect();
+        assert!(values.len() > 1 && values[0].is_none() && values.is_sorted(), "{panel}");
+        assert!(values[1..].iter().all(Option::is_some), "{panel}");
+        let is_shown = defaults["color"]["mode"] == "thresholds"
+            || defaults["custom"]["thresholdsStyle"]["mode"] == "line";
+        assert!(is_shown, "{panel}");
+        count += 1;
+    }
+    assert!(count >= 4, "{count} panels have thresholds");
+}
+
+/// Reads the alert rules, which use a part of YAML that needs no parser: each scalar is plain or in
+/// single quotes, on the line of its key.
+#[test]
+fn each_alert_rule_is_complete() {
+    let text = std::fs::read_to_string(dashboard::ALERTS).unwrap();
+    let mut rules: Vec<Vec<(&str, &str)>> = Vec::new();
+    let lines = text.lines().skip_while(|line| line.starts_with('#') || *line == "groups:");
+    for line in lines.filter(|line| *line != "    rules:" && *line != "  - name: shunt") {
+        let (key, value) = line.split_once(':').unwrap_or_else(|| panic!("no key in {line:?}"));
+        let value = value.trim();
+        let is_plain = value.chars().all(|letter| letter.is_ascii_alphanumeric());
+        let is_quoted = value.len() > 2 && value.starts_with('\'') && value.ends_with('\'');
+        let inner = value.trim_matches('\'');
+        assert!((is_plain || is_quoted) && !inner.contains('\''), "{line:?}");
+        if key.trim_start() == "- alert" {
+            rules.push(Vec::new());
+        }
+        rules.last_mut().unwrap_or_else(|| panic!("{line:?} is not in a rule")).push((key, inner));
+    }
+    let mut names = HashSet::new();
+    for rule in &rules {
+        let required = [
+            "      - alert",
+            "        expr",
+            "        labels",
+            "          severity",
+            "        annotations",
+            "          summary",
+            "          description",
+        ];
+        let keys: Vec<&str> = rule.iter().map(|(key, _)| *key).filter(|key| *key != "        for").collect();
+        assert_eq!(keys, required, "{rule:?}");
+        assert!(names.insert(rule[0].1), "two rules have the name {}", rule[0].1);
+        let value = |of: &str| rule.iter().find(|(key, _)| key.trim() == of).map_or("", |(_, value)| value);
+        assert!(["warning", "info"].contains(&value("severity")), "{rule:?}");
+        for pair in ["()", "{}", "[]"] {
+            let [open, close] = [0, 1].map(|at| value("expr").matches(&pair[at..=at]).count());
+            assert_eq!(open, close, "{rule:?}");
+        }
+    }
+    assert!(rules.len() >= 8, "{rules:?}");
+    // Prometheus' own tool checks the expressions, where it is installed.
+    if let Ok(output) = Command::new("promtool").args(["check", "rules", dashboard::ALERTS]).output() {
+        assert!(output.status.success(), "{output:?}");
     }
 }

@@ -1,10 +1,12 @@
-//! Checks Grafana's dashboard against the metrics that exist.
+//! Checks Grafana's dashboard, and the alert rules, against the metrics that exist.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
 const DASHBOARD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/grafana/shunt.json");
+
+pub(crate) const ALERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/prometheus/shunt.yml");
 
 pub(crate) fn read() -> Value {
     serde_json::from_str(&std::fs::read_to_string(DASHBOARD).unwrap()).unwrap()
@@ -17,11 +19,14 @@ pub(crate) fn expressions(dashboard: &Value) -> Vec<&str> {
     targets.map(|target| target["expr"].as_str().unwrap()).collect()
 }
 
-/// Fails if a panel uses a metric with `prefix` that is not on `page`.
+/// Fails if a panel or an alert uses a metric with `prefix` that is not on `page`, or if none does.
 pub(crate) fn expect_all_on(page: &str, prefix: &str) {
     let dashboard = read();
+    let alerts = std::fs::read_to_string(ALERTS).unwrap();
+    let of_alerts = alerts.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
     let asked: BTreeSet<&str> = expressions(&dashboard)
         .into_iter()
+        .chain(of_alerts)
         .flat_map(|expression| {
             expression.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
         })

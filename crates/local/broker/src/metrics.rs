@@ -10,6 +10,7 @@ use prometheus_client::metrics::counter::{Atomic, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
+use shunt_abi::VERSION;
 use shunt_abi::page::Counter as Counted;
 use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::status::{Direction, Totals};
@@ -64,9 +65,19 @@ struct Stage {
     stage: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Build {
+    version: &'static str,
+    protocol: u16,
+}
+
 /// Returns the counters in the text format of Prometheus.
 fn text(state: &State) -> String {
-    let mut registry = Registry::with_prefix("shunt_broker");
+    let mut all = Registry::with_prefix("shunt");
+    let build = Family::<Build, Gauge>::default();
+    build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION"), protocol: VERSION }).set(1);
+    all.register("build_info", "The broker's version, and that of its protocol with programs", build);
+    let registry = all.sub_registry_with_prefix("broker");
     let mut totals = state.ended.clone();
     let open = Family::<Taken, Gauge>::default();
     for direction in ["send", "receive"] {
@@ -88,27 +99,27 @@ fn text(state: &State) -> String {
             }
         }
     }
-    gauge(&mut registry, "processes", "Processes under shunt", state.processes.len());
-    gauge(&mut registry, "links", "Links in use", state.links.len());
+    gauge(registry, "processes", "Processes under shunt", state.processes.len());
+    gauge(registry, "links", "Links in use", state.links.len());
     registry.register(
         "open_connections",
         "Ends of connections, by the transport that each direction takes",
         open,
     );
 
-    counter(&mut registry, "pairs", "Connections that were paired", state.tally.pairs_made);
+    counter(registry, "pairs", "Connections that were paired", state.tally.pairs_made);
     let help = "From the offer of a pair's first end to that of its second";
     registry.register_with_unit("pairing", help, Unit::Seconds, state.pairing.clone());
     let refused = |reason| state.tally.offers_refused.get(&reason).copied();
-    by_reason(&mut registry, "offers_refused", "Offers that were refused", reasons(refused));
+    by_reason(registry, "offers_refused", "Offers that were refused", reasons(refused));
     let ended = |reason| state.tally.pairs_ended.get(&reason).copied();
-    by_reason(&mut registry, "pairs_ended", "Pairs that a changed policy has ended", reasons(ended));
+    by_reason(registry, "pairs_ended", "Pairs that a changed policy has ended", reasons(ended));
     let bad = state.tally.bad_messages.iter().map(|(label, count)| (*label, *count));
-    by_reason(&mut registry, "bad_messages", "Messages that were refused, by what was wrong with them", bad);
-    programs(&mut registry, &totals);
+    by_reason(registry, "bad_messages", "Messages that were refused, by what was wrong with them", bad);
+    programs(registry, &totals);
 
     let mut text = String::new();
-    encode(&mut text, &registry).expect("a string takes everything");
+    encode(&mut text, &all).expect("a string takes everything");
     text
 }
 

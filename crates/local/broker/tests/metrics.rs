@@ -86,6 +86,14 @@ fn what_programs_count_is_told_also_when_they_have_ended() {
 }
 
 #[test]
+fn the_page_has_the_versions_of_the_broker_and_its_protocol() {
+    let (_broker, at) = counted();
+    let (version, protocol) = (env!("CARGO_PKG_VERSION"), shunt_abi::VERSION);
+    let line = format!(r#"shunt_build_info{{version="{version}",protocol="{protocol}"}} 1"#);
+    expect(at, &["# TYPE shunt_build_info gauge", &line]);
+}
+
+#[test]
 fn refused_offers_are_told_by_reason() {
     let (broker, at) = counted();
     let mut process = broker.process();
