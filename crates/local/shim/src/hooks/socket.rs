@@ -139,7 +139,8 @@ pub unsafe extern "C-unwind" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    match endpoint::behind(fd) {
+    let unseen = || options::behind_unseen_duplicate(fd, (level, name));
+    match endpoint::behind(fd).or_else(unseen) {
         // SAFETY: the program's own call.
         Some(endpoint) => unsafe {
             let _shield = Shield::raise();

@@ -10,9 +10,10 @@ use shunt_sys::memory;
 use shunt_sys::tcp::LaneBytes;
 
 use crate::base::private::borrow;
-use crate::base::{errno, kernel, real};
+use crate::base::table::{self, Entry};
+use crate::base::{errno, kernel, process, real};
 use crate::epoll;
-use crate::life::{attach, resets};
+use crate::life::{attach, resets, untracked};
 use crate::socket::endpoint::Endpoint;
 use crate::socket::keepalive::{self, Keepalive};
 use crate::socket::{incoming, lost, settings};
@@ -257,6 +258,21 @@ pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_in
         | (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT) => epoll::tell_again(endpoint, epoll::OUT),
         _ => {}
     }
+}
+
+/// Returns the endpoint behind a descriptor that the shim does not know, if an option's value
+/// depends on the bytes of lanes. Code past the hooks may have duplicated a known descriptor.
+pub(crate) fn behind_unseen_duplicate(fd: RawFd, name: (c_int, c_int)) -> Option<&'static Endpoint> {
+    if name != (libc::IPPROTO_TCP, libc::TCP_INFO) || !process::is_home() || untracked::left().is_none() {
+        return None;
+    }
+    let socket = rustix::net::sockopt::socket_cookie(borrow(fd)).ok()?;
+    table::known(0, u32::MAX).find_map(|(known, entry)| match entry {
+        Entry::Endpoint(name) if rustix::net::sockopt::socket_cookie(borrow(known)) == Ok(socket) => {
+            name.resolve()
+        }
+        _ => None,
+    })
 }
 
 /// Makes a getsockopt on an endpoint, where a lane has a part in the answer.
