@@ -662,8 +662,11 @@ impl Judge {
             return false;
         };
         let (must, is) = (pairs(tcp), pairs(shunt));
-        let is_edge = |data: &i64| !must.contains_key(data) && self.edges(step).any(|other| other == *data);
-        tcp.ret > 0 && shunt.ret > 0 && is.keys().all(is_edge)
+        // Room alone does not end the wait on TCP if the end of the connection does.
+        let is_edge = |(data, events): (&i64, &i64)| {
+            (!must.contains_key(data) || events & !OUT == 0) && self.edges(step).any(|other| other == *data)
+        };
+        tcp.ret > 0 && shunt.ret > 0 && is.iter().all(is_edge)
     }
 
     /// Returns whether the edges that an epoll instance reports with this data may be part of edges

@@ -88,6 +88,11 @@ pub(crate) struct Run<'w> {
     /// Actors that have executed a program without the shim. It gets the kernel's counts, which
     /// contain no bytes of lanes.
     uncounted: Vec<u8>,
+    /// Actors that have loaded code that calls the kernel past the shim.
+    loaded: Vec<u8>,
+    /// Slots whose descriptor such code may have made. Once all others of the socket are closed, the
+    /// shim no longer knows its counts (docs/differences.md).
+    duplicated_unseen: [bool; FIRST_EPOLL],
     /// Ends whose death or reset their peer has seen.
     shown: [bool; ENDS],
     /// Actors that have, or have had, EPOLLONESHOT registrations. Only an event disarms one in the
@@ -96,6 +101,8 @@ pub(crate) struct Run<'w> {
     once: Vec<u8>,
     /// Epoll instances that only system calls past libc touch.
     raw: [bool; SLOTS],
+    /// The actors that have changed an epoll instance since they forked.
+    changed_sets: Vec<u8>,
     blocked: Vec<Blocked>,
     pub(crate) trace: Vec<Record>,
     /// Number of answers that came only when the question was repeated.
@@ -127,9 +134,12 @@ impl<'w> Run<'w> {
             told_once: Vec::new(),
             replaced: Vec::new(),
             uncounted: Vec::new(),
+            loaded: Vec::new(),
+            duplicated_unseen: [false; FIRST_EPOLL],
             shown: [false; ENDS],
             once: Vec::new(),
             raw: [false; SLOTS],
+            changed_sets: Vec::new(),
             blocked: Vec::new(),
             trace: Vec::new(),
             late: 0,
@@ -154,6 +164,7 @@ impl<'w> Run<'w> {
             let step = self.steps[index].clone();
             self.note_transports(&step);
             if step.loads() {
+                self.loaded.push(step.actor.to_ascii_uppercase());
                 // The process stays on TCP from then on. Bytes that its peers have in shared memory
                 // come with their next call.
                 self.world.worn = true;
@@ -252,7 +263,7 @@ impl<'w> Run<'w> {
             // of the answer would depend on time.
             Verb::Ask | Verb::Change => {
                 let counts = step.verb == Verb::Ask && QUESTIONS[step.args[1] as usize].starts_with("info");
-                let known = !counts || !self.uncounted.contains(&step.actor.to_ascii_uppercase());
+                let known = !counts || self.is_counted(step.actor, slot());
                 // The next program does not have the size of this one's descriptor table.
                 let asks_table = step.verb == Verb::Ask && QUESTIONS[step.args[1] as usize] == "stale-member";
                 let known =
@@ -410,6 +421,14 @@ impl<'w> Run<'w> {
         (0..ENDS).filter(is_lost).all(is_told)
     }
 
+    /// Returns whether the shim of `actor` knows the bytes of lanes that a slot's connection has
+    /// carried.
+    fn is_counted(&self, actor: u8, slot: usize) -> bool {
+        let end = end_of(slot);
+        let is_seen = |slot: usize| self.named[slot] && !self.duplicated_unseen[slot];
+        !self.uncounted.contains(&actor.to_ascii_uppercase()) && (is_seen(end) || is_seen(end + ENDS))
+    }
+
     fn note_transports(&mut self, step: &Step) {
         if step.verb == Verb::Exec {
             let actor = step.actor.to_ascii_uppercase();
@@ -419,6 +438,7 @@ impl<'w> Run<'w> {
             }
         }
         if step.verb == Verb::Fork {
+            self.changed_sets.retain(|actor| *actor != step.actor);
             for end in 0..ENDS {
                 self.left_at_fork[end] |= self.leaves_at_fork(step.actor, end);
             }
@@ -447,6 +467,7 @@ impl<'w> Run<'w> {
                 for end in [2 * conn, 2 * conn + 1] {
                     self.opened[end] = true;
                     self.named[end] = true;
+                    self.duplicated_unseen[end] = false;
                 }
                 Answer::default()
             }
@@ -457,6 +478,7 @@ impl<'w> Run<'w> {
                     for end in [end, end ^ 1] {
                         self.opened[end] = true;
                         self.named[end] = true;
+                        self.duplicated_unseen[end] = false;
                     }
                 }
                 answer
@@ -547,10 +569,13 @@ impl<'w> Run<'w> {
     }
 
     /// Returns whether nothing in shared memory wakes the step: it waits past libc, or for an epoll
-    /// instance that only calls past libc touch.
+    /// instance that only calls past libc touch, or to which another process may have added a
+    /// connection with unread bytes.
     fn is_unseen(&self, step: &Step) -> bool {
         let of_sets = step.verb == Verb::EpollWait || step.slots().iter().any(|slot| *slot >= FIRST_EPOLL);
-        step.verb == Verb::Unseen || self.raw.contains(&true) && of_sets
+        let is_relative = |actor: &u8| *actor != step.actor && actor.eq_ignore_ascii_case(&step.actor);
+        step.verb == Verb::Unseen
+            || of_sets && (self.raw.contains(&true) || self.changed_sets.iter().any(is_relative))
     }
 
     /// Returns how to wait for a step that must end. If only its senders can wake it, the wait is
@@ -619,8 +644,11 @@ impl<'w> Run<'w> {
             self.received[end] += if step.peeks() || step.is_urgent() { 0 } else { moved };
         } else if step.verb == Verb::SetOption && OPTIONS[step.args[1] as usize] == "rcvlowat" {
             self.low_water[end_of(step.slot(0))] |= answer.ret == 0 && step.args[2] > 1;
-        } else if step.verb == Verb::EpollCtl && step.args[3] & i64::from(libc::EPOLLONESHOT) != 0 {
-            self.once.push(step.actor.to_ascii_uppercase());
+        } else if step.verb == Verb::EpollCtl {
+            self.changed_sets.push(step.actor);
+            if step.args[3] & i64::from(libc::EPOLLONESHOT) != 0 {
+                self.once.push(step.actor.to_ascii_uppercase());
+            }
         } else if step.verb == Verb::Shutdown && answer.ret >= 0 {
             self.shut[end_of(step.slot(0))] |= [1, 2, 3][step.args[1].clamp(0, 2) as usize];
         } else if step.verb == Verb::Close && step.slot(0) < FIRST_EPOLL && answer.ret >= 0 {
@@ -635,6 +663,7 @@ impl<'w> Run<'w> {
         } else if step.verb == Verb::Dup && answer.ret >= 0 {
             if step.slot(1) < FIRST_EPOLL {
                 self.named[step.slot(1)] = true;
+                self.duplicated_unseen[step.slot(1)] = self.loaded.contains(&step.actor.to_ascii_uppercase());
             }
             self.raw[step.slot(1)] = self.raw[step.slot(0)];
         } else if step.verb == Verb::Nonblock && answer.ret >= 0 && step.slot(0) < FIRST_EPOLL {
