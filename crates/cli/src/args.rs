@@ -396,11 +396,27 @@ pub(crate) struct ExplainArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Exits with 0 if connections on this machine can take shared memory, with 1 if not.")]
+#[command(
+    after_help = "Exits with 0 if connections on this machine can take shared memory, with 1 if not. With --live, it exits with 0 \
+    if each pair that could be tried used shared memory. It starts no broker, and leaves nothing behind."
+)]
 pub(crate) struct DoctorArgs {
-    /// Print the checks as JSON
+    /// Start a server and a client of each kind, have them exchange data, and report which transport
+    /// they used
+    #[arg(long)]
+    pub(crate) live: bool,
+
+    /// With --live, try only this kind of pair
+    #[arg(long, value_enum, requires = "live")]
+    pub(crate) kind: Vec<crate::doctor::live::Kind>,
+
+    /// Print the checks, or the pairs, as JSON
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// With --live, use the broker at this socket [default: the user's, else the system's]
+    #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
+    pub(crate) broker: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) control: OverlayControl,

@@ -8,7 +8,8 @@ use std::io::{IsTerminal, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -76,6 +77,22 @@ pub(crate) fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
         }
         notify(NotifyState::Stopping);
     })
+}
+
+/// Returns a flag that is set at SIGTERM or SIGINT, for what must be restored or removed then.
+pub(crate) fn stop_flag() -> std::io::Result<Arc<AtomicBool>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let signalled = {
+        let _inside = runtime.enter();
+        shutdown()?
+    };
+    let is_over = Arc::new(AtomicBool::new(false));
+    let over = is_over.clone();
+    std::thread::spawn(move || {
+        runtime.block_on(signalled);
+        over.store(true, Relaxed);
+    });
+    Ok(is_over)
 }
 
 pub(crate) fn notify(state: NotifyState<'_>) {

@@ -3,6 +3,7 @@
 //! Where possible, a check tries the feature instead of comparing versions.
 
 mod around;
+pub(crate) mod live;
 mod local;
 mod overlay;
 mod relay;
@@ -79,13 +80,17 @@ struct Report {
     checks: Vec<Check>,
 }
 
-/// Prints the report, and returns whether the local path works.
+/// Prints the report, and returns whether the local path works. With `--live`, it returns whether
+/// the pairs that were tried use it.
 pub(crate) fn run(args: &DoctorArgs) -> Result<bool> {
     // Most checks read /proc. Before Linux 6.4, libraries of this program need it too.
     ensure!(
         Path::new("/proc/self/exe").exists(),
         "/proc is not mounted here, so nothing can be found out: `mount -t proc proc /proc`"
     );
+    if args.live {
+        return live::run(args);
+    }
     let mut checks = local::checks();
     let required = checks.len();
     checks.extend(around::checks());

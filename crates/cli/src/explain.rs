@@ -81,6 +81,18 @@ pub(crate) fn processes(pids: &[u32]) -> Vec<Summary> {
     all.map(|process| view.summary(&process)).collect()
 }
 
+/// Returns why the connection of a process with these ports, its own and its peer's, is on TCP.
+/// Empty if it is not, or is gone.
+pub(crate) fn of_connection(pid: u32, ports: [u16; 2], broker: Option<&Path>) -> Vec<Cause> {
+    let Ok(report) = explain(&Target::Process(pid), broker, None) else { return Vec::new() };
+    let is_it = |end: &&ConnectionReport| [end.local, end.remote].map(|address| address.port()) == ports;
+    let causes = |process: ProcessReport| {
+        let of_connection = process.connections.iter().find(is_it).map(|end| end.causes.clone());
+        [process.causes, of_connection.unwrap_or_default()].concat()
+    };
+    report.processes.into_iter().flat_map(causes).collect()
+}
+
 /// The subject of the question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target {

@@ -40,7 +40,7 @@ use clap::Parser;
 // Provides the versions of glibc's functions that this program links to.
 use shunt_glibc as _;
 
-use args::{Cli, Command};
+use args::{Cli, Command, DoctorArgs};
 
 fn main() -> ExitCode {
     if runtime::stand_in::is_asked_for() {
@@ -49,10 +49,16 @@ fn main() -> ExitCode {
     let command = Cli::parse().command;
     if !matches!(
         command,
-        Command::Daemon(_) | Command::Run(_) | Command::Relay(_) | Command::Serve(_) | Command::Overlay(_)
+        Command::Daemon(_)
+            | Command::Doctor(DoctorArgs { live: true, .. })
+            | Command::Run(_)
+            | Command::Relay(_)
+            | Command::Serve(_)
+            | Command::Overlay(_)
     ) {
         // With the default SIGPIPE, `shunt status | head` ends like any other filter. Brokers,
-        // relays and services ignore it, because they outlive their clients.
+        // relays and services ignore it, because they outlive their clients. So does what removes
+        // the programs that it has started.
         sigpipe::reset();
     }
     let done = match command {

@@ -103,7 +103,10 @@ pub(super) const MORE: &[More] = &[
     },
     More {
         page: "shunt-doctor",
-        examples: &[("shunt doctor", "Try what shunt needs of this machine.")],
+        examples: &[
+            ("shunt doctor", "Try what shunt needs of this machine."),
+            ("shunt doctor --live", "Have pairs of programs exchange data, and report their transport."),
+        ],
         files: &[CONFIGURATION],
         see_also: &["shunt-explain(1)"],
     },

@@ -7,8 +7,6 @@ mod view;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -81,7 +79,7 @@ fn print(args: &TopArgs, looks: &mut Looks) -> Result<()> {
 
 fn show(args: &TopArgs, looks: &mut Looks, mut terminal: DefaultTerminal) -> Result<()> {
     let every = Duration::from_secs_f64(args.interval);
-    let is_over = until_signalled()?;
+    let is_over = daemon::stop_flag()?;
     let mut app = App::new(args.rows, args.sort, args.filter.clone().unwrap_or_default());
     app.reversed = args.reverse;
     let (mut due, mut left) = (Instant::now(), args.count);
@@ -117,20 +115,4 @@ fn show(args: &TopArgs, looks: &mut Looks, mut terminal: DefaultTerminal) -> Res
             due = Instant::now() + every;
         }
     }
-}
-
-/// Returns a flag that is set at SIGTERM or SIGINT. The terminal must be restored then.
-fn until_signalled() -> Result<Arc<AtomicBool>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let signalled = {
-        let _inside = runtime.enter();
-        daemon::shutdown()?
-    };
-    let is_over = Arc::new(AtomicBool::new(false));
-    let over = is_over.clone();
-    std::thread::spawn(move || {
-        runtime.block_on(signalled);
-        over.store(true, Relaxed);
-    });
-    Ok(is_over)
 }
