@@ -757,7 +757,7 @@ pub(crate) enum Runtime {
 #[derive(Debug, Args)]
 pub(crate) struct DaemonJson {
     /// Docker's configuration
-    #[arg(long = "daemon-json", value_name = "FILE", default_value = "/etc/docker/daemon.json")]
+    #[arg(long = "daemon-json", value_name = "FILE", default_value = crate::runtime::DAEMON_JSON)]
     pub(crate) file: PathBuf,
 }
 

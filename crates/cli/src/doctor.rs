@@ -7,13 +7,17 @@ pub(crate) mod live;
 mod local;
 mod overlay;
 mod relay;
+mod unserved;
 
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::geteuid;
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
+use crate::explain::unserved::{AllUnserved, all_unserved};
+use crate::overlay::seen::View;
 use crate::screen::{Screen, Tone};
 
 /// The result of a check.
@@ -78,6 +82,8 @@ struct Report {
     #[serde(skip)]
     required: usize,
     checks: Vec<Check>,
+    /// Programs that are not served. They do not decide whether this machine is fit.
+    unserved: AllUnserved,
 }
 
 /// Prints the report, and returns whether the local path works. With `--live`, it returns whether
@@ -97,7 +103,8 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<bool> {
     checks.extend(relay::checks());
     checks.extend(overlay::checks(&args.control.control));
     let local_path = checks.iter().all(|check| check.state != State::Missing);
-    let report = Report { local_path, required, checks };
+    let overlay = View::ask(&args.control.control);
+    let report = Report { local_path, required, checks, unserved: all_unserved(overlay.as_ref()) };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report).context("the report cannot be printed")?);
     } else {
@@ -143,7 +150,9 @@ fn render(report: &Report, screen: &Screen) -> String {
         }
         (false, _) => "Connections on this machine stay on TCP until what is missing is there.",
     };
-    text + "\n" + &screen.wrap(verdict, 0, 0) + "\n"
+    let unserved = unserved::text(&report.unserved, screen, geteuid().is_root());
+    let gap = if unserved.is_empty() { "" } else { "\n" };
+    text + gap + &unserved + "\n" + &screen.wrap(verdict, 0, 0) + "\n"
 }
 
 #[cfg(test)]
@@ -157,7 +166,10 @@ mod tests {
             Check::ok("SO_COOKIE", "naming sockets", "refused").lacking(State::Missing, "upgrade Linux"),
         ];
         assert_eq!(
-            render(&Report { local_path: false, required: 1, checks }, &Screen::default()),
+            render(
+                &Report { local_path: false, required: 1, checks, unserved: AllUnserved::default() },
+                &Screen::default()
+            ),
             "For shared memory between programs of this machine:\n\
              ok       eventfd    works\n\
              \n\

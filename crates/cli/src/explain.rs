@@ -8,6 +8,7 @@ mod process;
 mod report;
 mod sockets;
 pub(crate) mod unregistered;
+pub(crate) mod unserved;
 mod used;
 
 use std::collections::{BTreeMap, HashMap};

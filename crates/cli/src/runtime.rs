@@ -12,6 +12,9 @@ use shunt_oci::Change;
 use crate::args::{DaemonJson, Runtime};
 use crate::{broker, library};
 
+/// Docker's configuration.
+pub(crate) const DAEMON_JSON: &str = "/etc/docker/daemon.json";
+
 pub(crate) fn run(part: &Runtime) -> Result<()> {
     match part {
         Runtime::Register(DaemonJson { file }) => {

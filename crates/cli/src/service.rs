@@ -100,7 +100,11 @@ impl Named {
 
 /// Returns the path of a unit's drop-in.
 fn path(place: &ServicePlace, name: &str) -> PathBuf {
-    place.directory().join(format!("{name}.d")).join(FILE)
+    drop_in_at(place.directory(), name)
+}
+
+fn drop_in_at(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}.d")).join(FILE)
 }
 
 fn enable(args: &ServiceEnable) -> Result<()> {
@@ -394,6 +398,15 @@ fn write(path: &Path, text: &str) -> Result<()> {
         fs::rename(&beside, path)
     };
     write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Returns whether a unit, or its template, is enabled until the next start of the machine or for
+/// good.
+pub(crate) fn is_enabled(unit: &str) -> bool {
+    let template = unit::instance(unit).map(|(template, _)| template);
+    let names = [Some(unit.to_owned()), template];
+    let places = ["/etc/systemd/system", "/run/systemd/system"].map(Path::new);
+    names.iter().flatten().any(|name| places.iter().any(|place| drop_in_at(place, name).exists()))
 }
 
 /// Returns the names of the units that have a drop-in.
