@@ -79,7 +79,7 @@ pub(crate) fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Returns a flag that is set at SIGTERM or SIGINT, for what must be restored or removed then.
+/// Returns a flag that is set at SIGTERM or SIGINT, so that the caller can clean up.
 pub(crate) fn stop_flag() -> std::io::Result<Arc<AtomicBool>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let signalled = {

@@ -66,6 +66,13 @@ fn every_kind_of_pair_uses_shared_memory() {
         true => assert_served(&report, "static"),
         false => assert_eq!(labels(pair(&report, "static")), ["other_processor"]),
     }
+    // These tests have no system's broker.
+    let containers = pair(&report, "containers");
+    assert_eq!((&containers["outcome"], labels(containers).len()), (&"not_tried".into(), 1), "{report:#}");
+    assert!(
+        containers["causes"][0]["advice"].as_str().is_some_and(|advice| !advice.is_empty()),
+        "{report:#}"
+    );
     assert_eq!((code, &report["served"]), (0, &true.into()), "{report:#}");
     assert_eq!((interfaces(), ends(&shell)), (before, Vec::new()));
     let text = Ended::of(shell.shunt(["doctor", "--live", "--kind", "same-namespace"])).quietly(0).stdout;
@@ -131,10 +138,17 @@ fn a_broker_of_another_user_is_not_used() {
         command
     };
     let mut start = theirs(shell.for_everybody());
+    let mut again = theirs(Command::new(start.get_program()));
+    for (name, value) in start.get_envs() {
+        match value {
+            Some(value) => again.env(name, value),
+            None => again.env_remove(name),
+        };
+    }
     start.args(["run", "--", "true"]);
     Ended::of(start).quietly(0);
     // The user itself cannot make namespaces.
-    let (code, report) = live(theirs(shell.for_everybody()));
+    let (code, report) = live(again);
     assert_served(&report, "same_namespace");
     let needs = pair(&report, "two_namespaces");
     assert_eq!((&needs["outcome"], labels(needs)), (&"not_tried".into(), vec!["needs_root"]), "{report:#}");

@@ -170,6 +170,28 @@ fn containers_are_under_shunt_by_nothing_but_their_runtime() {
     });
 }
 
+/// Two containers of an image that doctor makes. It removes all three.
+#[test]
+fn doctor_tries_two_containers_and_removes_them() {
+    under_shunt(Duration::from_secs(120), |host| {
+        let engine = Engine::start_with_broker(host);
+        let doctor = || {
+            let mut command = engine.beside(&host.tools().expect("a host under shunt").shunt);
+            command.args(["doctor", "--live", "--json", "--kind", "containers"]);
+            let output = command.env("DOCKER_HOST", engine.address()).output().expect("nsenter runs");
+            (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        let (_, without) = doctor();
+        assert!(without.contains("\"not_tried\"") && without.contains("\"no_runtime\""), "{without}");
+        engine.configure("runtime register");
+        await_runtime(&engine);
+        let (is_success, report) = doctor();
+        assert!(is_success && report.contains("\"outcome\": \"shared_memory\""), "{report}");
+        assert_eq!(engine.docker(["ps", "--all", "--quiet"]) + &engine.docker(["images", "--quiet"]), "");
+        engine.stop();
+    });
+}
+
 /// Waits until the engine has reloaded its configuration.
 fn await_runtime(engine: &Engine<'_>) {
     let deadline = Instant::now() + Duration::from_secs(20);

@@ -4,6 +4,7 @@
 //! Nothing is left behind: the two programs are files in memory, network namespaces have no names,
 //! and a program ends when its peer or its standard input does. Each kind has a deadline.
 
+mod containers;
 mod ends;
 mod namespaces;
 mod pair;
@@ -24,7 +25,7 @@ use crate::table::{self, Column, left, right};
 use crate::{broker, daemon};
 use ends::{Limit, Programs};
 
-/// How long a kind may take.
+/// How long a kind may take. Containers have a longer limit.
 const LIMIT: Duration = Duration::from_secs(15);
 
 /// A kind of pair.
@@ -35,6 +36,8 @@ pub(crate) enum Kind {
     SameNamespace,
     /// Two programs in two network namespaces, which doctor makes and removes
     TwoNamespaces,
+    /// Two containers of Docker or Podman, with shunt's runtime
+    Containers,
     /// Two static programs
     Static,
 }
@@ -44,6 +47,7 @@ impl Kind {
         match self {
             Kind::SameNamespace => "same namespace",
             Kind::TwoNamespaces => "two namespaces",
+            Kind::Containers => "containers",
             Kind::Static => "static programs",
         }
     }
@@ -123,7 +127,7 @@ impl Tried {
 struct Report {
     /// Whether every pair that was tried used shared memory. `false` if none was tried.
     served: bool,
-    /// The broker that the programs used.
+    /// The broker of all kinds but containers, which use the system's.
     broker: Option<PathBuf>,
     pairs: Vec<Tried>,
 }
@@ -148,6 +152,7 @@ pub(super) fn run(args: &DoctorArgs) -> Result<bool> {
                 None => Ok(Tried::not_tried(kind, no_static())),
             },
             Kind::TwoNamespaces => namespaces::try_it(programs.dynamic(), &site, &limit),
+            Kind::Containers => containers::try_it(programs.dynamic(), &interrupted),
         };
         if limit.is_interrupted() {
             bail!("interrupted; what was started has ended");

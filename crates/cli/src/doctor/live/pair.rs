@@ -18,6 +18,8 @@ use crate::explain::{self, Cause};
 const BYTES_OF_AN_ORDER: u64 = 2 * 32 * 4096;
 /// How long a connection may take to come to shared memory.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How often a program is looked into that the broker does not know.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Reasons that end by themselves, so that the pair is observed for longer.
 const PASSING: [Reason; 11] = [
@@ -77,6 +79,7 @@ impl Pair {
             Ends([row(snapshot, pids[0], port, own_port), row(snapshot, pids[1], own_port, port)])
         };
         let until = Instant::now() + PATIENCE;
+        let mut look_at = Instant::now() + LOOK;
         let mut verified_bytes = 0;
         let mut seen = Ends([None, None]);
         loop {
@@ -97,6 +100,12 @@ impl Pair {
             let is_served = seen.outcome() == Outcome::SharedMemory;
             if was_served || !is_served && (seen.are_settled() || Instant::now() > until) {
                 break;
+            }
+            if seen.is_incomplete() && Instant::now() > look_at {
+                if is_kept_out(&pids) {
+                    break;
+                }
+                look_at = Instant::now() + LOOK;
             }
             limit.pause()?;
         }
@@ -139,6 +148,13 @@ impl Pair {
     }
 }
 
+/// Returns whether a cause keeps all connections of a process on TCP, such as a setting.
+fn is_kept_out(pids: &[u32]) -> bool {
+    // A program under a filter is not kept out if it registers later.
+    let lasts = |cause: &Cause| cause.label != "seccomp";
+    explain::processes(pids).iter().any(|process| process.causes.iter().any(lasts))
+}
+
 /// The broker's records of both ends, the server's first.
 struct Ends([Option<Connection>; 2]);
 
@@ -161,6 +177,11 @@ impl Ends {
         let directions = self.0.iter().flatten().flat_map(|end| [end.send, end.receive]);
         let mut on_tcp = directions.filter(|direction| direction.transport == Transport::Tcp);
         on_tcp.any(|direction| !PASSING.contains(&direction.reason))
+    }
+
+    /// Returns whether the broker does not know an end.
+    fn is_incomplete(&self) -> bool {
+        self.0.iter().any(Option::is_none)
     }
 
     /// Returns the bytes that both ends have sent through shared memory.
