@@ -401,6 +401,53 @@ fn out_of_the_map_and_in_again() {
     }
 }
 
+/// Starts a backend of length-router. It announces too long a reply to each message with an odd
+/// number, and answers all others.
+fn too_long_at_times(net: &Net) -> SocketAddr {
+    let address: SocketAddr = ([127, 0, 0, 1], 5000).into();
+    let listener = net.inside(|| TcpListener::bind(address)).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || {
+                while let Ok(message) = read_message(&mut stream) {
+                    let is_odd = message[11] % 2 == 1;
+                    let reply = if is_odd { &[0x01, 0, 0, 0, 7, 7, 7, 7] } else { &message[..] };
+                    if stream.write_all(reply).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_reply_that_is_too_long_ends_one_client_and_no_backend() {
+    for engine in ENGINES {
+        let net = Net::new();
+        let address = too_long_at_times(&net);
+        let serving = Serving::start(net, "length-router", engine, &[address]);
+        serving.wait("the backend is up", |status| status["backends"][0]["up"] == true);
+        let mut other = serving.connect();
+        let mut expect_answer = |number| {
+            other.write_all(&message(1, 2 * number, 20)).unwrap();
+            assert_eq!(read_message(&mut other).unwrap(), message(1, 2 * number, 20), "{engine:?}");
+        };
+        for number in 0..10 {
+            expect_answer(number);
+            let mut client = serving.connect();
+            client.write_all(&message(1, 2 * number + 1, 20)).unwrap();
+            // length-router has no answer for what is refused, so the client is closed.
+            assert!(matches!(client.read(&mut [0; 100]), Ok(0) | Err(_)), "{engine:?}");
+        }
+        expect_answer(10);
+        let status = serving.status();
+        assert_eq!(status["backends"][0]["failures"], 0, "{status:#}");
+        assert_eq!(status["drops"], serde_json::json!({ "too-long": 10 }), "{status:#}");
+    }
+}
+
 /// Starts a Redis backend that stops answering while the returned flag is set.
 fn silent_when_told(net: &Net) -> (SocketAddr, Arc<AtomicBool>) {
     let address: SocketAddr = ([127, 0, 0, 1], 5000).into();

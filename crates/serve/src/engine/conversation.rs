@@ -205,11 +205,11 @@ impl Conversation {
                 link.silent_since = round.now;
                 self.place.link_read(at, count);
                 match self.take_replies(at, &scratch[..left + count], round) {
-                    Some(used) => {
+                    Ok(used) => {
                         let link = self.links[at].as_mut().expect("it gave the replies");
                         link.input.extend_from_slice(&scratch[used..left + count]);
                     }
-                    None => self.lose(at, true, Refusal::BackendGone, round),
+                    Err(why) => self.lose_refused(at, why, round),
                 }
             }
             Err(Errno::AGAIN) => {}
@@ -400,29 +400,43 @@ impl Conversation {
 
     // ---- replies
 
-    /// Takes the whole replies from `bytes` and returns their length, or `None` if the bytes are
-    /// not a reply.
-    fn take_replies(&mut self, at: usize, bytes: &[u8], round: &mut Round<'_>) -> Option<usize> {
+    /// Takes the whole replies from `bytes` and returns their length, or why the service refuses
+    /// the next one.
+    fn take_replies(&mut self, at: usize, bytes: &[u8], round: &mut Round<'_>) -> Result<usize, Refusal> {
         if !round.properties.replies {
             round.counts.lost(Loss::Surplus);
-            return Some(bytes.len());
+            return Ok(bytes.len());
         }
         let mut used = 0;
         while used < bytes.len() {
             let length = match round.service.parse_reply(&bytes[used..]) {
                 Parse::Message(length) if length <= bytes.len() - used => length,
                 Parse::Message(_) | Parse::More => break,
-                Parse::Refused(_) => return None,
+                Parse::Refused(why) => return Err(why),
             };
             let reply = &bytes[used..used + length];
-            match self.links[at].as_mut()?.unanswered.pop_front() {
+            let link = self.links[at].as_mut().expect("it has been read");
+            match link.unanswered.pop_front() {
                 Some(turn) => self.answer(Some(turn), reply, false, round),
                 None => round.counts.lost(Loss::Surplus),
             }
             round.counts.replies.add(1);
             used += length;
         }
-        Some(used)
+        Ok(used)
+    }
+
+    /// Removes a connection whose next reply the service refuses, and refuses the message of that
+    /// reply. Another backend would give the same reply, so the message is not sent again. Nor does
+    /// it count as a failure: the backend works, and other clients need it.
+    fn lose_refused(&mut self, at: usize, why: Refusal, round: &mut Round<'_>) {
+        let Some(link) = self.links[at].as_mut() else { return };
+        if let Some(turn) = link.unanswered.pop_front()
+            && let Some(kept) = self.waiting.kept(turn).map(<[u8]>::to_vec)
+        {
+            self.refuse(&kept[..kept.len().min(HEAD)], Some(turn), why, false, round);
+        }
+        self.lose(at, false, Refusal::BackendGone, round);
     }
 
     /// Removes a connection to a backend. Its unanswered messages are sent again if no backend has
@@ -437,7 +451,9 @@ impl Conversation {
         if !round.properties.replies {
             round.counts.unacknowledged.add(tcp::outq(link.socket.as_fd()).unwrap_or(0));
         }
-        let written = link.unanswered.len() - unsent.iter().filter(|(_, turn, _)| turn.is_some()).count();
+        let sent_later = unsent.iter().filter(|(_, turn, _)| turn.is_some()).count();
+        // A backend may answer a message of which a part is still unsent.
+        let written = link.unanswered.len().saturating_sub(sent_later);
         for turn in link.unanswered.drain(..).take(written) {
             self.again(None, Some(turn), why, round);
         }
