@@ -25,6 +25,15 @@ pub(super) fn build(source: &Path, output: Option<&Path>, defines: &[String]) ->
 
 pub(super) fn check(service: &str, tests: Option<&Path>, in_kernel: bool) -> Result<()> {
     let program = Program::open(service)?;
+    let state = shunt_serve::workshop::state(&program.object, None);
+    if !state.is_empty() {
+        let names: Vec<String> = state.iter().map(ToString::to_string).collect();
+        bail!(
+            "the service keeps state in {}: the kernel and user space would each have their own; build it again with \
+             `shunt serve build`, which names the lines",
+            names.join(", ")
+        );
+    }
     println!("{}: loaded in user space", program.native.name());
     let mut trial = match in_kernel {
         true => Some(Trial::load(&program.object)?),

@@ -322,6 +322,26 @@ SHUNT_INLINE void shunt_split(struct shunt_verdict *verdict)
 
 // ---- answering
 
+// Makes a constant length that no answer can have an error of the build. Only clang can.
+#ifdef __clang__
+#define SHUNT_FITS(length) \
+	__attribute__((diagnose_if((length) > SHUNT_MAX_REPLY, "an answer has at most 256 bytes", "error")))
+#else
+#define SHUNT_FITS(length)
+#endif
+
+static inline __u32 shunt_write(struct shunt_verdict *verdict, const void *bytes, __u32 length)
+	__attribute__((warn_unused_result)) SHUNT_FITS(length);
+static inline int shunt_write_all(struct shunt_verdict *verdict, const void *bytes, __u32 length) SHUNT_FITS(length);
+
+// Refuses the message, because its answer does not fit. A client that waits for an answer gets one.
+SHUNT_INLINE int shunt_does_not_fit(struct shunt_verdict *verdict)
+{
+	if (verdict->action != SHUNT_CLOSE)
+		shunt_refuse(verdict, SHUNT_TOO_LONG);
+	return -1;
+}
+
 // Appends to the answer as many of the bytes as fit, and returns their number. The action becomes
 // SHUNT_REPLY unless it is SHUNT_CLOSE. `length` must be a constant.
 SHUNT_INLINE __u32 shunt_write(struct shunt_verdict *verdict, const void *bytes, __u32 length)
@@ -337,14 +357,14 @@ SHUNT_INLINE __u32 shunt_write(struct shunt_verdict *verdict, const void *bytes,
 	return done;
 }
 
-// Appends all of the bytes to the answer, or appends none and returns -1. `length` must be a
-// constant.
+// Appends all of the bytes to the answer. If they do not fit, appends none, refuses the message as
+// SHUNT_TOO_LONG, and returns -1. `length` must be a constant.
 SHUNT_INLINE int shunt_write_all(struct shunt_verdict *verdict, const void *bytes, __u32 length)
 {
 	__u32 at = verdict->reply_length;
 
 	if (length > SHUNT_MAX_REPLY || at > SHUNT_MAX_REPLY - length)
-		return -1;
+		return shunt_does_not_fit(verdict);
 	__builtin_memcpy(verdict->reply + at, bytes, length);
 	verdict->reply_length = at + length;
 	if (verdict->action != SHUNT_CLOSE)
@@ -352,8 +372,8 @@ SHUNT_INLINE int shunt_write_all(struct shunt_verdict *verdict, const void *byte
 	return 0;
 }
 
-// Appends `length` bytes of the message to the answer, or appends none and returns -1. `most`, a
-// constant, bounds `length`.
+// Appends `length` bytes of the message to the answer. If they do not fit, appends none, refuses the
+// message as SHUNT_TOO_LONG, and returns -1. `most`, a constant, bounds `length`.
 SHUNT_INLINE int shunt_write_from(struct shunt_verdict *verdict, const struct shunt_socket *socket, __u32 offset,
 				  __u64 length, __u32 most)
 {
@@ -363,10 +383,12 @@ SHUNT_INLINE int shunt_write_from(struct shunt_verdict *verdict, const struct sh
 		return -1;
 	SHUNT_OPAQUE(at);
 	if (at > SHUNT_MAX_REPLY - most)
-		return -1;
+		return shunt_does_not_fit(verdict);
 	SHUNT_OPAQUE(length);
-	if (length < 1 || length > most)
+	if (length < 1)
 		return -1;
+	if (length > most)
+		return shunt_does_not_fit(verdict);
 	if (shunt_copy(socket, socket->begin + from, verdict->reply + at, length))
 		return -1;
 	verdict->reply_length = at + length;

@@ -7,10 +7,11 @@ use std::process::Command;
 use object::{Object, ObjectSymbol};
 use thiserror::Error;
 
+use super::state::{State, state};
 use crate::service::file::SECTION;
 
 /// The headers for services, embedded so that nothing needs to be installed.
-const HEADERS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/headers.rs"));
+pub(super) const HEADERS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/headers.rs"));
 
 /// An error that prevents the build of an object.
 #[derive(Debug, Error)]
@@ -40,6 +41,13 @@ pub enum BuildError {
          __builtin_memcpy with a constant length"
     )]
     Undefined(String),
+    /// The source keeps something from one message to the next.
+    #[error(
+        "a service keeps no state from one message to the next, because the kernel and user space would each have \
+         their own: {}",
+        .0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    State(Vec<State>),
     /// The compiler's errors, with their lines.
     #[error("the service does not compile {half}:\n{complaint}")]
     Complaint {
@@ -72,7 +80,7 @@ pub fn build(source: &Path, output: Option<&Path>, defines: &[String]) -> Result
 
     let compile = |half, arguments: &[&OsStr]| {
         let mut command = clang();
-        command.args(["-O2", "-g", "-Wall", "-I"]).arg(scratch.path());
+        command.args(["-O2", "-g", "-Wall", "-Werror=unused-result", "-I"]).arg(scratch.path());
         // Debian has a separate <asm/types.h> for each architecture.
         command.arg(format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH));
         command.args(defines.iter().map(|define| format!("-D{define}")));
@@ -93,9 +101,14 @@ pub fn build(source: &Path, output: Option<&Path>, defines: &[String]) -> Result
         "for the kernel",
         &[&arguments[..], &[carrier.as_os_str(), OsStr::new("-o"), object.as_os_str()]].concat(),
     )?;
-    let missing = undefined(&std::fs::read(&object).map_err(file(&object))?);
+    let built = std::fs::read(&object).map_err(file(&object))?;
+    let missing = undefined(&built);
     if !missing.is_empty() {
         return Err(BuildError::Undefined(missing.join(", ")));
+    }
+    let state = state(&built, Some(source));
+    if !state.is_empty() {
+        return Err(BuildError::State(state));
     }
     // Replace an existing file only with a complete one.
     std::fs::copy(&object, &output).map_err(file(&output))?;
