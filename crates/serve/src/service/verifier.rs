@@ -154,8 +154,13 @@ impl Complaint {
                 || line.starts_with(';')
                 || is_instruction(line))
         };
-        let said = log.lines().rev().find(is_prose)?.trim().to_owned();
-        let source = log.lines().rev().find(|line| line.starts_with("; "));
+        let lines: Vec<&str> = log.lines().collect();
+        // States of the registers may follow the message.
+        let has_advice = |line: &&str| ADVICE.iter().any(|(words, _)| fits(line, words));
+        let known = lines.iter().rposition(|line| is_prose(line) && has_advice(line));
+        let at = known.or_else(|| lines.iter().rposition(is_prose))?;
+        let said = lines[at].trim().to_owned();
+        let source = lines[..at].iter().rev().find(|line| line.starts_with("; "));
         // "; a += b; @ file.c:12" since Linux 6.10, and without the position before.
         let (line, place) = match source.map(|line| line.trim_start_matches("; ")) {
             Some(text) => match text.rsplit_once(" @ ") {
@@ -164,26 +169,32 @@ impl Complaint {
             },
             None => (None, None),
         };
-        let fits = |words: &[&str]| words.iter().any(|word| said.contains(word));
         let advice = ADVICE
             .iter()
-            .find(|(words, _)| fits(words))
+            .find(|(words, _)| fits(&said, words))
             .map_or("the verifier cannot tell that this is safe", |(_, advice)| advice);
         let function = program.trim_start_matches("shunt_test_").to_owned();
         Some(Complaint { function, place, line, said, advice })
     }
 }
 
+/// Returns whether a message contains one of the phrases.
+fn fits(said: &str, words: &[&str]) -> bool {
+    words.iter().any(|word| said.contains(word))
+}
+
 /// "12: (07) r1 += 8", "from 3 to 9: ...", "last_idx 3 ...".
 fn is_instruction(line: &str) -> bool {
     let numbered = line.split_once(':').is_some_and(|(number, _)| number.parse::<u32>().is_ok());
     numbered
-        || ["from ", "mark_precise", "last_idx", "func#", "R0", "R1", "parent "].iter().any(|start| {
-            line.starts_with(start)
-                && !line.contains("invalid")
-                && !line.contains("!read_ok")
-                && !line.contains("unbounded")
-        })
+        || ["from ", "mark_precise", "last_idx", "func#", "R0", "R1", "parent ", "cur state", "old state"]
+            .iter()
+            .any(|start| {
+                line.starts_with(start)
+                    && !line.contains("invalid")
+                    && !line.contains("!read_ok")
+                    && !line.contains("unbounded")
+            })
 }
 
 #[cfg(test)]
@@ -201,6 +212,18 @@ mod tests {
         assert_eq!(complaint.line.as_deref(), Some("sum += bytes[at];"));
         assert_eq!(complaint.said, "R3 min value is outside of the allowed memory range");
         assert!(complaint.advice.contains("compare it right before"), "{}", complaint.advice);
+    }
+
+    #[test]
+    fn an_endless_loop_is_named_before_the_states_of_the_registers() {
+        let log = "func#0 @0\n; while (at != 7) @ mine.c:21\n5: (55) if r1 != 0x7 goto pc-1\n\
+            ; something else @ mine.c:30\n6: (95) exit\n; while (at != 7) @ mine.c:21\n\
+            infinite loop detected at insn 5\ncur state: R1=scalar() R10=fp0\nold state: R1=scalar() R10=fp0\n\
+            processed 9 insns (limit 1000000)\n";
+        let complaint = Complaint::read("shunt_test_decide", log).expect("there is a log");
+        assert_eq!(complaint.place.as_deref(), Some("mine.c:21"));
+        assert_eq!(complaint.said, "infinite loop detected at insn 5");
+        assert!(complaint.advice.starts_with("a loop"), "{}", complaint.advice);
     }
 
     #[test]
