@@ -533,6 +533,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value_t = ServeEngine::Auto)]
     pub(crate) engine: ServeEngine,
 
+    /// Run a service that the kernel's verifier rejects: in its own process, which is started again after a crash or
+    /// if a call takes longer than a second
+    #[arg(long)]
+    pub(crate) unverified: bool,
+
     /// How a key becomes a backend [default: what the file says, else modulo]
     #[arg(long, value_enum)]
     pub(crate) hash: Option<ServeHash>,

@@ -142,6 +142,64 @@ fn without_privilege_everything_is_served_in_user_space_and_that_is_said() {
     assert_eq!(status["kernel"]["messages"], 0);
 }
 
+/// Its `decide` crashes at lines that begin with c, and does not end at lines that begin with e.
+const FAULTY: &str = r#"
+#include <shunt/line.h>
+static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict)
+{
+	__u8 byte = 0;
+
+	shunt_peek(socket, 0, &byte, 1);
+	if (byte == 'c')
+		*(volatile __u8 *)8 = 1;
+	while (byte == 'e')
+		asm volatile("" : "+r"(byte));
+	shunt_echo(verdict);
+}
+SHUNT_SERVICE(.name = "faulty", .parse = line_message, .decide = decide);
+"#;
+
+#[test]
+fn a_faulty_service_is_started_again_and_ends_when_it_should() {
+    let shell = Shell::new();
+    let source = shell.file("faulty.c", FAULTY);
+    let built = shell.shunt(["serve", "build"]).arg(&source).output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let object = source.with_extension("bpf.o");
+    let mut serving = Serving::start(&shell, &[object.to_str().unwrap(), "--unverified", "--drain", "0"]);
+    let net = serving.net.clone();
+    let exchange = |line: &[u8]| {
+        let began = Instant::now();
+        // The service's process may be starting.
+        let mut client = loop {
+            match net.inside(|| TcpStream::connect(ADDRESS)) {
+                Ok(client) => break client,
+                Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let _ = client.write_all(line);
+        let mut answer = [0; 100];
+        client.read(&mut answer).map(|count| answer[..count].to_vec()).unwrap_or_default()
+    };
+    // A process that is ending still accepts clients.
+    let await_service = || {
+        let began = Instant::now();
+        while exchange(b"fine\n") != b"fine\n" {
+            assert!(began.elapsed() < PATIENCE, "it does not serve");
+        }
+    };
+    await_service();
+    for fault in [&b"crash\n"[..], b"endless\n"] {
+        assert_eq!(exchange(fault), b"");
+        await_service();
+    }
+    let pid = rustix::process::Pid::from_child(&serving.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(serving.child.wait().unwrap().success());
+}
+
 #[test]
 fn the_comparison_measures_every_way() {
     let shell = Shell::new();

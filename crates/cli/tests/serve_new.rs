@@ -45,6 +45,77 @@ fn the_document_leads_from_a_template_to_a_verified_service() {
     assert_eq!(last.lines().collect::<Vec<_>>(), promised);
 }
 
+/// A service that answers each line, with `body` in its `decide`.
+fn line_service(before: &str, body: &str) -> String {
+    format!(
+        "#include <shunt/line.h>\n{before}\n\
+         static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict)\n{{\n{body}\n}}\n\
+         SHUNT_SERVICE(.name = \"mine\", .parse = line_message, .decide = decide);\n"
+    )
+}
+
+fn write(directory: &Path, text: &str) {
+    std::fs::write(directory.join("mine.c"), text).unwrap();
+}
+
+#[test]
+fn state_that_the_halves_would_not_share_is_refused_with_its_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let map = "#ifdef __bpf__\nstruct { __uint(type, BPF_MAP_TYPE_ARRAY); __type(key, __u32); __type(value, __u64);\n\
+               __uint(max_entries, 1); } seen SEC(\".maps\");\n#endif";
+    let look = "__u32 key = 0;\n#ifdef __bpf__\nif (bpf_map_lookup_elem(&seen, &key)) shunt_drop(verdict);\n#endif\n\
+                shunt_echo(verdict);";
+    let cases = [
+        ("static __u64 count;", "count++; if (count > 3) shunt_echo(verdict);", "`count` at mine.c:2"),
+        ("", "static __u32 calls = 7;\nif (calls++ > 9) shunt_echo(verdict);", "`calls` at mine.c:5"),
+        (map, look, "`seen` at mine.c:4"),
+    ];
+    for (before, body, place) in cases {
+        write(directory.path(), &line_service(before, body));
+        let said = fail(directory.path(), &["serve", "build", "mine.c"]);
+        assert!(said.contains(place) && said.contains("state"), "{said}");
+        assert!(!directory.path().join("mine.bpf.o").exists());
+    }
+    write(
+        directory.path(),
+        &line_service("static const char text[] = \"yes\\n\";", "shunt_write_all(verdict, text, 4);"),
+    );
+    succeed(directory.path(), &["serve", "build", "mine.c"]);
+    succeed(directory.path(), &["serve", "check", "mine.bpf.o"]);
+}
+
+#[test]
+fn an_answer_that_does_not_fit_is_an_error_of_the_build_or_a_refusal() {
+    let directory = tempfile::tempdir().unwrap();
+    let long = "static const char text[300] = {1};";
+    write(directory.path(), &line_service(long, "shunt_write_all(verdict, text, sizeof(text));"));
+    let said = fail(directory.path(), &["serve", "build", "mine.c"]);
+    assert!(said.contains("mine.c:5") && said.contains("at most 256 bytes"), "{said}");
+    // The sum of two answers is known only at run time.
+    let twice = "shunt_write_all(verdict, text, 200);\nshunt_write_all(verdict, text, 200);";
+    write(directory.path(), &line_service(long, twice));
+    std::fs::write(directory.path().join("mine.tests"), "decide \"a\\n\" = refuse too-long\n").unwrap();
+    succeed(directory.path(), &["serve", "build", "mine.c"]);
+    let said = succeed(directory.path(), &["serve", "check", "mine.bpf.o"]);
+    assert!(said.contains("1 tests passed, in user space and in the kernel"), "{said}");
+}
+
+#[test]
+fn an_endless_loop_is_named_with_its_line_and_not_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let endless = "__u8 byte = 1;\nwhile (byte != 0)\nshunt_peek(socket, 0, &byte, 1);\nshunt_echo(verdict);";
+    write(directory.path(), &line_service("", endless));
+    succeed(directory.path(), &["serve", "build", "mine.c"]);
+    let said = fail(directory.path(), &["serve", "check", "mine.bpf.o"]);
+    assert!(said.contains("a loop whose end cannot be foreseen") && said.contains("mine.c:"), "{said}");
+    for engine in ["auto", "user"] {
+        let control = directory.path().join("control");
+        let arguments = ["serve", "mine.bpf.o", "--listen", "127.0.0.1:0", "--engine", engine, "--control"];
+        let said = fail(directory.path(), &[&arguments[..], &[control.to_str().unwrap()]].concat());
+        assert!(said.contains("--unverified"), "{said}");
+    }
+}
+
 #[test]
 fn a_template_overwrites_nothing() {
     let directory = tempfile::tempdir().unwrap();

@@ -8,16 +8,24 @@ use anyhow::{Context, Result};
 use sd_notify::NotifyState;
 use serde_json::Value;
 use shunt_serve::engine::{self, Engine, Hashing, Options, Request};
+use shunt_serve::service::Watched;
 use shunt_serve::service::file::Program;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::supervisor;
 use crate::args::{ServeArgs, ServeEngine, ServeHash};
 use crate::daemon::{notify, shutdown, start_log};
 use crate::table::{Column, left, render, right};
 
 pub(super) fn serve(args: &ServeArgs) -> Result<()> {
+    if args.unverified && !supervisor::is_supervised() {
+        return supervisor::supervise(args);
+    }
     let options = options(args)?;
     start_log(None, None)?;
+    if args.unverified {
+        supervisor::be_supervised()?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let shutdown = shutdown()?;
@@ -47,8 +55,9 @@ pub(super) fn reload(control: &Path) -> Result<()> {
 fn options(args: &ServeArgs) -> Result<Options> {
     let program = Program::open(args.service.as_deref().context("say which SERVICE")?)?;
     Ok(Options {
-        service: Arc::new(program.native),
+        service: if args.unverified { Arc::new(Watched(program.native)) } else { Arc::new(program.native) },
         object: program.object,
+        verify: !args.unverified && !program.is_builtin,
         listen: args.listen.context("say --listen ADDRESS:PORT")?,
         backends: args.backends.as_deref().map(std::path::absolute).transpose()?,
         engine: match args.engine {

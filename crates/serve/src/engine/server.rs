@@ -27,6 +27,7 @@ use super::shared::{Engine, Shared};
 use super::worker::Worker;
 use super::{limits, metrics};
 use crate::service::Service;
+use crate::service::trial::Trial;
 use crate::service::verifier::LoadError;
 
 /// The options of a service.
@@ -35,6 +36,8 @@ pub struct Options {
     pub service: Arc<dyn Service>,
     /// The BPF half.
     pub object: Vec<u8>,
+    /// Refuse the service if the kernel's verifier rejects its functions.
+    pub verify: bool,
     /// The address that clients connect to.
     pub listen: SocketAddr,
     /// The file of backends, if the service has any.
@@ -83,6 +86,12 @@ pub enum Error {
     /// The kernel was required and rejected the service.
     #[error("the service cannot run in the kernel, as --engine kernel asks: {0}")]
     Kernel(#[from] LoadError),
+    /// The kernel's verifier has rejected a function of the service.
+    #[error(
+        "{0}\nSuch a service may crash or hang in user space too, so it is not run. Correct it, or add --unverified, \
+         which runs it in a process of its own"
+    )]
+    Unverified(LoadError),
     /// An address or the control socket cannot be bound.
     #[error("cannot listen at {place}: {source}")]
     Listen {
@@ -180,16 +189,33 @@ pub async fn run(
     Ok(())
 }
 
+/// Returns an error if the kernel's verifier rejects a function of the service. Without the right to
+/// load programs, it cannot be asked.
+fn verify(options: &Options) -> Result<(), Error> {
+    if !options.verify {
+        return Ok(());
+    }
+    match Trial::load(&options.object) {
+        Err(error @ LoadError::Unsafe(_)) => Err(Error::Unverified(error)),
+        _ => Ok(()),
+    }
+}
+
 /// Loads a kernel engine for each thread, or returns the reason why there is none.
-fn kernels(options: &Options, backends: usize) -> Result<(Vec<Kernel>, Option<LoadError>), LoadError> {
+fn kernels(options: &Options, backends: usize) -> Result<(Vec<Kernel>, Option<LoadError>), Error> {
     if options.engine == Engine::User {
+        verify(options)?;
         return Ok((Vec::new(), None));
     }
     let load = |_| Kernel::load(&options.object, backends, options.engine == Engine::Auto);
     match (0..options.threads).map(load).collect() {
         Ok(kernels) => Ok((kernels, None)),
-        Err(error) if options.engine == Engine::Kernel => Err(error),
-        Err(error) => Ok((Vec::new(), Some(error))),
+        Err(error) if options.engine == Engine::Kernel => Err(error.into()),
+        Err(error) => {
+            // The engine around the functions may be too large, though they are safe.
+            verify(options)?;
+            Ok((Vec::new(), Some(error)))
+        }
     }
 }
 

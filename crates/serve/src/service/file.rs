@@ -23,6 +23,8 @@ pub struct Program {
     pub native: Native,
     /// The half for the kernel. Empty if there is none.
     pub object: Vec<u8>,
+    /// It is part of shunt, whose tests have the kernel verify it.
+    pub is_builtin: bool,
 }
 
 /// An error that prevents the loading of a service.
@@ -74,7 +76,7 @@ impl Program {
         let known = || builtin::all().iter().map(|builtin| builtin.name).collect::<Vec<_>>().join(", ");
         let builtin = builtin::named(name)
             .ok_or_else(|| FileError::NoBuiltin { name: name.to_owned(), known: known() })?;
-        Ok(Program { native: builtin.native, object: builtin.object.to_vec() })
+        Ok(Program { native: builtin.native, object: builtin.object.to_vec(), is_builtin: true })
     }
 
     fn load(path: &Path) -> Result<Program, FileError> {
@@ -90,7 +92,7 @@ impl Program {
         // dlopen takes a library with the name of a loaded one for that one. So the descriptor, whose
         // number is the name, stays open as long as the library is loaded: until the process ends.
         let _ = memory.into_raw_fd();
-        Ok(Program { native, object })
+        Ok(Program { native, object, is_builtin: false })
     }
 }
 

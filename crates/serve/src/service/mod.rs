@@ -7,8 +7,10 @@ pub mod file;
 mod native;
 pub mod trial;
 pub mod verifier;
+mod watched;
 
 pub use native::{Native, NativeError};
+pub use watched::{Watched, watch};
 
 use std::ops::Range;
 

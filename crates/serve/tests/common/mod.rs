@@ -39,6 +39,7 @@ impl Serving {
         let options = Options {
             service: Arc::new(builtin.native),
             object: builtin.object.to_vec(),
+            verify: false,
             listen: address,
             backends: (!backends.is_empty()).then_some(file),
             engine,
