@@ -147,11 +147,14 @@ fn a_broker_of_another_user_is_not_used() {
     }
     start.args(["run", "--", "true"]);
     Ended::of(start).quietly(0);
-    // The user itself cannot make namespaces.
+    // The user itself cannot make namespaces, nor see programs of containers.
     let (code, report) = live(again);
     assert_served(&report, "same_namespace");
-    let needs = pair(&report, "two_namespaces");
-    assert_eq!((&needs["outcome"], labels(needs)), (&"not_tried".into(), vec!["needs_root"]), "{report:#}");
+    for kind in ["two_namespaces", "containers"] {
+        let needs = pair(&report, kind);
+        let found = (&needs["outcome"], labels(needs));
+        assert_eq!(found, (&"not_tried".into(), vec!["needs_root"]), "{report:#}");
+    }
     assert_eq!(code, 0, "{report:#}");
     let mut command = shell.shunt([""; 0]);
     command.env("SHUNT_BROKER", runtime.join("shunt/broker.sock"));

@@ -212,6 +212,10 @@ fn cause(label: &'static str, explanation: impl Into<String>, advice: impl Into<
     Cause { label: label.into(), explanation: explanation.into(), advice: advice.into() }
 }
 
+fn needs_root(explanation: &str) -> Cause {
+    cause("needs_root", explanation, "Run it as root: `sudo shunt doctor --live`.")
+}
+
 fn no_static() -> Cause {
     cause(
         "other_processor",

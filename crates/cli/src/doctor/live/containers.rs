@@ -12,10 +12,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::geteuid;
 
 use super::ends::{End, Limit, Output};
 use super::pair::Pair;
-use super::{Kind, Site, Tried, cause};
+use super::{Kind, Site, Tried, cause, needs_root};
 use crate::broker;
 use crate::elf::{self, Elf};
 use crate::explain::Cause;
@@ -29,6 +30,10 @@ const PROGRAM: &str = "/end";
 const PAGE: &str = "docs/containers.md";
 
 pub(super) fn try_it(program: &Path, interrupted: &Arc<AtomicBool>) -> Result<Tried> {
+    // The broker shows the programs of containers to root only.
+    if !geteuid().is_root() {
+        return Ok(Tried::not_tried(KIND, needs_root("Only root sees which transport containers use.")));
+    }
     let limit = Limit::new(LIMIT, interrupted);
     let engine = match Engine::find(&limit) {
         Ok(engine) => engine,

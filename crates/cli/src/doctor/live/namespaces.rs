@@ -14,7 +14,7 @@ use shunt_sys::netns;
 
 use super::ends::Limit;
 use super::pair::{self, Pair};
-use super::{Kind, Site, Tried, cause};
+use super::{Kind, Site, Tried, cause, needs_root};
 use crate::broker;
 
 const KIND: Kind = Kind::TwoNamespaces;
@@ -24,8 +24,6 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 const INTERFACE: &str = "shunt0";
 
 pub(super) fn try_it(program: &Path, site: &Site, limit: &Limit) -> Result<Tried> {
-    let needs_root =
-        |explanation: &str| cause("needs_root", explanation, "Run it as root: `sudo shunt doctor --live`.");
     if !geteuid().is_root() {
         let needs = needs_root("Only root makes network namespaces.");
         return Ok(Tried::not_tried(KIND, needs));
