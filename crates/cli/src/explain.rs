@@ -194,7 +194,11 @@ fn named(name: &str) -> Result<(Option<FileReport>, Vec<u32>)> {
             Some(FileReport { path, can_be_entered: obstacle.is_none(), causes })
         }
         Err(_) if !pids.is_empty() => None,
-        Err(error) => return Err(anyhow!("{name}: {error}, and no process goes by that name")),
+        Err(error) => {
+            return Err(anyhow!(
+                "{name}: {error}, and no process goes by that name; for a unit: `shunt service status {name}`"
+            ));
+        }
     };
     Ok((file, pids))
 }
@@ -321,6 +325,11 @@ impl Looked<'_> {
             && (!has_reported || self.use_of(process, socket, broker) == Some(Use::Unseen))
     }
 
+    /// Returns whether other processes have the socket too, as after a fork.
+    fn is_held_by_others(&self, process: &Process, socket: &Socket) -> bool {
+        self.sockets.owners(socket).iter().any(|pid| *pid != process.pid)
+    }
+
     /// Returns why the shim of a process has not reported a connection.
     fn why_untold(&self, process: &Process, socket: &Socket, broker: Option<&Path>) -> Vec<Cause> {
         if !is_of_this_host(socket) {
@@ -330,6 +339,8 @@ impl Looked<'_> {
         let unknown = || Cause::of_obstacle(&Obstacle::UntoldUse, &process.name);
         match self.use_of(process, socket, broker) {
             Some(Use::Little) => vec![Reason::TooFewOperations.into()],
+            // The other process may be the one that uses it.
+            Some(Use::Unseen) if self.is_held_by_others(process, socket) => vec![Reason::Shared.into()],
             Some(Use::Unseen) => vec![unseen()],
             Some(Use::Unknown) => vec![unknown()],
             // Either a cause applies to all connections of the process, or the connection is over.
@@ -414,7 +425,7 @@ impl Looked<'_> {
             let own = self.snapshot(broker)?.processes.iter().filter(|one| one.pid == process.pid);
             own.filter_map(|one| row_of(one, socket)).next().cloned()
         });
-        let peers = self.peers(socket, process.pid);
+        let peers = self.peers(socket, process.pid, report.broker.as_deref());
         let mut causes: Vec<Cause> = match &row {
             Some(row) => causes_of(row, false),
             // The causes for the whole process explain this connection too.
@@ -463,8 +474,8 @@ impl Looked<'_> {
     }
 
     /// Returns the processes at the other end, each with the causes that keep this connection on
-    /// TCP there.
-    fn peers(&mut self, socket: &Socket, own: u32) -> Vec<(Peer, Vec<Cause>)> {
+    /// TCP there. `own_broker` is the broker of this end.
+    fn peers(&mut self, socket: &Socket, own: u32, own_broker: Option<&Path>) -> Vec<(Peer, Vec<Cause>)> {
         let Some(other) = self.sockets.peer(socket) else { return Vec::new() };
         let other = other.clone();
         let mut pids = self.sockets.owners(&other).to_vec();
@@ -476,6 +487,11 @@ impl Looked<'_> {
             let process = Process::look(pid).ok()?;
             let broker = if process.has_shim { self.broker_of(&process) } else { None };
             let mut causes = self.causes(&process, broker.as_deref());
+            if let (Some(here), Some(there)) = (own_broker, broker.as_deref())
+                && self.are_different(here, there)
+            {
+                causes.insert(0, two_brokers(here, there));
+            }
             if causes.is_empty() && process.has_shim {
                 causes = self.of_the_other_end(&process, &other, broker.as_deref());
             }
@@ -484,6 +500,12 @@ impl Looked<'_> {
             Some((peer, causes))
         };
         pids.into_iter().filter_map(describe).collect()
+    }
+
+    /// Returns whether two brokers answer at these sockets.
+    fn are_different(&self, one: &Path, other: &Path) -> bool {
+        let pid = |path| self.snapshot(path).map(|snapshot| snapshot.broker_pid);
+        pid(one).zip(pid(other)).is_some_and(|(one, other)| one != other)
     }
 
     /// Returns the causes on the side of the process at the other end, which runs under shunt.
@@ -499,6 +521,7 @@ impl Looked<'_> {
             }
             None if self.is_used_by_ring(process, socket, broker) => vec![Reason::IoUring.into()],
             None => match self.use_of(process, socket, broker) {
+                Some(Use::Unseen) if self.is_held_by_others(process, socket) => vec![Reason::Shared.into()],
                 Some(Use::Unseen) => vec![Cause::of_obstacle(&Obstacle::UnseenUse, &process.name)],
                 _ => Vec::new(),
             },
@@ -509,6 +532,22 @@ impl Looked<'_> {
 /// Returns the shim's report of a connection.
 fn row_of<'a>(known: &'a shunt_abi::status::Process, socket: &Socket) -> Option<&'a Connection> {
     known.connections.iter().find(|row| (row.local, row.remote) == (socket.local, socket.remote))
+}
+
+/// Returns the cause for a connection whose ends use two brokers.
+fn two_brokers(here: &Path, there: &Path) -> Cause {
+    Cause {
+        label: "two_brokers".into(),
+        explanation: format!(
+            "It uses the broker at {}, and this end the one at {}. Only ends at one broker share memory.",
+            there.display(),
+            here.display()
+        ),
+        advice: format!(
+            "Start both programs with one broker, as with `shunt run --broker {}`.",
+            there.display()
+        ),
+    }
 }
 
 /// Returns the cause for a process whose broker's socket is accessible to another user only.

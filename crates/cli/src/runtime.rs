@@ -69,7 +69,11 @@ fn checks(file: &Path) -> [Check; 4] {
         Err(error) => Err(error.to_string()),
     };
     let socket = Path::new(shunt_broker::SYSTEM_SOCKET);
-    let broker = broker::probe(socket).map(|pid| format!("process {pid} at {}", socket.display()));
+    let broker = broker::probe(socket).map(|pid| match pid {
+        // systemd has made the socket, and starts the broker once somebody connects.
+        1 => format!("systemd starts it on demand at {}", socket.display()),
+        pid => format!("process {pid} at {}", socket.display()),
+    });
     let shown = |path: PathBuf| path.display().to_string();
     [
         ("registered", registered),

@@ -306,7 +306,8 @@ fn not_yet(programs: &[Unregistered], screen: &Screen) -> String {
         more => format!(" and {more} more"),
     };
     let sentence = format!(
-        "{} under shunt without a TCP connection so far, or asleep since the broker was restarted: {}{rest}",
+        "{} under shunt that this broker does not know: without a TCP connection so far, asleep since the broker was \
+         restarted, or not able to reach it: {}{rest}",
         count_of(programs.len(), "program"),
         named.join(", ")
     );
@@ -323,7 +324,7 @@ fn heading(snapshot: &Snapshot, screen: &Screen) -> String {
         count_of(snapshot.pairs_made as usize, "connection"),
         if snapshot.of_all { "" } else { "; only your own programs are shown" },
     );
-    let ends = format!("connection ends since the start: {}", share(&snapshot.totals.share));
+    let ends = format!("connection ends so far: {}", share(&snapshot.totals.share));
     let mut text = format!("{}\n{}\n", screen.wrap(&broker, 0, 2), screen.wrap(&ends, 0, 2));
     for (what, counts) in [
         ("offers that the broker refused since the start:", &snapshot.offers_refused),
@@ -506,7 +507,7 @@ mod tests {
         assert_eq!(
             text(&snapshot(vec![connection()])),
             "broker 7, up 1 min 1 s: 1 pair of programs with shared memory, 0 connections put on it\n\
-             connection ends since the start: 20 used, 4 of them offered to the broker, 3 on shared memory for a time\n\
+             connection ends so far: 20 used, 4 of them offered to the broker, 3 on shared memory for a time\n\
              \n\
              PROGRAM     PID  LOCAL            REMOTE       SENDS  SENT SHM  SENT TCP  RECEIVES  RECV SHM  RECV TCP  WHY TCP\n\
              memca\\u{7}   42  127.0.0.1:11211  [::1]:40000  shm    2.00 KiB     100 B  tcp       1.00 KiB       5 B  receives: socket_option (TCP_INQ)\n\

@@ -443,6 +443,17 @@ fn a_connection_with_both_its_ends() {
     assert!(text.contains(&format!("(pid {}): on shared memory\n", server.pid())), "{text}");
     drop(client);
 
+    // The client has a broker of its own.
+    let elsewhere = Shell::new();
+    let words = ["python3", script, "client", &port.to_string(), "busy"];
+    let client = Idle::start(under_shunt(&elsewhere, &words));
+    let report = explain(&shell, client.pid());
+    let causes = report["processes"][0]["connections"][0]["causes"].as_array().unwrap();
+    assert!(causes.iter().any(|cause| cause["label"] == "two_brokers"), "{report:#}");
+    let of_peer = causes.iter().find(|cause| cause["label"] == "peer_not_offered").unwrap();
+    assert!(of_peer["advice"].as_str().unwrap().contains("advice for two_brokers"), "{report:#}");
+    drop(client);
+
     // The client is not under shunt. Both ends report that.
     let mut command = Command::new("python3");
     command.args([script, "client", &port.to_string(), "busy"]);

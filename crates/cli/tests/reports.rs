@@ -63,7 +63,7 @@ fn program_without_a_connection_is_in_the_status() {
     let sleeper = Running::start(shell.shunt(["run", "--", "sleep", "1000"]));
     eventually("it is shown", || {
         let ended = Ended::of(shell.shunt(["status"])).quietly(0);
-        ended.stdout.contains("1 program under shunt without a TCP connection so far")
+        ended.stdout.contains("1 program under shunt that this broker does not know")
             && ended.stdout.contains("sleep (")
     });
     drop(sleeper);

@@ -110,7 +110,9 @@ impl Cause {
         if self.label != Reason::PeerNotOffered.label() {
             return;
         }
-        let labels: Vec<&str> = there.iter().map(|cause| &*cause.label).collect();
+        let mut labels: Vec<&str> = there.iter().map(|cause| &*cause.label).collect();
+        labels.sort_unstable();
+        labels.dedup();
         (self.explanation, self.advice) = match labels.is_empty() {
             true => (
                 "The other end's program runs under shunt, and has not offered this connection: it has been idle, or is used past shunt."

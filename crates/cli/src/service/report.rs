@@ -127,6 +127,9 @@ fn text(status: &Status) -> String {
     if restart {
         let units = status.restart.join(" ");
         text += &match status.enabled {
+            true if under == status.processes.len() => {
+                format!("  Its libshunt.so was replaced since it started: systemctl restart {units}\n")
+            }
             true => format!("  It runs as it was before: systemctl restart {units}\n"),
             false => format!("  It is under shunt until it starts again: systemctl restart {units}\n"),
         };
