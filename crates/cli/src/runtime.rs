@@ -70,7 +70,7 @@ fn checks(file: &Path) -> [Check; 4] {
     };
     let socket = Path::new(shunt_broker::SYSTEM_SOCKET);
     let broker = broker::probe(socket).map(|pid| match pid {
-        // systemd has made the socket, and starts the broker once somebody connects.
+        // systemd has made the socket, and starts the broker at the first connection.
         1 => format!("systemd starts it on demand at {}", socket.display()),
         pid => format!("process {pid} at {}", socket.display()),
     });
