@@ -236,6 +236,11 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "ADDR", value_parser = parse_metrics)]
     pub(crate) metrics: Option<SocketAddr>,
 
+    /// Let the metrics have the latency of requests. Programs measure it while the metrics are read,
+    /// which takes time of them [default: what the configuration says, else they do not]
+    #[arg(long)]
+    pub(crate) latency: bool,
+
     /// Where the overlay's router publishes its policy, beside its control socket
     #[arg(long, value_name = "PATH", default_value = shunt_broker::OVERLAY_POLICY)]
     pub(crate) overlay_policy: PathBuf,
@@ -255,6 +260,10 @@ pub(crate) struct StatusArgs {
     #[arg(long)]
     pub(crate) summary: bool,
 
+    /// Have the programs measure for two seconds how long they wait for answers, and print that
+    #[arg(long)]
+    pub(crate) latency: bool,
+
     #[command(flatten)]
     pub(crate) filter: Filter,
 
@@ -272,7 +281,7 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Keys: Tab programs or connections, arrows select, Enter details, s sort, r reverse, / filter, \
+    after_help = "Keys: Tab programs or connections, arrows select, Enter details, s sort, r reverse, / filter, l latency, \
         space pause, h help, q quit."
 )]
 pub(crate) struct TopArgs {
@@ -295,6 +304,10 @@ pub(crate) struct TopArgs {
 
     #[command(flatten)]
     pub(crate) only: Filter,
+
+    /// Show the latency of connections from the start, as after the key l
+    #[arg(long)]
+    pub(crate) latency: bool,
 
     /// Look again after so many seconds
     #[arg(long, value_name = "SECS", default_value = "1", value_parser = parse_interval)]

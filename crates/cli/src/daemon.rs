@@ -41,6 +41,7 @@ fn serve(args: &DaemonArgs, socket: PathBuf) -> Result<()> {
     config.idle_exit = configured.idle_exit.map(Duration::from_secs);
     config.ring_bytes = configured.ring_bytes.unwrap_or(config.ring_bytes);
     config.metrics = configured.metrics;
+    config.latency = configured.latency;
     config.overlay_policy.clone_from(&args.overlay_policy);
     config.listener = activated_socket()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -163,6 +164,9 @@ fn detach(args: &DaemonArgs, socket: &Path) -> Result<()> {
     }
     if let Some(address) = args.metrics {
         command.args(["--metrics", &address.to_string()]);
+    }
+    if args.latency {
+        command.arg("--latency");
     }
     command.arg("--overlay-policy").arg(std::path::absolute(&args.overlay_policy)?);
     if let Some(path) = log_file {

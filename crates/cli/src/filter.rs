@@ -79,6 +79,8 @@ mod tests {
             send: direction,
             receive: direction,
             option: None,
+            connected: false,
+            latency: Default::default(),
             ended_seconds_ago: None,
         };
         let process = |pid: u32, program: &str, connections| Process {

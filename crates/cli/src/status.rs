@@ -1,15 +1,18 @@
 //! `shunt status`: prints the broker's snapshot as a table or as JSON, and the connections of the
 //! overlay's router, if there is one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
+use shunt_abi::latency::Latency;
 use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::shown::visible;
 use shunt_abi::status::{Connection, Direction, Process, Share, Snapshot};
+use shunt_broker::StatusError;
 
 use crate::args::StatusArgs;
 use crate::broker;
@@ -31,6 +34,19 @@ const COLUMNS: [Column; 11] = [
     right("RECV SHM", 8),
     right("RECV TCP", 10),
     left("WHY TCP", 4).shortened_to(12),
+];
+
+/// The columns of `--latency`.
+const LATENCIES: [Column; 9] = [
+    left("PROGRAM", 0).shortened_to(10),
+    right("PID", 6),
+    left("LOCAL", 5),
+    left("REMOTE", 1),
+    left("TRANSPORT", 4),
+    right("REQUESTS", 7),
+    right("MEAN", 8),
+    right("HALF WITHIN", 3),
+    right("99 % WITHIN", 2),
 ];
 
 /// The columns that count connection ends: those that are open, and those since the process started.
@@ -63,7 +79,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let overlay = View::ask(&args.control.control);
     let (mut snapshot, unregistered) = match find(args.broker.as_deref()) {
         Ok(broker) => {
-            let snapshot = shunt_broker::status(&broker)?;
+            let snapshot = if args.latency { measured(&broker)? } else { shunt_broker::status(&broker)? };
             let is_known = |pid| snapshot.processes.iter().any(|process| process.pid == pid);
             // The text names these programs only if it shows everything.
             let is_wanted = args.json || args.filter.is_empty();
@@ -94,12 +110,85 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
         return Ok(());
     }
     let screen = Screen::of_output();
-    let shown = snapshot.as_ref().map(|snapshot| render(snapshot, &args.filter, args.summary, &screen));
+    let shown = snapshot.as_ref().map(|snapshot| {
+        let text = render(snapshot, &args.filter, args.summary, &screen);
+        if args.latency { latencies(snapshot, &screen) + "\n" + &text } else { text }
+    });
     let shown =
         shown.map(|text| text + &unregistered.map(|found| not_yet(&found, &screen)).unwrap_or_default());
     let parts = [shown, overlay.as_ref().map(View::text)];
     print!("{}", parts.into_iter().flatten().collect::<Vec<_>>().join("\n"));
     Ok(())
+}
+
+/// How long programs measure for `--latency`.
+const MEASURED: Duration = Duration::from_secs(2);
+
+/// Has the programs measure, and returns a snapshot with the latencies of that time only.
+fn measured(broker: &Path) -> Result<Snapshot, StatusError> {
+    let before = shunt_broker::status_with_latency(broker)?;
+    std::thread::sleep(MEASURED);
+    let mut after = shunt_broker::status(broker)?;
+    only_since(&before, &mut after);
+    Ok(after)
+}
+
+/// Removes the latencies that an earlier snapshot has already.
+fn only_since(before: &Snapshot, after: &mut Snapshot) {
+    after.totals.latency = after.totals.latency.since(&before.totals.latency);
+    for process in &mut after.processes {
+        let is_it = |old: &&Process| (old.pid, &old.program) == (process.pid, &process.program);
+        let Some(old) = before.processes.iter().find(is_it) else { continue };
+        process.totals.latency = process.totals.latency.since(&old.totals.latency);
+        let ends: HashMap<u64, &Connection> = old.connections.iter().map(|end| (end.cookie, end)).collect();
+        for end in process.connections.iter_mut().chain(&mut process.ended_connections) {
+            if let Some(old) = ends.get(&end.cookie) {
+                end.latency = end.latency.since(&old.latency);
+            }
+        }
+    }
+}
+
+/// Describes the latencies of the ends that have connected.
+fn latencies(snapshot: &Snapshot, screen: &Screen) -> String {
+    let mut rows = Vec::new();
+    for process in &snapshot.processes {
+        for end in process.connections.iter().filter(|end| end.connected) {
+            let transport = match (end.send.transport, end.receive.transport) {
+                (one, other) if one == other => one.label(),
+                _ => "mixed",
+            };
+            let name = [printable(&process.program), process.pid.to_string()];
+            let place = [end.local.to_string(), end.remote.to_string(), transport.to_owned()];
+            rows.push(name.into_iter().chain(place).chain(latency_cells(&end.latency)).collect::<Vec<_>>());
+        }
+    }
+    if rows.is_empty() {
+        return "No program under shunt has an open connection that it has made itself.\n".to_owned();
+    }
+    rows.sort();
+    let seconds = MEASURED.as_secs();
+    let title = format!("Latency of requests in {seconds} seconds, at the end that has connected:\n");
+    title + &screen.table(&LATENCIES, &rows, |_, cell| Tone::of_label(cell))
+}
+
+/// Returns how many latencies there are, their mean, and what half and 99 % do not exceed.
+fn latency_cells(latency: &Latency) -> [String; 4] {
+    if latency.is_unknown() {
+        return ["unknown"; 4].map(str::to_owned);
+    }
+    let mean = latency.sum_nanos.checked_div(latency.count()).unwrap_or(0);
+    let count = latency.count().to_string();
+    [count, table::time(mean), within(latency, 0.5), within(latency, 0.99)]
+}
+
+/// Returns a time that this share of the latencies does not exceed.
+pub(crate) fn within(latency: &Latency, share: f64) -> String {
+    match latency.quantile(share) {
+        None => "unknown".to_owned(),
+        Some(Ok(nanos)) => table::time(nanos),
+        Some(Err(nanos)) => format!("more than {}", table::time(nanos)),
+    }
 }
 
 /// The broker's snapshot, and the view of the overlay's router, if this host has one.
@@ -451,6 +540,7 @@ pub(crate) fn printable(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use shunt_abi::latency::Histogram;
     use shunt_abi::status::Totals;
 
     use super::*;
@@ -494,6 +584,8 @@ mod tests {
             send: direction(Transport::Shm, Reason::None, 100, 2048),
             receive: direction(Transport::Tcp, Reason::SocketOption, 5, 1024),
             option: Some("TCP_INQ".into()),
+            connected: false,
+            latency: Latency::default(),
             ended_seconds_ago: None,
         }
     }
@@ -605,5 +697,46 @@ mod tests {
             text.lines().for_each(|line| assert!(table::width(line) <= width, "{width}: {line}"));
             assert!(text.contains("127.0.0.1:11211") == (width > 60), "{width}: {text}");
         }
+    }
+
+    /// Returns a latency of so many requests that took 50 ms.
+    fn latency(requests: usize) -> Latency {
+        let histogram = Histogram::default();
+        (0..requests).for_each(|_| histogram.add(50_000_000));
+        histogram.copy()
+    }
+
+    #[test]
+    fn latencies_are_those_of_the_end_that_connected_and_unknown_without_an_answer() {
+        let measured = Connection { connected: true, latency: latency(3), ..connection() };
+        let mut silent = Connection { connected: true, cookie: 2, ..connection() };
+        silent.remote.set_port(40001);
+        silent.send = silent.receive;
+        let shown = latencies(&snapshot(vec![measured, silent, connection()]), &Screen::default());
+        assert_eq!(
+            shown,
+            "Latency of requests in 2 seconds, at the end that has connected:\n\
+             PROGRAM     PID  LOCAL            REMOTE       TRANSPORT  REQUESTS     MEAN  HALF WITHIN  99 % WITHIN\n\
+             memca\\u{7}   42  127.0.0.1:11211  [::1]:40000  mixed             3  50.0 ms      65.5 ms      65.5 ms\n\
+             memca\\u{7}   42  127.0.0.1:11211  [::1]:40001  tcp         unknown  unknown      unknown      unknown\n"
+        );
+        assert!(latencies(&snapshot(vec![connection()]), &Screen::default()).contains("has made itself"));
+    }
+
+    #[test]
+    fn latencies_of_an_earlier_question_are_removed() {
+        let end = |requests| Connection { connected: true, latency: latency(requests), ..connection() };
+        let of = |requests| {
+            let mut snapshot = snapshot(vec![end(requests)]);
+            snapshot.processes[0].totals.latency = latency(requests);
+            snapshot
+        };
+        let mut after = of(5);
+        only_since(&of(3), &mut after);
+        assert_eq!(after.processes[0].connections[0].latency, latency(2));
+        assert_eq!(after.processes[0].totals.latency, latency(2));
+        let mut same = of(3);
+        only_since(&of(3), &mut same);
+        assert!(same.processes[0].connections[0].latency.is_unknown());
     }
 }

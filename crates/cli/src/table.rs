@@ -83,6 +83,15 @@ pub(crate) fn fit(columns: &[Column], natural: &[usize], available: usize) -> Ve
     widths
 }
 
+/// Returns a time for people, from microseconds on.
+pub(crate) fn time(nanos: u64) -> String {
+    match nanos as f64 / 1e3 {
+        micros if micros < 999.5 => format!("{micros:.0} us"),
+        micros if micros < 999_950.0 => format!("{:.1} ms", micros / 1e3),
+        micros => format!("{:.1} s", micros / 1e6),
+    }
+}
+
 fn total(widths: &[Option<usize>]) -> usize {
     let shown = widths.iter().flatten();
     shown.clone().sum::<usize>() + GAP * shown.count().saturating_sub(1)

@@ -154,6 +154,12 @@ impl Host {
         self.status_command().and_then(|mut command| crate::transport::snapshot(&mut command))
     }
 
+    /// Returns the broker's status after programs have measured latencies for a while.
+    pub fn status_with_latency(&self) -> Option<Snapshot> {
+        let mut command = self.status_command()?;
+        crate::transport::snapshot(command.arg("--latency"))
+    }
+
     /// Returns the output of `shunt explain` for a process; `None` on a native host.
     pub fn explain(&self, pid: u32) -> Option<String> {
         let mut command = Command::new(&self.tools.as_ref()?.shunt);

@@ -55,6 +55,7 @@ pub(crate) const RING_MEMORY: &str = "ring-memory";
 pub(crate) const IDLE_EXIT: &str = "idle-exit";
 pub(crate) const RING_BYTES: &str = "ring-bytes";
 pub(crate) const METRICS: &str = "metrics";
+pub(crate) const LATENCY: &str = "latency";
 pub(crate) const LOG: &str = "log";
 pub(crate) const LOG_FILE: &str = "log-file";
 
@@ -86,7 +87,7 @@ static OF_PROGRAMS: [Key; 5] = [
     },
 ];
 
-static OF_BROKERS: [Key; 5] = [
+static OF_BROKERS: [Key; 6] = [
     Key {
         name: IDLE_EXIT,
         default: "never, or 300 if `shunt run` has started it",
@@ -105,9 +106,17 @@ static OF_BROKERS: [Key; 5] = [
         variable: None,
         check: |text| args::parse_metrics(text).map(drop),
     },
+    Key { name: LATENCY, default: "off", variable: None, check: on_or_off },
     Key { name: LOG, default: "info", variable: Some(args::LOG), check: filter },
     Key { name: LOG_FILE, default: "standard error", variable: Some(args::LOG_FILE), check: absolute },
 ];
+
+fn on_or_off(text: &str) -> Result<(), String> {
+    match text {
+        "on" | "off" => Ok(()),
+        _ => Err("expected one of on, off".to_owned()),
+    }
+}
 
 fn one_of<T: ValueEnum>(text: &str) -> Result<(), String> {
     let names: Vec<String> = T::value_variants()
@@ -157,6 +166,7 @@ mod tests {
             (IDLE_EXIT, "0"),
             (RING_BYTES, "65537"),
             (METRICS, "localhost"),
+            (LATENCY, "yes"),
             (LOG, "shunt=loud"),
             (LOG_FILE, "broker.log"),
         ];

@@ -136,6 +136,7 @@ impl OfBroker {
             idle_exit: args.idle_exit.or_else(|| args::parse_idle_exit(said(keys::IDLE_EXIT)?).ok()),
             ring_bytes: args.ring_bytes.or_else(|| args::parse_ring_bytes(said(keys::RING_BYTES)?).ok()),
             metrics: args.metrics.or_else(|| args::parse_metrics(said(keys::METRICS)?).ok()),
+            latency: args.latency || said(keys::LATENCY) == Some("on"),
             log: said(keys::LOG).map(str::to_owned),
             log_file: args.log_file.clone().or_else(|| said(keys::LOG_FILE).map(PathBuf::from)),
         }
@@ -158,6 +159,7 @@ pub(crate) struct Broker {
     pub(crate) idle_exit: Option<u64>,
     pub(crate) ring_bytes: Option<usize>,
     pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) latency: bool,
     pub(crate) log: Option<String>,
     pub(crate) log_file: Option<PathBuf>,
 }

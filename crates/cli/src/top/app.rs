@@ -169,6 +169,8 @@ pub(super) struct App {
     pub(super) typing: bool,
     pub(super) paused: bool,
     pub(super) helps: bool,
+    /// Whether connections have columns of latencies, which their programs measure meanwhile.
+    pub(super) latency: bool,
     /// The row whose details are shown instead of the table.
     pub(super) opened: Option<Opened>,
     /// The index of the selected row.
@@ -191,6 +193,7 @@ impl App {
             typing: false,
             paused: false,
             helps: false,
+            latency: false,
             opened: None,
             at: 0,
             selected: None,
@@ -243,6 +246,10 @@ impl App {
             KeyCode::Esc if self.opened.is_some() => self.opened = None,
             KeyCode::Esc => self.refilter(String::new()),
             KeyCode::Char('h' | '?') => self.helps = !self.helps,
+            KeyCode::Char('l') => {
+                self.latency = !self.latency;
+                return Wish::Look;
+            }
             KeyCode::Tab if self.rows == Rows::Programs => self.show(Rows::Connections),
             KeyCode::Tab | KeyCode::Char('p') => self.show(Rows::Programs),
             KeyCode::Char('c') => self.show(Rows::Connections),

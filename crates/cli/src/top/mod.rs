@@ -44,15 +44,21 @@ struct Looks {
     broker: PathBuf,
     only: Filter,
     last: Option<(Instant, Snapshot)>,
+    /// Programs are to measure latencies.
+    latency: bool,
 }
 
 impl Looks {
     fn begin(args: &TopArgs) -> Result<Looks> {
-        Ok(Looks { broker: status::find(args.broker.as_deref())?, only: args.only.clone(), last: None })
+        let broker = status::find(args.broker.as_deref())?;
+        Ok(Looks { broker, only: args.only.clone(), last: None, latency: args.latency })
     }
 
     fn next(&mut self) -> Result<model::Look> {
-        let mut snapshot = shunt_broker::status(&self.broker)?;
+        let mut snapshot = match self.latency {
+            true => shunt_broker::status_with_latency(&self.broker)?,
+            false => shunt_broker::status(&self.broker)?,
+        };
         self.only.apply(&mut snapshot);
         let now = Instant::now();
         // After a restart, the broker's counters start again from zero.
@@ -82,6 +88,7 @@ fn show(args: &TopArgs, looks: &mut Looks, mut terminal: DefaultTerminal) -> Res
     let is_over = daemon::stop_flag()?;
     let mut app = App::new(args.rows, args.sort, args.filter.clone().unwrap_or_default());
     app.reversed = args.reverse;
+    app.latency = args.latency;
     let (mut due, mut left) = (Instant::now(), args.count);
     loop {
         if Instant::now() >= due {
@@ -106,7 +113,9 @@ fn show(args: &TopArgs, looks: &mut Looks, mut terminal: DefaultTerminal) -> Res
         if key.kind == KeyEventKind::Release {
             continue;
         }
-        match app.press(key) {
+        let wish = app.press(key);
+        looks.latency = app.latency;
+        match wish {
             Wish::Nothing => {}
             Wish::Look => due = Instant::now(),
             Wish::Quit => return Ok(()),

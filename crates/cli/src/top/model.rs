@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::Serialize;
+use shunt_abi::latency::Latency;
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Transport;
 use shunt_abi::status::{Connection, Process, Snapshot, Totals};
@@ -71,6 +72,9 @@ pub(super) struct End {
     pub(super) why: String,
     pub(super) shm: f64,
     pub(super) tcp: f64,
+    /// The latencies since the snapshot before, if this end has measured any.
+    #[serde(skip_serializing_if = "Latency::is_unknown")]
+    pub(super) latency: Latency,
     /// The user that its program runs as.
     #[serde(skip)]
     pub(super) uid: u32,
@@ -152,6 +156,7 @@ fn end(process: &Process, old: Option<&Connection>, now: &Connection, seconds: f
         why: crate::status::why(now),
         shm: since(shm),
         tcp: since(tcp),
+        latency: old.map_or_else(Latency::default, |old| now.latency.since(&old.latency)),
         uid: process.uid,
         row: now.clone(),
     }

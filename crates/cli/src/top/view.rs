@@ -23,12 +23,15 @@ Enter       details of the selected row: the reason for TCP and what to do; back
 s, S        sort by the next column, or the one before; it is underlined
 r           sort the other way round
 /           show only rows with what you type; Enter keeps it, Esc drops it
+l           latency of connections, or not: programs measure it while it is shown
 space       pause, or go on
 u           update now
 h, ?        this
 q           leave
 
 SHM, MIXED and TCP count ends of connections: on shared memory, one direction on each, on TCP.
+WITHIN is the time from a request to its answer that half of them and 99 % of them did not exceed,
+at the end that has connected; it is unknown until an answer comes.
 BY SHM and BY TCP are what they send and receive: between two programs under shunt both count it.
 SPIN is time of threads that wait by polling: 1.00 is one processor.
 Columns that do not fit are left out: a wider terminal shows them.";
@@ -165,6 +168,9 @@ const CONNECTIONS: [Column; 9] = [
     left("WHY TCP", 4).shortened_to(12),
 ];
 
+/// The columns of connections while latencies are shown.
+const LATENCIES: [Column; 2] = [right("HALF WITHIN", 3), right("99 % WITHIN", 2)];
+
 type Texts = Vec<(String, Style)>;
 
 fn programs(app: &App, area: Rect) -> Table<'static> {
@@ -191,7 +197,7 @@ fn programs(app: &App, area: Rect) -> Table<'static> {
 fn connections(app: &App, area: Rect) -> Table<'static> {
     let row = |end: &End| {
         let End { program, pid, local, remote, send, receive, why, shm, tcp, .. } = end;
-        vec![
+        let mut cells = vec![
             plain(visible(program).into_owned()),
             plain(pid.to_string()),
             plain(local.to_string()),
@@ -201,9 +207,18 @@ fn connections(app: &App, area: Rect) -> Table<'static> {
             plain(speed(*shm)),
             plain(speed(*tcp)),
             plain(why.clone()),
-        ]
+        ];
+        if app.latency {
+            let within = |share| match end.row.connected {
+                true => plain(crate::status::within(&end.latency, share)),
+                false => plain(String::new()),
+            };
+            cells.extend([within(0.5), within(0.99)]);
+        }
+        cells
     };
-    lay_out(app, &CONNECTIONS, app.connections().into_iter().map(row).collect(), area)
+    let more: &[Column] = if app.latency { &LATENCIES } else { &[] };
+    lay_out(app, &[&CONNECTIONS, more].concat(), app.connections().into_iter().map(row).collect(), area)
 }
 
 /// Computes the layout from all rows, including those outside the window. So columns do not move
@@ -265,6 +280,7 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+    use shunt_abi::latency::{Histogram, Latency};
     use shunt_abi::reason::Reason;
     use shunt_abi::status::{Connection, Direction, Moved, Process, Share, Snapshot, Totals};
 
@@ -288,6 +304,8 @@ mod tests {
             send: direction,
             receive: direction,
             option: None,
+            connected: false,
+            latency: Default::default(),
             ended_seconds_ago: None,
         }
     }
@@ -303,6 +321,7 @@ mod tests {
             },
             counters: ["sleeps", "doorbells_rung"].map(|name| (name.to_owned(), counts)).into(),
             bypasses: BTreeMap::new(),
+            latency: Default::default(),
         };
         Process {
             pid,
@@ -609,6 +628,32 @@ mod tests {
     }
 
     #[test]
+    fn latencies_are_shown_on_demand_and_unknown_without_an_answer() {
+        let histogram = Histogram::default();
+        let at = |latency: Latency| {
+            let mut now = snapshot(3);
+            now.processes[0].connections[0].connected = true;
+            now.processes[0].connections[0].latency = latency;
+            now
+        };
+        let mut app = app("\t");
+        assert!(!screen_of(&mut app, 160, 7).join("\n").contains("WITHIN"));
+        press(&mut app, KeyCode::Char('l'));
+        histogram.add(3_000);
+        let before = at(histogram.copy());
+        histogram.add(50_000_000);
+        app.take(model::look(Some((&before, Duration::from_secs(1))), &at(histogram.copy())));
+        let shown = screen_of(&mut app, 160, 7);
+        assert!(shown[3].ends_with("HALF WITHIN  99 % WITHIN"), "{shown:?}");
+        assert!(shown[4].ends_with("    65.5 ms      65.5 ms"), "{shown:?}");
+        assert!(!shown[5].contains("ms") && !shown[5].contains("unknown"), "it was accepted: {shown:?}");
+        app.take(model::look(Some((&before, Duration::from_secs(1))), &before));
+        assert!(screen_of(&mut app, 160, 7)[4].ends_with("    unknown      unknown"));
+        press(&mut app, KeyCode::Char('l'));
+        assert!(!screen_of(&mut app, 160, 7).join("\n").contains("WITHIN"));
+    }
+
+    #[test]
     fn the_other_lines_are_never_cut_within_a_part() {
         let shown = |width| screen_of(&mut busy(Rows::Programs), width, 7);
         assert_eq!(shown(60)[1], "246 GiB/s by shared memory (100.0 %), 0 B/s by TCP");
@@ -647,7 +692,8 @@ mod tests {
                 let local = (ip, port).into();
                 let (remote, why) = (row.remote, "too_few_operations".to_owned());
                 let (send, receive) = (Transport::Shm, Transport::Tcp);
-                End { program, pid, local, remote, send, receive, why, shm, tcp, uid: 0, row }
+                let latency = Latency::default();
+                End { program, pid, local, remote, send, receive, why, shm, tcp, latency, uid: 0, row }
             });
         let (programs, connections) = (vec(program, 1..5), vec(connection, 1..5));
         (rates(), any_number(), programs, connections).prop_map(|(rates, uptime, programs, connections)| {

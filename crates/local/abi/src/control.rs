@@ -182,6 +182,12 @@ messages! {
             /// Zero.
             pad: u64,
         }
+        /// Asks all programs that the next `Status` shows to measure latencies for the next seconds.
+        /// It needs no hello. See [`crate::latency`].
+        Latency = 18, fds 0 {
+            /// Zero.
+            pad: u64,
+        }
         /// Requests a capture (docs/adr/0030). It needs no hello, and no message may follow it.
         Capture = 17, fds 0 {
             /// Zero.

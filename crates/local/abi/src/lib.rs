@@ -12,6 +12,7 @@ pub mod control;
 pub mod geometry;
 pub mod handover;
 pub mod intercept;
+pub mod latency;
 pub mod local_policy;
 pub mod option;
 pub mod page;
@@ -22,7 +23,7 @@ pub mod status;
 
 /// Version of the control protocol and of the shared layouts. A different version is refused, never
 /// guessed.
-pub const VERSION: u16 = 17;
+pub const VERSION: u16 = 18;
 
 /// Environment variables shared by `shunt run` and the shim.
 pub mod env {

@@ -8,6 +8,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
+use crate::latency::Histogram;
 use crate::status::Share;
 
 /// Number of connections that a page can describe; further ones are only counted. Rows that were
@@ -23,13 +24,20 @@ pub const BOARD_BYTES: usize = size_of::<Board>();
 /// The layout of the broker's memfd for one process.
 #[repr(C, align(4096))]
 pub struct Board {
-    /// Number of messages that the broker has put on the control socket so far.
+    /// Number of messages that the broker has put on the control socket so far. While a latency is
+    /// wanted, [`WANTED`](crate::latency::WANTED) is set, too.
     pub inbox: AtomicU64,
     /// Number of messages of the process that the broker has processed. It no longer holds
     /// descriptors that came with them.
     pub taken: AtomicU64,
     /// The broker's [`Reach`].
     reach: AtomicU64,
+    /// Since when latencies have been wanted without a gap, in nanoseconds of CLOCK_MONOTONIC.
+    pub wanted_since: AtomicU64,
+    /// Until when they are wanted, if no one asks again. The broker clears
+    /// [`WANTED`](crate::latency::WANTED) then. If it is stopped, programs measure nothing after
+    /// that.
+    pub wanted_until: AtomicU64,
 }
 
 impl Board {
@@ -61,11 +69,16 @@ pub struct Page {
     /// Bytes that went by TCP for each reason, indexed by its code, without those that rows still
     /// report. They include bytes sent and received, and bytes of connections that have ended.
     pub tcp_bytes: [AtomicU64; REASONS],
+    /// Latencies of connections that have no row any more, or have ended.
+    pub latency: Histogram,
     /// Live connections, and some of those that have ended.
     pub entries: [Entry; ENTRIES],
 }
 
-const _: () = assert!(Counter::COUNT + 8 + 2 * REASONS <= 512, "the counters lie on the first page");
+const _: () = assert!(
+    Counter::COUNT + 8 + 2 * REASONS + size_of::<Histogram>() / 8 <= 512,
+    "the counters lie on the first page"
+);
 const _: () = assert!(
     crate::reason::Reason::ALL.len() <= REASONS,
     "a reason has no counter: raise REASONS, and VERSION with it, since the layout changes"
@@ -193,7 +206,7 @@ pub struct Entry {
     /// Remote address, in the form of `local`.
     pub remote: [AtomicU64; 2],
     /// Transports and reasons: bits 0-7 the sending transport, 8-15 the receiving transport, 16-31
-    /// and 32-47 their reasons.
+    /// and 32-47 their reasons. Bit 48 ([`CONNECTED`]): this end called connect.
     pub transports: AtomicU64,
     /// Bytes sent by TCP.
     pub tcp_sent: AtomicU64,
@@ -212,8 +225,13 @@ pub struct Entry {
     pub received_counted: AtomicU64,
     /// When the connection ended, in nanoseconds of CLOCK_MONOTONIC. 0: it has not.
     pub ended_at: AtomicU64,
-    _rest: AtomicU64,
+    /// The latencies that this end has measured. Only an end that called connect measures any.
+    pub latency: Histogram,
+    _rest: [AtomicU64; 7],
 }
+
+/// The bit of [`Entry::transports`] that is set if this end called connect.
+pub const CONNECTED: u64 = 1 << 48;
 
 /// One of the two directions of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,7 +242,7 @@ pub enum Which {
     Received,
 }
 
-const _: () = assert!(size_of::<Entry>() == 128);
+const _: () = assert!(size_of::<Entry>() == 384);
 
 /// A consistent copy of one entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -286,6 +304,7 @@ impl Entry {
         self.sent_counted.store(copy.sent_counted, Relaxed);
         self.received_counted.store(copy.received_counted, Relaxed);
         self.ended_at.store(copy.ended_at, Relaxed);
+        self.latency.clear();
         self.cookie.store(copy.cookie, Release);
     }
 

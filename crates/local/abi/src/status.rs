@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use crate::latency::Latency;
 use crate::reason::{Reason, Transport};
 
 /// The broker's state at one moment.
@@ -55,6 +56,9 @@ pub struct Totals {
     pub counters: BTreeMap<String, u64>,
     /// Number of occurrences of each bypass reason.
     pub bypasses: BTreeMap<String, u64>,
+    /// Latencies that were measured while someone asked: see [`crate::latency`].
+    #[serde(skip_serializing_if = "Latency::is_unknown")]
+    pub latency: Latency,
 }
 
 impl std::ops::AddAssign<&Totals> for Totals {
@@ -63,6 +67,7 @@ impl std::ops::AddAssign<&Totals> for Totals {
         self.bytes += &other.bytes;
         add(&mut self.counters, &other.counters);
         add(&mut self.bypasses, &other.bypasses);
+        self.latency += &other.latency;
     }
 }
 
@@ -155,6 +160,13 @@ pub struct Connection {
     pub receive: Direction,
     /// The socket option that keeps it on TCP, if one does.
     pub option: Option<String>,
+    /// Whether this end called connect. Only such an end measures latencies.
+    #[serde(default)]
+    pub connected: bool,
+    /// The latencies that this end has measured while someone asked. None are counted if it is not
+    /// known, because no one has asked or no answer has come.
+    #[serde(default, skip_serializing_if = "Latency::is_unknown")]
+    pub latency: Latency,
     /// How many seconds ago it ended, if it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_seconds_ago: Option<u64>,

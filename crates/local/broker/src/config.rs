@@ -35,6 +35,8 @@ pub struct Config {
     pub listener: Option<OwnedFd>,
     /// The address at which the broker serves its metrics over HTTP, at `/metrics`.
     pub metrics: Option<SocketAddr>,
+    /// Whether the metrics have latencies. Programs then measure them from one scrape to the next.
+    pub latency: bool,
     /// Limits on what clients can make the broker hold.
     pub limits: Limits,
     /// The path at which the overlay's router publishes its policy.
@@ -51,6 +53,7 @@ impl Config {
             mode,
             listener: None,
             metrics: None,
+            latency: false,
             limits: Limits::default(),
             overlay_policy: OVERLAY_POLICY.into(),
         }

@@ -78,6 +78,8 @@ struct Client {
     has_asked: bool,
     /// True while a status request waits for its permit.
     asks: bool,
+    /// The next status also asks for latencies.
+    wants_latency: bool,
 }
 
 /// The state of a client that captures.
@@ -122,6 +124,7 @@ pub(crate) async fn serve(
         status,
         has_asked: false,
         asks: false,
+        wants_latency: false,
     };
     let end = client.converse().await;
     if let End::Bad(BadMessage::Decode(DecodeError::Version(_))) = end {
@@ -348,6 +351,9 @@ impl Client {
     async fn tell_status(&mut self) -> Result<(), End> {
         let permit = self.permit().await?;
         self.check_still()?;
+        if std::mem::take(&mut self.wants_latency) {
+            status::want_latency(&self.state.borrow(), self.principal);
+        }
         let told = status::answer(&self.state.borrow(), self.principal, &self.outbox, &mut self.status);
         permit.end();
         told.map_err(End::Bad)
@@ -394,6 +400,10 @@ impl Client {
         }
         let mut state = self.state.borrow_mut();
         match (self.process, request, fd) {
+            (_, Request::Latency(_), None) => {
+                self.wants_latency = true;
+                Ok(())
+            }
             (_, Request::Status(_), None) => {
                 // Each unread status occupies memory.
                 if std::mem::replace(&mut self.has_asked, true) && self.outbox.is_unread() {
@@ -440,6 +450,7 @@ fn padding(request: &Request) -> u64 {
         Request::Announce(body) => body.pad,
         Request::Offer(body) => body.pad.into(),
         Request::Status(body) => body.pad,
+        Request::Latency(body) => body.pad,
         Request::Capture(body) => body.pad,
         Request::Hello(_)
         | Request::Withdraw(_)

@@ -12,8 +12,8 @@
 //!   `fair_limiter` schedules slow requests, and `blocking_pool` runs calls that may block.
 //! - Clean-up: `sweep` frees memory, `expiry` ends offers of dead sockets, `unowned_sockets` follows
 //!   sockets of processes that have ended.
-//! - Reports: `status` and `metrics`; `capture` lets tools read connections; `overlay` applies the
-//!   overlay's policy.
+//! - Reports: `status` and `metrics`; `latency_wishes` ends measurements; `capture` lets tools read
+//!   connections; `overlay` applies the overlay's policy.
 
 #![forbid(unsafe_code)]
 
@@ -27,6 +27,7 @@ mod diag;
 mod ended_processes;
 mod expiry;
 mod fair_limiter;
+mod latency_wishes;
 mod links;
 mod listener;
 mod making;
@@ -56,4 +57,4 @@ pub use config::{Config, Limits, Mode, OVERLAY_POLICY};
 pub use listener::ListenError;
 pub use paths::{PathError, SYSTEM_SOCKET, socket_candidates, user_socket};
 pub use server::{Error, run};
-pub use status::{Report, StatusError, report, status};
+pub use status::{Report, StatusError, report, status, status_with_latency};

@@ -1,20 +1,26 @@
 //! The counters of the broker and of the programs under shunt, for Prometheus.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::counter::{Atomic, Counter};
+use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 use shunt_abi::VERSION;
+use shunt_abi::latency::{self, Latency};
 use shunt_abi::page::Counter as Counted;
 use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::status::{Direction, Totals};
 
+use crate::latency_wishes;
 use crate::state::State;
 use crate::status;
 
@@ -26,14 +32,19 @@ const APART: Duration = Duration::from_secs(1);
 pub(crate) struct Metrics {
     state: Rc<RefCell<State>>,
     latest: RefCell<Option<(Instant, String)>>,
+    /// Each request asks for latencies.
+    wants_latency: bool,
 }
 
 impl Metrics {
-    pub(crate) fn of(state: Rc<RefCell<State>>) -> Metrics {
-        Metrics { state, latest: RefCell::default() }
+    pub(crate) fn of(state: Rc<RefCell<State>>, wants_latency: bool) -> Metrics {
+        Metrics { state, latest: RefCell::default(), wants_latency }
     }
 
     pub(crate) fn text(&self) -> String {
+        if self.wants_latency {
+            latency_wishes::want_for_metrics(&self.state.borrow());
+        }
         let mut latest = self.latest.borrow_mut();
         match &*latest {
             Some((made, text)) if made.elapsed() < APART => text.clone(),
@@ -66,6 +77,11 @@ struct Stage {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Program {
+    program: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Build {
     version: &'static str,
     protocol: u16,
@@ -77,6 +93,7 @@ fn text(state: &State) -> String {
     let build = Family::<Build, Gauge>::default();
     build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION"), protocol: VERSION }).set(1);
     all.register("build_info", "The broker's version, and that of its protocol with programs", build);
+    let mut latency = state.ended_latency.clone();
     let registry = all.sub_registry_with_prefix("broker");
     let mut totals = state.ended.clone();
     let open = Family::<Taken, Gauge>::default();
@@ -90,6 +107,7 @@ fn text(state: &State) -> String {
     for process in state.processes.values() {
         let report = process.outbox.with_page(status::report).unwrap_or_default();
         totals += &report.totals;
+        latency.add(&process.program, &report.totals.latency);
         for connection in &report.connections {
             for (direction, Direction { transport, reason, .. }) in
                 [("send", connection.send), ("receive", connection.receive)]
@@ -117,10 +135,44 @@ fn text(state: &State) -> String {
     let bad = state.tally.bad_messages.iter().map(|(label, count)| (*label, *count));
     by_reason(registry, "bad_messages", "Messages that were refused, by what was wrong with them", bad);
     programs(registry, &totals);
+    let latencies = Family::<Program, Latencies>::default();
+    for (program, latency) in latency.programs() {
+        let label = Program { program: program.to_owned() };
+        *latencies.get_or_create(&label).0.lock().unwrap_or_else(PoisonError::into_inner) = latency.clone();
+    }
+    let help = "From a send of the end that connected to its next bytes, while it was measured";
+    all.register_with_unit("request_latency", help, Unit::Seconds, latencies);
 
     let mut text = String::new();
     encode(&mut text, &all).expect("a string takes everything");
     text
+}
+
+/// The latencies of a program, which no observation of the broker adds to.
+#[derive(Clone, Debug, Default)]
+struct Latencies(Arc<Mutex<Latency>>);
+
+impl TypedMetric for Latencies {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+impl EncodeMetric for Latencies {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> std::fmt::Result {
+        let latency = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let seconds = |nanos: u64| nanos as f64 / 1e9;
+        let buckets: Vec<(f64, u64)> = latency
+            .buckets
+            .iter()
+            .enumerate()
+            .map(|(bucket, count)| (latency::bound(bucket).map_or(f64::INFINITY, seconds), *count))
+            .collect();
+        let none = None::<&HashMap<usize, Exemplar<NoLabelSet, f64>>>;
+        encoder.encode_histogram(seconds(latency.sum_nanos), latency.count(), &buckets, none)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
 }
 
 /// Registers the counters of the programs.

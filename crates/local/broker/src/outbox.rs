@@ -8,10 +8,11 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use rustix::net::{Shutdown, shutdown};
 use shunt_abi::control::{Reply, STATUS_PART, StatusReply};
+use shunt_abi::latency::WANTED;
 use shunt_abi::page::{Board, Page};
 use shunt_sys::mapping::{Mapping, Shown};
 use shunt_sys::{Errno, seqpacket};
@@ -52,6 +53,8 @@ pub(crate) struct Outbox {
     limit: usize,
     queued: RefCell<Charge>,
     sent: Cell<u64>,
+    /// Until when latencies are wanted of the process, in nanoseconds. 0: they are not.
+    wanted_until: Cell<u64>,
     backlog: Cell<Backlog>,
     failed: Cell<bool>,
     overflowed: Cell<bool>,
@@ -122,6 +125,7 @@ impl Outbox {
             limit,
             queued: RefCell::new(queued),
             sent: Cell::new(0),
+            wanted_until: Cell::new(0),
             backlog: Cell::new(Backlog::None),
             failed: Cell::new(false),
             overflowed: Cell::new(false),
@@ -154,6 +158,32 @@ impl Outbox {
     /// Calls `write` with the client's board, if it has one.
     pub(crate) fn with_board<T>(&self, write: impl FnOnce(&Board) -> T) -> Option<T> {
         self.board.borrow().as_ref().and_then(|board| board.board()).map(write)
+    }
+
+    /// Asks the process to measure latencies until this time at least: see [`shunt_abi::latency`].
+    pub(crate) fn want_latency(&self, now: u64, until: u64) {
+        let before = self.wanted_until.get();
+        self.with_board(|board| {
+            if before == 0 {
+                board.wanted_since.store(now, Relaxed);
+            }
+            self.wanted_until.set(before.max(until));
+            board.wanted_until.store(before.max(until), Relaxed);
+            board.inbox.fetch_or(WANTED, Release);
+        });
+    }
+
+    /// Ends the measurement if its time is over. Returns whether it goes on.
+    pub(crate) fn end_latency_in_time(&self, now: u64) -> bool {
+        if self.wanted_until.get() != 0 && self.wanted_until.get() <= now {
+            self.wanted_until.set(0);
+            self.with_board(|board| board.inbox.fetch_and(!WANTED, Release));
+        }
+        self.wanted_until.get() != 0
+    }
+
+    fn wanted(&self) -> u64 {
+        if self.wanted_until.get() == 0 { 0 } else { WANTED }
     }
 
     /// Calls `look` with the client's page, if it has one.
@@ -218,7 +248,7 @@ impl Outbox {
                     queue.pop();
                     self.sent.set(self.sent.get() + 1);
                     // Stored after the send, so a shim that sees the count also finds the message.
-                    self.with_board(|board| board.inbox.store(self.sent.get(), Release));
+                    self.with_board(|board| board.inbox.store(self.sent.get() | self.wanted(), Release));
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return self.stop_at(Backlog::Full),

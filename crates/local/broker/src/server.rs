@@ -26,6 +26,7 @@ use crate::blocking_pool;
 use crate::config::{Config, DESCRIPTORS};
 use crate::control;
 use crate::expiry::expire;
+use crate::latency_wishes;
 use crate::listener::{ListenError, Listener};
 use crate::making::{self, finish_links};
 use crate::metrics::Metrics;
@@ -110,9 +111,10 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     served.spawn_local(finish_links(state.clone(), sealed));
     served.spawn_local(expire(state.clone()));
     served.spawn_local(follow(state.clone()));
+    served.spawn_local(latency_wishes::expire(state.clone()));
     served.spawn_local(overlay::watch(state.clone()));
     if let Some(listener) = metrics {
-        let metrics = Metrics::of(state.clone());
+        let metrics = Metrics::of(state.clone(), config.latency);
         served.spawn_local(serve_metrics(move || metrics.text(), listener));
     }
     let mut keeper = Keeper::new(listener, config.socket.clone(), config.mode);

@@ -35,6 +35,7 @@ use crate::capture::Captures;
 use crate::config::Limits;
 use crate::ended_processes::EndedProcesses;
 use crate::fair_limiter::FairLimiter;
+use crate::latency_wishes::LatencyByProgram;
 use crate::links::{Dropped, Links, Place};
 use crate::making::Sealer;
 use crate::namespaces::Namespaces;
@@ -59,6 +60,10 @@ pub(crate) struct State {
     pub(crate) processes: BTreeMap<ProcessId, Process>,
     /// Sums of the counters of processes that have ended.
     pub(crate) ended: Totals,
+    /// The latencies of processes that have ended, by program.
+    pub(crate) ended_latency: LatencyByProgram,
+    /// Notified when someone asks for latencies.
+    pub(crate) latency_wanted: Rc<Notify>,
     /// The last ones that have ended.
     pub(crate) recent: EndedProcesses,
     pub(crate) links: Links,
@@ -217,6 +222,8 @@ impl State {
             started_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
             processes: BTreeMap::new(),
             ended: Totals::default(),
+            ended_latency: LatencyByProgram::default(),
+            latency_wanted: Rc::default(),
             recent: EndedProcesses::default(),
             links: Links::new(geometry, limits.links),
             tally: Tally::default(),
@@ -408,6 +415,7 @@ impl State {
         if let Some(process) = self.processes.remove(&id) {
             let last = status::last_state(&process);
             self.ended += &last.totals;
+            self.ended_latency.add(&last.program, &last.totals.latency);
             self.recent.add(process.principal, last, Instant::now());
             self.namespaces.leave(process.netns);
             self.pages.remove(&process.page);

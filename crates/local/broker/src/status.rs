@@ -12,9 +12,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::getuid;
 use shunt_abi::VERSION;
-use shunt_abi::control::{DecodeError, Reply, Request, STATUS_PART, Status, StatusReply};
+use shunt_abi::control::{
+    DecodeError, Latency as AskLatency, Reply, Request, STATUS_PART, Status, StatusReply,
+};
+use shunt_abi::latency::Latency;
 use shunt_abi::option::SocketOption;
-use shunt_abi::page::{Counter, Entry, EntryCopy, Page};
+use shunt_abi::page::{CONNECTED, Counter, Entry, EntryCopy, Page};
 use shunt_abi::reason::{Reason, Transport};
 use shunt_abi::status::{Connection, Direction, Moved, Process, Snapshot, Totals};
 use shunt_sys::clock::now;
@@ -23,6 +26,7 @@ use shunt_sys::{Errno, identity, seqpacket};
 use thiserror::Error;
 
 use crate::ended_processes::{self, Ended};
+use crate::latency_wishes;
 use crate::outbox::Outbox;
 use crate::principal::{Budget, Charge, Principal};
 use crate::state::{self, BadMessage, State, Tally};
@@ -64,12 +68,23 @@ pub enum StatusError {
 
 /// Returns the state of the broker at `path`. Blocks for a few seconds at most.
 pub fn status(path: impl AsRef<Path>) -> Result<Snapshot, StatusError> {
-    let path = path.as_ref();
+    ask(path.as_ref(), &[Status { pad: 0 }.into()])
+}
+
+/// Returns the state of the broker at `path`, and has the programs in it measure latencies for some
+/// seconds from now on: see [`shunt_abi::latency`].
+pub fn status_with_latency(path: impl AsRef<Path>) -> Result<Snapshot, StatusError> {
+    ask(path.as_ref(), &[AskLatency { pad: 0 }.into(), Status { pad: 0 }.into()])
+}
+
+fn ask(path: &Path, requests: &[Request]) -> Result<Snapshot, StatusError> {
     let socket = connect(path)?;
-    match seqpacket::send(&socket, Request::from(Status { pad: 0 }).encode().as_bytes(), &[]) {
-        Ok(()) => {}
-        Err(Errno::PIPE | Errno::CONNRESET) => return Err(StatusError::HungUp),
-        Err(error) => return Err(error.into()),
+    for request in requests {
+        match seqpacket::send(&socket, request.encode().as_bytes(), &[]) {
+            Ok(()) => {}
+            Err(Errno::PIPE | Errno::CONNRESET) => return Err(StatusError::HungUp),
+            Err(error) => return Err(error.into()),
+        }
     }
     let mut buffer = vec![0; STATUS_PART];
     let len = receive(&socket, &mut buffer)?;
@@ -135,9 +150,27 @@ pub(crate) fn answer(
     Ok(())
 }
 
+/// Has the programs that a status shows measure latencies from now on.
+pub(crate) fn want_latency(state: &State, whose: Principal) {
+    let (everywhere, everybody) = sees(state, whose);
+    let now = now();
+    for process in state.processes.values() {
+        let is_visible = (everywhere || whose.netns == process.netns)
+            && (everybody || process.credentials.uid == whose.uid);
+        if is_visible {
+            process.outbox.want_latency(now, now + latency_wishes::OF_STATUS.as_nanos() as u64);
+        }
+    }
+    state.latency_wanted.notify_one();
+}
+
+/// Returns whether a principal sees programs of all network namespaces, and of all users.
+fn sees(state: &State, whose: Principal) -> (bool, bool) {
+    (whose.netns == state.namespaces.own(), whose.uid == 0 || whose.uid == getuid().as_raw())
+}
+
 fn snapshot(state: &State, whose: Principal) -> Snapshot {
-    let everywhere = whose.netns == state.namespaces.own();
-    let everybody = whose.uid == 0 || whose.uid == getuid().as_raw();
+    let (everywhere, everybody) = sees(state, whose);
     let is_visible = |process: &&state::Process| {
         (everywhere || whose.netns == process.netns) && (everybody || process.credentials.uid == whose.uid)
     };
@@ -253,8 +286,9 @@ pub fn report(page: &Page) -> Report {
 fn read(page: &Page, mut has_room: impl FnMut() -> bool) -> (Report, usize) {
     let (mut report, mut left_out) = (Report { totals: counted(page), ..Report::default() }, 0);
     let now = now();
-    for row in rows(page).filter_map(Entry::copy) {
-        let mut connection = connection(row);
+    for entry in rows(page) {
+        let Some(row) = entry.copy() else { continue };
+        let mut connection = Connection { latency: entry.latency.copy(), ..connection(row) };
         if row.ended_at != 0 {
             // Its bytes are in the counters already.
             let age = Duration::from_nanos(now.saturating_sub(row.ended_at));
@@ -265,6 +299,7 @@ fn read(page: &Page, mut has_room: impl FnMut() -> bool) -> (Report, usize) {
             continue;
         }
         add_row(&mut report.totals.bytes, &row, &connection);
+        report.totals.latency += &connection.latency;
         if has_room() {
             report.connections.push(connection);
         } else {
@@ -284,6 +319,7 @@ fn counted(page: &Page) -> Totals {
         counters: counters
             .map(|(counter, name)| ((*name).to_owned(), page.counters[*counter as usize].load(Relaxed)))
             .collect(),
+        latency: page.latency.copy(),
         bypasses: bypasses
             .filter(|(_, count)| *count > 0)
             .map(|(reason, count)| (reason.label().to_owned(), count))
@@ -334,6 +370,8 @@ fn connection(entry: EntryCopy) -> Connection {
         send,
         receive,
         option: option.map(|option| option.to_string()),
+        connected: transports & CONNECTED != 0,
+        latency: Latency::default(),
         ended_seconds_ago: None,
     }
 }

@@ -15,7 +15,9 @@ use common::{
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
-use shunt_abi::control::{Doorbell, Hello, Link, Offer, Pair, Release, Reply, Request, Status, Withdraw};
+use shunt_abi::control::{
+    Doorbell, Hello, Latency, Link, Offer, Pair, Release, Reply, Request, Status, Withdraw,
+};
 use shunt_abi::page::PAGE_BYTES;
 use shunt_abi::reason::Reason;
 use shunt_sys::mapping::Mapping;
@@ -196,6 +198,7 @@ fn each_kind_of_bad_message_is_counted_and_hung_up_on() {
         ("field", Doorbell { slot: 64, pad: 0 }.into(), vec![writer.as_fd()]),
         ("field", Doorbell { slot: 0, pad: 1 }.into(), vec![writer.as_fd()]),
         ("field", Status { pad: 1 }.into(), vec![]),
+        ("field", Latency { pad: 1 }.into(), vec![]),
         ("doorbell", Doorbell { slot: 0, pad: 0 }.into(), vec![writer.as_fd()]),
         ("second_hello", Hello { program: [0; 32] }.into(), vec![writer.as_fd()]),
     ] {
@@ -338,6 +341,25 @@ fn others_see_only_their_own_processes() {
     assert_eq!(all.processes.len(), 2);
     assert_eq!((all.processes[0].program.as_str(), all.processes[0].pid), ("test", std::process::id()));
     drop(theirs);
+}
+
+/// Needs root: connects as another user. Measuring makes programs slower, so others may not ask.
+#[test]
+fn others_cannot_have_latencies_measured() {
+    let broker = Broker::start_for_all(|_| {});
+    let mine = broker.process();
+    let path = broker.socket();
+    let asked = std::thread::spawn(move || {
+        let nobody = rustix::process::Uid::from_raw(65534);
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        let theirs = common::Process::connect(&path);
+        shunt_broker::status_with_latency(&path).unwrap();
+        theirs
+    });
+    let theirs = asked.join().unwrap();
+    assert!(theirs.is_latency_wanted() && !mine.is_latency_wanted());
+    shunt_broker::status_with_latency(broker.socket()).unwrap();
+    assert!(mine.is_latency_wanted());
 }
 
 #[test]

@@ -15,7 +15,7 @@ use shunt_abi::control::Announce;
 use shunt_abi::page::{EntryCopy, Which};
 use shunt_abi::reason::Reason;
 use shunt_abi::status::Moved;
-use shunt_broker::{Config, Error, ListenError, Mode, StatusError, status};
+use shunt_broker::{Config, Error, ListenError, Mode, StatusError, status, status_with_latency};
 use shunt_sys::seqpacket;
 use tokio::sync::oneshot;
 
@@ -384,4 +384,28 @@ fn bytes_of_what_has_ended_are_still_counted() {
     drop(process);
     eventually(|| broker.status().processes.is_empty());
     assert_eq!(broker.status().totals.bytes, expected);
+}
+
+/// A killed `shunt top` does not end its wish.
+#[test]
+fn a_wish_for_latencies_ends_by_itself_and_leaves_messages_alone() {
+    let broker = Broker::start();
+    let mut process = broker.process();
+    assert!(!process.is_latency_wanted());
+    status(broker.socket()).unwrap();
+    assert!(!process.is_latency_wanted(), "an ordinary status asks for none");
+    status_with_latency(broker.socket()).unwrap();
+    assert!(process.is_latency_wanted());
+    // `next` checks that the board announces the message.
+    let (reader, _writer) = std::io::pipe().unwrap();
+    process.offer(7, &reader);
+    process.expect_refusal(7, Reason::NotTcp);
+    assert!(process.is_latency_wanted());
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while process.is_latency_wanted() {
+        assert!(std::time::Instant::now() < deadline, "the wish does not end");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    process.offer(8, &reader);
+    process.expect_refusal(8, Reason::NotTcp);
 }

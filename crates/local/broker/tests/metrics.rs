@@ -93,6 +93,44 @@ fn the_page_has_the_versions_of_the_broker_and_its_protocol() {
     expect(at, &["# TYPE shunt_build_info gauge", &line]);
 }
 
+/// Latencies of a program are those of its connections and of those that have ended.
+#[test]
+fn latencies_are_told_by_program_also_when_it_has_ended() {
+    let (broker, at) = counted();
+    let process = broker.process();
+    let page = process.page.page().unwrap();
+    page.entries[0].publish(&EntryCopy { cookie: 1, ..EntryCopy::default() });
+    page.entries[0].latency.add(50_000_000);
+    page.latency.add(500);
+    page.rows.store(1, Release);
+    let lines = [
+        "# TYPE shunt_request_latency_seconds histogram",
+        r#"shunt_request_latency_seconds_bucket{le="0.000001",program="test"} 1"#,
+        r#"shunt_request_latency_seconds_bucket{le="0.032768",program="test"} 1"#,
+        r#"shunt_request_latency_seconds_bucket{le="0.065536",program="test"} 2"#,
+        r#"shunt_request_latency_seconds_bucket{le="+Inf",program="test"} 2"#,
+        r#"shunt_request_latency_seconds_count{program="test"} 2"#,
+        r#"shunt_request_latency_seconds_sum{program="test"} 0.0500005"#,
+    ];
+    expect(at, &lines);
+    assert!(!process.is_latency_wanted(), "these metrics do not ask");
+    drop(process);
+    expect(at, &["shunt_broker_processes 0"]);
+    expect(at, &lines);
+}
+
+#[test]
+fn a_scrape_asks_for_latencies_if_the_metrics_have_them() {
+    static NEXT: AtomicU8 = AtomicU8::new(200);
+    let own = Ipv4Addr::new(127, 0, 0, NEXT.fetch_add(1, Relaxed));
+    let at = TcpListener::bind((own, 0)).unwrap().local_addr().unwrap();
+    let broker = Broker::start_with(|config| (config.metrics, config.latency) = (Some(at), true));
+    let process = broker.process();
+    assert!(!process.is_latency_wanted());
+    expect(at, &["shunt_broker_processes 1"]);
+    assert!(process.is_latency_wanted());
+}
+
 #[test]
 fn refused_offers_are_told_by_reason() {
     let (broker, at) = counted();

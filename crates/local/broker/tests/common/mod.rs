@@ -275,6 +275,11 @@ impl Process {
         Some(process)
     }
 
+    /// Returns whether the board asks for latencies.
+    pub(crate) fn is_latency_wanted(&self) -> bool {
+        self.board().inbox.load(Acquire) & shunt_abi::latency::WANTED != 0
+    }
+
     pub(crate) fn say(&self, request: impl Into<Request>, fds: &[BorrowedFd<'_>]) {
         send_all(&self.socket, &request.into().encode(), fds);
         self.said.set(self.said.get() + 1);

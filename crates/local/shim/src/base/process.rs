@@ -4,10 +4,12 @@
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
 use std::mem::offset_of;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
+use shunt_abi::latency::WANTED;
 use shunt_abi::page::{BOARD_BYTES, Board, Counter, ENTRIES, Entry, PAGE_BYTES, Page, Which};
 use shunt_abi::reason::Reason;
 use shunt_abi::rules;
@@ -351,6 +353,18 @@ pub(crate) fn is_gate_open() -> bool {
     word.load(Acquire) == SEEN.load(Relaxed)
 }
 
+/// Returns whether someone asks for latencies. Then the gate is not open, so all calls take the slow
+/// path.
+#[inline(always)]
+pub(crate) fn is_latency_wanted() -> bool {
+    board().is_some_and(|board| board.inbox.load(Relaxed) & WANTED != 0)
+}
+
+/// Returns the time during which latencies are wanted, in nanoseconds.
+pub(crate) fn latency_wanted() -> Range<u64> {
+    board().map_or(0..0, |board| board.wanted_since.load(Relaxed)..board.wanted_until.load(Relaxed))
+}
+
 /// Makes every call check more than its own connection, for good.
 pub(crate) fn shut_gate() {
     GATE_IS_SHUT.store(true, SeqCst);
@@ -408,10 +422,12 @@ fn copy_report(old: &Page, fresh: &Page) {
     for (from, to) in sums.zip(fresh.bypasses.iter().chain(&fresh.tcp_bytes)) {
         to.store(from.load(Relaxed), Relaxed);
     }
+    fresh.latency.set(&old.latency);
     fresh.rows.store(old.rows.load(Relaxed), Release);
     for (from, to) in old.used().iter().zip(&fresh.entries) {
         if let Some(copy) = from.copy() {
             to.publish(&copy);
+            to.latency.set(&from.latency);
         }
     }
 }
@@ -438,6 +454,9 @@ pub(crate) fn unlist(entry: &Entry) {
     count_tcp(entry, Which::Sent);
     count_tcp(entry, Which::Received);
     count(Counter::LaneBytes, entry.shm_sent.load(Relaxed).wrapping_add(entry.shm_received.load(Relaxed)));
+    if let Some(page) = page() {
+        page.latency.add_all(&entry.latency);
+    }
     entry.end(now());
     if let Some(row) = page().and_then(|page| row_of(page, entry)) {
         ROWS.lock().free.push_back(row as u16);

@@ -39,9 +39,11 @@ use shunt_abi::control::{
     PeerDoorbell, Release, Reply, Request, Unlink, Withdraw,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
-use shunt_abi::page::{Counter, EntryCopy, Reach};
+use shunt_abi::latency::WANTED;
+use shunt_abi::page::{CONNECTED, Counter, EntryCopy, Reach};
 use shunt_abi::reason::Reason;
 use shunt_sys::mapping::Mapping;
+use shunt_sys::tcp::Opener;
 use shunt_sys::{eventfd, guard, identity, memfd, seqpacket};
 
 use crate::base::lock::Lock;
@@ -181,6 +183,12 @@ pub(crate) fn poll_inbox() {
 
 #[cold]
 fn take_messages() {
+    if process::board()
+        .is_some_and(|board| board.inbox.load(Acquire) & !WANTED == process::SEEN.load(Relaxed))
+    {
+        // There are none: a latency is wanted.
+        return;
+    }
     let mut deeds = Vec::new();
     {
         let Some(mut control) = CONTROL.try_lock() else { return };
@@ -1122,7 +1130,7 @@ fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity) {
         local_port: local.port(),
         remote: to_octets(remote.ip()),
         remote_port: remote.port(),
-        transports: 0,
+        transports: if endpoint.opener() == Opener::Us { CONNECTED } else { 0 },
         tcp_sent: sent_before(endpoint, fd),
         tcp_received: shunt_sys::tcp::read(borrow(fd)).unwrap_or(0),
         option: endpoint.blamed(),

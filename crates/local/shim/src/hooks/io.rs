@@ -35,6 +35,10 @@ pub(super) trait Direction {
     fn leave(endpoint: &Endpoint);
     fn held(endpoint: &'static Endpoint) -> Held;
     fn count(endpoint: &Endpoint, bytes: usize);
+    /// Measures latencies before a call, if someone asks: see [`shunt_abi::latency`].
+    fn measure_before(endpoint: &Endpoint);
+    /// Measures them after a call that has moved bytes.
+    fn measure_after(endpoint: &Endpoint);
     /// Records that the kernel has made such a call on a socket that is not an endpoint.
     fn has_passed(fd: c_int);
 }
@@ -60,6 +64,16 @@ impl Direction for Receiving {
     #[inline]
     fn count(endpoint: &Endpoint, bytes: usize) {
         endpoint.count_received(bytes);
+    }
+
+    #[inline(always)]
+    fn measure_before(_: &Endpoint) {}
+
+    #[inline(always)]
+    fn measure_after(endpoint: &Endpoint) {
+        if process::is_latency_wanted() {
+            endpoint.note_answer();
+        }
     }
 
     #[inline]
@@ -88,6 +102,16 @@ impl Direction for Sending {
     fn count(endpoint: &Endpoint, bytes: usize) {
         endpoint.count_sent(bytes);
     }
+
+    #[inline(always)]
+    fn measure_before(endpoint: &Endpoint) {
+        if process::is_latency_wanted() {
+            endpoint.note_request();
+        }
+    }
+
+    #[inline(always)]
+    fn measure_after(_: &Endpoint) {}
 
     /// The socket may have been connected meanwhile by another descriptor.
     #[inline]
@@ -125,9 +149,11 @@ fn unsettled<D: Direction>(fd: c_int, kernel: impl Fn() -> ssize_t) -> Result<&'
     if !endpoint.is_settled() {
         return Ok(endpoint);
     }
+    D::measure_before(endpoint);
     let result = kernel();
     if result > 0 {
         D::count(endpoint, result as usize);
+        D::measure_after(endpoint);
     }
     Err(result)
 }
@@ -145,11 +171,16 @@ fn moving_unsettled<D: Direction>(
     // End of file, in a call that began to wait before bytes went to a lane. The lane may still
     // have unread bytes.
     let is_lost = |result| result == 0 && endpoint.is_attached() && resets::reset_if_lost(endpoint, fd);
-    match by_tcp::<D, _>(endpoint, kernel, bytes).filter(|result| !is_lost(*result)) {
+    D::measure_before(endpoint);
+    let result = match by_tcp::<D, _>(endpoint, kernel, bytes).filter(|result| !is_lost(*result)) {
         None => answer_of(endpoint, ours(endpoint)),
         Some(-1) => answer_of(endpoint, Err(errno::get())),
         Some(result) => result,
+    };
+    if result > 0 && flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0 {
+        D::measure_after(endpoint);
     }
+    result
 }
 
 /// Returns the result of an operation, and records that the program has seen a reset if it is

@@ -255,6 +255,9 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     if endpoint.is_settled() {
         let received = kernel();
         endpoint.count_received(bytes(&received));
+        if received > 0 {
+            Receiving::measure_after(endpoint);
+        }
         return received;
     }
     let by_tcp = {
@@ -262,6 +265,9 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         by_tcp::<Receiving, _>(endpoint, kernel, bytes)
     };
     if let Some(received) = by_tcp {
+        if received > 0 {
+            Receiving::measure_after(endpoint);
+        }
         return received;
     }
     // SAFETY: the program's pointer.
@@ -379,6 +385,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     }
     // SAFETY: the kernel has filled in so many entries.
     let bytes = |sent: &c_int| unsafe { bytes_of(messages, *sent) };
+    Sending::measure_before(endpoint);
     if endpoint.is_settled() {
         let sent = kernel();
         endpoint.count_sent(bytes(&sent));

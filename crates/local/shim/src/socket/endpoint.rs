@@ -14,6 +14,7 @@ mod offer_clock;
 mod options;
 mod pending_error;
 mod phase;
+mod request_clock;
 mod statistics;
 
 use std::cell::Cell;
@@ -52,6 +53,7 @@ use options::Options;
 use pending_error::PendingError;
 pub(crate) use phase::{Event, Phase};
 use phase::{HAS_ERROR, HAS_LOW_WATER, Word};
+use request_clock::RequestClock;
 use statistics::Statistics;
 
 const CHUNK: usize = 256;
@@ -145,6 +147,7 @@ pub(crate) struct Endpoint {
     pub(crate) rx: Lock<RxSide, { rank::RECEIVING }>,
     /// The epoll instances with which the endpoint is registered.
     pub(crate) epolls: Lock<Vec<EpollRef>, { rank::ENDPOINT_EPOLLS }>,
+    request_clock: RequestClock,
 }
 
 const _: () = assert!(offset_of!(Endpoint, word) == 0);
@@ -924,6 +927,27 @@ impl Endpoint {
         }
     }
 
+    /// Notes that the program sends, while someone asks for latencies ([`shunt_abi::latency`]).
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn note_request(&self) {
+        let wanted = process::latency_wanted();
+        // The other end waits for requests, and its time from a send to the next is the client's.
+        if self.opener() == Opener::Us && self.entry().is_some() && !self.request_clock.runs(&wanted) {
+            self.request_clock.start(process::now(), &wanted);
+        }
+    }
+
+    /// Notes that the program has received bytes, while someone asks for latencies.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn note_answer(&self) {
+        let sent_at = self.request_clock.stop(&process::latency_wanted());
+        if let (Some(sent_at), Some(entry)) = (sent_at, self.entry()) {
+            entry.latency.add(process::now().saturating_sub(sent_at));
+        }
+    }
+
     /// Notes that the sending direction is on a lane from now on.
     pub(crate) fn note_lane(&self) {
         self.sent_by_lane.store(true, Relaxed);
@@ -1067,6 +1091,7 @@ impl Endpoint {
             tx,
             rx,
             epolls,
+            request_clock,
         } = self;
         pending_error.reset();
         owner.store(0, Relaxed);
@@ -1086,6 +1111,7 @@ impl Endpoint {
         unanswered.answer();
         tx.set(TxSide::default());
         rx.set(RxSide::default());
+        request_clock.reset();
         if self.is_in_a_set() {
             epolls.lock().clear();
         }
@@ -1127,6 +1153,7 @@ mod tests {
             tx,
             rx,
             epolls,
+            request_clock,
         } = endpoint;
         let (tx, rx) = (tx.lock(), rx.lock());
         let TxSide { tx, at, seen, awaited_death, looked_for_holder } = &*tx;
@@ -1156,6 +1183,7 @@ mod tests {
             ("told_on_lane", format!("{told_on_lane:?}")),
             ("pace", format!("{pace:?}")),
             ("epolls", format!("{:?}", *epolls.lock())),
+            ("request_clock", format!("{request_clock:?}")),
         ]
     }
 
@@ -1177,6 +1205,7 @@ mod tests {
         endpoint.holders.lose();
         (0..4).for_each(|_| endpoint.unanswered.note_check());
         endpoint.epolls.lock().push(EpollRef::new(1, 2));
+        endpoint.request_clock.start(5, &(0..9));
         let mut tx = endpoint.tx.lock();
         tx.tx.adopt();
         tx.seen.sends = 13;
