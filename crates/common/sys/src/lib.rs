@@ -43,6 +43,7 @@ pub mod seqpacket;
 pub mod spare_memory;
 pub mod spawn;
 pub mod tcp;
+pub mod trace;
 pub mod tun;
 pub mod tuning;
 pub mod uring;

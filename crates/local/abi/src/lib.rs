@@ -16,6 +16,7 @@ pub mod latency;
 pub mod local_policy;
 pub mod option;
 pub mod page;
+pub mod plan;
 pub mod reason;
 pub mod rules;
 pub mod shown;

@@ -1,0 +1,158 @@
+//! What libshunt.so and `shunt attach` exchange in the memory of a program that is entered while it
+//! runs. `shunt attach` finds the words of [`Plan`] at the symbol `shunt_plan` of the library.
+//!
+//! ```text
+//! state     Inert ── shunt_prepare ──> Prepared ── shunt attach, all threads stopped ──> On
+//!           On ── shunt_leave ──> Leaving ──> Left
+//! ```
+
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+/// The words that the library shows, in native byte order.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Plan {
+    /// [`VERSION`](crate::VERSION). Another library is not entered.
+    pub version: AtomicU64,
+    /// A [`State`].
+    pub state: AtomicU64,
+    /// A [`Refusal`], or 0.
+    pub refusal: AtomicU64,
+    /// The address and the length of the name that the refusal is about.
+    pub about: [AtomicU64; 2],
+    /// The address of the 32-bit word that switches the library on, when it is set to 1.
+    pub switch: AtomicU64,
+    /// The address and the number of pairs: a function of libc, and the hook in its place.
+    pub redirects: [AtomicU64; 2],
+    /// The address and the number of pairs: a slot that the dynamic linker has not bound yet, and
+    /// the hook.
+    pub slots: [AtomicU64; 2],
+    /// The address and the number of pairs: the start and the end of memory in which addresses of
+    /// libc's functions stay.
+    pub untouched: [AtomicU64; 2],
+    /// The address of the dynamic linker's `struct r_debug`.
+    pub linker: AtomicU64,
+    /// The address of a buffer for the descriptions of epoll instances, and its length in words.
+    pub instances: [AtomicU64; 2],
+}
+
+/// The number of words of a [`Plan`].
+pub const WORDS: usize = size_of::<Plan>() / 8;
+
+/// What the library does in its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum State {
+    /// Nothing. It has been loaded while the program ran.
+    Inert = 0,
+    /// It is ready to be switched on, and passes every call on.
+    Prepared = 1,
+    /// It works.
+    On = 2,
+    /// It is about to stop working.
+    Leaving = 3,
+    /// It passes every call on, for good.
+    Left = 4,
+}
+
+impl State {
+    /// Returns the state with this number.
+    pub fn parse(number: u64) -> Option<State> {
+        [State::Inert, State::Prepared, State::On, State::Leaving, State::Left]
+            .into_iter()
+            .find(|state| *state as u64 == number)
+    }
+}
+
+/// Why the library cannot work in a program that runs already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Refusal {
+    /// The runtime of a sanitizer must see every call.
+    Sanitizer = 1,
+    /// An object has a function of its own in place of one of libc's.
+    Interposed = 2,
+    /// The dynamic linker is loading an object now. Another attempt may succeed.
+    Loading = 3,
+    /// There is no memory.
+    NoMemory = 4,
+}
+
+impl Refusal {
+    /// Returns the refusal with this number.
+    pub fn parse(number: u64) -> Option<Refusal> {
+        [Refusal::Sanitizer, Refusal::Interposed, Refusal::Loading, Refusal::NoMemory]
+            .into_iter()
+            .find(|refusal| *refusal as u64 == number)
+    }
+}
+
+impl Plan {
+    /// A plan of a library that has not begun.
+    pub const fn new() -> Plan {
+        Plan {
+            version: AtomicU64::new(crate::VERSION as u64),
+            state: AtomicU64::new(0),
+            refusal: AtomicU64::new(0),
+            about: [const { AtomicU64::new(0) }; 2],
+            switch: AtomicU64::new(0),
+            redirects: [const { AtomicU64::new(0) }; 2],
+            slots: [const { AtomicU64::new(0) }; 2],
+            untouched: [const { AtomicU64::new(0) }; 2],
+            linker: AtomicU64::new(0),
+            instances: [const { AtomicU64::new(0) }; 2],
+        }
+    }
+
+    /// Returns the plan with these words.
+    pub fn parse(words: &[u64; WORDS]) -> Plan {
+        let [version, state, refusal, name, len, switch, rest @ ..] = words.map(AtomicU64::new);
+        let [redirects, redirect_count, slots, slot_count, rest @ ..] = rest;
+        let [untouched, untouched_count, linker, instances, room] = rest;
+        Plan {
+            version,
+            state,
+            refusal,
+            about: [name, len],
+            switch,
+            redirects: [redirects, redirect_count],
+            slots: [slots, slot_count],
+            untouched: [untouched, untouched_count],
+            linker,
+            instances: [instances, room],
+        }
+    }
+
+    /// Returns the state.
+    pub fn state(&self) -> Option<State> {
+        State::parse(self.state.load(Acquire))
+    }
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan::new()
+    }
+}
+
+/// The end of the descriptions of epoll instances. Each is: the fd, 1 if another descriptor or
+/// another process may have the instance, the number of threads that may wait in it, and their ids.
+pub const NO_MORE: u64 = u64::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_as_they_are_laid_out() {
+        let words: [u64; WORDS] = std::array::from_fn(|index| index as u64);
+        let plan = Plan::parse(&words);
+        let offset =
+            |word: &AtomicU64| (std::ptr::from_ref(word) as usize - std::ptr::from_ref(&plan) as usize) / 8;
+        let all = [&plan.version, &plan.state, &plan.refusal, &plan.switch, &plan.linker];
+        let pairs = [&plan.about, &plan.redirects, &plan.slots, &plan.untouched, &plan.instances];
+        for word in all.into_iter().chain(pairs.into_iter().flatten()) {
+            assert_eq!(word.load(Relaxed), offset(word) as u64);
+        }
+    }
+}
