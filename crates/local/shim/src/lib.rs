@@ -5,6 +5,7 @@
 //! `tests/floors.rs` checks. From the highest to the lowest:
 //!
 //! - `intercept`: the system calls that some programs make by themselves
+//! - `running`: the entry into a program that runs already
 //! - `hooks`: the C functions that programs call
 //! - `fork`: the functions that libc calls around a fork
 //! - `ops`: decides what each call does
@@ -31,6 +32,8 @@ mod intercept;
 mod life;
 mod ops;
 mod program;
+#[cfg(target_arch = "x86_64")]
+mod running;
 mod socket;
 
 use base::{budget, clib, panic, process, spin, table, thread, thread_end, waiter};
@@ -46,6 +49,10 @@ static START: extern "C" fn() = start;
 
 /// Runs when the library is loaded, before the program's main.
 extern "C" fn start() {
+    #[cfg(target_arch = "x86_64")]
+    if running::is_late() {
+        return;
+    }
     panic::install();
     connect_floors();
     clib::start();
@@ -61,6 +68,8 @@ extern "C" fn start() {
     }
     sanitizer::start();
     handover::receive();
+    #[cfg(target_arch = "x86_64")]
+    running::note_started();
     #[cfg(target_arch = "x86_64")]
     intercept::open();
 }

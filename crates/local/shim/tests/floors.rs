@@ -14,7 +14,7 @@ const FLOORS: [&[&str]; 10] = [
     &["ops"],
     &["fork"],
     &["hooks"],
-    &["intercept"],
+    &["intercept", "running"],
 ];
 
 /// The layers within `base`.

@@ -106,6 +106,13 @@ pub(crate) fn is_same_file(own: u32, other: u32, fd: RawFd) -> Option<bool> {
     }
 }
 
+/// Returns whether a process has this thread.
+pub(crate) fn has_thread(process: i32, thread: i32) -> bool {
+    // SAFETY: a plain call. Signal 0 is not sent.
+    let asked = unsafe { call(libc::SYS_tgkill, [process.into(), thread.into(), 0, 0, 0, 0]) };
+    asked != Err(libc::ESRCH)
+}
+
 /// Makes TCP send segments that it delays because they are small. Sets TCP_NODELAY for that, and
 /// clears it again.
 #[cold]

@@ -2,7 +2,7 @@
 //! lock that the dynamic linker holds while it loads an object.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 
 /// A loaded object.
 #[derive(Clone, Copy)]
@@ -12,6 +12,26 @@ pub(crate) struct Library<'a> {
     pub(crate) segments: &'a [libc::Elf64_Phdr],
     /// The path of its file. Empty for the program.
     pub(crate) name: &'a CStr,
+}
+
+/// Set if this library has been loaded after libc, into a program that ran already. The dynamic
+/// linker finds libc's functions before the hooks then.
+static IS_LATE: AtomicBool = AtomicBool::new(false);
+
+/// Notes that this library has been loaded into a program that ran already.
+pub(crate) fn note_late() {
+    IS_LATE.store(true, Relaxed);
+}
+
+/// Returns whether this library has been loaded into a program that ran already.
+pub(crate) fn is_late() -> bool {
+    IS_LATE.load(Relaxed)
+}
+
+/// Returns the address of the dynamic linker's `struct r_debug`, or 0.
+pub(crate) fn linkers_record() -> usize {
+    // SAFETY: relocated before any code of this library runs.
+    unsafe { shunt_debug }.map_or(0, |debug| std::ptr::from_ref(debug) as usize)
 }
 
 /// Calls `visitor` with each loaded object, until it returns `true`.
@@ -154,11 +174,29 @@ impl Library<'_> {
 
     /// Returns the names of all functions and data that it exports.
     pub(crate) fn exports(&self) -> impl Iterator<Item = &CStr> {
+        self.symbols().map(|symbol| self.name_of(symbol))
+    }
+
+    /// Returns the name and the address of each function that it defines, in all versions.
+    pub(crate) fn functions(&self) -> impl Iterator<Item = (&CStr, usize)> {
+        const FUNCTION: u8 = 2;
+        let is_defined = |symbol: &&libc::Elf64_Sym| symbol.st_info & 0xf == FUNCTION && symbol.st_shndx != 0;
+        self.symbols()
+            .filter(is_defined)
+            .map(|symbol| (self.name_of(symbol), self.base.wrapping_add(symbol.st_value as usize)))
+    }
+
+    fn name_of(&self, symbol: &libc::Elf64_Sym) -> &CStr {
         const DT_STRTAB: usize = 5;
+        let names = self.table(DT_STRTAB).unwrap_or(0);
+        // SAFETY: the string table has the name of each symbol.
+        unsafe { CStr::from_ptr((names + symbol.st_name as usize) as *const c_char) }
+    }
+
+    fn symbols(&self) -> impl Iterator<Item = &libc::Elf64_Sym> {
         const DT_SYMTAB: usize = 6;
         const DT_GNU_HASH: usize = 0x6fff_fef5;
         const WORDS_OF_HEAD: usize = 4;
-        let names = self.table(DT_STRTAB).unwrap_or(0);
         let symbols = self.table(DT_SYMTAB).unwrap_or(0) as *const libc::Elf64_Sym;
         let hashes = self.table(DT_GNU_HASH).unwrap_or(0) as *const u32;
         // SAFETY: a linker made the tables. Each bucket has a list of hashes, and the last one in
@@ -174,11 +212,11 @@ impl Library<'_> {
             let is_last = move |index: usize| word(heads + buckets + index - first) & 1 == 1;
             std::iter::successors(Some(start), move |index| (!is_last(*index)).then_some(index + 1))
         };
-        // SAFETY: as above. The string table has the name of each symbol.
-        let name = move |index| unsafe {
-            CStr::from_ptr((names + (*symbols.add(index)).st_name as usize) as *const c_char)
-        };
-        starts.filter(move |start| *start >= first).flat_map(list).map(name)
+        // SAFETY: as above.
+        starts
+            .filter(move |start| *start >= first)
+            .flat_map(list)
+            .map(move |index| unsafe { &*symbols.add(index) })
     }
 
     /// Returns the address of a function or variable from the hash table, or null. If there are

@@ -232,7 +232,44 @@ fn setting(name: &CStr, key: &str) -> Option<&'static [u8]> {
     })
 }
 
+/// The settings that stand in for the environment of a program that was entered while it ran:
+/// strings such as `NAME=value`, behind the last an empty one. Null if it was not.
+static SETTINGS: AtomicPtr<libc::c_char> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Has the settings read from this list, and not from the environment. The list is copied.
+///
+/// # Safety
+/// It is a list of strings that ends in an empty one.
+pub(crate) unsafe fn read_settings_from(mut list: *const libc::c_char) {
+    let mut copy = Vec::new();
+    // SAFETY: the caller's promise.
+    while let Some(text) = Some(unsafe { CStr::from_ptr(list) }).filter(|text| !text.is_empty()) {
+        copy.extend_from_slice(text.to_bytes_with_nul());
+        list = list.wrapping_add(text.count_bytes() + 1);
+    }
+    copy.push(0);
+    SETTINGS.store(copy.leak().as_mut_ptr().cast(), Release);
+}
+
+/// Returns the address of the word that [`is_off`] reads. 1 means that the shim is on.
+pub(crate) fn switch() -> *const AtomicU32 {
+    &raw const OFF
+}
+
 fn variable(name: &CStr) -> Option<&'static CStr> {
+    let mut settings = SETTINGS.load(Acquire).cast_const();
+    if !settings.is_null() {
+        // SAFETY: the list lives as long as the process, and ends in an empty string.
+        while let Some(text) = Some(unsafe { CStr::from_ptr(settings) }).filter(|text| !text.is_empty()) {
+            let value = text.to_bytes().strip_prefix(name.to_bytes());
+            if value.is_some_and(|rest| rest.starts_with(b"=")) {
+                // SAFETY: the rest of the same string.
+                return Some(unsafe { CStr::from_ptr(settings.add(name.count_bytes() + 1)) });
+            }
+            settings = settings.wrapping_add(text.count_bytes() + 1);
+        }
+        return None;
+    }
     // SAFETY: a look-up in the environment. Callers copy or compare the value before the program
     // could change it.
     unsafe {

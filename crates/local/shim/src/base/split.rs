@@ -14,7 +14,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use crate::base::hidden::{c_name, hidden};
-use crate::base::library::each_library;
+use crate::base::library::{each_library, is_late};
 
 std::arch::global_asm!(
     ".weak shunt_dlsym",
@@ -78,14 +78,16 @@ fn symbol_of_libc() -> *mut c_void {
 
 /// Returns the definition of `name` in the first library behind this one, or null. Goes through the
 /// libraries in the order in which they were loaded, which is the order of the program's look-ups.
-/// Unlike RTLD_NEXT, it also finds a library that was loaded after the program's start.
+/// Unlike RTLD_NEXT, it also finds a library that was loaded after the program's start. If this
+/// library was loaded late, all others are behind it.
 pub(crate) fn find_behind(name: &CStr) -> *mut c_void {
-    let (mut is_behind, mut found) = (false, std::ptr::null_mut());
+    let (mut is_behind, mut found) = (is_late(), std::ptr::null_mut());
     each_library(&mut |library| {
-        if is_behind {
+        let is_ours = library.has(find_behind as *const () as usize);
+        if is_behind && !is_ours {
             found = library.address_of(name);
         }
-        is_behind |= library.has(find_behind as *const () as usize);
+        is_behind |= is_ours;
         !found.is_null()
     });
     found

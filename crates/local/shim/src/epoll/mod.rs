@@ -85,7 +85,7 @@ pub(crate) use report::Report;
 use room::RoomWaits;
 pub(crate) use shared::{
     be_born, change_program, forget_child, hand_on, is_instance, is_shared, list_unknown, pass_beyond, share,
-    stay, take_in,
+    stay, take_in, take_in_of_running,
 };
 pub(crate) use sleep_bound::{DEGRADED_NANOS, SleepBound, until_known};
 use sleeps::Sleeps;
@@ -178,6 +178,9 @@ pub(crate) struct Inner {
     room: RoomWaits,
     /// Threads that sleep in the kernel on this instance.
     sleeps: Sleeps,
+    /// Threads that may still wait in the kernel since before `shunt attach` entered the program.
+    /// No hook sees what the kernel reports to them.
+    native_waits: Vec<i32>,
     /// Sockets that this process has closed, and that the kernel goes on reporting.
     closed: ClosedWhileRegistered,
     /// Memory of the last report, for the next one.

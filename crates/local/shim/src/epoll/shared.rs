@@ -168,6 +168,25 @@ pub(crate) fn take_in(fd: RawFd) -> Option<&'static Epoll> {
     super::behind(fd)
 }
 
+/// Tracks an instance of a program that ran before the shim came into it. `waits` are the threads
+/// that may wait in it, past the shim. It `may_be_shared` if another descriptor or another process
+/// may have it.
+pub(crate) fn take_in_of_running(fd: RawFd, may_be_shared: bool, waits: Vec<i32>) {
+    let _alone = TAKING_IN.lock();
+    if table::look_up(fd) != Entry::None {
+        return;
+    }
+    super::track(fd);
+    if let Some(epoll) = super::behind(fd) {
+        if may_be_shared {
+            epoll.holders.lose();
+        }
+        let mut inner = epoll.inner.lock();
+        inner.native_waits = waits;
+        inner.begin_sharing(epoll);
+    }
+}
+
 /// Returns how many registrations an unknown instance has, and whether one is a connection that
 /// this program has made. Such a one was registered by a call past libc, and is waited for in that
 /// way too. A connection that was handed to this program may have been registered by another one.
@@ -249,7 +268,7 @@ impl Inner {
         if !self.exposure.may_query_holders(begin) {
             return false;
         }
-        if sharing::is_shared(epoll) || !self.learn(epoll) {
+        if self.has_native_waits() || sharing::is_shared(epoll) || !self.learn(epoll) {
             self.exposure.note_holders(begin, process::now());
             return false;
         }
@@ -276,10 +295,26 @@ impl Inner {
         true
     }
 
+    /// Returns whether a thread may still wait in the instance past the shim. A thread that has
+    /// ended does not.
+    fn has_native_waits(&mut self) -> bool {
+        let own = process::pid();
+        self.native_waits.retain(|thread| kernel::has_thread(own, *thread));
+        !self.native_waits.is_empty()
+    }
+
     /// Updates the records before a check of a shared instance, since the changes of other
     /// processes affect what lanes answer.
     pub(crate) fn catch_up(&mut self, epoll: &Epoll) {
-        if self.exposure.is_shared() && endpoint::any_is_attached() {
+        if !self.exposure.is_shared() {
+            return;
+        }
+        if !self.native_waits.is_empty() {
+            // This thread waits by the shim now.
+            let own = rustix::thread::gettid().as_raw_pid();
+            self.native_waits.retain(|thread| *thread != own);
+        }
+        if endpoint::any_is_attached() {
             let changes = sharing::changes(epoll);
             if let Some(changes) = changes.filter(|changes| self.exposure.has_missed_changes(*changes)) {
                 self.learn(epoll);

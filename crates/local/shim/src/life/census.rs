@@ -20,7 +20,7 @@
 //! load, every connection falls back to TCP ([`loads`]). At the next offer, the census finds the
 //! new mapping and the instruction. The state becomes `MayBypass`, and the process stays on TCP.
 
-mod bindings;
+pub(crate) mod bindings;
 mod known;
 pub(crate) mod lookups;
 mod maps;
@@ -179,6 +179,13 @@ pub(super) fn expect_deep() {
         Some(plain) => plain.retain(|one| present.contains(one)),
         None => known.plain = Some(present),
     }
+}
+
+/// Treats every object as bound past the shim, because the shim has been loaded after all of them.
+pub(crate) fn expect_all_deep() {
+    lookups::expect_deep();
+    let _shield = Shield::raise();
+    KNOWN.lock().plain = Some(Vec::new());
 }
 
 /// How often the dynamic linker had added objects when all their calls were last redirected to the

@@ -123,15 +123,20 @@ pub(crate) fn library() -> *const c_char {
     LIBRARY.load(Relaxed)
 }
 
-/// Reads the handover of the previous program. Runs before main.
-pub(crate) fn receive() {
+/// Finds the path of this library.
+pub(crate) fn find_library() {
     // SAFETY: zeroes are a valid structure, and the address is in this library.
     unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
-        if libc::dladdr(receive as *const _, &mut info) != 0 {
+        if libc::dladdr(find_library as *const _, &mut info) != 0 {
             LIBRARY.store(info.dli_fname.cast_mut(), Relaxed);
         }
     }
+}
+
+/// Reads the handover of the previous program. Runs before main.
+pub(crate) fn receive() {
+    find_library();
     let place = private::floor() - 1;
     let mut bytes = Vec::new();
     let Some(letter) = read(place, &mut bytes) else { return };

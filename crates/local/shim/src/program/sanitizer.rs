@@ -35,9 +35,14 @@ pub(crate) fn start() {
     // SAFETY: before main, only this thread uses the environment.
     unsafe { tidy(libc::getenv(c"SHUNT_FIRST".as_ptr()), libc::getenv(c"LD_PRELOAD".as_ptr())) };
     // dlsym is not used, because the program's dlerror would return its failure.
-    if RUNTIMES.iter().any(|name| !find_behind(name).is_null()) {
+    if has_runtime() {
         untracked::leave(Reason::Sanitizer);
     }
+}
+
+/// Returns whether the program has a runtime behind this library.
+pub(crate) fn has_runtime() -> bool {
+    RUNTIMES.iter().any(|name| !find_behind(name).is_null())
 }
 
 /// Removes the text in `first` from the beginning of `list`, and makes `first` empty.

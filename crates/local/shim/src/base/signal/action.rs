@@ -192,6 +192,30 @@ pub(crate) fn unseen_handlers_restart() -> bool {
     })
 }
 
+/// Puts the trampoline in the place of the handlers that the program has installed already. No
+/// handler may run meanwhile.
+pub(crate) fn adopt_handlers() {
+    let mut actions = ACTIONS.lock();
+    for signal in (1..SIGNALS as c_int).filter(|signal| is_known_to_libc(*signal)) {
+        // SAFETY: zeroes are a valid action. The first call fills it in, and the second installs
+        // the trampoline.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            let asked = real::sigaction(signal, std::ptr::null(), &mut action) == 0;
+            let handler = action.sa_sigaction;
+            if !asked || [SIG_DFL, SIG_IGN, our_handler()].contains(&handler) || FAULTS.contains(&signal) {
+                continue;
+            }
+            let mask = first_word(&action.sa_mask) & !UNBLOCKABLE;
+            actions[signal as usize] = Action { handler, flags: action.sa_flags, mask };
+            action.sa_sigaction = our_handler();
+            action.sa_flags = our_flags(action.sa_flags);
+            libc::sigfillset(&mut action.sa_mask);
+            real::sigaction(signal, &action, std::ptr::null_mut());
+        }
+    }
+}
+
 /// Gives the program's own handlers to the kernel, which calls them from now on.
 pub(crate) fn give_back() {
     let actions = ACTIONS.lock();

@@ -172,7 +172,7 @@ pub(super) unsafe fn for_good(library: &Library<'_>) -> Library<'static> {
     }
 }
 
-pub(super) fn is_ours(library: &Library<'_>) -> bool {
+pub(crate) fn is_ours(library: &Library<'_>) -> bool {
     library.has(rebind as *const () as usize)
 }
 
@@ -184,6 +184,59 @@ pub(super) fn is_judged(library: &Library<'_>) -> bool {
 /// Returns whether the hooks stand for functions of this library.
 pub(super) fn is_behind(library: &Library<'_>) -> bool {
     library.has(libc::__errno_location as *const () as usize) || known::is_behind(library.name.to_bytes())
+}
+
+/// What must be redirected in a program that runs already.
+#[derive(Debug, Default)]
+pub(crate) struct Redirections {
+    /// Each function of libc that has a hook, with that hook. The program may have its address
+    /// anywhere in its memory.
+    pub(crate) functions: Vec<[usize; 2]>,
+    /// Each slot that the dynamic linker will bind at the first call, with the hook. Also each slot
+    /// of this library for a function of its own, which the dynamic linker has found in libc.
+    pub(crate) slots: Vec<[usize; 2]>,
+    /// The start and the end of each object that goes on calling libc.
+    pub(crate) untouched: Vec<[usize; 2]>,
+}
+
+/// Why a program that runs cannot be entered.
+#[derive(Debug)]
+pub(crate) enum Unfit {
+    /// An object defines a function that has a hook.
+    Interposed(&'static CStr),
+    /// The dynamic linker is relocating an object.
+    Loading,
+}
+
+/// Lists what must be redirected in a program that this library has been loaded into.
+pub(crate) fn redirections() -> Result<Redirections, Unfit> {
+    let mut found = Redirections::default();
+    let Some(work) = Work::begin(Some(&[])) else { return Err(Unfit::Loading) };
+    for library in &work.behind {
+        for (name, address) in library.functions() {
+            if let Some(hook) = work.ours.look_up(name)
+                && !found.functions.iter().any(|[function, _]| *function == address)
+            {
+                found.functions.push([address, hook as usize]);
+            }
+        }
+    }
+    // SAFETY: the value of the auxiliary vector.
+    let linker = unsafe { libc::getauxval(libc::AT_BASE) as usize };
+    let mut unfit = None;
+    each_library(&mut |library| {
+        if is_ours(library) {
+            work.find_own_slots(&mut found.slots);
+        }
+        if is_ours(library) || is_behind(library) || library.has(linker) {
+            let range = library.range();
+            found.untouched.push([range.start, range.end]);
+        } else {
+            unfit = work.find_slots(library, &mut found.slots).err();
+        }
+        unfit.is_some()
+    });
+    unfit.map_or(Ok(found), Err)
 }
 
 struct Work<'a> {
@@ -269,6 +322,81 @@ impl Work<'_> {
             }
         }
         bound
+    }
+
+    /// Lists the slots of this library for functions that it defines. One hook may call another by
+    /// its name, and a library that is loaded first finds its own.
+    fn find_own_slots(&self, slots: &mut Vec<[usize; 2]>) {
+        const DT_PLTRELSZ: usize = 2;
+        const DT_SYMTAB: usize = 6;
+        const DT_RELA: usize = 7;
+        const DT_RELASZ: usize = 8;
+        const DT_JMPREL: usize = 23;
+        let Some(symbols) = self.ours.table(DT_SYMTAB) else { return };
+        for (table, len) in [(DT_JMPREL, DT_PLTRELSZ), (DT_RELA, DT_RELASZ)] {
+            let Some(table) = self.ours.table(table) else { continue };
+            for index in 0..self.ours.number(len).unwrap_or(0) / size_of::<Relocation>() {
+                // SAFETY: this library's own tables.
+                let (one, symbol) = unsafe {
+                    let one = (table as *const Relocation).add(index).read_unaligned();
+                    (one, &*(symbols as *const libc::Elf64_Sym).add(one.symbol()))
+                };
+                let is_own = one.symbol() != 0 && symbol.st_shndx != 0 && symbol.st_info & 0xf == 2;
+                if one.kind().is_some() && is_own {
+                    let function = self.ours.base.wrapping_add(symbol.st_value as usize);
+                    slots.push([
+                        self.ours.base.wrapping_add(one.offset as usize),
+                        function.wrapping_add_signed(one.addend as isize),
+                    ]);
+                }
+            }
+        }
+    }
+
+    /// Lists the slots of a library that will be bound at the first call.
+    fn find_slots(&self, library: &Library<'_>, slots: &mut Vec<[usize; 2]>) -> Result<(), Unfit> {
+        const DT_PLTRELSZ: usize = 2;
+        const DT_STRTAB: usize = 5;
+        const DT_SYMTAB: usize = 6;
+        const DT_JMPREL: usize = 23;
+        for (name, _) in library.functions() {
+            if self.ours.look_up(name).is_some() && self.behind.iter().any(|one| one.look_up(name).is_some())
+            {
+                // SAFETY: the library's own string. It stays loaded: the answer is read at once.
+                return Err(Unfit::Interposed(unsafe { CStr::from_ptr(name.as_ptr()) }));
+            }
+        }
+        let (Some(table), Some(names), Some(symbols)) =
+            (library.table(DT_JMPREL), library.table(DT_STRTAB), library.table(DT_SYMTAB))
+        else {
+            return Ok(());
+        };
+        let own = library.range();
+        for index in 0..library.number(DT_PLTRELSZ).unwrap_or(0) / size_of::<Relocation>() {
+            // SAFETY: the object's own tables.
+            let (one, name) = unsafe {
+                let one = (table as *const Relocation).add(index).read_unaligned();
+                let symbol = &*(symbols as *const libc::Elf64_Sym).add(one.symbol());
+                (one, CStr::from_ptr((names + symbol.st_name as usize) as *const c_char))
+            };
+            let slot = library.base.wrapping_add(one.offset as usize);
+            if one.kind() != Some(Kind::Call)
+                || one.symbol() == 0
+                || !library.has(slot)
+                || !slot.is_multiple_of(align_of::<usize>())
+            {
+                continue;
+            }
+            let Some(hook) = self.ours.look_up(name) else { continue };
+            // SAFETY: an aligned word of the object.
+            let value = unsafe { AtomicUsize::from_ptr(slot as *mut usize) }.load(Relaxed);
+            match leads(Kind::Call, value, &own, true, false) {
+                Leads::Nowhere => slots.push([slot, hook as usize]),
+                Leads::Unrelocated => return Err(Unfit::Loading),
+                Leads::Behind | Leads::Elsewhere => {}
+            }
+        }
+        Ok(())
     }
 
     fn rebind_slot(

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 
 use super::bindings::{Object, for_good, is_behind, is_judged, is_ours};
 use crate::base::code;
-use crate::base::library::{Library, each_library};
+use crate::base::library::{Library, each_library, is_late};
 use crate::base::split::find_behind;
 use crate::base::{errno, process};
 use crate::life::untracked;
@@ -109,7 +109,7 @@ fn choose(lookup: &Lookup<'_>) -> Option<Lead> {
     }
     let is_next = lookup.handle == libc::RTLD_NEXT;
     let is_usual = match place {
-        Place::Before => true,
+        Place::Before => !is_late(),
         _ => !(is_next || may_be_deep() && is_deep(lookup.caller as usize)),
     };
     match () {
