@@ -27,6 +27,10 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a program under shunt
     Run(RunArgs),
+    /// Enter a program that runs already: its new connections may use shared memory
+    Attach(AttachArgs),
+    /// End shunt's work in a running program: its connections go on by TCP
+    Detach(DetachArgs),
     /// Run the broker, in the foreground by default
     Daemon(DaemonArgs),
     /// Show live connections: their programs, their transports, and why some are on TCP
@@ -124,6 +128,35 @@ pub(crate) struct RunArgs {
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = false)]
     #[arg(value_hint = clap::ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "All threads of the program are stopped for some milliseconds. Connections that it has already stay on\n\
+        TCP. Programs that it starts later are not under shunt.\n\n\
+        It must be a program with glibc 2.34 or later, on x86-64, without a seccomp filter. You need the right\n\
+        to trace it: run this as root, or as its user."
+)]
+pub(crate) struct AttachArgs {
+    /// Use the broker at this socket and no other [default: the user's, else the system's, else one
+    /// is started]
+    #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
+    pub(crate) broker: Option<PathBuf>,
+
+    /// The process id of the program
+    #[arg(value_name = "PID")]
+    pub(crate) pid: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "It does not matter whether `shunt run` or `shunt attach` has put shunt into the program. shunt cannot\n\
+        enter it again: restart it for that."
+)]
+pub(crate) struct DetachArgs {
+    /// The process id of the program
+    #[arg(value_name = "PID")]
+    pub(crate) pid: u32,
 }
 
 #[derive(Clone, Debug, Args)]

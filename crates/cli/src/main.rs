@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod attach;
 mod bench;
 mod broker;
 mod bugreport;
@@ -64,6 +65,8 @@ fn main() -> ExitCode {
     let done = match command {
         Command::Run(args) => return run::run(&args),
         Command::Intercept(args) => return intercept::run(&args),
+        Command::Attach(args) => attach::attach(&args),
+        Command::Detach(args) => attach::detach(&args),
         Command::Daemon(args) => daemon::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),

@@ -1,0 +1,69 @@
+//! `shunt attach` and `shunt detach`: enter and leave a program that runs.
+
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use shunt_abi::{env, rules};
+use shunt_attach::Detached;
+
+use crate::args::{AttachArgs, DetachArgs, Transport};
+use crate::config::OfPrograms;
+use crate::{broker, library, obstacle};
+
+/// Returns the names by which the configuration may know a process: that of its command line, which
+/// is the first, and that of its file.
+fn names_of(pid: u32) -> Result<[String; 2]> {
+    let none = || format!("there is no process {pid} that you may look into");
+    let path = std::fs::read_link(format!("/proc/{pid}/exe")).with_context(none)?;
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).with_context(none)?;
+    let first = line.split(|byte| [0, b' '].contains(byte)).next().unwrap_or_default();
+    Ok([first, path.as_os_str().as_bytes()]
+        .map(|path| String::from_utf8_lossy(rules::name_of(path)).into_owned()))
+}
+
+/// Runs `shunt attach`.
+pub(crate) fn attach(args: &AttachArgs) -> Result<()> {
+    let pid = args.pid;
+    let [name, file] = names_of(pid)?;
+    let refuse = |why: &dyn std::fmt::Display| format!("{name} (pid {pid}) goes on without shunt: {why}");
+    if let Some(obstacle) = obstacle::of_linkage(Path::new(&format!("/proc/{pid}/exe"))) {
+        bail!(refuse(&format_args!("{obstacle}; start it with `shunt run`")));
+    }
+    let configured = match OfPrograms::read() {
+        Ok(configured) if [&name, &file].iter().any(|name| configured.transport(name) == Transport::Tcp) => {
+            bail!(refuse(&"the configuration keeps it on TCP"))
+        }
+        Ok(configured) => configured,
+        Err(faults) => bail!(refuse(&faults)),
+    };
+    let library = library::find()?;
+    let socket =
+        broker::reach(args.broker.as_deref()).map_err(|error| anyhow::anyhow!(refuse(&error.why)))?;
+    let rules = configured.rules();
+    let mut settings = vec![(env::BROKER, socket.as_os_str().as_bytes())];
+    settings.extend(rules.as_ref().map(|rules| (env::RULES, rules.as_bytes())));
+    let done = shunt_attach::attach(pid, &library, &settings).map_err(|why| anyhow::anyhow!(refuse(&why)))?;
+    let millis = done.stopped.as_micros() as f64 / 1000.0;
+    writeln!(
+        std::io::stdout(),
+        "{name} (pid {pid}) is under shunt: it was stopped for {millis:.1} ms. New connections may use shared \
+         memory; those that it has stay on TCP."
+    )?;
+    Ok(())
+}
+
+/// Runs `shunt detach`.
+pub(crate) fn detach(args: &DetachArgs) -> Result<()> {
+    let pid = args.pid;
+    let [name, _] = names_of(pid)?;
+    let how = match shunt_attach::detach(pid).with_context(|| format!("{name} (pid {pid})"))? {
+        Detached::Left => "is not under shunt any more: all its connections are on TCP.",
+        Detached::Leaving => {
+            "sends by TCP again. shunt ends its work when the program has read what is left in shared memory."
+        }
+    };
+    writeln!(std::io::stdout(), "{name} (pid {pid}) {how}")?;
+    Ok(())
+}
