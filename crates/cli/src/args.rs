@@ -133,7 +133,7 @@ pub(crate) struct RunArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "All threads of the program are stopped for some milliseconds. Connections that it has already stay on\n\
-        TCP. Programs that it starts later are not under shunt.\n\n\
+        TCP. Processes that it forks later are under shunt too; programs that it executes later are not.\n\n\
         It must be a program with glibc 2.34 or later, on x86-64, without a seccomp filter. You need the right\n\
         to trace it: run this as root, or as its user."
 )]

@@ -6,11 +6,15 @@
  *   each      each thread has an instance of its own, and the listener is in all of them
  *   signals   as `epoll`, and a timer interrupts the threads all the time
  *   blocking  each thread accepts a connection and serves it
+ *   masked    as `epoll`, and a signal is blocked except during the waits
+ *   handler   no server: it waits in a handler of a signal
+ *   vfork     no server: its child by vfork waits
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -52,8 +56,10 @@ static int serve(int fd) {
     ssize_t got = calls->read(fd, bytes, sizeof bytes);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return 1;
-    if (got < 0 && errno != ECONNRESET)
+    if (got < 0 && errno != ECONNRESET) {
+        fprintf(stderr, "descriptor %d: ", fd);
         die("read");
+    }
     if (got <= 0) {
         calls->close(fd);
         return 0;
@@ -73,6 +79,23 @@ static void add(int instance, int fd, unsigned events) {
     struct epoll_event event = {.events = events, .data.fd = fd};
     if (epoll_ctl(instance, EPOLL_CTL_ADD, fd, &event) != 0)
         die("epoll_ctl");
+}
+
+static int wait_masked(int instance, struct epoll_event *events, int most, int time) {
+    sigset_t none, now;
+    sigemptyset(&none);
+    int count = epoll_pwait(instance, events, most, time, &none);
+    pthread_sigmask(SIG_SETMASK, NULL, &now);
+    if (!sigismember(&now, SIGUSR1)) {
+        fprintf(stderr, "a wait has changed what is blocked\n");
+        interrupted = 1;
+    }
+    return count;
+}
+
+static void wait_in_handler(int signal) {
+    (void)signal;
+    poll(NULL, 0, -1);
 }
 
 static void *by_epoll(void *argument) {
@@ -121,8 +144,22 @@ int main(int count, char **arguments) {
     if (count != 4)
         return 2;
     style = arguments[3];
+    if (strcmp(style, "handler") == 0) {
+        signal(SIGUSR1, wait_in_handler);
+        raise(SIGUSR1);
+    }
+    if (strcmp(style, "vfork") == 0 && vfork() == 0) {
+        pause();
+        _exit(0);
+    }
+    sigset_t usr1;
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    int is_masked = strcmp(style, "masked") == 0;
+    if (is_masked)
+        pthread_sigmask(SIG_BLOCK, &usr1, NULL);
     calls = malloc(sizeof *calls);
-    *calls = (struct calls){read, write, epoll_wait, close};
+    *calls = (struct calls){read, write, is_masked ? wait_masked : epoll_wait, close};
     int is_blocking = strcmp(style, "blocking") == 0, on = 1;
     listener = socket(AF_INET, SOCK_STREAM | (is_blocking ? 0 : SOCK_NONBLOCK), 0);
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -150,7 +187,9 @@ int main(int count, char **arguments) {
     sigaddset(&term, SIGALRM);
     if (strcmp(style, "signals") != 0)
         pthread_sigmask(SIG_BLOCK, &term, NULL);
+    /* If its waits are masked, this thread is not the one that `shunt attach` borrows. */
+    const struct timespec pause = {0, 20000000};
     while (access("end", F_OK) != 0)
-        usleep(20000);
+        is_masked ? (void)sigtimedwait(&usr1, NULL, &pause) : (void)usleep(20000);
     return interrupted;
 }

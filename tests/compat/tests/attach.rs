@@ -141,6 +141,11 @@ fn signal_handlers_go_on_running() {
 }
 
 #[test]
+fn signals_that_a_wait_unblocks_are_blocked_afterwards() {
+    own_server("masked", &[]);
+}
+
+#[test]
 fn threads_that_block_in_accept_go_on() {
     own_server("blocking", &[]);
 }
@@ -182,6 +187,44 @@ fn jvm_goes_on() {
             .start("server");
         enter_and_leave(host, &server, port, "java", 0);
         drop(server);
+    });
+}
+
+/// The shim sees neither end of a connection that is older than it.
+#[test]
+fn connection_from_before_has_a_reason_of_its_own() {
+    under_shunt(LIMIT, |host| {
+        compile(host, "running", &[]);
+        let port = host.port();
+        let server = host.program("./running").args([&port.to_string(), "9", "epoll"]).native();
+        // `shunt explain` reads there where the broker is.
+        let broker = host.broker_socket().to_string_lossy().into_owned();
+        let server = server.env("SHUNT_BROKER", &broker).start("server");
+        host.wait_for_port(port);
+        let old = clients(host, port, "end.old", "successor").native();
+        let old = old.env("SHUNT_BROKER", &broker).start("old");
+        wait_for_connections(&server, CONNECTIONS);
+        done(host, "attach", server.pid());
+        done(host, "attach", old.pid());
+        let begin = Instant::now();
+        let explained = || {
+            let mut explain = command(host, "explain");
+            let output =
+                explain.arg(old.pid().to_string()).env("SHUNT_BROKER", host.broker_socket()).output();
+            String::from_utf8_lossy(&output.expect("the command is there").stdout).into_owned()
+        };
+        loop {
+            let text = explained();
+            if text.contains("before_attach") {
+                break;
+            }
+            assert!(begin.elapsed() < SOON, "{text}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        end(host, old, "end.old");
+        host.write("end", "");
+        let ended = server.wait(SOON);
+        assert!(ended.success(), "{}{}", ended.stdout, ended.stderr);
     });
 }
 
@@ -287,5 +330,87 @@ fn program_that_cannot_be_entered_is_refused_with_a_reason() {
 
         let why = refused(host, u32::MAX >> 2);
         assert!(why.contains("there is no process"), "{why}");
+    });
+}
+
+/// Waits until the state of a process, as /proc shows it, is one of these.
+fn wait_for_state(pid: u32, wanted: &str) {
+    let begin = Instant::now();
+    let is_there = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+        let state = status.lines().find_map(|line| line.strip_prefix("State:\t")).expect("a state");
+        state.starts_with(|letter| wanted.contains(letter))
+    };
+    while !is_there() {
+        assert!(begin.elapsed() < SOON, "process {pid} is not in state {wanted}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn send(pid: u32, signal: &str) {
+    let sent = Command::new("kill").args([signal, &pid.to_string()]).status();
+    assert!(sent.expect("kill can be started").success());
+}
+
+fn child_of(pid: u32) -> u32 {
+    let begin = Instant::now();
+    loop {
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        let children = std::fs::read_to_string(path).expect("it runs");
+        if let Some(child) = children.split_whitespace().next() {
+            return child.parse().expect("a process id");
+        }
+        assert!(begin.elapsed() < SOON, "process {pid} has no child");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn program_in_an_unsafe_state_is_refused_and_goes_on() {
+    under_shunt(LIMIT, |host| {
+        compile(host, "running", &[]);
+        let start = |style: &str| host.program("./running").args(["0", "1", style]).native().start(style);
+
+        let program = start("handler");
+        wait_for_state(program.pid(), "S");
+        let why = refused(host, program.pid());
+        assert!(why.contains("none of its threads was at a point"), "{why}");
+        assert!(program.is_running());
+        drop(program);
+
+        let program = start("vfork");
+        let child = child_of(program.pid());
+        wait_for_state(child, "S");
+        for pid in [program.pid(), child] {
+            let why = refused(host, pid);
+            assert!(why.contains("shares its memory"), "{why}");
+        }
+        assert!(program.is_running());
+        send(child, "-KILL");
+        drop(program);
+
+        let program = start("epoll");
+        send(program.pid(), "-STOP");
+        wait_for_state(program.pid(), "T");
+        let why = refused(host, program.pid());
+        assert!(why.contains("is stopped"), "{why}");
+        wait_for_state(program.pid(), "T");
+        send(program.pid(), "-CONT");
+        wait_for_state(program.pid(), "SR");
+        assert!(program.is_running());
+        drop(program);
+
+        let code = "import time; print('ready'); time.sleep(1000)";
+        let mut program = host
+            .program("unshare")
+            .args(["--pid", "--fork", "--kill-child", "/usr/bin/python3", "-u", "-c", code])
+            .native()
+            .start("namespace");
+        program.wait_for_output("ready", SOON);
+        let child = child_of(program.pid());
+        let why = refused(host, child);
+        assert!(why.contains("another PID namespace"), "{why}");
+        send(child, "-KILL");
+        drop(program);
     });
 }

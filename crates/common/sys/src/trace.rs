@@ -9,10 +9,12 @@ const PTRACE_DETACH: usize = 17;
 const PTRACE_SYSCALL: usize = 24;
 const PTRACE_SEIZE: usize = 0x4206;
 const PTRACE_INTERRUPT: usize = 0x4207;
+const PTRACE_GETSIGMASK: usize = 0x420a;
 const PTRACE_SETSIGMASK: usize = 0x420b;
 const PTRACE_O_TRACESYSGOOD: usize = 1;
 const PTRACE_EVENT_STOP: i32 = 128;
 const KCMP_FILE: usize = 0;
+const KCMP_VM: usize = 1;
 
 /// Why a traced thread stands still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +86,14 @@ pub fn poll(thread: i32) -> Result<Option<Stop>> {
     }))
 }
 
+/// Returns the signals that a stopped traced thread blocks. If a system call has replaced them for
+/// its duration, returns those that the thread has afterwards.
+pub fn blocked(thread: i32) -> Result<u64> {
+    let mut mask = 0_u64;
+    request(PTRACE_GETSIGMASK, thread, size_of::<u64>(), std::ptr::from_mut(&mut mask) as usize)?;
+    Ok(mask)
+}
+
 /// Sets the signals that a stopped traced thread blocks.
 pub fn set_blocked(thread: i32, mask: u64) -> Result<()> {
     request(PTRACE_SETSIGMASK, thread, size_of::<u64>(), std::ptr::from_ref(&mask) as usize)
@@ -93,12 +103,18 @@ pub fn set_blocked(thread: i32, mask: u64) -> Result<()> {
 #[cfg(target_arch = "x86_64")]
 pub use libc::user_regs_struct as Registers;
 
+/// Returns registers that are all zero.
+#[cfg(target_arch = "x86_64")]
+pub fn no_registers() -> Registers {
+    // SAFETY: zeroes are valid integers.
+    unsafe { std::mem::zeroed() }
+}
+
 /// Returns the registers of a stopped thread.
 #[cfg(target_arch = "x86_64")]
 pub fn registers(thread: i32) -> Result<Registers> {
     const PTRACE_GETREGS: usize = 12;
-    // SAFETY: zeroes are valid integers.
-    let mut registers: Registers = unsafe { std::mem::zeroed() };
+    let mut registers = no_registers();
     request(PTRACE_GETREGS, thread, 0, std::ptr::from_mut(&mut registers) as usize)?;
     Ok(registers)
 }
@@ -128,4 +144,45 @@ pub fn is_same_file((process, fd): (i32, i32), (other, others): (i32, i32)) -> R
     let arguments = [process as usize, other as usize, KCMP_FILE, fd as usize, others as usize, 0];
     // SAFETY: the call writes nothing.
     unsafe { raw::call(libc::SYS_kcmp, arguments) }.map(|order| order == 0)
+}
+
+/// Returns whether two processes have the same memory.
+pub fn is_same_memory(process: i32, other: i32) -> Result<bool> {
+    let arguments = [process as usize, other as usize, KCMP_VM, 0, 0, 0];
+    // SAFETY: the call writes nothing.
+    unsafe { raw::call(libc::SYS_kcmp, arguments) }.map(|order| order == 0)
+}
+
+/// Returns whether a stopped thread has access to memory with protection keys other than the
+/// kernel's default.
+#[cfg(target_arch = "x86_64")]
+pub fn has_keys(thread: i32) -> Result<bool> {
+    use std::arch::x86_64::__cpuid_count;
+    const PTRACE_GETREGSET: usize = 0x4204;
+    const NT_X86_XSTATE: usize = 0x202;
+    /// The number of the register among those that XSAVE saves.
+    const PKRU: u32 = 9;
+    const DEFAULT: u32 = 0x5555_5554;
+    /// The places of the known and of the saved registers' numbers, as bits.
+    const KNOWN: usize = 464;
+    const SAVED: usize = 512;
+    let mut state = vec![0_u8; 32 * 1024];
+    let mut vector = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
+    request(PTRACE_GETREGSET, thread, NT_X86_XSTATE, std::ptr::from_mut(&mut vector) as usize)?;
+    state.truncate(vector.iov_len);
+    let bits = |at: usize| {
+        let bytes = state.get(at..at + 8).map(|bytes| bytes.try_into().expect("eight bytes"));
+        bytes.map_or(0, u64::from_ne_bytes)
+    };
+    if bits(KNOWN) >> PKRU & 1 == 0 {
+        return Ok(false);
+    }
+    let at = __cpuid_count(0xd, PKRU).ebx as usize;
+    let value = match state.get(at..at + 4) {
+        Some(bytes) if bits(SAVED) >> PKRU & 1 == 1 => {
+            u32::from_ne_bytes(bytes.try_into().expect("four bytes"))
+        }
+        _ => 0,
+    };
+    Ok(value != DEFAULT)
 }

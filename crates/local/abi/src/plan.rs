@@ -49,9 +49,9 @@ pub enum State {
     Prepared = 1,
     /// It works.
     On = 2,
-    /// It is about to stop working.
+    /// It makes all connections fall back to TCP.
     Leaving = 3,
-    /// It passes every call on, for good.
+    /// All connections are on TCP, for good.
     Left = 4,
 }
 

@@ -1,8 +1,7 @@
 //! The functions of a loaded object, from its file.
 
-use std::fs;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSegment, ObjectSymbol};
@@ -15,6 +14,9 @@ use crate::process::{Mapping, Process};
 pub(crate) struct Image {
     content: Vec<u8>,
     bias: u64,
+    pub(crate) path: PathBuf,
+    /// Another file, or none, has the path now.
+    pub(crate) is_replaced: bool,
 }
 
 type Elf<'a> = ElfFile64<'a, Endianness>;
@@ -30,13 +32,18 @@ impl Image {
         else {
             return Ok(None);
         };
-        let content = fs::read(process.path(&first.path)).map_err(Refusal::Unreadable)?;
+        let content = process.content(first)?;
         let lowest = {
             let file = parse(&content, &first.path)?;
             let loaded = file.segments().map(|segment| segment.address());
             loaded.min().unwrap_or(0)
         };
-        Ok(Some(Image { content, bias: first.range.start.wrapping_sub(lowest & !0xfff) }))
+        Ok(Some(Image {
+            content,
+            bias: first.range.start.wrapping_sub(lowest & !0xfff),
+            path: first.path.clone(),
+            is_replaced: first.is_removed,
+        }))
     }
 
     fn file(&self) -> Result<Elf<'_>, Refusal> {

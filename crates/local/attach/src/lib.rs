@@ -1,5 +1,5 @@
 //! Enters a program that runs already: loads libshunt.so into it, and redirects its calls of libc's
-//! functions to the hooks. See `docs/adr/0039-a-running-program-is-entered-by-ptrace.md`.
+//! functions to the hooks. See `docs/adr/0040-a-running-program-is-entered-by-ptrace.md`.
 //!
 //! ```text
 //! examine      refuse a program that cannot be entered
@@ -54,7 +54,7 @@ pub struct Attached {
 /// The outcome of a detachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detached {
-    /// The library passes every call on.
+    /// All connections are on TCP.
     Left,
     /// No connection sends on shared memory any more, but the program has not read everything yet.
     Leaving,
@@ -78,6 +78,26 @@ pub enum Refusal {
     /// The kernel does not let this process trace it.
     #[error("the kernel does not let this process trace it ({0}): run this as root, or as its user")]
     MayNotTrace(shunt_sys::Errno),
+    /// It is in another PID namespace. Thread ids mean other threads there.
+    #[error(
+        "it is in another PID namespace, as in a container: start it there with `shunt run`, or by shunt's runtime"
+    )]
+    OtherNamespace,
+    /// All its threads are stopped.
+    #[error("it is stopped, as by SIGSTOP: let it go on first")]
+    Stopped,
+    /// A thread sleeps without interruption.
+    #[error("its thread {0} cannot be stopped now, as in vfork or while it waits for a disk: try again")]
+    Asleep(i32),
+    /// Another process shares its memory, and would get its calls redirected too.
+    #[error("process {0} shares its memory, as after vfork: try again, or start it with `shunt run`")]
+    SharesMemory(i32),
+    /// Other processes may call through an address in shared memory.
+    #[error("it has addresses of libc's functions in shared memory: start it with `shunt run`")]
+    SharesCalls,
+    /// A file that it has loaded is not there any more, and this process may not read it.
+    #[error("its {0} has been replaced since it started: try as root, or restart it with `shunt run`")]
+    Replaced(String),
     /// Another process traces it.
     #[error("process {0} traces it already, such as a debugger")]
     Traced(u32),
@@ -101,8 +121,10 @@ pub enum Refusal {
     /// The library is not there.
     #[error("it is not under shunt")]
     NotUnder,
-    /// Its root directory does not have this library.
-    #[error("it cannot see {0}: it has another root directory or mount namespace")]
+    /// Its root directory does not have this file.
+    #[error(
+        "it cannot see {0}, as in a container or with PrivateTmp: start it there with `shunt run`, or by shunt's runtime"
+    )]
     OutOfReach(std::path::PathBuf),
     /// The dynamic linker did not load the library.
     #[error("its dynamic linker did not load libshunt.so{0}")]
@@ -136,14 +158,31 @@ pub enum Refusal {
     File(String),
 }
 
-/// Enters a program. `settings` are environment variables of the library.
-pub fn attach(pid: u32, library: &Path, settings: &[(&str, &[u8])]) -> Result<Attached, Refusal> {
+/// Enters a program. `settings` are environment variables of the library, and the program must see
+/// `broker`, a socket that one of them names.
+pub fn attach(
+    pid: u32,
+    library: &Path,
+    broker: &Path,
+    settings: &[(&str, &[u8])],
+) -> Result<Attached, Refusal> {
     #[cfg(target_arch = "x86_64")]
-    return session::attach(pid, library, settings);
+    return session::attach(pid, library, broker, settings);
     #[cfg(not(target_arch = "x86_64"))]
     {
-        let _ = (pid, library, settings);
+        let _ = (pid, library, broker, settings);
         Err(Refusal::Processor)
+    }
+}
+
+/// Returns whether a program was entered while it ran, rather than started with the library.
+pub fn is_entered(pid: u32) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return session::is_entered(pid).unwrap_or(false);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = pid;
+        false
     }
 }
 

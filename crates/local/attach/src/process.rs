@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use shunt_sys::proc::Fields;
+use shunt_sys::trace;
 
 use crate::Refusal;
 
@@ -25,11 +26,15 @@ pub(crate) struct Process {
 pub(crate) struct Mapping {
     pub(crate) range: Range<u64>,
     pub(crate) is_readable: bool,
+    pub(crate) is_writable: bool,
     pub(crate) is_executable: bool,
     pub(crate) is_private: bool,
     pub(crate) offset: u64,
     pub(crate) inode: u64,
+    /// The path, without the mark of a file that has been removed.
     pub(crate) path: PathBuf,
+    /// The file has been removed, or another one has its path.
+    pub(crate) is_removed: bool,
 }
 
 impl Process {
@@ -50,6 +55,11 @@ impl Process {
         if let Some(tracer) = status.word::<u32>("TracerPid", 0).filter(|tracer| *tracer != 0) {
             return Err(Refusal::Traced(tracer));
         }
+        match status.get("State").and_then(|state| state.chars().next()) {
+            Some('T') => return Err(Refusal::Stopped),
+            Some('Z' | 'X') => return Err(Refusal::Gone),
+            _ => {}
+        }
         let file = |name: &str| File::options().read(true).write(true).open(format!("/proc/{pid}/{name}"));
         let memory = file("mem").map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => Refusal::MayNotTrace(shunt_sys::Errno::ACCESS),
@@ -60,14 +70,30 @@ impl Process {
 
     /// Refuses a program whose properties forbid the entry.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
+        let namespace =
+            |process: &dyn std::fmt::Display| fs::read_link(format!("/proc/{process}/ns/pid")).ok();
+        if namespace(&self.pid).is_none() || namespace(&self.pid) != namespace(&"self") {
+            return Err(Refusal::OtherNamespace);
+        }
+        for thread in self.threads()? {
+            let Ok(status) = Fields::status(format_args!("{}/task/{thread}", self.pid)) else { continue };
+            if status.word::<u32>("Seccomp", 0) != Some(0) {
+                return Err(Refusal::Seccomp);
+            }
+            if status.get("x86_Thread_features").is_some_and(|features| features.contains("shstk")) {
+                return Err(Refusal::ShadowStack);
+            }
+        }
+        for other in shunt_sys::proc::pids() {
+            let other = other as i32;
+            // A process that may not be asked belongs to another user, or has ended.
+            if other != self.pid && trace::is_same_memory(self.pid, other).unwrap_or(false) {
+                return Err(Refusal::SharesMemory(other));
+            }
+        }
         let status = Fields::status(self.pid).map_err(Refusal::Unreadable)?;
-        if status.word::<u32>("Seccomp", 0) != Some(0) {
-            return Err(Refusal::Seccomp);
-        }
-        if status.get("x86_Thread_features").is_some_and(|features| features.contains("shstk")) {
-            return Err(Refusal::ShadowStack);
-        }
-        let gib = status.word::<u64>("RssAnon", 0).unwrap_or(0) >> 20;
+        let searched = ["RssAnon", "RssShmem"].map(|name| status.word::<u64>(name, 0).unwrap_or(0));
+        let gib = searched.iter().sum::<u64>() >> 20;
         if gib > MOST_GIB { Err(Refusal::TooLarge(gib)) } else { Ok(()) }
     }
 
@@ -80,20 +106,25 @@ impl Process {
         Ok(threads)
     }
 
-    /// Returns the signals that a thread blocks.
-    pub(crate) fn blocked(&self, thread: i32) -> Result<u64, Refusal> {
-        let status = Fields::status(format_args!("{}/task/{thread}", self.pid)).map_err(|_| Refusal::Gone)?;
-        status.number("SigBlk", 16).ok_or(Refusal::Gone)
-    }
-
     /// Returns its mappings.
     pub(crate) fn mappings(&self) -> Result<Vec<Mapping>, Refusal> {
         let text = fs::read(format!("/proc/{}/maps", self.pid)).map_err(Refusal::Unreadable)?;
         Ok(String::from_utf8_lossy(&text).lines().filter_map(parse).collect())
     }
 
+    /// Returns the content of a mapped file.
+    pub(crate) fn content(&self, mapping: &Mapping) -> Result<Vec<u8>, Refusal> {
+        let Range { start, end } = mapping.range;
+        let mapped = format!("/proc/{}/map_files/{start:x}-{end:x}", self.pid);
+        match fs::read(mapped) {
+            Ok(content) => Ok(content),
+            Err(_) if mapping.is_removed => Err(Refusal::Replaced(mapping.path.display().to_string())),
+            Err(_) => fs::read(self.path(&mapping.path)).map_err(Refusal::Unreadable),
+        }
+    }
+
     /// Returns a path of the program's root directory.
-    pub(crate) fn path(&self, path: &Path) -> PathBuf {
+    fn path(&self, path: &Path) -> PathBuf {
         let inside = path.strip_prefix("/").unwrap_or(path);
         Path::new(&format!("/proc/{}/root", self.pid)).join(inside)
     }
@@ -137,16 +168,21 @@ fn parse(line: &str) -> Option<Mapping> {
     let access = words.next()?.as_bytes();
     let offset = u64::from_str_radix(words.next()?, 16).ok()?;
     let inode = words.nth(1)?.parse().ok()?;
-    let path = PathBuf::from(words.next().unwrap_or("").trim_start());
+    let text = words.next().unwrap_or("").trim_start();
+    let path = text.strip_suffix(" (deleted)");
+    let is_removed = path.is_some();
+    let path = PathBuf::from(path.unwrap_or(text));
     let number = |text| u64::from_str_radix(text, 16).ok();
     Some(Mapping {
         range: number(from)?..number(to)?,
         is_readable: access[0] == b'r',
+        is_writable: access[1] == b'w',
         is_executable: access[2] == b'x',
         is_private: access[3] == b'p',
         offset,
         inode,
         path,
+        is_removed,
     })
 }
 
@@ -160,14 +196,17 @@ mod tests {
         let expected = Mapping {
             range: 0x7f00..0x8000,
             is_readable: true,
+            is_writable: false,
             is_executable: true,
             is_private: true,
             offset: 0x1000,
             inode: 42,
             path: "/usr/lib/a b.so".into(),
+            is_removed: false,
         };
-        assert_eq!(parse(line), Some(expected));
+        assert_eq!(parse(line), Some(expected.clone()));
+        assert_eq!(parse(&format!("{line} (deleted)")), Some(Mapping { is_removed: true, ..expected }));
         let stack = parse("7ff0-7ff8 rw-s 00000000 00:00 0 ").unwrap();
-        assert!(stack.path.as_os_str().is_empty() && !stack.is_private && !stack.is_executable);
+        assert!(stack.path.as_os_str().is_empty() && !stack.is_private && stack.is_writable);
     }
 }

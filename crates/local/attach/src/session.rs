@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use shunt_abi::plan::{self, Plan, State, WORDS};
@@ -152,18 +152,31 @@ fn text(path: &Path) -> Vec<u8> {
 }
 
 /// See [`crate::attach`].
-pub(crate) fn attach(pid: u32, library: &Path, settings: &[(&str, &[u8])]) -> Result<Attached, Refusal> {
+pub(crate) fn attach(
+    pid: u32,
+    library: &Path,
+    broker: &Path,
+    settings: &[(&str, &[u8])],
+) -> Result<Attached, Refusal> {
     let process = Process::open(pid)?;
+    // An attachment that was killed has left the library. It is used, wherever it is.
+    let mut library = library.to_owned();
     if let Some(present) = Library::find(&process)? {
         present.read_inert(&process)?;
+        if present.image.is_replaced {
+            return Err(Refusal::Version);
+        }
+        library.clone_from(&present.image.path);
     }
     process.check()?;
     let known = Known::find(&process)?;
-    if !process.sees(library) {
-        return Err(Refusal::OutOfReach(library.to_owned()));
+    for path in [&library, broker] {
+        if !process.sees(path) {
+            return Err(Refusal::OutOfReach(path.to_owned()));
+        }
     }
     let mut caller = borrow(&process, &known.libc)?;
-    let present = load(&process, &known, &caller, library)?;
+    let present = load(&process, &known, &caller, &library)?;
     present.read_inert(&process)?;
     let mut list = Vec::new();
     for (name, value) in settings {
@@ -171,6 +184,7 @@ pub(crate) fn attach(pid: u32, library: &Path, settings: &[(&str, &[u8])]) -> Re
     }
     list.push(0);
     let prepare = present.function("shunt_prepare")?;
+    let mut is_checked = false;
     for attempt in 0..TRIES {
         if attempt > 0 {
             std::thread::sleep(PAUSE);
@@ -181,10 +195,15 @@ pub(crate) fn attach(pid: u32, library: &Path, settings: &[(&str, &[u8])]) -> Re
         match plan::Refusal::parse(plan.refusal.load(Relaxed)) {
             None if plan.state() == Some(State::Prepared) => {}
             Some(plan::Refusal::Loading) => continue,
+            _ if plan.state() == Some(State::On) => return Err(Refusal::Already),
             refusal => return Err(unfit(&process, &plan, refusal)),
         }
         // Before the first preparation, the place of the linker's list is unknown.
         let Some(objects) = objects else { continue };
+        if !is_checked {
+            sweep::check_shared(&process, &Redirects::new(&pairs(&process, &plan.redirects)?))?;
+            is_checked = true;
+        }
         if let Some(attached) = enter(&process, &known, &mut caller, &present, &plan, &objects)? {
             return Ok(attached);
         }
@@ -247,6 +266,10 @@ impl Objects {
     }
 }
 
+fn pairs(process: &Process, [at, count]: &[AtomicU64; 2]) -> Result<Vec<[u64; 2]>, Refusal> {
+    process.pairs(at.load(Relaxed), count.load(Relaxed))
+}
+
 /// Stops all threads, redirects the calls, and switches the library on. Returns `None` if that
 /// would not be safe now.
 fn enter(
@@ -260,14 +283,11 @@ fn enter(
     let mut others = waits::Others::default();
     others.ask(process)?;
     let begin = Instant::now();
-    let Some(threads) = stop_others(process, caller.id())? else { return Ok(None) };
+    let threads = stop_others(process, caller.id())?;
     if Objects::of(process, plan)?.as_ref() != Some(objects) {
         return Ok(None);
     }
-    let pairs = |[at, count]: &[std::sync::atomic::AtomicU64; 2]| {
-        process.pairs(at.load(Relaxed), count.load(Relaxed))
-    };
-    let redirects = Redirects::new(&pairs(&plan.redirects)?);
+    let redirects = Redirects::new(&pairs(process, &plan.redirects)?);
     others.ask(process)?;
     let mut instances = waits::list(process, &others)?;
     waits::note_call(process, &mut instances, caller.id(), caller.own_call())?;
@@ -294,8 +314,8 @@ fn enter(
     if words.len() as u64 > plan.instances[1].load(Relaxed) {
         return Err(Refusal::Version);
     }
-    let mut changes = sweep::find(process, &redirects, &pairs(&plan.untouched)?)?;
-    changes.extend(pairs(&plan.slots)?);
+    let mut changes = sweep::find(process, &redirects, &pairs(process, &plan.untouched)?)?;
+    changes.extend(pairs(process, &plan.slots)?);
     // From here on, the program changes. Each change alone does no harm, as the library is off.
     for [at, hook] in &changes {
         process.write(*at, &hook.to_ne_bytes())?;
@@ -317,29 +337,33 @@ fn enter(
     Ok(Some(Attached { stopped: begin.elapsed(), redirected: changes.len(), instances: instances.len() }))
 }
 
-/// Stops all threads but the caller. Returns `None` if one of them does not stop now.
-fn stop_others(process: &Process, caller: i32) -> Result<Option<Vec<Thread>>, Refusal> {
+/// Stops all threads but the caller.
+fn stop_others(process: &Process, caller: i32) -> Result<Vec<Thread>, Refusal> {
     let mut threads: Vec<Thread> = Vec::new();
     loop {
         let is_new = |id: &i32| *id != caller && !threads.iter().any(|thread| thread.id == *id);
         let new: Vec<i32> = process.threads()?.into_iter().filter(is_new).collect();
         let mut is_complete = true;
         for id in new {
-            match Thread::stop(id) {
-                Ok(Some(thread)) => {
-                    threads.push(thread);
-                    // It may have made another thread before it stopped.
-                    is_complete = false;
-                }
-                Ok(None) => {}
-                Err(Refusal::Unsafe) => return Ok(None),
-                Err(refusal) => return Err(refusal),
+            if let Some(thread) = Thread::stop(id)? {
+                threads.push(thread);
+                // It may have made another thread before it stopped.
+                is_complete = false;
             }
         }
         if is_complete {
-            return Ok(Some(threads));
+            return Ok(threads);
         }
     }
+}
+
+/// See [`crate::is_entered`].
+pub(crate) fn is_entered(pid: u32) -> Result<bool, Refusal> {
+    let process = Process::open(pid)?;
+    let Some(library) = Library::find(&process)? else { return Ok(false) };
+    let plan = library.read(&process)?;
+    // Only a preparation shows the switch.
+    Ok(plan.switch.load(Relaxed) != 0 && is_on(&process, &plan)?)
 }
 
 /// See [`crate::detach`].

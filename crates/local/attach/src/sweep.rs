@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use crate::Refusal;
 use crate::process::{Mapping, Process};
@@ -62,7 +63,7 @@ pub(crate) fn find(
         if !mapping.is_readable || !mapping.is_private || is_kernels {
             continue;
         }
-        for range in own_pages(&pages, &mapping)? {
+        for range in pages_of(&pages, &mapping, is_own)? {
             let mut at = range.start;
             while at < range.end {
                 let len = (range.end - at).min(buffer.len() as u64);
@@ -76,10 +77,48 @@ pub(crate) fn find(
     Ok(found)
 }
 
-/// Returns the pages of a mapping that the program has written.
-fn own_pages(pages: &File, mapping: &Mapping) -> Result<Vec<Range<u64>>, Refusal> {
+/// Refuses a program that has addresses of functions in memory that it shares with other processes.
+/// These would be redirected too, and do not have the hooks.
+pub(crate) fn check_shared(process: &Process, redirects: &Redirects) -> Result<(), Refusal> {
+    let pages = File::open(format!("/proc/{}/pagemap", process.pid)).map_err(Refusal::Unreadable)?;
+    let mut buffer = vec![0; BATCH * PAGE as usize];
+    let mut found = Vec::new();
+    for mapping in process.mappings()? {
+        // Memory of a device may not be read.
+        let is_memory = !mapping.path.starts_with("/dev") || mapping.path.starts_with("/dev/shm");
+        let is_memory = is_memory || mapping.path == Path::new("/dev/zero");
+        if !mapping.is_readable || !mapping.is_writable || mapping.is_private || !is_memory {
+            continue;
+        }
+        for range in pages_of(&pages, &mapping, is_present)? {
+            let mut at = range.start;
+            while at < range.end {
+                let len = (range.end - at).min(buffer.len() as u64);
+                // The program runs, and may have unmapped it.
+                if process.read(at, &mut buffer[..len as usize]).is_ok() {
+                    look(at, &buffer[..len as usize], redirects, &[], false, &mut found)?;
+                }
+                at += len;
+            }
+        }
+    }
+    if found.is_empty() { Ok(()) } else { Err(Refusal::SharesCalls) }
+}
+
+/// Returns whether a page, by its word in `pagemap`, has been mapped since it was written.
+fn is_present(word: u64) -> bool {
+    word >> 63 == 1
+}
+
+/// Returns whether a page, by its word in `pagemap`, has been written by the program itself.
+fn is_own(word: u64) -> bool {
     const PRESENT_OR_SWAPPED: u64 = 3 << 62;
     const OF_FILE: u64 = 1 << 61;
+    word & PRESENT_OR_SWAPPED != 0 && word & OF_FILE == 0
+}
+
+/// Returns the pages of a mapping whose words in `pagemap` are `wanted`.
+fn pages_of(pages: &File, mapping: &Mapping, is_wanted: fn(u64) -> bool) -> Result<Vec<Range<u64>>, Refusal> {
     const AT_A_TIME: usize = 8192;
     let mut found: Vec<Range<u64>> = Vec::new();
     let mut bytes = vec![0; 8 * AT_A_TIME];
@@ -94,7 +133,7 @@ fn own_pages(pages: &File, mapping: &Mapping) -> Result<Vec<Range<u64>>, Refusal
         };
         for word in bytes[..8 * read].chunks_exact(8) {
             let word = u64::from_ne_bytes(word.try_into().expect("eight bytes"));
-            if word & PRESENT_OR_SWAPPED != 0 && word & OF_FILE == 0 {
+            if is_wanted(word) {
                 match found.last_mut() {
                     Some(last) if last.end == at => last.end += PAGE,
                     _ => found.push(at..at + PAGE),

@@ -22,7 +22,7 @@ use shunt_sys::trace::{self, FLOATS, Registers, Stop};
 use shunt_sys::{Errno, Result as Made};
 
 use crate::Refusal;
-use crate::process::Process;
+use crate::process::{Mapping, Process};
 
 /// How long a thread may take to stop. One in an uninterruptible sleep does not.
 const STOPS: Duration = Duration::from_secs(2);
@@ -38,9 +38,10 @@ const RESTARTS: Range<i64> = 512..517;
 const ERESTARTNOHAND: i64 = 514;
 
 /// System calls that a thread makes without a lock of libc or of the dynamic linker.
-const WITHOUT_LOCKS: [i64; 16] = [
+const WITHOUT_LOCKS: [i64; 18] = [
     7,   // poll
     23,  // select
+    34,  // pause
     35,  // nanosleep
     43,  // accept
     44,  // sendto
@@ -48,6 +49,7 @@ const WITHOUT_LOCKS: [i64; 16] = [
     46,  // sendmsg
     47,  // recvmsg
     61,  // wait4
+    130, // rt_sigsuspend
     230, // clock_nanosleep
     232, // epoll_wait
     270, // pselect6
@@ -100,13 +102,17 @@ impl Thread {
         }
         let thread = Thread { id };
         trace::interrupt(id).map_err(|errno| refused("ptrace", errno))?;
-        match thread.wait(Instant::now() + STOPS, trace::go_on)? {
-            Stop::Interrupted => {
+        match thread.wait(Instant::now() + STOPS, trace::go_on) {
+            Ok(Stop::Interrupted) => {
                 thread.make_restart()?;
                 Ok(Some(thread))
             }
-            Stop::Ended => Ok(None),
-            _ => Err(Refusal::Unsafe),
+            Ok(Stop::Ended) => Ok(None),
+            Ok(Stop::Group) => Err(Refusal::Stopped),
+            Ok(_) => Err(Refusal::Unsafe),
+            // The tracing ends with this process.
+            Err(Refusal::Unsafe) => Err(Refusal::Asleep(id)),
+            Err(refusal) => Err(refusal),
         }
     }
 
@@ -193,6 +199,7 @@ impl<'a> Caller<'a> {
         id: i32,
         stack: u64,
     ) -> Result<Option<Caller<'a>>, Refusal> {
+        let kernel = |errno| refused("ptrace", errno);
         let Some(thread) = Thread::stop(id)? else { return Ok(None) };
         let registers = thread.registers()?;
         let own = match thread.place()? {
@@ -202,15 +209,11 @@ impl<'a> Caller<'a> {
                 None => return Ok(None),
             },
         };
-        let mappings = process.mappings()?;
-        let has_stack = mappings.iter().any(|one| {
-            let left = own.rsp.saturating_sub(one.range.start);
-            one.range.contains(&own.rsp) && (left >= stack || one.path.as_os_str() == "[stack]")
-        });
-        if !has_stack {
+        let Some(frames) = frames(&process.mappings()?, &own, stack) else { return Ok(None) };
+        if is_in_handler(process, libc, frames)? || trace::has_keys(id).map_err(kernel)? {
             return Ok(None);
         }
-        let blocked = process.blocked(id)?;
+        let blocked = trace::blocked(id).map_err(kernel)?;
         thread.set_registers(&own)?;
         Ok(Some(Caller { process, thread, libc, own, blocked }))
     }
@@ -317,6 +320,30 @@ impl Drop for Caller<'_> {
     }
 }
 
+/// Returns where a thread's frames are. Returns `None` if its stack may have less room than `stack`.
+/// The thread may have switched to a stack of the program's own, such as a coroutine's, whose end is
+/// not known. So only the stacks are used that the kernel and libc have made.
+fn frames(mappings: &[Mapping], own: &Registers, stack: u64) -> Option<Range<u64>> {
+    let one = mappings.iter().find(|one| one.range.contains(&own.rsp))?;
+    let Range { start, end } = one.range;
+    if one.path.as_os_str() == "[stack]" {
+        return Some(own.rsp..end);
+    }
+    // libc has the data of a thread at the top of its stack, and a guard below.
+    let is_guarded = mappings.iter().any(|guard| guard.range.end == start && !guard.is_readable);
+    let is_threads = (own.rsp..end).contains(&own.fs_base) && own.rsp - start >= stack;
+    (is_guarded && is_threads).then_some(own.rsp..own.fs_base)
+}
+
+/// Returns whether a handler of a signal runs, which may have interrupted a function that holds a
+/// lock. The handler's return address is among the frames.
+fn is_in_handler(process: &Process, libc: &Libc, frames: Range<u64>) -> Result<bool, Refusal> {
+    const MOST: u64 = 16 << 20;
+    let mut bytes = vec![0; (frames.end - frames.start).min(MOST) as usize & !7];
+    process.read(frames.start, &mut bytes)?;
+    Ok(bytes.chunks_exact(8).any(|word| word == libc.restorer.to_ne_bytes()))
+}
+
 /// Returns the registers of a thread in a call as of the call's instruction.
 fn at_call(registers: Registers) -> Registers {
     Registers { rip: registers.rip - 2, rax: registers.orig_rax, orig_rax: u64::MAX, ..registers }
@@ -343,11 +370,13 @@ fn next_call(thread: &Thread, process: &Process, libc: &Libc) -> Result<Option<R
     let kernel = |errno| refused("ptrace", errno);
     let until = Instant::now() + CALLS;
     let mut begins = true;
+    let mut is_interrupted = false;
     loop {
         trace::go_on_to_call(thread.id, 0).map_err(kernel)?;
         let stop = match thread.wait(until, trace::go_on_to_call) {
             Err(Refusal::Unsafe) => {
                 trace::interrupt(thread.id).map_err(kernel)?;
+                is_interrupted = true;
                 thread.wait(Instant::now() + STOPS, trace::go_on_to_call)?
             }
             stop => stop?,
@@ -373,7 +402,8 @@ fn next_call(thread: &Thread, process: &Process, libc: &Libc) -> Result<Option<R
             };
         }
         begins = !begins;
-        if Instant::now() > until && begins {
+        // After an interruption, the result of a call may be one that only the kernel understands.
+        if Instant::now() > until && begins && !is_interrupted {
             return Ok(None);
         }
     }
@@ -415,6 +445,34 @@ pub(crate) fn each_register(registers: &mut Registers, change: impl Fn(u64) -> u
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn functions_run_on_stacks_of_the_kernel_and_of_libc_alone() {
+        let mapping = |range: Range<u64>, is_readable, path: &str| Mapping {
+            range,
+            is_readable,
+            is_writable: is_readable,
+            is_executable: false,
+            is_private: true,
+            offset: 0,
+            inode: 0,
+            path: path.into(),
+            is_removed: false,
+        };
+        let mappings = [
+            mapping(0x1_0000..0x90_0000, true, "[heap]"),
+            mapping(0xa0_0000..0xa0_1000, false, ""),
+            mapping(0xa0_1000..0xb0_0000, true, ""),
+            mapping(0xf0_0000..0xf1_0000, true, "[stack]"),
+        ];
+        let at = |rsp, fs_base| Registers { rsp, fs_base, ..trace::no_registers() };
+        let frames = |rsp, fs_base| super::frames(&mappings, &at(rsp, fs_base), 0x1_0000);
+        assert_eq!(frames(0xf0_8000, 0), Some(0xf0_8000..0xf1_0000), "that of the kernel grows");
+        assert_eq!(frames(0xaf_0000, 0xaf_f000), Some(0xaf_0000..0xaf_f000));
+        assert_eq!(frames(0xa0_8000, 0xaf_f000), None, "too little is left");
+        assert_eq!(frames(0x80_0000, 0xaf_f000), None, "a coroutine's");
+        assert_eq!(frames(0x80_0000, 0x80_f000), None, "without a guard");
+    }
 
     #[test]
     fn signal_frame_is_as_long_as_the_kernels() {

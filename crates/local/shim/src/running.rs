@@ -1,11 +1,11 @@
 //! The entry into a program that runs already (`shunt attach`), and the way out of it again
 //! (`shunt detach`). `crates/local/attach` stops the program's threads and calls the functions here
-//! on one of them. See `docs/adr/0039-a-running-program-is-entered-by-ptrace.md`.
+//! on one of them. See `docs/adr/0040-a-running-program-is-entered-by-ptrace.md`.
 //!
 //! ```text
 //! shunt attach                              this library
 //!   dlopen, on a thread that waits ───────> is_late(): nothing begins
-//!   shunt_prepare ────────────────────────> finds what must be redirected; stays off
+//!   shunt_prepare ────────────────────────> lists what to redirect; stays off
 //!   stops all threads, redirects the calls
 //!   shunt_commit ─────────────────────────> takes over signal handlers and epoll instances
 //!   writes 1 to the switch, and `On` ─────> on
@@ -15,7 +15,7 @@
 //! at any point.
 
 use std::ffi::{c_char, c_void};
-use std::sync::atomic::Ordering::*;
+use std::sync::atomic::{AtomicBool, Ordering::*};
 
 use rustix::thread::{Timespec, nanosleep};
 use shunt_abi::plan::{NO_MORE, Plan, Refusal, State};
@@ -26,7 +26,9 @@ use crate::base::signal::{self, Shield};
 use crate::base::{budget, clib, errno, panic, process, real, spin, split, thread};
 use crate::life::census;
 use crate::life::census::bindings::{self, Unfit};
-use crate::program::{handover, sandbox, sanitizer};
+use crate::life::{attach, untracked};
+use crate::program::{handover, sanitizer};
+use crate::socket::endpoint;
 use crate::{epoll, fork, hooks};
 
 /// What `shunt attach` reads.
@@ -72,8 +74,24 @@ fn show(place: &[std::sync::atomic::AtomicU64; 2], list: Vec<[usize; 2]>) {
 #[unsafe(no_mangle)]
 #[expect(unreachable_pub, reason = "found by its name in the file")]
 pub unsafe extern "C" fn shunt_prepare(settings: *const c_char) {
+    /// Set while a thread prepares the library.
+    static IS_BUSY: AtomicBool = AtomicBool::new(false);
     let before = errno::get();
     let plan = &shunt_plan;
+    // Another `shunt attach` may be at work on another thread.
+    if IS_BUSY.swap(true, AcqRel) {
+        plan.refusal.store(Refusal::Loading as u64, Relaxed);
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { prepare(plan, settings) };
+    IS_BUSY.store(false, Release);
+    errno::set(before);
+}
+
+/// # Safety
+/// As of [`shunt_prepare`].
+unsafe fn prepare(plan: &Plan, settings: *const c_char) {
     if !matches!(plan.state(), Some(State::Inert | State::Prepared)) {
         return;
     }
@@ -119,7 +137,6 @@ pub unsafe extern "C" fn shunt_prepare(settings: *const c_char) {
             }
         }
     }
-    errno::set(before);
 }
 
 /// Takes over what the program has already. All other threads are stopped, so no lock may be
@@ -148,7 +165,7 @@ pub extern "C" fn shunt_commit() {
     errno::set(before);
 }
 
-/// Ends the library's work, on a thread of its own.
+/// Ends the work of the library. A new thread runs this.
 ///
 /// # Safety
 /// As a thread's function.
@@ -161,8 +178,17 @@ pub unsafe extern "C" fn shunt_leave(_: *mut c_void) -> *mut c_void {
     let on = (State::On as u64, State::Leaving as u64);
     detach_thread();
     if shunt_plan.state.compare_exchange(on.0, on.1, AcqRel, Acquire).is_ok() {
+        // The hooks stay: other threads may have an event from an epoll instance that only they
+        // understand.
+        untracked::leave(Reason::Policy);
+        process::count_bypass(Reason::Policy);
         for _ in 0..TRIES {
-            if process::is_off() || sandbox::turn_off(Reason::Policy) {
+            let is_over = {
+                let _shield = Shield::raise();
+                endpoint::all().for_each(attach::let_go);
+                !endpoint::all().any(|endpoint| endpoint.is_attached())
+            };
+            if is_over {
                 shunt_plan.state.store(State::Left as u64, Release);
                 break;
             }

@@ -17,37 +17,29 @@ use crate::socket::sharing;
 /// Turns the shim off, because the program is about to install a filter.
 #[cold]
 pub(crate) fn before_filter() {
-    if !process::is_off() && process::is_home() {
-        turn_off(Reason::Sandboxed);
+    if process::is_off() || !process::is_home() {
+        return;
     }
-}
-
-/// Makes every connection fall back to TCP for good, and turns the shim off. The shim stays on
-/// while a lane has bytes that only this process can read. Returns whether it is off.
-#[cold]
-pub(crate) fn turn_off(reason: Reason) -> bool {
     let before = errno::get();
     // Later, the dynamic linker may not make all the system calls of a look-up.
     real::find_all();
-    untracked::leave(reason);
+    untracked::leave(Reason::Sandboxed);
     let _shield = Shield::raise();
-    process::count_bypass(reason);
+    process::count_bypass(Reason::Sandboxed);
     for endpoint in endpoint::all().filter(|endpoint| endpoint.phase() == Phase::Offered) {
         control::withdraw(endpoint);
         endpoint.change(Event::EndOffer);
     }
     endpoint::all().for_each(attach::let_go);
     // A lane that the peer has ended before may have unread bytes, which cannot be reclaimed: only
-    // this process can read them.
-    let is_over = !endpoint::all().any(|endpoint| endpoint.is_attached());
-    if is_over {
+    // this process can read them. Then the shim stays on.
+    if !endpoint::all().any(|endpoint| endpoint.is_attached()) {
         epoll::hide();
         signal::give_back();
         table::clear();
         process::turn_off();
     }
     errno::set(before);
-    is_over
 }
 
 /// Records, in a sandbox, that another process or program is about to share this one's sockets. It
