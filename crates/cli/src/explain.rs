@@ -335,7 +335,7 @@ impl Looked<'_> {
         if !is_of_this_host(socket) {
             return vec![Reason::RemotePeer.into()];
         }
-        let unseen = || Cause::of_obstacle(&Obstacle::UnseenUse, &process.name);
+        let unseen = || Cause::of_obstacle(&process.unseen_use(), &process.name);
         let unknown = || Cause::of_obstacle(&Obstacle::UntoldUse, &process.name);
         match self.use_of(process, socket, broker) {
             Some(Use::Little) => vec![Reason::TooFewOperations.into()],
@@ -522,7 +522,7 @@ impl Looked<'_> {
             None if self.is_used_by_ring(process, socket, broker) => vec![Reason::IoUring.into()],
             None => match self.use_of(process, socket, broker) {
                 Some(Use::Unseen) if self.is_held_by_others(process, socket) => vec![Reason::Shared.into()],
-                Some(Use::Unseen) => vec![Cause::of_obstacle(&Obstacle::UnseenUse, &process.name)],
+                Some(Use::Unseen) => vec![Cause::of_obstacle(&process.unseen_use(), &process.name)],
                 _ => Vec::new(),
             },
         }

@@ -44,6 +44,8 @@ pub(crate) enum Obstacle {
     OwnCalls(String),
     /// The program uses a connection, and the shim has not seen that.
     UnseenUse,
+    /// The program was entered while it ran, and uses a connection that the shim has not seen.
+    BeforeAttach,
     /// The shim has not reported a connection, and its use cannot be determined.
     UntoldUse,
     /// The program is setuid.
@@ -96,6 +98,7 @@ impl Obstacle {
             Obstacle::Go => "go",
             Obstacle::OwnCalls(_) => "own_calls",
             Obstacle::UnseenUse => "unseen_use",
+            Obstacle::BeforeAttach => "before_attach",
             Obstacle::UntoldUse => "untold_use",
             Obstacle::Setuid => "setuid",
             Obstacle::Setgid => "setgid",
@@ -132,6 +135,9 @@ impl Obstacle {
                 );
             }
             Obstacle::UnseenUse => "Make its calls by functions of libc, if the program can.",
+            Obstacle::BeforeAttach => {
+                "Let the client connect again: a connection from before the attachment stays on TCP."
+            }
             Obstacle::UntoldUse => "Ask as root after some use: that distinguishes the two.",
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
             Obstacle::OldLibc(_) => "Use musl 1.2.2 or later.",
@@ -171,6 +177,9 @@ impl fmt::Display for Obstacle {
             }
             Obstacle::UnseenUse => f.write_str(
                 "it uses the connection past shunt: by its own system calls, or by functions of libc that a library has looked up",
+            ),
+            Obstacle::BeforeAttach => f.write_str(
+                "the connection is older than `shunt attach`, which has entered the program, or is used past shunt",
             ),
             Obstacle::UntoldUse => f.write_str("the connection has hardly been used yet, or is used past shunt"),
             Obstacle::Setuid => f.write_str("it is setuid, so the dynamic linker ignores LD_PRELOAD"),

@@ -100,6 +100,11 @@ impl Process {
         })
     }
 
+    /// Returns why the shim does not see the use of a connection.
+    pub(super) fn unseen_use(&self) -> Obstacle {
+        if shunt_attach::is_entered(self.pid) { Obstacle::BeforeAttach } else { Obstacle::UnseenUse }
+    }
+
     /// Returns why system calls that bypass the process's libc are not seen. `None` if it makes
     /// none.
     pub(super) fn hides_calls(&self) -> Option<Obstacle> {

@@ -271,6 +271,7 @@ mod tests {
             Obstacle::Go,
             Obstacle::OwnCalls("WHY".into()),
             Obstacle::UnseenUse,
+            Obstacle::BeforeAttach,
             Obstacle::UntoldUse,
             Obstacle::Setuid,
             Obstacle::Setgid,

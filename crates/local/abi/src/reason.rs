@@ -49,7 +49,7 @@ reasons! {
         "No action needed: it is offered after a few reads and writes.";
     NoBroker = 2, "no_broker", "No broker could be reached; the shim tries again from time to time.",
         "If `shunt status` finds no broker, start one: `shunt daemon --detach`.";
-    Policy = 3, "policy", "The program was started with --transport tcp, or the configuration says so.",
+    Policy = 3, "policy", "The program was started with --transport tcp, the configuration says so, or `shunt detach` has ended shunt's work in it.",
         "Start it without --transport tcp and SHUNT_TRANSPORT=tcp; `shunt config show` with its name shows the configuration.";
     RemotePeer = 4, "remote_peer", "The peer's address is not one of this host.",
         "Nothing can be done: hosts share no memory.";
