@@ -45,6 +45,7 @@ pub(crate) static SEEN: AtomicU64 = AtomicU64::new(0);
 static GATE: AtomicPtr<AtomicU64> = AtomicPtr::new((&raw const SEEN).cast_mut());
 /// See [`shut_gate`].
 static GATE_IS_SHUT: AtomicBool = AtomicBool::new(false);
+/// Differs from every count. It has the bit of a wanted latency.
 static NEVER: AtomicU64 = AtomicU64::new(u64::MAX);
 
 const SPIN_AUTO: u32 = u32::MAX;
@@ -390,9 +391,16 @@ pub(crate) fn is_gate_open() -> bool {
     word.load(Acquire) == SEEN.load(Relaxed)
 }
 
-/// Returns whether someone asks for latencies. Then the gate is not open, so all calls take the slow
-/// path.
+/// Returns whether someone may ask for latencies. Then the gate is not open, so all calls take the
+/// slow path. Returns `true` also if the gate is shut for good.
 #[inline(always)]
+pub(crate) fn may_latency_be_wanted() -> bool {
+    // SAFETY: as in `is_gate_open`.
+    let word = unsafe { &*GATE.load(Acquire) };
+    word.load(Relaxed) & WANTED != 0
+}
+
+/// Returns whether someone asks for latencies.
 pub(crate) fn is_latency_wanted() -> bool {
     board().is_some_and(|board| board.inbox.load(Relaxed) & WANTED != 0)
 }

@@ -260,10 +260,14 @@ impl Inner {
     }
 
     /// Returns whether the instance is this process's alone. If it has become so, sharing ends.
+    #[inline(always)]
     pub(super) fn unshare(&mut self, epoll: &Epoll) -> bool {
-        if !self.exposure.is_shared() {
-            return true;
-        }
+        !self.exposure.is_shared() || self.unshare_if_alone(epoll)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn unshare_if_alone(&mut self, epoll: &Epoll) -> bool {
         let begin = process::now();
         if !self.exposure.may_query_holders(begin) {
             return false;

@@ -71,7 +71,7 @@ impl Direction for Receiving {
 
     #[inline(always)]
     fn measure_after(endpoint: &Endpoint) {
-        if process::is_latency_wanted() {
+        if process::may_latency_be_wanted() {
             endpoint.note_answer();
         }
     }
@@ -105,7 +105,7 @@ impl Direction for Sending {
 
     #[inline(always)]
     fn measure_before(endpoint: &Endpoint) {
-        if process::is_latency_wanted() {
+        if process::may_latency_be_wanted() {
             endpoint.note_request();
         }
     }

@@ -927,10 +927,13 @@ impl Endpoint {
         }
     }
 
-    /// Notes that the program sends, while someone asks for latencies ([`shunt_abi::latency`]).
+    /// Notes that the program sends, if someone asks for latencies ([`shunt_abi::latency`]).
     #[cold]
     #[inline(never)]
     pub(crate) fn note_request(&self) {
+        if !process::is_latency_wanted() {
+            return;
+        }
         let wanted = process::latency_wanted();
         // The other end waits for requests, and its time from a send to the next is the client's.
         if self.opener() == Opener::Us && self.entry().is_some() && !self.request_clock.runs(&wanted) {
@@ -938,7 +941,7 @@ impl Endpoint {
         }
     }
 
-    /// Notes that the program has received bytes, while someone asks for latencies.
+    /// Notes that the program has received bytes, if someone asks for latencies or has asked.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_answer(&self) {
