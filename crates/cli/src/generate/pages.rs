@@ -102,6 +102,18 @@ pub(super) const MORE: &[More] = &[
         see_also: &["shunt-status(1)", "shunt-doctor(1)"],
     },
     More {
+        page: "shunt-attach",
+        examples: &[("sudo shunt attach 4711", "Put a process under shunt that runs already.")],
+        files: &[BROKER, OWN],
+        see_also: &["shunt-detach(1)", "shunt-service(1)", "shunt-status(1)"],
+    },
+    More {
+        page: "shunt-detach",
+        examples: &[("sudo shunt detach 4711", "Make all connections of a process use TCP, for good.")],
+        files: &[BROKER, OWN],
+        see_also: &["shunt-attach(1)"],
+    },
+    More {
         page: "shunt-doctor",
         examples: &[
             ("shunt doctor", "Try what shunt needs of this machine."),

@@ -14,7 +14,7 @@
 //! Until the switch is on, each hook passes its call on. So nothing is lost if `shunt attach` ends
 //! at any point.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
 use rustix::thread::{Timespec, nanosleep};
@@ -201,13 +201,16 @@ pub unsafe extern "C" fn shunt_leave(_: *mut c_void) -> *mut c_void {
 /// Makes libc free the resources of this thread at its end. Before glibc 2.34, the function is in
 /// another library.
 fn detach_thread() {
-    // SAFETY: a look-up of a constant name, and a function of this prototype.
+    // SAFETY: look-ups of constant names, and functions of these prototypes.
     unsafe {
-        let found = split::dlsym(libc::RTLD_DEFAULT, c"pthread_detach".as_ptr());
-        if !found.is_null() {
-            let detach =
-                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(libc::pthread_t) -> i32>(found);
-            detach(libc::pthread_self());
+        let find = |name: &CStr| split::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+        let (own, detach) = (find(c"pthread_self"), find(c"pthread_detach"));
+        if !own.is_null() && !detach.is_null() {
+            type Own = unsafe extern "C" fn() -> libc::pthread_t;
+            type Detach = unsafe extern "C" fn(libc::pthread_t) -> i32;
+            let own = std::mem::transmute::<*mut c_void, Own>(own);
+            let detach = std::mem::transmute::<*mut c_void, Detach>(detach);
+            detach(own());
         }
     }
 }
