@@ -395,10 +395,14 @@ impl<'w> Run<'w> {
     }
 
     /// Returns whether the senders of bytes that `actor` has not read still have their state. It is
-    /// lost if the sender has executed another program, or has closed a socket that its child holds
-    /// (docs/differences.md).
+    /// lost if the sender has executed another program, or has closed a socket that its child holds.
+    /// Nor do calls past the shim have it: once the sender has shut down writing, its bytes cannot be
+    /// reclaimed, and the kernel knows nothing of them (docs/differences.md).
     fn is_mourned(&self, actor: u8) -> bool {
-        let knows = |end| !self.replaced.contains(&self.sequence.owner(end)) && !self.left_at_fork[end];
+        let is_past = |end| self.loaded.contains(&self.sequence.owner(end)) && self.shut[end] & 2 != 0;
+        let knows = |end| {
+            !self.replaced.contains(&self.sequence.owner(end)) && !self.left_at_fork[end] && !is_past(end)
+        };
         self.awaited_by(actor).all(knows)
     }
 
