@@ -139,11 +139,16 @@ pub fn floats(thread: i32) -> Result<[u8; FLOATS]> {
     Ok(floats)
 }
 
-/// Returns whether descriptors of two processes are of the same open file.
-pub fn is_same_file((process, fd): (i32, i32), (other, others): (i32, i32)) -> Result<bool> {
+/// Returns whether descriptors of two processes are of the same open file. They are not if one of
+/// the processes has ended, or does not have the descriptor. `None`: the kernel does not answer.
+pub fn is_same_file((process, fd): (i32, i32), (other, others): (i32, i32)) -> Option<bool> {
     let arguments = [process as usize, other as usize, KCMP_FILE, fd as usize, others as usize, 0];
     // SAFETY: the call writes nothing.
-    unsafe { raw::call(libc::SYS_kcmp, arguments) }.map(|order| order == 0)
+    match unsafe { raw::call(libc::SYS_kcmp, arguments) } {
+        Ok(order) => Some(order == 0),
+        Err(Errno::BADF | Errno::SRCH) => Some(false),
+        Err(_) => None,
+    }
 }
 
 /// Returns whether two processes have the same memory.

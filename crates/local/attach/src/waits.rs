@@ -10,7 +10,6 @@ use std::ops::Range;
 use std::path::Path;
 
 use shunt_abi::plan::NO_MORE;
-use shunt_sys::Errno;
 use shunt_sys::proc::Fields;
 use shunt_sys::trace;
 
@@ -78,12 +77,7 @@ pub(crate) fn list(process: &Process, others: &Others) -> Result<Vec<Instance>, 
     let lists: Vec<Vec<i32>> = fds.iter().map(|fd| registered(process.pid, *fd)).collect();
     let own = fds.iter().map(|fd| (process.pid, *fd));
     let all: Vec<(i32, i32)> = own.chain(others.instances.iter().copied()).collect();
-    let is_same = |fd: i32, other: (i32, i32)| match trace::is_same_file((process.pid, fd), other) {
-        Ok(is_same) => is_same,
-        // The other process has ended, or has closed its descriptor.
-        Err(Errno::SRCH | Errno::BADF) => false,
-        Err(_) => true,
-    };
+    let is_same = |fd: i32, other| trace::is_same_file((process.pid, fd), other).unwrap_or(true);
     let is_shared = |fd: i32| all.iter().any(|other| *other != (process.pid, fd) && is_same(fd, *other));
     let instances = fds.iter().zip(&lists).map(|(fd, listed)| Instance {
         fd: *fd,

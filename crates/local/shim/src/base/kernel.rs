@@ -93,19 +93,6 @@ pub(crate) fn dissolve_connecting(socket: BorrowedFd<'_>) {
     defer(0);
 }
 
-/// Returns whether descriptor `fd` is one open file in both processes, this one and another.
-/// `None`: the kernel does not answer.
-pub(crate) fn is_same_file(own: u32, other: u32, fd: RawFd) -> Option<bool> {
-    const KCMP_FILE: c_long = 0;
-    // SAFETY: a plain call, which writes nothing.
-    match unsafe { call(libc::SYS_kcmp, [own.into(), other.into(), KCMP_FILE, fd.into(), fd.into(), 0]) } {
-        Ok(order) => Some(order == 0),
-        // The other process has no such descriptor, or has ended.
-        Err(libc::EBADF | libc::ESRCH) => Some(false),
-        Err(_) => None,
-    }
-}
-
 /// Returns whether a process has this thread.
 pub(crate) fn has_thread(process: i32, thread: i32) -> bool {
     // SAFETY: a plain call. Signal 0 is not sent.

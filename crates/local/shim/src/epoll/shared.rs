@@ -11,6 +11,7 @@ use libc::epoll_event;
 use rustix::event::EventfdFlags;
 use rustix::io::{Errno, FdFlags};
 use shunt_abi::reason::Reason;
+use shunt_sys::trace::is_same_file;
 
 use super::kernel_list::change;
 use super::names::{Name, is_token, new_token};
@@ -41,9 +42,9 @@ impl Shareable for Epoll {
     /// list counts.
     fn may_be_held_by(&self, pid: u32) -> bool {
         let Some(fd) = table::name_of(Entry::Epoll(self.name())) else { return true };
-        let own_pid = process::pid() as u32;
-        kernel::is_same_file(own_pid, pid, fd).unwrap_or_else(|| {
-            let own = listing::of(own_pid, fd);
+        let own_pid = process::pid();
+        is_same_file((own_pid, fd), (pid as i32, fd)).unwrap_or_else(|| {
+            let own = listing::of(own_pid as u32, fd);
             own.is_none() || own == listing::of(pid, fd)
         })
     }
@@ -53,8 +54,8 @@ impl Shareable for Epoll {
     /// starts inherit it too, under the same fd.
     fn is_held_beyond(&self, pid: u32) -> Option<bool> {
         let fd = table::name_of(Entry::Epoll(self.name()))?;
-        let own = process::pid() as u32;
-        children::any_of_family(pid, |one| kernel::is_same_file(own, one, fd).ok_or(Errno::PERM)).ok()
+        let own = (process::pid(), fd);
+        children::any_of_family(pid, |one| is_same_file(own, (one as i32, fd)).ok_or(Errno::PERM)).ok()
     }
 }
 
