@@ -74,14 +74,12 @@ pub enum Refusal {
     Interposed = 2,
     /// The dynamic linker is loading an object now. Another attempt may succeed.
     Loading = 3,
-    /// There is no memory.
-    NoMemory = 4,
 }
 
 impl Refusal {
     /// Returns the refusal with this number.
     pub fn parse(number: u64) -> Option<Refusal> {
-        [Refusal::Sanitizer, Refusal::Interposed, Refusal::Loading, Refusal::NoMemory]
+        [Refusal::Sanitizer, Refusal::Interposed, Refusal::Loading]
             .into_iter()
             .find(|refusal| *refusal as u64 == number)
     }
