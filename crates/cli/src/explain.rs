@@ -325,9 +325,13 @@ impl Looked<'_> {
             && (!has_reported || self.use_of(process, socket, broker) == Some(Use::Unseen))
     }
 
-    /// Returns whether other processes have the socket too, as after a fork.
-    fn is_held_by_others(&self, process: &Process, socket: &Socket) -> bool {
-        self.sockets.owners(socket).iter().any(|pid| *pid != process.pid)
+    /// Returns why a connection is used more than the shim of the process has reported. If other
+    /// processes have the socket too, as after a fork, one of them may be the user.
+    fn unseen_use(&self, process: &Process, socket: &Socket) -> Cause {
+        match self.sockets.owners(socket).iter().any(|pid| *pid != process.pid) {
+            true => Reason::Shared.into(),
+            false => Cause::of_obstacle(&process.unseen_use(), &process.name),
+        }
     }
 
     /// Returns why the shim of a process has not reported a connection.
@@ -335,13 +339,10 @@ impl Looked<'_> {
         if !is_of_this_host(socket) {
             return vec![Reason::RemotePeer.into()];
         }
-        let unseen = || Cause::of_obstacle(&process.unseen_use(), &process.name);
         let unknown = || Cause::of_obstacle(&Obstacle::UntoldUse, &process.name);
         match self.use_of(process, socket, broker) {
             Some(Use::Little) => vec![Reason::TooFewOperations.into()],
-            // The other process may be the one that uses it.
-            Some(Use::Unseen) if self.is_held_by_others(process, socket) => vec![Reason::Shared.into()],
-            Some(Use::Unseen) => vec![unseen()],
+            Some(Use::Unseen) => vec![self.unseen_use(process, socket)],
             Some(Use::Unknown) => vec![unknown()],
             // Either a cause applies to all connections of the process, or the connection is over.
             None if socket.state == State::ESTABLISHED => vec![unknown()],
@@ -521,8 +522,7 @@ impl Looked<'_> {
             }
             None if self.is_used_by_ring(process, socket, broker) => vec![Reason::IoUring.into()],
             None => match self.use_of(process, socket, broker) {
-                Some(Use::Unseen) if self.is_held_by_others(process, socket) => vec![Reason::Shared.into()],
-                Some(Use::Unseen) => vec![Cause::of_obstacle(&process.unseen_use(), &process.name)],
+                Some(Use::Unseen) => vec![self.unseen_use(process, socket)],
                 _ => Vec::new(),
             },
         }
