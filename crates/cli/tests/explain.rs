@@ -443,7 +443,7 @@ fn a_connection_with_both_its_ends() {
     assert!(text.contains(&format!("(pid {}): on shared memory\n", server.pid())), "{text}");
     drop(client);
 
-    // The client has a broker of its own.
+    // The client uses another broker.
     let elsewhere = Shell::new();
     let words = ["python3", script, "client", &port.to_string(), "busy"];
     let client = Idle::start(under_shunt(&elsewhere, &words));

@@ -438,7 +438,7 @@ fn a_reply_that_is_too_long_ends_one_client_and_no_backend() {
             expect_answer(number);
             let mut client = serving.connect();
             client.write_all(&message(1, 2 * number + 1, 20)).unwrap();
-            // length-router has no answer for what is refused, so the client is closed.
+            // length-router has no answer to a refused message, so the client is closed.
             assert!(matches!(client.read(&mut [0; 100]), Ok(0) | Err(_)), "{engine:?}");
         }
         expect_answer(10);

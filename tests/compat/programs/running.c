@@ -3,7 +3,7 @@
  *
  * running PORT THREADS STYLE
  *   epoll     threads wait in one epoll instance that exists from the beginning, for ever
- *   each      each thread has an instance of its own, and the listener is in all of them
+ *   each      each thread has another instance, and the listener is in all of them
  *   signals   as `epoll`, and a timer interrupts the threads all the time
  *   blocking  each thread accepts a connection and serves it
  *   masked    as `epoll`, and a signal is blocked except during the waits

@@ -27,7 +27,7 @@ fn run(host: &Host, name: &str, pid: u32) -> Output {
     command(host, name).arg(pid.to_string()).output().expect("the command is there")
 }
 
-/// Attaches or detaches, and returns what is printed.
+/// Attaches or detaches, and returns the output.
 fn done(host: &Host, name: &str, pid: u32) -> String {
     let output = run(host, name, pid);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,4 +1,4 @@
-//! Runs a service that the kernel's verifier has not accepted in a process of its own.
+//! Runs a service that the kernel's verifier has not accepted in a separate process.
 //!
 //! ```text
 //!            start                     a signal ends it: pause, start again

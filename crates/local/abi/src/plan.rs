@@ -70,7 +70,7 @@ impl State {
 pub enum Refusal {
     /// The runtime of a sanitizer must see every call.
     Sanitizer = 1,
-    /// An object has a function of its own in place of one of libc's.
+    /// An object defines one of libc's functions itself.
     Interposed = 2,
     /// The dynamic linker is loading an object now. Another attempt may succeed.
     Loading = 3,

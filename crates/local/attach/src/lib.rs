@@ -40,7 +40,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// What was done to a program.
+/// The outcome of an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attached {
     /// How long all threads of the program were stopped.

@@ -29,7 +29,7 @@ const CONDITIONS: [&str; 4] =
 const WAITS: [&str; 7] = ["epoll_wait", "epoll_pwait", "epoll_pwait2", "poll", "ppoll", "select", "pselect"];
 const LIBRARY: &str = "libshunt.so";
 
-/// What is known of a program's libc.
+/// The functions and the code of a program's libc that the steps need.
 struct Known {
     libc: Libc,
     dlopen: u64,

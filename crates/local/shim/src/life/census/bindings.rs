@@ -186,14 +186,14 @@ pub(super) fn is_behind(library: &Library<'_>) -> bool {
     library.has(libc::__errno_location as *const () as usize) || known::is_behind(library.name.to_bytes())
 }
 
-/// What must be redirected in a program that runs already.
+/// The addresses to redirect in a program that runs already.
 #[derive(Debug, Default)]
 pub(crate) struct Redirections {
     /// Each function of libc that has a hook, with that hook. The program may have its address
     /// anywhere in its memory.
     pub(crate) functions: Vec<[usize; 2]>,
     /// Each slot that the dynamic linker will bind at the first call, with the hook. Also each slot
-    /// of this library for a function of its own, which the dynamic linker has found in libc.
+    /// of this library for one of its hooks that the dynamic linker has bound to libc's function.
     pub(crate) slots: Vec<[usize; 2]>,
     /// The start and the end of each object that goes on calling libc.
     pub(crate) untouched: Vec<[usize; 2]>,
@@ -208,7 +208,7 @@ pub(crate) enum Unfit {
     Loading,
 }
 
-/// Lists what must be redirected in a program that this library has been loaded into.
+/// Lists the addresses to redirect in a program that this library has been loaded into.
 pub(crate) fn redirections() -> Result<Redirections, Unfit> {
     let mut found = Redirections::default();
     let Some(work) = Work::begin(Some(&[])) else { return Err(Unfit::Loading) };
@@ -362,7 +362,7 @@ impl Work<'_> {
         for (name, _) in library.functions() {
             if self.ours.look_up(name).is_some() && self.behind.iter().any(|one| one.look_up(name).is_some())
             {
-                // SAFETY: the library's own string. It stays loaded: the answer is read at once.
+                // SAFETY: the library's own string. It stays loaded until the answer has been read.
                 return Err(Unfit::Interposed(unsafe { CStr::from_ptr(name.as_ptr()) }));
             }
         }
