@@ -32,6 +32,7 @@ use process::{Process, Ring};
 pub(crate) use report::Cause;
 use report::{ConnectionReport, FileReport, Peer, ProcessReport, Report};
 use shunt_start::program;
+use shunt_sys::Errno;
 use shunt_sys::proc::pids;
 use sockets::{Socket, Sockets, State};
 use used::Use;
@@ -355,8 +356,8 @@ impl Looked<'_> {
         if let Some(obstacle) = &process.obstacle {
             return vec![Cause::of_obstacle(obstacle, &process.name)];
         }
-        if process.off {
-            return vec![Reason::Policy.into()];
+        if let Some(reason) = process.off {
+            return vec![reason.into()];
         }
         let mut causes = Vec::new();
         if process.ring == Ring::Polled {
@@ -368,7 +369,10 @@ impl Looked<'_> {
         if known.is_some_and(|one| one.totals.bypasses.contains_key(Reason::Sandboxed.label())) {
             causes.push(Reason::Sandboxed.into());
         }
+        // A shim that could not ask cannot know whether a broker is there.
+        let refused = process.is_refused_by_filter().filter(|_| !is_known);
         match (snapshot, broker) {
+            _ if refused.is_some() => causes.extend(refused.map(filtered)),
             (None, Some(_)) => causes.push(Reason::BrokerVersion.into()),
             (None, None) => causes.push(Reason::NoBroker.into()),
             (Some(_), Some(path)) if !is_known && process.is_kept_from(path) => {
@@ -381,14 +385,6 @@ impl Looked<'_> {
                 label: "replaced".into(),
                 explanation: "The libshunt.so that it has loaded was replaced since.".into(),
                 advice: "Restart it, so that it and the broker are of one version.".into(),
-            }),
-            (Some(_), _) if !is_known && process.filtered => causes.push(Cause {
-                label: "seccomp".into(),
-                explanation: "It has not spoken to the broker and is under a seccomp filter: its own, or one that it was \
-                              started with, which may forbid that."
-                    .into(),
-                advice: "Turn its own off, or let the other allow sockets, sendmsg, recvmsg, memfd_create and mmap."
-                    .into(),
             }),
             (Some(snapshot), Some(path)) if self.is_unknown(process, path) => {
                 causes.push(unknown_to(snapshot));
@@ -576,6 +572,21 @@ fn unknown_to(snapshot: &Snapshot) -> Cause {
             snapshot.uptime_seconds
         ),
         advice: "Ask again once it has been used: it registers with its next calls.".into(),
+    }
+}
+
+/// Returns the cause for a process whose shim could not reach the broker because of this error, and
+/// which is under a seccomp filter.
+fn filtered(error: Errno) -> Cause {
+    Cause {
+        label: "seccomp".into(),
+        explanation: format!(
+            "It could not speak to the broker ({}), and it is under a seccomp filter, which may forbid that.",
+            std::io::Error::from(error)
+        ),
+        advice: "Let the filter allow Unix sockets, sendmsg, recvmsg, memfd_create and mmap. In a systemd unit, add \
+                 AF_UNIX to RestrictAddressFamilies=."
+            .into(),
     }
 }
 

@@ -229,7 +229,7 @@ fn a_shim_that_was_replaced_and_a_filter() {
     assert_eq!(explain(&shell, idle.pid())["processes"][0]["causes"], Value::Array(Vec::new()));
     fs::remove_file(&copy).unwrap();
     has_cause(&shell, &idle, "replaced", "was replaced since", "Restart it");
-    // A filter that allows everything counts as a filter too.
+    // A program that installs a filter itself stays on TCP, whatever the filter allows.
     let filtered = shell.path("filtered");
     let source = "#include <linux/filter.h>\n#include <linux/seccomp.h>\n#include <sys/prctl.h>\n#include <unistd.h>\n\
         int main(void) {\n\
@@ -242,7 +242,100 @@ fn a_shim_that_was_replaced_and_a_filter() {
         }";
     compile(&filtered, source, &[]);
     let idle = Idle::start(under_shunt(&shell, &[filtered.to_str().unwrap()]));
-    has_cause(&shell, &idle, "seccomp", "seccomp filter", "memfd_create");
+    has_cause(&shell, &idle, "sandboxed", "seccomp", "");
+}
+
+/// A program that starts another one under a filter, as systemd does for a hardened unit. With an
+/// argument "refuse", there are no Unix sockets.
+const FILTERING: &str = "#include <errno.h>\n#include <linux/filter.h>\n#include <linux/seccomp.h>\n#include <stddef.h>\n\
+    #include <string.h>\n#include <sys/prctl.h>\n#include <sys/socket.h>\n#include <sys/syscall.h>\n#include <unistd.h>\n\
+    int main(int count, char **words) {\n\
+        int error = strcmp(words[1], \"refuse\") ? SECCOMP_RET_ALLOW : SECCOMP_RET_ERRNO | EAFNOSUPPORT;\n\
+        struct sock_filter code[] = {\n\
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),\n\
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 3),\n\
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args)),\n\
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 0, 1),\n\
+            BPF_STMT(BPF_RET | BPF_K, error),\n\
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};\n\
+        struct sock_fprog program = {6, code};\n\
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);\n\
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);\n\
+        execvp(words[2], words + 2);\n\
+        return 127;\n\
+    }";
+
+/// Exchanges bytes with itself, and then waits.
+const TALK: &str = "import signal, socket, sys\n\
+    listener = socket.create_server(('127.0.0.1', 0))\n\
+    one = socket.create_connection(listener.getsockname())\n\
+    other = listener.accept()[0]\n\
+    for _ in range(500):\n    one.send(b'x'), other.recv(1)\n\
+    sys.stdout.write('up')\nsys.stdout.flush()\nsignal.pause()\n";
+
+#[test]
+fn a_filter_is_a_cause_only_if_it_keeps_the_shim_from_the_broker() {
+    let shell = Shell::new();
+    shell.run(["true"]).quietly(0);
+    let (filtering, idle) = (shell.path("filtering"), compiled(&shell, "idle", &[]));
+    compile(&filtering, FILTERING, &[]);
+    let start = |filter: &str, command: &[&str]| {
+        Idle::start(under_shunt(&shell, &[&[filtering.to_str().unwrap(), filter], command].concat()))
+    };
+    // Such a program has not been refused anything yet.
+    for filter in ["allow", "refuse"] {
+        let idle = start(filter, &[idle.to_str().unwrap()]);
+        let causes = &explain(&shell, idle.pid())["processes"][0]["causes"];
+        assert_eq!(*causes, Value::Array(Vec::new()), "{filter}");
+    }
+    let talk = shell.file("talk.py", TALK);
+    let talk = ["python3", talk.to_str().unwrap()];
+    let talking = start("allow", &talk);
+    assert_eq!(explain(&shell, talking.pid())["processes"][0]["causes"], Value::Array(Vec::new()));
+    let refused = start("refuse", &talk);
+    has_cause(&shell, &refused, "seccomp", "(Address family not supported", "AF_UNIX");
+}
+
+/// The broker of a program is the one that its shim looks for, whatever its environment says.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_broker_of_a_program_that_was_entered_or_has_overwritten_its_environment() {
+    let shell = Shell::new();
+    let other = shell.path("other.sock");
+    let mut daemon = shell.shunt(["daemon", "--socket"]);
+    daemon.arg(&other);
+    let daemon = Running::start(daemon);
+    let is_there = || Ended::of(shell.shunt(["status", "--broker", other.to_str().unwrap()])).code == Some(0);
+    eventually("the broker listens", is_there);
+    let mut command = Command::new(compiled(&shell, "idle", &[]));
+    command.env("XDG_RUNTIME_DIR", shell.path("none"));
+    let idle = Idle::start(command);
+    let mut attach = shell.shunt(["attach", "--broker", other.to_str().unwrap()]);
+    attach.arg(idle.pid().to_string());
+    let attached = Ended::of(attach);
+    assert_eq!(attached.code, Some(0), "{attached:?}");
+    let process = |pid: u32| explain(&shell, pid)["processes"][0].clone();
+    let entered = process(idle.pid());
+    assert_eq!(entered["broker"], *other.to_str().unwrap(), "{entered:#}");
+    assert_eq!(entered["causes"], Value::Array(Vec::new()), "{entered:#}");
+    // As programs do that set a title for the process list.
+    let overwrites = shell.path("overwrites");
+    compile(
+        &overwrites,
+        "#include <string.h>\n#include <unistd.h>\n\
+         int main(int count, char **words, char **environment) {\n\
+             char *last = *environment;\n\
+             for (char **one = environment; *one; one++) last = *one + strlen(*one);\n\
+             memset(*environment, 0, last - *environment);\n\
+             write(1, \"up\", 2);\n pause();\n}",
+        &[],
+    );
+    let mut command = shell.shunt(["run", "--broker", other.to_str().unwrap(), "--"]);
+    command.arg(&overwrites);
+    let idle = Idle::start(command);
+    let overwritten = process(idle.pid());
+    assert_eq!(overwritten["broker"], *other.to_str().unwrap(), "{overwritten:#}");
+    drop(daemon);
 }
 
 #[test]

@@ -9,8 +9,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use shunt_abi::intercept::BELOW;
+use shunt_abi::reason::Reason;
 use shunt_abi::rules;
 use shunt_abi::shown::visible;
+use shunt_attach::View;
+use shunt_sys::Errno;
 use shunt_sys::proc::Fields;
 
 use crate::intercept;
@@ -37,12 +40,16 @@ pub(super) struct Process {
     /// The sockets at which it looks for its broker, as paths from this process. The preferred one
     /// is first.
     pub(super) broker_paths: Vec<PathBuf>,
-    /// Whether it was started with the transport set to TCP.
-    pub(super) off: bool,
+    /// Why its shim is off, if it is.
+    pub(super) off: Option<Reason>,
+    /// Whether it was entered while it ran.
+    is_entered: bool,
+    /// Why its shim has not reached a broker, if an attempt has failed.
+    unreached: Option<Errno>,
     /// The io_uring of the process that hides the most from the shim.
     pub(super) ring: Ring,
     /// Whether it runs under a seccomp filter.
-    pub(super) filtered: bool,
+    filtered: bool,
     /// Its sockets: inodes and descriptors.
     pub(super) sockets: HashMap<u64, i32>,
     /// How many seconds ago it was started.
@@ -72,9 +79,13 @@ impl Process {
         let shim = maps.as_deref().ok().and_then(loaded_shim);
         let environment = Environment::of(pid);
         let (sockets, ring) = descriptors(pid);
-        let off = environment.transport(field("Name")) == Some(b"tcp");
+        let view = shim.as_ref().and_then(|_| shunt_attach::view(pid));
+        let off = match &view {
+            Some(view) => view.off,
+            None => (environment.transport(field("Name")) == Some(b"tcp")).then_some(Reason::Policy),
+        };
         let obstacle = match (&shim, &maps) {
-            (Some(_), Ok(maps)) if !off && !are_calls_led(pid, maps) => {
+            (Some(_), Ok(maps)) if off.is_none() && !are_calls_led(pid, maps) => {
                 obstacle::of_linkage(&proc(pid, "exe")).filter(|obstacle| *obstacle == Obstacle::Go)
             }
             (Some(_), _) => None,
@@ -91,8 +102,10 @@ impl Process {
             has_shim: shim.is_some(),
             obstacle,
             shim_replaced: shim.is_some_and(|path| path.ends_with(" (deleted)")),
-            broker_paths: environment.broker_paths(pid),
+            broker_paths: broker_paths(pid, view.as_ref()),
             off,
+            is_entered: view.as_ref().is_some_and(|view| view.is_entered),
+            unreached: view.and_then(|view| view.unreached),
             ring,
             filtered: field("Seccomp") == "2",
             sockets,
@@ -102,7 +115,7 @@ impl Process {
 
     /// Returns why the shim does not see the use of a connection.
     pub(super) fn unseen_use(&self) -> Obstacle {
-        if shunt_attach::is_entered(self.pid) { Obstacle::BeforeAttach } else { Obstacle::UnseenUse }
+        if self.is_entered { Obstacle::BeforeAttach } else { Obstacle::UnseenUse }
     }
 
     /// Returns why system calls that bypass the process's libc are not seen. `None` if it makes
@@ -111,6 +124,13 @@ impl Process {
         let maps = fs::read_to_string(proc(self.pid, "maps")).ok()?;
         let is_closed = || intercept::is_closed(&proc(self.pid, "exe"));
         (!are_calls_led(self.pid, &maps)).then(is_closed).flatten().map(Obstacle::OwnCalls)
+    }
+
+    /// Returns the error by which a seccomp filter seems to keep the shim from the broker. A filter
+    /// alone means nothing: many services run under one that allows what the shim needs.
+    pub(super) fn is_refused_by_filter(&self) -> Option<Errno> {
+        let is_usual = |error: &Errno| matches!(*error, Errno::PERM | Errno::NOSYS | Errno::AFNOSUPPORT);
+        self.unreached.filter(is_usual).filter(|_| self.filtered)
     }
 
     /// Returns whether only another user may use the broker's socket.
@@ -255,6 +275,23 @@ fn parent(pid: u32) -> Option<u32> {
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
+/// Returns the paths, from this process, at which the shim of a process looks for its broker: those
+/// that the shim shows, or if its memory may not be read, those of the environment.
+///
+/// If the process is in another mount namespace, the paths go through /proc.
+pub(super) fn broker_paths(pid: u32, view: Option<&View>) -> Vec<PathBuf> {
+    let paths = match view {
+        Some(view) => view.brokers.clone(),
+        None => Environment::of(pid).broker_paths(),
+    };
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    if namespace(&pid.to_string()) == namespace("self") {
+        return paths;
+    }
+    let seen = |path: PathBuf| proc(pid, "root").join(path.strip_prefix("/").unwrap_or(&path));
+    paths.into_iter().map(seen).collect()
+}
+
 /// The longest program name that the kernel keeps, in bytes.
 const KEPT: usize = 15;
 
@@ -292,29 +329,21 @@ impl Environment {
         paths.into_iter().find(|path| path.file_name().is_some_and(|name| name == LIBRARY))
     }
 
-    /// Returns where the shim looks for the broker.
-    ///
-    /// If the process is in another mount namespace, the paths go through /proc. If the environment
-    /// is overwritten, the environment of this process is used instead.
-    pub(super) fn broker_paths(&self, pid: u32) -> Vec<PathBuf> {
+    /// Returns where a shim with this environment looks for the broker. If the environment is
+    /// overwritten, the environment of this process is used instead.
+    fn broker_paths(&self) -> Vec<PathBuf> {
         if self.is_overwritten() {
-            return Environment::of(std::process::id()).broker_paths(pid);
+            return Environment::of(std::process::id()).broker_paths();
         }
         let path = |bytes| PathBuf::from(std::ffi::OsStr::from_bytes(bytes));
-        let paths = match self.get(shunt_abi::env::BROKER) {
+        match self.get(shunt_abi::env::BROKER) {
             Some(one) => vec![path(one)],
             None => {
                 let own =
                     self.get("XDG_RUNTIME_DIR").map(|directory| path(directory).join("shunt/broker.sock"));
                 own.into_iter().chain([shunt_broker::SYSTEM_SOCKET.into()]).collect()
             }
-        };
-        let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
-        if namespace(&pid.to_string()) == namespace("self") {
-            return paths;
         }
-        let seen = |path: PathBuf| proc(pid, "root").join(path.strip_prefix("/").unwrap_or(&path));
-        paths.into_iter().map(seen).collect()
     }
 }
 
@@ -341,17 +370,16 @@ mod tests {
         let environment =
             Environment(b"A=1\0LD_PRELOAD=/x.so:/y/libshunt.so\0XDG_RUNTIME_DIR=/run/me\0".to_vec());
         assert_eq!(environment.preloaded_shim(), Some("/y/libshunt.so".into()));
-        let pid = std::process::id();
         assert_eq!(
-            environment.broker_paths(pid),
+            environment.broker_paths(),
             [PathBuf::from("/run/me/shunt/broker.sock"), shunt_broker::SYSTEM_SOCKET.into()]
         );
         let environment = Environment(b"SHUNT_BROKER=/b\0".to_vec());
-        assert_eq!(environment.broker_paths(pid), [PathBuf::from("/b")]);
+        assert_eq!(environment.broker_paths(), [PathBuf::from("/b")]);
         assert_eq!(environment.preloaded_shim(), None);
         // An overwritten environment contains nothing to read.
         let environment = Environment(vec![0; 40]);
-        assert_eq!(environment.broker_paths(pid), Environment::of(pid).broker_paths(pid));
+        assert_eq!(environment.broker_paths(), Environment::of(std::process::id()).broker_paths());
         assert!(!Environment(Vec::new()).is_overwritten(), "it has none");
     }
 

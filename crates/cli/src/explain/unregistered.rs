@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use shunt_sys::proc::pids;
 
-use super::process::{Environment, is_under_shunt};
+use super::process::{broker_paths, is_under_shunt};
 
 /// A program under shunt that its broker does not know.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -22,7 +22,7 @@ pub(crate) struct Unregistered {
 pub(crate) fn unregistered(broker: &Path, is_known: impl Fn(u32) -> bool) -> Vec<Unregistered> {
     let broker = fs::canonicalize(broker).unwrap_or_else(|_| broker.to_owned());
     let looks_there = |pid: u32| {
-        let paths = Environment::of(pid).broker_paths(pid);
+        let paths = broker_paths(pid, shunt_attach::view(pid).as_ref());
         let path = paths.iter().find(|path| path.exists());
         path.is_some_and(|path| fs::canonicalize(path).is_ok_and(|path| path == broker))
     };

@@ -1,6 +1,9 @@
 //! What libshunt.so and `shunt attach` exchange in the memory of a program that is entered while it
 //! runs. `shunt attach` finds the words of [`Plan`] at the symbol `shunt_plan` of the library.
 //!
+//! `shunt explain` reads the last words, of any program under shunt: the library's own view of its
+//! broker, which the program's environment may contradict.
+//!
 //! ```text
 //! state     Inert ── shunt_prepare ──> Prepared ── shunt attach, all threads stopped ──> On
 //!           On ── shunt_leave ──> Leaving ──> Left
@@ -34,6 +37,15 @@ pub struct Plan {
     pub linker: AtomicU64,
     /// The address of a buffer for the descriptions of epoll instances, and its length in words.
     pub instances: [AtomicU64; 2],
+    /// The address and the length of the paths at which the library looks for its broker, each
+    /// with a zero byte at its end. They do not change.
+    pub brokers: [AtomicU64; 2],
+    /// The errno of the last failed attempt to reach a broker. 0 if none has failed since a broker
+    /// was last reached.
+    pub unreached: AtomicU64,
+    /// The [`Reason`](crate::reason::Reason), as a code, for which the library is off; 0 if it is
+    /// on, or has not begun.
+    pub off: AtomicU64,
 }
 
 /// The number of words of a [`Plan`].
@@ -99,6 +111,9 @@ impl Plan {
             untouched: [const { AtomicU64::new(0) }; 2],
             linker: AtomicU64::new(0),
             instances: [const { AtomicU64::new(0) }; 2],
+            brokers: [const { AtomicU64::new(0) }; 2],
+            unreached: AtomicU64::new(0),
+            off: AtomicU64::new(0),
         }
     }
 
@@ -106,7 +121,8 @@ impl Plan {
     pub fn parse(words: &[u64; WORDS]) -> Plan {
         let [version, state, refusal, name, len, switch, rest @ ..] = words.map(AtomicU64::new);
         let [redirects, redirect_count, slots, slot_count, rest @ ..] = rest;
-        let [untouched, untouched_count, linker, instances, room] = rest;
+        let [untouched, untouched_count, linker, instances, room, rest @ ..] = rest;
+        let [brokers, brokers_length, unreached, off] = rest;
         Plan {
             version,
             state,
@@ -118,6 +134,9 @@ impl Plan {
             untouched: [untouched, untouched_count],
             linker,
             instances: [instances, room],
+            brokers: [brokers, brokers_length],
+            unreached,
+            off,
         }
     }
 
@@ -147,8 +166,17 @@ mod tests {
         let plan = Plan::parse(&words);
         let offset =
             |word: &AtomicU64| (std::ptr::from_ref(word) as usize - std::ptr::from_ref(&plan) as usize) / 8;
-        let all = [&plan.version, &plan.state, &plan.refusal, &plan.switch, &plan.linker];
-        let pairs = [&plan.about, &plan.redirects, &plan.slots, &plan.untouched, &plan.instances];
+        let all = [
+            &plan.version,
+            &plan.state,
+            &plan.refusal,
+            &plan.switch,
+            &plan.linker,
+            &plan.unreached,
+            &plan.off,
+        ];
+        let pairs =
+            [&plan.about, &plan.redirects, &plan.slots, &plan.untouched, &plan.instances, &plan.brokers];
         for word in all.into_iter().chain(pairs.into_iter().flatten()) {
             assert_eq!(word.load(Relaxed), offset(word) as u64);
         }

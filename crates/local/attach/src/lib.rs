@@ -35,7 +35,7 @@ mod threads;
 #[cfg(target_arch = "x86_64")]
 mod waits;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -49,6 +49,20 @@ pub struct Attached {
     pub redirected: usize,
     /// The number of epoll instances that the program has.
     pub instances: usize,
+}
+
+/// The state of the library in a program under shunt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Whether the program was entered while it ran, rather than started with the library.
+    pub is_entered: bool,
+    /// The paths at which the library looks for its broker, best first, in the program's root
+    /// directory.
+    pub brokers: Vec<PathBuf>,
+    /// Why the last attempt to reach a broker has failed, if it has.
+    pub unreached: Option<shunt_sys::Errno>,
+    /// Why the library is off, if it is.
+    pub off: Option<shunt_abi::reason::Reason>,
 }
 
 /// The outcome of a detachment.
@@ -175,14 +189,15 @@ pub fn attach(
     }
 }
 
-/// Returns whether a program was entered while it ran, rather than started with the library.
-pub fn is_entered(pid: u32) -> bool {
+/// Returns the state of the library in a program, as the library shows it. `None` if the program has
+/// no such library, or its memory may not be read.
+pub fn view(pid: u32) -> Option<View> {
     #[cfg(target_arch = "x86_64")]
-    return session::is_entered(pid).unwrap_or(false);
+    return session::view(pid).ok().flatten();
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = pid;
-        false
+        None
     }
 }
 

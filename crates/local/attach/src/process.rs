@@ -68,6 +68,12 @@ impl Process {
         Ok(Process { pid: pid as i32, memory })
     }
 
+    /// Opens a program whose memory is only read.
+    pub(crate) fn look(pid: u32) -> Result<Process, Refusal> {
+        let memory = File::open(format!("/proc/{pid}/mem")).map_err(Refusal::Unreadable)?;
+        Ok(Process { pid: pid as i32, memory })
+    }
+
     /// Refuses a program whose properties forbid the entry.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         let namespace =

@@ -1,18 +1,22 @@
 //! The steps of an entry and of a detachment, in their order.
 
+use std::ffi::OsStr;
 use std::ops::Range;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use shunt_abi::plan::{self, Plan, State, WORDS};
+use shunt_abi::reason::Reason;
+use shunt_sys::Errno;
 
 use crate::image::Image;
 use crate::process::{Mapping, Process};
 use crate::sweep::{self, Redirects};
 use crate::threads::{Caller, Libc, Place, Thread, each_register};
 use crate::waits;
-use crate::{Attached, Detached, Refusal};
+use crate::{Attached, Detached, Refusal, View};
 
 /// How often a step is tried that depends on what threads are doing.
 const TRIES: u32 = 100;
@@ -147,7 +151,6 @@ fn borrow<'a>(process: &'a Process, libc: &'a Libc) -> Result<Caller<'a>, Refusa
 }
 
 fn text(path: &Path) -> Vec<u8> {
-    use std::os::unix::ffi::OsStrExt;
     [path.as_os_str().as_bytes(), b"\0"].concat()
 }
 
@@ -357,13 +360,30 @@ fn stop_others(process: &Process, caller: i32) -> Result<Vec<Thread>, Refusal> {
     }
 }
 
-/// See [`crate::is_entered`].
-pub(crate) fn is_entered(pid: u32) -> Result<bool, Refusal> {
-    let process = Process::open(pid)?;
-    let Some(library) = Library::find(&process)? else { return Ok(false) };
+/// See [`crate::view`].
+pub(crate) fn view(pid: u32) -> Result<Option<View>, Refusal> {
+    /// More than a few paths need.
+    const MOST: u64 = 64 * 1024;
+    let process = Process::look(pid)?;
+    let Some(library) = Library::find(&process)? else { return Ok(None) };
     let plan = library.read(&process)?;
-    // Only a preparation shows the switch.
-    Ok(plan.switch.load(Relaxed) != 0 && is_on(&process, &plan)?)
+    let [at, len] = plan.brokers.each_ref().map(|word| word.load(Relaxed));
+    if len == 0 || len > MOST {
+        return Ok(None);
+    }
+    let mut paths = vec![0; len as usize];
+    process.read(at, &mut paths)?;
+    let brokers = paths.split(|byte| *byte == 0).filter(|path| !path.is_empty());
+    Ok(Some(View {
+        // Only a preparation shows the switch.
+        is_entered: plan.switch.load(Relaxed) != 0 && is_on(&process, &plan)?,
+        brokers: brokers.map(|path| PathBuf::from(OsStr::from_bytes(path))).collect(),
+        unreached: match plan.unreached.load(Relaxed) {
+            0 => None,
+            errno => Some(Errno::from_raw_os_error(errno as i32)),
+        },
+        off: Reason::parse(plan.off.load(Relaxed) as u16).filter(|reason| *reason != Reason::None),
+    }))
 }
 
 /// See [`crate::detach`].

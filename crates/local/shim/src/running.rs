@@ -22,6 +22,7 @@ use shunt_abi::plan::{NO_MORE, Plan, Refusal, State};
 use shunt_abi::reason::Reason;
 
 use crate::base::library::{each_library, linkers_record, note_late};
+use crate::base::plan::shunt_plan;
 use crate::base::signal::{self, Shield};
 use crate::base::{budget, clib, errno, panic, process, real, spin, split, thread};
 use crate::life::census;
@@ -30,11 +31,6 @@ use crate::life::{attach, untracked};
 use crate::program::{handover, sanitizer};
 use crate::socket::endpoint;
 use crate::{epoll, fork, hooks};
-
-/// What `shunt attach` reads.
-#[unsafe(no_mangle)]
-#[expect(unreachable_pub, reason = "found by its name in the file")]
-pub static shunt_plan: Plan = Plan::new();
 
 /// The room for descriptions of epoll instances, in words.
 const ROOM: usize = 64 * 1024;

@@ -19,7 +19,7 @@ const FLOORS: [&[&str]; 10] = [
 
 /// The layers within `base`.
 const BASE: [&[&str]; 14] = [
-    &["arch", "code", "errno", "names", "rank", "thread_cache", "undo_log", "upcall"],
+    &["arch", "code", "errno", "names", "plan", "rank", "thread_cache", "undo_log", "upcall"],
     &["hidden", "library", "order", "thread"],
     &["split"],
     &["unwind"],

@@ -18,6 +18,7 @@ pub(crate) mod order;
 pub(crate) mod own_table;
 pub(crate) mod pace;
 pub(crate) mod panic;
+pub(crate) mod plan;
 pub(crate) mod private;
 pub(crate) mod process;
 pub(crate) mod rank;

@@ -18,6 +18,7 @@ use shunt_sys::mapping::{self, Mapping, Shown};
 use shunt_sys::memfd;
 
 use crate::base::lock::Lock;
+use crate::base::plan::shunt_plan;
 use crate::base::rank;
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
@@ -31,6 +32,8 @@ static BROKER_PATHS: OnceLock<Vec<CString>> = OnceLock::new();
 static DOOR_PATH: OnceLock<CString> = OnceLock::new();
 /// Whether the shim is off. 1: on, 2: off, 0: not determined yet.
 static OFF: AtomicU32 = AtomicU32::new(0);
+/// See [`end`].
+static HAS_ENDED: AtomicBool = AtomicBool::new(false);
 static SPIN: AtomicU32 = AtomicU32::new(SPIN_AUTO);
 /// See [`is_in_use`].
 static IN_USE: AtomicBool = AtomicBool::new(false);
@@ -114,6 +117,7 @@ pub(crate) fn start() {
     // more stack than a thread may have later.
     now();
     let _ = BROKER_PATHS.set(broker_paths_now());
+    show_broker_paths();
     if let Some(path) = variable(c"SHUNT_INTERCEPT") {
         let _ = DOOR_PATH.set(path.to_owned());
     }
@@ -145,6 +149,9 @@ pub(crate) fn is_off() -> bool {
         0 => {
             let off = setting(c"SHUNT_TRANSPORT", "transport") == Some(b"tcp");
             let _ = OFF.compare_exchange(0, 1 + u32::from(off), AcqRel, Relaxed);
+            if off {
+                shunt_plan.off.store(Reason::Policy as u64, Relaxed);
+            }
             off
         }
         word => word == 2,
@@ -170,6 +177,24 @@ pub(crate) fn is_in_use() -> bool {
 /// Turns the shim off: it tracks nothing from now on.
 pub(crate) fn turn_off() {
     OFF.store(2, Release);
+}
+
+/// Turns the shim off for good, because the program is in a sandbox. Threads may be inside hooks.
+pub(crate) fn end() {
+    HAS_ENDED.store(true, SeqCst);
+    turn_off();
+    shunt_plan.off.store(Reason::Sandboxed as u64, Relaxed);
+}
+
+/// Returns whether the shim has been turned off for good.
+#[inline]
+pub(crate) fn has_ended() -> bool {
+    HAS_ENDED.load(SeqCst)
+}
+
+/// Notes the errno of an attempt to reach a broker, which `shunt explain` reads; 0 for success.
+pub(crate) fn note_reached(errno: i32) {
+    shunt_plan.unreached.store(errno as u64, Relaxed);
 }
 
 pub(crate) fn spin() -> Spin {
@@ -200,6 +225,14 @@ pub(crate) fn helper_path() -> Option<&'static CStr> {
 /// read.
 pub(crate) fn broker_paths() -> &'static [CString] {
     BROKER_PATHS.get().map_or(&[], Vec::as_slice)
+}
+
+/// Shows `shunt explain` where the broker may listen.
+fn show_broker_paths() {
+    let paths: Vec<u8> = broker_paths().iter().flat_map(|path| path.to_bytes_with_nul()).copied().collect();
+    let paths = paths.leak();
+    shunt_plan.brokers[0].store(paths.as_ptr().addr() as u64, Relaxed);
+    shunt_plan.brokers[1].store(paths.len() as u64, Release);
 }
 
 fn broker_paths_now() -> Vec<CString> {
@@ -428,7 +461,9 @@ fn set_gate(word: &AtomicU64) {
 /// map for writing. Each `Hello` needs a new page, because only a new page has a descriptor. The
 /// new page replaces the old one and takes over its contents.
 pub(crate) fn make_page() -> Option<OwnedFd> {
-    let (memfd, fresh): (OwnedFd, Mapping) = memfd::create_sealed("shunt-page", PAGE_BYTES).ok()?;
+    let (memfd, fresh): (OwnedFd, Mapping) = memfd::create_sealed("shunt-page", PAGE_BYTES)
+        .inspect_err(|error| note_reached(error.raw_os_error()))
+        .ok()?;
     // No row may be listed before the replacement, which would have no memory for it.
     let mut rows = ROWS.lock();
     let backed = with_rows(page().map_or(0, |old| old.used().len()));

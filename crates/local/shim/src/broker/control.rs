@@ -1197,7 +1197,10 @@ fn program_name() -> [u8; 32] {
 /// Connects to the broker at `path`. Returns `None` unless the socket belongs to this user or to
 /// root, in a directory that proves it.
 fn reach(path: &CString) -> Option<OwnedFd> {
-    let socket = seqpacket::connect(path.to_bytes()).ok()?;
+    let socket = seqpacket::connect(path.to_bytes())
+        .inspect_err(|error| process::note_reached(error.raw_os_error()))
+        .ok()?;
+    process::note_reached(0);
     if guard::is_trusted(Path::new(OsStr::from_bytes(path.to_bytes())), &socket) {
         return Some(socket);
     }
