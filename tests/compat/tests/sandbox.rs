@@ -1,6 +1,6 @@
 //! Programs that install a seccomp filter while they hold a connection. The filter kills the
 //! program for every system call that it would not make natively, so the shim may make no
-//! additional ones.
+//! additional ones. Other threads may wait meanwhile, and notice nothing.
 
 use shunt_abi::reason::Reason;
 use shunt_compat::{Phase, both, compile, run_phases};
@@ -43,4 +43,37 @@ scenarios! {
     child_in_sandbox: Shm, Unseen, Shm;
     grandchild_in_sandbox: Shm, Tcp(Reason::Exec);
     exec_inside: Shm, Unseen;
+}
+
+/// Runs a program whose other threads wait for connections on shared memory, by epoll_wait, poll
+/// and recv, when its main thread installs a filter.
+fn other_threads_wait(style: &'static str, busy: bool) {
+    both(Duration::from_secs(180), move |host| {
+        compile(host, "sandbox_threads", &[]);
+        let port = host.port();
+        let transport = host.watch_transport();
+        let program = host
+            .program("./sandbox_threads")
+            .args([port.to_string().as_str(), style, if busy { "1" } else { "0" }])
+            .start("threads");
+        transport.wait_for_shm(port, 3, Duration::from_secs(60));
+        host.write("go", "");
+        let ended = program.wait(Duration::from_secs(90));
+        assert!(ended.success(), "{:?}: {}{}", ended.status, ended.stdout, ended.stderr);
+        ended.stdout
+    });
+}
+
+#[test]
+fn threads_that_sleep_lose_nothing() {
+    for style in ["level", "edge", "oneshot"] {
+        other_threads_wait(style, false);
+    }
+}
+
+#[test]
+fn threads_that_move_bytes_lose_nothing() {
+    for style in ["level", "edge", "oneshot"] {
+        other_threads_wait(style, true);
+    }
 }

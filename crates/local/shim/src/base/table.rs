@@ -281,7 +281,13 @@ fn swap(fd: i32, entry: Entry) -> u64 {
             word.fetch_or(bit, AcqRel);
         }
     }
-    chunk.cells[at].swap(entry.pack(), AcqRel)
+    let before = chunk.cells[at].swap(entry.pack(), AcqRel);
+    // A call that began before the shim's end. Either `clear` finds the entry, or this finds the
+    // end, which precedes `clear`.
+    if !matches!(entry, Entry::None | Entry::Private) && process::has_ended() {
+        chunk.cells[at].swap(Entry::None.pack(), AcqRel);
+    }
+    before
 }
 
 #[cold]

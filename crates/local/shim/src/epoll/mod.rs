@@ -183,6 +183,8 @@ pub(crate) struct Inner {
     native_waits: Vec<i32>,
     /// Sockets that this process has closed, and that the kernel goes on reporting.
     closed: ClosedWhileRegistered,
+    /// The kernel alone answers, for good, and there are no records: see [`end`].
+    has_ended: bool,
     /// Memory of the last report, for the next one.
     memory: Memory,
     /// When waits query the kernel.
@@ -324,6 +326,13 @@ pub(crate) fn detach_everywhere(endpoint: &Endpoint) {
 pub(crate) fn hide() {
     for epoll in all() {
         epoll.inner.lock().hide();
+    }
+}
+
+/// Ends the work for every instance, while threads may wait there: see `program/sandbox.rs`.
+pub(crate) fn end() {
+    for epoll in all() {
+        epoll.inner.lock().end(epoll);
     }
 }
 
@@ -663,6 +672,10 @@ impl Epoll {
         }
         let result = {
             let mut inner = self.inner.lock();
+            if inner.has_ended() {
+                // SAFETY: the program's own call.
+                return unsafe { real::epoll_ctl(inner.list.fd, operation, fd, event) };
+            }
             if inner.exposure.is_shared() {
                 // SAFETY: the program's own call.
                 let result = unsafe { real::epoll_ctl(inner.list.fd, operation, fd, event) };
@@ -717,8 +730,14 @@ impl Epoll {
     /// As for [`control`](Self::control).
     pub(crate) unsafe fn note_control(&self, operation: i32, fd: RawFd, event: *mut epoll_event) {
         let endpoint = endpoint::behind(fd);
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.lock().note_control(self, operation, fd, endpoint, event) };
+        {
+            let mut inner = self.inner.lock();
+            if inner.has_ended() {
+                return;
+            }
+            // SAFETY: the caller's promise.
+            unsafe { inner.note_control(self, operation, fd, endpoint, event) };
+        }
         if let Some(endpoint) = endpoint.filter(|_| operation == libc::EPOLL_CTL_ADD) {
             self.keep_off_lanes(endpoint);
         }

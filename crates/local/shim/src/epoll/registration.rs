@@ -14,9 +14,10 @@ use super::answered::Answered;
 use super::kernel_interest::KernelInterest;
 use super::kernel_list::change;
 use super::names::{Name, new_token};
-use super::ready_queue::Position;
+use super::ready_queue::{Position, ReadyQueue};
 use super::registrations::Registrations;
 use super::report::NOBODY;
+use super::room::RoomWaits;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
 use crate::base::code::{self, Code};
@@ -616,20 +617,40 @@ impl Inner {
         }
     }
 
-    /// Puts back what was removed for an exec that has failed.
+    /// Leaves the instance to the kernel for good, and drops all records.
+    pub(super) fn end(&mut self, epoll: &Epoll) {
+        self.surrender(epoll);
+        self.hide();
+        // The fast path of a wait checks this alone.
+        self.exposure.hide_for_exec();
+        self.has_ended = true;
+        self.registrations = Registrations::default();
+        self.ready = ReadyQueue::default();
+        self.room = RoomWaits::default();
+    }
+
+    /// Returns whether the kernel alone answers, for good.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Puts back what was removed for an exec that has failed. Returns `false` if the kernel alone
+    /// answers, for good.
     #[inline]
-    pub(crate) fn show(&mut self) {
-        if self.exposure.is_hidden_for_exec() {
-            self.show_again();
-        }
+    pub(crate) fn show(&mut self) -> bool {
+        !self.exposure.is_hidden_for_exec() || self.show_again()
     }
 
     #[cold]
-    fn show_again(&mut self) {
+    fn show_again(&mut self) -> bool {
+        if self.has_ended {
+            return false;
+        }
         self.exposure.show_again();
         self.add_wakeup();
         self.for_tokens(|one| (one.interest.events(), one.kernel_data()));
         self.unregister_disarmed();
+        true
     }
 
     /// Freezes the registration of an fd: see [`super::freeze_everywhere`]. Only the bytes that a

@@ -84,7 +84,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     }
     // SAFETY: the program's own call.
     let result = unsafe { real::epoll_ctl(epfd, operation, fd, event) };
-    if is_socket && result == 0 && process::is_home() {
+    if is_socket && result == 0 && process::is_home() && !process::has_ended() {
         match epoll::take_in(epfd) {
             // SAFETY: the kernel has accepted these arguments.
             Some(epoll) => unsafe { epoll.note_control(operation, fd, event) },

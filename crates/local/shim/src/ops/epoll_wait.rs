@@ -99,6 +99,7 @@ pub(crate) fn wait(
         control::look_if_due(now);
         let (result, leaves_some) = match round(epoll, events, deadline, now, sleep_in_kernel) {
             Round::Told(count, leaves_some) => (Some(count), leaves_some),
+            Round::Kernels(result) => return result,
             Round::Over(result) => {
                 (result, epoll.lock().end_round(epoll, result.is_some_and(|count| count > 0)))
             }
@@ -128,6 +129,8 @@ enum Round {
     /// Lanes have reported so many events, and the round was ended under the same lock. The flag
     /// says that work is left. Most rounds end so.
     Told(c_int, bool),
+    /// The shim's work has ended, and this is the kernel's own answer.
+    Kernels(c_int),
     /// Any other outcome. `None`: neither a check nor a sleep found anything, and there is time
     /// left.
     Over(Option<c_int>),
@@ -143,7 +146,11 @@ fn round(
 ) -> Round {
     let name = epoll.name();
     let mut inner = epoll.lock();
-    inner.show();
+    if !inner.show() {
+        let instance = inner.fd();
+        drop(inner);
+        return Round::Kernels(by_kernel(instance, events, deadline, now, sleep_in_kernel));
+    }
     inner.catch_up(epoll);
     let mut report = inner.begin(events);
     let kernel_first = inner.begin_wait();
@@ -165,6 +172,19 @@ fn round(
             Round::Over(call.run(step, sleep_in_kernel))
         }
     }
+}
+
+/// Makes the rest of a wait the kernel's alone, which began before the shim's work has ended.
+#[cold]
+fn by_kernel(
+    instance: c_int,
+    events: &mut [epoll_event],
+    deadline: Deadline,
+    now: u64,
+    sleep_in_kernel: &mut Sleep<'_>,
+) -> c_int {
+    let left = deadline.map(|deadline| deadline.saturating_sub(now));
+    signal::open(Held::NOTHING, || sleep_in_kernel(instance, events, left))
 }
 
 /// Queries the kernel, under no lock, and merges its events with those of lanes. Returns the result

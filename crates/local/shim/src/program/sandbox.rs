@@ -3,6 +3,23 @@
 //! installs a filter, its connections fall back to TCP for good, and the shim turns itself off:
 //! each hook only calls the real function from then on. See
 //! `docs/adr/0011-fallback-before-a-seccomp-filter.md`.
+//!
+//! Other threads may be inside a hook meanwhile, with an event of an epoll instance that only the
+//! shim's records explain. So the end has an order:
+//!
+//! ```text
+//! end          every hook that begins now passes its call on, and the table takes no new entry
+//! epoll        instance by instance, under its lock: the kernel's list becomes the program's own,
+//!              and the records are dropped. A wait that returns later drops the doorbell's events
+//!              and those with a token, which the kernel reports again, and passes on all others.
+//!              A change that has waited for the lock is the kernel's alone
+//! signals      handlers become the program's own
+//! table        descriptors become unknown
+//! ```
+//!
+//! Example: a thread has got an EPOLLONESHOT event with a token, and waits for the lock. The kernel
+//! has disarmed the registration, and the end arms it again with the program's data. The thread
+//! drops the event, waits again, and gets it from the kernel.
 
 use shunt_abi::reason::Reason;
 
@@ -34,10 +51,10 @@ pub(crate) fn before_filter() {
     // A lane that the peer has ended before may have unread bytes, which cannot be reclaimed: only
     // this process can read them. Then the shim stays on.
     if !endpoint::all().any(|endpoint| endpoint.is_attached()) {
-        epoll::hide();
+        process::end();
+        epoll::end();
         signal::give_back();
         table::clear();
-        process::turn_off();
     }
     errno::set(before);
 }
