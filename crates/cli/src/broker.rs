@@ -103,10 +103,15 @@ pub(crate) fn reach(asked: Option<&Path>) -> Result<PathBuf, NoBroker> {
     let path = own.map_err(|error| NoBroker { why: error.to_string(), later: None })?;
     match probe(&path) {
         Ok(_) => Ok(path),
-        Err(Unusable::Absent) => match start(&path) {
-            Ok(()) => Ok(path),
-            Err(why) => Err(NoBroker { why, later: Some(path) }),
-        },
+        Err(Unusable::Absent) => {
+            if let Err(error) = shunt_broker::make_user_socket() {
+                return Err(NoBroker { why: error.to_string(), later: None });
+            }
+            match start(&path) {
+                Ok(()) => Ok(path),
+                Err(why) => Err(NoBroker { why, later: Some(path) }),
+            }
+        }
         Err(error) => Err(NoBroker { why: format!("broker {}: {error}", path.display()), later: None }),
     }
 }

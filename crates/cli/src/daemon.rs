@@ -28,7 +28,7 @@ pub(crate) fn run(args: &DaemonArgs) -> Result<()> {
     let socket = match (&args.socket, args.system) {
         (Some(path), _) => std::path::absolute(path)?,
         (None, true) => PathBuf::from(SYSTEM_SOCKET),
-        (None, false) => shunt_broker::user_socket()?,
+        (None, false) => shunt_broker::make_user_socket()?,
     };
     if args.detach { detach(args, &socket) } else { serve(args, socket) }
 }

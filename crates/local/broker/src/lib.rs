@@ -55,6 +55,6 @@ mod watch;
 
 pub use config::{Config, Limits, Mode, OVERLAY_POLICY};
 pub use listener::ListenError;
-pub use paths::{PathError, SYSTEM_SOCKET, socket_candidates, user_socket};
+pub use paths::{PathError, SYSTEM_SOCKET, make_user_socket, socket_candidates, user_socket};
 pub use server::{Error, run};
 pub use status::{Report, StatusError, report, status, status_with_latency};
