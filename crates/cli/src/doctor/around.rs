@@ -9,13 +9,14 @@ use anyhow::{Context, Result, ensure};
 use rustix::net::sockopt::socket_cookie;
 use rustix::process::{Resource, getrlimit};
 use shunt_abi::geometry::Geometry;
+use shunt_broker::SYSTEM_SOCKET;
 use shunt_kernel::sequence::Reader;
 use shunt_serve::engine::try_kernel;
 use shunt_serve::service::builtin;
 
 use super::{Check, State};
 use crate::config::{Faults, OfBroker, OfPrograms};
-use crate::table;
+use crate::{broker, table};
 
 /// Below this limit, a program may run out of descriptors earlier under shunt than without it.
 const FEW_DESCRIPTORS: u64 = 256;
@@ -137,13 +138,27 @@ fn intercept() -> Check {
 
 /// Loads the eBPF programs and tries them on a new connection.
 fn containers() -> Check {
+    let has_broker = || broker::probe(Path::new(SYSTEM_SOCKET)).is_ok();
+    of_origins(origins(), rustix::process::geteuid().is_root(), has_broker)
+}
+
+/// Returns the check for the result of a trial. The trial of another user than root fails for want
+/// of rights, and says nothing about the system's broker.
+fn of_origins(tried: Result<()>, is_root: bool, has_broker: impl Fn() -> bool) -> Check {
     let check =
         |found: String| Check::ok("eBPF", "connections between containers, by the system's broker", found);
-    match origins() {
+    match tried {
         Ok(()) => check("works: the broker can tell which two sockets are connected".into()),
+        Err(error) if is_root => check(format!("{error:#}")).lacking(
+            State::Limited,
+            "use a kernel with CONFIG_BPF_SYSCALL and CONFIG_DEBUG_INFO_BTF, and allow root bpf(2)",
+        ),
+        Err(_) if has_broker() => {
+            check("not tried, since only root may; the system's broker, which needs it, runs".into())
+        }
         Err(error) => check(format!("{error:#}")).lacking(
             State::Limited,
-            "run the broker as root (`shunt daemon --system`), on a kernel with CONFIG_BPF_SYSCALL and CONFIG_DEBUG_INFO_BTF",
+            "start the system's broker: `sudo systemctl start shunt.socket`, or `sudo shunt daemon --system --detach`",
         ),
     }
 }
@@ -199,4 +214,20 @@ fn user_namespaces() -> Check {
 
 fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_gets_no_advice_about_a_broker_that_runs() {
+        let refused = || Err(anyhow::anyhow!("Operation not permitted"));
+        let advice = |is_root, has_broker| of_origins(refused(), is_root, || has_broker).advice;
+        assert_eq!(advice(false, true), None);
+        assert!(advice(false, false).unwrap().contains("systemctl start shunt.socket"));
+        // Root's own trial has failed, whatever runs.
+        assert!(advice(true, true).unwrap().contains("CONFIG_BPF_SYSCALL"));
+        assert_eq!(of_origins(Ok(()), false, || false).advice, None);
+    }
 }
