@@ -405,11 +405,18 @@ fn not_yet(programs: &[Unregistered], screen: &Screen) -> String {
 
 /// Describes the broker and what it has done since its start.
 fn heading(snapshot: &Snapshot, screen: &Screen) -> String {
+    let pairs = count_of(snapshot.links, "pair") + " of programs with shared memory";
+    let pairs = match snapshot.earlier_ends {
+        0 => pairs,
+        ends => format!(
+            "{pairs} since it was restarted (earlier pairs are unknown: they have {})",
+            count_of(ends, "connection end")
+        ),
+    };
     let broker = format!(
-        "broker {}, up {}: {} with shared memory, {} put on it{}",
+        "broker {}, up {}: {pairs}, {} put on it{}",
         snapshot.broker_pid,
         table::duration(snapshot.uptime_seconds),
-        count_of(snapshot.links, "pair") + " of programs",
         count_of(snapshot.pairs_made as usize, "connection"),
         if snapshot.of_all { "" } else { "; only your own programs are shown" },
     );
@@ -612,6 +619,15 @@ mod tests {
              sent 2.00 KiB by shared memory and 100 B by TCP, received 1.00 KiB and 5 B\n\
              `shunt explain` with a program's name or pid says what to do about a reason.\n"
         );
+    }
+
+    #[test]
+    fn links_of_an_earlier_broker_are_unknown_and_not_none() {
+        let after = Snapshot { links: 0, earlier_ends: 2, ..snapshot(vec![connection()]) };
+        let expected = "broker 7, up 1 min 1 s: 0 pairs of programs with shared memory since it was restarted \
+                        (earlier pairs are unknown: they have 2 connection ends), 0 connections put on it\n";
+        let text = text(&after);
+        assert!(text.starts_with(expected), "{text}");
     }
 
     #[test]

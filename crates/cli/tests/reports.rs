@@ -22,6 +22,87 @@ fn status_as_json_is_the_snapshot() {
     );
 }
 
+#[test]
+fn commands_that_look_create_nothing() {
+    let shell = Shell::new();
+    for look in [&["status"][..], &["doctor"], &["top", "--once"], &["explain", "1"], &["status", "--json"]] {
+        Ended::of(shell.shunt(look));
+        assert!(!shell.path("shunt").exists(), "{look:?} has made the directory of the user's broker");
+    }
+    shell.run(["true"]).quietly(0);
+    assert!(shell.socket().exists());
+}
+
+/// Both ends of a connection that has moved bytes and rests: rests.py ROLE PORT HOW. The server waits
+/// by recv, or with "exec" in HOW, it becomes another program, without the shim, when the file "exec"
+/// is there.
+const RESTS: &str = "import os, socket, sys, time\n\
+    role, port, here = sys.argv[1], int(sys.argv[2]), os.path.dirname(sys.argv[0])\n\
+    def rest(until):\n    while not os.path.exists(os.path.join(here, until)): time.sleep(0.01)\n    return True\n\
+    if role == 'server':\n\
+    \x20   listener = socket.create_server(('127.0.0.1', port))\n\
+    \x20   open(os.path.join(here, 'listens'), 'w')\n\
+    \x20   end = listener.accept()[0]\n\
+    \x20   for _ in range(1000): end.sendall(end.recv(1))\n\
+    \x20   sys.argv[3] == 'exec' and rest('exec') or end.recv(1)\n\
+    \x20   os.set_inheritable(end.fileno(), True)\n\
+    \x20   os.execve('/bin/sleep', ['sleep', '1000'], {})\n\
+    rest('listens')\n\
+    end = socket.create_connection(('127.0.0.1', port))\n\
+    for _ in range(1000): end.sendall(b'x'), end.recv(1)\n\
+    rest('end')\n";
+
+/// Starts a server and a client that rest on shared memory.
+fn resting(shell: &Shell, how: &str) -> [Running; 2] {
+    let script = shell.file("rests.py", RESTS);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port().to_string();
+    drop(free);
+    let programs = ["server", "client"].map(|role| {
+        Running::start(shell.shunt(["run", "--", "python3", script.to_str().unwrap(), role, &port, how]))
+    });
+    eventually("both ends are on shared memory", || summary(shell)["on_shm"] == 2);
+    programs
+}
+
+fn status(shell: &Shell) -> serde_json::Value {
+    let ended = Ended::of(shell.shunt(["status", "--json", "--summary"]));
+    serde_json::from_str(&ended.stdout).unwrap_or_default()
+}
+
+fn summary(shell: &Shell) -> serde_json::Value {
+    status(shell)["summary"].clone()
+}
+
+#[test]
+fn an_idle_end_is_on_tcp_when_its_peer_has_gone_back() {
+    let shell = Shell::new();
+    let [server, _client] = resting(&shell, "exec");
+    shell.file("exec", "");
+    let comm = format!("/proc/{}/comm", server.0.id());
+    eventually("the server is another program", || std::fs::read_to_string(&comm).unwrap() == "sleep\n");
+    let expected = serde_json::json!({"peer_went_back": 1});
+    eventually("it is shown", || summary(&shell)["on_tcp_because"] == expected);
+    assert_eq!(summary(&shell)["on_shm"], 0);
+}
+
+#[test]
+fn pairs_of_an_earlier_broker_are_unknown() {
+    let shell = Shell::new();
+    let programs = resting(&shell, "recv");
+    assert_eq!((&status(&shell)["links"], &status(&shell)["earlier_ends"]), (&1.into(), &0.into()));
+    let pid = shell.broker_pid().unwrap().to_string();
+    assert!(std::process::Command::new("kill").arg(&pid).status().unwrap().success());
+    eventually("the broker ends", || shell.broker_pid().is_none());
+    Ended::of(shell.shunt(["daemon", "--detach", "--idle-exit", "1"])).quietly(0);
+    // The client sleeps without the shim, and registers later.
+    eventually("one has registered", || status(&shell)["earlier_ends"].as_u64() > Some(0));
+    let text = Ended::of(shell.shunt(["status"])).quietly(0).stdout;
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("since it was restarted (earlier pairs are unknown"), "{text}");
+    drop(programs);
+}
+
 /// Each connection is too short for an offer, and the programs have ended before anybody looks.
 #[test]
 fn programs_that_have_ended_and_their_short_connections_are_in_the_status() {

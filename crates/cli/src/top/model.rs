@@ -18,6 +18,8 @@ pub(super) struct Look {
     /// The seconds that the rates cover. 0 if there is no earlier snapshot.
     pub(super) seconds: f64,
     pub(super) links: usize,
+    /// Whether there are links of an earlier broker, which are not counted.
+    pub(super) has_earlier_links: bool,
     pub(super) rates: Rates,
     pub(super) programs: Vec<Program>,
     pub(super) connections: Vec<End>,
@@ -104,6 +106,7 @@ pub(super) fn look(before: Option<(&Snapshot, Duration)>, now: &Snapshot) -> Loo
         uptime_seconds: now.uptime_seconds,
         seconds,
         links: now.links,
+        has_earlier_links: now.earlier_ends > 0,
         rates: before.map_or_else(Rates::default, |(then, _)| rates(&then.totals, &now.totals, seconds)),
         ..Look::default()
     };

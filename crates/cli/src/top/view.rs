@@ -13,7 +13,7 @@ use shunt_abi::shown::visible;
 
 use super::app::{App, Item, Rows};
 use super::details;
-use super::model::{End, Program, Rates};
+use super::model::{End, Look, Program, Rates};
 use crate::table::{self, Column, left, right};
 
 const HELP: &str = "\
@@ -82,13 +82,18 @@ fn join(mut parts: Vec<(u8, Vec<Span<'static>>)>, between: &'static str, availab
     joined
 }
 
+fn links(look: &Look) -> String {
+    let counted = format!("{} {}", look.links, if look.links == 1 { "link" } else { "links" });
+    if look.has_earlier_links { counted + " since the restart" } else { counted }
+}
+
 fn heading(app: &App, available: usize) -> Text<'static> {
     let look = &app.look;
     let part = |rank, text: String| (rank, vec![Span::raw(text).bold()]);
     let mut first = vec![
         part(0, format!("broker {}", look.broker_pid)),
         part(2, format!("up {}", table::duration(look.uptime_seconds))),
-        part(3, format!("{} {}", look.links, if look.links == 1 { "link" } else { "links" })),
+        part(3, links(look)),
     ];
     if app.paused {
         first.push(part(1, "paused".into()));

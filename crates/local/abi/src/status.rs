@@ -22,8 +22,12 @@ pub struct Snapshot {
     /// Whether the following counts cover all programs. Otherwise they cover only connected
     /// programs of the user of the request.
     pub of_all: bool,
-    /// Links in use.
+    /// Links in use that this broker has made.
     pub links: usize,
+    /// Connection ends on shared memory, among those of `processes`, that an earlier broker has
+    /// paired. Their links are not counted: this broker does not know how many they are.
+    #[serde(default)]
+    pub earlier_ends: usize,
     /// Pairs made since the start.
     pub pairs_made: u64,
     /// Offers refused since the start, by reason.

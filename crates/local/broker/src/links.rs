@@ -25,9 +25,9 @@ use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 use std::time::{Duration, Instant};
 
 use shunt_abi::geometry::{
-    CONNS, Geometry, LANE_BYTES, LANE_CURSOR, LANE_END_ABANDONED, LANE_END_DIED, LANE_END_OFFSET,
-    LANE_END_SHARED, LANE_END_SHUT_DOWN, LANE_FOLLOWED_OFFSET, LANE_HEAD_OFFSET, LANE_RETURNED,
-    LANE_TAIL_OFFSET, Side, WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET, WAITERS,
+    CONNS, Geometry, LANE_BYTES, LANE_CLOSED, LANE_CURSOR, LANE_END_ABANDONED, LANE_END_DIED,
+    LANE_END_OFFSET, LANE_END_SHARED, LANE_END_SHUT_DOWN, LANE_FOLLOWED_OFFSET, LANE_HEAD_OFFSET,
+    LANE_RETURNED, LANE_TAIL_OFFSET, Side, WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET, WAITERS,
 };
 use shunt_kernel::sequence::Origin;
 use thiserror::Error;
@@ -263,6 +263,26 @@ impl Links {
     /// Returns the process that holds this socket in a slot.
     pub(crate) fn holder(&self, cookie: u64) -> Option<ProcessId> {
         self.holders.get(&cookie).map(|holder| holder.process)
+    }
+
+    /// Returns the sockets of a process whose lanes have ended and are empty, by cookie: first the
+    /// lane to which the process writes, then the other. TCP carries their next bytes. A process that
+    /// does not use such a socket has not noticed.
+    pub(crate) fn ended_lanes(&self, process: ProcessId) -> HashMap<u64, [bool; 2]> {
+        let links = self.by_process.get(&process).into_iter().flatten().filter_map(|id| self.links.get(id));
+        let mut ended = HashMap::new();
+        for link in links {
+            for side in SIDES.into_iter().filter(|side| link.ends[*side as usize] == process) {
+                let held = (0..CONNS).filter(|conn| link.held[side as usize] & 1 << conn != 0);
+                for conn in held {
+                    let lanes = [side, side.other()].map(|from| link.has_ended(self.geometry, conn, from));
+                    if lanes != [false, false] {
+                        ended.insert(link.cookies[conn][side as usize], lanes);
+                    }
+                }
+            }
+        }
+        ended
     }
 
     /// Returns the processes that share a link with this one. Includes the process itself if it is
@@ -711,6 +731,13 @@ impl Link {
         tail & LANE_RETURNED == 0 && (tail ^ head) & LANE_CURSOR != 0
     }
 
+    /// Returns whether one of the two sides has ended a lane, which has no bytes any more.
+    fn has_ended(&self, geometry: Geometry, conn: usize, side: Side) -> bool {
+        let tail = self.memory.head().word(geometry.lane_offset(conn, side) + LANE_TAIL_OFFSET);
+        tail.is_some_and(|tail| tail.load(Acquire) & LANE_CLOSED != 0)
+            && !self.has_unread(geometry, conn, side)
+    }
+
     /// Returns whether all `flags` are set in the end word of a lane.
     fn has_said(&self, geometry: Geometry, conn: usize, side: Side, flags: u64) -> bool {
         let word = self.end_word(geometry, conn, side);
@@ -925,6 +952,24 @@ mod tests {
         assert_eq!(given(&mut links, &offer(1, 11), &offer(2, 21)).unwrap().conn, 1);
         assert!(links.release(1, one));
         assert_eq!(given(&mut links, &offer(1, 12), &offer(2, 22)).unwrap().conn, 0);
+    }
+
+    #[test]
+    fn lanes_that_have_ended_are_known_once_they_are_empty() {
+        let mut links = links(8);
+        let grant = given(&mut links, &offer(1, 10), &offer(2, 20)).unwrap();
+        assert_eq!(links.ended_lanes(1), HashMap::new());
+        let whole = memory(&links, &grant);
+        let lane = links.geometry.lane_offset(0, Side::A);
+        let set = |at: usize, value: u64| whole.head().word(lane + at).unwrap().store(value, Relaxed);
+        set(LANE_TAIL_OFFSET, LANE_CLOSED | 5);
+        assert_eq!(links.ended_lanes(1), HashMap::new(), "bytes are left to be read");
+        set(LANE_HEAD_OFFSET, 5);
+        assert_eq!(links.ended_lanes(1), HashMap::from([(10, [true, false])]));
+        assert_eq!(links.ended_lanes(2), HashMap::from([(20, [false, true])]));
+        let [one, _] = places(&grant);
+        assert!(links.release(1, one));
+        assert_eq!(links.ended_lanes(1), HashMap::new());
     }
 
     #[test]

@@ -118,7 +118,7 @@ fn text(state: &State) -> String {
         }
     }
     gauge(registry, "processes", "Processes under shunt", state.processes.len());
-    gauge(registry, "links", "Links in use", state.links.len());
+    gauge(registry, "links", "Links in use that this broker has made", state.links.len());
     registry.register(
         "open_connections",
         "Ends of connections, by the transport that each direction takes",

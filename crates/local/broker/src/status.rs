@@ -1,6 +1,6 @@
 //! `shunt status`: the snapshot of the broker's state, and the blocking client that requests it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -28,6 +28,7 @@ use thiserror::Error;
 use crate::ended_processes::{self, Ended};
 use crate::latency_wishes;
 use crate::outbox::Outbox;
+use crate::pairing::ProcessId;
 use crate::principal::{Budget, Charge, Principal};
 use crate::state::{self, BadMessage, State, Tally};
 
@@ -183,13 +184,18 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
     let refused = tally.offers_refused.iter();
     let ended = tally.pairs_ended.iter();
     let bad = tally.bad_messages.iter();
+    let is_earlier = |end: &&Connection| {
+        let is_on_shm = [end.send, end.receive].iter().any(|one| one.transport == Transport::Shm);
+        is_on_shm && state.links.holder(end.cookie).is_none()
+    };
     let mut rows = Budget::new(state.limits.status_rows);
-    let processes: Vec<Process> = state
-        .processes
-        .values()
-        .filter(is_visible)
-        .map(|one| process(one, || rows.take(one.principal, 1)))
-        .collect();
+    let shown = |(id, one): (&ProcessId, &state::Process)| {
+        let mut shown = process(one, || rows.take(one.principal, 1));
+        end_lanes(&mut shown.connections, &state.links.ended_lanes(*id));
+        shown
+    };
+    let processes: Vec<Process> =
+        state.processes.iter().filter(|(_, one)| is_visible(one)).map(shown).collect();
     let is_visible = |one: &&Ended| {
         (everywhere || whose.netns == one.principal.netns) && (everybody || one.process.uid == whose.uid)
     };
@@ -205,6 +211,7 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
         started_at: state.started_at,
         of_all: whose.is_privileged(),
         links,
+        earlier_ends: processes.iter().flat_map(|one| &one.connections).filter(is_earlier).count(),
         pairs_made: tally.pairs_made,
         offers_refused: refused.map(|(reason, count)| (reason.label().to_owned(), *count)).collect(),
         pairs_ended: ended.map(|(reason, count)| (reason.label().to_owned(), *count)).collect(),
@@ -212,6 +219,19 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
         totals,
         processes,
         ended_processes,
+    }
+}
+
+/// Shows directions on TCP whose lanes have `ended`. An idle process still reports shared memory
+/// after its peer has gone back to TCP, for example by an exec.
+fn end_lanes(connections: &mut [Connection], ended: &HashMap<u64, [bool; 2]>) {
+    for end in connections {
+        let Some(lanes) = ended.get(&end.cookie) else { continue };
+        for (direction, has_ended) in [&mut end.send, &mut end.receive].into_iter().zip(lanes) {
+            if *has_ended && direction.transport == Transport::Shm {
+                (direction.transport, direction.reason) = (Transport::Tcp, Reason::PeerWentBack);
+            }
+        }
     }
 }
 
@@ -388,6 +408,16 @@ mod tests {
         assert_eq!((row.receive.transport, row.receive.reason), (Transport::Tcp, Reason::Stalled));
         let row = connection(EntryCopy { transports: u64::MAX, local: [0xff; 16], ..EntryCopy::default() });
         assert_eq!((row.send.transport, row.send.reason), (Transport::Tcp, Reason::None));
+    }
+
+    #[test]
+    fn a_direction_whose_lane_has_ended_is_on_tcp() {
+        let on_shm = EntryCopy { transports: 0x0101, cookie: 7, ..EntryCopy::default() };
+        let mut ends = [connection(on_shm), connection(EntryCopy { cookie: 8, ..on_shm })];
+        end_lanes(&mut ends, &HashMap::from([(7, [true, false])]));
+        assert_eq!((ends[0].send.transport, ends[0].send.reason), (Transport::Tcp, Reason::PeerWentBack));
+        let others = [ends[0].receive, ends[1].send, ends[1].receive];
+        assert!(others.iter().all(|direction| direction.transport == Transport::Shm), "{others:?}");
     }
 
     #[test]
