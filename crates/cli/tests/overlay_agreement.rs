@@ -11,7 +11,7 @@ mod lab;
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::{A, B, Lab, SERVER, await_until, go};
 
@@ -30,6 +30,33 @@ while True:
     while len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
         time.sleep(0.01)
     threading.Thread(target=echo, args=(listener.accept()[0],)).start()
+";
+
+/// Accepts without blocking, after a file exists, and echoes all bytes. One thread serves all.
+const ECHO_BY_EVENTS: &str = "
+import os, selectors, socket, sys, time
+listener = socket.create_server(('', 9000), backlog=64)
+listener.setblocking(False)
+print('listening', flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+with selectors.EpollSelector() as events:
+    events.register(listener, selectors.EVENT_READ)
+    while True:
+        for key, _ in events.select():
+            if key.fileobj is listener:
+                try:
+                    while True:
+                        connection, peer = listener.accept()
+                        assert peer[0] == '10.50.1.2', peer
+                        events.register(connection, selectors.EVENT_READ)
+                except BlockingIOError:
+                    pass
+            elif data := key.fileobj.recv(65536):
+                key.fileobj.sendall(data)
+            else:
+                events.unregister(key.fileobj)
+                key.fileobj.close()
 ";
 
 /// Connects without blocking. When a file exists, it checks that it is connected, and exchanges
@@ -197,6 +224,42 @@ fn a_router_that_is_stopped_while_it_is_asked_about_what_was_accepted() {
         assert!(lab.await_end(client).ends_with("ok\n"), "{}", lab.said(client));
     }
     assert_eq!(agreed(&lab), CONNECTIONS as u64, "{}", lab.status(B));
+}
+
+/// The server's router is stopped after the commit. The server accepts other connections while that
+/// one awaits the router, and gets it in the end, although no other one follows.
+fn stop_while_it_is_asked(server: &str) {
+    let mut lab = lab([1_000, 100]);
+    let accept = lab.path("accept");
+    let mut python = lab.command(B, true, "python3");
+    lab.launch(B, python.args(["-c", server]).arg(&accept), "listening");
+    let go = lab.path("go");
+    let promised = connect(&mut lab, TALKS_LATE, &go, "connected");
+    await_until(|| lab.paths(A, "client").0 == 1, || lab.status(A).to_string());
+    lab.hang(B, true);
+    fs::write(&accept, "").unwrap();
+    for is_supervised in [false, true, false] {
+        let begun = Instant::now();
+        let mut other = lab.command(A, is_supervised, "python3");
+        let other = lab.output(A, other.args(["-c", TALKS_LATE]).arg(&accept));
+        assert!(other.stdout.ends_with(b"ok\n"), "{other:?}");
+        println!("served after {:?}", begun.elapsed());
+    }
+    lab.hang(B, false);
+    fs::write(go, "").unwrap();
+    assert!(lab.await_end(promised).ends_with("ok\n"), "{}", lab.said(promised));
+    assert_eq!(lab.status(B)["connections"]["reset"], 0, "{}", lab.status(B));
+    assert_eq!(agreed(&lab), 1);
+}
+
+#[test]
+fn a_promised_connection_whose_router_is_stopped_holds_up_no_blocking_accept() {
+    stop_while_it_is_asked(ECHO);
+}
+
+#[test]
+fn a_promised_connection_whose_router_is_stopped_holds_up_no_event_loop() {
+    stop_while_it_is_asked(ECHO_BY_EVENTS);
 }
 
 /// Both routers run only from time to time, as on an overloaded machine.

@@ -192,6 +192,11 @@ impl Theirs {
         Theirs { closing: Some((fd, Some(turn))), is_kept, namespace, pool }
     }
 
+    /// Returns the turn that the descriptor was passed for.
+    pub(crate) fn turn(&self) -> Option<Arc<Turn>> {
+        self.closing.as_ref()?.1.clone()
+    }
+
     /// Duplicates the descriptor for use beyond the turn.
     pub(crate) fn apart(&self) -> std::io::Result<Theirs> {
         let copy = self.as_fd().try_clone_to_owned()?;

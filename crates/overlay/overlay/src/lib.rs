@@ -41,6 +41,7 @@ mod listing;
 mod local;
 mod lock;
 mod map;
+mod marks;
 mod message;
 mod metrics;
 mod namespace;

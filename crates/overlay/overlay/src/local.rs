@@ -134,9 +134,10 @@ async fn converse(
             }
             (Request::Accepted { local, remote }, Some(shown)) => {
                 match server::accepted(&shared, shown, namespace, (local, remote)).await {
-                    Ok(connection) => {
+                    Ok((connection, mark)) => {
                         let connection = channel.theirs(connection);
                         channel.send(&Answer::Take, Some(connection.as_fd()))?;
+                        drop(mark);
                     }
                     Err(reason) => {
                         shared.metrics.stayed(End::Server, reason);
@@ -179,7 +180,10 @@ async fn attend(
         patience_ms: config.patience_ms,
         hold_ms: config.hold_ms,
     };
-    channel.send(&Answer::Welcome(welcome), None)?;
+    // Without the marks, the supervisor takes every socket for marked.
+    let known = shared.registry.namespace(namespace);
+    let marks = known.as_ref().map(|known| known.marks().as_fd());
+    channel.send(&Answer::Welcome(welcome), marks)?;
     loop {
         match channel.receive::<Request>().await? {
             (Request::Listen, Some(shown)) => {

@@ -3,13 +3,15 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::net::connect_unspec;
 use shunt_sys::listed::{self, Listed};
 use shunt_sys::peer::{self, Found};
 use shunt_sys::{Errno, addresses, netns};
+
+use crate::marks::Marks;
 
 /// A network namespace. It continues to exist as long as this value does.
 #[derive(Debug)]
@@ -22,6 +24,8 @@ pub(crate) struct Namespace {
     routers: Mutex<(UdpSocket, Option<UdpSocket>)>,
     /// The namespace's own addresses, cached.
     own: Mutex<Own>,
+    /// The marks of promised connections, for the namespace's supervisors.
+    marks: Arc<Marks>,
 }
 
 #[derive(Debug)]
@@ -45,7 +49,13 @@ impl Namespace {
             Ok((peer::open()?, routers, addresses::open()?))
         })?;
         let own = Own { asker: own, known: HashSet::new(), since: None };
-        Ok(Namespace { handle, asker: Mutex::new(asker), routers: Mutex::new(routers), own: Mutex::new(own) })
+        Ok(Namespace {
+            handle,
+            asker: Mutex::new(asker),
+            routers: Mutex::new(routers),
+            own: Mutex::new(own),
+            marks: Arc::new(Marks::new()?),
+        })
     }
 
     /// Returns `true` if the namespace has the address.
@@ -58,6 +68,10 @@ impl Namespace {
             own.since = Some(Instant::now());
         }
         own.known.contains(&address)
+    }
+
+    pub(crate) fn marks(&self) -> &Arc<Marks> {
+        &self.marks
     }
 
     /// Returns all addresses of the namespace.

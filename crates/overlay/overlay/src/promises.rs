@@ -13,7 +13,7 @@
 //! on the overlay for good ([`Promises::stay`]). The two exclude each other: a socket that stays
 //! gets no promise, and a promised one cannot stay.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -25,7 +25,9 @@ use socket2::SockRef;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
+use crate::channel::Turn;
 use crate::lock::lock;
+use crate::marks::Mark;
 use crate::namespace::Namespace;
 use crate::reason::Reason;
 use crate::registry::{Registry, Takers};
@@ -55,8 +57,8 @@ struct State {
     asked: HashMap<(SocketAddr, Client), usize>,
     /// Promises, by the cookie of the socket that the server's program accepts.
     promises: HashMap<u64, Promise>,
-    /// Accepted sockets whose supervisor waits for an answer, by cookie.
-    waiting: BTreeSet<u64>,
+    /// Accepted sockets whose supervisor has asked for an answer, by cookie.
+    waiting: BTreeMap<u64, Arc<Turn>>,
     /// Sockets that have stayed on the overlay, by cookie.
     stayed: BTreeSet<u64>,
     stayed_order: VecDeque<u64>,
@@ -75,6 +77,18 @@ struct Promise {
     unwanted: Arc<Unwanted>,
     /// The time since which no process seems to be there that could take the connection.
     lost: Option<Instant>,
+    /// Makes the supervisor that accepts the socket await this router's answer.
+    mark: Mark,
+}
+
+/// A host connection that replaces an accepted socket.
+#[derive(Debug)]
+pub(crate) struct Committed {
+    pub(crate) connection: OwnedFd,
+    /// The client's first sequence numbers.
+    pub(crate) origin: Origin,
+    /// Kept until the connection has been sent to the supervisor.
+    pub(crate) mark: Mark,
 }
 
 /// A request to withdraw a promise, if that is still possible.
@@ -95,9 +109,8 @@ pub(crate) enum Client {
 /// The state of a socket that was accepted.
 #[derive(Debug)]
 pub(crate) enum Claim {
-    /// Committed: this host connection replaces the socket. The client's first sequence numbers are
-    /// given.
-    Taken(OwnedFd, Origin),
+    /// Committed: this host connection replaces the socket.
+    Taken(Committed),
     /// Promised, and not committed yet.
     Promised,
     /// Neither, but an offer may be on its way.
@@ -146,6 +159,7 @@ impl Promises {
         if state.promises.contains_key(&cookie) {
             return Err(Reason::Mismatch);
         }
+        let mark = takers.namespace.marks().add(cookie).map_err(|_| Reason::Failed)?;
         let unwanted = Arc::<Unwanted>::default();
         let promise = Promise {
             takers,
@@ -155,6 +169,7 @@ impl Promises {
             committed: None,
             unwanted: unwanted.clone(),
             lost: None,
+            mark,
         };
         state.promises.insert(cookie, promise);
         drop(state);
@@ -168,9 +183,9 @@ impl Promises {
         let mut state = self.state();
         if let Some(promise) = state.promises.get_mut(&cookie) {
             let Some(connection) = promise.committed.take() else { return Claim::Promised };
-            let origin = promise.origin;
-            state.promises.remove(&cookie);
-            return Claim::Taken(connection, origin);
+            if let Some(Promise { origin, mark, .. }) = state.promises.remove(&cookie) {
+                return Claim::Taken(Committed { connection, origin, mark });
+            }
         }
         let is_expected = expected.is_some_and(|expected| state.asked.contains_key(&expected));
         if is_expected { Claim::Expected } else { Claim::Unknown }
@@ -178,8 +193,8 @@ impl Promises {
 
     /// Notes that a supervisor waits for the answer about an accepted socket, until the returned
     /// value is dropped.
-    pub(crate) fn wait_for(self: &Arc<Promises>, cookie: u64) -> Waiting {
-        self.state().waiting.insert(cookie);
+    pub(crate) fn wait_for(self: &Arc<Promises>, cookie: u64, turn: Arc<Turn>) -> Waiting {
+        self.state().waiting.insert(cookie, turn);
         self.changed.notify_waiters();
         Waiting { promises: self.clone(), cookie }
     }
@@ -188,7 +203,8 @@ impl Promises {
     /// it stays on the overlay.
     pub(crate) fn has_asked(&self, cookie: u64) -> bool {
         let state = self.state();
-        state.waiting.contains(&cookie) || state.stayed.contains(&cookie)
+        let is_awaited = state.waiting.get(&cookie).is_some_and(|turn| turn.is_awaited());
+        is_awaited || state.stayed.contains(&cookie)
     }
 
     /// Asks the task that keeps the promise to withdraw it, if that is still possible. `changed` is
@@ -246,7 +262,7 @@ impl Promises {
                 None => (false, GONE),
             };
             let mut state = self.state();
-            let is_waited_for = state.waiting.contains(&cookie);
+            let is_waited_for = state.waiting.contains_key(&cookie);
             let Some(promise) = state.promises.get_mut(&cookie) else { continue };
             if waits || is_waited_for {
                 promise.lost = None;
@@ -333,6 +349,10 @@ pub(crate) struct Promised {
 }
 
 impl Promised {
+    pub(crate) fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
     pub(crate) fn namespace(&self) -> u64 {
         self.namespace
     }
@@ -367,6 +387,8 @@ impl Drop for Promised {
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
     use super::*;
 
     const DESTINATION: &str = "10.50.2.2:80";
@@ -391,8 +413,15 @@ mod tests {
     fn a_socket_that_stays_is_remembered_for_a_bounded_number_of_others() {
         let promises = Arc::new(Promises::new(Arc::default()));
         assert!(!promises.has_asked(0));
-        let waiting = promises.wait_for(0);
+        let pair = || {
+            let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+            socketpair(AddressFamily::UNIX, kind, flags, None).unwrap()
+        };
+        let (supervisor, conversation) = pair();
+        let waiting = promises.wait_for(0, Arc::new(Turn::new(Arc::new(conversation))));
         assert!(promises.has_asked(0));
+        rustix::net::shutdown(&supervisor, rustix::net::Shutdown::Write).unwrap();
+        assert!(!promises.has_asked(0), "its supervisor does not wait any more");
         drop(waiting);
         assert!(!promises.has_asked(0));
         for cookie in 0..STAYED as u64 {

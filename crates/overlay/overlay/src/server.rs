@@ -25,12 +25,13 @@ use crate::channel::watch;
 use crate::connections::{Connection, Place, Stayed};
 use crate::guests::{self, Coming};
 use crate::local::{self, Ends};
+use crate::marks::Mark;
 use crate::metrics::End;
 use crate::namespace::Namespace;
 use crate::options::Options;
 use crate::peers;
 use crate::policy::Flow;
-use crate::promises::{Claim, Client, Promised};
+use crate::promises::{Claim, Client, Committed, Promised};
 use crate::quotas::Visit;
 use crate::reason::Reason;
 use crate::shared::Shared;
@@ -139,8 +140,10 @@ async fn agree(
     let Coming { ask, takers, expected, .. } = coming;
     // An address that the map does not know yet may belong to any host.
     let is_its_own = shared.map().host_of(offer.source.ip()).is_none_or(|it| it.router.ip() == host);
+    let namespace = takers.namespace.clone();
+    let addresses = (ask.destination, offer.source);
     let found = match is_its_own {
-        true => find(shared, &takers.namespace, ask.destination, offer.source).await,
+        true => find(shared, &namespace, addresses).await,
         false => None,
     };
     let flow = Flow { source: offer.source.ip(), destination: ask.destination };
@@ -151,7 +154,6 @@ async fn agree(
         if found.is_ipv4 && is_ipv6(handshake.stream())? {
             options::become_ipv4(handshake.stream()).map_err(|_| Reason::Failed)?;
         }
-        let addresses = (ask.destination, offer.source);
         shared.promise(found.cookie, takers, addresses, offer.origin)
     });
     // Tasks that wait for an offer find the promise from now on.
@@ -160,6 +162,13 @@ async fn agree(
         Ok(promised) => promised,
         Err(reason) => return handshake.promise(Some(reason)).await,
     };
+    // Looked up again after the socket has been marked: a supervisor that has stopped waiting may not
+    // have seen the mark (`marks`). One that has just accepted the socket is about to ask.
+    let still = find(shared, &namespace, addresses).await;
+    if still.is_none_or(|still| still.cookie != promised.cookie()) {
+        drop(promised);
+        return handshake.promise(Some(Reason::Late)).await;
+    }
     handshake.promise(None).await?;
     if let Err(error) = last_word(shared, &handshake, &promised).await {
         reset(handshake.into_stream());
@@ -220,8 +229,7 @@ fn reset(connection: impl AsFd) {
 async fn find(
     shared: &Shared,
     namespace: &Namespace,
-    local: SocketAddr,
-    remote: SocketAddr,
+    (local, remote): (SocketAddr, SocketAddr),
 ) -> Option<Found> {
     let deadline = Instant::now() + LAST_SEGMENT.max(shared.loaded().config.patience());
     // An accept notifies `changed`. The arrival of the last segment notifies nothing, so this polls
@@ -248,35 +256,37 @@ async fn within<T>(
     timeout(limit, handshake).await.unwrap_or_else(|late| Err(WireError::Io(late.into())))
 }
 
-/// Returns the host connection that replaces an accepted socket, with its names and options.
+/// Returns the host connection that replaces an accepted socket, with its names and options. The
+/// mark is to be kept until the connection has been sent.
 pub(crate) async fn accepted(
     shared: &Arc<Shared>,
     socket: Theirs,
     namespace: u64,
     addresses: (SocketAddr, SocketAddr),
-) -> Result<OwnedFd, Reason> {
+) -> Result<(OwnedFd, Mark), Reason> {
     let socket = Arc::new(socket);
     let ends = local::ends(shared, socket.as_fd(), namespace, addresses)?;
     let flow = Flow { source: ends.remote.ip(), destination: ends.local };
-    let _waiting = shared.promises.wait_for(ends.cookie);
+    let turn = socket.turn().ok_or(Reason::Socket)?;
+    let _waiting = shared.promises.wait_for(ends.cookie, turn);
     let taken = match shared.connections.permit(flow) {
         Ok(_) => await_claim(shared, &socket, &ends).await,
         // Withdraw a promise that was made under another policy.
         Err(reason) => match give_up(shared, ends.cookie).await {
-            Some((connection, _)) => {
-                reset(connection);
+            Some(committed) => {
+                reset(committed.connection);
                 Err(reason)
             }
             None => Err(reason),
         },
     };
-    let (connection, origin) =
+    let Committed { connection, origin, mark } =
         taken.map_err(|reason| shared.connections.stay(ends.cookie, Stayed { namespace, flow }, reason))?;
     let furnished = furnish(shared, socket, (&ends, flow, namespace), &connection, origin).await;
     match furnished {
         Ok(()) => {
             shared.metrics.took(End::Server);
-            Ok(connection)
+            Ok((connection, mark))
         }
         // The client has the host connection already.
         Err(reason) => {
@@ -336,11 +346,7 @@ fn place(connection: &OwnedFd) -> Option<Place> {
     Some(Place::new(sockopt::socket_cookie(connection).ok()?, local, remote))
 }
 
-async fn await_claim(
-    shared: &Arc<Shared>,
-    socket: &Theirs,
-    ends: &Ends,
-) -> Result<(OwnedFd, Origin), Reason> {
+async fn await_claim(shared: &Arc<Shared>, socket: &Theirs, ends: &Ends) -> Result<Committed, Reason> {
     let patience = shared.loaded().config.patience();
     let host = shared.map().host_of(ends.remote.ip()).map(|host| host.router.ip());
     // The Ask was sent before the overlay's SYN, so it has arrived by now or is lost. Read it.
@@ -356,7 +362,7 @@ async fn await_claim(
         tokio::pin!(changed);
         changed.as_mut().enable();
         let until_late = match shared.promises.claim(ends.cookie, Some((ends.local, client))) {
-            Claim::Taken(connection, origin) => return Ok((connection, origin)),
+            Claim::Taken(committed) => return Ok(committed),
             // The task that keeps the promise has the timeout.
             Claim::Promised => {
                 reason = Reason::NotCommitted;
@@ -385,7 +391,7 @@ async fn until(moment: Option<Instant>) {
 
 /// Keeps a socket on the overlay if that is still possible. Returns the host connection if the
 /// socket was promised and the client has committed.
-async fn give_up(shared: &Arc<Shared>, cookie: u64) -> Option<(OwnedFd, Origin)> {
+async fn give_up(shared: &Arc<Shared>, cookie: u64) -> Option<Committed> {
     loop {
         let changed = shared.promises.changed();
         tokio::pin!(changed);
@@ -393,8 +399,8 @@ async fn give_up(shared: &Arc<Shared>, cookie: u64) -> Option<(OwnedFd, Origin)>
         if shared.promises.stay(cookie) {
             return None;
         }
-        if let Claim::Taken(connection, origin) = shared.promises.claim(cookie, None) {
-            return Some((connection, origin));
+        if let Claim::Taken(committed) = shared.promises.claim(cookie, None) {
+            return Some(committed);
         }
         // The task that keeps the promise decides without waiting.
         shared.promises.give_up(cookie);

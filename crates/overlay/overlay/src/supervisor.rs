@@ -14,11 +14,13 @@
 mod accept;
 mod address;
 mod connect;
+mod deadline;
 mod guarded;
 mod link;
 mod process;
 mod replace;
 mod rings;
+mod undelivered;
 mod workers;
 
 use std::collections::HashSet;
@@ -34,11 +36,11 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use shunt_sys::seccomp::{Listener, Notification, Watched};
 use shunt_sys::{Errno, daemonize, identity, limits, other, tcp};
 
-use accept::Strays;
 use address::Address;
 use connect::Pending;
 use link::Link;
 use rings::Rings;
+use undelivered::Undelivered;
 use workers::Workers;
 
 /// The calls that the filter reports.
@@ -67,7 +69,7 @@ const TICK: Duration = Duration::from_secs(1);
 pub(crate) struct Supervisor {
     link: Link,
     pending: Pending,
-    strays: Strays,
+    undelivered: Undelivered,
     /// The cookies of the listening sockets that the router knows.
     shown: Mutex<HashSet<u64>>,
     /// Set when the program may accept connections unseen: by an io_uring, or by a call for which
@@ -107,7 +109,7 @@ impl Supervisor {
         Supervisor {
             link: Link::new(router, guards),
             pending: Pending::default(),
-            strays: Strays::default(),
+            undelivered: Undelivered::default(),
             shown: Mutex::default(),
             is_blind: AtomicBool::new(false),
             rings: Arc::default(),
@@ -158,9 +160,9 @@ impl Supervisor {
     /// Runs the periodic work until the process ends.
     fn keep(&self) {
         loop {
-            std::thread::sleep(TICK);
+            self.link.await_suspicion(TICK);
             self.pending.forget_old();
-            self.strays.forget_old();
+            self.undelivered.forget_old();
             self.link.forget_old();
             if self.link.look_after() {
                 // The new router knows no listening sockets yet.
@@ -173,7 +175,7 @@ impl Supervisor {
         if self.guards(&call) {
             return;
         }
-        if !self.link.is_up() && self.strays.is_empty() {
+        if !self.link.is_up() && self.undelivered.is_empty() {
             call.proceed();
             return;
         }

@@ -3,71 +3,55 @@
 //! The supervisor accepts the connection itself and asks the router about it. It then gives the
 //! program the host connection (Take), the overlay connection (Stay), or resets it and waits for
 //! another (Deny).
+//!
+//! ```text
+//! accepted ──► asked ──► answered ──────────────► delivered, or reset
+//!                │                                    ▲
+//!                └► late ──► not promised ────────────┤
+//!                     └────► promised: parked ──► undelivered
+//! ```
+//!
+//! If the router is late, only a promised connection has to await it: its client may have the host
+//! connection already. It is *parked*, and the call accepts other connections meanwhile. When it is
+//! decided, the next call gets it, and a program that waits for the listening socket is woken
+//! (`undelivered`).
 
-use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{SocketFlags, accept_with};
+use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
 use shunt_sys::Errno;
 
 use super::address::{Address, Peer};
-use super::link::Received;
+use super::deadline::{Deadline, Wait};
+use super::link::{Conversation, Received};
 use super::process::{self, Signal};
 use super::replace::liken;
-use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now};
+use super::undelivered::Place;
+use super::{Call, NEVER, STACK, Supervisor, is_nonblocking, is_ready, is_ready_now};
 use crate::message::{Answer, Request};
 
-/// The time for which an undelivered connection is kept.
-const FORGOTTEN: Duration = Duration::from_secs(60);
 /// The time in which another thread that a signal has woken takes it, unless it gets no processor.
 const TAKEN: Duration = Duration::from_millis(2);
-/// The largest number of undelivered connections that are kept.
-const STRAYS: usize = 256;
-
-/// Connections that were accepted and could not be delivered, because their call had ended, by the
-/// cookies of their listening sockets. The next call gets them.
-#[derive(Debug, Default)]
-pub(super) struct Strays(Mutex<HashMap<u64, Vec<(Accepted, Instant)>>>);
 
 /// An accepted connection.
 #[derive(Debug)]
-struct Accepted {
-    socket: OwnedFd,
+pub(super) struct Accepted {
+    pub(super) socket: OwnedFd,
     peer: Peer,
 }
 
-impl Strays {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.lock().expect(NEVER).is_empty()
-    }
-
-    pub(super) fn forget_old(&self) {
-        self.0.lock().expect(NEVER).retain(|_, strays| {
-            strays.retain(|(_, since)| since.elapsed() < FORGOTTEN);
-            !strays.is_empty()
-        });
-    }
-
-    fn keep(&self, listener: u64, accepted: Accepted) {
-        let mut strays = self.0.lock().expect(NEVER);
-        if strays.values().map(Vec::len).sum::<usize>() < STRAYS {
-            strays.entry(listener).or_default().push((accepted, Instant::now()));
-        }
-    }
-
-    fn take(&self, listener: u64) -> Option<Accepted> {
-        let mut strays = self.0.lock().expect(NEVER);
-        let of_listener = strays.get_mut(&listener)?;
-        let accepted = (!of_listener.is_empty()).then(|| of_listener.remove(0).0);
-        if of_listener.is_empty() {
-            strays.remove(&listener);
-        }
-        accepted
-    }
+/// A promised connection that awaits the router's answer.
+#[derive(Debug)]
+pub(super) struct Parked {
+    accepted: Accepted,
+    place: Place,
+    /// `None` if the router could not be asked yet.
+    conversation: Option<Conversation>,
 }
 
 /// The flags of accept4, its fourth argument.
@@ -105,13 +89,13 @@ impl Supervisor {
     /// Handles accept on a socket that may accept connections of the overlay.
     pub(super) fn accept(self: &Arc<Supervisor>, call: Call, listener: OwnedFd, cookie: u64) {
         let Some(flags) = Flags::of(&call) else { return call.proceed() };
-        if let Some(stray) = self.strays.take(cookie) {
+        if let Some(stray) = self.undelivered.take(cookie) {
             return self.deliver(&call, stray, flags, cookie);
         }
         let accepting = Accepting { listener, cookie, flags };
         let listener = &accepting.listener;
         if is_nonblocking(listener) || is_ready_now(listener, PollFlags::IN) {
-            match attempt(listener, flags) {
+            match self.attempt(listener, flags) {
                 Ok(None) => self.wait_apart(&call, &accepting),
                 Ok(Some(accepted)) => self.settle(&call, &accepting, accepted),
                 Err(error) => call.answer(Err(error)),
@@ -139,8 +123,11 @@ impl Supervisor {
         let begun = Instant::now();
         let limit = sockopt::socket_timeout(listener, Timeout::Recv).ok().flatten();
         loop {
+            if let Some(decided) = self.undelivered.take(accepting.cookie) {
+                return self.deliver(call, decided, *flags, accepting.cookie);
+            }
             if is_nonblocking(listener) || is_ready(listener, PollFlags::IN) {
-                match attempt(listener, *flags) {
+                match self.attempt(listener, *flags) {
                     Ok(Some(accepted)) => {
                         if self.claim(call, accepting, accepted) {
                             return;
@@ -192,36 +179,87 @@ impl Supervisor {
     }
 
     /// Asks the router if a host connection replaces the accepted one, and delivers the result.
-    /// Returns `false` if the policy denies the connection, so that the call waits for another one.
-    fn claim(&self, call: &Call, accepting: &Accepting, mut accepted: Accepted) -> bool {
+    /// Returns `false` if the call is to wait for another connection: the policy denies this one,
+    /// or it is parked.
+    fn claim(self: &Arc<Supervisor>, call: &Call, accepting: &Accepting, accepted: Accepted) -> bool {
         let remote = accepted.peer.address;
-        if self.link.covers(remote.ip())
-            && let Some(local) = Address::of_socket(&accepted.socket)
-            && let Some(conversation) =
-                self.link.begin(&Request::Accepted { local, remote }, &accepted.socket)
-        {
-            match conversation.receive(|| true) {
-                Received::Answer(Answer::Take, Some(connection)) => {
-                    // The client has the host connection already, so an error here is ignored.
-                    let _ = liken(&accepted.socket, &connection);
-                    let overlay = std::mem::replace(&mut accepted.socket, connection);
-                    drop(conversation);
-                    // The close must not wait for the old peer to acknowledge, because the program
-                    // waits.
-                    let _ = sockopt::set_socket_linger(&overlay, None);
-                }
-                Received::Answer(Answer::Deny(_), _) => {
-                    drop(conversation);
-                    // Make the close a reset.
-                    let _ = sockopt::set_socket_linger(&accepted.socket, Some(Duration::ZERO));
-                    return false;
-                }
-                Received::Late => self.link.hang_up(),
-                _ => {}
-            }
+        let names = (Address::of_socket(&accepted.socket), sockopt::socket_cookie(&accepted.socket));
+        let (true, (Some(local), Ok(cookie))) = (self.link.covers(remote.ip()), names) else {
+            self.deliver(call, accepted, accepting.flags, accepting.cookie);
+            return true;
+        };
+        let may_be_promised = || self.link.may_be_promised(cookie);
+        if !self.link.answers() && !may_be_promised() {
+            self.deliver(call, accepted, accepting.flags, accepting.cookie);
+            return true;
         }
-        self.deliver(call, accepted, accepting.flags, accepting.cookie);
-        true
+        let request = Request::Accepted { local, remote };
+        let Some(conversation) = self.link.begin(&request, &accepted.socket, Wait::Accept) else {
+            if may_be_promised() {
+                self.park(accepting, local, accepted, None);
+                return false;
+            }
+            self.deliver(call, accepted, accepting.flags, accepting.cookie);
+            return true;
+        };
+        let mut received = conversation.receive(|| true);
+        if matches!(received, Received::Late) {
+            self.link.suspect();
+            // In this order: the router makes no promise from now on, or its mark is seen.
+            conversation.withdraw();
+            if may_be_promised() {
+                self.park(accepting, local, accepted, Some(conversation));
+                return false;
+            }
+            // The router removes a mark only after its answer.
+            received = conversation.receive(|| true);
+        }
+        match decide(accepted, conversation, received) {
+            Some(accepted) => {
+                self.deliver(call, accepted, accepting.flags, accepting.cookie);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Lets another thread await the router's answer about a promised connection. If there is no
+    /// thread, the call has to wait.
+    fn park(
+        self: &Arc<Supervisor>,
+        accepting: &Accepting,
+        local: SocketAddr,
+        accepted: Accepted,
+        conversation: Option<Conversation>,
+    ) {
+        let place = Place::new(&accepting.listener, accepting.cookie, local);
+        self.undelivered.park(Parked { accepted, place, conversation });
+        let supervisor = self.clone();
+        let thread = std::thread::Builder::new().stack_size(STACK);
+        if thread.spawn(move || supervisor.await_router()).is_err() {
+            self.await_router();
+        }
+    }
+
+    /// Awaits the router's answer about one parked connection.
+    fn await_router(&self) {
+        let Some(Parked { accepted, place, conversation }) = self.undelivered.next_parked() else { return };
+        let deadline = Deadline::after(self.link.limit(Wait::Promised));
+        let conversation = conversation.or_else(|| {
+            let (local, remote) = (Address::of_socket(&accepted.socket)?, accepted.peer.address);
+            self.link.begin(&Request::Accepted { local, remote }, &accepted.socket, Wait::Promised)
+        });
+        let decided = match conversation {
+            Some(mut conversation) => {
+                let received = conversation.receive_promised(deadline, || !has_bytes(&accepted.socket));
+                if matches!(received, Received::Late) {
+                    self.link.hang_up();
+                }
+                decide(accepted, conversation, received)
+            }
+            None => Some(accepted),
+        };
+        self.undelivered.decide(place, decided);
     }
 
     fn deliver(&self, call: &Call, accepted: Accepted, flags: Flags, cookie: u64) {
@@ -230,7 +268,7 @@ impl Supervisor {
                 // The kernel closes the connection in this case too.
                 return call.answer(Err(error));
             }
-            return self.strays.keep(cookie, accepted);
+            return self.undelivered.keep(cookie, accepted);
         }
         let id = call.notification.id;
         match call.listener.give(id, accepted.socket.as_fd(), flags.close_on_exec) {
@@ -240,25 +278,57 @@ impl Supervisor {
             }
             Err(error) => {
                 // The process has no free descriptor, or was killed.
-                self.strays.keep(cookie, accepted);
+                self.undelivered.keep(cookie, accepted);
                 call.answer(Err(error));
             }
         }
     }
+
+    /// Accepts a connection. Only one thread at a time polls and accepts, so that accept never
+    /// blocks. Returns `None` if another process was faster, or the connection was made to wake the
+    /// program.
+    fn attempt(&self, listener: &OwnedFd, flags: Flags) -> Result<Option<Accepted>, Errno> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().expect(NEVER);
+        if !is_nonblocking(listener) && !is_ready_now(listener, PollFlags::IN) {
+            return Ok(None);
+        }
+        let mut wanted = SocketFlags::CLOEXEC;
+        wanted.set(SocketFlags::NONBLOCK, flags.nonblocking);
+        let socket = accept_with(listener, wanted)?;
+        // The connection was reset meanwhile. The program could not have read its address either.
+        let peer = Peer::of(&socket).ok_or(Errno::CONNABORTED)?;
+        if self.undelivered.has_woken(peer.address) {
+            return Ok(None);
+        }
+        Ok(Some(Accepted { socket, peer }))
+    }
 }
 
-/// Accepts a connection. Only one thread at a time polls and accepts, so that accept never blocks.
-/// Returns `None` if another process was faster.
-fn attempt(listener: &OwnedFd, flags: Flags) -> Result<Option<Accepted>, Errno> {
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().expect(NEVER);
-    if !is_nonblocking(listener) && !is_ready_now(listener, PollFlags::IN) {
-        return Ok(None);
+/// Returns the connection that the program gets after an answer. Returns `None` if the policy
+/// denies it. Without an answer the connection stays on the overlay.
+fn decide(mut accepted: Accepted, conversation: Conversation, received: Received) -> Option<Accepted> {
+    match received {
+        Received::Answer(Answer::Take, Some(connection)) => {
+            // The client has the host connection already, so an error here is ignored.
+            let _ = liken(&accepted.socket, &connection);
+            let overlay = std::mem::replace(&mut accepted.socket, connection);
+            drop(conversation);
+            // The close must not wait for the old peer to acknowledge, because the program waits.
+            let _ = sockopt::set_socket_linger(&overlay, None);
+        }
+        Received::Answer(Answer::Deny(_), _) => {
+            drop(conversation);
+            // Make the close a reset.
+            let _ = sockopt::set_socket_linger(&accepted.socket, Some(Duration::ZERO));
+            return None;
+        }
+        _ => {}
     }
-    let mut wanted = SocketFlags::CLOEXEC;
-    wanted.set(SocketFlags::NONBLOCK, flags.nonblocking);
-    let socket = accept_with(listener, wanted)?;
-    // The connection was reset meanwhile. The program could not have read its address either.
-    let peer = Peer::of(&socket).ok_or(Errno::CONNABORTED)?;
-    Ok(Some(Accepted { socket, peer }))
+    Some(accepted)
+}
+
+/// Returns `true` if bytes have arrived. Then the client uses the overlay, whatever was promised.
+fn has_bytes(socket: &OwnedFd) -> bool {
+    recv(socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok_and(|(len, _)| len > 0)
 }

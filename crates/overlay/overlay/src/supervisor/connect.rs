@@ -25,7 +25,8 @@ use shunt_sys::tcp::Opener;
 use shunt_sys::{Errno, options, tcp};
 
 use super::address::Address;
-use super::link::{Conversation, GRACE, Received};
+use super::deadline::{Deadline, GRACE, Wait};
+use super::link::{Conversation, Received};
 use super::replace::Place;
 use super::rings::Rings;
 use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now, process};
@@ -81,12 +82,10 @@ impl Pending {
     pub(super) fn forget_old(&self) {
         let is_old = |_: &u64, attempt: &mut Attempt| attempt.begun.elapsed() >= FORGOTTEN;
         let old: Vec<_> = self.change(|attempts| attempts.extract_if(is_old).collect());
-        let begun = Instant::now();
-        for (_, attempt) in old {
-            // The drop of each attempt waits for the router. If it hangs, only the first ones wait.
-            if begun.elapsed() >= GRACE {
-                attempt.conversation.give_up();
-            }
+        // The drop of each attempt waits for the router. If that has stopped, only the first wait.
+        let deadline = Deadline::after(GRACE);
+        for (_, mut attempt) in old {
+            attempt.conversation.wait_until(deadline);
         }
     }
 
@@ -170,7 +169,8 @@ impl Supervisor {
     /// Asks the router if the peer would take the connection.
     fn ask(&self, call: &Call, socket: &OwnedFd, address: Address) -> Asked {
         let from = Address::of_socket(socket).map(|own| own.ip()).filter(|own| !own.is_unspecified());
-        let Some(conversation) = self.link.begin(&Request::Connect { to: address.to, from }, socket) else {
+        let request = Request::Connect { to: address.to, from };
+        let Some(conversation) = self.link.begin(&request, socket, Wait::Connect) else {
             return Asked::Stay;
         };
         match conversation.receive(|| call.waits()) {
@@ -242,9 +242,11 @@ fn see_through(call: &Call, mut attempt: Attempt, address: Address) {
             return;
         }
         if limit.is_some_and(|limit| attempt.begun.elapsed() >= limit) {
+            attempt.conversation.wait_anew();
             return attempt.leave(call, Some(Errno::INPROGRESS));
         }
         if process::has_signal(call.thread()) {
+            attempt.conversation.wait_anew();
             // The kernel finds the connect under way, and the signal interrupts the call.
             return attempt.leave(call, None);
         }
@@ -267,6 +269,7 @@ fn is_soon_there(call: &Call, attempt: &Attempt, hold: Duration) -> bool {
 /// Reports the result of the connect to the router, while the program waits. The router offers the
 /// connection while this thread looks for the program's descriptors.
 fn settle(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
+    attempt.conversation.wait_anew();
     if let Some(local) = Address::of_socket(&attempt.socket) {
         attempt.conversation.send(&Request::Begun { local, waits: true }, None);
     }
@@ -305,6 +308,7 @@ impl Drop for Nonblocking<'_> {
 /// Replaces the socket, if possible, when the program asks for the result. Then the kernel makes
 /// the call, on whichever socket the descriptor refers to now.
 fn seize(call: &Call, mut attempt: Attempt) {
+    attempt.conversation.wait_anew();
     let replaced = replace(call, &mut attempt);
     attempt.leave(call, replaced.err());
 }

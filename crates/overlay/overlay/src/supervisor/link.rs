@@ -1,28 +1,27 @@
 //! The supervisor's end of its conversations with the router. One connection to the router stays
 //! open; each connect and each accept has a separate conversation. Any process may listen at the
-//! router's path, so every wait for it has a timeout.
+//! router's path, and a router can be stopped, so every wait for it has a [`Deadline`].
+//!
+//! A router that is late is *suspected*: the keeper's thread checks it with a Hello. If that is not
+//! answered, the router *rests* until one is. Meanwhile connect does not ask it, and accept asks it
+//! only about connections that may be promised.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socket_with};
 use shunt_sys::{Errno, seqpacket};
 
 use super::NEVER;
+use super::deadline::{Deadline, GRACE, Wait};
+use crate::marks;
 use crate::message::{self, Answer, MessageError, Request, VERSION, Welcome};
-
-/// The time beyond the router's own limits that is allowed for on a busy machine.
-pub(super) const GRACE: Duration = Duration::from_millis(500);
-
-/// The further time that an accepted connection waits for a router that does not answer. Its answer
-/// may be the only way to the connection.
-const ACCEPTED: Duration = Duration::from_secs(10);
 
 /// The number of idle conversations that are kept for the next connections.
 const KEPT: usize = 4;
@@ -39,8 +38,12 @@ pub(crate) struct Link {
     kept: Arc<Kept>,
     /// The connection that stays open.
     standing: Mutex<Option<Standing>>,
-    /// The router has not answered in time, so connects of the program do not wait for it.
+    /// The router has not answered in time, so calls do not wait for it.
     rests: AtomicBool,
+    /// A call has found the router late, and the keeper is to check it now.
+    is_suspected: Mutex<bool>,
+    /// Notified when the router is suspected.
+    suspicion: Condvar,
 }
 
 /// Idle conversations, each with the time at which it became idle.
@@ -50,6 +53,8 @@ type Kept = Mutex<Vec<(OwnedFd, Instant)>>;
 struct Standing {
     socket: OwnedFd,
     welcome: Welcome,
+    /// The marks of promised connections. Without them every connection counts as promised.
+    marks: Option<OwnedFd>,
 }
 
 impl Link {
@@ -65,8 +70,10 @@ impl Link {
             kept: Arc::default(),
             standing: Mutex::new(None),
             rests: AtomicBool::new(false),
+            is_suspected: Mutex::new(false),
+            suspicion: Condvar::new(),
         };
-        *link.standing() = link.greet();
+        *link.standing() = link.greet(GRACE);
         link
     }
 
@@ -79,15 +86,37 @@ impl Link {
         self.standing().as_ref().is_some_and(|it| it.welcome.prefixes.iter().any(|it| it.contains(&address)))
     }
 
-    /// Returns `true` if the router is expected to answer about connects.
+    /// Returns `true` if the router is expected to answer.
     pub(super) fn answers(&self) -> bool {
         !self.rests.load(Relaxed)
     }
 
-    /// Stops asking the router about connects for a while. Its promises to the program's listening
-    /// sockets remain valid, so accepted connections are still shown to it.
+    /// Stops asking the router until it has been checked. Its promises to the program's listening
+    /// sockets remain valid.
     pub(super) fn let_rest(&self) {
         self.rests.store(true, Relaxed);
+        self.suspect();
+    }
+
+    /// Lets the keeper check the router now.
+    pub(super) fn suspect(&self) {
+        *self.is_suspected.lock().expect(NEVER) = true;
+        self.suspicion.notify_one();
+    }
+
+    /// Waits until the router is suspected, or for `limit`.
+    pub(super) fn await_suspicion(&self, limit: Duration) {
+        let suspected = self.is_suspected.lock().expect(NEVER);
+        let waited = self.suspicion.wait_timeout_while(suspected, limit, |is_suspected| !*is_suspected);
+        drop(waited.expect(NEVER));
+    }
+
+    /// Returns `true` if the router may have promised the host connection of an accepted socket. A
+    /// router that has ended has no promises.
+    pub(super) fn may_be_promised(&self, cookie: u64) -> bool {
+        let standing = self.standing();
+        let marks = standing.as_ref().map(|it| it.marks.as_ref());
+        marks.is_some_and(|marks| marks.is_none_or(|marks| marks::may_be_marked(marks.as_fd(), cookie)))
     }
 
     /// Returns the time that connect waits for a non-blocking program.
@@ -102,15 +131,18 @@ impl Link {
         let stands = self.standing().as_ref().is_some_and(|it| {
             matches!(message::receive::<Answer>(&it.socket), Err(MessageError::Kernel(Errno::AGAIN)))
         });
+        let is_suspected = std::mem::take(&mut *self.is_suspected.lock().expect(NEVER));
         if stands {
-            if !self.answers() && self.greet().is_some() {
-                self.rests.store(false, Relaxed);
+            if is_suspected || !self.answers() {
+                // While the router rests, no call waits for the result.
+                let limit = if self.answers() { self.limit(Wait::Connect) } else { GRACE };
+                self.rests.store(self.greet(limit).is_none(), Relaxed);
             }
             return false;
         }
         // The router has ended, or it sent a message that it should not send unasked.
         self.hang_up();
-        let standing = self.greet();
+        let standing = self.greet(GRACE);
         let is_there = standing.is_some();
         self.rests.store(false, Relaxed);
         *self.standing() = standing;
@@ -138,24 +170,20 @@ impl Link {
     }
 
     /// Begins a conversation about one connection. Returns `None` if there is no router.
-    pub(super) fn begin(&self, request: &Request, shown: &OwnedFd) -> Option<Conversation> {
-        let (ask, patience) = {
-            let standing = self.standing();
-            let welcome = &standing.as_ref()?.welcome;
-            (Duration::from_millis(welcome.ask_ms), Duration::from_millis(welcome.patience_ms))
-        };
-        // The router dials and asks, or it promises and waits, or the other router waits for that.
-        let limit = 2 * (ask + patience) + 2 * GRACE;
-        // The client may have the host connection already. Then only an answer of the router is
-        // right.
-        let limit = if matches!(request, Request::Accepted { .. }) { limit + ACCEPTED } else { limit };
+    pub(super) fn begin(&self, request: &Request, shown: &OwnedFd, wait: Wait) -> Option<Conversation> {
+        if !self.is_up() {
+            return None;
+        }
+        let limit = self.limit(wait);
+        let deadline = Deadline::after(limit);
         loop {
             let kept = self.kept().pop().map(|(socket, _)| socket);
             let is_kept = kept.is_some();
-            let socket = kept.or_else(|| self.dial())?;
+            let socket = kept.or_else(|| self.dial(deadline))?;
             let conversation = Conversation {
                 socket: Some(socket),
                 limit,
+                deadline,
                 is_over: AtomicBool::new(false),
                 is_late: AtomicBool::new(false),
                 kept: self.kept.clone(),
@@ -176,13 +204,17 @@ impl Link {
         self.kept().clear();
     }
 
-    fn dial(&self) -> Option<OwnedFd> {
-        let deadline = Instant::now() + GRACE;
+    /// Returns the longest time of a wait for the router.
+    pub(super) fn limit(&self, wait: Wait) -> Duration {
+        self.standing().as_ref().map_or(Duration::ZERO, |it| wait.limit(&it.welcome))
+    }
+
+    fn dial(&self, deadline: Deadline) -> Option<OwnedFd> {
         loop {
             match seqpacket::connect(self.router.as_os_str().as_bytes()) {
                 // The router's backlog is full, because many connections began together. It will
                 // empty.
-                Err(Errno::AGAIN) if Instant::now() < deadline => {
+                Err(Errno::AGAIN) if !deadline.has_passed() => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 dialled => return dialled.ok(),
@@ -190,8 +222,9 @@ impl Link {
         }
     }
 
-    fn greet(&self) -> Option<Standing> {
-        let socket = self.dial()?;
+    fn greet(&self, limit: Duration) -> Option<Standing> {
+        let deadline = Deadline::after(limit);
+        let socket = self.dial(deadline)?;
         let shown = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).ok()?;
         message::send(
             &socket,
@@ -199,9 +232,9 @@ impl Link {
             Some(shown.as_fd()),
         )
         .ok()?;
-        match receive(&socket, GRACE, || true) {
-            Received::Answer(Answer::Welcome(welcome), _) if welcome.is_sound() => {
-                Some(Standing { socket, welcome })
+        match receive(&socket, deadline, || true) {
+            Received::Answer(Answer::Welcome(welcome), marks) if welcome.is_sound() => {
+                Some(Standing { socket, welcome, marks })
             }
             _ => None,
         }
@@ -233,7 +266,10 @@ pub(super) enum Received {
 pub(super) struct Conversation {
     /// `None` only at the end.
     socket: Option<OwnedFd>,
+    /// The longest time of each wait.
     limit: Duration,
+    /// The end of the present wait.
+    deadline: Deadline,
     /// The router has sent its last answer.
     is_over: AtomicBool,
     /// The router has not answered in time.
@@ -252,7 +288,7 @@ impl Conversation {
     /// Waits for the answer, as long as `goes_on` returns `true`.
     pub(super) fn receive(&self, goes_on: impl Fn() -> bool) -> Received {
         let Some(socket) = &self.socket else { return Received::Nothing };
-        let received = receive(socket, self.limit, goes_on);
+        let received = receive(socket, self.deadline, goes_on);
         match received {
             Received::Answer(Answer::Commit(_) | Answer::Take | Answer::Stay | Answer::Deny(_), _) => {
                 self.is_over.store(true, Relaxed);
@@ -263,9 +299,30 @@ impl Conversation {
         received
     }
 
-    /// Makes the drop not wait for the router.
-    pub(super) fn give_up(&self) {
-        self.is_late.store(true, Relaxed);
+    /// Gives the next wait of the call its full time: the kernel has connected meanwhile, or it is
+    /// another call.
+    pub(super) fn wait_anew(&mut self) {
+        self.deadline = Deadline::after(self.limit);
+    }
+
+    /// Replaces the end of the present wait.
+    pub(super) fn wait_until(&mut self, deadline: Deadline) {
+        self.deadline = deadline;
+    }
+
+    /// Ends the question without ending the conversation. From now on the router makes no promise
+    /// about its connection. An answer may still arrive.
+    pub(super) fn withdraw(&self) {
+        if let Some(socket) = &self.socket {
+            let _ = shutdown(socket, Shutdown::Write);
+        }
+    }
+
+    /// Waits for an answer that is pending after [`Conversation::withdraw`].
+    pub(super) fn receive_promised(&mut self, deadline: Deadline, goes_on: impl Fn() -> bool) -> Received {
+        self.deadline = deadline;
+        self.is_late.store(false, Relaxed);
+        self.receive(goes_on)
     }
 
     /// Ends the conversation. Returns `true` if it can be used for another connection.
@@ -274,11 +331,8 @@ impl Conversation {
             return false;
         }
         // Another process at the router's path could send answers without an end.
-        let deadline = Instant::now() + GRACE;
-        while let left = deadline.saturating_duration_since(Instant::now())
-            && !left.is_zero()
-        {
-            match receive(socket, left, || true) {
+        while !self.deadline.has_passed() {
+            match receive(socket, self.deadline, || true) {
                 Received::Answer(Answer::Done, _) => return true,
                 Received::Answer(..) => {}
                 Received::Nothing | Received::Late => return false,
@@ -301,9 +355,8 @@ impl Drop for Conversation {
     }
 }
 
-fn receive(socket: &OwnedFd, limit: Duration, goes_on: impl Fn() -> bool) -> Received {
-    const SLICE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    let deadline = Instant::now() + limit;
+fn receive(socket: &OwnedFd, deadline: Deadline, goes_on: impl Fn() -> bool) -> Received {
+    const SLICE: Duration = Duration::from_millis(100);
     loop {
         match message::receive(socket) {
             Ok((answer, descriptor)) => return Received::Answer(answer, descriptor),
@@ -313,11 +366,13 @@ fn receive(socket: &OwnedFd, limit: Duration, goes_on: impl Fn() -> bool) -> Rec
         if !goes_on() {
             return Received::Nothing;
         }
-        if Instant::now() >= deadline {
+        let slice = deadline.left().min(SLICE);
+        if slice.is_zero() {
             return Received::Late;
         }
+        let slice = Timespec { tv_sec: 0, tv_nsec: slice.subsec_nanos().into() };
         // EINTR counts as the end of the interval.
-        let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&SLICE));
+        let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&slice));
     }
 }
 
@@ -356,6 +411,7 @@ mod tests {
         drop(Conversation {
             socket: Some(own),
             limit: GRACE,
+            deadline: Deadline::after(GRACE),
             is_over: AtomicBool::new(true),
             is_late: AtomicBool::new(false),
             kept: kept.clone(),
