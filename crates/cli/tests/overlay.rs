@@ -710,3 +710,42 @@ print('ok')
     assert_eq!(lab.paths(A, "client"), (40, serde_json::json!({})));
     lab::await_until(|| lab.status(A)["now"]["connections"]["client"] == 0, || lab.status(A).to_string());
 }
+
+/// A port of the host is busy for a minute after its connection (TIME_WAIT), for each port of the
+/// other router. The kernel has so few in this test that one port of the router does not suffice.
+#[test]
+fn a_host_that_has_no_free_port_reports_that_and_uses_all_ports_of_the_router() {
+    const CONNECTIONS: u64 = 60;
+    const CONNECT: &str = "
+import socket, sys
+for number in range(int(sys.argv[1])):
+    with socket.create_connection(('10.50.2.2', 9000)) as s:
+        s.sendall(b'name 5\\n12345')
+        answer = b''
+        while not answer.endswith(b'12345'):
+            part = s.recv(1000)
+            assert part, 'it has ended'
+            answer += part
+print('ok')
+";
+    for (ports, moves_all) in [(1, false), (4, true)] {
+        let mut lab = Lab::build();
+        lab.ports = ports;
+        lab.hosts[A]
+            .net
+            .inside(|| fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40019").unwrap());
+        lab.start(A);
+        lab.start(B);
+        serve_go(&mut lab, true, "tcp4");
+        let mut client = lab.command(A, true, "python3");
+        let output = lab.output(A, client.args(["-c", CONNECT, &CONNECTIONS.to_string()]));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
+        let (moved, stayed) = lab.paths(A, "client");
+        if moves_all {
+            assert_eq!((moved, stayed), (CONNECTIONS, serde_json::json!({})));
+        } else {
+            assert!((10..=20).contains(&moved), "{moved} {stayed}");
+            assert_eq!(stayed, serde_json::json!({ "ports": CONNECTIONS - moved }));
+        }
+    }
+}

@@ -61,6 +61,8 @@ pub(crate) struct Lab {
     pub(crate) prefixes: String,
     /// The addresses of the routers.
     pub(crate) routers: [&'static str; 2],
+    /// The number of each router's ports.
+    pub(crate) ports: u16,
     /// How long a non-blocking connect is held.
     pub(crate) hold_ms: u32,
     /// Whether brief connections are moved too, although moving them does not pay. Most tests have
@@ -114,6 +116,7 @@ impl Lab {
             patience_ms: 5000,
             prefixes: "'10.50.0.0/16'".to_owned(),
             routers: ["192.168.77.1:7450", "192.168.77.2:7450"],
+            ports: 1,
             hold_ms: 5000,
             moves_brief: true,
             configuration: String::new(),
@@ -187,9 +190,10 @@ impl Lab {
         let text = format!(
             "name = '{name}'\nkey = '{key}'\nprefixes = [{prefixes}]\nask-ms = {patience}\npatience-ms = {patience}\nhold-ms = {hold}\n\
              socket = '{socket}'\ncontrol = '{control}'\nmove-brief = {brief}\n{more}\n\
-             [[host]]\nname = 'a'\naddress = '{at_a}'\ncontainers = [{a}]\n\
-             [[host]]\nname = 'b'\naddress = '{at_b}'\ncontainers = [{b}]\n",
+             [[host]]\nname = 'a'\naddress = '{at_a}'\nports = {ports}\ncontainers = [{a}]\n\
+             [[host]]\nname = 'b'\naddress = '{at_b}'\nports = {ports}\ncontainers = [{b}]\n",
             prefixes = self.prefixes,
+            ports = self.ports,
             at_a = self.routers[A],
             at_b = self.routers[B],
             a = self.containers[A],

@@ -4,6 +4,7 @@
 
 use shunt_kernel::names::{self, Named};
 
+use crate::config::Host;
 use crate::connections::{Connection, Place};
 use crate::metrics::End;
 use crate::options::Options;
@@ -23,9 +24,8 @@ pub(crate) fn connections(shared: &Shared) {
 /// Describes a named socket as a connection. Returns `None` if it is not this overlay's.
 fn of(shared: &Shared, Named { socket, local, remote }: Named) -> Option<Connection> {
     let loaded = shared.loaded();
-    let router = loaded.host().address;
-    let mut routers = loaded.config.hosts.iter().map(|host| host.address);
-    let (end, client, server) = if socket.local == router {
+    let mut routers = loaded.config.hosts.iter().flat_map(Host::addresses);
+    let (end, client, server) = if loaded.host().addresses().any(|own| own == socket.local) {
         (End::Server, remote, local)
     } else if routers.any(|router| router == socket.remote) {
         (End::Client, local, remote)

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use rustix::net::sockopt;
@@ -19,9 +20,11 @@ use tokio::time::timeout;
 use crate::account;
 use crate::blocking_pool::Theirs;
 use crate::channel::{Channel, watch};
+use crate::config::addresses;
 use crate::connections::{Connection, Place, Stayed};
 use crate::enforce;
 use crate::local::{self, Ends, written};
+use crate::map::Known;
 use crate::message::{Answer, MessageError, Request};
 use crate::metrics::End;
 use crate::options::Options;
@@ -124,11 +127,10 @@ async fn make(
         return Err(Reason::Busy);
     }
     let loaded = shared.loaded();
-    let host = shared.map().host_of(destination.ip()).ok_or(Reason::UnknownHost)?;
-    if host.name == loaded.config.name {
+    let known = shared.map().host_of(destination.ip()).ok_or(Reason::UnknownHost)?;
+    if known.name == loaded.config.name {
         return Err(Reason::SameHost);
     }
-    let router = host.router;
     if !loaded.config.move_brief
         && shared.expected_gain.is_brief((namespace, destination), &shared.connections)
     {
@@ -139,7 +141,7 @@ async fn make(
     if domain == Domain::IPV4 && own.is_ipv6() {
         return Err(Reason::Family);
     }
-    let mut asked = shared.peers.ask(router, Ask { destination, source }).await?;
+    let mut asked = shared.peers.ask(known.router, Ask { destination, source }).await?;
     let is_remembered = asked.is_remembered();
     if !is_remembered {
         asked.answer().await?;
@@ -149,8 +151,8 @@ async fn make(
     channel.send(&Answer::Go, None).map_err(|_| Reason::NotConnected)?;
     let open = async {
         let host = account::socket(shared, channel, domain).await.map_err(|_| Reason::Failed)?;
-        let dialled = timeout(loaded.config.ask(), dial(host, domain, own, router)).await;
-        dialled.ok().and_then(Result::ok).ok_or(Reason::RouterSilent)
+        let dialled = timeout(loaded.config.ask(), dial(host, domain, own, &known)).await;
+        dialled.unwrap_or(Err(Reason::RouterSilent))
     };
     // The host connection and the overlay connection are made concurrently.
     let (stream, (local, waits)) = tokio::try_join!(open, connected(channel, &socket))?;
@@ -268,20 +270,37 @@ fn any(family: SocketAddr) -> IpAddr {
 }
 
 /// Connects a socket of the program's family to another router.
-async fn dial(socket: Socket, domain: Domain, own: IpAddr, router: SocketAddr) -> std::io::Result<TcpStream> {
-    socket.set_tcp_nodelay(true)?;
-    options::choose_port_late(&socket)?;
-    socket.bind(&written(SocketAddr::new(own, 0), domain).into())?;
-    match socket.connect(&written(router, domain).into()) {
-        Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => return Err(error),
-        _ => {}
+async fn dial(socket: Socket, domain: Domain, own: IpAddr, host: &Known) -> Result<TcpStream, Reason> {
+    begin(&socket, domain, own, host)?;
+    let stream = TcpStream::from_std(socket.into()).map_err(|_| Reason::Failed)?;
+    let connected = async {
+        stream.writable().await?;
+        stream.take_error()?.map_or(Ok(()), Err)
+    };
+    connected.await.map_err(|_: std::io::Error| Reason::RouterSilent)?;
+    Ok(stream)
+}
+
+/// Begins to connect a socket to another router. The calls use its ports in turn. If the kernel has
+/// no free local port for one of them, the next one is tried.
+fn begin(socket: &Socket, domain: Domain, own: IpAddr, host: &Known) -> Result<(), Reason> {
+    static TURN: AtomicUsize = AtomicUsize::new(0);
+    let bound = socket
+        .set_tcp_nodelay(true)
+        .and_then(|()| Ok(options::choose_port_late(socket)?))
+        .and_then(|()| socket.bind(&written(SocketAddr::new(own, 0), domain).into()));
+    bound.map_err(|_| Reason::Failed)?;
+    let routers: Vec<SocketAddr> = addresses(host.router, host.ports).collect();
+    let first = TURN.fetch_add(1, Relaxed) % routers.len();
+    for router in routers.iter().cycle().skip(first).take(routers.len()) {
+        let begun = socket.connect(&written(*router, domain).into());
+        match begun.map_err(|error| Errno::from_io_error(&error)) {
+            Ok(()) | Err(Some(Errno::INPROGRESS)) => return Ok(()),
+            Err(Some(Errno::ADDRNOTAVAIL)) => {}
+            Err(_) => return Err(Reason::RouterSilent),
+        }
     }
-    let stream = TcpStream::from_std(socket.into())?;
-    stream.writable().await?;
-    match stream.take_error()? {
-        Some(error) => Err(error),
-        None => Ok(stream),
-    }
+    Err(Reason::Ports)
 }
 
 /// Waits until the overlay connection is established or has failed. Returns its local address, and

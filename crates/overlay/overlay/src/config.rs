@@ -116,6 +116,11 @@ pub(crate) struct Host {
     pub(crate) name: String,
     /// The host's own address, and the port of its router.
     pub(crate) address: SocketAddr,
+    /// The number of ports on which its router accepts host connections: the one of the address, and
+    /// those that follow it. Each gives another host as many connections as that has ephemeral
+    /// ports.
+    #[serde(default = "default_ports")]
+    pub(crate) ports: u16,
     /// The overlay addresses of its containers.
     #[serde(deserialize_with = "prefixes")]
     pub(crate) containers: Vec<IpNet>,
@@ -175,6 +180,7 @@ impl Loaded {
             ("hold-ms", old.hold_ms != new.hold_ms),
             ("etcd", old.etcd != new.etcd),
             ("this host's address", self.host().address != read.host().address),
+            ("this host's ports", self.host().ports != read.host().ports),
         ];
         let kept: Vec<_> =
             differs.into_iter().filter_map(|(name, differs)| differs.then_some(name)).collect();
@@ -251,12 +257,22 @@ impl Etcd {
 }
 
 impl Host {
+    /// Returns the addresses at which its router accepts host connections.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        addresses(self.address, self.ports)
+    }
+
     fn check(&self, prefixes: &[IpNet]) -> Result<(), String> {
-        let Host { name, address, containers } = self;
+        let Host { name, address, ports, containers } = self;
         if address.ip().is_unspecified() || address.ip().is_loopback() || address.port() == 0 {
             return Err(format!(
                 "host {name:?}: {address} cannot be reached from other hosts: say its address and a port, as in \
                  192.168.0.1:7450"
+            ));
+        }
+        if !(1..=MAX_PORTS).contains(ports) || address.port().checked_add(ports - 1).is_none() {
+            return Err(format!(
+                "host {name:?}: ports = {ports}: say a number from 1 to {MAX_PORTS}; the last port is 65535"
             ));
         }
         if matches!(address, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() || v6.ip().to_ipv4_mapped().is_some())
@@ -302,6 +318,11 @@ impl Host {
     }
 }
 
+/// Returns the address of a router, and those with the ports that follow.
+pub(crate) fn addresses(router: SocketAddr, ports: u16) -> impl Iterator<Item = SocketAddr> {
+    (0..ports).map(move |at| SocketAddr::new(router.ip(), router.port().saturating_add(at)))
+}
+
 /// Parses prefixes such as 10.50.0.0/16, and single addresses.
 fn prefixes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;
@@ -326,6 +347,7 @@ fn prefixes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D:
 }
 
 pub(crate) const MAX_MS: u64 = 10_000;
+const MAX_PORTS: u16 = 64;
 const MAX_LEASE_S: u64 = 3_600;
 
 fn default_prefix() -> String {
@@ -346,6 +368,10 @@ fn default_control() -> PathBuf {
 
 fn default_secure() -> bool {
     true
+}
+
+fn default_ports() -> u16 {
+    1
 }
 
 fn default_ask() -> u64 {

@@ -145,8 +145,8 @@ async fn converse(
                     }
                 }
             }
-            // The supervisor sent it while the answer was on its way.
-            (Request::Done, None) => {}
+            // The supervisor sent it while the answer was on its way, which has ended the turn.
+            (Request::Begun { .. } | Request::Moment | Request::Done, None) => {}
             // Another version, or an invalid message.
             _ => return Ok(()),
         }

@@ -19,6 +19,8 @@ pub(crate) struct Map {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     router: SocketAddr,
+    /// The number of its ports. A router that is only published has one.
+    ports: u16,
     containers: Vec<IpNet>,
 }
 
@@ -36,12 +38,14 @@ pub(crate) struct Published {
 pub(crate) struct Known {
     pub(crate) name: String,
     pub(crate) router: SocketAddr,
+    pub(crate) ports: u16,
 }
 
 impl Map {
     pub(crate) fn new(config: &Config, published: &Published) -> Map {
         let of_file = config.hosts.iter().map(|host| {
-            let place = Place { router: host.address, containers: host.containers.clone() };
+            let place =
+                Place { router: host.address, ports: host.ports, containers: host.containers.clone() };
             (host.name.clone(), place)
         });
         let mut hosts: BTreeMap<_, _> = of_file.collect();
@@ -53,10 +57,11 @@ impl Map {
             if *name == config.name || is_taken || is_other_family {
                 continue;
             }
-            hosts
-                .entry(name.clone())
-                .and_modify(|place| place.router = *router)
-                .or_insert_with(|| Place { router: *router, containers: Vec::new() });
+            hosts.entry(name.clone()).and_modify(|place| place.router = *router).or_insert_with(|| Place {
+                router: *router,
+                ports: 1,
+                containers: Vec::new(),
+            });
         }
         Map { hosts, containers: published.containers.clone() }
     }
@@ -66,7 +71,7 @@ impl Map {
         let has = |place: &Place| place.containers.iter().any(|prefix| prefix.contains(&container));
         let published = self.containers.get(&container).and_then(|name| self.hosts.get_key_value(name));
         let found = published.or_else(|| self.hosts.iter().find(|(_, place)| has(place)));
-        found.map(|(name, place)| Known { name: name.clone(), router: place.router })
+        found.map(|(name, place)| Known { name: name.clone(), router: place.router, ports: place.ports })
     }
 
     /// Returns `true` if a router has that address.

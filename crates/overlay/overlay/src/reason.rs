@@ -72,6 +72,7 @@ reasons! {
     Dropped = 21, "dropped", "The policy of one of the hosts forbids it, and says nothing.";
     PacketPolicy = 22, "packet-policy", "A rule of the policy of one of the hosts wants its packets to be seen.";
     Family = 23, "family", "The hosts' addresses are of IPv6, and a program's socket is of IPv4.";
+    Ports = 25, "ports", "This host has no free port for another connection to that host's router.";
     Brief = 24, "brief", "Connections from there to that place have lately been over before moving them had paid.";
 }
 
@@ -102,6 +103,9 @@ impl Reason {
             }
             Reason::Family => {
                 "Have the program use an IPv6 socket, or give the hosts IPv4 addresses in the configuration."
+            }
+            Reason::Ports => {
+                "Set `ports` of that [[host]] in the configuration of every router, or widen this host's net.ipv4.ip_local_port_range."
             }
             Reason::Brief => {
                 "Have the program keep its connections (keep-alive, a pool); `move-brief = true` in the configuration moves such ones all the same."

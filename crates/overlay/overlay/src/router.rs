@@ -18,6 +18,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use crate::blocking_pool::elsewhere;
 use crate::config::{ConfigError, Loaded};
@@ -85,8 +86,8 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
         return Err(Error::Filtered);
     }
     let guard = loaded.config.secure.then(|| Guard::new(&names)).transpose().map_err(Error::Secure)?;
-    let address = loaded.host().address;
-    let listener = listen(address).map_err(listening(address))?;
+    let listen_at = |address| listen(address).map_err(listening(address));
+    let listeners = loaded.host().addresses().map(listen_at).collect::<Result<Vec<_>, _>>()?;
     let page = match loaded.config.metrics {
         Some(address) => Some(TcpListener::bind(address).await.map_err(listening(address))?),
         None => None,
@@ -107,7 +108,7 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
         () = control.serve(sender) => {}
         () = answer(&shared, &mut asked) => {}
         () = sweep(&shared) => {}
-        () = server::serve(shared.clone(), listener) => {}
+        () = serve_others(&shared, listeners) => {}
         () = reload(&shared, path, hangup) => {}
         () = discover(&shared) => {}
         () = serve_page(&shared, page) => {}
@@ -182,6 +183,13 @@ async fn serve_page(shared: &Arc<Shared>, page: Option<TcpListener>) {
         Some(listener) => serve_metrics(|| shared.metrics.text(shared), listener).await,
         None => std::future::pending().await,
     }
+}
+
+/// Accepts connections of other routers until this one ends.
+async fn serve_others(shared: &Arc<Shared>, listeners: Vec<TcpListener>) {
+    let mut serving: JoinSet<()> =
+        listeners.into_iter().map(|listener| server::serve(shared.clone(), listener)).collect();
+    while serving.join_next().await.is_some() {}
 }
 
 /// Runs the discovery by etcd, if it is configured, until the router ends.
