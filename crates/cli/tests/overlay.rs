@@ -749,3 +749,58 @@ print('ok')
         }
     }
 }
+
+/// The servers run on while their host's router is replaced. They get connections of the host
+/// network as soon as the new router is ready, whether they wait in accept or for events.
+#[test]
+fn listening_sockets_are_known_to_the_next_router_before_it_is_ready() {
+    const SERVE: &str = "
+import socket
+listener = socket.create_server(('', 9001))
+print('listening', flush=True)
+while True:
+    with listener.accept()[0] as connection:
+        connection.sendall(connection.recv(1000))
+";
+    const CONNECT: &str = "
+import socket
+for request in [b'name 5\\n12345', b'one']:
+    port = 9001 if request == b'one' else 9000
+    with socket.create_connection(('10.50.2.2', port)) as s:
+        s.sendall(request)
+        answer = b''
+        while not answer.endswith(request[-3:]):
+            part = s.recv(1000)
+            assert part, 'it has ended'
+            answer += part
+print('ok')
+";
+    let mut lab = Lab::with_routers();
+    serve_go(&mut lab, true, "tcp4");
+    let mut python = lab.command(B, true, "python3");
+    lab.launch(B, python.args(["-c", SERVE]), "listening");
+    let connect = |lab: &Lab| {
+        let mut client = lab.command(A, true, "python3");
+        let output = lab.output(A, client.args(["-c", CONNECT]));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
+    };
+    for (round, host) in [B, B, A].into_iter().enumerate() {
+        connect(&lab);
+        let record = lab.control(host).with_extension("supervisors");
+        let recorded = || fs::read(&record).ok().and_then(|it| serde_json::from_slice::<Vec<u32>>(&it).ok());
+        let servers = if host == B { 2 } else { 0 };
+        lab::await_until(|| recorded().is_some_and(|it| it.len() == servers), || format!("{:?}", recorded()));
+        let starts = lab.log(host).matches("the router serves").count();
+        lab.kill(host);
+        lab.start(host);
+        lab::await_until(|| lab.log(host).matches("the router serves").count() > starts, || lab.log(host));
+        let has_lines = || {
+            let up = |at: usize, router: &str| lab.status(at)["now"]["lines"]["to"][router] == true;
+            up(A, lab.routers[B]) && up(B, lab.routers[A])
+        };
+        lab::await_until(has_lines, || lab.status(A).to_string());
+        assert_eq!(lab.status(B)["now"]["listeners"], 2, "{round}");
+        connect(&lab);
+        assert_eq!(lab.paths(A, "client").1, serde_json::json!({}), "{round}");
+    }
+}

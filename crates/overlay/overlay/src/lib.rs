@@ -54,6 +54,7 @@ mod quotas;
 mod reason;
 mod registry;
 mod request;
+mod resume;
 mod router;
 mod secure;
 mod server;

@@ -19,6 +19,7 @@ use crate::metrics::End;
 use crate::options::Options;
 use crate::quotas::Share;
 use crate::reason::Reason;
+use crate::registry::Process;
 use crate::shared::Shared;
 use crate::{admit, client, server};
 
@@ -111,14 +112,14 @@ async fn converse(
                     false => Ok(channel.send(&Answer::Open, None)?),
                 };
             }
-            (Request::Hello { version: VERSION, guards }, Some(shown)) => {
+            (Request::Hello { version: VERSION, guards, listeners }, Some(shown)) => {
                 if shared.guard.is_some() && !guards {
                     tracing::debug!("a program is not under the filter, though its supervisor is the host's");
                     return Ok(());
                 }
                 // A supervisor that stays connected is counted as a supervisor instead.
                 drop(share);
-                return attend(&shared, &channel, namespace, shown).await;
+                return attend(&shared, &channel, namespace, (shown, listeners)).await;
             }
             (Request::Connect { to, from }, Some(shown)) => {
                 let began = Instant::now();
@@ -164,13 +165,13 @@ async fn attend(
     shared: &Arc<Shared>,
     channel: &Channel,
     namespace: u64,
-    shown: Theirs,
+    (shown, listeners): (Theirs, usize),
 ) -> Result<(), MessageError> {
     if !shared.registry.lives_in(shown.as_fd(), namespace) {
         tracing::debug!("a supervisor has shown a socket of a namespace that is not its own, or not root's");
         return Ok(());
     }
-    let supervision = shared.supervise(namespace, &shown)?;
+    let supervision = shared.supervise(namespace, &shown, Process { id: channel.process(), listeners })?;
     drop(shown);
     let loaded = shared.loaded();
     let config = &loaded.config;
@@ -187,6 +188,7 @@ async fn attend(
     loop {
         match channel.receive::<Request>().await? {
             (Request::Listen, Some(shown)) => {
+                let _resumed = supervision.resumes_one();
                 if shared.registry.lives_in(shown.as_fd(), namespace)
                     && let Ok(seen) = identity::shown(&shown)
                     && !seen.bound_device

@@ -30,8 +30,14 @@ pub(crate) enum Request {
     /// The program is under the filter, and passes the filter's listener.
     Guard,
     /// A supervisor opens the connection that stays. `guards`: its program is under the filter for
-    /// programs that are not trusted.
-    Hello { version: u32, guards: bool },
+    /// programs that are not trusted. `listeners` is the number of listening sockets that a former
+    /// router knew and that follow.
+    Hello {
+        version: u32,
+        guards: bool,
+        #[serde(default)]
+        listeners: usize,
+    },
     /// The supervisor will ask about each connection that is accepted from this listening socket.
     Listen,
     /// Withdraws all listening sockets that were shown before.

@@ -31,8 +31,7 @@ pub(crate) struct Registry {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The namespaces of the supervisors, by cookie.
-    supervisors: HashMap<u64, u64>,
+    supervisors: HashMap<u64, Supervisor>,
     next: u64,
     /// Namespaces with supervisors, by cookie, each with the number of its supervisors.
     namespaces: HashMap<u64, (Arc<Namespace>, usize)>,
@@ -41,6 +40,22 @@ struct State {
     /// Records for each namespace cookie if only root can have made the namespace. That never
     /// changes.
     roots: HashMap<u64, bool>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Supervisor {
+    /// The cookie of its namespace.
+    namespace: u64,
+    process: Process,
+}
+
+/// A supervisor's process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Process {
+    /// `None`: it is not visible from here.
+    pub(crate) id: Option<u32>,
+    /// The number of listening sockets that it has yet to show, which a former router knew.
+    pub(crate) listeners: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +107,7 @@ impl Registry {
 
     /// Adds a supervisor to the namespace of the socket that it has shown. The caller removes it by
     /// [`Registry::remove`].
-    pub(crate) fn add(&self, namespace: u64, socket: impl AsFd) -> Result<u64, Errno> {
+    pub(crate) fn add(&self, namespace: u64, socket: impl AsFd, process: Process) -> Result<u64, Errno> {
         let mut state = lock(&self.state);
         match state.namespaces.get_mut(&namespace) {
             Some((_, supervisors)) if *supervisors >= SUPERVISORS => return Err(Errno::MFILE),
@@ -104,7 +119,7 @@ impl Registry {
         }
         let supervisor = state.next;
         state.next += 1;
-        state.supervisors.insert(supervisor, namespace);
+        state.supervisors.insert(supervisor, Supervisor { namespace, process });
         self.supervised.notify_one();
         Ok(supervisor)
     }
@@ -113,13 +128,32 @@ impl Registry {
     pub(crate) fn remove(&self, supervisor: u64) {
         self.withdraw(supervisor);
         let mut state = lock(&self.state);
-        let Some(namespace) = state.supervisors.remove(&supervisor) else { return };
+        let Some(Supervisor { namespace, .. }) = state.supervisors.remove(&supervisor) else { return };
         if let Some((_, supervisors)) = state.namespaces.get_mut(&namespace) {
             *supervisors -= 1;
             if *supervisors == 0 {
                 state.namespaces.remove(&namespace);
             }
         }
+    }
+
+    /// Notes that a supervisor has shown one of the listening sockets that a former router knew.
+    pub(crate) fn resumes_one(&self, supervisor: u64) {
+        if let Some(known) = lock(&self.state).supervisors.get_mut(&supervisor) {
+            known.process.listeners = known.process.listeners.saturating_sub(1);
+        }
+    }
+
+    /// Returns `true` if a supervisor with that process id is here and has shown all sockets that a
+    /// former router knew.
+    pub(crate) fn has_resumed(&self, process: u32) -> bool {
+        let is_it = |it: &Supervisor| it.process.id == Some(process) && it.process.listeners == 0;
+        lock(&self.state).supervisors.values().any(is_it)
+    }
+
+    /// Returns the process ids of all supervisors that are visible from here.
+    pub(crate) fn processes(&self) -> BTreeSet<u32> {
+        lock(&self.state).supervisors.values().filter_map(|it| it.process.id).collect()
     }
 
     /// Adds a supervised listening socket with that cookie.
@@ -210,7 +244,7 @@ impl Registry {
 
     pub(crate) fn counts(&self) -> Registered {
         let state = lock(&self.state);
-        let namespaces: BTreeSet<u64> = state.supervisors.values().copied().collect();
+        let namespaces: BTreeSet<u64> = state.supervisors.values().map(|it| it.namespace).collect();
         Registered {
             supervisors: state.supervisors.len(),
             namespaces: namespaces.len(),

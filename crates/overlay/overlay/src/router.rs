@@ -25,6 +25,7 @@ use crate::config::{ConfigError, Loaded};
 use crate::map::Published;
 use crate::policy::Policy;
 use crate::request::{ROUTER, Request};
+use crate::resume::Former;
 use crate::secure::Guard;
 use crate::shared::Shared;
 use crate::{adopt, discovery, enforce, listing, local, server, wire};
@@ -102,13 +103,18 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     let hangup = signal(SignalKind::hangup()).map_err(Error::Wait)?;
     let (sender, mut asked) = mpsc::channel(16);
     heap::trim();
-    ready();
+    let former = Former::read(&shared.loaded().config);
+    let serve_others = async {
+        former.await_return(&shared).await;
+        ready();
+        serve_others(&shared, listeners).await;
+    };
     tokio::select! {
         () = shutdown => {}
         () = control.serve(sender) => {}
         () = answer(&shared, &mut asked) => {}
         () = sweep(&shared) => {}
-        () = serve_others(&shared, listeners) => {}
+        () = serve_others => {}
         () = reload(&shared, path, hangup) => {}
         () = discover(&shared) => {}
         () = serve_page(&shared, page) => {}

@@ -2,6 +2,7 @@
 //! the supervisors and their listening sockets, `promises` the promises to other routers, and
 //! `quotas` bounds what others can make this router keep.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -27,7 +28,8 @@ use crate::peers::Peers;
 use crate::promises::{Promised, Promises};
 use crate::quotas::Quotas;
 use crate::reason::Reason;
-use crate::registry::{Registered, Registry, Takers};
+use crate::registry::{Process, Registered, Registry, Takers};
+use crate::resume;
 use crate::secure::Guard;
 
 /// The shared state of a router.
@@ -51,6 +53,8 @@ pub(crate) struct Shared {
     pub(crate) registry: Arc<Registry>,
     pub(crate) promises: Arc<Promises>,
     pub(crate) quotas: Arc<Quotas>,
+    /// The supervisors that the next router will wait for.
+    pub(crate) recorded: Mutex<Option<BTreeSet<u32>>>,
 }
 
 #[derive(Debug)]
@@ -89,6 +93,7 @@ impl Shared {
             promises: Arc::new(Promises::new(registry.clone())),
             registry,
             quotas: Arc::new(Quotas::new()),
+            recorded: Mutex::default(),
         })
     }
 
@@ -132,8 +137,9 @@ impl Shared {
         self: &Arc<Shared>,
         namespace: u64,
         socket: impl AsFd,
+        process: Process,
     ) -> Result<Supervision, Errno> {
-        let id = self.registry.add(namespace, socket)?;
+        let id = self.registry.add(namespace, socket, process)?;
         Ok(Supervision { shared: self.clone(), id })
     }
 
@@ -185,6 +191,7 @@ impl Shared {
         self.spares.sweep();
         self.guests.sweep();
         self.forget_stayed();
+        resume::record(self);
         for _ in 0..self.promises.sweep() {
             self.metrics.reset();
         }
@@ -230,9 +237,25 @@ impl Supervision {
         self.shared.registry.listen(self.id, socket, (cookie, namespace))
     }
 
+    /// Notes that the supervisor has shown a socket that a former router knew, when the returned
+    /// value is dropped.
+    pub(crate) fn resumes_one(&self) -> Resumes<'_> {
+        Resumes(self)
+    }
+
     /// Removes all listening sockets of this supervisor.
     pub(crate) fn withdraw(&self) {
         self.shared.registry.withdraw(self.id);
+    }
+}
+
+/// A listening socket that is being added.
+#[derive(Debug)]
+pub(crate) struct Resumes<'s>(&'s Supervision);
+
+impl Drop for Resumes<'_> {
+    fn drop(&mut self) {
+        self.0.shared.registry.resumes_one(self.0.id);
     }
 }
 

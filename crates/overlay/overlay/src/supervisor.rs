@@ -17,17 +17,17 @@ mod connect;
 mod deadline;
 mod guarded;
 mod link;
+mod listeners;
 mod process;
 mod replace;
 mod rings;
 mod undelivered;
 mod workers;
 
-use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -39,6 +39,7 @@ use shunt_sys::{Errno, daemonize, identity, limits, other, tcp};
 use address::Address;
 use connect::Pending;
 use link::Link;
+use listeners::Listeners;
 use rings::Rings;
 use undelivered::Undelivered;
 use workers::Workers;
@@ -70,8 +71,8 @@ pub(crate) struct Supervisor {
     link: Link,
     pending: Pending,
     undelivered: Undelivered,
-    /// The cookies of the listening sockets that the router knows.
-    shown: Mutex<HashSet<u64>>,
+    /// The listening sockets that the router knows, or is to know when there is one again.
+    listeners: Listeners,
     /// Set when the program may accept connections unseen: by an io_uring, or by a call for which
     /// there was no thread.
     is_blind: AtomicBool,
@@ -110,7 +111,7 @@ impl Supervisor {
             link: Link::new(router, guards),
             pending: Pending::default(),
             undelivered: Undelivered::default(),
-            shown: Mutex::default(),
+            listeners: Listeners::default(),
             is_blind: AtomicBool::new(false),
             rings: Arc::default(),
             workers: Workers::default(),
@@ -164,10 +165,7 @@ impl Supervisor {
             self.pending.forget_old();
             self.undelivered.forget_old();
             self.link.forget_old();
-            if self.link.look_after() {
-                // The new router knows no listening sockets yet.
-                self.shown.lock().expect(NEVER).clear();
-            }
+            self.link.look_after(|| self.listeners.find());
         }
     }
 
@@ -175,13 +173,13 @@ impl Supervisor {
         if self.guards(&call) {
             return;
         }
-        if !self.link.is_up() && self.undelivered.is_empty() {
+        if !self.link.is_up() && self.undelivered.is_empty() && self.listeners.is_empty() {
             call.proceed();
             return;
         }
         match call.notification.number {
             libc::SYS_connect => match Address::of_connect(&call) {
-                Some(address) if self.link.answers() && self.link.covers(address.to.ip()) => {
+                Some(address) if self.link.expects(address.to.ip()) => {
                     self.stay_with(call, move |supervisor, call| supervisor.connect(call, address));
                 }
                 _ => call.proceed(),
@@ -191,7 +189,7 @@ impl Supervisor {
             }
             libc::SYS_accept | libc::SYS_accept4 => match self.listening(&call) {
                 Some((socket, cookie)) => {
-                    self.show(&socket, cookie);
+                    self.show(&call, &socket, cookie);
                     self.accept(call, socket, cookie);
                 }
                 None => call.proceed(),
@@ -229,7 +227,7 @@ impl Supervisor {
     fn go_blind(&self) {
         if !self.is_blind.swap(true, Relaxed) {
             self.link.withdraw();
-            self.shown.lock().expect(NEVER).clear();
+            self.listeners.clear();
         }
     }
 
@@ -244,7 +242,7 @@ impl Supervisor {
         }
         let result = rustix::net::listen(&socket, call.notification.arguments[1] as i32);
         if let (Ok(()), Ok(cookie)) = (result, sockopt::socket_cookie(&socket)) {
-            self.show(&socket, cookie);
+            self.show(call, &socket, cookie);
         }
         call.answer(result.map(|()| 0));
     }
@@ -275,10 +273,9 @@ impl Supervisor {
                 .is_some_and(|address| address.ip().is_unspecified() || self.link.covers(address.ip()))
     }
 
-    fn show(&self, socket: &OwnedFd, cookie: u64) {
-        let mut shown = self.shown.lock().expect(NEVER);
-        if !self.is_blind.load(Relaxed) && !shown.contains(&cookie) && self.link.show(socket) {
-            shown.insert(cookie);
+    fn show(&self, call: &Call, socket: &OwnedFd, cookie: u64) {
+        if !self.is_blind.load(Relaxed) {
+            self.listeners.note(cookie, (call.thread(), call.number()), || self.link.show(socket));
         }
     }
 }

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socket_with};
 use shunt_sys::{Errno, seqpacket};
@@ -38,6 +39,8 @@ pub(crate) struct Link {
     kept: Arc<Kept>,
     /// The connection that stays open.
     standing: Mutex<Option<Standing>>,
+    /// The overlay's addresses, as the last router has reported them.
+    prefixes: Mutex<Vec<IpNet>>,
     /// The router has not answered in time, so calls do not wait for it.
     rests: AtomicBool,
     /// A call has found the router late, and the keeper is to check it now.
@@ -69,11 +72,13 @@ impl Link {
             guards,
             kept: Arc::default(),
             standing: Mutex::new(None),
+            prefixes: Mutex::default(),
             rests: AtomicBool::new(false),
             is_suspected: Mutex::new(false),
             suspicion: Condvar::new(),
         };
-        *link.standing() = link.greet(GRACE);
+        let greeted = link.greet(GRACE, 0);
+        link.stand(greeted);
         link
     }
 
@@ -81,9 +86,22 @@ impl Link {
         self.standing().is_some()
     }
 
-    /// Returns `true` if the address is in the overlay.
+    /// Returns `true` if the address is in the overlay, as far as a router has reported it.
     pub(super) fn covers(&self, address: IpAddr) -> bool {
-        self.standing().as_ref().is_some_and(|it| it.welcome.prefixes.iter().any(|it| it.contains(&address)))
+        self.prefixes.lock().expect(NEVER).iter().any(|it| it.contains(&address))
+    }
+
+    /// Returns `true` if the router is to be asked about a connect to that address.
+    pub(super) fn expects(&self, address: IpAddr) -> bool {
+        self.is_up() && self.answers() && self.covers(address)
+    }
+
+    /// Begins or ends the connection that stays open.
+    fn stand(&self, standing: Option<Standing>) {
+        if let Some(it) = &standing {
+            self.prefixes.lock().expect(NEVER).clone_from(&it.welcome.prefixes);
+        }
+        *self.standing() = standing;
     }
 
     /// Returns `true` if the router is expected to answer.
@@ -126,8 +144,8 @@ impl Link {
     }
 
     /// Checks the connection to the router, and connects again if necessary. This may wait for a
-    /// router that hangs. Returns `true` if there is a new connection.
-    pub(super) fn look_after(&self) -> bool {
+    /// router that hangs. A new router is shown the sockets that `listening` returns.
+    pub(super) fn look_after(&self, listening: impl FnOnce() -> Vec<OwnedFd>) {
         let stands = self.standing().as_ref().is_some_and(|it| {
             matches!(message::receive::<Answer>(&it.socket), Err(MessageError::Kernel(Errno::AGAIN)))
         });
@@ -136,17 +154,21 @@ impl Link {
             if is_suspected || !self.answers() {
                 // While the router rests, no call waits for the result.
                 let limit = if self.answers() { self.limit(Wait::Connect) } else { GRACE };
-                self.rests.store(self.greet(limit).is_none(), Relaxed);
+                self.rests.store(self.greet(limit, 0).is_none(), Relaxed);
             }
-            return false;
+            return;
         }
         // The router has ended, or it sent a message that it should not send unasked.
         self.hang_up();
-        let standing = self.greet(GRACE);
-        let is_there = standing.is_some();
+        let listening = listening();
+        let standing = self.greet(GRACE, listening.len());
+        if let Some(it) = &standing {
+            for socket in &listening {
+                let _ = message::send(&it.socket, &Request::Listen, Some(socket.as_fd()));
+            }
+        }
         self.rests.store(false, Relaxed);
-        *self.standing() = standing;
-        is_there
+        self.stand(standing);
     }
 
     /// Closes idle conversations that were not used again.
@@ -222,13 +244,14 @@ impl Link {
         }
     }
 
-    fn greet(&self, limit: Duration) -> Option<Standing> {
+    /// Says Hello. `listeners` is the number of listening sockets that will be shown.
+    fn greet(&self, limit: Duration, listeners: usize) -> Option<Standing> {
         let deadline = Deadline::after(limit);
         let socket = self.dial(deadline)?;
         let shown = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).ok()?;
         message::send(
             &socket,
-            &Request::Hello { version: VERSION, guards: self.guards },
+            &Request::Hello { version: VERSION, guards: self.guards, listeners },
             Some(shown.as_fd()),
         )
         .ok()?;
