@@ -45,7 +45,7 @@ struct shape {
 	__u32 tos;
 	__u32 traffic_class;
 	__u32 priority;
-	// The result, which the program sets.
+	// The result, which the program sets: NOT_FOUND, CHANGED, or the first error and REFUSED.
 	__u32 outcome;
 };
 
@@ -66,6 +66,11 @@ static __always_inline long set(void *sk, int level, int option, __u32 value)
 	return bpf_setsockopt(sk, level, option, &value, sizeof(value));
 }
 
+static __always_inline long first(long error, long next)
+{
+	return error ? error : next;
+}
+
 SEC("iter/tcp")
 int shape(struct bpf_iter__tcp *ctx)
 {
@@ -83,12 +88,12 @@ int shape(struct bpf_iter__tcp *ctx)
 		return 0;
 	error = set(sk, SOL_SOCKET, SO_MAX_PACING_RATE, wanted->rate);
 	if (wanted->tos != KEEP)
-		error |= set(sk, IPPROTO_IP, IP_TOS, wanted->tos);
+		error = first(error, set(sk, IPPROTO_IP, IP_TOS, wanted->tos));
 	if (wanted->traffic_class != KEEP)
-		error |= set(sk, IPPROTO_IPV6, IPV6_TCLASS, wanted->traffic_class);
+		error = first(error, set(sk, IPPROTO_IPV6, IPV6_TCLASS, wanted->traffic_class));
 	// Set the priority last, because IP_TOS changes it.
-	error |= set(sk, SOL_SOCKET, SO_PRIORITY, wanted->priority);
-	wanted->outcome = error ? REFUSED : CHANGED;
+	error = first(error, set(sk, SOL_SOCKET, SO_PRIORITY, wanted->priority));
+	wanted->outcome = error ? REFUSED - error : CHANGED;
 	return 0;
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use shunt_kernel::shape::{Shape, Shaper};
+use shunt_kernel::shape::{Outcome, Shape, Shaper};
 use shunt_sys::{destroy, peer};
 use tokio::task::JoinSet;
 
@@ -35,8 +35,7 @@ pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
     let all: usize = doomed.iter().map(|it| it.places.len()).sum();
     let Ended { ended, gone } = end(shared, doomed).await;
     let left = all - ended - gone;
-    let to_change = shapes.len();
-    let changed = change(shared, shapes).await;
+    let Changed { changed, unchanged } = change(shared, shapes).await;
     let seconds = began.elapsed().as_secs_f64();
     if left > 0 {
         tracing::warn!(
@@ -50,7 +49,7 @@ pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
         "ended": ended,
         "left": left,
         "changed": changed,
-        "unchanged": to_change - changed,
+        "unchanged": unchanged,
         "seconds": seconds,
     })
 }
@@ -131,24 +130,40 @@ async fn end(shared: &Arc<Shared>, doomed: Vec<Doomed>) -> Ended {
     *ended.lock().expect(NEVER)
 }
 
-/// Sets the options of open connections to those of the new policy. Returns the number of
-/// connections that have them.
-async fn change(shared: &Shared, shapes: HashMap<u64, Shape>) -> usize {
-    if shapes.is_empty() {
-        return 0;
+/// The numbers of connections in use that have the new policy's options, and that keep theirs. The
+/// log has the reasons of the latter.
+#[derive(Clone, Copy, Debug, Default)]
+struct Changed {
+    changed: usize,
+    unchanged: usize,
+}
+
+/// Sets the options of open connections to those of the new policy.
+async fn change(shared: &Shared, shapes: HashMap<u64, Shape>) -> Changed {
+    let all = shapes.len();
+    if all == 0 {
+        return Changed::default();
     }
+    let none = Changed { changed: 0, unchanged: all };
     let changed = shared.blocking_pool.ask(Subject::All, move || Shaper::load()?.change(&shapes)).await;
     match changed {
-        Ok(Ok(changed)) => changed,
+        Ok(Ok(Outcome { changed, refused, .. })) => {
+            for (error, count) in &refused {
+                let error = std::io::Error::from_raw_os_error(*error);
+                tracing::warn!(count, %error, "connections in use keep a rate or class: the kernel refused it");
+            }
+            Changed { changed, unchanged: refused.values().sum() }
+        }
         Ok(Err(error)) => {
-            tracing::warn!(%error, "connections in use keep their rates and classes");
-            0
+            tracing::warn!(count = all, %error, "connections in use keep their rates and classes");
+            none
         }
         Err(_) => {
             tracing::warn!(
+                count = all,
                 "a program is inside a call: connections in use get their rates and classes after that"
             );
-            0
+            none
         }
     }
 }
