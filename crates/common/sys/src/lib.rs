@@ -48,6 +48,8 @@ pub mod tun;
 pub mod tuning;
 pub mod uring;
 pub mod view;
+#[cfg(target_arch = "x86_64")]
+pub mod xstate;
 
 mod ready;
 mod sockopt;

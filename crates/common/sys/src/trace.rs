@@ -33,7 +33,7 @@ pub enum Stop {
     Ended,
 }
 
-fn request(request: usize, thread: i32, address: usize, data: usize) -> Result<()> {
+pub(crate) fn request(request: usize, thread: i32, address: usize, data: usize) -> Result<()> {
     // SAFETY: requests that use no memory of this process, or the caller's own.
     unsafe { raw::call(libc::SYS_ptrace, [request, thread as usize, address, data, 0, 0]) }.map(drop)
 }
@@ -126,19 +126,6 @@ pub fn set_registers(thread: i32, registers: &Registers) -> Result<()> {
     request(PTRACE_SETREGS, thread, 0, std::ptr::from_ref(registers) as usize)
 }
 
-/// The length of the memory image of the floating-point registers (FXSAVE).
-#[cfg(target_arch = "x86_64")]
-pub const FLOATS: usize = 512;
-
-/// Returns the floating-point registers of a stopped thread.
-#[cfg(target_arch = "x86_64")]
-pub fn floats(thread: i32) -> Result<[u8; FLOATS]> {
-    const PTRACE_GETFPREGS: usize = 14;
-    let mut floats = [0; FLOATS];
-    request(PTRACE_GETFPREGS, thread, 0, floats.as_mut_ptr() as usize)?;
-    Ok(floats)
-}
-
 /// Returns whether descriptors of two processes are of the same open file. They are not if one of
 /// the processes has ended, or does not have the descriptor. `None`: the kernel does not answer.
 pub fn is_same_file((process, fd): (i32, i32), (other, others): (i32, i32)) -> Option<bool> {
@@ -156,38 +143,4 @@ pub fn is_same_memory(process: i32, other: i32) -> Result<bool> {
     let arguments = [process as usize, other as usize, KCMP_VM, 0, 0, 0];
     // SAFETY: the call writes nothing.
     unsafe { raw::call(libc::SYS_kcmp, arguments) }.map(|order| order == 0)
-}
-
-/// Returns whether a stopped thread has access to memory with protection keys other than the
-/// kernel's default.
-#[cfg(target_arch = "x86_64")]
-pub fn has_keys(thread: i32) -> Result<bool> {
-    use std::arch::x86_64::__cpuid_count;
-    const PTRACE_GETREGSET: usize = 0x4204;
-    const NT_X86_XSTATE: usize = 0x202;
-    /// The number of the register among those that XSAVE saves.
-    const PKRU: u32 = 9;
-    const DEFAULT: u32 = 0x5555_5554;
-    /// The places of the known and of the saved registers' numbers, as bits.
-    const KNOWN: usize = 464;
-    const SAVED: usize = 512;
-    let mut state = vec![0_u8; 32 * 1024];
-    let mut vector = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
-    request(PTRACE_GETREGSET, thread, NT_X86_XSTATE, std::ptr::from_mut(&mut vector) as usize)?;
-    state.truncate(vector.iov_len);
-    let bits = |at: usize| {
-        let bytes = state.get(at..at + 8).map(|bytes| bytes.try_into().expect("eight bytes"));
-        bytes.map_or(0, u64::from_ne_bytes)
-    };
-    if bits(KNOWN) >> PKRU & 1 == 0 {
-        return Ok(false);
-    }
-    let at = __cpuid_count(0xd, PKRU).ebx as usize;
-    let value = match state.get(at..at + 4) {
-        Some(bytes) if bits(SAVED) >> PKRU & 1 == 1 => {
-            u32::from_ne_bytes(bytes.try_into().expect("four bytes"))
-        }
-        _ => 0,
-    };
-    Ok(value != DEFAULT)
 }

@@ -18,7 +18,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use shunt_sys::trace::{self, FLOATS, Registers, Stop};
+use shunt_sys::trace::{self, Registers, Stop};
+use shunt_sys::xstate::Extended;
 use shunt_sys::{Errno, Result as Made};
 
 use crate::Refusal;
@@ -188,6 +189,8 @@ pub(crate) struct Caller<'a> {
     libc: &'a Libc,
     /// Its registers at the instruction of its system call.
     own: Registers,
+    /// Its other registers, as a signal frame has them.
+    floats: Vec<u8>,
     blocked: u64,
 }
 
@@ -210,12 +213,14 @@ impl<'a> Caller<'a> {
             },
         };
         let Some(frames) = frames(&process.mappings()?, &own, stack) else { return Ok(None) };
-        if is_in_handler(process, libc, frames)? || trace::has_keys(id).map_err(kernel)? {
+        let extended = Extended::of(id).map_err(kernel)?;
+        if is_in_handler(process, libc, frames)? || extended.has_keys() {
             return Ok(None);
         }
+        let Some(floats) = extended.in_frame() else { return Ok(None) };
         let blocked = trace::blocked(id).map_err(kernel)?;
         thread.set_registers(&own)?;
-        Ok(Some(Caller { process, thread, libc, own, blocked }))
+        Ok(Some(Caller { process, thread, libc, own, floats, blocked }))
     }
 
     pub(crate) fn id(&self) -> i32 {
@@ -245,13 +250,10 @@ impl<'a> Caller<'a> {
         const RED_ZONE: u64 = 128;
         let own = &self.own;
         let at = (own.rsp - RED_ZONE - data.len() as u64) & !15;
-        let floats_at = (at - FLOATS as u64) & !63;
+        let floats_at = (at - self.floats.len() as u64) & !63;
         let frame_at = ((floats_at - FRAME as u64) & !15) - 8;
-        let mut floats = trace::floats(self.thread.id).map_err(|errno| refused("ptrace", errno))?;
-        // The kernel would find the mark of a longer image here.
-        floats[464..].fill(0);
         self.process.write(at, data)?;
-        self.process.write(floats_at, &floats)?;
+        self.process.write(floats_at, &self.floats)?;
         self.process.write(frame_at, &frame(self.libc.restorer, own, self.blocked, floats_at))?;
         let [rdi, rsi, rdx, rcx] = others(at);
         const TRAP_AND_DIRECTION: u64 = 1 << 8 | 1 << 10;
@@ -414,8 +416,8 @@ const FRAME: usize = 8 + 40 + 256 + 8;
 
 /// Returns a signal frame (`struct rt_sigframe`) that restores these registers.
 fn frame(restorer: u64, own: &Registers, blocked: u64, floats: u64) -> Vec<u8> {
-    // UC_SIGCONTEXT_SS and UC_STRICT_RESTORE_SS.
-    const FLAGS: u64 = 6;
+    // UC_FP_XSTATE, UC_SIGCONTEXT_SS and UC_STRICT_RESTORE_SS.
+    const FLAGS: u64 = 7;
     // The kernel ignores an alternate stack with unknown flags, and keeps the thread's own.
     const NO_STACK: u64 = 0x1234;
     let segments = own.cs & 0xffff | (own.ss & 0xffff) << 48;
