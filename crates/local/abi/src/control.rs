@@ -176,6 +176,12 @@ messages! {
             /// 1: it has. 0: there was no room.
             is_mapped: u32,
         }
+        /// Withdraws an offer that has found no other end in time. The endpoint stays on TCP. If the
+        /// other end is offered later, `Wanted` reports that.
+        GiveUp = 9, fds 0 {
+            /// The ticket of the offer.
+            ticket: u64,
+        }
         /// Asks for the state of everything: see [`crate::status`]. Like `Capture` it needs no
         /// hello.
         Status = 16, fds 0 {
@@ -286,6 +292,12 @@ messages! {
             side: u32,
             /// Zero.
             pad: u32,
+        }
+        /// The other end of an endpoint whose offer this process has given up is offered now. It is
+        /// a hint: the endpoint may be offered again.
+        Wanted = 9, fds 0 {
+            /// The ticket of the offer that was given up.
+            ticket: u64,
         }
         /// Answers `Status`. A [`crate::status::Snapshot`] as JSON follows, in datagrams of
         /// [`STATUS_PART`] bytes; the last has the rest. It is not passed as a memfd, because the

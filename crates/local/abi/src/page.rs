@@ -15,7 +15,7 @@ use crate::status::Share;
 /// never used take no memory, so a reader must not go beyond [`Page::rows`].
 pub const ENTRIES: usize = 16_384;
 /// Number of bypass reasons that a page can count. A reason's code is its index.
-pub const REASONS: usize = 64;
+pub const REASONS: usize = 72;
 /// Bytes of the whole page memfd.
 pub const PAGE_BYTES: usize = size_of::<Page>();
 /// Bytes of a board's memfd.

@@ -35,8 +35,9 @@ pub struct Plan {
     pub untouched: [AtomicU64; 2],
     /// The address of the dynamic linker's `struct r_debug`.
     pub linker: AtomicU64,
-    /// The address of a buffer for the descriptions of epoll instances, and its length in words.
-    pub instances: [AtomicU64; 2],
+    /// The address of a buffer for the descriptions of what the program has, and its length in
+    /// words: first its epoll instances, and then its sockets.
+    pub room: [AtomicU64; 2],
     /// The address and the length of the paths at which the library looks for its broker, each
     /// with a zero byte at its end. They do not change.
     pub brokers: [AtomicU64; 2],
@@ -46,6 +47,8 @@ pub struct Plan {
     /// The [`Reason`](crate::reason::Reason), as a code, for which the library is off; 0 if it is
     /// on, or has not begun.
     pub off: AtomicU64,
+    /// The number of connections that the library has taken over.
+    pub connections: AtomicU64,
 }
 
 /// The number of words of a [`Plan`].
@@ -110,10 +113,11 @@ impl Plan {
             slots: [const { AtomicU64::new(0) }; 2],
             untouched: [const { AtomicU64::new(0) }; 2],
             linker: AtomicU64::new(0),
-            instances: [const { AtomicU64::new(0) }; 2],
+            room: [const { AtomicU64::new(0) }; 2],
             brokers: [const { AtomicU64::new(0) }; 2],
             unreached: AtomicU64::new(0),
             off: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
         }
     }
 
@@ -121,8 +125,8 @@ impl Plan {
     pub fn parse(words: &[u64; WORDS]) -> Plan {
         let [version, state, refusal, name, len, switch, rest @ ..] = words.map(AtomicU64::new);
         let [redirects, redirect_count, slots, slot_count, rest @ ..] = rest;
-        let [untouched, untouched_count, linker, instances, room, rest @ ..] = rest;
-        let [brokers, brokers_length, unreached, off] = rest;
+        let [untouched, untouched_count, linker, room, room_words, rest @ ..] = rest;
+        let [brokers, brokers_length, unreached, off, connections] = rest;
         Plan {
             version,
             state,
@@ -133,10 +137,11 @@ impl Plan {
             slots: [slots, slot_count],
             untouched: [untouched, untouched_count],
             linker,
-            instances: [instances, room],
+            room: [room, room_words],
             brokers: [brokers, brokers_length],
             unreached,
             off,
+            connections,
         }
     }
 
@@ -152,8 +157,11 @@ impl Default for Plan {
     }
 }
 
-/// The end of the descriptions of epoll instances. Each is: the fd, 1 if another descriptor or
-/// another process may have the instance, the number of threads that may wait in it, and their ids.
+/// The end of a list of descriptions.
+///
+/// An epoll instance is: the fd, 1 if another descriptor or another process may have the instance,
+/// the number of threads that may wait in it, and their ids. A socket is: the number of its
+/// descriptors in this process, and these. No other process has it.
 pub const NO_MORE: u64 = u64::MAX;
 
 #[cfg(test)]
@@ -174,9 +182,9 @@ mod tests {
             &plan.linker,
             &plan.unreached,
             &plan.off,
+            &plan.connections,
         ];
-        let pairs =
-            [&plan.about, &plan.redirects, &plan.slots, &plan.untouched, &plan.instances, &plan.brokers];
+        let pairs = [&plan.about, &plan.redirects, &plan.slots, &plan.untouched, &plan.room, &plan.brokers];
         for word in all.into_iter().chain(pairs.into_iter().flatten()) {
             assert_eq!(word.load(Relaxed), offset(word) as u64);
         }

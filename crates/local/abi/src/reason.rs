@@ -171,6 +171,8 @@ reasons! {
         "No action needed: it is offered again after some use. If it recurs, restart the program at the other end.";
     LinkRetired = 63, "link_retired", "The connection's link held much unused memory, and was freed.",
         "No action needed: it is offered again when it is used.";
+    EarlierCall = 64, "earlier_call", "A read, write or wait on the connection may still be under way from before shunt counted them.",
+        "No action needed: it is offered after some use, when each thread that was in such a call has come back from it.";
 }
 
 impl Reason {

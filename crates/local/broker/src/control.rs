@@ -454,6 +454,7 @@ fn padding(request: &Request) -> u64 {
         Request::Capture(body) => body.pad,
         Request::Hello(_)
         | Request::Withdraw(_)
+        | Request::GiveUp(_)
         | Request::Release(_)
         | Request::Leave(_)
         | Request::Mapped(_) => 0,

@@ -27,6 +27,7 @@ mod diag;
 mod ended_processes;
 mod expiry;
 mod fair_limiter;
+mod given_up;
 mod latency_wishes;
 mod links;
 mod listener;

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
-use shunt_abi::control::{DecodeError, Pair, Refused};
+use shunt_abi::control::{DecodeError, Pair, Refused, Wanted};
 use shunt_abi::reason::Reason;
 use shunt_kernel::sequence::{Position, ReadError, Seen};
 use shunt_sys::Errno;
@@ -127,9 +127,13 @@ impl State {
 
     /// Pairs an offer that the kernel has just confirmed, leaves it open, or refuses it.
     pub(crate) fn place(&mut self, offer: Offer) {
+        self.given_up.withdraw(offer.process, offer.ticket);
         loop {
             match self.offers.look(&offer) {
                 Finding::Nothing => {
+                    if let Some(other) = self.given_up.take_other_end(&offer) {
+                        self.say(other.process, Wanted { ticket: other.ticket }, None);
+                    }
                     self.offers.insert(offer);
                     return self.opened.notify_one();
                 }
@@ -231,10 +235,20 @@ impl State {
 
     /// Withdraws an offer. If its other end waits for a link, that end is processed as a new offer.
     pub(crate) fn withdraw(&mut self, id: ProcessId, ticket: u64) {
+        self.given_up.withdraw(id, ticket);
         if self.offers.withdraw(id, ticket).is_none()
             && let Some(other) = self.setups.withdraw(id, ticket)
         {
             self.place(other);
+        }
+    }
+
+    /// Withdraws an offer that has found no other end, and remembers it. An offer that is being
+    /// paired is withdrawn only.
+    pub(crate) fn give_up(&mut self, id: ProcessId, ticket: u64) {
+        match (self.offers.withdraw(id, ticket), self.principal(id)) {
+            (Some(offer), Some(whose)) => self.given_up.keep(offer, whose, self.limits.offers),
+            _ => self.withdraw(id, ticket),
         }
     }
 

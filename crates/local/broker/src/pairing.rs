@@ -56,7 +56,7 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    fn origin(&self) -> Option<Origin> {
+    pub(crate) fn origin(&self) -> Option<Origin> {
         self.seen.map(|seen| seen.origin)
     }
 
@@ -245,7 +245,7 @@ impl Offers {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::principal::tests::ROOT;
     use proptest::prelude::*;
@@ -258,17 +258,17 @@ mod tests {
         offers
     }
 
-    fn key(netns: u64, local: u16, remote: u16) -> Key {
+    pub(crate) fn key(netns: u64, local: u16, remote: u16) -> Key {
         let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
         Key { netns, local: address(local), remote: address(remote) }
     }
 
-    fn offer(process: ProcessId, ticket: u64, cookie: u64, key: Key) -> Offer {
+    pub(crate) fn offer(process: ProcessId, ticket: u64, cookie: u64, key: Key) -> Offer {
         static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
         Offer { process, ticket, cookie, key, seen: None, since: *BEGAN }
     }
 
-    fn with_origin(offer: Offer, sent: u32, received: u32) -> Offer {
+    pub(crate) fn with_origin(offer: Offer, sent: u32, received: u32) -> Offer {
         Offer { seen: Some(Seen { origin: Origin { sent, received }, place: Place::default() }), ..offer }
     }
 

@@ -35,6 +35,7 @@ use crate::capture::Captures;
 use crate::config::Limits;
 use crate::ended_processes::EndedProcesses;
 use crate::fair_limiter::FairLimiter;
+use crate::given_up::GivenUp;
 use crate::latency_wishes::LatencyByProgram;
 use crate::links::{Dropped, Links, Place};
 use crate::making::Sealer;
@@ -93,6 +94,7 @@ pub(crate) struct State {
     pub(crate) namespaces: Namespaces,
     pub(crate) overlay: Overlay,
     pub(crate) offers: Offers,
+    pub(crate) given_up: GivenUp,
     /// Reads sequence numbers of sockets to match the ends of a connection across namespaces.
     /// `None` if the broker may not load the BPF program.
     pub(crate) sequences: Option<Reader>,
@@ -242,6 +244,7 @@ impl State {
             namespaces,
             overlay,
             offers: Offers::new(limits.all_offers),
+            given_up: GivenUp::new(limits.all_offers),
             sequences,
             emptied: Rc::default(),
             opened: Rc::default(),
@@ -313,6 +316,7 @@ impl State {
             (Request::Offer(offer), Some(fd)) => self.offer(id, &offer, fd)?,
             (Request::Announce(_), None) => {}
             (Request::Withdraw(withdraw), None) => self.withdraw(id, withdraw.ticket),
+            (Request::GiveUp(given_up), None) => self.give_up(id, given_up.ticket),
             (Request::Mapped(Mapped { link, side, is_mapped }), None) => {
                 let Place { link, side, .. } = place(link, 0, side)?;
                 if is_mapped > 1 {
@@ -397,6 +401,7 @@ impl State {
     /// followed.
     pub(crate) fn end(&mut self, id: ProcessId) {
         self.offers.forget(id);
+        self.given_up.forget(id);
         let mut effects = self.links.forget(id);
         effects.peers.extend(self.setups.peers(id).filter(|peer| *peer != id));
         let unpaired = self.abandon_links_of(id);

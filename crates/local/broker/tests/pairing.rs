@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 use common::{Broker, Process, loopback};
-use shunt_abi::control::Withdraw;
+use shunt_abi::control::{GiveUp, Withdraw};
 use shunt_abi::geometry::{CONNS, Geometry, MIN_RING_BYTES, Side};
 use shunt_abi::reason::Reason;
 use shunt_sys::{eventfd, identity::identify};
@@ -202,6 +202,41 @@ fn a_withdrawn_offer_is_not_paired() {
     one.expect_link();
     two.expect_link();
     assert_eq!(one.expect_pair().ticket, 2);
+}
+
+#[test]
+fn a_process_that_has_given_up_an_offer_learns_once_that_the_other_end_has_come() {
+    let broker = Broker::start();
+    let (mut one, mut two) = (broker.process(), broker.process());
+    let (client, server) = loopback("127.0.0.1");
+    one.offer(7, &server);
+    one.say(GiveUp { ticket: 7 }, &[]);
+    // An offer that was never made is not given up.
+    one.say(GiveUp { ticket: 8 }, &[]);
+    one.silence();
+    two.offer(1, &client);
+    assert_eq!(one.expect_wanted(), 7);
+    two.say(Withdraw { ticket: 1 }, &[]);
+    two.sync();
+    two.offer(2, &client);
+    one.silence();
+    one.offer(7, &server);
+    one.expect_link();
+    two.expect_link();
+    assert_eq!((one.expect_pair().ticket, two.expect_pair().ticket), (7, 2));
+}
+
+#[test]
+fn an_end_that_has_been_given_up_and_closed_is_not_wanted() {
+    let broker = Broker::start();
+    let (mut one, two) = (broker.process(), broker.process());
+    let (client, server) = loopback("127.0.0.1");
+    one.offer(7, &server);
+    one.say(GiveUp { ticket: 7 }, &[]);
+    one.say(Withdraw { ticket: 7 }, &[]);
+    one.sync();
+    two.offer(1, &client);
+    one.silence();
 }
 
 #[test]

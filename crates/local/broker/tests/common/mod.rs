@@ -441,6 +441,15 @@ impl Process {
         }
     }
 
+    /// Returns the ticket of the offer whose other end has come.
+    #[track_caller]
+    pub(crate) fn expect_wanted(&mut self) -> u64 {
+        match self.next() {
+            (Reply::Wanted(wanted), None) => wanted.ticket,
+            (other, _) => panic!("expected that the other end has come, got {other:?}"),
+        }
+    }
+
     #[track_caller]
     pub(crate) fn expect_gone(&mut self, peer: u64) {
         match self.next() {
