@@ -132,8 +132,9 @@ pub(crate) struct RunArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "All threads of the program are stopped for some milliseconds. Connections that it has already stay on\n\
-        TCP. Processes that it forks later are under shunt too; programs that it executes later are not.\n\n\
+    after_help = "All threads of the program are stopped for some milliseconds. Its connections, also those that it has\n\
+        already, may use shared memory when the program at the other end is under shunt too. Processes that it\n\
+        forks later are under shunt too; programs that it executes later are not.\n\n\
         It must be a program with glibc 2.34 or later, on x86-64, without a seccomp filter. You need the right\n\
         to trace it: run this as root, or as its user."
 )]

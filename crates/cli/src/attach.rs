@@ -70,7 +70,11 @@ pub(crate) fn attach(args: &AttachArgs) -> Result<()> {
     writeln!(
         std::io::stdout(),
         "{name} (pid {pid}) is under shunt: it was stopped for {millis:.1} ms. New connections may use shared \
-         memory; those that it has stay on TCP."
+         memory{}.",
+        match done.connections {
+            0 => String::from("; none of those that it has could be taken over"),
+            count => format!(", and {count} of those that it has"),
+        }
     )?;
     Ok(())
 }

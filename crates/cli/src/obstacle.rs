@@ -136,7 +136,7 @@ impl Obstacle {
             }
             Obstacle::UnseenUse => "Make its calls by functions of libc, if the program can.",
             Obstacle::BeforeAttach => {
-                "Let the client connect again: a connection from before the attachment stays on TCP."
+                "Let the client connect again. A connection is not taken over if another process has it too, if stdio or an io_uring may use it, or if TCP has sent bytes of it twice."
             }
             Obstacle::UntoldUse => "Ask as root after some use: that distinguishes the two.",
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
@@ -179,7 +179,7 @@ impl fmt::Display for Obstacle {
                 "it uses the connection past shunt: by its own system calls, or by functions of libc that a library has looked up",
             ),
             Obstacle::BeforeAttach => f.write_str(
-                "the connection is older than `shunt attach`, which has entered the program, or is used past shunt",
+                "the connection is older than `shunt attach`, which could not take it over, or is used past shunt",
             ),
             Obstacle::UntoldUse => f.write_str("the connection has hardly been used yet, or is used past shunt"),
             Obstacle::Setuid => f.write_str("it is setuid, so the dynamic linker ignores LD_PRELOAD"),

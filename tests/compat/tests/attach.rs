@@ -190,41 +190,153 @@ fn jvm_goes_on() {
     });
 }
 
-/// The shim sees neither end of a connection that is older than it.
+/// When the clients are entered.
+#[derive(Clone, Copy, PartialEq)]
+enum Then {
+    /// While the server still waits for their offers.
+    Soon,
+    /// After the server has given these up.
+    Late,
+}
+
+/// Enters a server and the clients that it has already. Their connections must move to shared
+/// memory, whichever program is entered first, and go on after the server is left.
+fn enter_both(host: &Host, server: &Program, port: u16, style: &str, then: Then) {
+    host.wait_for_port(port);
+    let broker = host.broker_socket().to_string_lossy().into_owned();
+    // `shunt explain` reads there where the broker is.
+    let old = clients(host, port, "end.old", style).native().env("SHUNT_BROKER", &broker).start("old");
+    let transport = host.watch_transport();
+    wait_for_connections(server, CONNECTIONS);
+    let told = done(host, "attach", server.pid());
+    assert!(told.contains(&format!("and {CONNECTIONS} of those")), "{told}");
+    if then == Then::Late {
+        wait_until_given_up(host, server.pid());
+    }
+    done(host, "attach", old.pid());
+    transport.wait_for_shm(port, CONNECTIONS, SOON);
+    done(host, "detach", server.pid());
+    end(host, old, "end.old");
+}
+
+/// Waits until the process has given up the offers of all connections, because no other end was
+/// offered.
+fn wait_until_given_up(host: &Host, pid: u32) {
+    let begin = Instant::now();
+    loop {
+        let output = command(host, "status")
+            .args(["--json", "--program", &pid.to_string()])
+            .arg("--broker")
+            .arg(host.broker_socket())
+            .output()
+            .expect("the command is there");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let status: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let given_up = &status["processes"][0]["bypasses"]["peer_not_offered"];
+        if given_up.as_u64().is_some_and(|count| count >= CONNECTIONS as u64) {
+            return;
+        }
+        assert!(begin.elapsed() < SOON, "{text}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn own_server_with_its_clients(style: &'static str, then: Then) {
+    under_shunt(LIMIT, move |host| {
+        compile(host, "running", &[]);
+        let port = host.port();
+        let threads = 3 * CONNECTIONS;
+        let server = host
+            .program("./running")
+            .args([&port.to_string(), &threads.to_string(), style])
+            .native()
+            .env("SHUNT_BROKER", host.broker_socket())
+            .start("server");
+        enter_both(host, &server, port, "successor", then);
+        host.write("end", "");
+        let ended = server.wait(SOON);
+        assert!(ended.success(), "{}{}", ended.stdout, ended.stderr);
+    });
+}
+
 #[test]
-fn connection_from_before_has_a_reason_of_its_own() {
+fn connections_from_before_move_with_one_epoll_instance() {
+    own_server_with_its_clients("epoll", Then::Soon);
+}
+
+#[test]
+fn connections_from_before_move_with_an_epoll_instance_for_each_thread() {
+    own_server_with_its_clients("each", Then::Soon);
+}
+
+#[test]
+fn connections_from_before_move_with_threads_that_block_in_read() {
+    own_server_with_its_clients("blocking", Then::Soon);
+}
+
+#[test]
+fn connections_from_before_move_under_signals() {
+    own_server_with_its_clients("signals", Then::Soon);
+}
+
+#[test]
+fn connections_whose_other_end_is_entered_late_move() {
+    own_server_with_its_clients("epoll", Then::Late);
+    own_server_with_its_clients("blocking", Then::Late);
+}
+
+/// A stream of stdio has the connection too, so it is not taken over.
+#[test]
+fn connection_that_cannot_be_taken_over_has_a_reason_of_its_own() {
     under_shunt(LIMIT, |host| {
         compile(host, "running", &[]);
         let port = host.port();
-        let server = host.program("./running").args([&port.to_string(), "9", "epoll"]).native();
-        // `shunt explain` reads there where the broker is.
-        let broker = host.broker_socket().to_string_lossy().into_owned();
-        let server = server.env("SHUNT_BROKER", &broker).start("server");
+        let server = host.program("./running").args([&port.to_string(), "9", "epoll"]).start("server");
         host.wait_for_port(port);
-        let old = clients(host, port, "end.old", "successor").native();
-        let old = old.env("SHUNT_BROKER", &broker).start("old");
-        wait_for_connections(&server, CONNECTIONS);
-        done(host, "attach", server.pid());
-        done(host, "attach", old.pid());
+        let code = format!(
+            "import ctypes, socket\n\
+             connection = socket.create_connection(('127.0.0.1', {port}))\n\
+             libc = ctypes.CDLL(None)\n\
+             libc.fdopen.restype = ctypes.c_void_p\n\
+             assert libc.fdopen(connection.fileno(), b'r+')\n\
+             print('ready')\n\
+             while True:\n    connection.sendall(b'a')\n    assert connection.recv(1) == b'b'"
+        );
+        let broker = host.broker_socket().to_string_lossy().into_owned();
+        let client = host.program("/usr/bin/python3").args(["-u", "-c", &code]).native();
+        // `shunt explain` reads there where the broker is.
+        let mut client = client.env("SHUNT_BROKER", &broker).start("client");
+        client.wait_for_output("ready", SOON);
+        let told = done(host, "attach", client.pid());
+        assert!(told.contains("none of those that it has"), "{told}");
         let begin = Instant::now();
-        let explained = || {
-            let mut explain = command(host, "explain");
-            let output =
-                explain.arg(old.pid().to_string()).env("SHUNT_BROKER", host.broker_socket()).output();
-            String::from_utf8_lossy(&output.expect("the command is there").stdout).into_owned()
-        };
         loop {
-            let text = explained();
+            let explain =
+                command(host, "explain").arg(client.pid().to_string()).env("SHUNT_BROKER", &broker).output();
+            let text = String::from_utf8_lossy(&explain.expect("the command is there").stdout).into_owned();
             if text.contains("before_attach") {
                 break;
             }
             assert!(begin.elapsed() < SOON, "{text}");
             std::thread::sleep(Duration::from_millis(100));
         }
-        end(host, old, "end.old");
+        drop(client);
         host.write("end", "");
         let ended = server.wait(SOON);
         assert!(ended.success(), "{}{}", ended.stdout, ended.stderr);
+    });
+}
+
+/// The only thread executes all functions of both. Afterwards it must be as before.
+#[test]
+fn program_with_one_thread_is_entered_and_left() {
+    under_shunt(LIMIT, |host| {
+        let code = "import time; print('ready'); time.sleep(1000)";
+        let mut program = host.program("/usr/bin/python3").args(["-u", "-c", code]).native().start("one");
+        program.wait_for_output("ready", SOON);
+        done(host, "attach", program.pid());
+        done(host, "detach", program.pid());
+        assert!(program.is_running());
     });
 }
 

@@ -36,6 +36,36 @@ pub enum Opener {
     Peer,
 }
 
+/// Returns which end of an established connection called connect. The caller has not seen how the
+/// socket was made.
+///
+/// The kernel counts the SYN of that end as acknowledged, but not as sent. Its count of sent bytes
+/// is exact only if it has sent nothing twice. So this returns `None` after a retransmission, and
+/// if the counts do not settle. The caller makes sure that no thread sends meanwhile.
+pub fn opener(fd: impl AsFd) -> Option<Opener> {
+    /// TCPI_OPT_SYN_DATA (linux/tcp.h): bytes of the stream were in the SYN.
+    const SYN_DATA: u8 = 32;
+    let fd = fd.as_fd();
+    for _ in 0..ATTEMPTS {
+        let before = info(fd).ok()?;
+        let queued = outq(fd).ok()?;
+        let after = info(fd).ok()?;
+        if before.progress() != after.progress() {
+            continue;
+        }
+        if after.state != ESTABLISHED || after.bytes_retrans != 0 || after.options & SYN_DATA != 0 {
+            return None;
+        }
+        let in_flight = queued.checked_sub(u64::from(after.notsent_bytes))?;
+        return match (after.bytes_acked + in_flight).checked_sub(after.bytes_sent) {
+            Some(0) => Some(Opener::Peer),
+            Some(1) => Some(Opener::Us),
+            _ => None,
+        };
+    }
+    None
+}
+
 /// Returns the number of bytes that the program has written to this socket. Returns `None` if the
 /// counts do not settle or the socket is no longer connected. The direction must then stay on TCP.
 ///
@@ -170,7 +200,9 @@ fn acknowledged_and_queued(fd: BorrowedFd<'_>) -> Result<Option<u64>> {
 #[repr(C)]
 struct Info {
     state: u8,
-    _bytes: [u8; 7],
+    _bytes: [u8; 4],
+    options: u8,
+    _scales: [u8; 2],
     _words: [u32; 19],
     advertised_mss: u32,
     _more_words: [u32; 4],
@@ -188,6 +220,7 @@ struct Info {
     bytes_retrans: u64,
 }
 
+const _: () = assert!(std::mem::offset_of!(Info, options) == 5);
 const _: () = assert!(std::mem::offset_of!(Info, bytes_acked) == 120);
 const _: () = assert!(std::mem::offset_of!(Info, advertised_mss) == 84);
 const _: () = assert!(std::mem::offset_of!(Info, notsent_bytes) == 144);
@@ -403,6 +436,31 @@ mod tests {
         assert_eq!(taken, 20_000);
         while writer.write(&[0; 20_000]).is_ok() {}
         assert!(send_room(writer.as_fd()).unwrap() < 20_000);
+    }
+
+    #[test]
+    fn the_opener_is_known_at_any_time_of_an_established_connection() {
+        for (mut writer, mut reader, role) in both_ways() {
+            let other = if role == Opener::Us { Opener::Peer } else { Opener::Us };
+            let check = |writer: &TcpStream, reader: &TcpStream| {
+                assert_eq!((opener(writer), opener(reader)), (Some(role), Some(other)));
+            };
+            check(&writer, &reader);
+            for round in 1..100usize {
+                writer.write_all(&vec![1; round * 7]).unwrap();
+                check(&writer, &reader);
+                reader.read_exact(&mut vec![0; round * 5]).unwrap();
+                check(&writer, &reader);
+            }
+            // Bytes that wait for room are not sent yet.
+            writer.set_nonblocking(true).unwrap();
+            while writer.write(&[1; 50_000]).is_ok() {}
+            check(&writer, &reader);
+            writer.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(opener(&writer), None);
+        }
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        assert_eq!(opener(&listener), None);
     }
 
     #[test]

@@ -16,7 +16,8 @@
 //! returns to a signal frame, with which the kernel restores the thread's registers and its signal
 //! mask. So the program goes on even if this process is killed at any point.
 //!
-//! Modules: `process` reads /proc. `image` finds functions in files. `threads` stops threads and
+//! Modules: `process` reads /proc. `others` finds out what other processes have. `sockets` lists
+//! those of the program alone. `image` finds functions in files. `threads` stops threads and
 //! executes functions on them. `waits` finds epoll instances and the threads that wait in them.
 //! `sweep` searches the memory for addresses.
 
@@ -25,9 +26,13 @@
 #[cfg(target_arch = "x86_64")]
 mod image;
 #[cfg(target_arch = "x86_64")]
+mod others;
+#[cfg(target_arch = "x86_64")]
 mod process;
 #[cfg(target_arch = "x86_64")]
 mod session;
+#[cfg(target_arch = "x86_64")]
+mod sockets;
 #[cfg(target_arch = "x86_64")]
 mod sweep;
 #[cfg(target_arch = "x86_64")]
@@ -49,6 +54,8 @@ pub struct Attached {
     pub redirected: usize,
     /// The number of epoll instances that the program has.
     pub instances: usize,
+    /// The number of connections that were taken over.
+    pub connections: usize,
 }
 
 /// The state of the library in a program under shunt.

@@ -12,11 +12,12 @@ use shunt_abi::reason::Reason;
 use shunt_sys::Errno;
 
 use crate::image::Image;
+use crate::others::Others;
 use crate::process::{Mapping, Process};
 use crate::sweep::{self, Redirects};
 use crate::threads::{Caller, Libc, Place, Thread, each_register};
-use crate::waits;
 use crate::{Attached, Detached, Refusal, View};
+use crate::{sockets, waits};
 
 /// How often a step is tried that depends on what threads are doing.
 const TRIES: u32 = 100;
@@ -283,7 +284,7 @@ fn enter(
     plan: &Plan,
     objects: &Objects,
 ) -> Result<Option<Attached>, Refusal> {
-    let mut others = waits::Others::default();
+    let mut others = Others::default();
     others.ask(process)?;
     let begin = Instant::now();
     let threads = stop_others(process, caller.id())?;
@@ -313,8 +314,9 @@ fn enter(
             }
         }
     }
-    let words = waits::describe(&instances);
-    if words.len() as u64 > plan.instances[1].load(Relaxed) {
+    let mut words = waits::describe(&instances);
+    words.extend(sockets::describe(&sockets::list(process, &others)?));
+    if words.len() as u64 > plan.room[1].load(Relaxed) {
         return Err(Refusal::Version);
     }
     let mut changes = sweep::find(process, &redirects, &pairs(process, &plan.untouched)?)?;
@@ -331,13 +333,19 @@ fn enter(
     }
     caller.change_own(|value| redirects.of(value))?;
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    process.write(plan.instances[0].load(Relaxed), &bytes)?;
+    process.write(plan.room[0].load(Relaxed), &bytes)?;
     caller.call(library.function("shunt_commit")?, &[], |_| [0; 4])?;
+    let connections = library.read(process)?.connections.load(Relaxed);
     process.write(plan.switch.load(Relaxed), &1_u32.to_ne_bytes())?;
     let state = std::mem::offset_of!(Plan, state) as u64;
     process.write(library.plan + state, &(State::On as u64).to_ne_bytes())?;
     drop(threads);
-    Ok(Some(Attached { stopped: begin.elapsed(), redirected: changes.len(), instances: instances.len() }))
+    Ok(Some(Attached {
+        stopped: begin.elapsed(),
+        redirected: changes.len(),
+        instances: instances.len(),
+        connections: connections as usize,
+    }))
 }
 
 /// Stops all threads but the caller.

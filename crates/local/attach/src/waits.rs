@@ -5,15 +5,14 @@
 //! library).
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::ops::Range;
-use std::path::Path;
 
 use shunt_abi::plan::NO_MORE;
 use shunt_sys::proc::Fields;
 use shunt_sys::trace;
 
 use crate::Refusal;
+use crate::others::{Kind, Others, descriptors};
 use crate::process::Process;
 
 const POLL: i64 = 7;
@@ -34,46 +33,11 @@ pub(crate) struct Instance {
     pub(crate) waits: BTreeSet<i32>,
 }
 
-/// Returns the fds of the epoll instances of a process. Returns `None` if it cannot be asked.
-fn instances_of(pid: i32) -> Option<Vec<i32>> {
-    let listed = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    let is_instance =
-        |path: &Path| fs::read_link(path).is_ok_and(|target| target == Path::new("anon_inode:[eventpoll]"));
-    let mut fds: Vec<i32> = listed
-        .flatten()
-        .filter(|entry| is_instance(&entry.path()))
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect();
-    fds.sort_unstable();
-    Some(fds)
-}
-
-/// The epoll instances of other processes.
-#[derive(Debug, Default)]
-pub(crate) struct Others {
-    /// The processes that have been asked.
-    asked: BTreeSet<i32>,
-    instances: Vec<(i32, i32)>,
-}
-
-impl Others {
-    /// Asks the processes that have not been asked. Most are asked before the program is stopped,
-    /// since only a new process can have got an instance from it meanwhile.
-    pub(crate) fn ask(&mut self, process: &Process) -> Result<(), Refusal> {
-        for entry in fs::read_dir("/proc").map_err(Refusal::Unreadable)?.flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            if pid != process.pid && self.asked.insert(pid) {
-                let fds = instances_of(pid).unwrap_or_default();
-                self.instances.extend(fds.into_iter().map(|fd| (pid, fd)));
-            }
-        }
-        Ok(())
-    }
-}
-
 /// Lists the epoll instances of the stopped program.
 pub(crate) fn list(process: &Process, others: &Others) -> Result<Vec<Instance>, Refusal> {
-    let fds = instances_of(process.pid).ok_or(Refusal::Gone)?;
+    let held = descriptors(process.pid).ok_or(Refusal::Gone)?;
+    let fds: Vec<i32> =
+        held.into_iter().filter(|(_, kind)| *kind == Kind::Instance).map(|(fd, _)| fd).collect();
     let lists: Vec<Vec<i32>> = fds.iter().map(|fd| registered(process.pid, *fd)).collect();
     let own = fds.iter().map(|fd| (process.pid, *fd));
     let all: Vec<(i32, i32)> = own.chain(others.instances.iter().copied()).collect();

@@ -22,7 +22,7 @@ use crate::base::signal::{self, Shield};
 use crate::base::{alloc, budget, clib, errno, private, process, table, thread, waiter};
 use crate::broker::control;
 use crate::epoll;
-use crate::life::{attach, census, unread_timeout};
+use crate::life::{attach, census, earlier_calls, unread_timeout};
 use crate::ops::{descriptors, ring};
 use crate::program::sandbox;
 use crate::socket::endpoint::{self, Endpoint, Event};
@@ -85,6 +85,7 @@ fn hold_locks() -> bool {
     control::hold_lock();
     links::hold_lock();
     epoll::hold_locks();
+    earlier_calls::hold_lock();
     let ready = endpoint::hold_locks();
     budget::hold_lock();
     process::hold_lock();
@@ -105,6 +106,7 @@ unsafe fn release_locks() {
         process::release_lock();
         budget::release_lock();
         endpoint::release_locks();
+        earlier_calls::release_lock();
         epoll::release_locks();
         links::release_lock();
         control::release_lock();
@@ -217,6 +219,7 @@ pub(crate) fn stray() {
         private::after_fork_in_child();
         control::disown();
         endpoint::reset_locks();
+        earlier_calls::reset_lock();
         epoll::reset_locks();
         FORKING.reset();
         ring::reset_locks();

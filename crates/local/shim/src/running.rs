@@ -7,7 +7,7 @@
 //!   dlopen, on a thread that waits ───────> is_late(): nothing begins
 //!   shunt_prepare ────────────────────────> lists what to redirect; stays off
 //!   stops all threads, redirects the calls
-//!   shunt_commit ─────────────────────────> takes over signal handlers and epoll instances
+//!   shunt_commit ─────────────────────────> takes over signal handlers, epoll instances, connections
 //!   writes 1 to the switch, and `On` ─────> on
 //! ```
 //!
@@ -28,11 +28,12 @@ use crate::base::{budget, clib, errno, panic, process, real, spin, split, thread
 use crate::life::census;
 use crate::life::census::bindings::{self, Unfit};
 use crate::life::{attach, untracked};
-use crate::program::{handover, sanitizer};
+use crate::ops::descriptors;
+use crate::program::{earlier_connections, handover, sanitizer};
 use crate::socket::endpoint;
 use crate::{epoll, fork, hooks};
 
-/// The room for descriptions of epoll instances, in words.
+/// The room for descriptions of epoll instances and sockets, in words.
 const ROOM: usize = 64 * 1024;
 
 /// Returns whether this library has been loaded after libc, hence not by LD_PRELOAD. Then nothing
@@ -110,8 +111,8 @@ unsafe fn prepare(plan: &Plan, settings: *const c_char) {
         plan.linker.store(linkers_record() as u64, Relaxed);
         plan.switch.store(process::switch().addr() as u64, Relaxed);
         let words = vec![NO_MORE; ROOM].leak();
-        plan.instances[0].store(words.as_ptr().addr() as u64, Relaxed);
-        plan.instances[1].store(ROOM as u64, Relaxed);
+        plan.room[0].store(words.as_ptr().addr() as u64, Relaxed);
+        plan.room[1].store(ROOM as u64, Relaxed);
         fork::install();
     }
     let refuse = |refusal: Refusal| plan.refusal.store(refusal as u64, Relaxed);
@@ -147,8 +148,10 @@ pub extern "C" fn shunt_commit() {
     let before = errno::get();
     {
         let _shield = Shield::raise();
-        let words = plan.instances[0].load(Relaxed) as *const u64;
-        // SAFETY: `shunt attach` has written to the buffer of `shunt_prepare`, and ended its text.
+        // An attachment that was killed here has left descriptors, which may name other files now.
+        descriptors::forget_all();
+        let words = plan.room[0].load(Relaxed) as *const u64;
+        // SAFETY: `shunt attach` has written to the buffer of `shunt_prepare`, and ended both lists.
         let mut words = (0..ROOM).map(|index| unsafe { words.add(index).read() });
         while let Some(fd) = words.next().filter(|fd| *fd != NO_MORE) {
             let may_be_shared = words.next() != Some(0);
@@ -157,6 +160,11 @@ pub extern "C" fn shunt_commit() {
             epoll::take_in_of_running(fd as i32, may_be_shared, waits);
         }
         signal::adopt_handlers();
+        let mut sockets = Vec::new();
+        while let Some(count) = words.next().filter(|count| *count != NO_MORE) {
+            sockets.push(words.by_ref().take(count as usize).map(|fd| fd as i32).collect());
+        }
+        plan.connections.store(earlier_connections::take_in(&sockets) as u64, Relaxed);
     }
     errno::set(before);
 }

@@ -32,30 +32,32 @@ pub(crate) const ADOPTION: Rank = 6;
 pub(crate) const EPOLL: Rank = 7;
 /// The list of free epoll instances.
 pub(crate) const EPOLL_LIST: Rank = 8;
+/// The threads that may be in calls from before.
+pub(crate) const EARLIER_CALLS: Rank = 9;
 /// The sending side of an endpoint,
-pub(crate) const SENDING: Rank = 9;
+pub(crate) const SENDING: Rank = 10;
 /// its receiving side,
-pub(crate) const RECEIVING: Rank = 10;
+pub(crate) const RECEIVING: Rank = 11;
 /// its epoll instances,
-pub(crate) const ENDPOINT_EPOLLS: Rank = 11;
+pub(crate) const ENDPOINT_EPOLLS: Rank = 12;
 /// and what the kernel's counts lack.
-pub(crate) const UNCOUNTED: Rank = 12;
+pub(crate) const UNCOUNTED: Rank = 13;
 /// The list of free endpoints.
-pub(crate) const ENDPOINT_LIST: Rank = 13;
+pub(crate) const ENDPOINT_LIST: Rank = 14;
 /// The mapping of a link.
-pub(crate) const MAPPING: Rank = 14;
+pub(crate) const MAPPING: Rank = 15;
 /// Memory for a query of the limits.
-pub(crate) const BUDGET: Rank = 15;
+pub(crate) const BUDGET: Rank = 16;
 /// One thread waits for a private descriptor at a time.
-pub(crate) const PRIVATE: Rank = 16;
+pub(crate) const PRIVATE: Rank = 17;
 /// The rows of the page.
-pub(crate) const ROWS: Rank = 17;
+pub(crate) const ROWS: Rank = 18;
 /// The program's signal actions.
-pub(crate) const ACTIONS: Rank = 18;
+pub(crate) const ACTIONS: Rank = 19;
 /// The numbers of intercepted system calls.
-pub(crate) const CALL_NUMBERS: Rank = 19;
+pub(crate) const CALL_NUMBERS: Rank = 20;
 /// The allocator, which any code may need.
-pub(crate) const HEAP: Rank = 20;
+pub(crate) const HEAP: Rank = 21;
 
 /// The ranks of the locks that a thread holds, as a set of bits. Only debug builds keep them.
 #[cfg(debug_assertions)]

@@ -13,6 +13,7 @@
 //!   | <-------------------- Link (memfd)   |  once for each link
 //!   | Mapped ----------------------------> |  the broker seals the memory once both ends have it
 //!   | <------------- Pair (ticket, conn)   |  attach the endpoint; or Refused (ticket, reason)
+//!   | GiveUp (ticket) -------------------> |  there is no other end; Wanted (ticket) if it comes
 //!   | Release (conn) --------------------> |  it is detached; or Leave, see `release_after`
 //! ```
 //!
@@ -35,7 +36,7 @@ use std::sync::atomic::Ordering::*;
 use rustix::io::Errno;
 use shunt_abi::address::to_octets;
 use shunt_abi::control::{
-    self as message, Announce, DecodeError, Doorbell, Hello, Leave, MAX_MESSAGE, Mapped, Offer, Pair,
+    self as message, Announce, DecodeError, Doorbell, GiveUp, Hello, Leave, MAX_MESSAGE, Mapped, Offer, Pair,
     PeerDoorbell, Release, Reply, Request, Unlink, Withdraw,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
@@ -55,7 +56,7 @@ use crate::base::{code, process};
 use crate::broker::presence;
 use crate::broker::pulse::{Pulse, State};
 use crate::epoll;
-use crate::life::{attach, untracked};
+use crate::life::{attach, earlier_calls, untracked};
 use crate::socket::endpoint::{self, Endpoint, Event, NEVER, Phase};
 use crate::socket::keepalive::Silence;
 use crate::socket::links::{Attachment, Identity, Link, Peer, Pin};
@@ -127,6 +128,8 @@ type LinkName = (u32, u64, u32);
 enum Deed {
     Adopt(EndpointRef, Pin, Silence),
     Refuse(EndpointRef, Reason),
+    /// The other ends of these endpoints, which were missing, are offered now.
+    Reopen(Vec<EndpointRef>),
     Retire(&'static Link),
     /// This process has no descriptor left for a doorbell of the peer: all connections with the
     /// peer fall back.
@@ -166,6 +169,7 @@ impl From<Reason> for Later {
                 | Reason::Shared
                 | Reason::Stdio
                 | Reason::NewCode
+                | Reason::EarlierCall
         );
         Later::After(reason, if may_pass { RETRY_AFTER } else { u32::MAX })
     }
@@ -223,6 +227,9 @@ fn carry_out(deeds: Vec<Deed>) {
                     }
                 }
             }
+            Deed::Reopen(names) => earlier_calls::begin(|| {
+                names.into_iter().filter_map(EndpointRef::resolve).for_each(Endpoint::reopen);
+            }),
             Deed::Retire(link) => retire(link),
             Deed::Mute(peer) => {
                 for endpoint in
@@ -350,7 +357,8 @@ enum Attempt {
 
 fn attempt(endpoint: &'static Endpoint, fd: RawFd) -> Attempt {
     let shared = || (endpoint.phase().is_idle() && epoll::is_shared(endpoint)).then_some(Reason::Shared);
-    let against = code::objection().or_else(shared);
+    let under_way = || earlier_calls::may_be_in_progress(endpoint).then_some(Reason::EarlierCall);
+    let against = code::objection().or_else(shared).or_else(under_way);
     let mut deeds = Vec::new();
     let verdict = {
         let Some(mut control) = CONTROL.try_lock() else { return Attempt::Done };
@@ -459,7 +467,9 @@ pub(crate) fn give_up_if_alone(endpoint: &Endpoint) -> bool {
         endpoint.bar(Reason::PeerNotOffered);
         endpoint.change(Event::EndOffer);
     }
-    withdraw(endpoint);
+    peer_locality::unpaired(endpoint);
+    let ticket = endpoint.reference().pack();
+    CONTROL.lock().tell(Request::GiveUp(GiveUp { ticket }));
     postpone(endpoint, Reason::PeerNotOffered, NEVER);
     false
 }
@@ -951,6 +961,14 @@ impl Control {
             (Reply::Refused(body), None) => {
                 let reason = Reason::parse(body.reason as u16).unwrap_or(Reason::NotTcp);
                 deeds.push(Deed::Refuse(EndpointRef::unpack(body.ticket), reason));
+            }
+            (Reply::Wanted(body), None) => {
+                let name = EndpointRef::unpack(body.ticket);
+                // All threads are listed once for many messages.
+                match deeds.last_mut() {
+                    Some(Deed::Reopen(names)) => names.push(name),
+                    _ => deeds.push(Deed::Reopen(vec![name])),
+                }
             }
             (Reply::PeerGone(body), None) => self.forget_peer(body.peer, deeds),
             (Reply::Unlink(body), None) => self.unlink(body, deeds),

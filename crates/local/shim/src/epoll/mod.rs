@@ -84,8 +84,8 @@ use report::Memory;
 pub(crate) use report::Report;
 use room::RoomWaits;
 pub(crate) use shared::{
-    be_born, change_program, forget_child, hand_on, is_instance, is_shared, list_unknown, pass_beyond, share,
-    stay, take_in, take_in_of_running,
+    be_born, change_program, forget_child, hand_on, is_instance, is_shared, learn_of_running, list_unknown,
+    pass_beyond, share, stay, take_in, take_in_of_running,
 };
 pub(crate) use sleep_bound::{DEGRADED_NANOS, SleepBound, until_known};
 use sleeps::Sleeps;

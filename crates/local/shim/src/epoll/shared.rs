@@ -188,6 +188,12 @@ pub(crate) fn take_in_of_running(fd: RawFd, may_be_shared: bool, waits: Vec<i32>
     }
 }
 
+/// Learns the registrations of all instances that [`take_in_of_running`] has tracked. Returns
+/// `false` if one of a connection cannot be matched with it.
+pub(crate) fn learn_of_running() -> bool {
+    in_use().all(|epoll| epoll.inner.lock().learn(epoll))
+}
+
 /// Returns how many registrations an unknown instance has, and whether one is a connection that
 /// this program has made. Such a one was registered by a call past libc, and is waited for in that
 /// way too. A connection that was handed to this program may have been registered by another one.

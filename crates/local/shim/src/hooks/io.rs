@@ -11,6 +11,7 @@ use shunt_sys::memory::{self, most_at_once};
 use crate::base::signal::{self, Shield};
 use crate::base::undo_log::Held;
 use crate::base::{clib, errno, kernel, order, process, real, table};
+use crate::broker::control;
 use crate::life::{attach, resets};
 use crate::ops::socket_reference::SocketReference;
 use crate::ops::{self, descriptors, files, pipe, receive, send, undo};
@@ -149,6 +150,9 @@ fn unsettled<D: Direction>(fd: c_int, kernel: impl Fn() -> ssize_t) -> Result<&'
     if !endpoint.is_settled() {
         return Ok(endpoint);
     }
+    if !process::is_gate_open() {
+        take_messages();
+    }
     D::measure_before(endpoint);
     let result = kernel();
     if result > 0 {
@@ -156,6 +160,15 @@ fn unsettled<D: Direction>(fd: c_int, kernel: impl Fn() -> ssize_t) -> Result<&'
         D::measure_after(endpoint);
     }
     Err(result)
+}
+
+/// Takes messages of the broker, of which one may reopen a settled endpoint. Its process may make
+/// no other calls that take them.
+#[cold]
+#[inline(never)]
+fn take_messages() {
+    let _shield = Shield::raise();
+    control::poll_inbox();
 }
 
 #[inline]

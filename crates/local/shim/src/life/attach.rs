@@ -536,7 +536,7 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
         at.map(Attachment::pin)
     };
     offer_policy::note_end(endpoint);
-    if endpoint.phase() == Phase::Offered {
+    if endpoint.phase() == Phase::Offered || endpoint.barred() == Some(Reason::PeerNotOffered) {
         WITHDRAW.call(endpoint.reference());
     }
     epoll::forget_everywhere(endpoint);

@@ -3,6 +3,7 @@
 
 pub(crate) mod attach;
 pub(crate) mod census;
+pub(crate) mod earlier_calls;
 pub(crate) mod ending;
 pub(crate) mod idle;
 pub(crate) mod loads;

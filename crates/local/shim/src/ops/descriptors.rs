@@ -410,6 +410,21 @@ fn forget(old: Entry, fd: RawFd) {
     forget_in_sets(old, fd);
 }
 
+/// Forgets all descriptors. No connection has been offered, and no instance changed.
+pub(crate) fn forget_all() {
+    for (fd, _) in table::known(0, u32::MAX) {
+        let old = table::replace(fd, Entry::None);
+        match old {
+            Entry::Endpoint(name) => {
+                if let Some(endpoint) = name.resolve().filter(|endpoint| endpoint.drop_name()) {
+                    attach::after_close(endpoint);
+                }
+            }
+            old => forget_in_sets(old, fd),
+        }
+    }
+}
+
 /// Notes that `new` names what `old` does. In a child of vfork, `new` is the child's own, for the
 /// program that it becomes.
 pub(crate) fn duplicated(old: RawFd, new: RawFd) {

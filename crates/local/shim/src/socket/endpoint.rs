@@ -825,6 +825,17 @@ impl Endpoint {
         let _ = self.barred.fetch_update(SeqCst, SeqCst, becomes);
     }
 
+    /// Lets an endpoint whose other end was missing be offered again, at its next use. If its calls
+    /// were not counted meanwhile, it has to wait for these.
+    pub(crate) fn reopen(&self) {
+        let (_tx, _rx) = (self.tx.lock(), self.rx.lock());
+        let missing = Reason::PeerNotOffered as u32;
+        if self.barred.compare_exchange(missing, 0, SeqCst, SeqCst).is_ok() {
+            self.offer.set_awaits_calls(self.change(Event::Reopen));
+            self.offer.restart_with(1);
+        }
+    }
+
     /// Returns whether the endpoint is barred because processes may hold its socket that are not
     /// among its [holders](Self::holders).
     pub(crate) fn has_unlisted_holders(&self) -> bool {

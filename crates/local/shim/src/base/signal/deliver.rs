@@ -16,7 +16,7 @@
 //! ```
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::Ordering::*;
+use std::sync::atomic::{AtomicU64, Ordering::*};
 
 use libc::{siginfo_t, ucontext_t};
 
@@ -54,6 +54,27 @@ pub(crate) fn ring_bell_on_signal(waiter: Option<Slot>) {
     thread::this().bell.store(waiter.map_or(0, |slot| slot.0 as u32 + 1), Relaxed);
 }
 
+/// The handlers that run on any thread: how many have begun in the upper half, and how many run in
+/// the lower. One that is left by longjmp counts as running for good.
+static HANDLERS: AtomicU64 = AtomicU64::new(0);
+const BEGUN: u64 = 1 << 32;
+
+/// The handlers that have begun, and those that run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handlers(u64);
+
+/// Returns the present count of handlers.
+pub(crate) fn handlers() -> Handlers {
+    Handlers(HANDLERS.load(SeqCst))
+}
+
+impl Handlers {
+    /// Returns whether no handler has run from this count to a later one.
+    pub(crate) fn none_has_run(self, until: Handlers) -> bool {
+        self == until && self.0.is_multiple_of(BEGUN)
+    }
+}
+
 /// A handler of the program, with all arguments that the kernel may pass.
 type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
 
@@ -77,12 +98,14 @@ fn run(thread: &Thread, signal: c_int, info: &mut siginfo_t, context: &mut ucont
     let action = action::begin(signal);
     let itself = if action.flags & libc::SA_NODEFER == 0 { bit(signal) } else { 0 };
     set_mask(*mask_of(context) | action.mask | itself);
+    HANDLERS.fetch_add(BEGUN + 1, SeqCst);
     // SAFETY: the program's handler. A handler that takes only the signal number ignores the other
     // arguments.
     unsafe {
         let handler: Handler = std::mem::transmute(action.handler);
         handler(signal, info, std::ptr::from_mut(context).cast());
     }
+    HANDLERS.fetch_sub(1, SeqCst);
     let kind = if action.flags & libc::SA_RESTART != 0 { Ran::Restarting } else { Ran::Interrupting };
     // Calls in the handler have overwritten these two fields.
     thread.ran.store(if ran == Ran::Nothing as u32 { kind as u32 } else { ran }, Relaxed);

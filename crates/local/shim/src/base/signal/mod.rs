@@ -28,7 +28,7 @@ pub(crate) use announced::{announce, calls_on, count_own_calls, has_announced, u
 pub(crate) use cancel::{cancel, point, set_type, without};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use deliver::trampoline as handler;
-pub(crate) use deliver::{Ran, ring_bell_on_signal, take_ran};
+pub(crate) use deliver::{Ran, handlers, ring_bell_on_signal, take_ran};
 pub(crate) use shield::{Brief, Shield, has_deferred, is_due, open};
 
 /// Signals that a thread raises by its own instructions. They are never deferred, since the code

@@ -27,6 +27,9 @@ pub(crate) struct OfferClock {
     distance: AtomicU32,
     /// Set when the peer is known to be on another host.
     is_remote: AtomicBool,
+    /// Set while calls may be in progress that were not counted, so the endpoint is not offered.
+    /// See [`crate::life::earlier_calls`].
+    awaits_calls: AtomicBool,
 }
 
 impl OfferClock {
@@ -102,14 +105,25 @@ impl OfferClock {
         self.is_remote.load(Relaxed)
     }
 
+    /// Returns whether calls may be in progress that were not counted.
+    #[inline]
+    pub(crate) fn awaits_calls(&self) -> bool {
+        self.awaits_calls.load(Acquire)
+    }
+
+    pub(crate) fn set_awaits_calls(&self, awaits: bool) {
+        self.awaits_calls.store(awaits, Release);
+    }
+
     pub(super) fn reset(&self) {
-        let OfferClock { operations, limit, offered_at, message, distance, is_remote } = self;
+        let OfferClock { operations, limit, offered_at, message, distance, is_remote, awaits_calls } = self;
         operations.store(0, Relaxed);
         limit.store(NEVER, Relaxed);
         offered_at.store(0, Relaxed);
         message.store(0, Relaxed);
         distance.store(0, Relaxed);
         is_remote.store(false, Relaxed);
+        awaits_calls.store(false, Relaxed);
     }
 
     /// Sets each field to a value that no new endpoint has.
@@ -121,6 +135,7 @@ impl OfferClock {
         self.set_message(5);
         self.set_distance(6);
         self.note_remote();
+        self.set_awaits_calls(true);
     }
 }
 

@@ -7,6 +7,7 @@
 //! | `Attach` | `Attached` | `Attached` | | |
 //! | `Detach` | | | `Tcp` | |
 //! | `Settle` | `Settled` | | | |
+//! | `Reopen` | | | | `Tcp` |
 //! | `Free` | `Tcp` | `Tcp` | `Tcp` | `Tcp` |
 //!
 //! An empty place means that the event does nothing in that phase. A test compares this table, and
@@ -15,7 +16,8 @@
 //! Example: a program uses a connection several times, so the shim offers it to the broker
 //! (`Offered`). The broker pairs it with the other end (`Attached`). Later one end falls back to
 //! TCP. Once both lanes are drained, the endpoint is detached (`Tcp`), and may be offered again. An
-//! option that a lane does not emulate bars the endpoint, and its next use settles it (`Settled`).
+//! option that a lane does not emulate bars the endpoint, and its next use settles it (`Settled`). If
+//! the other end of a connection was missing and is offered at last, the endpoint is reopened.
 //!
 //! The data of each phase is elsewhere: of `Tcp` and `Offered` in the
 //! [`OfferClock`](super::offer_clock::OfferClock), of `Attached` in the two directions, and the
@@ -41,7 +43,7 @@ use std::sync::atomic::{AtomicU64, Ordering, Ordering::*};
 pub(crate) enum Phase {
     /// Attached to a link: calls take the locks.
     Attached = 0,
-    /// On TCP for good: barred, and detached. Its data calls need not be counted (L4).
+    /// On TCP, and not offered again: barred, and detached. Its data calls need not be counted (L4).
     Settled = 1 << 62,
     /// On TCP, without a pending offer.
     Tcp = 2 << 62,
@@ -62,6 +64,8 @@ pub(crate) enum Event {
     Detach,
     /// A use finds that the endpoint is barred.
     Settle,
+    /// The bar is lifted. Calls may be in progress that were not counted.
+    Reopen,
     /// The slot is freed.
     Free,
 }
@@ -82,6 +86,7 @@ impl Phase {
             (Phase::Tcp | Phase::Offered, Event::Attach) => Some(Phase::Attached),
             (Phase::Attached, Event::Detach) => Some(Phase::Tcp),
             (Phase::Tcp, Event::Settle) => Some(Phase::Settled),
+            (Phase::Settled, Event::Reopen) => Some(Phase::Tcp),
             (_, Event::Free) => Some(Phase::Tcp),
             _ => None,
         }
@@ -174,8 +179,15 @@ mod tests {
     use super::*;
 
     const PHASES: [Phase; 4] = [Phase::Tcp, Phase::Offered, Phase::Attached, Phase::Settled];
-    const EVENTS: [Event; 6] =
-        [Event::Offer, Event::EndOffer, Event::Attach, Event::Detach, Event::Settle, Event::Free];
+    const EVENTS: [Event; 7] = [
+        Event::Offer,
+        Event::EndOffer,
+        Event::Attach,
+        Event::Detach,
+        Event::Settle,
+        Event::Reopen,
+        Event::Free,
+    ];
     const ENTRY: u64 = (1 << 59) - 1;
 
     /// Returns the transitions as a table in Markdown.
@@ -241,9 +253,9 @@ mod tests {
     }
 
     #[test]
-    fn a_settled_endpoint_stays_so_until_it_is_freed() {
+    fn a_settled_endpoint_stays_so_until_it_is_reopened_or_freed() {
         let leaves = |event: &Event| Phase::Settled.after(*event).is_some();
-        assert_eq!(EVENTS.into_iter().filter(leaves).collect::<Vec<_>>(), [Event::Free]);
+        assert_eq!(EVENTS.into_iter().filter(leaves).collect::<Vec<_>>(), [Event::Reopen, Event::Free]);
     }
 
     #[test]
