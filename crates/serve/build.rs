@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The builtin services, each a C file of that name. src/service/builtin.rs has the same list.
-const SERVICES: [&str; 7] = [
+const SERVICES: [&str; 8] = [
     "echo",
     "length-echo",
     "length-router",
+    "line-counter",
     "line-echo",
     "memcached-router",
     "redis-router",

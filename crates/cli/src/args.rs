@@ -619,6 +619,10 @@ pub(crate) enum ServeAction {
         /// Where to write them
         #[arg(long, value_name = "DIR", default_value = ".")]
         directory: PathBuf,
+        /// Begin with a service that has state: counters, a table, and a sequence number per
+        /// connection
+        #[arg(long)]
+        stateful: bool,
     },
     /// Compile a service, for the kernel and for user space, into NAME.bpf.o
     Build {
@@ -650,6 +654,17 @@ pub(crate) enum ServeAction {
         #[command(flatten)]
         control: ServeControl,
         /// Print everything it says as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the entries of a table of its state, or the value of a counter or histogram
+    Dump {
+        /// Its name, as in the service's source and in the status
+        #[arg(value_name = "NAME")]
+        name: String,
+        #[command(flatten)]
+        control: ServeControl,
+        /// Print it as JSON
         #[arg(long)]
         json: bool,
     },

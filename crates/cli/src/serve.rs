@@ -1,6 +1,7 @@
 //! `shunt serve`: runs, creates and checks services.
 
 mod process;
+mod state;
 mod supervisor;
 mod workshop;
 
@@ -12,8 +13,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     match &args.action {
         None => process::serve(args),
         Some(ServeAction::Status { control, json }) => process::status(&control.control, *json),
+        Some(ServeAction::Dump { name, control, json }) => state::dump(&control.control, name, *json),
         Some(ServeAction::Reload { control }) => process::reload(&control.control),
-        Some(ServeAction::New { name, directory }) => workshop::new(name, directory),
+        Some(ServeAction::New { name, directory, stateful }) => workshop::new(name, directory, *stateful),
         Some(ServeAction::Build { source, output, define }) => {
             workshop::build(source, output.as_deref(), define)
         }

@@ -45,6 +45,24 @@ fn the_document_leads_from_a_template_to_a_verified_service() {
     assert_eq!(last.lines().collect::<Vec<_>>(), promised);
 }
 
+#[test]
+fn the_document_leads_to_a_stateful_service() {
+    let directory = tempfile::tempdir().unwrap();
+    let document = include_str!("../../../docs/serve.md");
+    let section = document.split("\n## ").find(|section| section.starts_with("State\n")).unwrap();
+    let makes = |line: &&str| {
+        ["new", "build", "check"].iter().any(|word| line.starts_with(&format!("shunt serve {word}")))
+    };
+    let commands: Vec<&str> =
+        section.lines().filter_map(|line| line.strip_prefix("    ")).filter(makes).collect();
+    assert_eq!(commands.len(), 3, "{commands:?}");
+    let mut last = String::new();
+    for command in commands {
+        last = succeed(directory.path(), &command.split_whitespace().skip(1).collect::<Vec<_>>());
+    }
+    assert!(last.contains("6 tests passed, in user space and in the kernel"), "{last}");
+}
+
 /// A service that answers each line, with `body` in its `decide`.
 fn line_service(before: &str, body: &str) -> String {
     format!(
@@ -73,7 +91,7 @@ fn state_that_the_halves_would_not_share_is_refused_with_its_line() {
     for (before, body, place) in cases {
         write(directory.path(), &line_service(before, body));
         let said = fail(directory.path(), &["serve", "build", "mine.c"]);
-        assert!(said.contains(place) && said.contains("state"), "{said}");
+        assert!(said.contains(place) && said.contains("shunt_state"), "{said}");
         assert!(!directory.path().join("mine.bpf.o").exists());
     }
     write(

@@ -3,9 +3,9 @@
 //	shunt serve build NAME.c         makes NAME.bpf.o
 //	shunt serve check NAME.bpf.o     has the kernel verify it, and runs NAME.tests
 //
-// A service keeps no state: equal bytes always get an equal verdict. It runs in the kernel and in
-// user space, without a difference that it can see. It reads bytes only with shunt_peek and similar
-// functions, which never read beyond the available bytes.
+// This service keeps no state; `shunt serve new --stateful` makes one that does. It runs in the kernel
+// and in user space, without a difference that it can see. It reads bytes only with shunt_peek and
+// similar functions, which never read beyond the available bytes.
 
 #include <shunt/line.h>
 

@@ -2,7 +2,8 @@
 //!
 //! It explores every interleaving of the steps of four actors: the kernel's program, the kernel
 //! worker that writes redirected data, the iterator that takes sockets out of the map, and user
-//! space. The client's bytes are numbers. Each must reach the backend once and in order.
+//! space. The client's bytes are numbers. Each must reach the backend once and in order, and be counted
+//! in the connection's state once.
 
 use std::collections::HashSet;
 
@@ -23,6 +24,9 @@ struct State {
     /// The sockets that are in the map.
     client_is_in: bool,
     backend_is_in: bool,
+    deciding: Deciding,
+    /// The kernel's copy of the connection's state: how many bytes have been decided about.
+    kernel_session: u8,
     // State of the kernel.
     arrived: u8,
     /// Bytes in TCP that the program has not handled.
@@ -43,6 +47,19 @@ struct State {
     read: u8,
     moves: u8,
     offers: u8,
+    /// User space's copy of the connection's state.
+    user_session: u8,
+    /// A byte that the program has decided about, and user space has not read.
+    decided: Option<u8>,
+}
+
+/// The program's use of the connection's state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+enum Deciding {
+    #[default]
+    Idle,
+    Now,
+    Done(u8),
 }
 
 /// The program's step with the current byte.
@@ -52,24 +69,35 @@ enum Step {
     Idle,
     /// The mode has been loaded.
     Saw { is_kernels: bool },
+    /// The use of the connection's state has been announced.
+    Announced,
+    /// The mode has been checked once more.
+    Deciding,
     /// The byte has been counted as redirected.
     Counted,
+    /// The decision cannot be carried out.
+    Declined,
+    /// User space may follow the decision.
+    Handed,
     /// The byte has been counted as passed, but the mode is not cleared yet.
     Leaving,
     /// The byte has been counted as passed, but is not in the queue yet.
     Passing,
 }
 
-/// The conditions that the iterator checks before it removes a socket.
+/// The conditions that the iterator checks before it removes a socket, and the program before it
+/// decides.
 #[derive(Clone, Copy, Debug)]
 struct Care {
     /// The socket's lock is held, so the program is not running.
     locks: bool,
     /// All passed bytes were read.
     counts: bool,
+    /// The mode was checked after the use of the state was announced.
+    announces: bool,
 }
 
-const ALL: Care = Care { locks: true, counts: true };
+const ALL: Care = Care { locks: true, counts: true, announces: true };
 
 impl State {
     fn arrival(&self) -> Option<State> {
@@ -81,7 +109,7 @@ impl State {
 
     /// Returns the program's next step. With `gives_up` it meets an unusual message and gives the
     /// conversation back.
-    fn program(&self, gives_up: bool) -> Option<State> {
+    fn program(&self, gives_up: bool, care: Care) -> Option<State> {
         let mut next = self.clone();
         match self.step {
             Step::Idle if self.client_is_in && !self.tcp.is_empty() => {
@@ -104,20 +132,39 @@ impl State {
                 next.step = Step::Leaving;
             }
             Step::Saw { is_kernels: true } => {
-                next.redirected += 1;
-                next.step = Step::Counted;
+                next.deciding = Deciding::Now;
+                next.step = Step::Announced;
+            }
+            Step::Announced if self.is_kernels || !care.announces => next.step = Step::Deciding,
+            Step::Announced => {
+                next.deciding = Deciding::Idle;
+                next.passed += 1;
+                next.step = Step::Leaving;
+            }
+            Step::Deciding => {
+                next.kernel_session += 1;
+                next.redirected += u8::from(!gives_up);
+                next.step = if gives_up { Step::Declined } else { Step::Counted };
+            }
+            Step::Declined => {
+                next.deciding = Deciding::Done(self.byte);
+                next.step = Step::Handed;
+            }
+            Step::Handed => {
+                next.passed += 1;
+                next.step = Step::Leaving;
             }
             Step::Counted if self.is_kernels => {
                 // The kernel drops bytes that are redirected to a socket outside the map.
                 if self.backend_is_in {
                     next.backlog.push(self.byte);
                 }
+                next.deciding = Deciding::Idle;
                 next.step = Step::Idle;
             }
             Step::Counted => {
                 next.redirected -= 1;
-                next.passed += 1;
-                next.step = Step::Leaving;
+                next.step = Step::Declined;
             }
             Step::Leaving => {
                 next.is_kernels = false;
@@ -160,6 +207,21 @@ impl State {
         all
     }
 
+    /// Serves a byte in user space, which counts it unless the program did.
+    fn serve(&mut self, byte: u8) {
+        match self.decided {
+            Some(decided) if decided == byte => self.decided = None,
+            _ => self.user_session += 1,
+        }
+        self.backend.push(byte);
+    }
+
+    /// Returns true unless all bytes have been served, and the owner's state has not counted each once.
+    fn is_counted(&self) -> bool {
+        let session = if self.owns { self.user_session } else { self.kernel_session };
+        self.backend.len() != usize::from(ARRIVALS) || session == ARRIVALS
+    }
+
     fn user(&self) -> Vec<State> {
         let mut all = Vec::new();
         let mut add = |change: &dyn Fn(&mut State)| {
@@ -181,27 +243,37 @@ impl State {
             add(&|next| {
                 let byte = next.queue.remove(0);
                 next.read += 1;
-                next.backend.push(byte);
+                next.serve(byte);
             });
         }
         if self.owns && !self.client_is_in && !self.tcp.is_empty() {
             add(&|next| {
                 let byte = next.tcp.remove(0);
-                next.backend.push(byte);
+                next.serve(byte);
             });
         }
         if self.owns && is_in != (true, true) && self.moves < MOST {
             add(&|next| (next.client_is_in, next.backend_is_in) = (true, true));
         }
         let is_read = self.passed == self.read;
-        if self.owns && is_in == (true, true) && !self.is_kernels && is_read && self.moves < MOST {
-            add(&|next| (next.is_kernels, next.owns, next.moves) = (true, false, next.moves + 1));
+        let is_still = is_read && self.decided.is_none();
+        if self.owns && is_in == (true, true) && !self.is_kernels && is_still && self.moves < MOST {
+            add(&|next| {
+                next.kernel_session = next.user_session;
+                (next.is_kernels, next.owns, next.moves) = (true, false, next.moves + 1);
+            });
         }
         if !self.owns && !self.leaving {
             add(&|next| (next.is_kernels, next.leaving) = (false, true));
         }
-        if self.leaving && self.drained == self.redirected {
-            add(&|next| (next.leaving, next.owns) = (false, true));
+        if self.leaving && self.drained == self.redirected && self.deciding != Deciding::Now {
+            add(&|next| {
+                next.user_session = next.kernel_session;
+                if let Deciding::Done(byte) = std::mem::take(&mut next.deciding) {
+                    next.decided = Some(byte);
+                }
+                (next.leaving, next.owns) = (false, true);
+            });
         }
         if self.owns && is_in != (false, false) && self.offers < MOST {
             add(&|next| (next.offered, next.offers) = (Some(next.read), next.offers + 1));
@@ -211,7 +283,8 @@ impl State {
 }
 
 /// Explores all interleavings. Returns the number of states and how many of them have sockets out
-/// of the map after a stay in the kernel, or the first state in which a byte is lost or overtaken.
+/// of the map after a stay in the kernel, or the first state in which a byte is lost, overtaken, or not
+/// counted once.
 fn explore(care: Care) -> Result<(usize, usize), State> {
     let mut open = vec![State { owns: true, ..State::default() }];
     let (mut seen, mut out) = (HashSet::new(), 0);
@@ -220,10 +293,10 @@ fn explore(care: Care) -> Result<(usize, usize), State> {
             continue;
         }
         let in_order = (1..=ARRIVALS).take(state.backend.len());
-        if !in_order.eq(state.backend.iter().copied()) {
+        if !in_order.eq(state.backend.iter().copied()) || !state.is_counted() {
             return Err(state);
         }
-        let program = [false, true].into_iter().filter_map(|gives_up| state.program(gives_up));
+        let program = [false, true].into_iter().filter_map(|gives_up| state.program(gives_up, care));
         let kernel = program.chain(state.arrival()).chain(state.worker()).chain(state.iterator(care));
         let next: Vec<State> = kernel.chain(state.user()).collect();
         if next.is_empty() && state.backend.len() != usize::from(ARRIVALS) {
@@ -245,4 +318,5 @@ fn no_order_of_steps_loses_or_overtakes_a_byte() {
 fn nothing_that_the_iterator_looks_at_can_be_left_out() {
     assert!(explore(Care { locks: false, ..ALL }).is_err(), "the lock");
     assert!(explore(Care { counts: false, ..ALL }).is_err(), "the count");
+    assert!(explore(Care { announces: false, ..ALL }).is_err(), "the check after the announcement");
 }

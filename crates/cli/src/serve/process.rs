@@ -10,6 +10,7 @@ use serde_json::Value;
 use shunt_serve::engine::{self, Engine, Hashing, Options, Request};
 use shunt_serve::service::Watched;
 use shunt_serve::service::file::Program;
+use shunt_serve::service::store::Store;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::supervisor;
@@ -54,9 +55,12 @@ pub(super) fn reload(control: &Path) -> Result<()> {
 
 fn options(args: &ServeArgs) -> Result<Options> {
     let program = Program::open(args.service.as_deref().context("say which SERVICE")?)?;
+    let store = Store::new(program.native.state(), args.engine != ServeEngine::User)?;
+    let native = program.native.with_store(store.clone());
     Ok(Options {
-        service: if args.unverified { Arc::new(Watched(program.native)) } else { Arc::new(program.native) },
+        service: if args.unverified { Arc::new(Watched(native)) } else { Arc::new(native) },
         object: program.object,
+        store,
         verify: !args.unverified && !program.is_builtin,
         listen: args.listen.context("say --listen ADDRESS:PORT")?,
         backends: args.backends.as_deref().map(std::path::absolute).transpose()?,
@@ -113,7 +117,10 @@ fn report(status: &Value) -> String {
     let drops = status["drops"].as_object().into_iter().flatten();
     let drops: Vec<Vec<String>> =
         drops.map(|(reason, count)| vec![reason.clone(), count.to_string()]).collect();
-    for (columns, rows) in [(&BACKENDS[..], backends), (&MOVES[..], moves), (&DROPS[..], drops)] {
+    let state = super::state::rows(status);
+    for (columns, rows) in
+        [(&BACKENDS[..], backends), (&MOVES[..], moves), (&DROPS[..], drops), (&super::state::COLUMNS, state)]
+    {
         if !rows.is_empty() {
             text += &format!("\n{}", render(columns, &rows));
         }

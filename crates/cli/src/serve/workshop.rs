@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use shunt_serve::service::Service;
 use shunt_serve::service::file::Program;
+use shunt_serve::service::store::{Session, Store};
 use shunt_serve::service::trial::Trial;
+use shunt_serve::workshop::Template;
 use shunt_serve::workshop::vectors::{self, Vector};
 
-pub(super) fn new(name: &str, directory: &Path) -> Result<()> {
-    let files = shunt_serve::workshop::new(name, directory)?;
+pub(super) fn new(name: &str, directory: &Path, stateful: bool) -> Result<()> {
+    let template = if stateful { Template::Stateful } else { Template::Stateless };
+    let files = shunt_serve::workshop::new(name, directory, template)?;
     let [source, tests] = files.each_ref().map(|file| file.strip_prefix(".").unwrap_or(file));
     println!("{} is a service to begin with, {} are its tests", source.display(), tests.display());
     println!("next: shunt serve build {}", source.display());
@@ -24,23 +27,19 @@ pub(super) fn build(source: &Path, output: Option<&Path>, defines: &[String]) ->
 }
 
 pub(super) fn check(service: &str, tests: Option<&Path>, in_kernel: bool) -> Result<()> {
-    let program = Program::open(service)?;
-    let state = shunt_serve::workshop::state(&program.object, None);
-    if !state.is_empty() {
-        let names: Vec<String> = state.iter().map(ToString::to_string).collect();
-        bail!(
-            "the service keeps state in {}: the kernel and user space would each have their own; build it again with \
-             `shunt serve build`, which names the lines",
-            names.join(", ")
-        );
-    }
-    println!("{}: loaded in user space", program.native.name());
+    let Program { native, object, .. } = Program::open(service)?;
+    let source = service.strip_suffix(".bpf.o").map(|name| PathBuf::from(format!("{name}.c")));
+    shunt_serve::workshop::check_state(&object, source.as_deref())?;
+    let [in_user, in_trial] = [false, in_kernel].map(|in_kernel| Store::new(native.state(), in_kernel));
+    let (in_user, in_trial) = (in_user?, in_trial?);
+    let native = native.with_store(in_user.clone());
+    println!("{}: loaded in user space", native.name());
     let mut trial = match in_kernel {
-        true => Some(Trial::load(&program.object)?),
+        true => Some(Trial::load(&object)?.with_store(&in_trial)?),
         false => None,
     };
     if trial.is_some() {
-        println!("{}: the kernel has verified it", program.native.name());
+        println!("{}: the kernel has verified it", native.name());
     }
     let Some(file) = tests.map(Path::to_owned).or_else(|| beside(service)) else {
         println!("no tests");
@@ -48,21 +47,37 @@ pub(super) fn check(service: &str, tests: Option<&Path>, in_kernel: bool) -> Res
     };
     let vectors = read(&file)?;
     let mut failures = 0;
+    let mut sessions = [Session::default(), Session::default()];
     for vector in &vectors {
-        let kernel = match &mut trial {
-            Some(trial) => vector.in_kernel(trial)?,
+        let [user, kernel] = &mut sessions;
+        let in_kernel = match &mut trial {
+            Some(trial) => vector.in_kernel(trial, kernel)?,
             None => None,
         };
-        for failure in vector.in_user_space(&program.native).into_iter().chain(kernel) {
+        for failure in vector.in_user_space(&native, user).into_iter().chain(in_kernel) {
             println!("{}: {failure}", file.display());
             failures += 1;
         }
+        if trial.is_some() && sessions[0] != sessions[1] {
+            bail!(
+                "{}: line {}: the halves have left different states of the connection",
+                file.display(),
+                vector.line
+            );
+        }
+    }
+    let differences = match trial {
+        Some(_) => vectors::differences(&object, &in_user, &in_trial),
+        None => Vec::new(),
+    };
+    if !differences.is_empty() {
+        bail!("the halves have left different states of the service, in {}", differences.join(", "));
     }
     if failures > 0 {
         bail!("{failures} of the tests failed");
     }
     let halves = if trial.is_some() { "in user space and in the kernel" } else { "in user space only" };
-    println!("{} tests passed, {halves}", vectors.len());
+    println!("{} tests passed, {halves}", vectors.iter().filter(|vector| vector.is_test()).count());
     Ok(())
 }
 

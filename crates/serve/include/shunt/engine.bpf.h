@@ -43,6 +43,14 @@ enum shunt_leave {
 	SHUNT_LEAVE_KEY_HASH,
 };
 
+// The program's use of the service's state. User space waits until it is over before it takes the
+// conversation, and a message that the program has decided about is not decided about again.
+enum shunt_deciding {
+	SHUNT_IS_IDLE,
+	SHUNT_IS_DECIDING,
+	SHUNT_HAS_DECIDED, // user space gets the message, and follows the verdict
+};
+
 // Results of handling arrived data, next to the reasons above, which make the conversation leave.
 #define SHUNT_SEND 0
 #define SHUNT_LEFT_ALREADY (-2)
@@ -59,14 +67,17 @@ struct shunt_conversation {
 	__u64 bytes;
 	__u64 replies;
 	__u64 several; // consecutive messages that arrived before the client had the last answer
+	__u64 deciding; // enum shunt_deciding
+	__u64 kept_key; // enum shunt_key of the message that is kept
+	__u64 kept_number; // its number, or the offset and, in the upper half, the length of its key
 	__u64 window; // the beginning of the current millisecond
 	__u64 in_window; // messages in it
-	__u64 unused;
 	__u8 kept[SHUNT_KEPT];
 	// The verdict about the current message. Only messages from the client have one, and they
 	// are handled under the client socket's lock, so one buffer is enough. A per-CPU buffer
 	// would not be safe: the data of one socket can interrupt the handling of another's.
 	struct shunt_verdict verdict;
+	__u8 session[SHUNT_MAX_SESSION]; // right behind the verdict
 };
 
 // A socket of a conversation.
@@ -322,25 +333,19 @@ SHUNT_INLINE int shunt_forward(struct shunt_arrival *arrival, struct shunt_socke
 	if (sent == SHUNT_SEND && answered) {
 		conversation->backend = backend + 1;
 		conversation->kept_length = kept;
+		conversation->kept_key = verdict->key;
+		conversation->kept_number = verdict->key == SHUNT_BYTES ?
+			(__u64)verdict->key_length << 32 | verdict->key_offset :
+			verdict->number;
 		conversation->outstanding = 1;
 	}
 	return sent;
 }
 
-SHUNT_INLINE int shunt_message(struct shunt_arrival *arrival)
+// Does what the service has decided about the message.
+SHUNT_INLINE int shunt_follow(struct shunt_arrival *arrival, struct shunt_socket *socket,
+			      const struct shunt_verdict *verdict)
 {
-	struct shunt_socket socket = { .skb = arrival->skb, .length = arrival->skb->len };
-	struct shunt_verdict *verdict = &arrival->conversation->verdict;
-	int length = shunt_parse(&socket);
-
-	if (length < 0)
-		return SHUNT_LEAVE_REFUSED;
-	if (!length || (__u32)length > arrival->skb->len)
-		return SHUNT_LEAVE_PARTIAL;
-	if ((__u32)length < arrival->skb->len)
-		return SHUNT_LEAVE_COALESCED;
-	socket.position = 0;
-	shunt_decide(&socket, verdict);
 	switch (verdict->action) {
 	case SHUNT_ECHO:
 		if (arrival->conversation->outstanding)
@@ -349,11 +354,38 @@ SHUNT_INLINE int shunt_message(struct shunt_arrival *arrival)
 			return SHUNT_LEAVE_OUTSTANDING;
 		return shunt_send(arrival, arrival->place, SHUNT_LEAVE_CLIENT_FULL);
 	case SHUNT_FORWARD:
-		return shunt_forward(arrival, &socket, verdict);
+		return shunt_forward(arrival, socket, verdict);
 	case SHUNT_REFUSE:
 		return SHUNT_LEAVE_REFUSED;
 	}
 	return SHUNT_LEAVE_UNUSUAL;
+}
+
+SHUNT_INLINE int shunt_message(struct shunt_arrival *arrival)
+{
+	struct shunt_socket socket = { .skb = arrival->skb, .length = arrival->skb->len };
+	struct shunt_conversation *conversation = arrival->conversation;
+	struct shunt_verdict *verdict = &conversation->verdict;
+	int length = shunt_parse(&socket), done;
+
+	if (length < 0)
+		return SHUNT_LEAVE_REFUSED;
+	if (!length || (__u32)length > arrival->skb->len)
+		return SHUNT_LEAVE_PARTIAL;
+	if ((__u32)length < arrival->skb->len)
+		return SHUNT_LEAVE_COALESCED;
+	// The order matters: announce the use of the state first, and then check that the kernel still
+	// owns the conversation. User space does the opposite.
+	__sync_lock_test_and_set(&conversation->deciding, SHUNT_IS_DECIDING);
+	if (!shunt_is_kernels(conversation)) {
+		__sync_lock_test_and_set(&conversation->deciding, SHUNT_IS_IDLE);
+		return SHUNT_LEFT_ALREADY;
+	}
+	socket.position = 0;
+	shunt_decide(&socket, verdict);
+	done = shunt_follow(arrival, &socket, verdict);
+	__sync_lock_test_and_set(&conversation->deciding, done == SHUNT_SEND ? SHUNT_IS_IDLE : SHUNT_HAS_DECIDED);
+	return done;
 }
 
 SHUNT_INLINE int shunt_reply(struct shunt_arrival *arrival, __u32 position)

@@ -7,7 +7,7 @@
 #define SHUNT_NATIVE_H
 
 // Incremented when the table, struct shunt_service or a struct in a call changes.
-#define SHUNT_NATIVE_VERSION 2
+#define SHUNT_NATIVE_VERSION 3
 
 // Builtin services override the symbol, because all are linked into one program.
 #ifndef SHUNT_NATIVE
@@ -60,8 +60,11 @@ static void shunt_native_accepted(struct shunt_verdict *verdict)
 {
 	verdict->action = SHUNT_DROP;
 	verdict->reply_length = 0;
+	verdict->pinned = 0;
 	if (shunt_service.accepted)
 		shunt_service.accepted(verdict);
+	if (shunt_service.state)
+		shunt_unpin_all(verdict);
 }
 
 static int shunt_native_part(const __u8 *bytes, __u32 length, struct shunt_share *share, struct shunt_piece *piece)

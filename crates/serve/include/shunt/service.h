@@ -37,6 +37,10 @@
 // The largest length. Sums of a few lengths do not overflow 32 bits.
 #define SHUNT_MAX_LENGTH 0x3fffffff
 
+// The most entries of hash tables that one callback can use, and the most bytes of a key.
+#define SHUNT_PINS 4
+#define SHUNT_MAX_KEY 64
+
 // Why a message cannot be served. `parse` returns one of these negated.
 enum shunt_refusal {
 	SHUNT_MALFORMED = 1, // not of this protocol
@@ -91,7 +95,15 @@ struct shunt_verdict {
 	__u32 key_length;
 	__u32 reply_length;
 	__u8 reply[SHUNT_MAX_REPLY];
-	__u32 padding;
+	__u32 pinned; // see state.h, as for the members below
+	__u64 pins[SHUNT_PINS];
+	__u64 key_words[SHUNT_MAX_KEY / 8];
+#ifdef __bpf__
+	__u64 unused[2]; // the connection's state follows the verdict
+#else
+	void *memory;
+	void *session;
+#endif
 };
 
 // The position in a split message. src/service/mod.rs has the same layout.
@@ -140,6 +152,8 @@ struct shunt_service {
 	// calls this for each part in order, once all are answered. Returns 0 if this answer cannot
 	// be joined with the others: it alone then answers the whole message.
 	int (*join)(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece);
+	// The size of struct shunt_state, if the service declares it. See state.h.
+	__u64 state;
 };
 
 static const struct shunt_service shunt_service;
@@ -232,14 +246,20 @@ SHUNT_INLINE __u32 shunt_peek_some(const struct shunt_socket *socket, __u32 offs
 }
 
 // Compares `length` bytes at `offset` with a literal of up to 64 bytes.
-#define shunt_is(socket, offset, length, text) \
-	((length) == sizeof(text) - 1 && shunt_same(socket, offset, text, sizeof(text) - 1))
+#define shunt_is(socket, offset, length, text)                                                       \
+	({                                                                                           \
+		__u8 shunt_bytes[sizeof(text)];                                                      \
+		_Static_assert(sizeof(text) <= 65, "a literal of up to 64 bytes");                   \
+		(length) == sizeof(text) - 1 &&                                                      \
+			shunt_same(socket, offset, text, sizeof(text) - 1, shunt_bytes);             \
+	})
 
-SHUNT_INLINE int shunt_same(const struct shunt_socket *socket, __u32 offset, const char *text, __u32 length)
+SHUNT_INLINE int shunt_same(const struct shunt_socket *socket, __u32 offset, const char *text, __u32 length,
+			    __u8 *bytes)
 {
-	__u8 bytes[64], different = 0;
+	__u8 different = 0;
 
-	if (length > sizeof(bytes) || shunt_peek(socket, offset, bytes, length))
+	if (shunt_peek(socket, offset, bytes, length))
 		return 0;
 #pragma GCC unroll 64
 	for (__u32 at = 0; at < length; at++)
@@ -264,6 +284,10 @@ SHUNT_INLINE int shunt_read(struct shunt_socket *socket, void *to, __u32 length)
 	socket->position += length;
 	return 0;
 }
+
+// ---- state
+
+#include "state.h"
 
 // ---- deciding
 
@@ -372,6 +396,28 @@ SHUNT_INLINE int shunt_write_all(struct shunt_verdict *verdict, const void *byte
 	return 0;
 }
 
+// Appends a number in decimal digits to the answer. If it does not fit, refuses the message as
+// SHUNT_TOO_LONG, and returns -1.
+SHUNT_INLINE int shunt_write_number(struct shunt_verdict *verdict, __u64 number)
+{
+	__u8 digits[20];
+	__u32 first = sizeof(digits);
+
+#pragma GCC unroll 20
+	for (int at = sizeof(digits) - 1; at >= 0; at--) {
+		digits[at] = '0' + number % 10;
+		if (number || at == sizeof(digits) - 1)
+			first = at;
+		number /= 10;
+	}
+	if (verdict->reply_length > SHUNT_MAX_REPLY - sizeof(digits))
+		return shunt_does_not_fit(verdict);
+	for (__u32 at = 0; at < sizeof(digits); at++)
+		if (at >= first && shunt_write(verdict, digits + at, 1) != 1)
+			return -1;
+	return 0;
+}
+
 // Appends `length` bytes of the message to the answer. If they do not fit, appends none, refuses the
 // message as SHUNT_TOO_LONG, and returns -1. `most`, a constant, bounds `length`.
 SHUNT_INLINE int shunt_write_from(struct shunt_verdict *verdict, const struct shunt_socket *socket, __u32 offset,
@@ -459,12 +505,28 @@ SHUNT_INLINE int shunt_parse_reply(struct shunt_socket *socket)
 	return shunt_bounded(shunt_service.parse_reply(socket), socket);
 }
 
-SHUNT_INLINE void shunt_decide(struct shunt_socket *socket, struct shunt_verdict *verdict)
+SHUNT_INLINE void shunt_decide_inline(struct shunt_socket *socket, struct shunt_verdict *verdict)
 {
 	verdict->action = SHUNT_DROP;
 	verdict->one_way = 0;
 	verdict->reply_length = 0;
+	verdict->pinned = 0;
 	shunt_service.decide(socket, verdict);
+}
+
+// The variables of a service with state, together with the engine's, could exceed the stack.
+SHUNT_FUNCTION void shunt_decide_with_state(struct shunt_socket *socket, struct shunt_verdict *verdict)
+{
+	shunt_decide_inline(socket, verdict);
+	shunt_unpin_all(verdict);
+}
+
+SHUNT_INLINE void shunt_decide(struct shunt_socket *socket, struct shunt_verdict *verdict)
+{
+	if (shunt_service.state)
+		shunt_decide_with_state(socket, verdict);
+	else
+		shunt_decide_inline(socket, verdict);
 }
 
 SHUNT_INLINE void shunt_answer_refusal(struct shunt_socket *socket, enum shunt_refusal why,
@@ -472,13 +534,22 @@ SHUNT_INLINE void shunt_answer_refusal(struct shunt_socket *socket, enum shunt_r
 {
 	verdict->action = SHUNT_MORE;
 	verdict->reply_length = 0;
+	verdict->pinned = 0;
 	if (shunt_service.refuse)
 		shunt_service.refuse(socket, why, verdict);
+	if (shunt_service.state)
+		shunt_unpin_all(verdict);
 	if (verdict->action == SHUNT_MORE)
 		verdict->action = SHUNT_CLOSE;
 }
 
 // ---- the two halves
+
+#ifdef __bpf__
+// Keeps the type in the object. src/service/layout.rs reads it from there.
+struct shunt_state;
+static const struct shunt_state *const shunt_state_type __attribute__((used)) = 0;
+#endif
 
 #include "hash.h"
 

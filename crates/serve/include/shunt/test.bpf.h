@@ -17,6 +17,7 @@ struct shunt_test_result {
 	__s32 parsed;
 	__u32 padding;
 	struct shunt_verdict verdict;
+	__u8 session[SHUNT_MAX_SESSION]; // right behind the verdict
 };
 
 struct {

@@ -16,6 +16,7 @@
 //!  A answers r1 r3                      the client gets r1 r2 r3
 //! ```
 
+use std::cell::RefCell;
 use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -33,9 +34,10 @@ use super::counts::{Counts, Loss, USER};
 use super::kernel::Kernel;
 use super::limits;
 use super::linger::Lingering;
-use super::link::{Link, receive};
+use super::link::{Left, Link, Recipient, receive};
 use super::place::Place;
 use super::waiting::{self, Turn, Waiting};
+use crate::service::store::Session;
 use crate::service::{Answer, Key, Parse, Properties, Refusal, Service, Share, Verdict};
 
 /// A client's connection and its connections to backends.
@@ -50,6 +52,11 @@ pub(crate) struct Conversation {
     /// For each backend of the list, the index in `links` of its connection, if it has one.
     places: Vec<Option<usize>>,
     pub(super) waiting: Waiting,
+    /// The service's state of this connection, unless the kernel owns the conversation.
+    pub(super) session: Session,
+    /// The decision about the first message of `input`, if there is one already. A service never
+    /// decides twice about a message, because it counts.
+    pub(super) decided: Option<Decided>,
     /// `input` has whole messages for which there was no room.
     pub(super) blocked: bool,
     /// No more messages are taken, because the service closes the connection.
@@ -68,6 +75,15 @@ pub(crate) struct Conversation {
     /// For a message that waits in the kernel: the count of replies so far, and since when it
     /// waits.
     pub(super) waits: Option<(u64, Instant)>,
+}
+
+/// A decision that could not be carried out yet.
+#[derive(Debug)]
+pub(super) enum Decided {
+    /// About the message.
+    Whole(Verdict),
+    /// About the parts of the message, which was split.
+    Parts(Vec<(Key, Vec<u8>)>),
 }
 
 /// The parts of the worker that a conversation uses during one call.
@@ -101,6 +117,8 @@ impl Conversation {
             links: Vec::new(),
             places: Vec::new(),
             waiting: Waiting::default(),
+            session: Session::default(),
+            decided: None,
             blocked: false,
             stopped: false,
             ended: false,
@@ -113,7 +131,7 @@ impl Conversation {
             place: Place::default(),
             waits: None,
         };
-        match round.service.accepted() {
+        match round.service.accepted_in(&mut new.session) {
             Answer::Nothing => {}
             Answer::Reply(bytes) => new.output.push(&bytes),
             Answer::Close(bytes) => {
@@ -250,12 +268,17 @@ impl Conversation {
 
     /// Takes one message. Returns false if its backend's buffer has no room.
     fn take_message(&mut self, message: &[u8], round: &mut Round<'_>) -> bool {
-        match round.service.decide(message) {
+        let verdict = match self.decided.take() {
+            Some(Decided::Parts(parts)) => return self.send_parts(message, parts, round),
+            Some(Decided::Whole(verdict)) => verdict.within(message.len()),
+            None => round.service.decide_in(&mut self.session, message),
+        };
+        match verdict {
             Verdict::Drop => round.counts.lost(Loss::Service),
             Verdict::Echo => self.answer(None, message, false, round),
             Verdict::Reply(bytes) => self.answer(None, &bytes, false, round),
             Verdict::Close(bytes) => self.answer(None, &bytes, true, round),
-            Verdict::Forward { key, one_way } => return self.forward(message, &key, one_way, round),
+            Verdict::Forward { key, one_way } => return self.forward(message, key, one_way, round),
             Verdict::Split => return self.split(message, round),
             Verdict::Refuse(why) => self.refuse(message, None, why, false, round),
             // The service had the whole message, so asking for more of it is an error.
@@ -264,8 +287,8 @@ impl Conversation {
         true
     }
 
-    fn forward(&mut self, message: &[u8], key: &Key, one_way: bool, round: &mut Round<'_>) -> bool {
-        let Some(first) = round.backends.choose(key, message) else {
+    fn forward(&mut self, message: &[u8], key: Key, one_way: bool, round: &mut Round<'_>) -> bool {
+        let Some(first) = round.backends.choose(&key, message) else {
             self.refuse(message, None, Refusal::NoBackend, false, round);
             return true;
         };
@@ -275,14 +298,19 @@ impl Conversation {
         };
         let link = self.links[at].as_mut().expect("just found");
         if !link.has_room() {
+            self.decided = Some(Decided::Whole(Verdict::Forward { key, one_way }));
             return false;
         }
         self.paced = one_way || !round.properties.replies;
-        let turn = (!self.paced).then(|| {
+        let recipient = if self.paced {
+            Recipient::OneWay(key)
+        } else {
             let kept = if round.properties.retry { message.len() } else { message.len().min(HEAD) };
-            self.waiting.push(&message[..kept])
-        });
-        link.push(message, turn, round.now);
+            let turn = self.waiting.push(&message[..kept]);
+            self.waiting.set_key(turn, key);
+            Recipient::Turn(turn)
+        };
+        link.push(message, recipient, round.now);
         true
     }
 
@@ -333,39 +361,56 @@ impl Conversation {
     /// Sends a message in parts, each to its own backend. Returns false, and sends nothing, if one
     /// of the backends has no room.
     fn split(&mut self, message: &[u8], round: &mut Round<'_>) -> bool {
+        match self.parts(message, round) {
+            Ok(parts) => self.send_parts(message, parts, round),
+            Err(why) => {
+                self.refuse(message, None, why, false, round);
+                true
+            }
+        }
+    }
+
+    /// Returns the parts of a message and the keys of their backends.
+    fn parts(&mut self, message: &[u8], round: &Round<'_>) -> Result<Vec<(Key, Vec<u8>)>, Refusal> {
         let mut share = Share::default();
         let mut parts = Vec::new();
         while let Some(part) = round.service.part(message, &mut share) {
             share.index += 1;
-            let Verdict::Forward { key, one_way: false } = round.service.decide(&part) else {
+            let verdict = round.service.decide_in(&mut self.session, &part);
+            let Verdict::Forward { key, one_way: false } = verdict else {
                 // A part must be forwarded and answered: anything else is a fault of the service.
-                self.refuse(message, None, Refusal::Malformed, false, round);
-                return true;
+                return Err(Refusal::Malformed);
             };
             if parts.len() == limits::PARTS {
-                self.refuse(message, None, Refusal::TooComplex, false, round);
-                return true;
+                return Err(Refusal::TooComplex);
             }
-            let to = round.backends.choose(&key, &part).and_then(|first| self.link_for(first, round));
+            parts.push((key, part));
+        }
+        if parts.is_empty() { Err(Refusal::Malformed) } else { Ok(parts) }
+    }
+
+    fn send_parts(&mut self, message: &[u8], parts: Vec<(Key, Vec<u8>)>, round: &mut Round<'_>) -> bool {
+        let mut places = Vec::with_capacity(parts.len());
+        for (key, part) in &parts {
+            let to = round.backends.choose(key, part).and_then(|first| self.link_for(first, round));
             let Some(at) = to else {
                 self.refuse(message, None, Refusal::NoBackend, false, round);
                 return true;
             };
             if !self.links[at].as_ref().expect("just found").has_room() {
+                self.decided = Some(Decided::Parts(parts));
                 return false;
             }
-            parts.push((at, part));
-        }
-        if parts.is_empty() {
-            self.refuse(message, None, Refusal::Malformed, false, round);
-            return true;
+            places.push(at);
         }
         self.paced = false;
         let retry = round.properties.retry;
         let kept = |part: &Vec<u8>| if retry { part.len() } else { part.len().min(HEAD) };
         let first = self.waiting.push_parts(parts.iter().map(|(_, part)| &part[..kept(part)]));
-        for ((at, part), turn) in parts.iter().zip(first..) {
-            self.links[*at].as_mut().expect("just found").push(part, Some(turn), round.now);
+        for ((at, (key, part)), turn) in places.into_iter().zip(parts).zip(first..) {
+            self.waiting.set_key(turn, key);
+            let link = self.links[at].as_mut().expect("just found");
+            link.push(&part, Recipient::Turn(turn), round.now);
         }
         true
     }
@@ -373,7 +418,8 @@ impl Conversation {
     /// Puts an answer into its place in the order: that of `turn`, or the last for a message that
     /// no backend has.
     fn answer(&mut self, turn: Option<Turn>, bytes: &[u8], closes: bool, round: &Round<'_>) {
-        let join = |kept: &[u8], answers: Option<_>| joined(kept, answers, round);
+        let session = RefCell::new(&mut self.session);
+        let join = |kept: &[u8], answers: Option<_>| joined(&mut session.borrow_mut(), kept, answers, round);
         let done = match turn {
             None if self.waiting.is_empty() => {
                 self.output.push(bytes);
@@ -390,7 +436,7 @@ impl Conversation {
 
     fn refuse(&mut self, head: &[u8], turn: Option<Turn>, why: Refusal, lost: bool, round: &mut Round<'_>) {
         round.counts.refused(why);
-        match round.service.refuse(head, why) {
+        match round.service.refuse_in(&mut self.session, head, why) {
             Answer::Nothing if turn.is_some() || lost => self.answer(turn, &[], lost, round),
             Answer::Nothing => {}
             Answer::Reply(bytes) => self.answer(turn, &bytes, lost, round),
@@ -451,35 +497,40 @@ impl Conversation {
         if !round.properties.replies {
             round.counts.unacknowledged.add(tcp::outq(link.socket.as_fd()).unwrap_or(0));
         }
-        let sent_later = unsent.iter().filter(|(_, turn, _)| turn.is_some()).count();
+        let awaits = |left: &&Left| matches!(left.recipient, Recipient::Turn(_));
+        let sent_later = unsent.iter().filter(awaits).count();
         // A backend may answer a message of which a part is still unsent.
         let written = link.unanswered.len().saturating_sub(sent_later);
         for turn in link.unanswered.drain(..).take(written) {
-            self.again(None, Some(turn), why, round);
+            self.again(None, Recipient::Turn(turn), why, round);
         }
-        for (message, turn, is_cut) in unsent {
-            if turn.is_none() && is_cut {
+        for Left { message, recipient, is_cut } in unsent {
+            if is_cut && matches!(recipient, Recipient::OneWay(_)) {
                 round.counts.lost(Loss::Cut);
             }
-            self.again((!is_cut).then_some(&message[..]), turn, why, round);
+            self.again((!is_cut).then_some(&message[..]), recipient, why, round);
         }
     }
 
     /// Sends a message again, or refuses it. `unseen` is the whole message if no backend has any
-    /// byte of it. `turn` is `None` if the backend does not answer this message.
-    fn again(&mut self, unseen: Option<&[u8]>, turn: Option<Turn>, why: Refusal, round: &mut Round<'_>) {
-        let kept = turn.map(|turn| self.waiting.kept(turn).map(<[u8]>::to_vec));
-        // A message that was answered meanwhile needs nothing more.
-        let Some(kept) = kept.unwrap_or(Some(Vec::new())) else { return };
+    /// byte of it.
+    fn again(&mut self, unseen: Option<&[u8]>, recipient: Recipient, why: Refusal, round: &mut Round<'_>) {
+        let (turn, key, kept) = match &recipient {
+            Recipient::OneWay(key) => (None, Some(key.clone()), Vec::new()),
+            Recipient::Turn(turn) => {
+                // A message that was answered meanwhile needs nothing more.
+                let Some(kept) = self.waiting.kept(*turn) else { return };
+                (Some(*turn), self.waiting.key(*turn).cloned(), kept.to_vec())
+            }
+        };
         let may_repeat = turn.is_some() && round.properties.retry;
         if let Some(message) = unseen.or(may_repeat.then_some(&kept[..]))
             && turn.is_none_or(|turn| self.waiting.attempt(turn) <= ATTEMPTS)
-            && let Verdict::Forward { key, .. } = round.service.decide(message)
-            && let Some(first) = round.backends.choose(&key, message)
+            && let Some(first) = key.and_then(|key| round.backends.choose(&key, message))
             && let Some(to) = self.link_for(first, round)
         {
             round.counts.retried.add(1);
-            self.links[to].as_mut().expect("just found").push(message, turn, round.now);
+            self.links[to].as_mut().expect("just found").push(message, recipient, round.now);
             return;
         }
         let head = if turn.is_some() { &kept[..] } else { unseen.unwrap_or_default() };
@@ -723,10 +774,16 @@ impl Conversation {
 
 /// Joins the answers to the parts of a message into one. `kept` is the kept beginning of the first
 /// part. A joined answer that is too long (`None`) becomes a refusal.
-fn joined(kept: &[u8], answers: Option<Vec<waiting::Answer>>, round: &Round<'_>) -> waiting::Answer {
+fn joined(
+    session: &mut Session,
+    kept: &[u8],
+    answers: Option<Vec<waiting::Answer>>,
+    round: &Round<'_>,
+) -> waiting::Answer {
     let Some(answers) = answers else {
         round.counts.refused(Refusal::TooLong);
-        let (bytes, closes) = match round.service.refuse(&kept[..kept.len().min(HEAD)], Refusal::TooLong) {
+        let head = &kept[..kept.len().min(HEAD)];
+        let (bytes, closes) = match round.service.refuse_in(session, head, Refusal::TooLong) {
             Answer::Nothing => (Vec::new(), false),
             Answer::Reply(bytes) => (bytes, false),
             Answer::Close(bytes) => (bytes, true),

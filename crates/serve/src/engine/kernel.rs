@@ -14,10 +14,14 @@ use aya::{Btf, Ebpf, EbpfLoader};
 use rustix::net::sockopt::socket_cookie;
 use shunt_sys::mapping::Mapping;
 use shunt_sys::tuning::set_receive_low_water;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::backends::Backends;
 use super::choose::Hashing;
+use crate::service::native::RawVerdict;
+use crate::service::store::{Session, Store};
 use crate::service::verifier::{Complaint, LoadError, check_loadable};
+use crate::service::{Key, Verdict};
 
 /// A loaded kernel engine.
 pub(crate) struct Kernel {
@@ -42,8 +46,10 @@ const PLACES: u32 = 1 << 15;
 /// The base-2 logarithm of the most places that a conversation can have.
 const MOST_BITS: u32 = 8;
 /// Sizes of `struct shunt_conversation` and, below, of `struct shunt_end`, in bytes.
-const CONVERSATION: usize = KEPT_AT + KEPT + 296;
-const KEPT_AT: usize = 12 * 8;
+const CONVERSATION: usize = SESSION_AT + Session::BYTES;
+const KEPT_AT: usize = 14 * 8;
+const VERDICT_AT: usize = KEPT_AT + KEPT;
+const SESSION_AT: usize = VERDICT_AT + size_of::<RawVerdict>();
 const END: usize = 8 * 8;
 /// `SHUNT_KEPT` and `SHUNT_POINTS` in engine.bpf.h.
 pub(crate) const KEPT: usize = 512;
@@ -61,6 +67,18 @@ pub(crate) enum Of {
     Bytes,
     Replies,
     Several,
+    Deciding,
+    KeptKey,
+    KeptNumber,
+}
+
+/// `enum shunt_deciding` in engine.bpf.h: the program's use of the service's state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Deciding {
+    Idle,
+    Now,
+    /// The message has been passed to user space, with this verdict.
+    Done(Verdict),
 }
 
 /// The 64-bit words of `struct shunt_end`, in order.
@@ -84,7 +102,12 @@ impl std::fmt::Debug for Kernel {
 impl Kernel {
     /// Loads a service. With `is_auto` the program returns a conversation as soon as user space
     /// would be faster.
-    pub(crate) fn load(object: &[u8], backends: usize, is_auto: bool) -> Result<Kernel, LoadError> {
+    pub(crate) fn load(
+        object: &[u8],
+        store: Option<&Store>,
+        backends: usize,
+        is_auto: bool,
+    ) -> Result<Kernel, LoadError> {
         check_loadable(object)?;
         let stride_bits = (backends as u32 + 1).next_power_of_two().ilog2().clamp(1, MOST_BITS);
         let count = PLACES >> stride_bits;
@@ -98,6 +121,9 @@ impl Kernel {
             .map_max_entries("shunt_conversations", count)
             .load(object)
             .map_err(|error| refused(&error))?;
+        if let Some(store) = store {
+            store.lend(loaded.map_mut("shunt_memories").ok_or(LoadError::OtherVersion)?)?;
+        }
         // This must come before the maps are taken out, because loading uses their descriptors.
         let stays = load_leaving(&mut loaded).err();
         let program = loaded.program_mut(PROGRAM).ok_or(LoadError::NotAService)?;
@@ -243,6 +269,51 @@ impl Kernel {
     /// Returns true if the program has passed the conversation to user space.
     pub(crate) fn gave_back(&self, number: u32) -> bool {
         self.of(number, Of::Word).load(SeqCst) & 1 == 0
+    }
+
+    /// Gives the program the state of a connection, before it owns the conversation.
+    pub(crate) fn put_session(&self, number: u32, session: &Session) {
+        let is_inside =
+            self.conversations.put(number as usize * CONVERSATION + SESSION_AT, session.as_bytes());
+        debug_assert!(is_inside);
+    }
+
+    /// Returns the state of a connection, after the program has stopped using it.
+    pub(crate) fn session(&self, number: u32) -> Session {
+        let mut session = Session::default();
+        let at = number as usize * CONVERSATION + SESSION_AT;
+        let is_inside = self.conversations.take(at, session.as_mut_bytes());
+        debug_assert!(is_inside);
+        session
+    }
+
+    /// Returns whether the program uses the state of a conversation that it does not own any more.
+    pub(crate) fn deciding(&self, number: u32) -> Deciding {
+        match self.of(number, Of::Deciding).load(SeqCst) {
+            0 => Deciding::Idle,
+            1 => Deciding::Now,
+            _ => {
+                let mut bytes = [0; size_of::<RawVerdict>()];
+                let is_inside =
+                    self.conversations.take(number as usize * CONVERSATION + VERDICT_AT, &mut bytes);
+                debug_assert!(is_inside);
+                let verdict = RawVerdict::read_from_bytes(&bytes).expect("of this size");
+                Deciding::Done(verdict.verdict(usize::MAX))
+            }
+        }
+    }
+
+    /// Returns the key of the pending message.
+    pub(crate) fn kept_key(&self, number: u32) -> Key {
+        let value = self.of(number, Of::KeptNumber).load(SeqCst);
+        match self.of(number, Of::KeptKey).load(SeqCst) {
+            0 => Key::Number(value),
+            1 => {
+                let begin = value as u32 as usize;
+                Key::Bytes(begin..begin + (value >> 32) as usize)
+            }
+            _ => Key::Backend(value),
+        }
     }
 
     /// Returns the kept beginning of the pending message.

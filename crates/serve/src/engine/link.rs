@@ -16,6 +16,7 @@ use super::backends::Backend;
 use super::buffer::Buffer;
 use super::limits;
 use super::waiting::Turn;
+use crate::service::Key;
 
 /// A connection to a backend.
 #[derive(Debug)]
@@ -44,11 +45,29 @@ pub(crate) struct Link {
 }
 
 /// A message that is not completely written.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Unsent {
     length: usize,
-    /// `None` if the backend will not answer it.
-    turn: Option<Turn>,
+    recipient: Recipient,
+}
+
+/// The place of a message's key, for sending it again.
+#[derive(Clone, Debug)]
+pub(crate) enum Recipient {
+    /// The message has this turn, and its key is there.
+    Turn(Turn),
+    /// The backend of this key, which will not answer.
+    OneWay(Key),
+}
+
+/// A message that was not completely written when its connection failed.
+#[derive(Debug)]
+pub(crate) struct Left {
+    /// The bytes that were not written.
+    pub(crate) message: Vec<u8>,
+    pub(crate) recipient: Recipient,
+    /// A part of the message was written.
+    pub(crate) is_cut: bool,
 }
 
 const CONNECT: Duration = Duration::from_secs(5);
@@ -89,12 +108,12 @@ impl Link {
         self.output.len() < limits::BUFFER
     }
 
-    pub(crate) fn push(&mut self, message: &[u8], turn: Option<Turn>, now: Instant) {
+    pub(crate) fn push(&mut self, message: &[u8], recipient: Recipient, now: Instant) {
         self.output.push(message);
-        self.unsent.push_back(Unsent { length: message.len(), turn });
-        if let Some(turn) = turn {
+        if let Recipient::Turn(turn) = recipient {
             self.await_reply(turn, now);
         }
+        self.unsent.push_back(Unsent { length: message.len(), recipient });
         self.backend.messages.add(1);
         self.backend.bytes.add(message.len() as u64);
     }
@@ -146,14 +165,14 @@ impl Link {
         }
     }
 
-    /// Takes the unwritten messages of a failed connection: the rest of each message, its turn, and
-    /// whether a part of it was written.
-    pub(crate) fn unsent(&mut self) -> Vec<(Vec<u8>, Option<Turn>, bool)> {
+    /// Takes the unwritten messages of a failed connection.
+    pub(crate) fn unsent(&mut self) -> Vec<Left> {
         let mut left = Vec::new();
         let mut bytes = self.output.as_slice();
         for unsent in std::mem::take(&mut self.unsent) {
             let (message, rest) = bytes.split_at(unsent.length - self.written);
-            left.push((message.to_vec(), unsent.turn, self.written > 0));
+            let (message, is_cut) = (message.to_vec(), self.written > 0);
+            left.push(Left { message, recipient: unsent.recipient, is_cut });
             self.written = 0;
             bytes = rest;
         }

@@ -1,10 +1,13 @@
 //! Formats a service's counters for Prometheus, and as JSON for `shunt serve status`.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{Atomic, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -13,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::counts::{KERNEL, USER};
 use super::shared::Shared;
+use crate::service::layout::{Fill, Kind, Observed, Part};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct One {
@@ -29,6 +33,11 @@ struct ByEngine {
 struct ByReason {
     service: String,
     reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByTable {
+    table: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -82,6 +91,7 @@ pub(crate) fn text(shared: &Shared) -> String {
     registry.register("drops", "Messages that did not reach anybody, by reason", drops);
     registry.register("moves", "Conversations that changed engines, by reason", moves);
     backends(shared, &service, &mut registry);
+    state(shared, &service, &mut registry);
 
     let mut text = String::new();
     encode(&mut text, &registry).expect("a string takes everything");
@@ -105,6 +115,71 @@ fn backends(shared: &Shared, service: &str, registry: &mut Registry) {
     registry.register("backend_connections", "Connections made to a backend", connected);
     registry.register("backend_failures", "Connections to a backend that failed or broke", failed);
     registry.register("backend_up", "Whether a backend worked when it was last tried", well);
+}
+
+/// Adds the counters and histograms of the service's state, and how full its tables are.
+fn state(shared: &Shared, service: &str, registry: &mut Registry) {
+    let label = (Cow::Borrowed("service"), Cow::Owned(service.to_owned()));
+    let registry = registry.sub_registry_with_prefix("state").sub_registry_with_label(label);
+    let family = Family::<ByTable, Gauge>::default;
+    let (entries, capacity) = (family(), family());
+    let (evicted, refused) = (Family::<ByTable, Counter>::default(), Family::<ByTable, Counter>::default());
+    for part in &shared.layout.parts {
+        let table = || ByTable { table: part.name.clone() };
+        if let Some(fill) = part.fill(&shared.store) {
+            entries.get_or_create(&table()).set(fill.entries.cast_signed());
+            capacity.get_or_create(&table()).set(fill.capacity.cast_signed());
+            set(&evicted.get_or_create(&table()), fill.evicted);
+            set(&refused.get_or_create(&table()), fill.refused);
+        } else if matches!(part.kind, Kind::Histogram) {
+            registry.register(&part.name, "A histogram of the service", part.observed(&shared.store));
+        } else {
+            let counter = Counter::<u64>::default();
+            set(&counter, part.count(&shared.store));
+            registry.register(&part.name, "A counter of the service", counter);
+        }
+    }
+    registry.register("table_entries", "Entries of a table of the service", entries);
+    registry.register("table_capacity", "The most entries of the table", capacity);
+    registry.register("table_evictions", "Entries that made room for others", evicted);
+    registry.register("table_refusals", "Entries for which there was no room", refused);
+}
+
+impl EncodeMetric for Observed {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let last = self.buckets.len() - 1;
+        let limit = |bits: usize| if bits == last { f64::MAX } else { ((1_u64 << bits) - 1) as f64 };
+        let buckets: Vec<(f64, u64)> =
+            self.buckets.iter().enumerate().map(|(bits, count)| (limit(bits), *count)).collect();
+        encoder.encode_histogram::<NoLabelSet>(self.sum as f64, self.buckets.iter().sum(), &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+/// Returns the parts of the service's state, with values and counts.
+fn parts(shared: &Shared) -> Vec<Value> {
+    let part = |part: &Part| match (&part.kind, part.fill(&shared.store)) {
+        (_, Some(Fill { entries, capacity, evicted, refused })) => json!({
+            "name": part.name,
+            "kind": part.kind(),
+            "entries": entries,
+            "capacity": capacity,
+            "evicted": evicted,
+            "refused": refused,
+        }),
+        (Kind::Histogram, None) => {
+            let Observed { sum, buckets } = part.observed(&shared.store);
+            let count: u64 = buckets.iter().sum();
+            json!({ "name": part.name, "kind": part.kind(), "count": count, "sum": sum })
+        }
+        (_, None) => {
+            json!({ "name": part.name, "kind": part.kind(), "value": part.count(&shared.store) })
+        }
+    };
+    shared.layout.parts.iter().map(part).collect()
 }
 
 /// Returns the JSON for `shunt serve status`.
@@ -148,6 +223,7 @@ pub(crate) fn status(shared: &Shared) -> Value {
         "drops": drops,
         "moves": moves,
         "backends": backends,
+        "state": parts(shared),
     })
 }
 

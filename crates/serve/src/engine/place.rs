@@ -24,9 +24,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use shunt_sys::tcp::{self, Opener};
 use shunt_sys::tuning::set_receive_low_water;
 
-use super::conversation::{Conversation, HEAD, Round};
+use super::conversation::{Conversation, Decided, HEAD, Round};
 use super::counts::{KERNEL, Move};
-use super::kernel::{Has, Kernel, Of};
+use super::kernel::{Deciding, Has, Kernel, Of};
 use super::link::Link;
 
 /// The owner of a conversation, and its sockets in the kernel's map.
@@ -180,6 +180,7 @@ impl Conversation {
         for word in [Of::Outstanding, Of::Several, Of::Why] {
             kernel.of(number, word).store(0, SeqCst);
         }
+        kernel.put_session(number, &self.session);
         // The exchange succeeds only if every passed byte was read: bytes passed from now on change
         // the word.
         let passed = self.place.read() << 1;
@@ -219,8 +220,14 @@ impl Conversation {
             // A connection that is over sends nothing more.
             written(socket, opener).is_none_or(|sent| sent >= wanted)
         };
-        if !self.seats().all(is_sent) {
+        let deciding = kernel.deciding(number);
+        if deciding == Deciding::Now || !self.seats().all(is_sent) {
             return false;
+        }
+        self.session = kernel.session(number);
+        if let Deciding::Done(verdict) = deciding {
+            kernel.of(number, Of::Deciding).store(0, SeqCst);
+            self.decided = Some(Decided::Whole(verdict));
         }
         self.place.owner = Owner::User;
         round.counts.in_kernel.fetch_sub(1, Relaxed);
@@ -313,6 +320,7 @@ impl Conversation {
     fn is_still(&self) -> bool {
         let is_still = |link: &Link| link.connecting.is_none() && link.is_idle() && !link.retired;
         !(self.ended || self.stopped || self.broken || self.blocked)
+            && self.decided.is_none()
             && self.input.is_empty()
             && self.output.is_empty()
             && self.waiting.is_empty()
@@ -375,7 +383,9 @@ impl Conversation {
         // The connection still exists: only user space removes a connection from the map.
         if let Some(link) = at.and_then(|at| self.links[at].as_mut()) {
             let since = self.waits.take().map_or(round.now, |(_, since)| since);
-            link.await_reply(self.waiting.push(&kept[..length]), since);
+            let turn = self.waiting.push(&kept[..length]);
+            self.waiting.set_key(turn, kernel.kept_key(number));
+            link.await_reply(turn, since);
         }
     }
 }

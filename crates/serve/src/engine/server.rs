@@ -27,6 +27,8 @@ use super::shared::{Engine, Shared};
 use super::worker::Worker;
 use super::{limits, metrics};
 use crate::service::Service;
+use crate::service::layout::Layout;
+use crate::service::store::Store;
 use crate::service::trial::Trial;
 use crate::service::verifier::LoadError;
 
@@ -36,6 +38,8 @@ pub struct Options {
     pub service: Arc<dyn Service>,
     /// The BPF half.
     pub object: Vec<u8>,
+    /// The memory of the service's state, which the native half has too.
+    pub store: Arc<Store>,
     /// Refuse the service if the kernel's verifier rejects its functions.
     pub verify: bool,
     /// The address that clients connect to.
@@ -60,13 +64,15 @@ pub struct Options {
 pub const DEFAULT_CONTROL: &str = "/run/shunt/serve.sock";
 
 /// A request on the control socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
     /// Reports the status.
     Status,
     /// Reads the file of backends again.
     Reload,
+    /// Returns the entries of the part of the state with this name.
+    Dump(String),
 }
 
 /// Sends a request to the service with this control socket and returns its answer.
@@ -107,7 +113,7 @@ pub enum Error {
 
 /// Checks that a service can run in the kernel: loads it and unloads it again.
 pub fn try_kernel(object: &[u8]) -> Result<(), LoadError> {
-    Kernel::load(object, 1, true).map(drop)
+    Kernel::load(object, None, 1, true).map(drop)
 }
 
 /// Runs a service until `shutdown` completes and its conversations have ended.
@@ -133,7 +139,8 @@ pub async fn run(
         .collect::<Result<_, _>>()
         .map_err(|error| Error::Threads(error.into()))?;
     let engine = if refusal.is_some() { Engine::User } else { options.engine };
-    let shared = Arc::new(Shared::new(options.service.clone(), engine, backends, wakes.clone()));
+    let state = (options.store.clone(), Layout::read(&options.object));
+    let shared = Arc::new(Shared::new(options.service.clone(), state, engine, backends, wakes.clone()));
     let stays = kernels.iter().find_map(Kernel::stays).map(ToString::to_string);
     let threads = crew(&options, &shared, kernels)?;
     if let Some(address) = options.metrics {
@@ -164,6 +171,7 @@ pub async fn run(
                     let done = match request {
                         Request::Status => Ok(status()),
                         Request::Reload => reload(),
+                        Request::Dump(name) => dump(&shared, &name),
                     };
                     let _ = answer.send(done);
                 }
@@ -189,6 +197,17 @@ pub async fn run(
     Ok(())
 }
 
+/// Returns the entries of a part of the state, or an error with the names that there are.
+fn dump(shared: &Shared, name: &str) -> Result<Value, String> {
+    shared.layout.dump(name, &shared.store).ok_or_else(|| {
+        let names: Vec<&str> = shared.layout.parts.iter().map(|part| part.name.as_str()).collect();
+        match names.is_empty() {
+            true => "the service has no state".to_owned(),
+            false => format!("the service's state has no {name}; there are: {}", names.join(", ")),
+        }
+    })
+}
+
 /// Returns an error if the kernel's verifier rejects a function of the service. Without the right to
 /// load programs, it cannot be asked.
 fn verify(options: &Options) -> Result<(), Error> {
@@ -207,7 +226,8 @@ fn kernels(options: &Options, backends: usize) -> Result<(Vec<Kernel>, Option<Lo
         verify(options)?;
         return Ok((Vec::new(), None));
     }
-    let load = |_| Kernel::load(&options.object, backends, options.engine == Engine::Auto);
+    let load =
+        |_| Kernel::load(&options.object, Some(&options.store), backends, options.engine == Engine::Auto);
     match (0..options.threads).map(load).collect() {
         Ok(kernels) => Ok((kernels, None)),
         Err(error) if options.engine == Engine::Kernel => Err(error.into()),

@@ -11,6 +11,8 @@ use serde::Serialize;
 use super::backends::Backends;
 use super::counts::Counts;
 use crate::service::Service;
+use crate::service::layout::Layout;
+use crate::service::store::Store;
 
 /// The engine that serves conversations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -27,6 +29,9 @@ pub enum Engine {
 /// State that all threads of a service use.
 pub(crate) struct Shared {
     pub(crate) service: Arc<dyn Service>,
+    /// The service's state, and its layout.
+    pub(crate) store: Arc<Store>,
+    pub(crate) layout: Layout,
     pub(crate) engine: Engine,
     pub(crate) counts: Counts,
     /// The list, with the number of lists before it.
@@ -47,12 +52,15 @@ impl std::fmt::Debug for Shared {
 impl Shared {
     pub(crate) fn new(
         service: Arc<dyn Service>,
+        (store, layout): (Arc<Store>, Layout),
         engine: Engine,
         backends: Backends,
         wakes: Vec<Arc<OwnedFd>>,
     ) -> Shared {
         Shared {
             service,
+            store,
+            layout,
             engine,
             counts: Counts::default(),
             backends: RwLock::new((0, Arc::new(backends))),

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use super::buffer::Buffer;
 use super::limits;
+use crate::service::Key;
 
 /// The sequence number of a message within its conversation.
 pub(crate) type Turn = u64;
@@ -27,6 +28,8 @@ pub(crate) struct Waiting {
 struct Message {
     kept: usize,
     attempts: u8,
+    /// The key of its backend, if one has it.
+    key: Option<Key>,
     answer: Option<Answer>,
     /// Set if the message is a part of a split message.
     part: Option<Part>,
@@ -81,7 +84,7 @@ impl Waiting {
     /// Appends a message that a backend will answer. `kept` are the bytes needed if it does not.
     pub(crate) fn push(&mut self, kept: &[u8]) -> Turn {
         self.kept.push(kept);
-        self.queue.push_back(Message { kept: kept.len(), attempts: 1, answer: None, part: None });
+        self.queue.push_back(Message { kept: kept.len(), attempts: 1, key: None, answer: None, part: None });
         self.first + self.queue.len() as u64 - 1
     }
 
@@ -101,6 +104,18 @@ impl Waiting {
         let at = self.place(turn)?;
         let before: usize = self.queue.iter().take(at).map(|message| message.kept).sum();
         Some(&self.kept.as_slice()[before..before + self.queue[at].kept])
+    }
+
+    /// Records the key of a message, so that the service need not decide about it again.
+    pub(crate) fn set_key(&mut self, turn: Turn, key: Key) {
+        if let Some(at) = self.place(turn) {
+            self.queue[at].key = Some(key);
+        }
+    }
+
+    /// Returns the key of a message.
+    pub(crate) fn key(&self, turn: Turn) -> Option<&Key> {
+        self.queue[self.place(turn)?].key.as_ref()
     }
 
     /// Counts one more attempt to send a message, and returns the number of attempts.

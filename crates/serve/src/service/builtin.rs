@@ -5,7 +5,7 @@ use aya::include_bytes_aligned;
 use super::native::{self, Native};
 
 /// A builtin service: its native half, and the object for the kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Builtin {
     /// The NAME of `builtin:NAME`.
     pub name: &'static str,
@@ -30,6 +30,7 @@ pub fn all() -> Vec<Builtin> {
         builtin!("echo", native::echo()),
         builtin!("length-echo", native::length_echo()),
         builtin!("length-router", native::length_router()),
+        builtin!("line-counter", native::line_counter()),
         builtin!("line-echo", native::line_echo()),
         builtin!("memcached-router", native::memcached_router()),
         builtin!("redis-router", native::redis_router()),

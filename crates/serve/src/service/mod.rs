@@ -1,10 +1,13 @@
 //! The interface between an engine and a service: where a message ends, what to do with it, and how
 //! to answer it if it cannot be served.
 
+mod btf;
 pub mod builtin;
 pub mod file;
+pub(crate) mod layout;
 #[allow(unsafe_code)]
-mod native;
+pub(crate) mod native;
+pub mod store;
 pub mod trial;
 pub mod verifier;
 mod watched;
@@ -14,8 +17,10 @@ pub use watched::{Watched, watch};
 
 use std::ops::Range;
 
-/// Parses messages and decides about them. A service keeps no state, so equal bytes always get an
-/// equal result.
+use store::Session;
+
+/// Parses messages and decides about them. The result depends on the bytes and on the service's state
+/// only.
 pub trait Service: Send + Sync {
     /// Returns the name, for people and metrics.
     fn name(&self) -> &str;
@@ -29,15 +34,30 @@ pub trait Service: Send + Sync {
     /// Measures a backend's reply at the beginning of `bytes`.
     fn parse_reply(&self, bytes: &[u8]) -> Parse;
 
-    /// Decides about a message. If `message` is only its beginning, the result may be
-    /// [`Verdict::More`].
-    fn decide(&self, message: &[u8]) -> Verdict;
+    /// Decides about a message of the connection with this state. If `message` is only its
+    /// beginning, the result may be [`Verdict::More`].
+    fn decide_in(&self, session: &mut Session, message: &[u8]) -> Verdict;
 
     /// Returns the answer to a message that cannot be served. `head` is its beginning.
-    fn refuse(&self, head: &[u8], why: Refusal) -> Answer;
+    fn refuse_in(&self, session: &mut Session, head: &[u8], why: Refusal) -> Answer;
 
     /// Returns the greeting of a client that has just connected.
-    fn accepted(&self) -> Answer;
+    fn accepted_in(&self, session: &mut Session) -> Answer;
+
+    /// Decides about a message as the first of a connection.
+    fn decide(&self, message: &[u8]) -> Verdict {
+        self.decide_in(&mut Session::default(), message)
+    }
+
+    /// Returns the greeting of a connection without looking at its state.
+    fn accepted(&self) -> Answer {
+        self.accepted_in(&mut Session::default())
+    }
+
+    /// Returns the answer to the first message of a connection that cannot be served.
+    fn refuse(&self, head: &[u8], why: Refusal) -> Answer {
+        self.refuse_in(&mut Session::default(), head, why)
+    }
 
     /// Returns the next part of a split message, which [`Service::decide`] then forwards, or `None`
     /// after the last.
@@ -115,6 +135,18 @@ pub enum Verdict {
     More,
     /// Split it among several backends: [`Service::part`] makes a message for each.
     Split,
+}
+
+impl Verdict {
+    /// Makes a verdict about a longer message than one of this many bytes a refusal as malformed.
+    pub(crate) fn within(self, message: usize) -> Verdict {
+        match self {
+            Verdict::Forward { key: Key::Bytes(range), .. } if range.end > message => {
+                Verdict::Refuse(Refusal::Malformed)
+            }
+            verdict => verdict,
+        }
+    }
 }
 
 /// A key that selects a backend.

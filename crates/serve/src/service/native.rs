@@ -2,15 +2,18 @@
 //! out. This is the only module of the crate with `unsafe` code.
 //!
 //! The invariant: a table has the layout of its version, and its functions only read the bytes that
-//! they get and write the verdict. service.h ensures this for services that use its functions. Any
-//! other service is a program that its user chose to run.
+//! they get, write the verdict, and change the state that the verdict points at. service.h ensures
+//! this for services that use its functions. Any other service is a program that its user chose to
+//! run.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::offset_of;
+use std::sync::Arc;
 
 use thiserror::Error;
 use zerocopy::FromBytes;
 
+use super::store::{Session, Store};
 use super::{Answer, Joined, Key, Parse, Properties, Refusal, Service, Share, Verdict};
 
 /// `SHUNT_MAX_MESSAGE` in service.h.
@@ -20,8 +23,12 @@ const MAX_REPLY: usize = 256;
 /// `SHUNT_MAX_HEAD` and `SHUNT_MAX_TAIL` in service.h.
 const MAX_HEAD: usize = 64;
 const MAX_TAIL: usize = 8;
+/// `SHUNT_PINS` in service.h.
+const PINS: usize = 4;
+/// `SHUNT_MAX_KEY` in service.h.
+const MAX_KEY: usize = 64;
 /// `SHUNT_NATIVE_VERSION` in native.h.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// `struct shunt_native`.
 #[repr(C)]
@@ -54,6 +61,7 @@ struct Declaration {
     retry: u32,
     part: *const (),
     join: *const (),
+    state: u64,
 }
 
 /// `struct shunt_piece`.
@@ -80,16 +88,22 @@ pub(crate) struct RawVerdict {
     key_length: u32,
     reply_length: u32,
     reply: [u8; MAX_REPLY],
-    padding: u32,
+    pinned: u32,
+    pins: [u64; PINS],
+    key_words: [u64; MAX_KEY / 8],
+    /// The addresses of the state of the service and of the connection. Unused in the kernel.
+    memory: u64,
+    session: u64,
 }
 
-const _: () = assert!(size_of::<RawVerdict>() == 296 && offset_of!(RawVerdict, reply) == 36);
+const _: () = assert!(size_of::<RawVerdict>() == 408 && offset_of!(RawVerdict, reply) == 36);
 
 /// The native half of a service.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Native {
     table: &'static Table,
     name: &'static str,
+    store: Option<Arc<Store>>,
 }
 
 impl std::fmt::Debug for Native {
@@ -115,6 +129,7 @@ builtins!(
     shunt_builtin_echo echo,
     shunt_builtin_length_echo length_echo,
     shunt_builtin_length_router length_router,
+    shunt_builtin_line_counter line_counter,
     shunt_builtin_line_echo line_echo,
     shunt_builtin_memcached_router memcached_router,
     shunt_builtin_redis_router redis_router,
@@ -157,7 +172,26 @@ impl Native {
             let name = (*table.service).name;
             if name.is_null() { "unnamed" } else { CStr::from_ptr(name).to_str().unwrap_or("unnamed") }
         };
-        Some(Native { table, name })
+        Some(Native { table, name, store: None })
+    }
+
+    /// Returns the size of the service's state, 0 if it has none.
+    pub fn state(&self) -> usize {
+        self.declaration().state as usize
+    }
+
+    /// Gives the service the memory for its state. Without one it counts nothing, and finds its
+    /// tables full.
+    pub fn with_store(self, store: Arc<Store>) -> Native {
+        debug_assert!(store.len() >= self.state(), "of another service");
+        Native { store: Some(store), ..self }
+    }
+
+    /// Returns an empty verdict that leads the native half to its state.
+    fn verdict(&self, session: &mut Session) -> RawVerdict {
+        let memory = self.store.as_ref().map_or(0, |store| store.as_ptr().expose_provenance());
+        let session = session.as_mut_ptr().expose_provenance();
+        RawVerdict { memory: memory as u64, session: session as u64, ..RawVerdict::default() }
     }
 
     fn declaration(&self) -> &'static Declaration {
@@ -194,23 +228,24 @@ impl Service for Native {
         parsed(unsafe { (self.table.parse_reply)(bytes.as_ptr(), length(bytes)) })
     }
 
-    fn decide(&self, message: &[u8]) -> Verdict {
-        let mut verdict = RawVerdict::default();
-        // SAFETY: the function reads what it is given, and writes the verdict.
+    fn decide_in(&self, session: &mut Session, message: &[u8]) -> Verdict {
+        let mut verdict = self.verdict(session);
+        // SAFETY: the function reads what it is given, and writes the verdict and the state. The
+        // store is mapped, the session is ours.
         unsafe { (self.table.decide)(message.as_ptr(), length(message), &mut verdict) };
         verdict.verdict(message.len())
     }
 
-    fn refuse(&self, head: &[u8], why: Refusal) -> Answer {
-        let mut verdict = RawVerdict::default();
-        // SAFETY: the function reads what it is given, and writes the verdict.
+    fn refuse_in(&self, session: &mut Session, head: &[u8], why: Refusal) -> Answer {
+        let mut verdict = self.verdict(session);
+        // SAFETY: as in `decide_in`.
         unsafe { (self.table.refuse)(head.as_ptr(), length(head), why as u32, &mut verdict) };
         verdict.answer()
     }
 
-    fn accepted(&self) -> Answer {
-        let mut verdict = RawVerdict::default();
-        // SAFETY: the function writes the verdict.
+    fn accepted_in(&self, session: &mut Session) -> Answer {
+        let mut verdict = self.verdict(session);
+        // SAFETY: as in `decide_in`.
         unsafe { (self.table.accepted)(&mut verdict) };
         verdict.answer()
     }
@@ -281,7 +316,11 @@ impl Default for RawVerdict {
             key_length: 0,
             reply_length: 0,
             reply: [0; MAX_REPLY],
-            padding: 0,
+            pinned: 0,
+            pins: [0; PINS],
+            key_words: [0; MAX_KEY / 8],
+            memory: 0,
+            session: 0,
         }
     }
 }

@@ -5,11 +5,12 @@ use aya::Ebpf;
 use aya::maps::{Array, MapData};
 use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
 use thiserror::Error;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::hash::Scheme;
 
 use super::native::{RawVerdict, parsed};
+use super::store::{Session, Store};
 use super::verifier::{Complaint, LoadError};
 use super::{Answer, Parse, Refusal, Verdict};
 
@@ -47,7 +48,7 @@ pub enum RunError {
 }
 
 impl Trial {
-    /// Loads the functions of a service, which the kernel verifies.
+    /// Loads the functions of a service, which the kernel verifies. They have no state.
     pub fn load(object: &[u8]) -> Result<Trial, LoadError> {
         super::verifier::check_loadable(object)?;
         let mut loaded = Ebpf::load(object).map_err(|error| LoadError::of(&error))?;
@@ -67,33 +68,61 @@ impl Trial {
         Ok(Trial { loaded })
     }
 
+    /// Gives the service the memory for its state.
+    pub fn with_store(mut self, store: &Store) -> Result<Trial, LoadError> {
+        store.lend(self.loaded.map_mut("shunt_memories").ok_or(LoadError::NotAService)?)?;
+        Ok(self)
+    }
+
     /// Runs the kernel's version of [`super::Service::parse`].
     pub fn parse(&mut self, bytes: &[u8]) -> Result<Parse, RunError> {
-        Ok(parsed(self.run("shunt_test_parse", bytes, 0)?.0))
+        Ok(parsed(self.run("shunt_test_parse", &mut Session::default(), bytes, 0)?.0))
     }
 
     /// Runs the kernel's version of [`super::Service::parse_reply`].
     pub fn parse_reply(&mut self, bytes: &[u8]) -> Result<Parse, RunError> {
-        Ok(parsed(self.run("shunt_test_parse_reply", bytes, 0)?.0))
+        Ok(parsed(self.run("shunt_test_parse_reply", &mut Session::default(), bytes, 0)?.0))
     }
 
     /// Runs the kernel's version of [`super::Service::decide`].
     pub fn decide(&mut self, message: &[u8]) -> Result<Verdict, RunError> {
-        Ok(self.run("shunt_test_decide", message, 0)?.1.verdict(message.len()))
+        self.decide_in(&mut Session::default(), message)
+    }
+
+    /// Runs the kernel's version of [`super::Service::decide_in`].
+    pub fn decide_in(&mut self, session: &mut Session, message: &[u8]) -> Result<Verdict, RunError> {
+        Ok(self.run("shunt_test_decide", session, message, 0)?.1.verdict(message.len()))
     }
 
     /// Runs the kernel's version of [`super::Service::refuse`].
     pub fn refuse(&mut self, head: &[u8], why: Refusal) -> Result<Answer, RunError> {
-        Ok(self.run("shunt_test_refuse", head, why as u32)?.1.answer())
+        self.refuse_in(&mut Session::default(), head, why)
+    }
+
+    /// Runs the kernel's version of [`super::Service::refuse_in`].
+    pub fn refuse_in(
+        &mut self,
+        session: &mut Session,
+        head: &[u8],
+        why: Refusal,
+    ) -> Result<Answer, RunError> {
+        Ok(self.run("shunt_test_refuse", session, head, why as u32)?.1.answer())
     }
 
     /// Runs the kernel's version of [`crate::hash::one_at_a_time`] or [`crate::hash::ketama`].
     pub fn hash(&mut self, key: &[u8], scheme: Scheme) -> Result<u32, RunError> {
-        Ok(self.run("shunt_test_hash", key, (scheme == Scheme::Ketama).into())?.0 as u32)
+        Ok(self.run("shunt_test_hash", &mut Session::default(), key, (scheme == Scheme::Ketama).into())?.0
+            as u32)
     }
 
     /// Runs a program and returns the contents of `struct shunt_test_result`.
-    fn run(&mut self, program: &str, bytes: &[u8], why: u32) -> Result<(i32, RawVerdict), RunError> {
+    fn run(
+        &mut self,
+        program: &str,
+        session: &mut Session,
+        bytes: &[u8],
+        why: u32,
+    ) -> Result<(i32, RawVerdict), RunError> {
         let kernel = |error: &dyn std::fmt::Display| RunError::Kernel(error.to_string());
         if bytes.len() > MAX_BYTES {
             return Err(RunError::TooLong);
@@ -101,6 +130,11 @@ impl Trial {
         let map = self.loaded.map_mut("shunt_call").expect("in every service");
         let mut call: Array<&mut MapData, [u32; 2]> = map.try_into().map_err(|error| kernel(&error))?;
         call.set(0, [BEGIN as u32, why], 0).map_err(|error| kernel(&error))?;
+        let map = self.loaded.map_mut("shunt_result").expect("in every service");
+        let mut result: Array<&mut MapData, [u8; RESULT]> = map.try_into().map_err(|error| kernel(&error))?;
+        let mut before = [0; RESULT];
+        before[SESSION..].copy_from_slice(session.as_bytes());
+        result.set(0, before, 0).map_err(|error| kernel(&error))?;
 
         let mut packet = vec![0xa5; BEGIN];
         packet.extend_from_slice(bytes);
@@ -116,10 +150,12 @@ impl Trial {
         let result: Array<&MapData, [u8; RESULT]> = map.try_into().map_err(|error| kernel(&error))?;
         let result = result.get(&0, 0).map_err(|error| kernel(&error))?;
         let (parsed, rest) = i32::read_from_prefix(&result).expect("long enough");
-        let verdict = RawVerdict::read_from_bytes(&rest[4..]).expect("of this size");
+        let (verdict, rest) = RawVerdict::read_from_prefix(&rest[4..]).expect("long enough");
+        *session = Session::read_from_bytes(rest).expect("of this size");
         Ok((parsed, verdict))
     }
 }
 
-/// The size of `struct shunt_test_result`, in bytes.
-const RESULT: usize = 8 + size_of::<RawVerdict>();
+/// The offset of the session in `struct shunt_test_result`, and the size of that, in bytes.
+const SESSION: usize = 8 + size_of::<RawVerdict>();
+const RESULT: usize = SESSION + Session::BYTES;

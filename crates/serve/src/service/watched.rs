@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::store::Session;
 use super::{Answer, Joined, Parse, Properties, Refusal, Service, Share, Verdict};
 
 /// A service whose calls a watchdog observes.
@@ -90,16 +91,16 @@ impl<S: Service> Service for Watched<S> {
         observed(1, || self.0.parse_reply(bytes))
     }
 
-    fn decide(&self, message: &[u8]) -> Verdict {
-        observed(2, || self.0.decide(message))
+    fn decide_in(&self, session: &mut Session, message: &[u8]) -> Verdict {
+        observed(2, || self.0.decide_in(session, message))
     }
 
-    fn refuse(&self, head: &[u8], why: Refusal) -> Answer {
-        observed(3, || self.0.refuse(head, why))
+    fn refuse_in(&self, session: &mut Session, head: &[u8], why: Refusal) -> Answer {
+        observed(3, || self.0.refuse_in(session, head, why))
     }
 
-    fn accepted(&self) -> Answer {
-        observed(4, || self.0.accepted())
+    fn accepted_in(&self, session: &mut Session) -> Answer {
+        observed(4, || self.0.accepted_in(session))
     }
 
     fn part(&self, message: &[u8], share: &mut Share) -> Option<Vec<u8>> {

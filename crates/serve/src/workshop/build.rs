@@ -7,7 +7,7 @@ use std::process::Command;
 use object::{Object, ObjectSymbol};
 use thiserror::Error;
 
-use super::state::{State, state};
+use super::state::{Unshared, check_state};
 use crate::service::file::SECTION;
 
 /// The headers for services, embedded so that nothing needs to be installed.
@@ -41,13 +41,9 @@ pub enum BuildError {
          __builtin_memcpy with a constant length"
     )]
     Undefined(String),
-    /// The source keeps something from one message to the next.
-    #[error(
-        "a service keeps no state from one message to the next, because the kernel and user space would each have \
-         their own: {}",
-        .0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-    )]
-    State(Vec<State>),
+    /// The source has variables or maps that the halves would not share.
+    #[error(transparent)]
+    State(#[from] Unshared),
     /// The compiler's errors, with their lines.
     #[error("the service does not compile {half}:\n{complaint}")]
     Complaint {
@@ -106,10 +102,7 @@ pub fn build(source: &Path, output: Option<&Path>, defines: &[String]) -> Result
     if !missing.is_empty() {
         return Err(BuildError::Undefined(missing.join(", ")));
     }
-    let state = state(&built, Some(source));
-    if !state.is_empty() {
-        return Err(BuildError::State(state));
-    }
+    check_state(&built, Some(source))?;
     // Replace an existing file only with a complete one.
     std::fs::copy(&object, &output).map_err(file(&output))?;
     Ok(output)

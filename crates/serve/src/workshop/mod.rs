@@ -6,5 +6,5 @@ mod template;
 pub mod vectors;
 
 pub use build::{BuildError, build};
-pub use state::{State, state};
-pub use template::{NewError, new};
+pub use state::{Unshared, check_state};
+pub use template::{NewError, Template, new};

@@ -1,24 +1,34 @@
-//! Finds what a service keeps from one message to the next. The two halves would each keep their
-//! own, so their answers would differ.
+//! Finds what a service keeps from one message to the next outside of its state. The two halves would
+//! each keep their own, so their answers would differ.
 
 use std::fmt;
 use std::path::Path;
 
 use object::{Object, ObjectSection, ObjectSymbol, SectionKind, SymbolKind};
+use thiserror::Error;
 
 use super::build::HEADERS;
 use crate::service::file::SECTION;
 
+/// The error about variables and BPF maps that the halves would not share.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error(
+    "the kernel and user space would each have their own {}: a service keeps its state in `struct shunt_state` and in \
+     `shunt_session`, which both share (docs/serve.md, State)",
+    .0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+)]
+pub struct Unshared(Vec<Variable>);
+
 /// A variable or a BPF map in which a service keeps something.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State {
+struct Variable {
     /// Its name in the source.
-    pub name: String,
+    name: String,
     /// FILE:LINE where the source first names it, if the source is there.
-    pub place: Option<String>,
+    place: Option<String>,
 }
 
-impl fmt::Display for State {
+impl fmt::Display for Variable {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
             Some(place) => write!(formatter, "`{}` at {place}", self.name),
@@ -27,9 +37,14 @@ impl fmt::Display for State {
     }
 }
 
-/// Returns the state of a service: the variables of its native half that are not constant, and what
-/// its BPF half has besides the maps of the headers.
-pub fn state(object: &[u8], source: Option<&Path>) -> Vec<State> {
+/// Returns an error if a service has variables in its native half that are not constant, or something
+/// else in its BPF half than the maps of the headers. `source` is searched for their lines.
+pub fn check_state(object: &[u8], source: Option<&Path>) -> Result<(), Unshared> {
+    let found = variables_of(object, source);
+    if found.is_empty() { Ok(()) } else { Err(Unshared(found)) }
+}
+
+fn variables_of(object: &[u8], source: Option<&Path>) -> Vec<Variable> {
     let Ok(kernel) = object::File::parse(object) else { return Vec::new() };
     let native = kernel.section_by_name(SECTION).and_then(|section| section.data().ok());
     let native = native.and_then(|bytes| object::File::parse(bytes).ok());
@@ -43,7 +58,7 @@ pub fn state(object: &[u8], source: Option<&Path>) -> Vec<State> {
         let line = text.lines().position(|line| has_word(line, name))?;
         Some(format!("{}:{}", path.display(), line + 1))
     };
-    names.into_iter().map(|name| State { place: place(&name), name }).collect()
+    names.into_iter().map(|name| Variable { place: place(&name), name }).collect()
 }
 
 /// Returns the names of all objects that can be written.

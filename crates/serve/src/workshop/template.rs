@@ -6,8 +6,28 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-const SOURCE: &str = include_str!("../../template/service.c");
-const TESTS: &str = include_str!("../../template/service.tests");
+/// The service to begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Template {
+    /// It forwards lines.
+    Stateless,
+    /// It counts lines.
+    Stateful,
+}
+
+impl Template {
+    /// Returns the source and the tests.
+    fn files(self) -> [&'static str; 2] {
+        match self {
+            Template::Stateless => {
+                [include_str!("../../template/service.c"), include_str!("../../template/service.tests")]
+            }
+            Template::Stateful => {
+                [include_str!("../../template/stateful.c"), include_str!("../../template/stateful.tests")]
+            }
+        }
+    }
+}
 
 /// An error that prevents the files from being written.
 #[derive(Debug, Error)]
@@ -26,13 +46,14 @@ pub enum NewError {
 }
 
 /// Writes NAME.c and NAME.tests to a directory and returns their paths. Fails if one exists.
-pub fn new(name: &str, directory: &Path) -> Result<[PathBuf; 2], NewError> {
+pub fn new(name: &str, directory: &Path, template: Template) -> Result<[PathBuf; 2], NewError> {
     let letter = name.starts_with(|first: char| first.is_ascii_alphabetic());
     if !letter || !name.chars().all(|other| other.is_ascii_alphanumeric() || other == '-') {
         return Err(NewError::Name(name.to_owned()));
     }
+    let [source, tests] = template.files();
     let files =
-        [("c", SOURCE), ("tests", TESTS)].map(|(end, text)| (directory.join(name).with_extension(end), text));
+        [("c", source), ("tests", tests)].map(|(end, text)| (directory.join(name).with_extension(end), text));
     for (path, text) in &files {
         let written =
             File::create_new(path).and_then(|mut file| file.write_all(text.replace("NAME", name).as_bytes()));

@@ -5,6 +5,8 @@ use std::fmt;
 
 use thiserror::Error;
 
+use crate::service::layout::Layout;
+use crate::service::store::{Session, Store};
 use crate::service::trial::{MAX_BYTES, RunError, Trial};
 use crate::service::{Answer, Key, Parse, Refusal, Service, Verdict};
 
@@ -24,6 +26,8 @@ enum Function {
     ParseReply,
     Decide,
     Refuse(Refusal),
+    /// Begins another connection, whose state is zero.
+    Connect,
 }
 
 /// A line that is not a valid test vector.
@@ -64,6 +68,10 @@ pub fn read(text: &str) -> Result<Vec<Vector>, VectorError> {
 }
 
 fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
+    if text == "connect" {
+        let (bytes, expected) = (Vec::new(), String::new());
+        return Ok(Vector { line, function: Function::Connect, bytes, expected });
+    }
     let (function, rest) = text.split_once(' ').ok_or("expected FUNCTION \"BYTES\" = WHAT")?;
     let (function, rest) = match function {
         "parse" => (Function::Parse, rest),
@@ -74,7 +82,7 @@ fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
             let why = Refusal::ALL.into_iter().find(|why| why.label() == label);
             (Function::Refuse(why.ok_or("unknown reason to refuse")?), rest)
         }
-        _ => return Err("the functions are parse, parse_reply, decide and refuse"),
+        _ => return Err("the functions are parse, parse_reply, decide, refuse and connect"),
     };
     let (bytes, rest) = literal(rest.trim_start())?;
     if bytes.len() > MAX_BYTES {
@@ -148,24 +156,31 @@ fn quoted(bytes: &[u8]) -> String {
 }
 
 impl Vector {
+    /// Returns whether the line tests something.
+    pub fn is_test(&self) -> bool {
+        self.function != Function::Connect
+    }
+
     /// Runs the vector in user space, and returns the failure if there is one.
-    pub fn in_user_space(&self, service: &dyn Service) -> Option<Failure> {
+    pub fn in_user_space(&self, service: &dyn Service, session: &mut Session) -> Option<Failure> {
         let happened = match self.function {
             Function::Parse => parsed(service.parse(&self.bytes)),
             Function::ParseReply => parsed(service.parse_reply(&self.bytes)),
-            Function::Decide => decided(&self.bytes, &service.decide(&self.bytes)),
-            Function::Refuse(why) => answered(&service.refuse(&self.bytes, why)),
+            Function::Decide => decided(&self.bytes, &service.decide_in(session, &self.bytes)),
+            Function::Refuse(why) => answered(&service.refuse_in(session, &self.bytes, why)),
+            Function::Connect => connected(session),
         };
         self.compare("user", happened)
     }
 
     /// Runs the vector in the kernel, and returns the failure if there is one.
-    pub fn in_kernel(&self, trial: &mut Trial) -> Result<Option<Failure>, RunError> {
+    pub fn in_kernel(&self, trial: &mut Trial, session: &mut Session) -> Result<Option<Failure>, RunError> {
         let happened = match self.function {
             Function::Parse => parsed(trial.parse(&self.bytes)?),
             Function::ParseReply => parsed(trial.parse_reply(&self.bytes)?),
-            Function::Decide => decided(&self.bytes, &trial.decide(&self.bytes)?),
-            Function::Refuse(why) => answered(&trial.refuse(&self.bytes, why)?),
+            Function::Decide => decided(&self.bytes, &trial.decide_in(session, &self.bytes)?),
+            Function::Refuse(why) => answered(&trial.refuse_in(session, &self.bytes, why)?),
+            Function::Connect => connected(session),
         };
         Ok(self.compare("kernel", happened))
     }
@@ -174,6 +189,19 @@ impl Vector {
         let (line, expected) = (self.line, self.expected.clone());
         (happened != expected).then_some(Failure { line, half, expected, happened })
     }
+}
+
+fn connected(session: &mut Session) -> String {
+    *session = Session::default();
+    String::new()
+}
+
+/// Returns the names of the parts of the service's state in which the two halves differ.
+pub fn differences(object: &[u8], user: &Store, kernel: &Store) -> Vec<String> {
+    let layout = Layout::read(object);
+    let differs = |name: &&str| layout.dump(name, user) != layout.dump(name, kernel);
+    let names = layout.parts.iter().map(|part| part.name.as_str());
+    names.filter(differs).map(str::to_owned).collect()
 }
 
 fn parsed(parsed: Parse) -> String {
@@ -228,7 +256,7 @@ mod tests {
         let service = builtin::named("line-echo").unwrap().native;
         let failures: Vec<String> = vectors
             .iter()
-            .filter_map(|vector| vector.in_user_space(&service))
+            .filter_map(|vector| vector.in_user_space(&service, &mut Session::default()))
             .map(|one| one.to_string())
             .collect();
         assert_eq!(failures, ["line 4, in user space: more instead of 7"]);

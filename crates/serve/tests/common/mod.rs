@@ -13,6 +13,7 @@ use serde_json::Value;
 use shunt_netns::Net;
 use shunt_serve::engine::{self, Engine, Options, Request};
 use shunt_serve::service::builtin;
+use shunt_serve::service::store::Store;
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -34,11 +35,13 @@ impl Serving {
         let directory = tempfile::tempdir().unwrap();
         let address = "127.0.0.1:4000".parse().unwrap();
         let builtin = builtin::named(name).expect("a builtin");
+        let store = Store::new(builtin.native.state(), engine != Engine::User).unwrap();
         let file = directory.path().join("backends.toml");
         std::fs::write(&file, toml(backends)).unwrap();
         let options = Options {
-            service: Arc::new(builtin.native),
+            service: Arc::new(builtin.native.with_store(store.clone())),
             object: builtin.object.to_vec(),
+            store,
             verify: false,
             listen: address,
             backends: (!backends.is_empty()).then_some(file),
@@ -79,6 +82,12 @@ impl Serving {
 
     pub(crate) fn status(&self) -> Value {
         engine::ask(&self.control(), Request::Status).unwrap()
+    }
+
+    /// Returns a part of the service's state.
+    #[allow(dead_code, reason = "not every service has state")]
+    pub(crate) fn dump(&self, name: &str) -> Value {
+        engine::ask(&self.control(), Request::Dump(name.to_owned())).unwrap()
     }
 
     /// Replaces the backends.

@@ -1,0 +1,142 @@
+//! The memory with the state of a service. `include/shunt/state.h` describes its contents.
+//!
+//! The state of the service is one mapping, of a BPF map if the service runs in the kernel. All its
+//! words are read and changed atomically. The state of a connection belongs to one half at a time.
+
+use std::sync::Arc;
+
+use aya::maps::{Array, ArrayOfMaps, IterableMap, Map, MapData};
+use shunt_sys::mapping::Mapping;
+use shunt_sys::memfd;
+use thiserror::Error;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::verifier::LoadError;
+
+/// `SHUNT_MAX_ELEMENT` in state.h, the size of the BPF map's values.
+const PIECE: usize = 512;
+/// The most bytes of a service's state.
+pub const MAX_STATE: usize = 1 << 30;
+/// `BPF_F_MMAPABLE` and `BPF_F_INNER_MAP`, as state.h declares the map.
+const FLAGS: u32 = 1 << 10 | 1 << 12;
+
+/// The state of a connection, zeroed when the client connects.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Session([u64; Session::BYTES / 8]);
+
+impl Session {
+    /// `SHUNT_MAX_SESSION` in state.h.
+    pub const BYTES: usize = 256;
+
+    pub(super) fn as_mut_ptr(&mut self) -> *mut u64 {
+        self.0.as_mut_ptr()
+    }
+}
+
+impl Default for Session {
+    fn default() -> Session {
+        Session([0; Session::BYTES / 8])
+    }
+}
+
+/// The memory of a service's state, zeroed when it is created.
+pub struct Store {
+    memory: Mapping,
+    /// The map that the memory belongs to, unless the service runs in user space only.
+    map: Option<Array<MapData, [u8; PIECE]>>,
+}
+
+/// An error that prevents a service from having its state.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// The state is too large.
+    #[error("the service's state has {0} bytes; {MAX_STATE} are the most")]
+    TooLarge(usize),
+    /// There is no memory for it.
+    #[error("there is no memory for the service's state of {size} bytes: {error}")]
+    Memory {
+        /// The requested size.
+        size: usize,
+        /// The system's error.
+        error: std::io::Error,
+    },
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let is_shared = self.map.is_some();
+        formatter
+            .debug_struct("Store")
+            .field("len", &self.memory.len())
+            .field("is_shared", &is_shared)
+            .finish()
+    }
+}
+
+impl Store {
+    /// Creates the memory of `size` bytes. With `in_kernel` it is the kernel's, if this process may
+    /// create maps; otherwise loading the service into the kernel fails, and says why.
+    pub fn new(size: usize, in_kernel: bool) -> Result<Arc<Store>, StoreError> {
+        if size > MAX_STATE {
+            return Err(StoreError::TooLarge(size));
+        }
+        let store = match in_kernel.then(|| Store::in_kernel(size)).flatten() {
+            Some(store) => store,
+            None => Store::in_user_space(size)
+                .map_err(|error| StoreError::Memory { size, error: error.into() })?,
+        };
+        Ok(Arc::new(store))
+    }
+
+    fn in_user_space(size: usize) -> rustix::io::Result<Store> {
+        let len = mapped(size);
+        let memory = Mapping::map(memfd::create_fixed("shunt-state", len)?, len)?;
+        Ok(Store { memory, map: None })
+    }
+
+    fn in_kernel(size: usize) -> Option<Store> {
+        let pieces = size.div_ceil(PIECE).max(1);
+        let map = Array::<MapData, [u8; PIECE]>::create(pieces as u32, FLAGS).ok()?;
+        let memory = Mapping::map_of_kernel(IterableMap::map(&map).fd(), mapped(size)).ok()?;
+        Some(Store { memory, map: Some(map) })
+    }
+
+    /// Gives the programs of a loaded object this memory.
+    pub(crate) fn lend(&self, memories: &mut Map) -> Result<(), LoadError> {
+        let memories = ArrayOfMaps::<&mut MapData, Array<MapData, [u8; PIECE]>>::try_from(memories);
+        let mut memories = memories.map_err(|_| LoadError::NotAService)?;
+        let map = self.map.as_ref().ok_or(LoadError::NotPermitted)?;
+        memories.set(0, map, 0).map_err(|error| LoadError::of(&error))
+    }
+
+    /// Returns the size of the memory.
+    pub(super) fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut u8 {
+        self.memory.as_ptr()
+    }
+
+    /// Returns a copy of the whole state.
+    pub fn snapshot(&self) -> Vec<u8> {
+        self.bytes(0, self.memory.len())
+    }
+
+    /// Returns the word at `offset`, or 0 outside of the state.
+    pub(crate) fn word(&self, offset: usize) -> u64 {
+        self.memory.word(offset).map_or(0, |word| word.load(std::sync::atomic::Ordering::SeqCst))
+    }
+
+    /// Returns a copy of the bytes at `offset`. Words in it may be of different moments.
+    pub(crate) fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let _ = self.memory.take(offset, &mut bytes);
+        bytes
+    }
+}
+
+fn mapped(size: usize) -> usize {
+    size.max(1).next_multiple_of(rustix::param::page_size())
+}
