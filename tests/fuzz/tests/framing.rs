@@ -25,7 +25,7 @@ fn the_kernel_says_the_same() {
             .collect();
         inputs.sort();
         let mut compare = |bytes: &[u8]| {
-            let native = builtin.native;
+            let native = &builtin.native;
             assert_eq!(trial.parse(bytes).unwrap(), native.parse(bytes), "{service} {bytes:x?}");
             assert_eq!(trial.parse_reply(bytes).unwrap(), native.parse_reply(bytes), "{service} {bytes:x?}");
             assert_eq!(trial.decide(bytes).unwrap(), native.decide(bytes), "{service} {bytes:x?}");
