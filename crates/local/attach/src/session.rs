@@ -314,9 +314,11 @@ fn enter(
             }
         }
     }
+    let room = plan.room[1].load(Relaxed) as usize;
     let mut words = waits::describe(&instances);
-    words.extend(sockets::describe(&sockets::list(process, &others)?));
-    if words.len() as u64 > plan.room[1].load(Relaxed) {
+    let left = room.saturating_sub(words.len());
+    words.extend(sockets::describe(&sockets::list(process, &others)?, left));
+    if words.len() > room {
         return Err(Refusal::Version);
     }
     let mut changes = sweep::find(process, &redirects, &pairs(process, &plan.untouched)?)?;

@@ -33,10 +33,14 @@ fn own(held: &[(i32, Kind)], others: &Others) -> Vec<Names> {
     sockets.into_values().collect()
 }
 
-/// Returns the words in which the library reads the sockets.
-pub(crate) fn describe(sockets: &[Names]) -> Vec<u64> {
+/// Returns the words in which the library reads the sockets. Those that do not fit into `room` words
+/// are left out.
+pub(crate) fn describe(sockets: &[Names], room: usize) -> Vec<u64> {
     let mut words = Vec::new();
     for names in sockets {
+        if words.len() + 1 + names.len() >= room {
+            break;
+        }
         words.push(names.len() as u64);
         words.extend(names.iter().map(|fd| *fd as u64));
     }
@@ -54,7 +58,8 @@ mod tests {
         others.sockets.insert(20);
         let held = [(3, Kind::Socket(10)), (4, Kind::Socket(20)), (5, Kind::Instance), (6, Kind::Socket(10))];
         assert_eq!(own(&held, &others), [[3, 6]]);
-        assert_eq!(describe(&own(&held, &others)), [2, 3, 6, NO_MORE]);
+        assert_eq!(describe(&own(&held, &others), 4), [2, 3, 6, NO_MORE]);
+        assert_eq!(describe(&own(&held, &others), 3), [NO_MORE]);
         let with_ring = [&held[..], &[(7, Kind::Ring)]].concat();
         assert!(own(&with_ring, &others).is_empty());
     }
