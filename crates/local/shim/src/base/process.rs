@@ -146,16 +146,20 @@ pub(crate) fn ring_memory() -> Option<&'static [u8]> {
 #[inline]
 pub(crate) fn is_off() -> bool {
     match OFF.load(Acquire) {
-        0 => {
-            let off = setting(c"SHUNT_TRANSPORT", "transport") == Some(b"tcp");
-            let _ = OFF.compare_exchange(0, 1 + u32::from(off), AcqRel, Relaxed);
-            if off {
-                shunt_plan.off.store(Reason::Policy as u64, Relaxed);
-            }
-            off
-        }
+        0 => determine_off(),
         word => word == 2,
     }
+}
+
+#[cold]
+#[inline(never)]
+fn determine_off() -> bool {
+    let off = setting(c"SHUNT_TRANSPORT", "transport") == Some(b"tcp");
+    let _ = OFF.compare_exchange(0, 1 + u32::from(off), AcqRel, Relaxed);
+    if off {
+        shunt_plan.off.store(Reason::Policy as u64, Relaxed);
+    }
+    off
 }
 
 /// Records that the shim is in use. Call it before tracking anything, and before taking a lock that

@@ -274,19 +274,27 @@ fn swap(fd: i32, entry: Entry) -> u64 {
     }
     let (index, at) = (fd as usize / CHUNK, fd as usize % CHUNK);
     let Some(chunk) = chunk(index).or_else(|| make(index, entry)) else { return 0 };
-    if matches!(entry, Entry::Endpoint(_) | Entry::Epoll(_)) {
-        let (word, bit) = (&chunk.pollable[at / WORD], 1 << (at % WORD));
-        // Most descriptors have been one before, so the bit is set already.
-        if word.load(Relaxed) & bit == 0 {
-            word.fetch_or(bit, AcqRel);
-        }
+    let (cell, word) = (&chunk.cells[at], entry.pack());
+    if !matches!(entry, Entry::Endpoint(_) | Entry::Epoll(_)) {
+        return cell.swap(word, AcqRel);
     }
-    let before = chunk.cells[at].swap(entry.pack(), AcqRel);
-    // A call that began before the shim's end. Either `clear` finds the entry, or this finds the
-    // end, which precedes `clear`.
-    if !matches!(entry, Entry::None | Entry::Private) && process::has_ended() {
-        chunk.cells[at].swap(Entry::None.pack(), AcqRel);
+    let (pollable, bit) = (&chunk.pollable[at / WORD], 1 << (at % WORD));
+    // Most descriptors have been one before, so the bit is set already.
+    if pollable.load(Relaxed) & bit == 0 {
+        pollable.fetch_or(bit, AcqRel);
     }
+    let before = cell.swap(word, AcqRel);
+    // In a call that began before the shim's end. Either `clear` finds the entry, or this finds the
+    // end, which precedes `clear`. An entry without state does no harm.
+    if process::has_ended() { forget_again(cell, before) } else { before }
+}
+
+/// Forgets an entry that was written after the shim's end. Returns `before`, so that its caller need
+/// not keep it.
+#[cold]
+#[inline(never)]
+fn forget_again(cell: &AtomicU64, before: u64) -> u64 {
+    cell.swap(Entry::None.pack(), AcqRel);
     before
 }
 

@@ -392,6 +392,7 @@ fn attempt(endpoint: &'static Endpoint, fd: RawFd) -> Attempt {
 /// its descriptor once it has received the offer. That may be after its answer, and even after the
 /// connection was attached and has fallen back. For a socket with SO_LINGER the broker does not
 /// report the time of its close.
+#[inline]
 pub(crate) fn may_be_held_by_broker(endpoint: &Endpoint, fd: RawFd) -> bool {
     let offered_as = endpoint.offer.message();
     if offered_as == 0 {

@@ -521,10 +521,19 @@ fn resets_on_close(endpoint: &Endpoint, fd: i32) -> bool {
 }
 
 /// Detaches and frees an endpoint after its last descriptor was closed.
+#[inline]
 pub(crate) fn after_close(endpoint: &Endpoint) {
     if endpoint.is_young() && !endpoint.is_in_a_set() {
-        return endpoint.free();
+        endpoint.free();
+    } else {
+        detach_closed(endpoint);
     }
+}
+
+/// Detaches and frees a closed endpoint that others may know of: the broker, the peer, or an epoll
+/// instance.
+#[inline(never)]
+fn detach_closed(endpoint: &Endpoint) {
     let at = {
         let mut tx = endpoint.tx.lock();
         let mut rx = endpoint.rx.lock();

@@ -413,15 +413,7 @@ fn forget(old: Entry, fd: RawFd) {
 /// Forgets all descriptors. No connection has been offered, and no instance changed.
 pub(crate) fn forget_all() {
     for (fd, _) in table::known(0, u32::MAX) {
-        let old = table::replace(fd, Entry::None);
-        match old {
-            Entry::Endpoint(name) => {
-                if let Some(endpoint) = name.resolve().filter(|endpoint| endpoint.drop_name()) {
-                    attach::after_close(endpoint);
-                }
-            }
-            old => forget_in_sets(old, fd),
-        }
+        forget(table::replace(fd, Entry::None), fd);
     }
 }
 
