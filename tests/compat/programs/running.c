@@ -23,6 +23,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SHARE 1000
@@ -140,6 +141,19 @@ static void *by_blocking(void *argument) {
     return NULL;
 }
 
+/* As the threads of allocators and of virtual machines, which wait for minutes. */
+static void *by_waiting(void *argument) {
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static pthread_cond_t never = PTHREAD_COND_INITIALIZER;
+    struct timespec late;
+    clock_gettime(CLOCK_REALTIME, &late);
+    late.tv_sec += 1000;
+    pthread_mutex_lock(&mutex);
+    while (pthread_cond_timedwait(&never, &mutex, &late) == 0)
+        ;
+    return argument;
+}
+
 int main(int count, char **arguments) {
     if (count != 4)
         return 2;
@@ -182,6 +196,9 @@ int main(int count, char **arguments) {
         if (pthread_create(&thread, NULL, run, strcmp(style, "each") == 0 ? NULL : calls) != 0)
             die("pthread_create");
     }
+    pthread_t waiting;
+    if (pthread_create(&waiting, NULL, by_waiting, NULL) != 0)
+        die("pthread_create");
     sigset_t term;
     sigemptyset(&term);
     sigaddset(&term, SIGALRM);

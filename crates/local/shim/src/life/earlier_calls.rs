@@ -15,6 +15,9 @@
 //! of the listed threads can be inside a call with one of its descriptors. The kernel shows the
 //! call of each thread that sleeps.
 //!
+//! A wait with a timeout that a stop has interrupted goes on as `restart_syscall`, which does not say
+//! what it waits for. `shunt attach` stops all threads, so their calls are recorded at that time.
+//!
 //! Example: `shunt attach` enters a server, of which one thread waits for a request in `read(7)`
 //! and another in `epoll_wait(4)`. Both are listed. When descriptor 9 is considered for an offer,
 //! neither is in a call with it. Descriptor 7 has to wait until the first thread has come back from
@@ -29,8 +32,15 @@ use crate::base::table::{self, Entry};
 use crate::base::{children, kernel, process, rank, signal};
 use crate::socket::endpoint::Endpoint;
 
-/// The threads that may still be inside a call that was not counted.
-static LISTED: Lock<Vec<i32>, { rank::EARLIER_CALLS }> = Lock::new(Vec::new());
+static KNOWN: Lock<Known, { rank::EARLIER_CALLS }> =
+    Lock::new(Known { listed: Vec::new(), stopped: Vec::new() });
+
+struct Known {
+    /// The threads that may still be inside a call that was not counted.
+    listed: Vec<i32>,
+    /// The calls in which `shunt attach` has stopped threads.
+    stopped: Vec<(i32, i64, [u64; 6])>,
+}
 
 /// Stands for threads that cannot be listed. No thread has this id, and none ever ends with it.
 const UNKNOWN: i32 = 0;
@@ -64,9 +74,21 @@ enum Concerns {
 /// Lists all threads of this process. `change` marks the connections that must wait for them, under
 /// the lock, so none of these is offered before the threads are listed.
 pub(crate) fn begin(change: impl FnOnce()) {
-    let mut listed = LISTED.lock();
+    let mut known = KNOWN.lock();
     change();
-    *listed = threads().unwrap_or_else(|| vec![UNKNOWN]);
+    known.listed = threads().unwrap_or_else(|| vec![UNKNOWN]);
+}
+
+/// As [`begin`], while `shunt attach` has stopped all other threads.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn begin_stopped(change: impl FnOnce()) {
+    begin(change);
+    let mut known = KNOWN.lock();
+    let calls = known.listed.iter().filter_map(|thread| match doing(*thread) {
+        Doing::Call(number, arguments) => Some((*thread, number, arguments)),
+        Doing::Anything | Doing::Nothing => None,
+    });
+    known.stopped = calls.collect();
 }
 
 /// Returns whether a call that was not counted may be in progress on a connection. The caller holds
@@ -82,13 +104,14 @@ fn look(endpoint: &Endpoint) -> bool {
     let fds: Vec<RawFd> =
         table::known(0, u32::MAX).filter(|(_, other)| *other == entry).map(|(fd, _)| fd).collect();
     let own = rustix::thread::gettid().as_raw_pid();
-    let mut listed = LISTED.lock();
+    let mut known = KNOWN.lock();
     // A handler that runs has interrupted a call, to which its thread will return.
     let handlers = signal::handlers();
     let mut is_free = true;
-    let mut rest = listed.clone();
+    let mut rest = known.listed.clone();
     rest.retain(|thread| match if *thread == own { Doing::Nothing } else { doing(*thread) } {
         Doing::Nothing => false,
+        Doing::Call(libc::SYS_restart_syscall, arguments) if known.was_elsewhere(*thread, arguments) => false,
         Doing::Anything => {
             is_free = false;
             true
@@ -102,9 +125,19 @@ fn look(endpoint: &Endpoint) -> bool {
     if !handlers.none_has_run(signal::handlers()) {
         return true;
     }
-    *listed = rest;
+    known.listed = rest;
     endpoint.offer.set_awaits_calls(!is_free);
     !is_free
+}
+
+impl Known {
+    /// Returns whether a thread was stopped in a call with these arguments that concerns no
+    /// descriptor, and so is still in it.
+    fn was_elsewhere(&self, thread: i32, arguments: [u64; 6]) -> bool {
+        self.stopped.iter().any(|&(stopped, number, then)| {
+            stopped == thread && then == arguments && concerns(number, then) == Concerns::None
+        })
+    }
 }
 
 /// Returns the ids of all threads. Returns `None` if they end too fast to be listed, or if /proc
@@ -240,7 +273,7 @@ fn is_listed(address: usize, count: usize, fd: RawFd) -> bool {
 
 /// Takes the lock before a fork.
 pub(crate) fn hold_lock() {
-    LISTED.hold();
+    KNOWN.hold();
 }
 
 /// Releases the lock after a fork, in the parent and in the child.
@@ -249,7 +282,7 @@ pub(crate) fn hold_lock() {
 /// The caller has called [`hold_lock`] on the same thread.
 pub(crate) unsafe fn release_lock() {
     // SAFETY: the caller's promise.
-    unsafe { LISTED.release() };
+    unsafe { KNOWN.release() };
 }
 
 /// Resets the lock in a child of a fork that the shim did not see.
@@ -258,7 +291,7 @@ pub(crate) unsafe fn release_lock() {
 /// This must be the only thread of the process.
 pub(crate) unsafe fn reset_lock() {
     // SAFETY: the caller's promise.
-    unsafe { LISTED.reset() };
+    unsafe { KNOWN.reset() };
 }
 
 #[cfg(test)]
@@ -302,6 +335,16 @@ mod tests {
         assert!(!poll(address, 2).includes(8));
         // A list that is gone, or very long, may have had any descriptor.
         assert!(poll(8, 1).includes(9) && poll(address, 1 << 20).includes(9));
+    }
+
+    #[test]
+    fn an_interrupted_wait_is_known_by_its_arguments() {
+        let arguments = [8, 0x189, 0, 8, 0, 0];
+        let known = |number| Known { listed: Vec::new(), stopped: vec![(5, number, arguments)] };
+        assert!(known(libc::SYS_futex).was_elsewhere(5, arguments));
+        assert!(!known(libc::SYS_futex).was_elsewhere(6, arguments));
+        assert!(!known(libc::SYS_futex).was_elsewhere(5, [8, 0x189, 0, 16, 0, 0]));
+        assert!(!known(libc::SYS_ppoll).was_elsewhere(5, arguments));
     }
 
     #[test]

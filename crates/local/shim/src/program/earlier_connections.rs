@@ -31,7 +31,7 @@ use crate::socket::{offer_policy, settings};
 pub(crate) fn take_in(sockets: &[Vec<RawFd>]) -> usize {
     let streams = streams();
     let mut count = 0;
-    earlier_calls::begin(|| {
+    earlier_calls::begin_stopped(|| {
         let fit = sockets.iter().filter_map(|fds| Some((fds, is_fit(fds, &streams)?)));
         let taken: Vec<&Endpoint> = fit.filter_map(|(fds, opener)| take(fds, opener)).collect();
         // A lane would not wake a thread that waits by a registration unknown to the shim.
