@@ -80,7 +80,7 @@ fn what_gains_nothing_costs_little() {
             // A closed socket forgets the state of its spill (ADR 5).
             ("measured_server_*", "plain", 1870),
             // A registration looks for duplicates of its socket.
-            ("measured_set_*", "set", 3760),
+            ("measured_set_*", "set", 3790),
             ("measured_stay", "stays", 670),
             ("measured_stay", "server", 380),
         ] {
