@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LENGTH = 64, BACKLOG = 8, LONG_EXCHANGES = 20000, LONG_SECONDS = 2 };
+enum { LENGTH = 64, BACKLOG = 8, LONG_EXCHANGES = 20000, LONG_SECONDS = 4 };
 
 static char message[LENGTH], buffer[4096];
 static struct sockaddr_in address = { .sin_family = AF_INET };
