@@ -45,25 +45,16 @@ pub enum Opener {
 pub fn opener(fd: impl AsFd) -> Option<Opener> {
     /// TCPI_OPT_SYN_DATA (linux/tcp.h): bytes of the stream were in the SYN.
     const SYN_DATA: u8 = 32;
-    let fd = fd.as_fd();
-    for _ in 0..ATTEMPTS {
-        let before = info(fd).ok()?;
-        let queued = outq(fd).ok()?;
-        let after = info(fd).ok()?;
-        if before.progress() != after.progress() {
-            continue;
-        }
-        if after.state != ESTABLISHED || after.bytes_retrans != 0 || after.options & SYN_DATA != 0 {
-            return None;
-        }
-        let in_flight = queued.checked_sub(u64::from(after.notsent_bytes))?;
-        return match (after.bytes_acked + in_flight).checked_sub(after.bytes_sent) {
-            Some(0) => Some(Opener::Peer),
-            Some(1) => Some(Opener::Us),
-            _ => None,
-        };
+    let (info, queued) = info_and_queued(fd.as_fd()).ok()??;
+    if info.state != ESTABLISHED || info.bytes_retrans != 0 || info.options & SYN_DATA != 0 {
+        return None;
     }
-    None
+    let in_flight = queued.checked_sub(u64::from(info.notsent_bytes))?;
+    match (info.bytes_acked + in_flight).checked_sub(info.bytes_sent) {
+        Some(0) => Some(Opener::Peer),
+        Some(1) => Some(Opener::Us),
+        _ => None,
+    }
 }
 
 /// Returns the number of bytes that the program has written to this socket. Returns `None` if the
@@ -177,20 +168,26 @@ pub fn state(fd: impl AsFd) -> Result<u8> {
 /// It derives from sequence numbers and is exact. The kernel's count of bytes sent is only a
 /// statistic: it stays wrong after the host itself has dropped an outgoing segment.
 fn acknowledged_and_queued(fd: BorrowedFd<'_>) -> Result<Option<u64>> {
+    let Some((info, queued)) = info_and_queued(fd)? else { return Ok(None) };
+    if !CONNECTED.contains(&info.state) {
+        return Ok(None);
+    }
+    let fin = u64::from(![ESTABLISHED, CLOSE_WAIT].contains(&info.state));
+    Ok((info.bytes_acked + queued).checked_sub(fin))
+}
+
+/// Returns the counts of a socket and the length of its send queue at one time. Returns `None` if
+/// they do not settle.
+fn info_and_queued(fd: BorrowedFd<'_>) -> Result<Option<(Info, u64)>> {
     for _ in 0..ATTEMPTS {
         let before = info(fd)?;
         let queued = outq(fd)?;
         let after = info(fd)?;
         // The queue length counts from the first unacknowledged byte. It fits the count of
         // acknowledged bytes only if that did not change in between.
-        if before.progress() != after.progress() {
-            continue;
+        if before.progress() == after.progress() {
+            return Ok(Some((after, queued)));
         }
-        if !CONNECTED.contains(&after.state) {
-            return Ok(None);
-        }
-        let fin = u64::from(![ESTABLISHED, CLOSE_WAIT].contains(&after.state));
-        return Ok((after.bytes_acked + queued).checked_sub(fin));
     }
     Ok(None)
 }
