@@ -12,7 +12,7 @@ use shunt_abi::reason::Reason;
 use shunt_sys::Errno;
 
 use crate::image::Image;
-use crate::others::Others;
+use crate::others::{self, Others};
 use crate::process::{Mapping, Process};
 use crate::sweep::{self, Redirects};
 use crate::threads::{Caller, Libc, Place, Thread, each_register};
@@ -293,7 +293,8 @@ fn enter(
     }
     let redirects = Redirects::new(&pairs(process, &plan.redirects)?);
     others.ask(process)?;
-    let mut instances = waits::list(process, &others)?;
+    let held = others::descriptors(process.pid).ok_or(Refusal::Gone)?;
+    let mut instances = waits::list(process, &held, &others);
     waits::note_call(process, &mut instances, caller.id(), caller.own_call())?;
     for thread in &threads {
         let registers = thread.registers()?;
@@ -317,7 +318,7 @@ fn enter(
     let room = plan.room[1].load(Relaxed) as usize;
     let mut words = waits::describe(&instances);
     let left = room.saturating_sub(words.len());
-    words.extend(sockets::describe(&sockets::list(process, &others)?, left));
+    words.extend(sockets::describe(&sockets::list(&held, &others), left));
     if words.len() > room {
         return Err(Refusal::Version);
     }

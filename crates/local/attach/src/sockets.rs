@@ -5,21 +5,14 @@ use std::collections::BTreeMap;
 
 use shunt_abi::plan::NO_MORE;
 
-use crate::Refusal;
-use crate::others::{Kind, Others, descriptors};
-use crate::process::Process;
+use crate::others::{Kind, Others};
 
 /// The descriptors of one socket.
 type Names = Vec<i32>;
 
-/// Lists the sockets of the stopped program that no other process has. A program with an io_uring
-/// has none: a request that it has submitted may be at work on any of them.
-pub(crate) fn list(process: &Process, others: &Others) -> Result<Vec<Names>, Refusal> {
-    let held = descriptors(process.pid).ok_or(Refusal::Gone)?;
-    Ok(own(&held, others))
-}
-
-fn own(held: &[(i32, Kind)], others: &Others) -> Vec<Names> {
+/// Lists the sockets among the descriptors of the stopped program that no other process has. A
+/// program with an io_uring has none: a request that it has submitted may be at work on any of them.
+pub(crate) fn list(held: &[(i32, Kind)], others: &Others) -> Vec<Names> {
     let mut sockets: BTreeMap<u64, Names> = BTreeMap::new();
     for (fd, kind) in held {
         match kind {
@@ -57,10 +50,10 @@ mod tests {
         let mut others = Others::default();
         others.sockets.insert(20);
         let held = [(3, Kind::Socket(10)), (4, Kind::Socket(20)), (5, Kind::Instance), (6, Kind::Socket(10))];
-        assert_eq!(own(&held, &others), [[3, 6]]);
-        assert_eq!(describe(&own(&held, &others), 4), [2, 3, 6, NO_MORE]);
-        assert_eq!(describe(&own(&held, &others), 3), [NO_MORE]);
+        assert_eq!(list(&held, &others), [[3, 6]]);
+        assert_eq!(describe(&list(&held, &others), 4), [2, 3, 6, NO_MORE]);
+        assert_eq!(describe(&list(&held, &others), 3), [NO_MORE]);
         let with_ring = [&held[..], &[(7, Kind::Ring)]].concat();
-        assert!(own(&with_ring, &others).is_empty());
+        assert!(list(&with_ring, &others).is_empty());
     }
 }

@@ -12,7 +12,7 @@ use shunt_sys::proc::Fields;
 use shunt_sys::trace;
 
 use crate::Refusal;
-use crate::others::{Kind, Others, descriptors};
+use crate::others::{Kind, Others};
 use crate::process::Process;
 
 const POLL: i64 = 7;
@@ -33,11 +33,9 @@ pub(crate) struct Instance {
     pub(crate) waits: BTreeSet<i32>,
 }
 
-/// Lists the epoll instances of the stopped program.
-pub(crate) fn list(process: &Process, others: &Others) -> Result<Vec<Instance>, Refusal> {
-    let held = descriptors(process.pid).ok_or(Refusal::Gone)?;
-    let fds: Vec<i32> =
-        held.into_iter().filter(|(_, kind)| *kind == Kind::Instance).map(|(fd, _)| fd).collect();
+/// Lists the epoll instances among the descriptors that the stopped program has.
+pub(crate) fn list(process: &Process, held: &[(i32, Kind)], others: &Others) -> Vec<Instance> {
+    let fds: Vec<i32> = held.iter().filter(|(_, kind)| *kind == Kind::Instance).map(|(fd, _)| *fd).collect();
     let lists: Vec<Vec<i32>> = fds.iter().map(|fd| registered(process.pid, *fd)).collect();
     let own = fds.iter().map(|fd| (process.pid, *fd));
     let all: Vec<(i32, i32)> = own.chain(others.instances.iter().copied()).collect();
@@ -50,7 +48,7 @@ pub(crate) fn list(process: &Process, others: &Others) -> Result<Vec<Instance>, 
             || is_shared(*fd),
         waits: BTreeSet::new(),
     });
-    Ok(instances.collect())
+    instances.collect()
 }
 
 /// Returns the fds that are registered with an instance.
