@@ -73,9 +73,7 @@ impl GivenUp {
 
     /// Removes all records of a process that has ended.
     pub(crate) fn forget(&mut self, process: ProcessId) {
-        for key in
-            self.by_process.get(&process).into_iter().flat_map(HashMap::values).copied().collect::<Vec<_>>()
-        {
+        for key in self.by_process.remove(&process).unwrap_or_default().into_values() {
             self.remove(&key);
         }
     }
