@@ -178,11 +178,15 @@ impl From<Reason> for Later {
 /// Receives pending messages. If the board shows none, this costs one load.
 #[inline]
 pub(crate) fn poll_inbox() {
-    if let Some(board) = process::board()
-        && board.inbox.load(Acquire) != process::SEEN.load(Relaxed)
-    {
+    if may_have_messages() {
         take_messages();
     }
+}
+
+/// Returns whether the board shows pending messages, or that a latency is wanted.
+#[inline]
+pub(crate) fn may_have_messages() -> bool {
+    process::board().is_some_and(|board| board.inbox.load(Acquire) != process::SEEN.load(Relaxed))
 }
 
 #[cold]

@@ -634,8 +634,8 @@ impl Inner {
         self.has_ended
     }
 
-    /// Puts back what was removed for an exec that has failed. Returns `false` if the kernel alone
-    /// answers, for good.
+    /// Puts the doorbell and the tokens back after an exec that has failed. Returns `false` if the
+    /// kernel alone answers, for good.
     #[inline]
     pub(crate) fn show(&mut self) -> bool {
         !self.exposure.is_hidden_for_exec() || self.show_again()

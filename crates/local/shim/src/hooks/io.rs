@@ -150,7 +150,7 @@ fn unsettled<D: Direction>(fd: c_int, kernel: impl Fn() -> ssize_t) -> Result<&'
     if !endpoint.is_settled() {
         return Ok(endpoint);
     }
-    if !process::is_gate_open() {
+    if control::may_have_messages() {
         take_messages();
     }
     D::measure_before(endpoint);

@@ -23,6 +23,7 @@
 //! neither is in a call with it. Descriptor 7 has to wait until the first thread has come back from
 //! `read`, and waits somewhere else.
 
+use std::cell::LazyCell;
 use std::os::fd::RawFd;
 
 use rustix::fs::CWD;
@@ -100,9 +101,7 @@ pub(crate) fn may_be_in_progress(endpoint: &Endpoint) -> bool {
 
 #[cold]
 fn look(endpoint: &Endpoint) -> bool {
-    let entry = Entry::Endpoint(endpoint.reference());
-    let fds: Vec<RawFd> =
-        table::known(0, u32::MAX).filter(|(_, other)| *other == entry).map(|(fd, _)| fd).collect();
+    let fds = LazyCell::new(|| descriptors(endpoint));
     let own = rustix::thread::gettid().as_raw_pid();
     let mut known = KNOWN.lock();
     // A handler that runs has interrupted a call, to which its thread will return.
@@ -138,6 +137,11 @@ impl Known {
             stopped == thread && then == arguments && concerns(number, then) == Concerns::None
         })
     }
+}
+
+fn descriptors(endpoint: &Endpoint) -> Vec<RawFd> {
+    let entry = Entry::Endpoint(endpoint.reference());
+    table::known(0, u32::MAX).filter(|(_, other)| *other == entry).map(|(fd, _)| fd).collect()
 }
 
 /// Returns the ids of all threads. Returns `None` if they end too fast to be listed, or if /proc
