@@ -114,9 +114,6 @@ const REVIEWED: Reviewed = Reviewed {
         ("tx::Tx::judge", "tx::Tx::judge"),
         // One closure calls the other, which only counts.
         ("selecting_with_timeval::{{closure}}", "selecting_with_timeval::{{closure}}"),
-        // An epoll instance that belongs to this process alone again reads what it holds, after
-        // which it is known.
-        ("Inner>::put", "Inner>::attach"),
     ],
 };
 

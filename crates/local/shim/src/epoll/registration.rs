@@ -299,7 +299,7 @@ impl Inner {
             // Lanes answer for the bytes that they still hold.
             self.begin_answering(epoll, fd, endpoint, false);
         } else if endpoint.is_attached() {
-            let refusal = self.attach(epoll, endpoint);
+            let refusal = self.attach_alone(epoll, endpoint);
             if refusal.is_some() {
                 self.drain_here(epoll, fd, endpoint);
             }
@@ -342,12 +342,53 @@ impl Inner {
 
     /// Has lanes answer for the registrations of `endpoint` from now on.
     pub(super) fn attach(&mut self, epoll: &Epoll, endpoint: &Endpoint) -> Option<Reason> {
+        self.attach_if(epoll, endpoint, |inner| inner.unshare(epoll))
+    }
+
+    /// Does the same in an instance that is this process's alone. It never reads what the instance
+    /// holds, which `attach` does for one that may be shared.
+    fn attach_alone(&mut self, epoll: &Epoll, endpoint: &Endpoint) -> Option<Reason> {
+        debug_assert!(!self.exposure.is_shared());
+        self.attach_if(epoll, endpoint, |_| true)
+    }
+
+    fn attach_if(
+        &mut self,
+        epoll: &Epoll,
+        endpoint: &Endpoint,
+        is_alone: impl Fn(&mut Inner) -> bool,
+    ) -> Option<Reason> {
         let at = endpoint.rx.lock().at?;
         let mut refusal = None;
         for fd in self.registrations.numbers_of(endpoint) {
-            refusal = refusal.or(self.attach_one(epoll, fd, endpoint, at.link));
+            refusal = refusal.or(match self.is_to_attach(fd) {
+                Err(reason) => Some(reason),
+                Ok(false) => None,
+                Ok(true) if !is_alone(self) => Some(Reason::Shared),
+                Ok(true) => self.attach_one(epoll, fd, endpoint, at.link),
+            });
         }
         refusal
+    }
+
+    /// Returns whether lanes are to answer for a registration that the kernel answers for, or why
+    /// they must not.
+    fn is_to_attach(&self, fd: RawFd) -> Result<bool, Reason> {
+        let Some(known) = self.registrations.get(&fd) else { return Ok(false) };
+        if known.answered.is_by_lanes() || is_frozen(fd) {
+            return Ok(false);
+        }
+        if let Some(reason) = self.objection(known.events) {
+            return Err(reason);
+        }
+        // Only a token would show whether its one event has been reported. It gets one when the
+        // program arms it again.
+        if known.events & ONE_SHOT != 0 && !known.name.is_known() {
+            return Err(Reason::NewCode);
+        }
+        // It would get a token, which a wait that no hook sees would return (L11). A connection
+        // that has not left its lane yet can be registered in such a process.
+        code::objection().filter(|_| !known.name.is_known()).map_or(Ok(true), Err)
     }
 
     fn attach_one(
@@ -357,26 +398,6 @@ impl Inner {
         endpoint: &Endpoint,
         link: &'static Link,
     ) -> Option<Reason> {
-        let known = self.registrations.get(&fd)?;
-        if known.answered.is_by_lanes() || is_frozen(fd) {
-            return None;
-        }
-        if let Some(reason) = self.objection(known.events) {
-            return Some(reason);
-        }
-        // Only a token would show whether its one event has been reported. It gets one when the
-        // program arms it again.
-        if known.events & ONE_SHOT != 0 && !known.name.is_known() {
-            return Some(Reason::NewCode);
-        }
-        // It would get a token, which a wait that no hook sees would return (L11). A connection
-        // that has not left its lane yet can be registered in such a process.
-        if let Some(reason) = code::objection().filter(|_| !known.name.is_known()) {
-            return Some(reason);
-        }
-        if !self.unshare(epoll) {
-            return Some(Reason::Shared);
-        }
         let Some(slot) = self.take_slot(epoll) else { return Some(Reason::NoWaiter) };
         let by_marks = endpoint.wait_on_in_a_set(&endpoint.rx.lock(), slot) || endpoint.owner() == Some(slot);
         self.begin_answering(epoll, fd, endpoint, by_marks);
