@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use shunt_channel::{Event, Message, Options, ReceiveError, Receiver, Wait};
+use shunt_channel::{Borrowed, Event, Message, Options, ReceiveError, Receiver, Wait};
 use shunt_ring::Source;
 use shunt_ring::bytes::Ring;
 use shunt_ring::split::{Producer, RECEIVER_BYTES, SendMemory, sender_bytes};
@@ -37,11 +37,15 @@ pub(crate) fn run(bytes: &[u8]) {
     let mut producer = Producer::new();
     // Most inputs start with a valid handshake.
     if !input.byte().is_multiple_of(8) {
-        tell(&ours, [0x7368_6d01, 2, RING as u32, 0], &[file.as_fd()]);
+        tell(&ours, [0x7368_6d01, 3, RING as u32, 0], &[file.as_fd()]);
     }
     let mut message = Message::new();
+    let lent = 4 * 4096;
+    let (lent_file, _lent_mapping) = memfd::create_whole("shunt-fuzz", lent).expect("memory");
+    // Messages that are borrowed for a while.
+    let mut kept: Vec<Borrowed> = Vec::new();
     while !input.is_over() {
-        match input.byte() % 12 {
+        match input.byte() % 16 {
             0..5 => {
                 let header = [small(&mut input), size(&mut input), size(&mut input), small(&mut input)];
                 let bytes = vec![input.byte(); input.below(RING / 2)];
@@ -63,6 +67,25 @@ pub(crate) fn run(bytes: &[u8]) {
             8 => {
                 let notice = [small(&mut input), small(&mut input), size(&mut input), small(&mut input)];
                 tell(&ours, notice, &vec![file.as_fd(); input.below(3)]);
+            }
+            9 => {
+                let slots = [1, 2, 4, small(&mut input)][input.below(4)];
+                tell(&ours, [4, slots, lent as u32, 0], &[lent_file.as_fd()]);
+            }
+            10 | 11 => {
+                let words = [19, 16, size(&mut input), 0, small(&mut input) / 4, 0, small(&mut input) / 4, 0];
+                let frame: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+                let pieces = [IoSlice::new(&frame)];
+                let _ = producer.write(lane.words(), &lane, &mut Source::of(&pieces));
+            }
+            12 => {
+                let mut borrowed = Borrowed::new();
+                let _ = receiver.borrow(&mut borrowed, Wait::Never);
+                assert!(borrowed.len() <= LONGEST && borrowed.to_vec().len() == borrowed.len());
+                kept.push(borrowed);
+                if kept.len() > input.below(8) {
+                    kept.remove(0);
+                }
             }
             _ => {
                 receive(&mut receiver, &mut message);

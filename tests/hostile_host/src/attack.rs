@@ -641,7 +641,7 @@ fn punched_channel(broker: &Path) {
     }
     let mut greeting = [0; 16];
     greeting[..4].copy_from_slice(&0x7368_6d01_u32.to_ne_bytes());
-    greeting[4..8].copy_from_slice(&2_u32.to_ne_bytes());
+    greeting[4..8].copy_from_slice(&3_u32.to_ne_bytes());
     greeting[8..].copy_from_slice(&(MIN_RING_BYTES as u64).to_ne_bytes());
     let join = |file: BorrowedFd<'_>| {
         let socket = seqpacket::connect(path.as_os_str().as_encoded_bytes()).ok()?;

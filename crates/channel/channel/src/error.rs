@@ -60,6 +60,12 @@ pub enum SendError {
     /// There is no memory for the message.
     #[error("there is no memory for the message")]
     NoMemory,
+    /// All memory for loans of this length is in loans that this process holds.
+    #[error("too many loans of this length are held: commit or drop one first")]
+    TooManyLoans,
+    /// The loan is from another sender.
+    #[error("the loan is from another sender: commit it with that one")]
+    NotLent,
     /// A system call failed unexpectedly.
     #[error("the message could not be sent: {0}")]
     System(Errno),

@@ -19,6 +19,35 @@ pub(crate) const LAST: u32 = 2;
 pub(crate) const ABORT: u32 = 4;
 /// A flag: the bytes of the message are in a memfd, the first of its descriptors.
 pub(crate) const MEMORY: u32 = 8;
+/// A flag: the bytes of the message are in a slot that the sender lends. The frame has a [`Use`].
+pub(crate) const LENT: u32 = 16;
+
+/// Bytes of a [`Use`].
+pub(crate) const USE: usize = 16;
+
+/// One use of a lent slot, whose values are not checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Use {
+    pub(crate) slot: u32,
+    /// The number of the use among those of its slot, from 1.
+    pub(crate) number: u64,
+}
+
+impl Use {
+    pub(crate) fn bytes(self) -> [u8; USE] {
+        let mut bytes = [0; USE];
+        bytes[..4].copy_from_slice(&self.slot.to_ne_bytes());
+        bytes[8..].copy_from_slice(&self.number.to_ne_bytes());
+        bytes
+    }
+
+    pub(crate) fn of(bytes: [u8; USE]) -> Use {
+        Use {
+            slot: u32::from_ne_bytes(std::array::from_fn(|at| bytes[at])),
+            number: u64::from_ne_bytes(std::array::from_fn(|at| bytes[8 + at])),
+        }
+    }
+}
 
 /// A header, whose values are not checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +79,7 @@ impl Frame {
             flags if flags == FIRST => len < total,
             flags if flags == FIRST | LAST => len == total,
             flags if flags == FIRST | LAST | MEMORY => len == 0 && frame.descriptors > 0,
+            flags if flags == FIRST | LAST | LENT => len == USE,
             _ => false,
         };
         if !fits || total > MAX_MESSAGE || frame.descriptors as usize > MAX_DESCRIPTORS {
@@ -85,6 +115,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn use_of_a_slot_is_read_as_it_was_written() {
+        let one = Use { slot: 7, number: u64::MAX - 1 };
+        assert_eq!(Use::of(one.bytes()), one);
+    }
+
+    #[test]
     fn frames_are_taken_only_where_they_belong() {
         let bytes = |flags, len, total, descriptors| Frame { flags, len, total, descriptors }.bytes();
         for good in [
@@ -92,6 +128,7 @@ mod tests {
             bytes(FIRST | LAST, 9, 9, 253),
             bytes(FIRST, 9, 10, 0),
             bytes(FIRST | LAST | MEMORY, 0, MAX_MESSAGE as u32, 1),
+            bytes(FIRST | LAST | LENT, 16, MAX_MESSAGE as u32, 0),
         ] {
             let frame = Frame::first(&good).unwrap();
             assert_eq!(frame.bytes(), good);
@@ -105,7 +142,11 @@ mod tests {
             bytes(FIRST | LAST, 0, 0, 254),
             bytes(FIRST | MEMORY, 0, 10, 1),
             bytes(FIRST | LAST | MEMORY, 0, 10, 0),
-            bytes(FIRST | LAST | 16, 0, 0, 0),
+            bytes(FIRST | LAST | LENT, 0, 10, 0),
+            bytes(FIRST | LAST | LENT | MEMORY, 16, 10, 1),
+            bytes(FIRST | LENT, 16, 32, 0),
+            bytes(FIRST | LAST | LENT, 16, MAX_MESSAGE as u32 + 1, 0),
+            bytes(FIRST | LAST | 32, 0, 0, 0),
         ] {
             assert!(Frame::first(&bad).is_err(), "{bad:?}");
         }

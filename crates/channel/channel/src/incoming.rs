@@ -3,6 +3,7 @@
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use shunt_ring::bytes::Ring;
 use shunt_ring::split::{Consumer, RECEIVER_BYTES, ReceiveMemory, sender_bytes};
@@ -11,8 +12,9 @@ use shunt_sys::Errno;
 use shunt_sys::mapping::Shown;
 use shunt_sys::memfd::{self, Final, SealError};
 
+use crate::borrowed::Slots;
 use crate::error::Cause;
-use crate::frame::{ABORT, Frame, HEADER, LAST, MEMORY};
+use crate::frame::{ABORT, Frame, HEADER, LAST, LENT, MEMORY, USE, Use};
 use crate::message::{Message, make_room};
 use crate::notice::{self, Descriptors, Notice};
 
@@ -45,9 +47,11 @@ pub(crate) struct Lost {
 /// One sender on the receiver's side.
 #[derive(Debug)]
 pub(crate) struct Incoming {
-    socket: OwnedFd,
-    /// The ring; present after the greeting.
-    lane: Option<ReceiveMemory>,
+    /// Loans of the sender's memory notify it, and do not keep the socket open.
+    socket: Arc<OwnedFd>,
+    /// The ring; present after the greeting. Loans keep it mapped.
+    lane: Option<Arc<ReceiveMemory>>,
+    slots: Slots,
     consumer: Consumer,
     /// Descriptors that have arrived before the frame that they belong to.
     held: Option<Descriptors>,
@@ -91,8 +95,9 @@ impl From<ReadError> for Cause {
 impl Incoming {
     pub(crate) fn new(socket: OwnedFd, max_message: usize) -> Incoming {
         Incoming {
-            socket,
+            socket: Arc::new(socket),
             lane: None,
+            slots: Slots::default(),
             consumer: Consumer::new(),
             held: None,
             ahead: None,
@@ -116,8 +121,9 @@ impl Incoming {
                     self.held = Some(descriptors)
                 }
                 Some(Notice::Greeting { version, ring_bytes, memory }) if self.lane.is_none() => {
-                    self.lane = Some(self.open(version, ring_bytes, memory)?);
+                    self.lane = Some(Arc::new(self.open(version, ring_bytes, memory)?));
                 }
+                Some(Notice::Pages { slots, bytes, memory }) => self.add_pages(slots, bytes, memory)?,
                 Some(Notice::End) => self.hung_up = true,
                 Some(_) => return Err(Cause::Misbehaved("a notice that has no place here")),
             }
@@ -145,6 +151,13 @@ impl Incoming {
         }
     }
 
+    /// Maps memory that the sender lends. Checks the seals before it touches the memory.
+    fn add_pages(&mut self, slots: u32, bytes: u64, memory: Option<OwnedFd>) -> Result<(), Cause> {
+        let lane = self.lane.as_ref().ok_or(Cause::Misbehaved("memory is lent before the greeting"))?;
+        let memory = memory.ok_or(Cause::Misbehaved("a notice of lent memory without memory"))?;
+        self.slots.add(lane, &self.socket, slots, bytes, memory)
+    }
+
     /// Reads a message, or more of an incomplete one.
     pub(crate) fn step(&mut self, message: &mut Message) -> Result<Step, Cause> {
         match self.read(message)? {
@@ -164,6 +177,7 @@ impl Incoming {
                 None => return Ok(Step::Nothing),
                 Some(Notice::End) => self.hung_up = true,
                 Some(Notice::Bell) => {}
+                Some(Notice::Pages { slots, bytes, memory }) => self.add_pages(slots, bytes, memory)?,
                 Some(Notice::Descriptors(descriptors)) if self.ahead.is_none() => {
                     self.ahead = Some(descriptors);
                 }
@@ -185,7 +199,7 @@ impl Incoming {
 
     /// Returns whether a turn would make progress.
     pub(crate) fn has_something(&mut self) -> Result<bool, Cause> {
-        let Some(lane) = &self.lane else { return Ok(false) };
+        let Some(lane) = self.lane.as_deref() else { return Ok(false) };
         let needed = match &self.partial {
             Some(partial) if partial.frame > 0 => 1,
             _ => HEADER,
@@ -196,21 +210,21 @@ impl Incoming {
     /// Announces that the sender must send a doorbell from now on. The caller then checks the ring
     /// once more.
     pub(crate) fn announce_sleep(&mut self) {
-        if let Some(lane) = &self.lane {
+        if let Some(lane) = self.lane.as_deref() {
             self.consumer.announce_sleep(lane.words());
         }
     }
 
     /// Cancels the announcement.
     pub(crate) fn awake(&self) {
-        if let Some(lane) = &self.lane {
+        if let Some(lane) = self.lane.as_deref() {
             self.consumer.awake(lane.words());
         }
     }
 
     #[inline]
     fn read(&mut self, message: &mut Message) -> Result<Step, Cause> {
-        let Some(lane) = &self.lane else { return Ok(Step::Nothing) };
+        let Some(lane) = self.lane.as_deref() else { return Ok(Step::Nothing) };
         if self.partial.is_some() {
             return self.go_on(message);
         }
@@ -229,8 +243,11 @@ impl Incoming {
             return Err(Cause::TooLong(total));
         }
         message.clear();
+        if frame.flags & LENT != 0 {
+            return self.borrow(frame, message);
+        }
         let lost = self.take_descriptors(frame.descriptors as usize, &mut message.descriptors)?;
-        let lane = self.lane.as_ref().expect("looked at above");
+        let lane = self.lane.as_deref().expect("looked at above");
         if frame.flags & MEMORY != 0 {
             self.read_header(&mut header)?;
             return self.open_memory(message, total, lost);
@@ -258,11 +275,40 @@ impl Incoming {
         self.go_on(message)
     }
 
+    /// Reads the frame of a message whose bytes are in a lent slot.
+    fn borrow(&mut self, frame: Frame, message: &mut Message) -> Result<Step, Cause> {
+        let lane = self.lane.as_deref().expect("asked by those who have one");
+        let (mut header, mut of) = ([0; HEADER], [0; USE]);
+        // A correct sender publishes so short a frame as a whole.
+        if self.consumer.available(lane.words(), lane)? < HEADER + USE {
+            return Ok(Step::Nothing);
+        }
+        let mut pieces = [IoSliceMut::new(&mut header), IoSliceMut::new(&mut of)];
+        self.consumer.read(lane.words(), lane, &mut Sink::of(&mut pieces))?;
+        self.tell_sender()?;
+        let of = Use::of(of);
+        // The memory was passed before the frame was published, and before its descriptors.
+        for _ in 0..BELLS {
+            if self.slots.has(of) {
+                break;
+            }
+            match notice::receive(&self.socket).map_err(Cause::Socket)? {
+                Some(Notice::Bell) => {}
+                Some(Notice::Pages { slots, bytes, memory }) => self.add_pages(slots, bytes, memory)?,
+                _ => break,
+            }
+        }
+        let lent = self.slots.take(of, frame.total as usize)?;
+        let lost = self.take_descriptors(frame.descriptors as usize, &mut message.descriptors)?;
+        message.lent = Some(lent);
+        Ok(Step::Whole(lost))
+    }
+
     /// Continues an incomplete message.
     fn go_on(&mut self, message: &mut Message) -> Result<Step, Cause> {
         let mut budget = TURN;
         loop {
-            let lane = self.lane.as_ref().expect("there is something partial");
+            let lane = self.lane.as_deref().expect("there is something partial");
             let partial = self.partial.as_mut().expect("as above");
             if partial.frame > 0 {
                 let wanted = partial.frame.min(budget);
@@ -306,7 +352,7 @@ impl Incoming {
     }
 
     fn read_header(&mut self, header: &mut [u8; HEADER]) -> Result<(), Cause> {
-        let lane = self.lane.as_ref().expect("asked by those who have one");
+        let lane = self.lane.as_deref().expect("asked by those who have one");
         let mut pieces = [IoSliceMut::new(header)];
         self.consumer.read(lane.words(), lane, &mut Sink::of(&mut pieces))?;
         self.tell_sender()
@@ -316,7 +362,7 @@ impl Incoming {
     /// ring.
     #[inline]
     fn tell_sender(&mut self) -> Result<(), Cause> {
-        let lane = self.lane.as_ref().expect("asked by those who have one");
+        let lane = self.lane.as_deref().expect("asked by those who have one");
         if !self.consumer.is_notification_due(lane.words()) {
             return Ok(());
         }
@@ -343,6 +389,7 @@ impl Incoming {
             }
             match notice::receive(&self.socket).map_err(Cause::Socket)? {
                 Some(Notice::Bell) => {}
+                Some(Notice::Pages { slots, bytes, memory }) => self.add_pages(slots, bytes, memory)?,
                 Some(Notice::Descriptors(descriptors)) => self.held = Some(descriptors),
                 Some(Notice::End) => {
                     self.hung_up = true;
@@ -389,7 +436,7 @@ impl AsFd for Incoming {
 }
 
 /// Returns the reason why memory of a sender is not touched.
-fn refusal(error: SealError) -> &'static str {
+pub(crate) fn refusal(error: SealError) -> &'static str {
     match error {
         SealError::NotMemfd => "its memory is no memfd",
         SealError::NotSealed => "its memory is not sealed against shrinking and growing",

@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+mod borrowed;
 mod error;
 mod frame;
 mod incoming;
@@ -30,11 +31,12 @@ mod receiver;
 mod sender;
 mod wait;
 
+pub use borrowed::Borrowed;
 pub use error::{Cause, OpenError, ReceiveError, SendError};
 pub use frame::{MAX_DESCRIPTORS, MAX_MESSAGE};
 pub use message::Message;
 pub use receiver::{Event, Options, Receiver, SenderId};
-pub use sender::Sender;
+pub use sender::{Loan, Sender, SenderOptions, Uncommitted};
 pub use shunt_sys::seqpacket::Credentials;
 pub use wait::Wait;
 

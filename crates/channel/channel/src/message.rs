@@ -4,6 +4,8 @@ use std::os::fd::OwnedFd;
 
 use shunt_sys::memfd::Final;
 
+use crate::borrowed::Lent;
+
 /// The last message received into it, or an empty one.
 #[derive(Debug, Default)]
 pub struct Message {
@@ -12,6 +14,9 @@ pub struct Message {
     pub(crate) len: usize,
     /// The memory of the bytes, if they came in a memfd of their own.
     pub(crate) memory: Option<Final>,
+    /// The slot of the bytes, if the sender lends them. Only a [`Borrowed`](crate::Borrowed) keeps
+    /// it.
+    pub(crate) lent: Option<Lent>,
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
@@ -50,7 +55,17 @@ impl Message {
     pub fn clear(&mut self) {
         self.len = 0;
         self.memory = None;
+        self.lent = None;
         self.descriptors.clear();
+    }
+
+    /// Copies bytes that the sender lends, and returns them to it.
+    #[inline]
+    pub(crate) fn settle(&mut self) {
+        if let Some(lent) = self.lent.take() {
+            make_room(&mut self.buffer, lent.len());
+            self.len = lent.copy(0, &mut self.buffer[..lent.len()]);
+        }
     }
 }
 

@@ -4,14 +4,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use shunt_sys::{Errno, Result, seqpacket};
 
-/// The version of the protocol. In version 1, both ends wrote to one file.
-pub(crate) const VERSION: u32 = 2;
+/// The version of the protocol. In version 1, both ends wrote to one file; version 2 had no lent
+/// memory.
+pub(crate) const VERSION: u32 = 3;
 
 const BYTES: usize = 16;
 const GREETING: u32 = 0x7368_6d01;
 const ANSWER: u32 = 0x7368_6d02;
 const BELL: u32 = 2;
 const DESCRIPTORS: u32 = 3;
+const PAGES: u32 = 4;
 
 /// A notice, whose values are not checked.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub(crate) enum Notice {
     Bell,
     /// The descriptors of one message.
     Descriptors(Descriptors),
+    /// Memory that the sender lends, divided into slots.
+    Pages { slots: u32, bytes: u64, memory: Option<OwnedFd> },
     /// The other end has closed.
     End,
     /// An invalid notice.
@@ -70,6 +74,10 @@ pub(crate) fn pass(socket: impl AsFd, number: u64, descriptors: &[BorrowedFd<'_>
     seqpacket::send_many(socket, &bytes(DESCRIPTORS, descriptors.len() as u32, number), descriptors)
 }
 
+pub(crate) fn lend(socket: impl AsFd, slots: usize, bytes: usize, memory: BorrowedFd<'_>) -> Result<()> {
+    seqpacket::send(socket, &self::bytes(PAGES, slots as u32, bytes as u64), &[memory])
+}
+
 /// Returns the next notice, if there is one.
 pub(crate) fn receive(socket: impl AsFd) -> Result<Option<Notice>> {
     // One byte more than any valid notice.
@@ -93,9 +101,10 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<Option<Notice>> {
     let number = u64::from_ne_bytes(std::array::from_fn(|byte| buffer[8 + byte]));
     let one = |mut arrived: Vec<OwnedFd>| if arrived.len() == 1 { arrived.pop() } else { None };
     Ok(Some(match (received.len, word(0)) {
-        (BYTES, GREETING | ANSWER) if received.lost_descriptors => return Err(Errno::MFILE),
+        (BYTES, GREETING | ANSWER | PAGES) if received.lost_descriptors => return Err(Errno::MFILE),
         (BYTES, GREETING) => Notice::Greeting { version: word(4), ring_bytes: number, memory: one(arrived) },
         (BYTES, ANSWER) => Notice::Answer { version: word(4), memory: one(arrived) },
+        (BYTES, PAGES) => Notice::Pages { slots: word(4), bytes: number, memory: one(arrived) },
         (BYTES, BELL) if arrived.is_empty() => Notice::Bell,
         (BYTES, DESCRIPTORS) => Notice::Descriptors(Descriptors {
             sent: word(4) as usize,

@@ -22,6 +22,7 @@ use rustix::net::{
 use shunt_sys::Errno;
 use shunt_sys::seqpacket::{Credentials, peer_credentials};
 
+use crate::borrowed::Borrowed;
 use crate::error::{Cause, OpenError, ReceiveError};
 use crate::frame::MAX_MESSAGE;
 use crate::incoming::{Incoming, Step};
@@ -284,6 +285,21 @@ impl Receiver {
     /// [`ReceiveError::WouldBlock`], poll the receiver for input, and try again when it is
     /// readable. After [`ReceiveError::DescriptorsLost`] the bytes are in `message`.
     pub fn receive(&mut self, message: &mut Message, wait: Wait) -> Result<Event, ReceiveError> {
+        let result = self.take_next(message, wait);
+        message.settle();
+        result
+    }
+
+    /// Receives as [`receive`](Receiver::receive) does, and does not copy a message that its sender
+    /// has [lent](crate::Sender::loan). The memory goes back to the sender with the next borrow into
+    /// `borrowed`, or when `borrowed` is cleared or dropped. Other messages are copied.
+    pub fn borrow(&mut self, borrowed: &mut Borrowed, wait: Wait) -> Result<Event, ReceiveError> {
+        // Memory goes back before the wait, because its sender may need it for the next message.
+        borrowed.clear();
+        self.take_next(borrowed.message(), wait)
+    }
+
+    fn take_next(&mut self, message: &mut Message, wait: Wait) -> Result<Event, ReceiveError> {
         if self.unasked >= UNASKED {
             self.ask(Some(Timespec { tv_sec: 0, tv_nsec: 0 }))?;
         }

@@ -1,5 +1,8 @@
 //! The sending end.
 
+mod gather;
+mod loans;
+
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -18,13 +21,35 @@ use crate::error::{OpenError, SendError};
 use crate::frame::{ABORT, FIRST, Frame, HEADER, LAST, MAX_DESCRIPTORS, MAX_MESSAGE, MEMORY};
 use crate::notice::{self, Notice};
 use crate::wait::{Spin, Wait};
+use gather::Gather;
+use loans::Pool;
 
-/// Bytes of a ring. Both ends copy at the same time, and bytes that one has copied are still in the
-/// cache when the other copies them.
-const RING: usize = 512 * 1024;
+pub use loans::{Loan, Uncommitted};
+
 /// The pause between two tries while the receiver has no room for another connection or for
 /// descriptors.
 const PAUSE: Duration = Duration::from_millis(1);
+
+/// The options of a sender.
+#[derive(Clone, Copy, Debug)]
+pub struct SenderOptions {
+    /// Bytes of the ring, all of which are allocated with the sender: a power of two from 4 KiB to 16
+    /// MiB. Longer messages than half of it go through it in pieces.
+    ///
+    /// In the default of 512 KiB, bytes that one end has copied are still in the cache when the other
+    /// copies them.
+    pub ring_bytes: usize,
+    /// The most bytes of memory for [loans](Sender::loan), beyond which there is one loan at a time
+    /// for each power of two of their length. The default is 64 MiB. Nothing is allocated before it
+    /// is needed, and nothing freed before the sender is dropped.
+    pub lent_bytes: usize,
+}
+
+impl Default for SenderOptions {
+    fn default() -> SenderOptions {
+        SenderOptions { ring_bytes: 512 * 1024, lent_bytes: 64 << 20 }
+    }
+}
 
 /// The sending end. Many may send to one receiver, each with its own sender.
 #[derive(Debug)]
@@ -32,6 +57,7 @@ pub struct Sender {
     socket: OwnedFd,
     memory: SendMemory,
     producer: Producer,
+    pool: Pool,
     /// Number of messages with descriptors so far.
     passed: u64,
     /// Whether the receiver has begun to receive a message that was given up.
@@ -50,10 +76,19 @@ impl Sender {
     /// Connects to the receiver that listens at `path`. Waits while the receiver's queue of new
     /// senders is full.
     pub fn connect(path: impl AsRef<Path>, wait: Wait) -> Result<Sender, OpenError> {
+        Sender::connect_with(path, SenderOptions::default(), wait)
+    }
+
+    /// Connects as [`connect`](Sender::connect) does, with options.
+    pub fn connect_with(
+        path: impl AsRef<Path>,
+        options: SenderOptions,
+        wait: Wait,
+    ) -> Result<Sender, OpenError> {
         let path = path.as_ref().as_os_str().as_bytes();
         loop {
             match seqpacket::connect(path) {
-                Ok(socket) => return Sender::over(socket),
+                Ok(socket) => return Sender::over_with(socket, options),
                 Err(Errno::AGAIN) if !wait.is_over() => std::thread::sleep(PAUSE),
                 Err(error) => return Err(OpenError::of("connecting to the receiver", error)),
             }
@@ -62,18 +97,27 @@ impl Sender {
 
     /// Returns a sender over a SOCK_SEQPACKET socket whose other end a receiver has, or will have.
     pub fn over(socket: impl Into<OwnedFd>) -> Result<Sender, OpenError> {
+        Sender::over_with(socket, SenderOptions::default())
+    }
+
+    /// Returns a sender as [`over`](Sender::over) does, with options.
+    pub fn over_with(socket: impl Into<OwnedFd>, options: SenderOptions) -> Result<Sender, OpenError> {
         let failed = |doing| move |error| OpenError::of(doing, error);
-        let len = sender_bytes(RING).expect("a size that there can be");
+        let SenderOptions { ring_bytes, lent_bytes } = options;
+        let len = sender_bytes(ring_bytes)
+            .ok_or(Errno::INVAL)
+            .map_err(failed("making a ring that is not a power of two from 4 KiB to 16 MiB"))?;
         let (file, mapping) =
             memfd::create_whole("shunt-channel", len).map_err(failed("making shared memory"))?;
         let memory =
             SendMemory::over(mapping).ok_or_else(|| OpenError::of("mapping shared memory", Errno::NOMEM))?;
         let socket = socket.into();
-        notice::greet(&socket, RING, file.as_fd()).map_err(failed("greeting the receiver"))?;
+        notice::greet(&socket, ring_bytes, file.as_fd()).map_err(failed("greeting the receiver"))?;
         Ok(Sender {
             socket,
             memory,
             producer: Producer::new(),
+            pool: Pool::new(lent_bytes),
             passed: 0,
             owes_abort: false,
             broken: None,
@@ -93,7 +137,17 @@ impl Sender {
         descriptors: &[BorrowedFd<'_>],
         wait: Wait,
     ) -> Result<(), SendError> {
-        let result = self.try_send(bytes, descriptors, wait);
+        self.send_gathered(&[IoSlice::new(bytes)], descriptors, wait)
+    }
+
+    /// Sends one message as [`send`](Sender::send) does, whose bytes are in several places.
+    pub fn send_gathered(
+        &mut self,
+        pieces: &[IoSlice<'_>],
+        descriptors: &[BorrowedFd<'_>],
+        wait: Wait,
+    ) -> Result<(), SendError> {
+        let result = self.try_send(Gather::of(pieces), descriptors, wait);
         self.note(result)
     }
 
@@ -109,9 +163,10 @@ impl Sender {
         self.note(result)
     }
 
+    #[inline]
     fn try_send(
         &mut self,
-        bytes: &[u8],
+        bytes: Gather<'_>,
         descriptors: &[BorrowedFd<'_>],
         wait: Wait,
     ) -> Result<(), SendError> {
@@ -123,10 +178,14 @@ impl Sender {
             self.pass(descriptors, wait)?;
             let (len, count) = (bytes.len() as u32, descriptors.len() as u32);
             let frame = Frame { flags: FIRST | LAST, len, total: len, descriptors: count };
-            return self.put(frame, bytes);
+            return match bytes.single() {
+                Some(bytes) => self.put(frame, bytes),
+                None => self.put_gathered(frame, bytes),
+            };
         }
         if wait == Wait::Never {
-            let memory = memfd::create_with("shunt-message", bytes).map_err(|_| SendError::NoMemory)?;
+            let memory =
+                memfd::create_with("shunt-message", &bytes.whole()).map_err(|_| SendError::NoMemory)?;
             return self.try_send_memory(memory.as_fd(), descriptors, wait);
         }
         self.send_in_pieces(bytes, descriptors, wait, half / 2 - HEADER)
@@ -134,13 +193,13 @@ impl Sender {
 
     fn send_in_pieces(
         &mut self,
-        bytes: &[u8],
+        bytes: Gather<'_>,
         descriptors: &[BorrowedFd<'_>],
         wait: Wait,
         piece: usize,
     ) -> Result<(), SendError> {
         let mut rest = bytes;
-        while !rest.is_empty() {
+        while rest.len() > 0 {
             let is_first = rest.len() == bytes.len();
             let (now, later) = rest.split_at(piece.min(rest.len()));
             if let Err(error) = self.make_room(HEADER + now.len(), wait) {
@@ -152,10 +211,10 @@ impl Sender {
                 self.pass(descriptors, wait)?;
                 frame.flags = FIRST;
                 (frame.total, frame.descriptors) = (bytes.len() as u32, descriptors.len() as u32);
-            } else if later.is_empty() {
+            } else if later.len() == 0 {
                 frame.flags = LAST;
             }
-            self.put(frame, now)?;
+            self.put_gathered(frame, now)?;
             rest = later;
         }
         Ok(())
@@ -192,7 +251,7 @@ impl Sender {
         }
     }
 
-    fn note(&mut self, result: Result<(), SendError>) -> Result<(), SendError> {
+    fn note<T>(&mut self, result: Result<T, SendError>) -> Result<T, SendError> {
         if let Err(error @ (SendError::Gone | SendError::Misbehaved | SendError::Unsealed)) = result {
             self.broken = Some(error);
         }
@@ -222,35 +281,44 @@ impl Sender {
 
     #[cold]
     fn wait_for_room(&mut self, needed: usize, wait: Wait) -> Result<(), SendError> {
+        self.wait_for(wait, |sender| Ok(sender.has_room(needed)?.then_some(())))
+    }
+
+    /// Waits until `find` returns something, which the receiver's words make so.
+    #[cold]
+    fn wait_for<T>(
+        &mut self,
+        wait: Wait,
+        mut find: impl FnMut(&mut Sender) -> Result<Option<T>, SendError>,
+    ) -> Result<T, SendError> {
         if wait != Wait::Never && self.memory.has_receiver() {
-            let (memory, producer) = (&self.memory, &mut self.producer);
-            let room = || match producer.room(memory.words(), memory, needed) {
-                Ok(room) if room < needed => None,
-                other => Some(other.map(drop)),
-            };
-            if let Some(found) = self.spin.until(room) {
-                return Ok(found?);
+            let mut spin = std::mem::replace(&mut self.spin, Spin::new());
+            let found = spin.until(|| find(self).transpose());
+            self.spin = spin;
+            if let Some(found) = found {
+                return found;
             }
         }
         loop {
             if let Some(error) = self.broken {
                 return Err(error);
             }
-            // Old doorbells are taken first, so that a later one means that there is room. The
-            // answer has the same meaning.
+            // Old doorbells are taken first, so that a later one means that something has changed.
+            // The answer has the same meaning.
             self.listen()?;
             self.producer.announce_sleep(self.memory.words());
-            if self.has_room(needed)? {
+            let found = find(self);
+            if !matches!(found, Ok(None)) {
                 self.producer.awake(self.memory.words());
-                return Ok(());
+                return found.map(|found| found.expect("checked above"));
             }
             if wait == Wait::Never {
                 return Err(SendError::WouldBlock);
             }
             sleep(&self.socket, PollFlags::IN, wait)?;
             self.producer.awake(self.memory.words());
-            if self.has_room(needed)? {
-                return Ok(());
+            if let Some(found) = find(self)? {
+                return Ok(found);
             }
             if wait.is_over() {
                 return Err(SendError::TimedOut);
@@ -301,34 +369,33 @@ impl Sender {
             return Ok(());
         }
         let _ = self.producer.notify(self.memory.words());
+        let number = self.passed;
+        let passed = self.hand_over(|socket| notice::pass(socket, number, descriptors), wait);
+        match passed {
+            Ok(()) => self.passed += 1,
+            // No descriptors have woken the receiver.
+            Err(_) => drop(notice::ring(&self.socket)),
+        }
+        passed
+    }
+
+    /// Sends a notice with descriptors, and waits while there is no room for it.
+    fn hand_over(&self, send: impl Fn(&OwnedFd) -> Result<(), Errno>, wait: Wait) -> Result<(), SendError> {
         loop {
-            let error = match notice::pass(&self.socket, self.passed, descriptors) {
-                Ok(()) => {
-                    self.passed += 1;
-                    return Ok(());
-                }
-                Err(error) => error,
-            };
-            let failed = match error {
-                Errno::INTR => continue,
+            match send(&self.socket) {
+                Ok(()) => return Ok(()),
+                Err(Errno::INTR) => {}
                 // The socket is full, or this user has more descriptors in flight than one process
                 // may have open.
-                Errno::AGAIN | Errno::TOOMANYREFS if wait == Wait::Never => SendError::WouldBlock,
-                Errno::AGAIN | Errno::TOOMANYREFS if wait.is_over() => SendError::TimedOut,
-                Errno::AGAIN => {
-                    sleep(&self.socket, PollFlags::OUT, wait)?;
-                    continue;
+                Err(Errno::AGAIN | Errno::TOOMANYREFS) if wait == Wait::Never => {
+                    return Err(SendError::WouldBlock);
                 }
-                Errno::TOOMANYREFS => {
-                    std::thread::sleep(PAUSE);
-                    continue;
-                }
-                Errno::PIPE | Errno::CONNRESET => SendError::Gone,
-                error => SendError::System(error),
-            };
-            // No descriptors have woken the receiver.
-            let _ = notice::ring(&self.socket);
-            return Err(failed);
+                Err(Errno::AGAIN | Errno::TOOMANYREFS) if wait.is_over() => return Err(SendError::TimedOut),
+                Err(Errno::AGAIN) => sleep(&self.socket, PollFlags::OUT, wait)?,
+                Err(Errno::TOOMANYREFS) => std::thread::sleep(PAUSE),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(SendError::Gone),
+                Err(error) => return Err(SendError::System(error)),
+            }
         }
     }
 
@@ -336,8 +403,20 @@ impl Sender {
     #[inline]
     fn put(&mut self, frame: Frame, bytes: &[u8]) -> Result<(), SendError> {
         let header = frame.bytes();
-        let pieces = [IoSlice::new(&header), IoSlice::new(bytes)];
-        let mut source = Source::of(&pieces);
+        self.publish(&[IoSlice::new(&header), IoSlice::new(bytes)])
+    }
+
+    /// Publishes a frame whose bytes are in several places.
+    fn put_gathered(&mut self, frame: Frame, bytes: Gather<'_>) -> Result<(), SendError> {
+        let header = frame.bytes();
+        let pieces: Vec<IoSlice<'_>> =
+            std::iter::once(&header[..]).chain(bytes.pieces()).map(IoSlice::new).collect();
+        self.publish(&pieces)
+    }
+
+    #[inline]
+    fn publish(&mut self, pieces: &[IoSlice<'_>]) -> Result<(), SendError> {
+        let mut source = Source::of(pieces);
         while source.remaining() > 0 {
             match self.producer.write(self.memory.words(), &self.memory, &mut source)? {
                 Published::Bytes(_) => self.tell_receiver()?,

@@ -13,8 +13,10 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate,
     memfd_create,
 };
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use shunt_channel::{Cause, Message, Options, ReceiveError, Receiver, SendError, Sender, Wait, pair};
+use shunt_channel::{
+    Borrowed, Cause, Event, MAX_MESSAGE, Message, Options, ReceiveError, Receiver, SendError, Sender, Wait,
+    pair,
+};
 use shunt_ring::split::{Producer, RECEIVER_BYTES, SendMemory, sender_bytes};
 use shunt_ring::{Published, Source};
 use shunt_sys::mapping::{Mapping, Shown};
@@ -25,6 +27,7 @@ const FIRST: u32 = 1;
 const LAST: u32 = 2;
 const ABORT: u32 = 4;
 const MEMORY: u32 = 8;
+const LENT: u32 = 16;
 
 /// A sender made by hand that writes any values.
 struct Liar {
@@ -38,11 +41,11 @@ fn notice(kind: u32, count: u32, number: u64) -> Vec<u8> {
 }
 
 fn greeting(ring: usize) -> Vec<u8> {
-    notice(0x7368_6d01, 2, ring as u64)
+    notice(0x7368_6d01, 3, ring as u64)
 }
 
 fn answer() -> Vec<u8> {
-    notice(0x7368_6d02, 2, 0)
+    notice(0x7368_6d02, 3, 0)
 }
 
 /// Sends a greeting as a sender does, and returns its memory.
@@ -56,11 +59,6 @@ fn greet(socket: &OwnedFd) -> SendMemory {
 fn next_descriptor(socket: &OwnedFd) -> OwnedFd {
     let (_, mut fds) = seqpacket::recv(socket, &mut [0; 64]).unwrap();
     fds.take_first().unwrap()
-}
-
-fn sockets() -> (OwnedFd, OwnedFd) {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
 }
 
 impl Liar {
@@ -81,6 +79,17 @@ impl Liar {
 
     fn pass(&self, number: u64, fds: &[BorrowedFd<'_>]) {
         seqpacket::send_many(&self.socket, &notice(3, fds.len() as u32, number), fds).unwrap();
+    }
+
+    /// Lends memory of `slots` slots.
+    fn lend(&self, slots: u32, bytes: usize, fds: &[BorrowedFd<'_>]) {
+        seqpacket::send_many(&self.socket, &notice(4, slots, bytes as u64), fds).unwrap();
+    }
+
+    /// Sends a message of `len` bytes in a slot.
+    fn put_lent(&mut self, slot: u32, number: u64, len: u32) {
+        let of = [&slot.to_ne_bytes()[..], &[0; 4], &number.to_ne_bytes()].concat();
+        self.put([FIRST | LAST | LENT, 16, len, 0], &of);
     }
 
     fn put(&mut self, words: [u32; 4], bytes: &[u8]) {
@@ -318,8 +327,8 @@ fn a_sender_without_decent_memory_is_not_taken() {
         (greeting(RING + 1), vec![whole.as_fd()]),
         (greeting(usize::MAX), vec![whole.as_fd()]),
         (greeting(0), vec![whole.as_fd()]),
-        (notice(0x7368_6d01, 1, RING as u64), vec![whole.as_fd()]),
-        (notice(0x7368_6d01, 3, RING as u64), vec![whole.as_fd()]),
+        (notice(0x7368_6d01, 2, RING as u64), vec![whole.as_fd()]),
+        (notice(0x7368_6d01, 4, RING as u64), vec![whole.as_fd()]),
         (answer(), vec![whole.as_fd()]),
         (notice(2, 0, 0), vec![]),
         (notice(3, 1, 0), vec![writer.as_fd()]),
@@ -579,4 +588,184 @@ fn mode_of_the_socket_does_not_depend_on_the_umask() {
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
     drop(receiver);
     assert!(!path.exists());
+}
+
+/// Asserts that this sender ends for that reason, and no other.
+fn assert_refused(why: &str, lie: impl FnOnce(&mut Liar, &mut Receiver)) {
+    let (mut liar, mut receiver, mut good) = Liar::new();
+    lie(&mut liar, &mut receiver);
+    let cause = ending(&mut receiver);
+    assert!(matches!(cause, Cause::Misbehaved(what) if what.contains(why)), "{why}: {cause}");
+    assert_unharmed(&mut receiver, &mut good);
+}
+
+fn whole(len: usize) -> (OwnedFd, Mapping) {
+    memfd::create_whole("shunt-test", len).unwrap()
+}
+
+/// Borrows the next message.
+fn borrowed(receiver: &mut Receiver) -> Borrowed {
+    let mut borrowed = Borrowed::new();
+    let event = receiver.borrow(&mut borrowed, soon());
+    assert!(matches!(event, Ok(Event::Message { .. })), "{event:?}");
+    borrowed
+}
+
+#[test]
+fn lent_memory_that_is_not_what_it_must_be_is_not_mapped() {
+    let len = 4 * 4096;
+    for (what, file) in unsafe_memory(len) {
+        assert_refused("its memory", |liar, _| liar.lend(4, len, &[file.as_fd()]));
+        assert!(!what.is_empty());
+    }
+    let (good, _mapping) = whole(len);
+    let cases = [(0, len), (4, 0), (3, len), (8, len), (u32::MAX, len), (1, usize::MAX), (4, len - 1)];
+    for (slots, bytes) in cases {
+        assert_refused("impossible size", |liar, _| liar.lend(slots, bytes, &[good.as_fd()]));
+    }
+    for (slots, bytes) in [(1, 4096), (4, 8 * 4096)] {
+        assert_refused("of another size", |liar, _| liar.lend(slots, bytes, &[good.as_fd()]));
+    }
+    for count in [0, 2] {
+        assert_refused("without memory", |liar, _| liar.lend(4, len, &vec![good.as_fd(); count]));
+    }
+    let (_reader, writer) = witness();
+    assert_refused("no memfd", |liar, _| liar.lend(4, len, &[writer.as_fd()]));
+    // Slots and bytes without end.
+    let (many, _mapping) = whole(256 * 4096);
+    assert_refused("more memory", |liar, _| {
+        liar.lend(256, 256 * 4096, &[many.as_fd()]);
+        liar.lend(4, len, &[good.as_fd()]);
+    });
+    let (large, _mapping) = whole(MAX_MESSAGE);
+    assert_refused("more memory", |liar, _| {
+        (0..9).for_each(|_| liar.lend(1, MAX_MESSAGE, &[large.as_fd()]));
+    });
+    // Before the greeting.
+    let (ours, theirs) = sockets();
+    let (mut sender, mut receiver) = pair().unwrap();
+    receiver.adopt(theirs).unwrap();
+    seqpacket::send(&ours, &notice(4, 4, len as u64), &[good.as_fd()]).unwrap();
+    assert!(matches!(ending(&mut receiver), Cause::Misbehaved(_)));
+    assert_unharmed(&mut receiver, &mut sender);
+}
+
+#[test]
+fn uses_of_lent_memory_that_cannot_be_end_their_sender() {
+    let len = 4 * 4096;
+    let (file, _mapping) = whole(len);
+    let lent = |liar: &Liar| liar.lend(4, len, &[file.as_fd()]);
+    assert_refused("does not lend", |liar, _| liar.put_lent(0, 1, 10));
+    for slot in [4, 255, 256, u32::MAX] {
+        assert_refused("does not lend", |liar, _| {
+            lent(liar);
+            liar.put_lent(slot, 1, 10);
+        });
+    }
+    assert_refused("longer than its memory", |liar, _| {
+        lent(liar);
+        liar.put_lent(3, 1, 4097);
+    });
+    for number in [0, 2, u64::MAX] {
+        assert_refused("still borrowed", |liar, _| {
+            lent(liar);
+            liar.put_lent(3, number, 10);
+        });
+    }
+    // The next use, before the receiver has given the slot back, and the same use once more.
+    for number in [1, 2] {
+        let mut kept = None;
+        assert_refused("still borrowed", |liar, receiver| {
+            lent(liar);
+            liar.put_lent(1, 1, 4096);
+            kept = Some(borrowed(receiver));
+            liar.put_lent(1, number, 4096);
+        });
+        assert_eq!(kept.unwrap().to_vec(), [0; 4096]);
+    }
+    assert_refused("without its descriptors", |liar, _| {
+        lent(liar);
+        liar.put([FIRST | LAST | LENT, 16, 10, 1], &[&[0; 8][..], &1u64.to_ne_bytes()].concat());
+    });
+    let (mut liar, mut receiver, _good) = Liar::new();
+    lent(&liar);
+    for number in 1..4 {
+        liar.put_lent(2, number, 4096);
+        assert_eq!(borrowed(&mut receiver).len(), 4096);
+    }
+    drop(liar);
+    assert_eq!(ending(&mut receiver), Cause::Closed);
+}
+
+/// A sender writes memory while it is borrowed. The reader gets any bytes, and never those behind
+/// the message.
+#[test]
+fn bytes_that_change_while_they_are_borrowed_are_only_bytes() {
+    let len = 4 * 4096;
+    let (file, mapping) = whole(len);
+    let (mut liar, mut receiver, mut good) = Liar::new();
+    liar.lend(4, len, &[file.as_fd()]);
+    liar.put_lent(0, 1, 4096);
+    let message = borrowed(&mut receiver);
+    let writing = thread::spawn(move || {
+        for round in 0..2_000u32 {
+            assert!(mapping.put(0, &[round as u8; 4096]));
+        }
+    });
+    for _ in 0..200 {
+        assert_eq!(message.to_vec().len(), 4096);
+        assert!(message.byte(4095).is_some() && message.byte(4096).is_none());
+    }
+    writing.join().unwrap();
+    assert_eq!(message.to_vec(), [207; 4096]);
+    // The sender goes, and its memory stays as long as it is borrowed.
+    drop((liar, file));
+    assert_eq!(ending(&mut receiver), Cause::Closed);
+    assert_eq!(message.to_vec(), [207; 4096]);
+    assert_unharmed(&mut receiver, &mut good);
+}
+
+/// A receiver's words about slots that no correct receiver writes.
+#[test]
+fn a_receiver_that_lies_about_lent_memory_ends_its_sender_only() {
+    let (mut sender, theirs) = deceived();
+    let (file, mapping) = whole(RECEIVER_BYTES);
+    seqpacket::send(&theirs, &answer(), &[file.as_fd()]).unwrap();
+    for _ in 0..2 {
+        let loan = sender.loan(1 << 20, Wait::Never).unwrap();
+        sender.commit(loan, &[], Wait::Never).unwrap();
+    }
+    // A use that has not been.
+    mapping.word(1024).unwrap().store(2, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(sender.loan(1 << 20, Wait::Never).unwrap_err(), SendError::Misbehaved);
+    assert_eq!(sender.send(b"", &[], Wait::Never), Err(SendError::Misbehaved));
+}
+
+/// Memory that is lent can be changed only through the sender's own mapping.
+#[test]
+fn what_is_lent_cannot_be_taken_away() {
+    let (mut sender, theirs) = deceived();
+    drop(sender.loan(100_000, Wait::Never).unwrap());
+    let file = next_descriptor(&theirs);
+    memfd::verify_whole(&file, 256 * 1024).unwrap();
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    assert_eq!(fallocate(&file, flags, 0, 4096), Err(Errno::PERM));
+    assert_eq!(ftruncate(&file, 0), Err(Errno::PERM));
+    assert_eq!(rustix::io::pwrite(&file, b"x", 0), Err(Errno::PERM));
+    assert_eq!(Mapping::map(&file, 4096).unwrap_err(), Errno::ACCESS);
+}
+
+/// A receiver that keeps all messages, and reads no notice, cannot keep a sender beyond its time.
+#[test]
+fn loans_end_in_time() {
+    let (mut sender, _theirs) = deceived();
+    let wait = || Wait::at_most(Duration::from_millis(10));
+    let error = loop {
+        match sender.loan(1 << 20, wait()).map(|loan| sender.commit(loan, &[], wait())) {
+            Ok(Ok(())) => {}
+            Ok(Err(failed)) => break failed.error,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, SendError::TimedOut);
 }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::*;
-use shunt_channel::{Cause, Event, Message, Options, Receiver, Sender, Wait};
+use shunt_channel::{Borrowed, Cause, Event, Options, Receiver, SendError, Sender, Wait};
 
 /// A separate process is killed while it sends. It runs this test again, which then takes the other
 /// branch.
@@ -21,8 +21,16 @@ fn a_process_that_is_killed_leaves_a_whole_message_or_none() {
         let mut sender = Sender::connect(path, soon()).unwrap();
         let stdin: OwnedFd = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
         for index in 0.. {
-            let len = if index % 2 == 0 { LEN } else { 112_192 };
-            if sender.send(&pattern(index, len), &copies(&stdin, 2), Wait::Forever).is_err() {
+            let bytes = pattern(index, if index % 2 == 0 { LEN } else { 112_192 });
+            let sent = if index % 3 == 0 {
+                sender.loan(bytes.len(), Wait::Forever).and_then(|mut loan| {
+                    loan.copy_from_slice(&bytes);
+                    Ok(sender.commit(loan, &copies(&stdin, 2), Wait::Forever)?)
+                })
+            } else {
+                sender.send(&bytes, &copies(&stdin, 2), Wait::Forever)
+            };
+            if sent.is_err() {
                 return;
             }
         }
@@ -30,7 +38,7 @@ fn a_process_that_is_killed_leaves_a_whole_message_or_none() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("killed");
     let mut receiver = Receiver::listen(&path, Options::default()).unwrap();
-    let mut message = Message::new();
+    let mut message = Borrowed::new();
     let mut midway = 0;
     for round in 0..25 {
         let (reader, writer) = witness();
@@ -43,12 +51,13 @@ fn a_process_that_is_killed_leaves_a_whole_message_or_none() {
             .unwrap();
         let mut index = 0;
         let cause = loop {
-            match receiver.receive(&mut message, soon()) {
+            match receiver.borrow(&mut message, soon()) {
                 Ok(Event::Message { .. }) => {
                     let len = if index % 2 == 0 { LEN } else { 112_192 };
-                    assert!(message.bytes() == pattern(index, len), "round {round}, message {index}");
+                    assert!(message.to_vec() == pattern(index, len), "round {round}, message {index}");
                     assert_eq!(message.descriptors().len(), 2);
                     index += 1;
+                    assert_eq!(message.may_change(), (index - 1) % 3 == 0);
                     if index == 3 + round % 5 {
                         thread::sleep(Duration::from_micros(round * 37));
                         child.kill().unwrap();
@@ -65,4 +74,45 @@ fn a_process_that_is_killed_leaves_a_whole_message_or_none() {
         assert!(is_gone(reader), "round {round}: a descriptor is left");
     }
     assert!(midway > 0, "nobody was killed in the middle of a message");
+}
+
+/// A receiver is killed while it has borrowed all memory of its sender.
+#[test]
+fn a_receiver_that_is_killed_while_it_borrows_is_noticed() {
+    const PATH: &str = "SHUNT_CHANNEL_TEST_BORROWER";
+    if let Some(path) = std::env::var_os(PATH) {
+        let mut receiver = Receiver::listen(path, Options::default()).unwrap();
+        let mut kept = Vec::new();
+        loop {
+            let mut borrowed = Borrowed::new();
+            receiver.borrow(&mut borrowed, Wait::Forever).unwrap();
+            kept.push(borrowed);
+        }
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("killed");
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_receiver_that_is_killed_while_it_borrows_is_noticed"])
+        .env(PATH, &path)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut sender = loop {
+        match Sender::connect(&path, soon()) {
+            Ok(sender) => break sender,
+            Err(_) => thread::yield_now(),
+        }
+    };
+    let mut lend = |wait| -> Result<(), SendError> {
+        let loan = sender.loan(1 << 20, wait)?;
+        Ok(sender.commit(loan, &[], wait)?)
+    };
+    (0..4).for_each(|_| lend(soon()).unwrap());
+    assert_eq!(lend(Wait::at_most(Duration::from_millis(20))), Err(SendError::TimedOut));
+    let killing = thread::spawn(move || {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    });
+    assert_eq!(lend(soon()), Err(SendError::Gone));
+    killing.join().unwrap();
 }

@@ -8,7 +8,7 @@
 //! sender's file                               receiver's file
 //! 0      tail                                 0      head
 //! 64     number of the sender's sleep, base   64     number of the receiver's sleep
-//! 4096   the ring
+//! 4096   the ring                             1024   for each lent slot: its last use that is over
 //! ```
 //!
 //! `tail`, `base` and `head` are those of [`crate::lane`]: bytes published, bytes published when
@@ -31,6 +31,10 @@
 //!                                   number is 7, notified is 7: nothing
 //! wakes, number = 0, reads 200
 //! ```
+//!
+//! **Lent slots** ([`pages`]) are memory of the sender in further files. Each use of a slot has the
+//! next number. The receiver writes the number into the slot's word when that use is over, passes a
+//! full fence, and notifies a sender that sleeps. A slot is free when its word is its last use.
 
 use crate::bytes::Ring;
 use crate::lane::{BLOCK, Misbehaved, PAGE, PIECE, Published, ReadError, WHOLE, read_blocks};
@@ -40,7 +44,9 @@ use crate::user::{Sink, Source};
 #[cfg(not(loom))]
 mod memory;
 #[cfg(not(loom))]
-pub use memory::{RECEIVER_BYTES, ReceiveMemory, SendMemory, sender_bytes};
+pub mod pages;
+#[cfg(not(loom))]
+pub use memory::{MAX_SLOTS, RECEIVER_BYTES, ReceiveMemory, SendMemory, sender_bytes};
 
 /// The words that the sender writes. The other end loads the cursor's line whenever it has moved,
 /// and the second line with every message.
@@ -87,6 +93,33 @@ impl ReceiverWords {
     #[cfg(not(loom))]
     pub const fn new() -> ReceiverWords {
         ReceiverWords { head: AtomicU64::new(0), rare: RareOfReceiver { sleep: AtomicU64::new(0) } }
+    }
+}
+
+/// The receiver's word of a lent slot.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotWord<'a>(&'a AtomicU64);
+
+impl<'a> SlotWord<'a> {
+    /// Returns the word in shared memory.
+    pub fn of(word: &'a AtomicU64) -> SlotWord<'a> {
+        SlotWord(word)
+    }
+
+    /// Returns the number of the slot's last use that is over. What the receiver has read of that
+    /// use happens before anything that follows.
+    #[inline]
+    pub fn last_over(self) -> u64 {
+        self.0.load(Acquire)
+    }
+
+    /// Ends a use. Returns the number of the sender's sleep if it sleeps, and must be notified.
+    #[inline]
+    pub fn release(self, number: u64, words: Words<'_>) -> Option<u64> {
+        self.0.swap(number, AcqRel);
+        // The sender's sleep number is loaded after this.
+        full_fence_after_rmw();
+        Some(words.sender.rare.sleep.load(Relaxed)).filter(|sleep| *sleep != 0)
     }
 }
 

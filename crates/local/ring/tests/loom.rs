@@ -7,6 +7,8 @@
 
 mod common;
 
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::AtomicU64;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use shunt_ring::bytes::Ring;
@@ -514,6 +516,40 @@ fn a_channel_is_set_up_while_it_is_used() {
             assert_eq!(got, counting(count));
         });
     }
+}
+
+/// A sender that waits for a lent slot sleeps, and the receiver ends the slot's use meanwhile. The
+/// sender then writes the slot again, and must not change what the receiver has read.
+///
+/// Detects: `release` without its fence, or relaxed; `last_over` relaxed.
+#[test]
+fn a_sender_that_waits_for_a_lent_slot_goes_on() {
+    explore("a_sender_that_waits_for_a_lent_slot_goes_on", 3, || {
+        let lane = Arc::new(Split::new(2, true));
+        let (word, slot) = (Arc::new(AtomicU64::new(0)), Arc::new(UnsafeCell::new(1u8)));
+        let receiving = thread::spawn({
+            let (lane, word, slot) = (lane.clone(), word.clone(), slot.clone());
+            move || {
+                // SAFETY: the first use of the slot, which the receiver ends below.
+                let read = slot.with(|byte| unsafe { *byte });
+                if split::SlotWord::of(&word).release(1, lane.words()).is_some() {
+                    lane.doorbells[1].ring();
+                }
+                read
+            }
+        });
+        let mut producer = split::Producer::new();
+        while split::SlotWord::of(&word).last_over() != 1 {
+            producer.announce_sleep(lane.words());
+            if split::SlotWord::of(&word).last_over() != 1 {
+                lane.doorbells[1].wait();
+            }
+            producer.awake(lane.words());
+        }
+        // SAFETY: the first use is over.
+        slot.with_mut(|byte| unsafe { *byte = 2 });
+        assert_eq!(receiving.join().unwrap(), 1);
+    });
 }
 
 fn unread(producer: &Producer) -> Vec<u8> {

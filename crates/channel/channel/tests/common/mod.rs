@@ -68,6 +68,13 @@ pub(crate) fn assert_nothing(receiver: &mut Receiver) {
     assert!(matches!(got, Err(ReceiveError::WouldBlock | ReceiveError::NoSenders)), "{got:?}");
 }
 
+/// Returns the two ends of a channel's socket.
+pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+}
+
 /// Returns the number of open descriptors of this process.
 pub(crate) fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()

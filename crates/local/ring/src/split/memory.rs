@@ -3,14 +3,19 @@
 use shunt_abi::geometry::{MAX_RING_BYTES, MIN_RING_BYTES};
 use shunt_sys::mapping::{Mapping, Shown, back};
 
-use super::{ReceiverWords, SenderWords, Words};
+use super::{ReceiverWords, SenderWords, SlotWord, Words};
 use crate::bytes::{MappedRing, Ring};
 use crate::user::{Fault, Sink, Source};
 
 /// Where the ring begins in the sender's file.
 const RING_OFFSET: usize = 4096;
-const _: () =
-    assert!(size_of::<SenderWords>() <= RING_OFFSET && size_of::<ReceiverWords>() <= RECEIVER_BYTES);
+const _: () = assert!(size_of::<SenderWords>() <= RING_OFFSET && size_of::<ReceiverWords>() <= SLOTS_OFFSET);
+
+/// Where the words of lent slots begin in the receiver's file.
+const SLOTS_OFFSET: usize = 1024;
+/// The most slots that a sender may lend.
+pub const MAX_SLOTS: usize = 256;
+const _: () = assert!(SLOTS_OFFSET + MAX_SLOTS * size_of::<u64>() <= RECEIVER_BYTES);
 
 /// Bytes of the receiver's file.
 pub const RECEIVER_BYTES: usize = 4096;
@@ -19,6 +24,11 @@ pub const RECEIVER_BYTES: usize = 4096;
 pub fn sender_bytes(ring_bytes: usize) -> Option<usize> {
     let fits = ring_bytes.is_power_of_two() && (MIN_RING_BYTES..=MAX_RING_BYTES).contains(&ring_bytes);
     fits.then(|| RING_OFFSET + ring_bytes)
+}
+
+#[inline]
+fn slot_offset(index: usize) -> Option<usize> {
+    (index < MAX_SLOTS).then(|| SLOTS_OFFSET + index * size_of::<u64>())
 }
 
 fn ring_bytes(file_bytes: usize) -> Option<usize> {
@@ -60,6 +70,14 @@ impl SendMemory {
             self.receiver = Some(receiver);
         }
         is_good
+    }
+
+    /// Returns the receiver's word of a slot, once the receiver's file is there. A sender only loads
+    /// it.
+    #[inline]
+    pub fn slot(&self, index: usize) -> Option<SlotWord<'_>> {
+        let offset = slot_offset(index)?;
+        self.receiver.as_ref()?.word(offset).map(SlotWord::of)
     }
 
     /// Returns the words of both ends.
@@ -109,6 +127,12 @@ impl ReceiveMemory {
         sender.back(sender.len()).ok()?;
         back(own.as_ptr(), own.len()).ok()?;
         Some(ReceiveMemory { sender, ring_bytes, own })
+    }
+
+    /// Returns the word of a slot.
+    #[inline]
+    pub fn slot(&self, index: usize) -> Option<SlotWord<'_>> {
+        self.own.word(slot_offset(index)?).map(SlotWord::of)
     }
 
     /// Returns the words of both ends.
@@ -194,6 +218,20 @@ mod tests {
         consumer.announce_sleep(theirs.words());
         consumer.awake(theirs.words());
         assert!(!producer.notify(ours.words()));
+    }
+
+    #[test]
+    fn end_of_a_slots_use_is_seen_and_notifies_a_sender_that_sleeps() {
+        let (ours, theirs) = ends(4096);
+        let mut producer = Producer::new();
+        for index in [0, 7, MAX_SLOTS - 1] {
+            assert_eq!(ours.slot(index).unwrap().last_over(), 0);
+            assert_eq!(theirs.slot(index).unwrap().release(index as u64 + 1, theirs.words()), None);
+            assert_eq!(ours.slot(index).unwrap().last_over(), index as u64 + 1);
+        }
+        producer.announce_sleep(ours.words());
+        assert_eq!(theirs.slot(0).unwrap().release(2, theirs.words()), Some(1));
+        assert!(ours.slot(MAX_SLOTS).is_none() && theirs.slot(usize::MAX).is_none());
     }
 
     #[test]
