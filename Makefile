@@ -154,6 +154,7 @@ install: $(if $(SUDO_USER)$(BUILT),,build)
 	$(call program,644,libshunt_channel_c.so,$(DESTDIR)$(PREFIX)/lib)
 	install -D -m 644 $(RELEASE)/libshunt_channel_c.a $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.a
 	install -D -m 644 crates/channel/channel-c/include/shunt_channel.h $(DESTDIR)$(PREFIX)/include/shunt_channel.h
+	install -D -m 644 crates/channel/channel-c/include/shunt_channel.hpp $(DESTDIR)$(PREFIX)/include/shunt_channel.hpp
 	install -d $(SHARE)/man/man1 $(SHARE)/man/man5 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
 	    $(SHARE)/fish/vendor_completions.d $(UNITS)/system $(UNITS)/user
 	$(NATIVE)/shunt man $(SHARE)/man/man1
@@ -177,7 +178,8 @@ uninstall:
 	for file in $(wildcard $(BIN)/shunt $(LIB)/shunt-bench $(LIB)/libshunt.so $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.so); do \
 	    id=$(call build_id,$$file) && rm -f $(DEBUG)/$${id%"$${id#??}"}/$${id#??}.debug; \
 	done
-	rm -f $(foreach kind,so a,$(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.$(kind)) $(DESTDIR)$(PREFIX)/include/shunt_channel.h
+	rm -f $(foreach kind,so a,$(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.$(kind)) \
+	    $(foreach kind,h hpp,$(DESTDIR)$(PREFIX)/include/shunt_channel.$(kind))
 	rm -f $(BIN)/shunt $(BIN)/shunt-runtime $(LIB)/shunt-bench $(LIB)/libshunt.so $(SHARE)/man/man1/shunt.1 $(SHARE)/man/man1/shunt-*.1 $(SHARE)/man/man5/shunt.toml.5
 	rm -f $(SHARE)/bash-completion/completions/shunt $(SHARE)/zsh/site-functions/_shunt
 	rm -f $(SHARE)/fish/vendor_completions.d/shunt.fish

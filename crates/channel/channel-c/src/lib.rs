@@ -2,18 +2,24 @@
 //! only translate. No panic leaves them: at the border of an `extern "C"` function it ends the
 //! process.
 
+pub mod lent;
+pub mod options;
+
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::io::IoSlice;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use shunt_channel::{
     Cause, Event, MAX_DESCRIPTORS, MAX_MESSAGE, Message, OpenError, Options, ReceiveError, Receiver,
-    SendError, Sender, Wait, pair,
+    SendError, Sender, SenderId, Wait, pair,
 };
 
 // Linux's error numbers, equal on every architecture that shunt runs on.
+const ESRCH: c_int = 3;
 const ENOMEM: c_int = 12;
+const EBUSY: c_int = 16;
 const EFAULT: c_int = 14;
 const EBADF: c_int = 9;
 const E2BIG: c_int = 7;
@@ -87,11 +93,37 @@ fn of_send(error: SendError) -> c_int {
         SendError::TimedOut => ETIMEDOUT,
         SendError::TooLong(_) => EMSGSIZE,
         SendError::TooManyDescriptors(_) => E2BIG,
-        SendError::NotFinal => EINVAL,
         SendError::Gone => EPIPE,
         SendError::Misbehaved | SendError::Unsealed => EPROTO,
         SendError::NoMemory => ENOMEM,
+        SendError::TooManyLoans => EBUSY,
+        SendError::NotFinal | SendError::NotLent => EINVAL,
         SendError::System(error) => error.raw_os_error(),
+    }
+}
+
+/// The sender of an event, why it has ended if it has, and the result of the call.
+type Found = (SenderId, Option<Cause>, c_int);
+
+/// Returns what was received, or the error number of a call that has received nothing.
+fn of_event(received: Result<Event, ReceiveError>) -> Result<Found, c_int> {
+    Err(-match received {
+        Ok(Event::Message { from }) => return Ok((from, None, 0)),
+        Ok(Event::Ended { sender, cause }) => return Ok((sender, Some(cause), 0)),
+        Err(ReceiveError::DescriptorsLost { from, .. }) => return Ok((from, None, -EMFILE)),
+        Err(ReceiveError::WouldBlock) => EAGAIN,
+        Err(ReceiveError::TimedOut) => ETIMEDOUT,
+        Err(ReceiveError::NoSenders) => ENOTCONN,
+        Err(ReceiveError::System(error)) => error.raw_os_error(),
+    })
+}
+
+/// Returns the number of a cause in `struct shunt_event`.
+fn ended(cause: Cause) -> c_int {
+    match cause {
+        Cause::Closed => 1,
+        Cause::Midway => 2,
+        _ => 3,
     }
 }
 
@@ -138,30 +170,125 @@ pub unsafe extern "C" fn shunt_send(
     count: usize,
     timeout_ms: c_int,
 ) -> c_int {
-    if sender.is_null() || bytes.is_null() && len > 0 || descriptors.is_null() && count > 0 {
+    let piece = CPiece { bytes, len };
+    // SAFETY: the caller's promise.
+    unsafe { shunt_send_gathered(sender, &piece, 1, descriptors, count, timeout_ms) }
+}
+
+/// The layout of `struct iovec`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CPiece {
+    bytes: *const c_void,
+    len: usize,
+}
+
+/// The most pieces of one message, as of one writev(2).
+const MOST_PIECES: usize = 1024;
+
+/// See the header.
+///
+/// # Safety
+/// `sender` is null or an open handle; `pieces` is null or has `piece_count` pieces, each of which is
+/// null or has its length; `descriptors` is null or has `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shunt_send_gathered(
+    sender: *mut Sender,
+    pieces: *const CPiece,
+    piece_count: usize,
+    descriptors: *const c_int,
+    count: usize,
+    timeout_ms: c_int,
+) -> c_int {
+    if sender.is_null() || pieces.is_null() && piece_count > 0 {
         return -EFAULT;
     }
+    if piece_count > MOST_PIECES {
+        return -EINVAL;
+    }
+    let pieces: &[CPiece] =
+        // SAFETY: the caller promises `piece_count` pieces; the pointer is not used if that is 0.
+        if piece_count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(pieces, piece_count) } };
     // Check the lengths before anything with these lengths is read.
+    let mut len = 0usize;
+    for piece in pieces {
+        if piece.bytes.is_null() && piece.len > 0 {
+            return -EFAULT;
+        }
+        len = len.saturating_add(piece.len);
+    }
     if len > MAX_MESSAGE {
         return -EMSGSIZE;
     }
-    if count > MAX_DESCRIPTORS {
-        return -E2BIG;
-    }
-    // SAFETY: the caller promises `len` bytes; the pointer is not used if `len` is 0.
-    let bytes = if len == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(bytes.cast(), len) } };
-    let numbers: &[c_int] =
-        // SAFETY: the caller promises `count` numbers, as above.
-        if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(descriptors, count) } };
-    if numbers.iter().any(|number| *number < 0) {
-        return -EBADF;
-    }
-    // SAFETY: not negative. They are only passed to the kernel, which checks whether they are open.
-    let descriptors: Vec<BorrowedFd<'_>> =
-        numbers.iter().map(|number| unsafe { BorrowedFd::borrow_raw(*number) }).collect();
+    let slice = |piece: &CPiece| match piece.len {
+        0 => &[][..],
+        // SAFETY: the caller promises so many bytes.
+        len => unsafe { std::slice::from_raw_parts(piece.bytes.cast::<u8>(), len) },
+    };
+    // SAFETY: the caller's promise.
+    let descriptors = match unsafe { self::descriptors(descriptors, count) } {
+        Ok(descriptors) => descriptors,
+        Err(error) => return error,
+    };
     // SAFETY: the caller promises an open handle that no other thread uses.
     let sender = unsafe { &mut *sender };
-    sender.send(bytes, &descriptors, wait(timeout_ms)).map_or_else(of_send, |()| 0)
+    let sent = match pieces {
+        [only] => sender.send(slice(only), &descriptors, wait(timeout_ms)),
+        _ => {
+            let slices: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(slice(piece))).collect();
+            sender.send_gathered(&slices, &descriptors, wait(timeout_ms))
+        }
+    };
+    sent.map_or_else(of_send, |()| 0)
+}
+
+/// Returns the descriptors of a message, or an error number. They are only passed to the kernel,
+/// which checks whether they are open.
+///
+/// # Safety
+/// `numbers` is null or has `count` numbers, for as long as the result is used.
+unsafe fn descriptors<'a>(numbers: *const c_int, count: usize) -> Result<Vec<BorrowedFd<'a>>, c_int> {
+    if numbers.is_null() && count > 0 {
+        return Err(-EFAULT);
+    }
+    if count > MAX_DESCRIPTORS {
+        return Err(-E2BIG);
+    }
+    let numbers: &[c_int] =
+        // SAFETY: the caller promises `count` numbers; the pointer is not used if that is 0.
+        if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(numbers, count) } };
+    if numbers.iter().any(|number| *number < 0) {
+        return Err(-EBADF);
+    }
+    // SAFETY: not negative.
+    Ok(numbers.iter().map(|number| unsafe { BorrowedFd::borrow_raw(*number) }).collect())
+}
+
+/// See the header.
+///
+/// # Safety
+/// `sender` is null or an open handle; `descriptors` is null or has `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shunt_send_memory(
+    sender: *mut Sender,
+    memory: c_int,
+    descriptors: *const c_int,
+    count: usize,
+    timeout_ms: c_int,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(sender) = (unsafe { sender.as_mut() }) else { return -EFAULT };
+    if memory < 0 {
+        return -EBADF;
+    }
+    // SAFETY: the caller's promise.
+    let descriptors = match unsafe { self::descriptors(descriptors, count) } {
+        Ok(descriptors) => descriptors,
+        Err(error) => return error,
+    };
+    // SAFETY: not negative, and only passed to the kernel.
+    let memory = unsafe { BorrowedFd::borrow_raw(memory) };
+    sender.send_memory(memory, &descriptors, wait(timeout_ms)).map_or_else(of_send, |()| 0)
 }
 
 /// See the header.
@@ -218,23 +345,15 @@ pub unsafe extern "C" fn shunt_receive(
     // SAFETY: the caller's promise.
     let Some(of) = (unsafe { receiver.as_mut() }).filter(|_| !event.is_null()) else { return -EFAULT };
     of.descriptors.clear();
-    let (found, result) = match of.receiver.receive(&mut of.message, wait(timeout_ms)) {
-        Ok(Event::Message { from }) => (of.event(from.number(), 0), 0),
-        Ok(Event::Ended { sender, cause }) => {
-            of.message.clear();
-            let ended = match cause {
-                Cause::Closed => 1,
-                Cause::Midway => 2,
-                _ => 3,
-            };
-            (of.event(sender.number(), ended), 0)
-        }
-        Err(ReceiveError::DescriptorsLost { from, .. }) => (of.event(from.number(), 0), -EMFILE),
-        Err(ReceiveError::WouldBlock) => return -EAGAIN,
-        Err(ReceiveError::TimedOut) => return -ETIMEDOUT,
-        Err(ReceiveError::NoSenders) => return -ENOTCONN,
-        Err(ReceiveError::System(error)) => return -error.raw_os_error(),
+    let received = of.receiver.receive(&mut of.message, wait(timeout_ms));
+    let (sender, cause, result) = match of_event(received) {
+        Ok(found) => found,
+        Err(error) => return error,
     };
+    if cause.is_some() {
+        of.message.clear();
+    }
+    let found = of.event(sender.number(), cause.map_or(0, ended));
     // SAFETY: not null, and so can be written.
     unsafe { event.write(found) };
     result

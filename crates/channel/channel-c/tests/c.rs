@@ -1,4 +1,4 @@
-//! Tests of a C program, compiled by gcc with the header as it is installed, and linked with the
+//! Tests of C and C++ programs, compiled with the headers as they are installed, and linked with the
 //! library.
 
 use std::path::Path;
@@ -11,15 +11,27 @@ fn run(source: &Path) -> Vec<u8> {
     let program = directory.path().join("program");
     // In the directory of this test, `deps`.
     let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
-    let compiled = Command::new("gcc")
-        .args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-o"])
+    let is_cpp = source.extension().is_some_and(|extension| extension == "cpp");
+    let (compiler, version) = if is_cpp { ("g++", "-std=c++17") } else { ("gcc", "-std=c11") };
+    let compiled = Command::new(compiler)
+        .args([
+            version,
+            "-D_GNU_SOURCE",
+            "-Wall",
+            "-Wextra",
+            "-Wpedantic",
+            "-Werror",
+            "-O1",
+            "-pthread",
+            "-o",
+        ])
         .arg(&program)
         .arg(format!("-I{}", root.join("include").display()))
         .arg(source)
         .arg(format!("-L{}", libraries.display()))
         .arg("-lshunt_channel_c")
         .output()
-        .expect("gcc is there");
+        .expect("the compiler is there");
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     let ran = Command::new(&program)
         .arg(directory.path().join("socket"))
@@ -37,12 +49,30 @@ fn a_c_program_sends_and_receives() {
 }
 
 #[test]
-fn the_program_of_the_documentation_does_what_it_says() {
+fn a_c_program_lends_and_borrows() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/lent.c");
+    assert_eq!(run(&source), b"lent\n");
+}
+
+#[test]
+fn a_cpp_program_lends_and_borrows() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/lent.cpp");
+    assert_eq!(run(&source), b"lent\n");
+}
+
+#[test]
+fn each_program_of_the_documentation_does_what_it_says() {
     let page = include_str!("../../../../docs/channel.md");
-    let (_, rest) = page.split_once("```c\n").unwrap();
-    let (program, _) = rest.split_once("```").unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let source = directory.path().join("program.c");
-    std::fs::write(&source, program).unwrap();
-    assert_eq!(run(&source), b"hello");
+    let mut count = 0;
+    for language in ["c", "cpp"] {
+        for part in page.split(&format!("```{language}\n")).skip(1) {
+            let (program, _) = part.split_once("```").unwrap();
+            let directory = tempfile::tempdir().unwrap();
+            let source = directory.path().join("program").with_extension(language);
+            std::fs::write(&source, program).unwrap();
+            assert_eq!(run(&source), b"hello", "{program}");
+            count += 1;
+        }
+    }
+    assert_eq!(count, 3);
 }

@@ -34,6 +34,11 @@ use crate::wait::{Spin, Wait};
 pub struct SenderId(u64);
 
 impl SenderId {
+    /// Returns the identifier with this number.
+    pub fn from_number(number: u64) -> SenderId {
+        SenderId(number)
+    }
+
     /// Returns the identifier as a number.
     pub fn number(self) -> u64 {
         self.0
