@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use shunt_abi::geometry::{Geometry, LANE_FOLLOWED_OFFSET, MIN_RING_BYTES, RINGS_OFFSET, Side};
 use shunt_capture::{Lane, Memory};
 use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::copy::Method;
 use shunt_ring::link::LinkView;
 use shunt_ring::user::Piece;
 use shunt_ring::{Consumer, LaneHeader, Producer, Sink, Source};
@@ -66,7 +67,7 @@ impl Link {
         // SAFETY: the piece is the vector, which outlives it.
         let mut source = unsafe { Source::new(&pieces) };
         self.under_way = self.producer.room(header, &ring, count).unwrap().min(count);
-        assert!(ring.fill(self.producer.position(), self.under_way, &mut source).is_ok());
+        assert!(ring.fill(self.producer.position(), self.under_way, &mut source, Method::Plain).is_ok());
     }
 
     fn finish_sending(&mut self) {

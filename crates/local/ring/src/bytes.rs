@@ -5,6 +5,7 @@ use std::ptr;
 
 use shunt_abi::reason::Reason;
 
+use crate::copy::{self, Method};
 use crate::user::{Fault, Sink, Source};
 
 /// Positions from this one on are in the spill of a ring.
@@ -40,11 +41,11 @@ pub trait Ring {
         Ok(())
     }
 
-    /// Copies the next `count` bytes of `source` to the positions from `at` on, and advances
-    /// `source`.
+    /// Copies the next `count` bytes of `source` to the positions from `at` on by `method`, and
+    /// advances `source`.
     ///
     /// After a fault, some bytes may have been copied, and the position of `source` is unspecified.
-    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault>;
+    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>, method: Method) -> Result<(), Fault>;
 
     /// Copies `count` bytes from the positions from `at` on into `sink`, and advances `sink`. A
     /// fault has the effects that it has in [`fill`](Self::fill).
@@ -187,7 +188,13 @@ impl Ring for MappedRing {
     }
 
     #[inline]
-    fn fill(&self, mut at: u64, mut count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
+    fn fill(
+        &self,
+        mut at: u64,
+        mut count: usize,
+        source: &mut Source<'_>,
+        method: Method,
+    ) -> Result<(), Fault> {
         debug_assert!(count <= self.len().max(self.spill_len) && count <= source.remaining());
         while count > 0 {
             let (to, room) = self.run(at, count);
@@ -195,7 +202,7 @@ impl Ring for MappedRing {
             // SAFETY: `to` is a run of at most `room` bytes inside the mapping (see `new`); `from`
             // is a run of the program's buffer that can be read (`Source::new`, `checked`). They
             // cannot overlap: the program does not know the address of the mapping.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, run) };
+            unsafe { copy::copy(method, from, to, run) };
             source.advance(run);
             at += run as u64;
             count -= run;

@@ -27,6 +27,7 @@ use std::ops::Range;
 use shunt_abi::reason::Reason;
 
 use crate::bytes::{Ring, SPILL};
+use crate::copy::{self, Chooser, Method, Sampler};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*, full_fence_after_rmw};
 use crate::user::{Fault, Sink, Source};
 
@@ -99,6 +100,8 @@ struct HeadLine {
     /// The number of bytes that the receiver had read from TCP when it set `watching`, or when it
     /// last read some.
     reached: AtomicU64,
+    /// The receiver's last [report](Sampler::report) on its copies.
+    copied: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -268,7 +271,12 @@ impl LaneHeader {
                 behind: AtomicU64::new(0),
                 spilled_at: AtomicU64::new(0),
             },
-            head: HeadLine { head: AtomicU64::new(0), read: AtomicU64::new(0), reached: AtomicU64::new(0) },
+            head: HeadLine {
+                head: AtomicU64::new(0),
+                read: AtomicU64::new(0),
+                reached: AtomicU64::new(0),
+                copied: AtomicU64::new(0),
+            },
             receiver: ReceiverLine {
                 watching: AtomicU32::new(0),
                 rx_waiter: AtomicU32::new(0),
@@ -583,6 +591,7 @@ pub struct Producer {
     /// lane is spilled.
     until: u64,
     spill: Option<Spilled>,
+    copies: Chooser,
 }
 
 /// The sender's state of a lane that is spilled.
@@ -718,14 +727,32 @@ impl Producer {
         count: usize,
     ) -> Result<Published, Misbehaved> {
         let mut ahead = *source;
-        if ring.fill(self.position(), count, &mut ahead).is_err() {
+        let begun = self.copies.is_due(self.tail, count).then(copy::ticks);
+        if ring.fill(self.position(), count, &mut ahead, self.copies.method(count)).is_err() {
             return Ok(Published::Fault);
+        }
+        if let Some(begun) = begun {
+            self.note_copy(lane, ring, count, begun);
         }
         let published = self.commit(lane, count)?;
         if let Published::Bytes(_) = published {
             *source = ahead;
         }
         Ok(published)
+    }
+
+    /// Returns the method by which the caller of [`place_at_once`](Self::place_at_once) copies
+    /// `count` bytes. Returns `None` if [`write`](Self::write) must time the copy.
+    #[inline(always)]
+    pub fn method_at_once(&self, count: usize) -> Option<Method> {
+        (!self.copies.is_due(self.tail, count)).then(|| self.copies.method(count))
+    }
+
+    /// Records a copy that has been timed.
+    #[cold]
+    fn note_copy(&mut self, lane: &LaneHeader, ring: &impl Ring, count: usize, begun: u64) {
+        let ticks = copy::ticks().wrapping_sub(begun);
+        self.copies.note(self.tail, count, ticks, lane.head.copied.load(Relaxed), ring.len());
     }
 
     /// Publishes `count` bytes that are already in the ring behind the tail, unless the lane has
@@ -922,6 +949,7 @@ pub struct Consumer {
     spilled_at: Option<u64>,
     /// Whether the lane has ended or spilled.
     is_slow: bool,
+    copies: Sampler,
 }
 
 impl Consumer {
@@ -1124,12 +1152,30 @@ impl Consumer {
         count: usize,
     ) -> Result<usize, ReadError> {
         let mut ahead = *sink;
+        let begun = self.copies.is_due(self.head, count).then(copy::ticks);
         ring.drain(self.position(lane)?, count, &mut ahead)?;
+        if let Some(begun) = begun {
+            self.note_copy(lane, count, begun);
+        }
         if !self.advance(lane, ring, count)? {
             return Ok(0);
         }
         *sink = ahead;
         Ok(count)
+    }
+
+    /// Reports a copy that has been timed. The sender loads the report now and then.
+    #[cold]
+    fn note_copy(&mut self, lane: &LaneHeader, count: usize, begun: u64) {
+        let ticks = copy::ticks().wrapping_sub(begun);
+        lane.head.copied.store(self.copies.report(self.head, count, ticks), Relaxed);
+    }
+
+    /// Returns whether a caller of [`look_at_once`](Self::look_at_once) should copy so many bytes by
+    /// [`read`](Self::read) instead: in pieces, or because the copy is to be timed.
+    #[inline(always)]
+    pub fn is_for_read(&self, count: usize) -> bool {
+        count > WHOLE || self.copies.is_due(self.head, count)
     }
 
     /// Returns how many of the next `wanted` bytes a lane that has not ended contains. Does not

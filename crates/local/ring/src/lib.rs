@@ -6,6 +6,7 @@
 //! uses it. The lanes of `crates/channel/channel` are [`split`]: each end writes a separate file.
 
 pub mod bytes;
+pub mod copy;
 pub mod lane;
 #[cfg(not(loom))]
 pub mod link;

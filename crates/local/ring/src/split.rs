@@ -37,6 +37,7 @@
 //! full fence, and notifies a sender that sleeps. A slot is free when its word is its last use.
 
 use crate::bytes::Ring;
+use crate::copy::Method;
 use crate::lane::{BLOCK, Misbehaved, PAGE, PIECE, Published, ReadError, WHOLE, read_blocks};
 use crate::sync::{AtomicU64, Ordering::*, full_fence_after_rmw};
 use crate::user::{Sink, Source};
@@ -190,7 +191,7 @@ impl Producer {
         while done < count {
             let len = piece.min(count - done);
             let mut ahead = *source;
-            if ring.fill(self.position(), len, &mut ahead).is_err() {
+            if ring.fill(self.position(), len, &mut ahead, Method::Plain).is_err() {
                 return Ok(if done > 0 { Published::Bytes(done) } else { Published::Fault });
             }
             *source = ahead;

@@ -85,6 +85,13 @@ pub struct AtOnce<'a> {
 }
 
 impl AtOnce<'_> {
+    /// Returns whether [`Rx::receive`] should copy the bytes: in pieces, or because the copy is to
+    /// be timed.
+    #[inline(always)]
+    pub fn is_for_receive(&self) -> bool {
+        self.consumer.is_for_read(self.count)
+    }
+
     /// Returns their position in the ring.
     #[inline(always)]
     pub fn place(&self, lane: &LaneHeader) -> u64 {

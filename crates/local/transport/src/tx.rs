@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::bytes::Ring;
+use shunt_ring::copy::Method;
 use shunt_ring::{LaneHeader, Producer, Published, Source, Spill};
 
 use crate::Kernel;
@@ -51,6 +52,13 @@ pub struct AtOnce<'a> {
 }
 
 impl AtOnce<'_> {
+    /// Returns the method by which the caller copies the bytes. Returns `None` if [`Tx::write`] must
+    /// time the copy.
+    #[inline(always)]
+    pub fn method(&self) -> Option<Method> {
+        self.producer.method_at_once(self.count)
+    }
+
     /// Publishes the bytes, which the caller has copied there, and returns [`Tx::lane_total`]. If
     /// it returns `None`, nothing has happened, and [`Tx::write`] finds the cause.
     #[inline(always)]

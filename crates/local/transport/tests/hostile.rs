@@ -13,6 +13,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::copy::Method;
 use shunt_ring::user::Fault;
 use shunt_ring::{LaneHeader, Sink, Source};
 use shunt_transport::{EAGAIN, Kernel, Received, Rx, Sent, Tx, Waiting};
@@ -153,9 +154,9 @@ impl Ring for Busy<'_> {
         Ok(())
     }
 
-    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
+    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>, method: Method) -> Result<(), Fault> {
         self.step();
-        self.lane.ring.fill(at, count, source)
+        self.lane.ring.fill(at, count, source, method)
     }
 
     fn drain(&self, at: u64, count: usize, sink: &mut Sink<'_>) -> Result<(), Fault> {

@@ -5,6 +5,7 @@ use shunt_sys::mapping::{Mapping, Shown, back};
 
 use super::{ReceiverWords, SenderWords, SlotWord, Words};
 use crate::bytes::{MappedRing, Ring};
+use crate::copy::Method;
 use crate::user::{Fault, Sink, Source};
 
 /// Where the ring begins in the sender's file.
@@ -100,10 +101,10 @@ impl Ring for SendMemory {
     }
 
     #[inline]
-    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
+    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>, method: Method) -> Result<(), Fault> {
         // SAFETY: the rest of the mapping, a power of two long.
         unsafe { MappedRing::new(self.own.as_ptr().add(RING_OFFSET), self.ring_bytes) }
-            .fill(at, count, source)
+            .fill(at, count, source, method)
     }
 
     fn drain(&self, _: u64, _: usize, _: &mut Sink<'_>) -> Result<(), Fault> {
@@ -149,7 +150,7 @@ impl Ring for ReceiveMemory {
         self.ring_bytes
     }
 
-    fn fill(&self, _: u64, _: usize, _: &mut Source<'_>) -> Result<(), Fault> {
+    fn fill(&self, _: u64, _: usize, _: &mut Source<'_>, _: Method) -> Result<(), Fault> {
         Err(Fault)
     }
 

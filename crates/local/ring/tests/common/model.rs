@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
 use shunt_ring::bytes::{Ring, SPILL};
+use shunt_ring::copy::Method;
 use shunt_ring::{Fault, Sink, Source};
 
 use super::{pour, take};
@@ -46,7 +47,7 @@ impl Ring for CheckedRing {
         self.spill.len()
     }
 
-    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
+    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>, _: Method) -> Result<(), Fault> {
         for at in at..at + count as u64 {
             let byte = take(source);
             // SAFETY: loom has checked that no other thread accesses the cell.

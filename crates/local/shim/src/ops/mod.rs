@@ -36,6 +36,7 @@ use crate::base::{lock, signal};
 use crate::broker::control;
 use crate::socket::endpoint::{Endpoint, NEVER, Phase};
 use shunt_ring::bytes;
+use shunt_ring::copy::{self, Method};
 use shunt_sys::memory::{self, Access};
 
 /// The slow path of a call on one buffer of a hook, which takes over when the fast path does not
@@ -87,18 +88,18 @@ fn is_good<const FEW: bool>(base: *const u8, len: usize, access: Access) -> bool
     }
 }
 
-/// Copies `len` bytes. `FEW`: only if they are few, and returns whether they are.
+/// Copies `len` bytes by `method`. `FEW`: only if they are few, and returns whether they are.
 ///
 /// # Safety
 /// As for `copy_nonoverlapping`.
 #[inline(always)]
-unsafe fn copy<const FEW: bool>(from: *const u8, to: *mut u8, len: usize) -> bool {
+unsafe fn copy<const FEW: bool>(from: *const u8, to: *mut u8, len: usize, method: Method) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
         if FEW {
             bytes::copy_few(from, to, len)
         } else {
-            std::ptr::copy_nonoverlapping(from, to, len);
+            copy::copy(method, from, to, len);
             true
         }
     }

@@ -20,6 +20,7 @@ use std::os::fd::RawFd;
 use libc::ssize_t;
 use shunt_abi::reason::Reason;
 use shunt_ring::Sink;
+use shunt_ring::copy::Method;
 use shunt_ring::user::Piece;
 use shunt_sys::memory::{self, Access};
 use shunt_transport::{Kernel, Received, Waiting};
@@ -207,12 +208,15 @@ fn take<const FEW: bool, const WAITS: bool>(side: &mut RxSide, Piece { base, len
     }
     let found = side.rx.look_at_once(lane, ring, len)?;
     let count = found.count;
+    if !FEW && found.is_for_receive() {
+        return None;
+    }
     if !ops::is_good::<FEW>(base, count, Access::Write) {
         return None;
     }
     let from = ring.whole_run(found.place(lane), count)?;
     // SAFETY: so many bytes can be written there, and they are one run of the ring.
-    if !unsafe { ops::copy::<FEW>(from, base, count) } {
+    if !unsafe { ops::copy::<FEW>(from, base, count, Method::Plain) } {
         return None;
     }
     let total = found.take(lane)?;

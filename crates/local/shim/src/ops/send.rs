@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr, ssize_t};
 use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::copy::Method;
 use shunt_ring::user::Piece;
 use shunt_ring::{LaneHeader, Source, WaiterLine};
 use shunt_sys::memory::{self, Access};
@@ -156,8 +157,9 @@ fn put<const FEW: bool>(
     let found = if FEW { tx.place_on_page(len) } else { tx.place_at_once(lane, &ring, len) }?;
     // A page of the ring is one run.
     let to = ring.in_ring(found.place);
+    let method = if FEW { Method::Plain } else { found.method()? };
     // SAFETY: so many bytes can be read there, and written here.
-    if !unsafe { ops::copy::<FEW>(base, to, len) } {
+    if !unsafe { ops::copy::<FEW>(base, to, len, method) } {
         return None;
     }
     let total = found.publish(lane)?;

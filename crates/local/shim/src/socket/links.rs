@@ -25,6 +25,7 @@ use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 use shunt_ring::bytes::{MappedRing, Ring, SPILL};
+use shunt_ring::copy::Method;
 use shunt_ring::lane::Stamp;
 use shunt_ring::link::LinkView;
 use shunt_ring::user::Fault;
@@ -478,8 +479,8 @@ impl Ring for Backed<'_> {
         if self.is_backed(at, count) { Ok(()) } else { self.back_up_to(self.end_of(at, count)) }
     }
 
-    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
-        self.ring.fill(at, count, source)
+    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>, method: Method) -> Result<(), Fault> {
+        self.ring.fill(at, count, source, method)
     }
 
     fn drain(&self, at: u64, count: usize, sink: &mut Sink<'_>) -> Result<(), Fault> {
