@@ -56,8 +56,8 @@ pub unsafe fn copy(method: Method, from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies whole lines by non-temporal stores, and by an ordinary copy what comes before the first
-/// and after the last.
+/// Copies whole lines by non-temporal stores, and the bytes before the first and after the last by
+/// an ordinary copy.
 ///
 /// # Safety
 /// As for [`copy`].

@@ -12,6 +12,7 @@ use loom::sync::atomic::AtomicU64;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use shunt_ring::bytes::Ring;
+use shunt_ring::copy::Method;
 use shunt_ring::split::{self, ReceiverWords, SenderWords, Words};
 use shunt_ring::{Consumer, LaneHeader, Producer, Published, WaiterLine};
 
@@ -54,7 +55,9 @@ impl Lane {
         let Some(at) = producer.place_at_once(&self.header, &self.ring, 1) else {
             return self.write(producer, byte, 1);
         };
-        self.ring.fill(at, 1, &mut Buffer::new(vec![byte], &[]).source()).expect("good memory");
+        self.ring
+            .fill(at, 1, &mut Buffer::new(vec![byte], &[]).source(), Method::Plain)
+            .expect("good memory");
         match producer.publish(&self.header, 1) {
             Ok(()) => Published::Bytes(1),
             Err(_) => self.write(producer, byte, 1),
