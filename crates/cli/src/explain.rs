@@ -4,6 +4,7 @@
 //! The answer combines three sources: `obstacle` for files, as in `shunt run`; /proc for processes;
 //! the broker for the transport of each connection and the reason.
 
+mod own_calls;
 mod process;
 mod report;
 mod sockets;
@@ -432,6 +433,7 @@ impl Looked<'_> {
             }
             None => self.why_untold(process, socket, report.broker.as_deref()),
         };
+        process.name_own_calls(&mut causes);
         let is_unseen = |cause: &Cause| {
             cause.label == Reason::UnseenWait.label() || cause.label == Obstacle::UnseenUse.label()
         };
@@ -491,6 +493,7 @@ impl Looked<'_> {
             }
             if causes.is_empty() && process.has_shim {
                 causes = self.of_the_other_end(&process, &other, broker.as_deref());
+                process.name_own_calls(&mut causes);
             }
             let program = self.name(&process, broker.as_deref());
             let peer = Peer { pid, program, under_shunt: process.has_shim };

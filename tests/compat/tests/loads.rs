@@ -30,6 +30,11 @@ fn load_from(kind: &'static str, library: &'static str, flags: &'static [&'stati
             Way::Shm => transport.wait_for_shm(port, 2, LIMIT),
             Way::Tcp(reason) => wait_for_reason(host, &transport, port, client.pid(), reason),
         }
+        if flags.contains(&"-DINLINE")
+            && let Some(text) = host.explain(client.pid())
+        {
+            assert!(text.replace('\n', " ").contains("/plugin, at offset 0x"), "{text}");
+        }
         host.write("second", "");
         let ended = client.wait(LIMIT);
         assert!(ended.success(), "{}\n{}", ended.stderr, transport.report(port));
@@ -97,6 +102,12 @@ fn exception_of_a_constructor_reaches_the_caller_of_dlopen() {
 #[test]
 fn library_with_system_calls_of_its_own_keeps_the_program_on_tcp() {
     loads("usual", &["-DINLINE"], Way::Tcp("own_calls"));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn constants_beside_code_are_not_taken_for_system_calls() {
+    loads("usual", &["-DCONSTANTS", "-Wl,-z,noseparate-code"], Way::Shm);
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -16,6 +16,8 @@ use shunt_attach::View;
 use shunt_sys::Errno;
 use shunt_sys::proc::Fields;
 
+use super::own_calls;
+use super::report::Cause;
 use crate::intercept;
 use crate::obstacle::{self, Obstacle};
 
@@ -46,6 +48,8 @@ pub(super) struct Process {
     is_entered: bool,
     /// Why its shim has not reached a broker, if an attempt has failed.
     unreached: Option<Errno>,
+    /// The code for which its shim keeps all its connections on TCP, if it does.
+    pub(super) own_calls: Option<own_calls::Place>,
     /// The io_uring of the process that hides the most from the shim.
     pub(super) ring: Ring,
     /// Whether it runs under a seccomp filter.
@@ -105,6 +109,10 @@ impl Process {
             broker_paths: broker_paths(pid, view.as_ref()),
             off,
             is_entered: view.as_ref().is_some_and(|view| view.is_entered),
+            own_calls: view.as_ref().and_then(|view| view.bypasses).and_then(|address| {
+                let program = fs::read_link(proc(pid, "exe")).ok();
+                own_calls::Place::find(address, maps.as_deref().ok()?, program.as_deref())
+            }),
             unreached: view.and_then(|view| view.unreached),
             ring,
             filtered: field("Seccomp") == "2",
@@ -124,6 +132,13 @@ impl Process {
         let maps = fs::read_to_string(proc(self.pid, "maps")).ok()?;
         let is_closed = || intercept::is_closed(&proc(self.pid, "exe"));
         (!are_calls_led(self.pid, &maps)).then(is_closed).flatten().map(Obstacle::OwnCalls)
+    }
+
+    /// Makes causes about calls that the shim cannot see name the code that can make them.
+    pub(super) fn name_own_calls(&self, causes: &mut [Cause]) {
+        if let Some(place) = &self.own_calls {
+            causes.iter_mut().for_each(|cause| place.name_in(cause));
+        }
     }
 
     /// Returns the error by which a seccomp filter seems to keep the shim from the broker. A filter
@@ -224,7 +239,7 @@ fn are_calls_led(pid: u32, maps: &str) -> bool {
 }
 
 /// Returns the addresses of a mapping.
-fn range(line: &str) -> Option<Range<u64>> {
+pub(super) fn range(line: &str) -> Option<Range<u64>> {
     let (from, to) = line.split_once(' ')?.0.split_once('-')?;
     Some(u64::from_str_radix(from, 16).ok()?..u64::from_str_radix(to, 16).ok()?)
 }

@@ -49,6 +49,9 @@ pub struct Plan {
     pub off: AtomicU64,
     /// The number of connections that the library has taken over.
     pub connections: AtomicU64,
+    /// The address of the code that may make system calls past the library, for which all
+    /// connections stay on TCP; 0 if there is none, or it is unknown.
+    pub bypasses: AtomicU64,
 }
 
 /// The number of words of a [`Plan`].
@@ -118,6 +121,7 @@ impl Plan {
             unreached: AtomicU64::new(0),
             off: AtomicU64::new(0),
             connections: AtomicU64::new(0),
+            bypasses: AtomicU64::new(0),
         }
     }
 
@@ -126,7 +130,7 @@ impl Plan {
         let [version, state, refusal, name, len, switch, rest @ ..] = words.map(AtomicU64::new);
         let [redirects, redirect_count, slots, slot_count, rest @ ..] = rest;
         let [untouched, untouched_count, linker, room, room_words, rest @ ..] = rest;
-        let [brokers, brokers_length, unreached, off, connections] = rest;
+        let [brokers, brokers_length, unreached, off, connections, bypasses] = rest;
         Plan {
             version,
             state,
@@ -142,6 +146,7 @@ impl Plan {
             unreached,
             off,
             connections,
+            bypasses,
         }
     }
 

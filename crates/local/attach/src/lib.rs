@@ -70,6 +70,8 @@ pub struct View {
     pub unreached: Option<shunt_sys::Errno>,
     /// Why the library is off, if it is.
     pub off: Option<shunt_abi::reason::Reason>,
+    /// The address of code that may make system calls past the library, if it has found some.
+    pub bypasses: Option<u64>,
 }
 
 /// The outcome of a detachment.

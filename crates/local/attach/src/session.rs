@@ -394,6 +394,7 @@ pub(crate) fn view(pid: u32) -> Result<Option<View>, Refusal> {
             errno => Some(Errno::from_raw_os_error(errno as i32)),
         },
         off: Reason::parse(plan.off.load(Relaxed) as u16).filter(|reason| *reason != Reason::None),
+        bypasses: Some(plan.bypasses.load(Relaxed)).filter(|address| *address != 0),
     }))
 }
 

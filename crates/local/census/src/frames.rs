@@ -5,6 +5,8 @@
 use std::ops::Range;
 
 use crate::Memory;
+use crate::bytes::u32_at;
+use crate::segments::{self, Segments};
 
 /// The version, and the three encodings: a distance in four bytes from its own place; a count in
 /// four bytes; distances in four bytes from the beginning.
@@ -12,10 +14,6 @@ const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 /// Bytes of the header, the distance and the count.
 const TABLE: u64 = 12;
 const ROW: u64 = 8;
-const PT_LOAD: u32 = 1;
-const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
-/// Most program headers that are read; linkers write about a dozen.
-const MOST_HEADERS: u64 = 64;
 
 /// The table of functions of an object.
 #[derive(Clone, Copy, Debug)]
@@ -28,30 +26,8 @@ impl Frames {
     /// Returns the table of the object whose first bytes are loaded at `base`. Returns `None` if it
     /// has none, or one in another encoding.
     pub fn of_object(memory: &impl Memory, base: u64) -> Option<Frames> {
-        let mut header = [0; 64];
-        if !memory.read(base, &mut header) || !header.starts_with(b"\x7fELF\x02\x01") {
-            return None;
-        }
-        let headers = u64_at(&header, 32)?;
-        let (size, count) = (u64::from(u16_at(&header, 54)?), u64::from(u16_at(&header, 56)?));
-        let mut table = None;
-        let mut first_loaded = None;
-        for index in 0..count.min(MOST_HEADERS) {
-            let mut segment = [0; 56];
-            if !memory.read(base.checked_add(headers.checked_add(index * size)?)?, &mut segment) {
-                return None;
-            }
-            let address = u64_at(&segment, 16)?;
-            match u32_at(&segment, 0)? {
-                PT_LOAD => {
-                    let page = address & !0xfff;
-                    first_loaded = Some(first_loaded.map_or(page, |first: u64| first.min(page)));
-                }
-                PT_GNU_EH_FRAME => table = Some(address),
-                _ => {}
-            }
-        }
-        Frames::at_table(memory, base.wrapping_sub(first_loaded?).wrapping_add(table?))
+        let segments = Segments::read(memory, base, &segments::header(memory, base)?)?;
+        Frames::at_table(memory, base.wrapping_sub(segments.first_page).wrapping_add(segments.frames?))
     }
 
     fn at_table(memory: &impl Memory, at: u64) -> Option<Frames> {
@@ -89,16 +65,4 @@ impl Frames {
 
 fn near(from: u64, distance: u32) -> u64 {
     from.wrapping_add_signed(i64::from(distance as i32))
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..)?.first_chunk().map(|bytes| u16::from_le_bytes(*bytes))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes.get(at..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }

@@ -12,23 +12,28 @@
 //! (`.eh_frame_hdr`), and its function is decoded from the first instruction on. An occurrence
 //! inside another instruction does not count, nor does a call with a number that does not matter.
 //! Outside of all functions, the bytes around an occurrence decide whether it can be an instruction
-//! (`gap`). An undecidable occurrence counts as a call.
+//! (`gap`), unless the object's file says that they are in a section without instructions
+//! (`sections`). An undecidable occurrence counts as a call.
 //!
 //! Nothing here allocates or trusts the code under test: memory is read through [`Memory`], which
 //! may fail at any address.
 
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod frames;
 mod function;
 mod gap;
 mod instruction;
 mod search;
+mod sections;
+mod segments;
 
 use std::ops::Range;
 
 pub use frames::Frames;
 use function::Contains;
+pub use sections::is_data;
 
 /// Memory that may be readable or not at any address.
 pub trait Memory {
@@ -57,12 +62,14 @@ pub enum Verdict {
 }
 
 /// Judges the executable memory at `range`, which is read through `buffer`. `frames` has the bounds
-/// of its functions.
+/// of its functions. `is_data` returns whether an address outside of all functions is certainly
+/// data (see [`is_data`]).
 pub fn judge(
     memory: &impl Memory,
     range: Range<u64>,
     frames: Option<&Frames>,
     numbers: &Numbers,
+    is_data: impl Fn(u64) -> bool,
     buffer: &mut [u8],
 ) -> Verdict {
     // The end of the function that was decoded last: occurrences before it have been judged.
@@ -72,7 +79,7 @@ pub fn judge(
             return None;
         }
         let Some(function) = frames.and_then(|frames| frames.at(memory, at)) else {
-            return gap::may_be_call(memory, &range, at).then_some(at);
+            return (gap::may_be_call(memory, &range, at) && !is_data(at)).then_some(at);
         };
         judged = function.end;
         match function::judge(memory, function, numbers) {

@@ -1,6 +1,6 @@
 //! Headers of a file that an attacker wrote: no value in them may make an address overflow.
 
-use shunt_census::{Frames, Memory, Numbers, judge};
+use shunt_census::{Frames, Memory, Numbers, is_data, judge};
 
 /// Memory that has these bytes at every page.
 struct Repeated([u8; 4096]);
@@ -59,6 +59,13 @@ fn a_table_at_the_end_of_memory_overflows_nothing() {
     let numbers = [u32::MAX; 16];
     let mut buffer = vec![0; 8192];
     for page in [0, 1 << 40, !0x1fff] {
-        judge(&memory, page..page + 4096, Some(&frames), &Numbers(&numbers), &mut buffer);
+        judge(
+            &memory,
+            page..page + 4096,
+            Some(&frames),
+            &Numbers(&numbers),
+            |at| is_data(&memory, 0, &memory, at),
+            &mut buffer,
+        );
     }
 }

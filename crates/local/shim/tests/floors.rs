@@ -19,8 +19,8 @@ const FLOORS: [&[&str]; 10] = [
 
 /// The layers within `base`.
 const BASE: [&[&str]; 14] = [
-    &["arch", "code", "errno", "names", "plan", "rank", "thread_cache", "undo_log", "upcall"],
-    &["hidden", "library", "order", "thread"],
+    &["arch", "errno", "names", "plan", "rank", "thread_cache", "undo_log", "upcall"],
+    &["code", "hidden", "library", "order", "thread"],
     &["split"],
     &["unwind"],
     &["real"],

@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 use shunt_abi::reason::Reason;
 
+use crate::base::plan::shunt_plan;
+
 static STATE: AtomicU64 = AtomicU64::new(0);
 /// Number of loads of libraries in progress. The code that they add cannot be judged before they
 /// end.
@@ -129,8 +131,10 @@ pub(crate) fn settle(judged: Code) {
     change(|state| state.settled(judged));
 }
 
-/// Records that the process stays on TCP.
-pub(crate) fn give_up() {
+/// Records that the process stays on TCP, because code `at` this address may make calls that the
+/// shim does not see. 0 stands for an unknown place. `shunt explain` names the first such place.
+pub(crate) fn give_up(at: usize) {
+    let _ = shunt_plan.bypasses.compare_exchange(0, at as u64, Relaxed, Relaxed);
     change(|_| Code::MayBypass);
 }
 

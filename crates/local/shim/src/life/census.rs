@@ -24,6 +24,7 @@ pub(crate) mod bindings;
 mod known;
 pub(crate) mod lookups;
 mod maps;
+mod source;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -81,7 +82,9 @@ struct Judged {
 /// The result of a census.
 enum Found {
     Clean,
-    MayBypass,
+    /// Code at this address may make system calls that the shim does not see. 0 if it is unknown
+    /// which code.
+    MayBypass(usize),
     /// The mappings cannot be read now.
     Nothing,
 }
@@ -137,15 +140,15 @@ pub(crate) fn settle() -> bool {
             // The operator vouches for all system calls of the program (`--own-calls trust`).
             _ if process::trusts_own_calls() => Found::Clean,
             Bound::Here => known.look(),
-            Bound::Unclear => Found::MayBypass,
+            Bound::Unclear(at) => Found::MayBypass(at),
         },
     };
     drop(known);
     drop(shield);
     match found {
         Found::Clean => code::settle(state),
-        Found::MayBypass => {
-            code::give_up();
+        Found::MayBypass(at) => {
+            code::give_up(at);
             untracked::leave(Reason::OwnCalls);
         }
         Found::Nothing => {}
@@ -280,7 +283,7 @@ impl Known {
         let numbers = *CALLS.lock();
         let mut anonymous = Vec::new();
         let mut generates = false;
-        let mut may_bypass = false;
+        let mut may_bypass = None;
         while let Some(mapping) = lines.next() {
             generates |= known::is_generator(mapping.name());
             if !mapping.is_executable || covered.has(&mapping) {
@@ -296,7 +299,7 @@ impl Known {
             }
             match judge(&mapping, &numbers, buffer) {
                 Verdict::Clean => self.judged.push(judged),
-                Verdict::MayBypass(_) => may_bypass = true,
+                Verdict::MayBypass(at) => may_bypass = may_bypass.or(Some(at as usize)),
             }
         }
         if !lines.is_whole() {
@@ -305,10 +308,10 @@ impl Known {
         GENERATES.store(generates, Relaxed);
         for (one, is_writable) in anonymous {
             if !generates && (is_writable || has_calls(one.from..one.to, &numbers, buffer)) {
-                may_bypass = true;
+                may_bypass = may_bypass.or(Some(one.from));
             }
         }
-        if may_bypass { Found::MayBypass } else { Found::Clean }
+        may_bypass.map_or(Found::Clean, Found::MayBypass)
     }
 }
 
@@ -325,8 +328,8 @@ impl Known {
         let numbers = *CALLS.lock();
         GENERATES.store(objects.iter().any(|one| known::is_generator(one.name())), Relaxed);
         for mapping in objects.iter().filter(|one| !covered.has(one)) {
-            if judge(mapping, &numbers, buffer) != Verdict::Clean {
-                return Found::MayBypass;
+            if let Verdict::MayBypass(at) = judge(mapping, &numbers, buffer) {
+                return Found::MayBypass(at as usize);
             }
         }
         if objects.is_empty() { Found::Nothing } else { Found::Clean }
@@ -351,12 +354,13 @@ fn list(library: &Library<'_>, objects: &mut Vec<Mapping>) {
 fn judge(mapping: &Mapping, numbers: &[u32; NUMBERS / 32], buffer: &mut [u8]) -> Verdict {
     let frames = Frames::of_object(&Process, mapping.object as u64);
     let range = mapping.from as u64..mapping.to as u64;
-    shunt_census::judge(&Process, range, frames.as_ref(), &Numbers(numbers), buffer)
+    let is_data = |address| source::is_data(mapping, &Process, address);
+    shunt_census::judge(&Process, range, frames.as_ref(), &Numbers(numbers), is_data, buffer)
 }
 
 fn has_calls(range: std::ops::Range<usize>, numbers: &[u32; NUMBERS / 32], buffer: &mut [u8]) -> bool {
     let range = range.start as u64..range.end as u64;
-    shunt_census::judge(&Process, range, None, &Numbers(numbers), buffer) != Verdict::Clean
+    shunt_census::judge(&Process, range, None, &Numbers(numbers), |_| false, buffer) != Verdict::Clean
 }
 
 /// The memory of this process, which another thread may unmap at any time.
@@ -427,6 +431,7 @@ pub(crate) fn made_executable(range: std::ops::Range<usize>, is_writable: bool) 
         Code::MayBypass => return true,
     }
     let before = errno::get();
+    let start = range.start;
     let may_bypass = is_writable || {
         let _shield = Shield::raise();
         let numbers = *CALLS.lock();
@@ -434,7 +439,7 @@ pub(crate) fn made_executable(range: std::ops::Range<usize>, is_writable: bool) 
         has_calls(range, &numbers, &mut buffer)
     };
     if may_bypass {
-        code::give_up();
+        code::give_up(start);
         untracked::leave(Reason::OwnCalls);
     }
     errno::set(before);

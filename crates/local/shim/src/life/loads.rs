@@ -79,7 +79,7 @@ fn choose(path: &CStr, caller: *const c_void) -> Way {
     // This thread calls the shim again only when the library is loaded, or from the library's own
     // code. Meanwhile another thread could run a census.
     if !is_single_threaded() && !process::trusts_own_calls() {
-        code::give_up();
+        code::give_up(caller as usize);
         untracked::leave(Reason::OwnCalls);
     }
     Way::Pass

@@ -40,15 +40,16 @@ pub(super) enum Bound {
     Here,
     /// The dynamic linker is still relocating some slots.
     NotYet,
-    /// Some calls may lead past the hooks.
-    Unclear,
+    /// Some calls of the object at this address may lead past the hooks. 0 if it is unknown which
+    /// object.
+    Unclear(usize),
 }
 
 impl Bound {
     /// Returns the result for two objects together.
     fn and(self, other: Bound) -> Bound {
         match (self, other) {
-            (Bound::Unclear, _) | (_, Bound::Unclear) => Bound::Unclear,
+            (Bound::Unclear(at), _) | (_, Bound::Unclear(at)) => Bound::Unclear(at),
             (Bound::NotYet, _) | (_, Bound::NotYet) => Bound::NotYet,
             _ => Bound::Here,
         }
@@ -133,20 +134,20 @@ pub(super) fn list(objects: &mut Vec<Object>) {
 /// Redirects every call of a hook's name to the hook. Objects that are not in `plain` may have been
 /// bound deep. If there is no list, none has been.
 pub(super) fn rebind(plain: Option<&[Object]>) -> Bound {
-    let Some(work) = Work::begin(plain) else { return Bound::Unclear };
+    let Some(work) = Work::begin(plain) else { return Bound::Unclear(0) };
     let mut bound = Bound::Here;
     each_library(&mut |library| {
         if is_judged(library) {
             bound = bound.and(work.rebind_one(library));
         }
-        bound == Bound::Unclear
+        matches!(bound, Bound::Unclear(_))
     });
     bound
 }
 
 /// Redirects the calls of objects that are not in `plain`, as far as possible.
 pub(super) fn rebind_others_than(plain: &[Object]) -> Bound {
-    let Some(work) = Work::begin(Some(plain)) else { return Bound::Unclear };
+    let Some(work) = Work::begin(Some(plain)) else { return Bound::Unclear(0) };
     let mut bound = Bound::Here;
     each_library(&mut |library| {
         if is_judged(library) && !plain.contains(&Object::of(library)) {
@@ -303,7 +304,7 @@ impl Work<'_> {
         let nameless = library.number(DT_RELACOUNT).unwrap_or(0);
         let others = (library.table(DT_RELA), library.number(DT_RELASZ).unwrap_or(0) / SIZE, nameless);
         if library.number(DT_PLTREL).is_some_and(|kind| kind != DT_RELA) {
-            return Bound::Unclear;
+            return Bound::Unclear(library.range().start);
         }
         let deep = self.plain.is_some_and(|plain| !plain.contains(&Object::of(library)));
         let own = library.range();
@@ -315,7 +316,7 @@ impl Work<'_> {
                 // linker's walk over its objects.
                 let one = unsafe { (table as *const Relocation).add(index).read_unaligned() };
                 match self.rebind_slot(library, one, &own, deep) {
-                    Some(Deed::GiveUp) => bound = Bound::Unclear,
+                    Some(Deed::GiveUp) => bound = Bound::Unclear(own.start),
                     Some(Deed::Wait) => bound = bound.and(Bound::NotYet),
                     _ => {}
                 }

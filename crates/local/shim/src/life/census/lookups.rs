@@ -118,7 +118,7 @@ fn choose(lookup: &Lookup<'_>) -> Option<Lead> {
         // The function of another library might be the answer.
         () if others_define(lookup.name, lookup.caller as usize) => {
             if !is_usual && !process::is_off() && process::is_home() && !process::trusts_own_calls() {
-                code::give_up();
+                code::give_up(lookup.caller as usize);
                 untracked::leave(Reason::OwnCalls);
             }
             None

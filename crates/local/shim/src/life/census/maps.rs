@@ -31,6 +31,11 @@ impl Mapping {
         Mapping { from, to, is_executable: true, is_writable: false, inode: 0, object, name, len }
     }
 
+    /// Returns the whole path, if it is a path and has been kept whole.
+    pub(super) fn path(&self) -> Option<&[u8]> {
+        (self.len < NAME && self.name().starts_with(b"/")).then(|| self.name())
+    }
+
     /// Returns the last bytes of the path, or the kernel's name of the mapping.
     pub(super) fn name(&self) -> &[u8] {
         &self.name[..self.len]
