@@ -24,7 +24,7 @@ OBJCOPY := $(if $(TRIPLE),$(subst -unknown,,$(TRIPLE))-)objcopy
 # Some tests make namespaces and files of other users. Only the tests themselves run as root, not the compiler.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,--runner $(CURDIR)/scripts/as-root)
 
-.PHONY: build book cross-arm64 demo test test-long lint loom fuzz man deb deb-arm64 repo test-deb-arm64 rpm install install-debug uninstall setup clean help
+.PHONY: build book cross-arm64 demo test test-long lint loom fuzz man python deb deb-arm64 repo test-deb-arm64 rpm install install-debug uninstall setup clean help
 
 help:
 	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (a minute)"
@@ -37,6 +37,7 @@ help:
 	@echo "make deb-arm64  the same for 64-bit ARM, into DEB=$(TARGET)/deb-arm64; make test-deb-arm64 looks at them"
 	@echo "make repo       an apt repository of them, into REPO=$(TARGET)/repo, signed by the key KEY if that is set"
 	@echo "make rpm        the packages of rpm's kind, into RPM=$(TARGET)/rpm"
+	@echo "make python     the message channel for Python 3.11 and later: a wheel, into target/python"
 	@echo "make fuzz       look for bugs in what reads strangers' bytes, for SECONDS=60 each (nightly, cargo-fuzz)"
 	@echo "make cross-arm64  build for 64-bit ARM, into $(ARM64)/release"
 	@echo "make book       the documentation as a site with search, its links checked (cargo install mdbook --locked)"
@@ -89,6 +90,11 @@ fuzz:
 
 book:
 	scripts/book
+
+# The build needs no Python: the library uses Python's stable interface. Any Python 3 packs it.
+python:
+	$(CARGO) build --release -p shunt-channel-python
+	scripts/wheel $(NATIVE)/libshunt_channel_python.so $(TARGET)/python
 
 man: build
 	$(NATIVE)/shunt man $(TARGET)/man

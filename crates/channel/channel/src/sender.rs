@@ -51,6 +51,14 @@ impl Default for SenderOptions {
     }
 }
 
+impl SenderOptions {
+    /// Returns the bytes of the sender's file.
+    fn file_bytes(self) -> Result<usize, OpenError> {
+        let doing = "making a ring that is not a power of two from 4 KiB to 16 MiB";
+        sender_bytes(self.ring_bytes).ok_or_else(|| OpenError::of(doing, Errno::INVAL))
+    }
+}
+
 /// The sending end. Many may send to one receiver, each with its own sender.
 #[derive(Debug)]
 pub struct Sender {
@@ -85,6 +93,7 @@ impl Sender {
         options: SenderOptions,
         wait: Wait,
     ) -> Result<Sender, OpenError> {
+        options.file_bytes()?;
         let path = path.as_ref().as_os_str().as_bytes();
         loop {
             match seqpacket::connect(path) {
@@ -104,9 +113,7 @@ impl Sender {
     pub fn over_with(socket: impl Into<OwnedFd>, options: SenderOptions) -> Result<Sender, OpenError> {
         let failed = |doing| move |error| OpenError::of(doing, error);
         let SenderOptions { ring_bytes, lent_bytes } = options;
-        let len = sender_bytes(ring_bytes)
-            .ok_or(Errno::INVAL)
-            .map_err(failed("making a ring that is not a power of two from 4 KiB to 16 MiB"))?;
+        let len = options.file_bytes()?;
         let (file, mapping) =
             memfd::create_whole("shunt-channel", len).map_err(failed("making shared memory"))?;
         let memory =

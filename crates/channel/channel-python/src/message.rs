@@ -1,0 +1,115 @@
+//! A message that was received, or the end of a sender.
+
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+
+use pyo3::exceptions::{PyBufferError, PyIndexError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use shunt_channel::{Borrowed, Cause, Event};
+
+use crate::buffer::Exports;
+
+/// A read-only buffer in the sender's memory, if the sender has lent it.
+#[pyclass(module = "shunt_channel")]
+#[derive(Debug)]
+pub(crate) struct Message {
+    borrowed: Borrowed,
+    /// `None` for those that were taken.
+    descriptors: Vec<Option<OwnedFd>>,
+    sender: u64,
+    ended: Option<Cause>,
+    exports: Exports,
+}
+
+impl Message {
+    pub(crate) fn of(mut borrowed: Borrowed, event: Event) -> Message {
+        let (sender, ended) = match event {
+            Event::Message { from } => (from.number(), None),
+            Event::Ended { sender, cause } => (sender.number(), Some(cause)),
+        };
+        let descriptors = borrowed.take_descriptors().into_iter().map(Some).collect();
+        Message { borrowed, descriptors, sender, ended, exports: Exports::default() }
+    }
+}
+
+#[pymethods]
+impl Message {
+    /// The number of the sender, which is never used again for another one.
+    #[getter]
+    fn sender(&self) -> u64 {
+        self.sender
+    }
+
+    /// `None` for a message; otherwise why the sender has ended.
+    #[getter]
+    fn ended(&self) -> Option<String> {
+        self.ended.map(|cause| cause.to_string())
+    }
+
+    /// Whether the bytes are in the sender's memory.
+    #[getter]
+    fn in_place(&self) -> bool {
+        self.borrowed.is_in_place()
+    }
+
+    /// Whether the sender is able to change the bytes.
+    #[getter]
+    fn may_change(&self) -> bool {
+        self.borrowed.may_change()
+    }
+
+    /// The descriptors that were not taken. They are closed with the message.
+    #[getter]
+    fn fds(&self) -> Vec<RawFd> {
+        self.descriptors.iter().flatten().map(AsRawFd::as_raw_fd).collect()
+    }
+
+    /// Takes a descriptor of `fds`, which the caller closes.
+    #[pyo3(signature = (index=0))]
+    fn take_fd(&mut self, index: usize) -> PyResult<RawFd> {
+        let left = self.descriptors.iter_mut().filter(|fd| fd.is_some()).nth(index);
+        let taken = left.and_then(Option::take);
+        taken.map(IntoRawFd::into_raw_fd).ok_or_else(|| PyIndexError::new_err("there is no such descriptor"))
+    }
+
+    /// Gives the memory back to the sender, and closes the descriptors.
+    fn release(&mut self) -> PyResult<()> {
+        self.exports.must_be_none("message")?;
+        self.borrowed.clear();
+        self.descriptors.clear();
+        Ok(())
+    }
+
+    fn __len__(&self) -> usize {
+        self.borrowed.len()
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&mut self, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.release()
+    }
+
+    /// # Safety
+    /// Called by Python with a valid view.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let this = slf.try_borrow()?;
+        if this.ended.is_some() {
+            return Err(PyBufferError::new_err("a sender has ended: there are no bytes"));
+        }
+        let memory = (this.borrowed.as_ptr(), this.borrowed.len());
+        // SAFETY: Python's promise. The message is neither released nor used for another one while
+        // it has a buffer, and a buffer keeps its owner.
+        unsafe { this.exports.fill(slf.clone(), memory, false, view, flags) }
+    }
+
+    /// # Safety
+    /// Called by Python for a buffer of `__getbuffer__`.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.exports.release();
+    }
+}

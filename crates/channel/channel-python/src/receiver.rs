@@ -1,0 +1,81 @@
+//! The receiving end.
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::path::PathBuf;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use shunt_channel::{Borrowed, Options, ReceiveError, SenderId};
+
+use crate::message::Message;
+use crate::{of_open, of_receive, wait, waiting};
+
+/// The receiving end of any number of senders.
+#[pyclass(module = "shunt_channel")]
+#[derive(Debug)]
+pub(crate) struct Receiver(Option<shunt_channel::Receiver>);
+
+impl Receiver {
+    pub(crate) fn of(receiver: shunt_channel::Receiver) -> Receiver {
+        Receiver(Some(receiver))
+    }
+
+    fn open(&mut self) -> PyResult<&mut shunt_channel::Receiver> {
+        self.0.as_mut().ok_or_else(|| PyValueError::new_err("the receiver is closed"))
+    }
+}
+
+#[pymethods]
+impl Receiver {
+    #[new]
+    #[pyo3(signature = (path, *, max_senders=None, max_message=None, mode=None))]
+    fn new(
+        path: PathBuf,
+        max_senders: Option<usize>,
+        max_message: Option<usize>,
+        mode: Option<u32>,
+    ) -> PyResult<Receiver> {
+        let mut options = Options::default();
+        options.max_senders = max_senders.unwrap_or(options.max_senders);
+        options.max_message = max_message.unwrap_or(options.max_message);
+        options.mode = mode.unwrap_or(options.mode);
+        shunt_channel::Receiver::listen(path, options).map(Receiver::of).map_err(|error| of_open(&error))
+    }
+
+    /// Returns the next message, in place if it was lent, or the end of a sender.
+    #[pyo3(signature = (timeout=None))]
+    fn receive(&mut self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Message> {
+        let wait = wait(timeout)?;
+        let receiver = self.open()?;
+        let mut borrowed = Borrowed::new();
+        let is_timeout = |error: &ReceiveError| *error == ReceiveError::TimedOut;
+        let event = waiting(py, wait, is_timeout, |wait| receiver.borrow(&mut borrowed, wait))?;
+        event.map(|event| Message::of(borrowed, event)).map_err(of_receive)
+    }
+
+    /// Returns the process id and the user id of a sender, if it has not ended.
+    fn credentials(&mut self, sender: u64) -> PyResult<Option<(u32, u32)>> {
+        let found = self.open()?.credentials(SenderId::from_number(sender));
+        Ok(found.map(|credentials| (credentials.pid, credentials.uid)))
+    }
+
+    /// Returns a descriptor for poll: readable when a receive that raised BlockingIOError should be
+    /// tried again.
+    fn fileno(&mut self) -> PyResult<RawFd> {
+        Ok(self.open()?.as_fd().as_raw_fd())
+    }
+
+    /// Closes the receiver. Messages that were received stay.
+    fn close(&mut self) {
+        self.0 = None;
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&mut self, _exception: &Bound<'_, PyAny>) {
+        self.close();
+    }
+}

@@ -1,0 +1,154 @@
+//! The sending end.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::path::PathBuf;
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use shunt_channel::{SendError, SenderOptions};
+
+use crate::loan::Loan;
+use crate::{descriptors, of_open, of_send, wait, waiting};
+
+/// The sending end of a channel.
+#[pyclass(module = "shunt_channel")]
+#[derive(Debug)]
+pub(crate) struct Sender(Option<shunt_channel::Sender>);
+
+impl Sender {
+    pub(crate) fn of(sender: shunt_channel::Sender) -> Sender {
+        Sender(Some(sender))
+    }
+
+    fn open(&mut self) -> PyResult<&mut shunt_channel::Sender> {
+        self.0.as_mut().ok_or_else(|| PyValueError::new_err("the sender is closed"))
+    }
+}
+
+/// The bytes of a Python buffer, which other threads of Python may change. They are only copied.
+fn bytes(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
+    if !buffer.is_c_contiguous() {
+        return Err(PyValueError::new_err("the bytes are not in one place: pass a contiguous buffer"));
+    }
+    if buffer.len_bytes() == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: contiguous, and the buffer keeps its memory. Its content only passes through.
+    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
+}
+
+/// Returns the buffer of any object as bytes.
+fn buffer(object: &Bound<'_, PyAny>) -> PyResult<PyBuffer<u8>> {
+    match PyBuffer::get(object) {
+        Ok(buffer) => Ok(buffer),
+        // Of elements of another type, as arrays are.
+        Err(_) => {
+            let view = object.py().import("builtins")?.getattr("memoryview")?.call1((object,))?;
+            if view.getattr("nbytes")?.extract::<usize>()? == 0 {
+                return PyBuffer::get(PyBytes::new(object.py(), &[]).as_any());
+            }
+            PyBuffer::get(&view.call_method1("cast", ("B",))?)
+        }
+    }
+}
+
+#[pymethods]
+impl Sender {
+    #[new]
+    #[pyo3(signature = (path, timeout=None, *, ring_bytes=None, lent_bytes=None))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        timeout: Option<f64>,
+        ring_bytes: Option<usize>,
+        lent_bytes: Option<usize>,
+    ) -> PyResult<Sender> {
+        let mut options = SenderOptions::default();
+        options.ring_bytes = ring_bytes.unwrap_or(options.ring_bytes);
+        options.lent_bytes = lent_bytes.unwrap_or(options.lent_bytes);
+        let wait = wait(timeout)?;
+        let connected = py.detach(|| shunt_channel::Sender::connect_with(path, options, wait));
+        connected.map(Sender::of).map_err(|error| of_open(&error))
+    }
+
+    /// Sends a copy of any contiguous buffer as a message.
+    #[pyo3(signature = (data, fds=vec![], timeout=None))]
+    fn send(
+        &mut self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        fds: Vec<RawFd>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (buffer, fds, wait) = (buffer(data)?, descriptors(&fds)?, wait(timeout)?);
+        let (bytes, sender) = (bytes(&buffer)?, self.open()?);
+        py.detach(|| sender.send(bytes, &fds, wait)).map_err(of_send)
+    }
+
+    /// Sends copies of several buffers as one message.
+    #[pyo3(signature = (pieces, fds=vec![], timeout=None))]
+    fn send_gathered(
+        &mut self,
+        py: Python<'_>,
+        pieces: Vec<Bound<'_, PyAny>>,
+        fds: Vec<RawFd>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (fds, wait) = (descriptors(&fds)?, wait(timeout)?);
+        let buffers = pieces.iter().map(buffer).collect::<PyResult<Vec<_>>>()?;
+        let pieces = buffers.iter().map(bytes).collect::<PyResult<Vec<_>>>()?;
+        let slices: Vec<IoSlice<'_>> = pieces.into_iter().map(IoSlice::new).collect();
+        let sender = self.open()?;
+        py.detach(|| sender.send_gathered(&slices, &fds, wait)).map_err(of_send)
+    }
+
+    /// Returns memory for a message of `len` bytes: a writable buffer.
+    #[pyo3(signature = (len, timeout=None))]
+    fn loan(&mut self, py: Python<'_>, len: usize, timeout: Option<f64>) -> PyResult<Loan> {
+        let wait = wait(timeout)?;
+        let sender = self.open()?;
+        let is_timeout = |error: &SendError| *error == SendError::TimedOut;
+        waiting(py, wait, is_timeout, |wait| sender.loan(len, wait))?.map(Loan::of).map_err(of_send)
+    }
+
+    /// Sends a loan. If that fails, the loan can be sent again.
+    #[pyo3(signature = (loan, fds=vec![], timeout=None))]
+    fn commit(
+        &mut self,
+        py: Python<'_>,
+        mut loan: PyRefMut<'_, Loan>,
+        fds: Vec<RawFd>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (fds, wait) = (descriptors(&fds)?, wait(timeout)?);
+        let sender = self.open()?;
+        let memory = loan.take()?;
+        py.detach(|| sender.commit(memory, &fds, wait)).map_err(|failed| {
+            loan.put_back(failed.loan);
+            of_send(failed.error)
+        })
+    }
+
+    /// Returns a descriptor for poll: readable when a call that raised BlockingIOError should be
+    /// tried again.
+    fn fileno(&mut self) -> PyResult<RawFd> {
+        Ok(self.open()?.as_fd().as_raw_fd())
+    }
+
+    /// Closes the sender. The receiver gets everything that was sent.
+    fn close(&mut self) {
+        self.0 = None;
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&mut self, _exception: &Bound<'_, PyAny>) {
+        self.close();
+    }
+}

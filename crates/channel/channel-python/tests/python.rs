@@ -1,0 +1,83 @@
+//! Tests of the Python package as `make python` makes it, with Debian's Python and numpy.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+/// Debian's Python, for which Debian's numpy is. A `python3` in the PATH may be another one.
+const PYTHON: &str = "/usr/bin/python3";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
+}
+
+/// Makes the wheel of the library that was built with this test, and unpacks it as an installer does.
+fn installed() -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    // In the directory of this test, `deps`.
+    let library = std::env::current_exe().unwrap().with_file_name("libshunt_channel_python.so");
+    let made = run(Command::new(PYTHON)
+        .arg(root().join("scripts/wheel"))
+        .arg(library)
+        .arg(directory.path().join("wheel")));
+    run(Command::new(PYTHON).args(["-m", "zipfile", "-e", made.trim()]).arg(directory.path()));
+    directory
+}
+
+fn run(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}
+
+/// Returns a call of Python that finds the package and nothing else of the caller.
+fn python(package: &TempDir) -> Command {
+    let mut command = Command::new(PYTHON);
+    command
+        .env("PYTHONPATH", package.path())
+        .env_remove("PYTHONHOME")
+        .arg("-W")
+        .arg("error::ResourceWarning");
+    command
+}
+
+#[test]
+fn the_package_does_what_it_promises() {
+    let package = installed();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/channel.py");
+    assert!(run(python(&package).arg(script)).starts_with("as promised"));
+}
+
+#[test]
+fn the_program_of_the_documentation_does_what_it_says() {
+    let package = installed();
+    let page = std::fs::read_to_string(root().join("docs/channel.md")).unwrap();
+    let (_, rest) = page.split_once("```python\n").unwrap();
+    let (program, _) = rest.split_once("```").unwrap();
+    assert_eq!(run(python(&package).arg("-c").arg(program)), "hello");
+}
+
+#[test]
+fn arrays_move_between_two_processes_without_a_copy() {
+    let package = installed();
+    let examples = root().join("examples/numpy-arrays");
+    let socket = package.path().join("socket");
+    let mut consumer = python(&package)
+        .arg(examples.join("consume.py"))
+        .arg(&socket)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = std::io::BufReader::new(consumer.stdout.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    run(python(&package).arg(examples.join("produce.py")).arg(&socket).arg("200"));
+    line.clear();
+    std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+    assert!(consumer.wait().unwrap().success());
+    // The sum of the means, and at most the four loans of this length that there are.
+    let places = line.strip_prefix("19900.0, from ").and_then(|rest| rest.split(' ').next());
+    assert!(places.unwrap().parse::<u32>().unwrap() <= 4, "{line}");
+}
