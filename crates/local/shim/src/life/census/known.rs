@@ -64,6 +64,8 @@ const GENERATORS: &[&str] = &[
     // PostgreSQL's expressions, and other code compiled by LLVM or GCC at run time.
     "libLLVM",
     "libgccjit",
+    // Common Lisp: its compiler writes to the memory that its image is mapped to.
+    "sbcl",
     // WebAssembly.
     "libwasmtime",
     "libwasmer",
