@@ -1,5 +1,5 @@
 //! Echo servers in languages whose runtimes have their own ways to wait: Erlang, Ruby, Perl, Tcl,
-//! and gevent in Python. Their clients are of the same language or in Python. The answers must be
+//! Common Lisp, and gevent in Python. Their clients are of the same language or in Python. The answers must be
 //! the same as natively, and no client may hang.
 
 use shunt_compat::{Host, Launch, Way, both, converse, gate};
@@ -62,6 +62,16 @@ fn tcl_with_a_thread_that_waits_for_it() {
     both(LIMIT, |host| {
         let port = host.port();
         let server = host.script("tclsh", "echo.tcl").arg(port.to_string());
+        converse(host, (port, CONNECTIONS), (server, python(host, "threads", port)), Way::Shm)
+    });
+}
+
+#[test]
+fn lisp_whose_collector_stops_its_threads() {
+    both(LIMIT, |host| {
+        let port = host.port();
+        let program = host.write("echo.lisp", include_str!("../programs/echo.lisp"));
+        let server = host.program("sbcl").arg("--script").arg(program).arg(port.to_string());
         converse(host, (port, CONNECTIONS), (server, python(host, "threads", port)), Way::Shm)
     });
 }
