@@ -1,5 +1,5 @@
 //! PostgreSQL with pgbench: SELECT only and TPC-B, simple and prepared, 8 clients. SQL verifies the
-//! balances.
+//! balances. Also queries that are compiled.
 
 use shunt_compat::{Expected, Host, Program, both};
 use std::fs;
@@ -131,4 +131,31 @@ fn tpc_b_simple() {
 #[test]
 fn tpc_b_prepared() {
     run("-b tpcb-like", "prepared", 1500);
+}
+
+/// Queries that LLVM compiles. Each session loads its library at its first query, and the constants
+/// there look like system calls.
+#[test]
+fn compiled_queries() {
+    const CLIENTS: usize = 2;
+    const TRANSACTIONS: usize = 200;
+    both(Duration::from_secs(100), |host| {
+        let database = Database::start(host);
+        let script = host.write(
+            "compiled.sql",
+            "\\set number random(1, 100)\nselect sum(x * :number) from generate_series(1, 100) x;\n",
+        );
+        database.sql(host, "alter system set jit_above_cost = 0");
+        database.sql(host, "select pg_reload_conf()");
+        let plan = "explain (analyze) select sum(x) from generate_series(1, 100) x";
+        assert!(database.sql(host, plan).contains("JIT:"), "LLVM compiles nothing");
+        let transport = host.watch_transport();
+        let report = database.pgbench(
+            host,
+            &format!("-n -f {} -c {CLIENTS} -t {TRANSACTIONS}", script.to_str().expect("a plain path")),
+        );
+        transport.expect(Expected { port: database.port, connections: CLIENTS, share: 0.5 });
+        let all = CLIENTS * TRANSACTIONS;
+        assert!(report.contains(&format!("actually processed: {all}/{all}")), "{report}");
+    });
 }
