@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::*;
 
 use shunt_abi::reason::Reason;
 
-use crate::base::lock::Lock;
+use crate::base::lock::{AcrossFork, Lock};
 use crate::base::rank;
 use crate::base::signal::{self, Shield};
 use crate::base::{alloc, budget, clib, errno, private, process, table, thread, waiter};
@@ -80,17 +80,17 @@ static FORKING: Lock<(), { rank::FORK }> = Lock::new(());
 /// Takes the shim's locks by rising ranks (`base::rank`), so that the child gets a consistent copy
 /// of the data that they guard. Returns whether no connection is on a lane that is not closed.
 fn hold_locks() -> bool {
-    census::hold_lock();
+    census::across_fork().hold();
     ring::hold_locks();
-    control::hold_lock();
-    links::hold_lock();
+    control::across_fork().hold();
+    links::across_fork().hold();
     epoll::hold_locks();
-    earlier_calls::hold_lock();
+    earlier_calls::across_fork().hold();
     let ready = endpoint::hold_locks();
-    budget::hold_lock();
-    process::hold_lock();
-    signal::hold_lock();
-    alloc::hold_lock();
+    budget::across_fork().hold();
+    process::across_fork().hold();
+    signal::across_fork().hold();
+    alloc::across_fork().hold();
     ready
 }
 
@@ -101,17 +101,17 @@ fn hold_locks() -> bool {
 unsafe fn release_locks() {
     // SAFETY: the caller's promise.
     unsafe {
-        alloc::release_lock();
-        signal::release_lock();
-        process::release_lock();
-        budget::release_lock();
+        alloc::across_fork().release();
+        signal::across_fork().release();
+        process::across_fork().release();
+        budget::across_fork().release();
         endpoint::release_locks();
-        earlier_calls::release_lock();
+        earlier_calls::across_fork().release();
         epoll::release_locks();
-        links::release_lock();
-        control::release_lock();
+        links::across_fork().release();
+        control::across_fork().release();
         ring::release_locks();
-        census::release_lock();
+        census::across_fork().release();
     }
 }
 
@@ -209,17 +209,17 @@ pub(crate) fn stray() {
     sharing::add_stray();
     // SAFETY: a child of fork has one thread.
     unsafe {
-        alloc::reset_lock();
-        signal::reset_lock();
-        process::reset_lock();
-        budget::reset_lock();
-        links::reset_lock();
+        alloc::across_fork().reset();
+        signal::across_fork().reset();
+        process::across_fork().reset();
+        budget::across_fork().reset();
+        links::across_fork().reset();
         // First: a thread of the parent may have been using a private descriptor, and a close of
         // one would wait for that thread.
         private::after_fork_in_child();
         control::disown();
         endpoint::reset_locks();
-        earlier_calls::reset_lock();
+        earlier_calls::across_fork().reset();
         epoll::reset_locks();
         FORKING.reset();
         ring::reset_locks();

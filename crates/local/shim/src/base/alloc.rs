@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
 
-use crate::base::lock::Lock;
+use crate::base::lock::{AcrossFork, Lock};
 use crate::base::rank;
 use crate::base::signal::Shield;
 use crate::base::thread;
@@ -171,26 +171,7 @@ fn map(size: usize) -> *mut u8 {
     }
 }
 
-/// Takes the heap's lock before a fork, so that the child gets a consistent copy.
-pub(crate) fn hold_lock() {
-    HEAP.hold();
-}
-
-/// Resets the lock in the child of a fork that no hook saw. A thread of the parent may have held
-/// it.
-///
-/// # Safety
-/// This must be the only thread of the process.
-pub(crate) unsafe fn reset_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { HEAP.reset() };
-}
-
-/// Releases the lock after a fork, in parent and child.
-///
-/// # Safety
-/// After [`hold_lock`], on the same thread.
-pub(crate) unsafe fn release_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { HEAP.release() };
+/// Returns the heap's lock: the child gets a consistent copy.
+pub(crate) fn across_fork() -> &'static impl AcrossFork {
+    &HEAP
 }

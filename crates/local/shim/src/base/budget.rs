@@ -23,7 +23,7 @@ use shunt_abi::page::Counter;
 use shunt_sys::raw;
 use shunt_sys::spare_memory::{self, Group, Scratch};
 
-use crate::base::lock::Lock;
+use crate::base::lock::{AcrossFork, Lock};
 use crate::base::process;
 use crate::base::rank;
 
@@ -130,27 +130,9 @@ fn take_from_grant(bytes: usize) -> bool {
     GRANT.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).is_ok()
 }
 
-/// Takes the lock before a fork, so that no thread reads the groups while the process is copied.
-pub(crate) fn hold_lock() {
-    SCRATCH.hold();
-}
-
-/// Releases the lock after a fork, in parent and child.
-///
-/// # Safety
-/// After [`hold_lock`], on the same thread.
-pub(crate) unsafe fn release_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { SCRATCH.release() };
-}
-
-/// Resets the lock in the child of a fork that no hook saw.
-///
-/// # Safety
-/// This must be the only thread of the process.
-pub(crate) unsafe fn reset_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { SCRATCH.reset() };
+/// Returns the lock of the buffer: no thread reads control groups during a fork.
+pub(crate) fn across_fork() -> &'static impl AcrossFork {
+    &SCRATCH
 }
 
 #[cfg(test)]

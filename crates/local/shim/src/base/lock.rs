@@ -228,6 +228,42 @@ impl<T, const RANK: Rank> Lock<T, RANK> {
     }
 }
 
+/// What a fork does with a lock: it holds the lock, so that the child gets a consistent copy of the
+/// value (`crate::fork`).
+pub(crate) trait AcrossFork {
+    /// Takes the lock before a fork.
+    fn hold(&self);
+
+    /// Releases the lock after the fork, in the parent and in the child.
+    ///
+    /// # Safety
+    /// This thread, or the one that has made this child, must hold the lock.
+    unsafe fn release(&self);
+
+    /// Frees the lock in a child of a fork that the shim did not see. A thread of the parent may
+    /// have held it.
+    ///
+    /// # Safety
+    /// This must be the only thread of the process.
+    unsafe fn reset(&self);
+}
+
+impl<T, const RANK: Rank> AcrossFork for Lock<T, RANK> {
+    fn hold(&self) {
+        Lock::hold(self);
+    }
+
+    unsafe fn release(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { Lock::release(self) };
+    }
+
+    unsafe fn reset(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { Lock::reset(self) };
+    }
+}
+
 fn is_shielded() -> bool {
     thread::this().shields.load(Relaxed) > 0
 }

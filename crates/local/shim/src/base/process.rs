@@ -17,7 +17,7 @@ pub(crate) use shunt_sys::clock::now;
 use shunt_sys::mapping::{self, Mapping, Shown};
 use shunt_sys::memfd;
 
-use crate::base::lock::Lock;
+use crate::base::lock::{AcrossFork, Lock};
 use crate::base::plan::shunt_plan;
 use crate::base::rank;
 
@@ -345,27 +345,9 @@ pub(crate) fn forget_page() {
     UNTOLD.iter().for_each(|count| count.store(0, Relaxed));
 }
 
-/// Takes the lock before a fork, so that no thread changes a row while the process is copied.
-pub(crate) fn hold_lock() {
-    ROWS.hold();
-}
-
-/// Releases the lock after a fork, in parent and child.
-///
-/// # Safety
-/// After [`hold_lock`], on the same thread.
-pub(crate) unsafe fn release_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { ROWS.release() };
-}
-
-/// Resets the lock in the child of a fork that no hook saw.
-///
-/// # Safety
-/// This must be the only thread of the process.
-pub(crate) unsafe fn reset_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { ROWS.reset() };
+/// Returns the lock of the rows, which no thread changes during a fork.
+pub(crate) fn across_fork() -> &'static impl AcrossFork {
+    &ROWS
 }
 
 /// Returns the page, once there is one.

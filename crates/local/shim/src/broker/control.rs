@@ -47,7 +47,7 @@ use shunt_sys::mapping::Mapping;
 use shunt_sys::tcp::Opener;
 use shunt_sys::{eventfd, guard, identity, memfd, seqpacket};
 
-use crate::base::lock::Lock;
+use crate::base::lock::{AcrossFork, Lock};
 use crate::base::names::EndpointRef;
 use crate::base::private::{self, PrivateFd, borrow, close_owned};
 use crate::base::rank;
@@ -553,18 +553,9 @@ pub(crate) fn renumber(old: RawFd, new: RawFd) {
     }
 }
 
-/// Takes the control lock before a fork, so that no thread talks to the broker meanwhile.
-pub(crate) fn hold_lock() {
-    CONTROL.hold();
-}
-
-/// Releases the control lock after a fork, in the parent and in the child.
-///
-/// # Safety
-/// The caller has called [`hold_lock`] on the same thread.
-pub(crate) unsafe fn release_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { CONTROL.release() };
+/// Returns the control lock: no thread talks to the broker during a fork.
+pub(crate) fn across_fork() -> &'static impl AcrossFork {
+    &CONTROL
 }
 
 /// Discards the parent's connection to the broker in a forked child, which makes its own.

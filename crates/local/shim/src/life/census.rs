@@ -37,7 +37,7 @@ use shunt_sys::memory;
 
 use crate::base::code::{self, Code};
 use crate::base::library::{Library, each_library, times_added};
-use crate::base::lock::{Guard, Lock};
+use crate::base::lock::{AcrossFork, Guard, Lock};
 use crate::base::rank;
 use crate::base::signal::Shield;
 use crate::base::{errno, process};
@@ -222,18 +222,9 @@ fn is_perhaps_deep(object: bindings::Object) -> bool {
     lock().is_none_or(|known| known.plain.as_ref().is_some_and(|plain| !plain.contains(&object)))
 }
 
-/// Takes the lock before a fork, so that no thread is in the middle of a census meanwhile.
-pub(crate) fn hold_lock() {
-    KNOWN.hold();
-}
-
-/// Releases the lock after a fork, in the parent and in the child.
-///
-/// # Safety
-/// The caller has called [`hold_lock`] on the same thread.
-pub(crate) unsafe fn release_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { KNOWN.release() };
+/// Returns the lock of the judgements: no thread is in the middle of a census during a fork.
+pub(crate) fn across_fork() -> &'static impl AcrossFork {
+    &KNOWN
 }
 
 /// Frees the lock in a child of a fork that the shim did not see. A thread of the parent may have

@@ -28,7 +28,7 @@ use std::os::fd::RawFd;
 
 use rustix::fs::CWD;
 
-use crate::base::lock::Lock;
+use crate::base::lock::{AcrossFork, Lock};
 use crate::base::table::{self, Entry};
 use crate::base::{children, kernel, process, rank, signal};
 use crate::socket::endpoint::Endpoint;
@@ -275,27 +275,9 @@ fn is_listed(address: usize, count: usize, fd: RawFd) -> bool {
         })
 }
 
-/// Takes the lock before a fork.
-pub(crate) fn hold_lock() {
-    KNOWN.hold();
-}
-
-/// Releases the lock after a fork, in the parent and in the child.
-///
-/// # Safety
-/// The caller has called [`hold_lock`] on the same thread.
-pub(crate) unsafe fn release_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { KNOWN.release() };
-}
-
-/// Resets the lock in a child of a fork that the shim did not see.
-///
-/// # Safety
-/// This must be the only thread of the process.
-pub(crate) unsafe fn reset_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { KNOWN.reset() };
+/// Returns the lock of the calls that are waited for.
+pub(crate) fn across_fork() -> &'static impl AcrossFork {
+    &KNOWN
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ use shunt_ring::user::Fault;
 use shunt_ring::{LaneHeader, Sink, Source, WaiterLine};
 use shunt_sys::mapping::Mapping;
 
-use crate::base::lock::Lock;
+use crate::base::lock::{AcrossFork, Lock};
 use crate::base::names::EndpointRef;
 use crate::base::private::PrivateFd;
 use crate::base::rank;
@@ -57,28 +57,9 @@ pub(crate) fn renumber(old: i32, new: i32) {
     PEERS.lock().iter().for_each(|peer| peer.renumber(old, new));
 }
 
-/// Takes the lock of the list of peers over a fork: see `crate::fork`.
-pub(crate) fn hold_lock() {
-    std::mem::forget(PEERS.lock());
-}
-
-/// Releases the lock of the list of peers.
-///
-/// # Safety
-/// The caller has called [`hold_lock`] on the same thread, or is the child that the thread
-/// has made.
-pub(crate) unsafe fn release_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { PEERS.release() };
-}
-
-/// Frees the lock of the list of peers in a child of a fork that the shim did not see.
-///
-/// # Safety
-/// This must be the only thread of the process.
-pub(crate) unsafe fn reset_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { PEERS.reset() };
+/// Returns the lock of the list of peers.
+pub(crate) fn across_fork() -> &'static impl AcrossFork {
+    &PEERS
 }
 
 impl Peer {

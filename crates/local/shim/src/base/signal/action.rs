@@ -12,7 +12,7 @@ use shunt_sys::memory;
 
 use super::deliver::trampoline;
 use super::{FAULTS, Shield};
-use crate::base::lock::Lock;
+use crate::base::lock::{AcrossFork, Lock};
 use crate::base::rank;
 use crate::base::{errno, process, real};
 
@@ -247,27 +247,9 @@ pub(crate) fn after_fork_in_child() {
     super::deliver::forget(crate::base::thread::this());
 }
 
-/// Takes the lock before a fork, so that no thread changes an action while the process is copied.
-pub(crate) fn hold_lock() {
-    ACTIONS.hold();
-}
-
-/// Releases the lock after a fork, in parent and child.
-///
-/// # Safety
-/// After [`hold_lock`], on the same thread.
-pub(crate) unsafe fn release_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { ACTIONS.release() };
-}
-
-/// Resets the lock in the child of a fork that no hook saw.
-///
-/// # Safety
-/// This must be the only thread of the process.
-pub(crate) unsafe fn reset_lock() {
-    // SAFETY: the caller's promise.
-    unsafe { ACTIONS.reset() };
+/// Returns the lock of the actions, which no thread changes during a fork.
+pub(crate) fn across_fork() -> &'static impl AcrossFork {
+    &ACTIONS
 }
 
 /// Returns whether the kernel gets the trampoline for this action. It does not for the handlers of

@@ -21,8 +21,8 @@ mod shield;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use action::set_entrance;
 pub(crate) use action::{
-    adopt_handlers, after_fork_in_child, give_back, hold_lock, kernel_sigaction, release_lock, reset_lock,
-    sigaction, unseen_handlers_restart,
+    across_fork, adopt_handlers, after_fork_in_child, give_back, kernel_sigaction, sigaction,
+    unseen_handlers_restart,
 };
 pub(crate) use announced::{announce, calls_on, count_own_calls, has_announced, undo_left, withdraw};
 pub(crate) use cancel::{cancel, point, set_type, without};
