@@ -41,6 +41,10 @@ pub enum Group {
     Containers,
     /// Messages in one direction, by size
     Stream,
+    /// Bulk data by size, on two processors, unpinned and on one; next to what two threads move through a ring
+    Bulk,
+    /// Bulk data of whole programs: iperf3, nginx, Redis, rsync, PostgreSQL
+    BulkPrograms,
     /// Many connections to one server, by number
     Connections,
     /// memcached under our own load

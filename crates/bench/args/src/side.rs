@@ -18,6 +18,10 @@ pub enum Side {
     Sockmap,
     /// A Unix stream socket.
     Unix,
+    /// No sockets: two threads that copy through one ring, plainly. The most that a stream can get.
+    ProbePlain,
+    /// The same, where the writer copies past the caches.
+    ProbeStreaming,
     /// Both programs under shunt, which never spins.
     ShuntSleep,
     /// Both programs under shunt, as `shunt run` does it.
@@ -47,6 +51,22 @@ impl Side {
     /// For streams. Sockmap redirect has no backpressure, and would only fill the kernel's memory.
     pub const BACKPRESSURE: &[Side] =
         &[Side::Tcp, Side::TcpNodelay, Side::Unix, Side::ShuntSleep, Side::Shunt];
+    /// For bulk data, with TCP twice as a control.
+    pub const BULK: &[Side] = &[Side::TcpNodelay, Side::TcpAgain, Side::Unix, Side::ShuntSleep, Side::Shunt];
+    /// The same with the probe.
+    pub const BULK_PROBED: &[Side] = &[
+        Side::TcpNodelay,
+        Side::TcpAgain,
+        Side::Unix,
+        Side::ProbePlain,
+        Side::ProbeStreaming,
+        Side::ShuntSleep,
+        Side::Shunt,
+    ];
+    /// The two methods of the probe.
+    pub const PROBES: &[Side] = &[Side::ProbePlain, Side::ProbeStreaming];
+    /// For whole programs that move bulk data.
+    pub const BULK_PROGRAM: &[Side] = &[Side::Tcp, Side::TcpAgain, Side::ShuntSleep, Side::Shunt];
     /// For programs that set TCP_NODELAY themselves.
     pub const PROGRAM: &[Side] = &[Side::Tcp, Side::Unix, Side::ShuntSleep, Side::Shunt];
     /// The ways to wait, for tests where other threads need the processors.
@@ -64,6 +84,8 @@ impl Side {
             Side::TcpAgain => "TCP again",
             Side::Sockmap => "sockmap",
             Side::Unix => "Unix",
+            Side::ProbePlain => "probe plain",
+            Side::ProbeStreaming => "probe stream",
             Side::ShuntSleep => "shunt, no spin",
             Side::Shunt => "shunt",
             Side::ShuntFixed => "shunt, 20 us",

@@ -3,6 +3,7 @@
 //! Each round measures every point of every table on all its sides in turn, and the first side
 //! rotates. Ratios are always between figures of one round.
 
+mod bulk;
 mod busy;
 mod containers;
 mod one_sided;

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::Group;
+use super::bulk;
 use super::busy;
 use super::containers;
 use super::one_sided;
@@ -56,6 +57,7 @@ pub(super) fn all() -> Vec<Table> {
         short_lives(),
         with_and_without(),
     ];
+    tables.extend(bulk::tables());
     tables.extend(busy::tables());
     tables.extend(one_sided::tables());
     tables.extend(programs::tables());

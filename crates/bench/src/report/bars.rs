@@ -130,7 +130,7 @@ fn color(side: Side) -> usize {
     match side {
         Side::Tcp => 0,
         Side::TcpNodelay | Side::TcpAgain => 1,
-        Side::Sockmap => 2,
+        Side::Sockmap | Side::ProbePlain | Side::ProbeStreaming => 2,
         Side::Unix => 3,
         Side::ShuntSleep | Side::ShuntFixed | Side::ServerOnly | Side::ClientOnly => 4,
         Side::Shunt => OURS,

@@ -24,7 +24,8 @@ pub(super) fn append(out: &mut String, table: &TableReport, sides: &[Side], widt
     }
 }
 
-fn part<'a>(
+/// Appends a part of the table: a title, and a line for each of its lines.
+pub(super) fn part<'a>(
     out: &mut String,
     title: &str,
     lines: impl Iterator<Item = &'a Line>,

@@ -1,6 +1,7 @@
 //! Formats a local comparison's results: as text for a terminal, as a page with plots, and as JSON.
 
 mod bars;
+mod bulk;
 mod busy;
 mod html;
 mod one_sided;
@@ -68,6 +69,10 @@ pub(crate) struct Cell {
     /// The processor time of an operation relative to each other side, of both programs together:
     /// less is better.
     pub(crate) cpu_to: BTreeMap<Side, Spread>,
+    /// The processor time of both programs for a gigabyte, in milliseconds, if the unit is bytes.
+    pub(crate) cpu_ms_per_gb: Option<Spread>,
+    /// The speed relative to the faster method of the probe in the same round.
+    pub(crate) to_best_probe: Option<Spread>,
     /// Each turn relative to the previous one of this side. The ratios have the same noise from
     /// other programs.
     pub(crate) to_itself: Option<Spread>,
@@ -182,6 +187,8 @@ impl Cell {
             figure: Spread::of(samples.iter().map(|sample| unit.figure(sample.rate, point.bytes)))?,
             ratio_to: to_others(|sample| Some(sample.rate)),
             cpu_to: to_others(|sample| Some(sample.cpu_us())),
+            cpu_ms_per_gb: bulk::cpu_ms_per_gb(point.bytes, samples, unit),
+            to_best_probe: bulk::to_best_probe(point, samples),
             to_itself: to_itself(samples),
             p50_us: median(|sample| sample.p50_us),
             p99_us: median(|sample| sample.p99_us),

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter, Write};
 
-use super::{Cell, Line, Report, TableReport, busy, one_sided};
+use super::{Cell, Line, Report, TableReport, bulk, busy, one_sided};
 use crate::side::Side;
 use crate::stats::ROUNDS;
 use shunt_bench_args::local::Group;
@@ -43,6 +43,7 @@ impl TableReport {
             Group::Busy if sides.contains(&Side::Tcp) => {
                 sides.iter().filter(|side| **side != Side::Tcp).map(|side| (*side, Side::Tcp)).collect()
             }
+            Group::Bulk | Group::BulkPrograms => bulk::against(sides),
             _ => against(sides),
         }
     }
@@ -58,7 +59,8 @@ fn append(out: &mut String, table: &TableReport) {
     let against = table.against(&sides);
     let _ = writeln!(out, "\n{} ({})", table.title, table.unit.label());
     let head = TextLine::new("", width).cells(14, sides.iter().map(|side| side.label()));
-    head.cells(24, against.iter().map(versus)).end(out);
+    let ratio_width = against.iter().map(|sides| versus(sides).len()).max().unwrap_or(0).max(24);
+    head.cells(ratio_width, against.iter().map(versus)).end(out);
     for line in &table.lines {
         if let Some(missing) = &line.missing {
             let _ = writeln!(out, "{:width$} left out: {missing}", line.label);
@@ -66,10 +68,13 @@ fn append(out: &mut String, table: &TableReport) {
         }
         TextLine::new(&line.label, width)
             .cells(14, sides.iter().map(|side| line.figure(*side)))
-            .cells(24, against.iter().map(|sides| line.ratio(*sides)))
+            .cells(ratio_width, against.iter().map(|sides| line.ratio(*sides)))
             .end(out);
     }
-    append_cpu(out, table, &sides, width);
+    match table.group {
+        Group::Bulk | Group::BulkPrograms => bulk::append(out, table, &sides, width),
+        _ => append_cpu(out, table, &sides, width),
+    }
     append_latency(out, table, &sides, width);
     if table.group == Group::Busy {
         busy::append(out, table, &sides, width);

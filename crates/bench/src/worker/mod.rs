@@ -14,12 +14,14 @@ mod flow;
 mod forward;
 mod ipc;
 mod many;
+mod probe;
 mod reach;
 mod round_trip;
 mod short;
 mod socket;
 mod stream;
 mod switch;
+mod timed;
 
 use std::io::{BufRead, Write};
 use std::net::SocketAddr;
@@ -35,6 +37,7 @@ pub(crate) use calls::Call;
 pub(crate) use download::Download;
 pub(crate) use flow::now;
 pub(crate) use ipc::{Ipc, IpcMeasured};
+pub(crate) use probe::Copying;
 use socket::Address;
 
 /// One load.
@@ -164,6 +167,14 @@ pub(crate) enum Worker {
         #[arg(long)]
         threads: usize,
     },
+    /// Two threads that copy through one ring
+    Probe(probe::Probe),
+    /// Another program, which is timed; nobody reads what it says
+    Timed {
+        /// The program and its arguments
+        #[arg(required = true, trailing_var_arg = true)]
+        command: Vec<std::ffi::OsString>,
+    },
     /// System calls that have nothing to do with connections
     Calls {
         /// Which
@@ -285,6 +296,8 @@ pub(crate) fn run(worker: &Worker) -> Result<()> {
         Worker::IpcReceive(ipc) => ipc::receive(ipc),
         Worker::IpcAsk(ipc) => ipc::session(ipc, true),
         Worker::IpcAnswer(ipc) => ipc::session(ipc, false),
+        Worker::Probe(probe) => probe::run(probe),
+        Worker::Timed { command } => timed::run(command),
         Worker::Compute { threads } => compute::run(*threads),
         Worker::Calls { call, seconds } => calls::run(*call, Duration::from_secs_f64(*seconds)),
     }

@@ -202,7 +202,7 @@ impl Ring for MappedRing {
             // SAFETY: `to` is a run of at most `room` bytes inside the mapping (see `new`); `from`
             // is a run of the program's buffer that can be read (`Source::new`, `checked`). They
             // cannot overlap: the program does not know the address of the mapping.
-            unsafe { copy::copy(method, from, to, run) };
+            unsafe { copy::copy(method.for_run(run), from, to, run) };
             source.advance(run);
             at += run as u64;
             count -= run;

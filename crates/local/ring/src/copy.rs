@@ -36,6 +36,12 @@ impl Method {
             Method::Streaming => Method::Plain,
         }
     }
+
+    /// Returns the method for a part of a copy that is one run of memory.
+    #[inline]
+    pub fn for_run(self, len: usize) -> Method {
+        if len < LEAST { Method::Plain } else { self }
+    }
 }
 
 /// Bytes of a cache line, and of a full buffer for non-temporal stores.

@@ -85,7 +85,7 @@ impl Program for Cached {
     }
 }
 
-fn start_redis(stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
+pub(super) fn start_redis(stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
     let program = find::installed("redis-server")?;
     let mut command = stage.command(&program, side, Role::Server, address.placement)?;
     command.args(["--save", "", "--appendonly", "no"]);

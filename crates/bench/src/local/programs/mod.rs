@@ -1,6 +1,7 @@
 //! Third-party programs. The servers of all sides are always running, and idle except in their
 //! turns.
 
+mod bulk;
 mod caches;
 mod go;
 mod musl;
@@ -38,6 +39,7 @@ pub(super) fn tables() -> Vec<Table> {
     let mut tables = vec![
         table(Group::Memcached, "memcached, 9 gets to a set", Unit::PerSecond, caches::memcached()),
         table(Group::Redis, "Redis", Unit::PerSecond, caches::redis()),
+        table(Group::BulkPrograms, "Bulk data of whole programs", Unit::Megabytes, bulk::points()),
         table(Group::Nginx, "nginx", Unit::PerSecond, nginx::points()),
         table(Group::Postgres, "PostgreSQL, pgbench with 8 clients", Unit::PerSecond, postgres::points()),
         table(
@@ -67,6 +69,11 @@ pub(super) trait Program {
 
     /// Starts the server for a side, which listens at `address`. The address is free.
     fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>>;
+
+    /// Waits until the server takes the load.
+    fn wait(&self, address: &Address) -> Result<()> {
+        address.wait()
+    }
 
     /// Returns the command of the load for a turn.
     fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command>;
@@ -108,7 +115,7 @@ impl<P: Program> Served<P> {
         let (placement, host) = (self.placement, stage.host(self.placement)?);
         let address = Address { placement, host, port, socket };
         let processes = self.program.start(stage, side, &address)?;
-        address.wait()?;
+        self.program.wait(&address)?;
         Ok(Running { address, processes })
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn points() -> Vec<Point> {
     let point = |label, load| Point::new(label, SIDES, Served::new(load, Placement::TwoCores));
     vec![
         point("1 KB, 50 connections", Nginx { file: "small", connections: 50, proxy: false }),
-        point("1 MB, 10 connections", Nginx { file: "large", connections: 10, proxy: false }),
+        point("1 MB, 10 connections", LARGE),
         point(
             "as a keep-alive proxy, 1 KB, 50 connections",
             Nginx { file: "small", connections: 50, proxy: true },
@@ -28,11 +28,15 @@ pub(super) fn points() -> Vec<Point> {
     ]
 }
 
-struct Nginx {
+/// nginx, from which wrk fetches a file.
+pub(super) struct Nginx {
     file: &'static str,
     connections: u32,
     proxy: bool,
 }
+
+/// Files of 1 MiB over 10 connections.
+pub(super) const LARGE: Nginx = Nginx { file: nginx::LARGE.0, connections: 10, proxy: false };
 
 impl Program for Nginx {
     fn needs(&self) -> &[&str] {

@@ -42,10 +42,13 @@ fn point(label: impl Into<String>, arguments: &'static [&'static str], scale: us
     Point::new(label, Side::PROGRAM, Served::new(Pgbench { arguments, scale }, Placement::Free))
 }
 
-struct Pgbench {
+pub(super) struct Pgbench {
     arguments: &'static [&'static str],
     scale: usize,
 }
+
+/// A server with one branch.
+pub(super) const SMALL: Pgbench = Pgbench { arguments: SELECT, scale: 1 };
 
 const SELECT: &[&str] = &["-S", "-M", "simple"];
 const TPC_B: &[&str] = &["-M", "simple"];
