@@ -152,6 +152,8 @@ mod tests {
             client_cpu_us: 3.0,
             beside: None,
             beside_to: BTreeMap::new(),
+            cpu_ms_per_gb: None,
+            to_best_probe: None,
             to_native: None,
             on_shm: None,
             on_tcp_because: BTreeMap::new(),

@@ -17,7 +17,7 @@ pub(super) fn against(sides: &[Side]) -> Vec<(Side, Side)> {
 
 /// Returns the processor time of both programs for a gigabyte.
 pub(super) fn cpu_ms_per_gb(bytes: usize, samples: &[Sample], unit: Unit) -> Option<Spread> {
-    // Microseconds for so many bytes are a thousandth of milliseconds for a million times as many.
+    // Microseconds a byte are thousands of seconds a GB, or millions of milliseconds.
     let each = |sample: &Sample| sample.cpu_us() / bytes as f64 * 1e6;
     (unit == Unit::Megabytes && bytes > 0).then(|| Spread::of(samples.iter().map(each)))?
 }
@@ -52,10 +52,7 @@ mod tests {
     fn a_ratio_needs_both_of_its_sides() {
         use Side::{ProbePlain, ProbeStreaming, Shunt, Tcp, TcpAgain, TcpNodelay, Unix};
         assert_eq!(against(&[Tcp, TcpAgain, Shunt]), [(TcpAgain, Tcp), (Shunt, Tcp)]);
-        assert_eq!(
-            against(&[TcpNodelay, Unix, Shunt]),
-            [(Unix, TcpNodelay), (Shunt, TcpNodelay), (Shunt, Unix)]
-        );
+        assert_eq!(against(&[TcpNodelay, Unix, Shunt]), [(Shunt, TcpNodelay), (Shunt, Unix)]);
         assert_eq!(against(Side::PROBES), [(ProbeStreaming, ProbePlain)]);
         assert_eq!(against(&[Shunt]), []);
     }

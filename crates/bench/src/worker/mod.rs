@@ -169,7 +169,7 @@ pub(crate) enum Worker {
     },
     /// Two threads that copy through one ring
     Probe(probe::Probe),
-    /// Another program, which is timed; nobody reads what it says
+    /// Another program, which is timed; its output is discarded
     Timed {
         /// The program and its arguments
         #[arg(required = true, trailing_var_arg = true)]

@@ -101,15 +101,23 @@ impl Sets {
 
     /// Waits as select does, with poll.
     pub(crate) fn wait(&self, timeout: Option<u64>, mask: *const sigset_t) -> c_int {
-        let fds: Vec<pollfd> = self.members().map(|(fd, events)| pollfd { fd, events, revents: 0 }).collect();
+        let count = (0..self.words()).map(|index| self.any(index).count_ones() as usize).sum();
+        let (mut fds, mut connections) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for (fd, events) in self.members() {
+            fds.push(pollfd { fd, events, revents: 0 });
+            connections.extend(named(fd).map(|name| (fd, name)));
+        }
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
-        let connections = fds.iter().filter_map(|entry| Some((entry.fd, named(entry.fd)?))).collect();
         let (hung_up, last) = (Vec::new(), Last::default());
         Call { sets: self, fds, hung_up, connections, deadline, mask, last }.run()
     }
 
     /// Returns in which of the bitmaps an entry is to be reported, as bits.
     fn means(&self, entry: &pollfd) -> usize {
+        // Most entries have no events.
+        if entry.revents == 0 {
+            return 0;
+        }
         let Ok(fd) = usize::try_from(entry.fd) else { return 0 };
         (0..3)
             .filter(|&set| {
