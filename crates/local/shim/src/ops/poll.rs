@@ -214,6 +214,9 @@ fn settle(fds: &mut [pollfd]) {
     }
 }
 
+/// A list of connections gets room for so many together.
+const AT_ONCE: usize = 128;
+
 /// Sorts the entries by what their fds name; or by what they named `before`. A connection that has
 /// got one of the fds since does not concern this call, which must not hold it.
 fn examine(fds: &[pollfd], may_sleep: bool, before: Option<&Watch>) -> Watch {
@@ -231,6 +234,9 @@ fn examine(fds: &[pollfd], may_sleep: bool, before: Option<&Watch>) -> Watch {
                     attach::try_watch(endpoint);
                 } else if !may_sleep || endpoint.enter_receive() {
                     if may_sleep {
+                        if watch.entered.is_empty() {
+                            watch.entered.reserve((fds.len() - index).min(AT_ONCE));
+                        }
                         watch.entered.push(Entered { index, endpoint, name });
                     }
                     continue;

@@ -81,22 +81,14 @@ impl Sets {
         (0..3).fold(0, |all, set| all | self.word(set, index))
     }
 
-    fn members(&self) -> impl Iterator<Item = (c_int, i16)> + '_ {
-        (0..self.words()).flat_map(move |index| {
-            let mut bits = [0, 1, 2].map(|set| self.word(set, index));
-            if (index + 1) * BITS > self.count {
-                let keep = u64::MAX >> ((index + 1) * BITS - self.count);
-                bits.iter_mut().for_each(|word| *word &= keep);
-            }
-            let mut any = bits[0] | bits[1] | bits[2];
-            std::iter::from_fn(move || {
-                let bit = (any != 0).then(|| any.trailing_zeros() as usize)?;
-                any &= any - 1;
-                let events =
-                    (0..3).filter(|&set| bits[set] & 1 << bit != 0).fold(0, |all, set| all | ASKED[set]);
-                Some(((index * BITS + bit) as c_int, events))
-            })
-        })
+    fn members(&self) -> Members<'_> {
+        Members { sets: self, next: 0, bits: [0; 3], any: 0 }
+    }
+
+    /// Returns a word of each bitmap, without the descriptors that the call does not have.
+    fn words_at(&self, index: usize) -> [u64; 3] {
+        let beyond = ((index + 1) * BITS).saturating_sub(self.count);
+        [0, 1, 2].map(|set| self.word(set, index) & (u64::MAX >> beyond))
     }
 
     /// Waits as select does, with poll.
@@ -144,6 +136,39 @@ impl Sets {
             }
         }
         total
+    }
+}
+
+/// The descriptors of a call, with the events that poll is to report for each.
+struct Members<'a> {
+    sets: &'a Sets,
+    /// The next word.
+    next: usize,
+    /// The word before it, of each bitmap.
+    bits: [u64; 3],
+    /// The descriptors in it that are still to come.
+    any: u64,
+}
+
+impl Iterator for Members<'_> {
+    type Item = (c_int, i16);
+
+    #[inline]
+    fn next(&mut self) -> Option<(c_int, i16)> {
+        while self.any == 0 {
+            if self.next >= self.sets.words() {
+                return None;
+            }
+            self.bits = self.sets.words_at(self.next);
+            self.any = self.bits[0] | self.bits[1] | self.bits[2];
+            self.next += 1;
+        }
+        let bit = self.any.trailing_zeros() as usize;
+        self.any &= self.any - 1;
+        // All ones if the bit is set, without a branch.
+        let asked = |set: usize| ((self.bits[set] >> bit & 1) as i16).wrapping_neg() & ASKED[set];
+        let events = asked(0) | asked(1) | asked(2);
+        Some((((self.next - 1) * BITS + bit) as c_int, events))
     }
 }
 
@@ -279,6 +304,22 @@ mod tests {
         // SAFETY: it is as large as it must be.
         assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) }, 0);
         Duration::new(usage.ru_stime.tv_sec as u64, usage.ru_stime.tv_usec as u32 * 1_000)
+    }
+
+    #[test]
+    fn members_have_the_events_of_their_bitmaps_and_end_with_the_count() {
+        let (mut read, mut write, mut except) =
+            ([1_u64 << 63 | 2, 0, 0b111], [2_u64, 0, 0b010], [0_u64, 0, 0b100]);
+        let pointers = [read.as_mut_ptr(), write.as_mut_ptr(), except.as_mut_ptr()].map(<*mut u64>::cast);
+        let [reads, writes, excepts] = ASKED;
+        let all =
+            [(1, reads | writes), (63, reads), (128, reads), (129, reads | writes), (130, reads | excepts)];
+        for (count, wanted) in
+            [(192, 5), (131, 5), (130, 4), (129, 3), (128, 2), (64, 2), (63, 1), (1, 0), (0, 0)]
+        {
+            let sets = Sets::new(count, pointers);
+            assert_eq!(sets.members().collect::<Vec<_>>(), all[..wanted], "{count}");
+        }
     }
 
     #[test]
