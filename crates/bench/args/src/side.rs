@@ -20,7 +20,7 @@ pub enum Side {
     Unix,
     /// No sockets: two threads that copy through one ring, plainly. The most that a stream can get.
     ProbePlain,
-    /// The same, where the writer copies past the caches.
+    /// The two threads of the probe, of which the writer copies past the caches.
     ProbeStreaming,
     /// Both programs under shunt, which never spins.
     ShuntSleep,
@@ -53,7 +53,7 @@ impl Side {
         &[Side::Tcp, Side::TcpNodelay, Side::Unix, Side::ShuntSleep, Side::Shunt];
     /// For bulk data, with TCP twice as a control.
     pub const BULK: &[Side] = &[Side::TcpNodelay, Side::TcpAgain, Side::Unix, Side::ShuntSleep, Side::Shunt];
-    /// The same with the probe.
+    /// The sides of bulk data, and the probe.
     pub const BULK_PROBED: &[Side] = &[
         Side::TcpNodelay,
         Side::TcpAgain,

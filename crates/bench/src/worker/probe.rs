@@ -142,7 +142,7 @@ fn read(ring: &ReceiveMemory, piece: usize, shared: &Shared) -> Result<u64> {
     let chunk = if piece > WHOLE { CHUNK } else { piece };
     let (mut head, mut at) = (0, 0);
     loop {
-        // In this order: what was written before the end is read.
+        // In this order, so that all bytes are read.
         let is_over = shared.is_over.load(Acquire);
         let known = (shared.tail.0.load(Acquire) - head) as usize;
         if known == 0 && is_over {
