@@ -15,6 +15,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
+use super::Endpoint;
 use crate::base::clib::is_single_threaded;
 
 /// The numbers of calls in progress. A handler may close the socket in the middle of a call. That
@@ -104,6 +105,91 @@ fn change(count: &AtomicU32, by: i32) {
         count.store(count.load(Relaxed).wrapping_add_signed(by), Relaxed);
     } else {
         count.fetch_add(by.cast_unsigned(), SeqCst);
+    }
+}
+
+impl Endpoint {
+    /// Enters a kernel receive or poll. Returns `false`, without having entered, if calls must take
+    /// the lock instead.
+    ///
+    /// The other half of the handshake is [`is_quiet_for_receive`](Self::is_quiet_for_receive).
+    /// There the phase is set before the count is read. Here the count is raised before the phase
+    /// is read.
+    #[inline]
+    pub(crate) fn enter_receive(&self) -> bool {
+        self.calls.enter_receive();
+        if self.is_attached() {
+            self.leave_receive();
+            return false;
+        }
+        true
+    }
+
+    /// Enters a kernel receive while the caller holds the receive lock.
+    #[inline]
+    pub(crate) fn enter_receive_locked(&self) {
+        self.calls.enter_receive();
+    }
+
+    #[inline]
+    pub(crate) fn leave_receive(&self) {
+        self.calls.leave_receive();
+        self.end_if_held_by_nobody();
+    }
+
+    /// Enters a kernel send, as [`enter_receive`](Self::enter_receive) does for receiving.
+    #[inline]
+    pub(crate) fn enter_send(&self) -> bool {
+        self.calls.enter_send();
+        if self.is_attached() {
+            self.leave_send();
+            return false;
+        }
+        true
+    }
+
+    #[inline]
+    pub(crate) fn enter_send_locked(&self) {
+        self.calls.enter_send();
+    }
+
+    #[inline]
+    pub(crate) fn leave_send(&self) {
+        self.calls.leave_send();
+        self.end_if_held_by_nobody();
+    }
+
+    /// Begins a call that waits. As in the kernel, the call holds the socket from here on, even if
+    /// another thread closes the descriptor.
+    #[inline]
+    pub(crate) fn begin_call(&self) {
+        self.calls.begin_wait();
+    }
+
+    /// Ends a call that [`begin_call`](Self::begin_call) began.
+    pub(crate) fn end_call(&self) {
+        self.calls.end_wait();
+        self.end_if_held_by_nobody();
+    }
+
+    /// Returns the number of calls that wait, in the shim or in the kernel.
+    #[inline]
+    pub(crate) fn calls_in_progress(&self) -> u32 {
+        self.calls.in_progress()
+    }
+
+    /// Returns whether no thread is inside a kernel receive or poll. If the endpoint is attached,
+    /// the caller holds the receive lock.
+    #[inline]
+    pub(crate) fn is_quiet_for_receive(&self) -> bool {
+        self.calls.is_quiet_for_receive()
+    }
+
+    /// Returns whether no thread is inside a kernel send. If the endpoint is attached, the caller
+    /// holds the send lock.
+    #[inline]
+    pub(crate) fn is_quiet_for_send(&self) -> bool {
+        self.calls.is_quiet_for_send()
     }
 }
 

@@ -18,6 +18,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
 
 use shunt_sys::tcp::Opener;
 
+use super::{END_HELD, Endpoint};
+use crate::base::private::PrivateFd;
+use crate::base::table::{self, Entry};
+
 /// The value of [`Descriptors::count`] after the program has closed every descriptor of the socket
 /// while calls were waiting on it. No program has this many descriptors.
 const HELD: u32 = u32::MAX;
@@ -171,6 +175,143 @@ impl Descriptors {
         self.set_opener(Opener::Us);
         self.set_begun_connect(true);
         self.note_closed_in_epoll();
+    }
+}
+
+impl Endpoint {
+    /// Returns a descriptor of the socket.
+    #[inline]
+    pub(crate) fn fd(&self) -> RawFd {
+        self.socket.fd()
+    }
+
+    /// Makes the endpoint use another descriptor of the socket.
+    #[inline]
+    pub(crate) fn set_fd(&self, fd: RawFd) {
+        self.socket.set_fd(fd);
+    }
+
+    /// Counts another descriptor of the socket.
+    #[inline]
+    pub(crate) fn add_name(&self) {
+        self.socket.add();
+    }
+
+    /// Counts one descriptor of the socket less. Returns `true` if it was the last.
+    #[inline]
+    pub(crate) fn drop_name(&self) -> bool {
+        self.socket.remove()
+    }
+
+    /// Records which end called connect. Called before another thread can see the endpoint.
+    #[inline]
+    pub(crate) fn set_opener(&self, opener: Opener) {
+        self.socket.set_opener(opener);
+    }
+
+    /// Returns which end called connect.
+    #[inline]
+    pub(crate) fn opener(&self) -> Opener {
+        self.socket.opener()
+    }
+
+    /// Records whether this end's connect returned before the connection was established.
+    #[inline]
+    pub(crate) fn set_begun(&self, begun: bool) {
+        self.socket.set_begun_connect(begun);
+    }
+
+    /// Returns whether the connection may not be established yet, or was refused.
+    #[inline]
+    pub(crate) fn was_begun(&self) -> bool {
+        self.socket.has_begun_connect()
+    }
+
+    /// Records that a descriptor of the socket is being closed that an epoll instance has, while the
+    /// socket has another.
+    #[inline]
+    pub(crate) fn note_closed_in_epoll(&self) {
+        self.socket.note_closed_in_epoll();
+    }
+
+    #[inline]
+    pub(crate) fn was_closed_in_epoll(&self) -> bool {
+        self.socket.was_closed_in_epoll()
+    }
+
+    /// Lets the calls in progress go on by a private descriptor, because code has been loaded whose
+    /// closes no hook sees. The program may then close its own descriptor without ending them.
+    pub(crate) fn keep_for_calls(&self) {
+        if self.calls_in_progress() == 0 || self.is_held() || self.kept().is_some() {
+            return;
+        }
+        // Such code may have closed the socket's fd before, and another socket may have it now.
+        if table::look_up(self.fd()) != Entry::Endpoint(self.reference()) {
+            return;
+        }
+        if let Some(kept) = PrivateFd::duplicate(self.fd()) {
+            self.socket.set_kept(kept.into_raw());
+            self.end_if_held_by_nobody();
+        }
+    }
+
+    /// Returns the descriptor that [`keep_for_calls`](Self::keep_for_calls) made.
+    #[inline]
+    pub(crate) fn kept(&self) -> Option<RawFd> {
+        self.socket.kept()
+    }
+
+    /// Takes that descriptor from the endpoint. Returns -1 if there is none.
+    #[inline]
+    pub(crate) fn take_kept(&self) -> RawFd {
+        self.socket.take_kept()
+    }
+
+    /// Notes that the program has closed its last descriptor of the socket, and that calls hold it
+    /// by `fd`.
+    #[inline]
+    pub(crate) fn hold(&self, fd: RawFd) {
+        self.socket.hold(fd);
+    }
+
+    /// Returns whether only calls in progress hold the socket.
+    #[inline]
+    pub(crate) fn is_held(&self) -> bool {
+        self.socket.is_held()
+    }
+
+    /// Returns whether a descriptor or a call holds the socket.
+    #[inline]
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.socket.is_in_use()
+    }
+
+    /// Releases the socket after its last call. The thread that gets `true` must end the endpoint.
+    /// Each call checks after it has left, and a close checks after [`hold`](Self::hold), so at
+    /// least one of them sees the final state.
+    #[inline]
+    pub(crate) fn let_go_of_held(&self) -> bool {
+        self.socket.release_held()
+    }
+
+    #[inline]
+    pub(crate) fn end_if_held_by_nobody(&self) {
+        // `kept` is written before the calls are counted, and read after a call has ended. So one
+        // of the two threads closes the descriptor.
+        if self.kept().is_some() {
+            self.close_kept_after_calls();
+        }
+        if self.is_held() && self.calls_in_progress() == 0 && self.let_go_of_held() {
+            END_HELD.call(self.reference());
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn close_kept_after_calls(&self) {
+        if self.calls_in_progress() == 0 {
+            PrivateFd::close_raw(self.take_kept());
+        }
     }
 }
 

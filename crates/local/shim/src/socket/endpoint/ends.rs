@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
+use super::Endpoint;
+
 /// Bit of [`Ends::shut`]: this end reads no more.
 const READING: u32 = 1;
 /// Bit of [`Ends::shut`]: this end writes no more.
@@ -92,6 +94,86 @@ impl Ends {
         self.note_peer_finished();
         self.note_fin_discounted();
         self.await_since(2);
+    }
+}
+
+impl Endpoint {
+    /// Returns the bits that [`add_shut`](Self::add_shut) has recorded.
+    #[inline]
+    pub(crate) fn shut(&self) -> u32 {
+        self.ends.shut()
+    }
+
+    /// Returns whether the sending direction was shut down.
+    #[inline]
+    pub(crate) fn has_shut_writing(&self) -> bool {
+        self.ends.has_shut_writing()
+    }
+
+    /// Returns whether both directions were shut down. TCP then answers any data by a reset.
+    #[inline]
+    pub(crate) fn has_shut_both(&self) -> bool {
+        self.ends.has_shut_both()
+    }
+
+    /// Records a shutdown.
+    #[inline]
+    pub(crate) fn add_shut(&self, reads: bool, writes: bool) -> Shut {
+        self.ends.add_shut(reads, writes)
+    }
+
+    /// Returns whether any direction was shut down.
+    #[inline]
+    pub(crate) fn is_shut(&self) -> bool {
+        self.ends.shut() != 0
+    }
+
+    /// Records that the kernel has reported the end of the peer's stream, so that it need not be
+    /// queried again.
+    #[inline]
+    pub(crate) fn note_peer_finished(&self) {
+        self.ends.note_peer_finished();
+    }
+
+    /// Returns whether the kernel has reported the end of the peer's stream.
+    #[inline]
+    pub(crate) fn has_peer_finished(&self) -> bool {
+        self.ends.has_peer_finished()
+    }
+
+    /// Records that the kernel has a FIN of the peer in whose place TCP would have sent a reset.
+    #[inline]
+    pub(crate) fn note_fin_discounted(&self) {
+        self.ends.note_fin_discounted();
+    }
+
+    #[inline]
+    pub(crate) fn is_fin_discounted(&self) -> bool {
+        self.ends.is_fin_discounted()
+    }
+
+    /// Returns whether TCP has yet to deliver an end that the lane has reported: see
+    /// [`crate::life::ending`].
+    #[inline]
+    pub(crate) fn awaits_end(&self) -> bool {
+        self.end_awaited_since().is_some()
+    }
+
+    /// Returns since when that end has been awaited.
+    #[inline]
+    pub(crate) fn end_awaited_since(&self) -> Option<u64> {
+        self.ends.awaited_since()
+    }
+
+    /// Notes that from the time `now` on, that end is awaited.
+    #[inline]
+    pub(crate) fn await_end(&self, now: u64) {
+        self.ends.await_since(now);
+    }
+
+    #[inline]
+    pub(crate) fn stop_awaiting_end(&self) {
+        self.ends.stop_awaiting();
     }
 }
 

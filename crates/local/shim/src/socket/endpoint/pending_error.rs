@@ -14,6 +14,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::*};
 
+use shunt_ring::LaneHeader;
+
+use super::Endpoint;
+use super::phase::HAS_ERROR;
+use crate::base::kernel;
+
 /// A pending error of one socket.
 #[derive(Debug, Default)]
 pub(super) struct PendingError {
@@ -62,6 +68,62 @@ impl PendingError {
     #[cfg(test)]
     pub(super) fn use_up(&self) {
         self.set(libc::EPIPE, true);
+    }
+}
+
+impl Endpoint {
+    /// Sets an error that the next call reports. If the kernel has an error now, this one replaces
+    /// it.
+    pub(crate) fn owe(&self, fd: i32, errno: i32) {
+        self.pending_error.set(errno, kernel::has_error(fd));
+        // The flag is set after the error, and cleared before the error is taken. So the flag is
+        // set whenever there is an error.
+        self.word.set(HAS_ERROR);
+    }
+
+    /// Returns whether an error is pending.
+    #[inline]
+    pub(crate) fn owes(&self) -> bool {
+        self.pending_error.is_set()
+    }
+
+    /// Returns whether an error is pending that the kernel does not show.
+    pub(crate) fn owes_alone(&self) -> bool {
+        self.owes()
+            && !self.pending_error.replaces_kernels()
+            && !self.shared_lane().is_some_and(LaneHeader::is_reset_told)
+    }
+
+    /// Returns the pending error. Returns 0 if there is none, or if another process that shares the
+    /// socket has reported it.
+    pub(crate) fn still_owed(&self, fd: i32) -> i32 {
+        let is_kernels = self.pending_error.replaces_kernels() && kernel::has_error(fd);
+        if is_kernels || self.owes_alone() { self.pending_error.errno() } else { 0 }
+    }
+
+    /// Returns the lane in which the processes that share the socket note that they have reported
+    /// its reset. Only the shim knows of this reset.
+    fn shared_lane(&self) -> Option<&'static LaneHeader> {
+        self.tx.lock().at.map(|at| at.outgoing().0)
+    }
+
+    /// Takes the pending error, to report it to the program.
+    #[inline]
+    pub(crate) fn take_owed(&self, fd: i32) -> Option<i32> {
+        self.tell_owed(|| kernel::take_error(fd).is_some())
+    }
+
+    /// Takes the pending error for a caller that takes the kernel's error by `take_kernels`. That
+    /// closure returns whether the kernel still had an error.
+    pub(crate) fn tell_owed(&self, take_kernels: impl FnOnce() -> bool) -> Option<i32> {
+        if !self.owes() {
+            return None;
+        }
+        let stands_alone = self.owes_alone();
+        self.word.clear(HAS_ERROR);
+        let errno = self.pending_error.take();
+        self.shared_lane().into_iter().for_each(LaneHeader::note_reset_told);
+        errno.filter(|_| take_kernels() || stands_alone)
     }
 }
 

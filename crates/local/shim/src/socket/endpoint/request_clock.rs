@@ -3,6 +3,11 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use shunt_sys::tcp::Opener;
+
+use super::Endpoint;
+use crate::base::process;
+
 /// The clock of one endpoint. It runs from the first send after a receive until the next receive.
 #[derive(Debug, Default)]
 pub(super) struct RequestClock {
@@ -37,6 +42,32 @@ impl RequestClock {
 
     pub(super) fn reset(&self) {
         self.sent_at.store(0, Relaxed);
+    }
+}
+
+impl Endpoint {
+    /// Notes that the program sends, if someone asks for latencies ([`shunt_abi::latency`]).
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn note_request(&self) {
+        if !process::is_latency_wanted() {
+            return;
+        }
+        let wanted = process::latency_wanted();
+        // The other end waits for requests, and its time from a send to the next is the client's.
+        if self.opener() == Opener::Us && self.entry().is_some() && !self.request_clock.runs(&wanted) {
+            self.request_clock.start(process::now(), &wanted);
+        }
+    }
+
+    /// Notes that the program has received bytes, if someone asks for latencies or has asked.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn note_answer(&self) {
+        let sent_at = self.request_clock.stop(&process::latency_wanted());
+        if let (Some(sent_at), Some(entry)) = (sent_at, self.entry()) {
+            entry.latency.add(process::now().saturating_sub(sent_at));
+        }
     }
 }
 
