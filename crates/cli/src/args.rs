@@ -728,8 +728,11 @@ pub(crate) enum Overlay {
         #[arg(long, value_name = "SOCKET")]
         router: Option<PathBuf>,
         /// The program
-        #[arg(long, value_name = "PID")]
+        #[arg(long, value_name = "PID", default_value_t = 0)]
         process: u32,
+        /// The record of a killed supervisor, which this one succeeds
+        #[arg(long, value_name = "FD", conflicts_with_all = ["router", "process"])]
+        take_over: Option<i32>,
     },
     /// Show what the router of this host knows, and which transport connections have taken and why
     Status {

@@ -27,7 +27,8 @@ pub(crate) fn run(part: &Overlay) -> Result<ExitCode> {
             print!("{}", if *json { format!("{status:#}\n") } else { report(&status) });
         }
         Overlay::Policy(part) => policy::run(part)?,
-        Overlay::Supervisor { router, process } => {
+        Overlay::Supervisor { take_over: Some(record), .. } => shunt_overlay::supervise_on(*record)?,
+        Overlay::Supervisor { router, process, .. } => {
             let stream = std::io::stdin().as_fd().try_clone_to_owned()?;
             shunt_overlay::supervise_apart(stream, router.as_deref(), *process)?;
         }

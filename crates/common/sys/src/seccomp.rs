@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use libc::{seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp, sock_filter};
 use rustix::thread::{CapabilitySet, capabilities, set_no_new_privs};
 
+use crate::mapping::Mapping;
 use crate::{Errno, Result, raw};
 
 const FILTER_FLAG_NEW_LISTENER: usize = 1 << 3;
@@ -68,6 +69,44 @@ pub struct Notification {
     pub number: i64,
     /// The argument registers.
     pub arguments: [u64; 6],
+}
+
+/// The size of the kernel's record of a call (`struct seccomp_notif`).
+pub const RECORD: usize = size_of::<seccomp_notif>();
+/// The offsets in it.
+const THREAD_AT: usize = 8;
+const NUMBER_AT: usize = 16;
+const ARGUMENTS_AT: usize = 32;
+
+impl Notification {
+    /// Reads the record at `offset` in shared memory. Returns `None` if there is none.
+    pub fn stored(memory: &Mapping, offset: usize) -> Option<Notification> {
+        let mut record = [0; RECORD];
+        if !memory.take(offset, &mut record) {
+            return None;
+        }
+        let word = |at: usize| u64::from_ne_bytes(record[at..at + 8].try_into().expect("eight bytes"));
+        let half = |at: usize| u32::from_ne_bytes(record[at..at + 4].try_into().expect("four bytes"));
+        let arguments = std::array::from_fn(|index| word(ARGUMENTS_AT + 8 * index));
+        let notification =
+            Notification { id: word(0), thread: half(THREAD_AT), number: half(NUMBER_AT).into(), arguments };
+        (notification.id != 0 || notification.thread != 0).then_some(notification)
+    }
+
+    /// Writes the record to shared memory at `offset`, as [`Listener::next_into`] does. Returns
+    /// `false` if it does not fit.
+    #[must_use]
+    pub fn store(&self, memory: &Mapping, offset: usize) -> bool {
+        let mut record = [0; RECORD];
+        record[..8].copy_from_slice(&self.id.to_ne_bytes());
+        record[THREAD_AT..THREAD_AT + 4].copy_from_slice(&self.thread.to_ne_bytes());
+        record[NUMBER_AT..NUMBER_AT + 4].copy_from_slice(&(self.number as u32).to_ne_bytes());
+        for (index, argument) in self.arguments.iter().enumerate() {
+            let at = ARGUMENTS_AT + 8 * index;
+            record[at..at + 8].copy_from_slice(&argument.to_ne_bytes());
+        }
+        memory.put(offset, &record)
+    }
 }
 
 /// Installs a filter for this thread and its descendants, and returns the listener to which it
@@ -151,6 +190,11 @@ impl Listener {
         Listener(fd)
     }
 
+    /// Returns the listener's fd.
+    pub(crate) fn number(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+
     /// Requests direct hand-over of the processor with each answer, if the kernel supports it.
     pub fn hand_over(&self) {
         let arguments = [self.0.as_raw_fd() as usize, NOTIF_SET_FLAGS, FD_SYNC_WAKE_UP, 0, 0, 0];
@@ -171,6 +215,18 @@ impl Listener {
             number: notification.data.nr.into(),
             arguments: notification.data.args,
         })
+    }
+
+    /// Receives the next call as [`Listener::next`] does. The kernel writes the record of the call
+    /// to shared memory itself. So there is no moment at which this process has received a call
+    /// that another process with the memory cannot find. Replaces the record at `offset`, which
+    /// must be aligned to eight bytes.
+    pub fn next_into(&self, memory: &Mapping, offset: usize) -> Result<Notification> {
+        if !memory.zero(offset, RECORD) {
+            return Err(Errno::FAULT);
+        }
+        self.ioctl(NOTIF_RECV, memory.as_ptr() as usize + offset)?;
+        Notification::stored(memory, offset).ok_or(Errno::NOENT)
     }
 
     /// Returns `true` if the call still waits. If so, information that was looked up by its thread
@@ -305,8 +361,15 @@ pub(crate) mod tests {
         assert!(listener.waits(first.id));
         listener.answer(first.id, Err(Errno::ADDRINUSE)).unwrap();
         assert!(!listener.waits(first.id));
-        let second = listener.next().unwrap();
-        listener.proceed(second.id).unwrap();
+        let (_file, memory) = crate::memfd::create_sealed("calls", 4096).unwrap();
+        assert_eq!(Notification::stored(&memory, 8), None);
+        let second = listener.next_into(&memory, 8).unwrap();
+        // Another process with the memory can answer it.
+        let found = Notification::stored(&memory, 8).unwrap();
+        assert_eq!((found, found.number), (second, libc::SYS_listen));
+        assert!(found.store(&memory, 1024));
+        assert_eq!(Notification::stored(&memory, 1024), Some(found));
+        listener.proceed(found.id).unwrap();
         assert_eq!(caller.join().unwrap(), (Err(Errno::ADDRINUSE), Ok(()), Err(Errno::BUSY)));
     }
 }

@@ -46,7 +46,7 @@ use crate::lock::lock;
 use crate::message::{Answer, MessageError, Request};
 use crate::reason::Reason;
 use crate::shared::Shared;
-use crate::supervisor::{self, CALLS, NO_ROUTER, Supervisor};
+use crate::supervisor::{self, CALLS, NO_ROUTER, Record, Supervisor};
 
 /// The time for each answer.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -209,6 +209,7 @@ pub fn supervise_apart(stream: OwnedFd, router: Option<&Path>, process: u32) -> 
 
 fn live(mut stream: UnixStream, router: Option<&Path>, process: u32) -> std::io::Result<()> {
     supervisor::begin_life();
+    let record = Record::new()?;
     stream.write_all(&[READY])?;
     stream.set_read_timeout(Some(LIMIT))?;
     let (listener, network, group) = receive(&stream)?;
@@ -221,7 +222,7 @@ fn live(mut stream: UnixStream, router: Option<&Path>, process: u32) -> std::io:
     move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
     drop(network);
     supervisor::drop_privileges()?;
-    let supervisor = Supervisor::new(router.unwrap_or(Path::new(NO_ROUTER)), true);
+    let supervisor = Supervisor::new(record, router.unwrap_or(Path::new(NO_ROUTER)), true);
     if router.is_some() {
         let probe = listener.next()?;
         if (probe.thread, probe.number) != (process, libc::SYS_listen) {

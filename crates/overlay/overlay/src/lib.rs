@@ -73,3 +73,4 @@ pub use shunt_control::AskError;
 pub use shunt_key::{KeyError, Step, new_key, rotate};
 pub use stand_by::stand_by;
 pub use supervise::{SuperviseError, Supervised, supervise, trusts};
+pub use supervisor::supervise_on;

@@ -32,12 +32,12 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space, set_no_new_privs};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use shunt_sys::seccomp::{self, Listener};
 use shunt_sys::{daemonize, guarded, seqpacket};
 
 use crate::supervise::{self, SuperviseError};
-use crate::supervisor::{self, Call, NO_ROUTER, Supervisor};
+use crate::supervisor::{self, Call, NO_ROUTER, Record, Supervisor};
 
 /// Starts a supervisor for this process and its descendants, which are under the filter from now
 /// on. With `guards` it is the filter for programs that are not trusted. The supervisor asks the
@@ -72,6 +72,7 @@ fn is_there(other: &OwnedFd) -> bool {
 /// Runs the supervisor's process.
 fn live(other: OwnedFd, router: &Path, guards: bool) {
     supervisor::begin_life();
+    let Ok(record) = Record::new() else { return };
     if seqpacket::send(&other, HERE, &[]).is_err() {
         return;
     }
@@ -87,9 +88,9 @@ fn live(other: OwnedFd, router: &Path, guards: bool) {
     let _ = fs::write("/proc/self/oom_score_adj", "-999");
     let joined = move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network));
     drop(network);
-    let _ = set_no_new_privs(true).and_then(|()| supervisor::drop_privileges());
+    let _ = supervisor::drop_privileges();
     let router = if joined.is_ok() { router } else { Path::new(NO_ROUTER) };
-    Supervisor::new(router, guards).serve_from(first);
+    Supervisor::new(record, router, guards).serve_from(first);
 }
 
 /// Waits for the first call of the container, and returns it with the container's network
@@ -99,7 +100,7 @@ fn await_container(listener: &Arc<Listener>) -> Option<(Call, File)> {
     let known = |network: &File| network.metadata().map(|it| (it.dev(), it.ino()));
     let own = File::open("/proc/self/ns/net").and_then(|network| known(&network));
     loop {
-        let call = Call::next(listener)?;
+        let call = Call::next(listener, None)?;
         let network = File::open(format!("/proc/{}/ns/net", call.thread()));
         match (network, &own) {
             // While its call waits, the thread id cannot belong to another thread.

@@ -153,7 +153,8 @@ pub(crate) fn install(make: fn(&[Watched]) -> Result<Listener, Errno>) -> Result
 /// Runs the supervisor's process.
 fn live(parent: OwnedFd, router: &Path) {
     supervisor::begin_life();
-    let supervisor = supervisor::Supervisor::new(router, false);
+    let Ok(record) = supervisor::Record::new() else { return };
+    let supervisor = supervisor::Supervisor::new(record, router, false);
     let word = if supervisor.has_router() { READY } else { WITHOUT_ROUTER };
     let mut stream = UnixStream::from(parent);
     if stream.write_all(&[word]).is_err() {

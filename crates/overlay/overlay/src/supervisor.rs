@@ -19,6 +19,8 @@ mod guarded;
 mod link;
 mod listeners;
 mod process;
+mod record;
+mod recover;
 mod replace;
 mod rings;
 mod undelivered;
@@ -32,7 +34,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
-use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+use rustix::process::{Signal, getpid, kill_process};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_no_new_privs};
+use shunt_sys::keeper::{self, Successor};
 use shunt_sys::seccomp::{Listener, Notification, Watched};
 use shunt_sys::{Errno, daemonize, identity, limits, other, tcp};
 
@@ -40,9 +44,13 @@ use address::Address;
 use connect::Pending;
 use link::Link;
 use listeners::Listeners;
+use record::Slot;
 use rings::Rings;
 use undelivered::Undelivered;
 use workers::Workers;
+
+pub(crate) use record::Record;
+pub use recover::supervise_on;
 
 /// The calls that the filter reports.
 pub(crate) const CALLS: [Watched; 6] = [
@@ -68,6 +76,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// The supervisor of a program.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
+    /// The state that outlives this process, if it is killed.
+    record: Arc<Record>,
     link: Link,
     pending: Pending,
     undelivered: Undelivered,
@@ -85,6 +95,8 @@ pub(crate) struct Supervisor {
 pub(crate) struct Call {
     listener: Arc<Listener>,
     notification: Notification,
+    /// The place in which the call outlives this process.
+    slot: Option<Arc<Slot>>,
 }
 
 /// Prepares the process of a supervisor: it ends with the last process that it serves, and ignores
@@ -99,6 +111,8 @@ pub(crate) fn begin_life() {
 /// Drops all capabilities except those for inspecting processes of any user.
 pub(crate) fn drop_privileges() -> Result<(), Errno> {
     let kept = CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH;
+    // Also after an exec by root.
+    set_no_new_privs(true)?;
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets)
 }
@@ -106,15 +120,21 @@ pub(crate) fn drop_privileges() -> Result<(), Errno> {
 impl Supervisor {
     /// Creates a supervisor. `guards`: its program is under the filter for programs that are not
     /// trusted.
-    pub(crate) fn new(router: &Path, guards: bool) -> Supervisor {
+    pub(crate) fn new(record: Record, router: &Path, guards: bool) -> Supervisor {
+        let record = Arc::new(record);
+        Supervisor::over(record.clone(), Link::new(record, router, guards))
+    }
+
+    fn over(record: Arc<Record>, link: Link) -> Supervisor {
         Supervisor {
-            link: Link::new(router, guards),
+            link,
             pending: Pending::default(),
             undelivered: Undelivered::default(),
-            listeners: Listeners::default(),
-            is_blind: AtomicBool::new(false),
-            rings: Arc::default(),
+            listeners: Listeners::new(record.clone()),
+            is_blind: AtomicBool::new(record.is_blind()),
+            rings: Arc::new(Rings::new(record.clone())),
             workers: Workers::default(),
+            record,
         }
     }
 
@@ -124,33 +144,45 @@ impl Supervisor {
 
     /// Serves until no process is left under the filter.
     pub(crate) fn serve(self, listener: Listener) {
-        self.run(&Arc::new(listener), None);
+        Arc::new(self).run(&Arc::new(listener), None);
     }
 
     /// Serves as [`Supervisor::serve`] does, beginning with a call that was received already.
     pub(crate) fn serve_from(self, first: Call) {
-        self.run(&first.listener.clone(), Some(first));
+        Arc::new(self).run(&first.listener.clone(), Some(first));
     }
 
-    fn run(self, listener: &Arc<Listener>, first: Option<Call>) {
+    fn run(self: &Arc<Supervisor>, listener: &Arc<Listener>, first: Option<Call>) {
         listener.hand_over();
-        let supervisor = Arc::new(self);
-        let keeper = supervisor.clone();
+        let supervisor = self.clone();
+        self.record.set_listener(listener);
+        let kept = listener.clone();
         // This thread notices a router that hangs, so that calls do not wait for it.
-        let kept = std::thread::Builder::new().stack_size(STACK).spawn(move || keeper.keep());
+        let kept = std::thread::Builder::new().stack_size(STACK).spawn(move || supervisor.keep(&kept));
         if kept.is_err() {
-            supervisor.link.hang_up();
+            self.link.hang_up();
         }
-        supervisor.work(listener, first);
-        supervisor.workers.await_end();
+        let slot = self.record.claim();
+        let first = first.map(|call| {
+            slot.iter().for_each(|slot| slot.store(&call.notification));
+            Call { slot: slot.clone(), ..call }
+        });
+        self.work(listener, slot, first);
+        self.workers.await_end();
+        self.record.set_over();
     }
 
     /// Runs a thread: it reads the listener whenever it leads, until a call keeps it. `taken` is
     /// its first call.
-    fn work(self: &Arc<Supervisor>, listener: &Arc<Listener>, mut taken: Option<Call>) {
+    fn work(
+        self: &Arc<Supervisor>,
+        listener: &Arc<Listener>,
+        slot: Option<Arc<Slot>>,
+        mut taken: Option<Call>,
+    ) {
         while self.workers.lead() {
             while self.workers.leads() {
-                match taken.take().or_else(|| Call::next(listener)) {
+                match taken.take().or_else(|| Call::next(listener, slot.as_ref())) {
                     Some(call) => self.dispatch(call),
                     None => return self.workers.end(),
                 }
@@ -159,13 +191,33 @@ impl Supervisor {
     }
 
     /// Runs the periodic work until the process ends.
-    fn keep(&self) {
+    fn keep(&self, listener: &Listener) {
+        let arguments = recover::arguments(&self.record);
+        let successor = Successor::of_this_program(arguments).inspect_err(|error| {
+            tracing::warn!(%error, "this supervisor has no successor if it is killed");
+        });
+        let mut keeper = None;
         loop {
+            self.record.beat();
+            if let Ok(successor) = &successor
+                && keeper.is_none_or(keeper::has_ended)
+            {
+                self.record.set_program(successor.own());
+                // Calls that guard the host must not be made unchecked.
+                let listener = Some(listener).filter(|_| !self.link.guards());
+                keeper = successor.start_keeper(self.record.signs(), listener).ok();
+            }
             self.link.await_suspicion(TICK);
             self.pending.forget_old();
             self.undelivered.forget_old();
             self.link.forget_old();
-            self.link.look_after(|| self.listeners.find());
+            // A router that is started again may be an update's, and the supervisor is updated too.
+            let update = || {
+                if keeper.is_some() && successor.as_ref().is_ok_and(Successor::is_another) {
+                    let _ = kill_process(getpid(), Signal::KILL);
+                }
+            };
+            self.link.look_after(update, || self.listeners.find(|socket| self.may_listen(socket)));
         }
     }
 
@@ -173,7 +225,8 @@ impl Supervisor {
         if self.guards(&call) {
             return;
         }
-        if !self.link.is_up() && self.undelivered.is_empty() && self.listeners.is_empty() {
+        let is_idle = !self.link.is_up() && self.undelivered.is_empty() && self.listeners.is_empty();
+        if is_idle && call.notification.number != libc::SYS_listen {
             call.proceed();
             return;
         }
@@ -219,13 +272,15 @@ impl Supervisor {
         let (supervisor, listener) = (self.clone(), listener.clone());
         self.workers.hand_over(move || {
             let thread = std::thread::Builder::new().stack_size(STACK);
-            thread.spawn(move || supervisor.work(&listener, None)).is_ok()
+            let work = move || supervisor.work(&listener, supervisor.record.claim(), None);
+            thread.spawn(work).is_ok()
         })
     }
 
     /// Withdraws the program's listening sockets, so that no more connections are promised to it.
     fn go_blind(&self) {
         if !self.is_blind.swap(true, Relaxed) {
+            self.record.set_blind();
             self.link.withdraw();
             self.listeners.clear();
         }
@@ -265,12 +320,12 @@ impl Supervisor {
     }
 
     /// Returns `true` for a TCP socket whose local address, if any, is the overlay's or
-    /// unspecified.
+    /// unspecified. Before the first router, each address may be the overlay's.
     fn may_listen(&self, socket: &OwnedFd) -> bool {
         let is_tcp = identity::shown(socket).is_ok_and(|shown| !shown.bound_device);
         is_tcp
             && Address::of_socket(socket)
-                .is_some_and(|address| address.ip().is_unspecified() || self.link.covers(address.ip()))
+                .is_some_and(|address| address.ip().is_unspecified() || self.link.may_cover(address.ip()))
     }
 
     fn show(&self, call: &Call, socket: &OwnedFd, cookie: u64) {
@@ -282,7 +337,7 @@ impl Supervisor {
 
 impl Call {
     /// Waits for the next call. `None`: no process is left under the filter.
-    pub(crate) fn next(listener: &Arc<Listener>) -> Option<Call> {
+    pub(crate) fn next(listener: &Arc<Listener>, slot: Option<&Arc<Slot>>) -> Option<Call> {
         loop {
             let mut polled = [PollFd::new(&**listener, PollFlags::IN)];
             if poll(&mut polled, None).is_err() {
@@ -291,12 +346,22 @@ impl Call {
             if polled[0].revents().contains(PollFlags::HUP) {
                 return None;
             }
-            match listener.next() {
-                Ok(notification) => return Some(Call { listener: listener.clone(), notification }),
+            let received = slot.map_or_else(|| listener.next(), |slot| slot.receive(listener));
+            match received {
+                Ok(notification) => {
+                    return Some(Call { listener: listener.clone(), notification, slot: slot.cloned() });
+                }
                 // The thread has died, or its call was interrupted before it was received.
                 Err(Errno::NOENT | Errno::INTR) => {}
                 Err(_) => return None,
             }
+        }
+    }
+
+    /// Notes a step of the call in the place in which it outlives this process.
+    fn record(&self, note: impl FnOnce(&Slot)) {
+        if let Some(slot) = &self.slot {
+            note(slot);
         }
     }
 

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
+use rustix::fs::fstat;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
 use shunt_sys::Errno;
@@ -30,6 +31,7 @@ use super::address::{Address, Peer};
 use super::deadline::{Deadline, Wait};
 use super::link::{Conversation, Received};
 use super::process::{self, Signal};
+use super::record::Entry;
 use super::replace::liken;
 use super::undelivered::Place;
 use super::{Call, NEVER, STACK, Supervisor, is_nonblocking, is_ready, is_ready_now};
@@ -41,17 +43,19 @@ const TAKEN: Duration = Duration::from_millis(2);
 /// An accepted connection.
 #[derive(Debug)]
 pub(super) struct Accepted {
+    /// Removed before the socket is closed, whose fd another thread may get then.
+    pub(super) entry: Entry,
     pub(super) socket: OwnedFd,
-    peer: Peer,
+    pub(super) peer: Peer,
 }
 
 /// A promised connection that awaits the router's answer.
 #[derive(Debug)]
 pub(super) struct Parked {
-    accepted: Accepted,
-    place: Place,
+    pub(super) accepted: Accepted,
+    pub(super) place: Place,
     /// `None` if the router could not be asked yet.
-    conversation: Option<Conversation>,
+    pub(super) conversation: Option<Conversation>,
 }
 
 /// The flags of accept4, its fourth argument.
@@ -95,7 +99,7 @@ impl Supervisor {
         let accepting = Accepting { listener, cookie, flags };
         let listener = &accepting.listener;
         if is_nonblocking(listener) || is_ready_now(listener, PollFlags::IN) {
-            match self.attempt(listener, flags) {
+            match self.attempt(listener, cookie, flags) {
                 Ok(None) => self.wait_apart(&call, &accepting),
                 Ok(Some(accepted)) => self.settle(&call, &accepting, accepted),
                 Err(error) => call.answer(Err(error)),
@@ -127,7 +131,7 @@ impl Supervisor {
                 return self.deliver(call, decided, *flags, accepting.cookie);
             }
             if is_nonblocking(listener) || is_ready(listener, PollFlags::IN) {
-                match self.attempt(listener, *flags) {
+                match self.attempt(listener, accepting.cookie, *flags) {
                     Ok(Some(accepted)) => {
                         if self.claim(call, accepting, accepted) {
                             return;
@@ -194,7 +198,8 @@ impl Supervisor {
             return true;
         }
         let request = Request::Accepted { local, remote };
-        let Some(conversation) = self.link.begin(&request, &accepted.socket, Wait::Accept) else {
+        let note = |conversation: &OwnedFd| accepted.entry.set(&accepted.socket, Some(conversation));
+        let Some(conversation) = self.link.begin(&request, &accepted.socket, Wait::Accept, note) else {
             if may_be_promised() {
                 self.park(accepting, local, accepted, None);
                 return false;
@@ -202,6 +207,7 @@ impl Supervisor {
             self.deliver(call, accepted, accepting.flags, accepting.cookie);
             return true;
         };
+        accepted.entry.set_asked();
         let mut received = conversation.receive(|| true);
         if matches!(received, Received::Late) {
             self.link.suspect();
@@ -233,7 +239,12 @@ impl Supervisor {
         conversation: Option<Conversation>,
     ) {
         let place = Place::new(&accepting.listener, accepting.cookie, local);
-        self.undelivered.park(Parked { accepted, place, conversation });
+        self.await_answer(Parked { accepted, place, conversation });
+    }
+
+    /// Lets another thread await the answer about a parked connection.
+    pub(super) fn await_answer(self: &Arc<Supervisor>, parked: Parked) {
+        self.undelivered.park(parked);
         let supervisor = self.clone();
         let thread = std::thread::Builder::new().stack_size(STACK);
         if thread.spawn(move || supervisor.await_router()).is_err() {
@@ -247,7 +258,11 @@ impl Supervisor {
         let deadline = Deadline::after(self.link.limit(Wait::Promised));
         let conversation = conversation.or_else(|| {
             let (local, remote) = (Address::of_socket(&accepted.socket)?, accepted.peer.address);
-            self.link.begin(&Request::Accepted { local, remote }, &accepted.socket, Wait::Promised)
+            let request = Request::Accepted { local, remote };
+            let note = |conversation: &OwnedFd| accepted.entry.set(&accepted.socket, Some(conversation));
+            let conversation = self.link.begin(&request, &accepted.socket, Wait::Promised, note)?;
+            accepted.entry.set_asked();
+            Some(conversation)
         });
         let decided = match conversation {
             Some(mut conversation) => {
@@ -271,6 +286,9 @@ impl Supervisor {
             return self.undelivered.keep(cookie, accepted);
         }
         let id = call.notification.id;
+        if let Ok(found) = fstat(&accepted.socket) {
+            call.record(|slot| slot.gives(found.st_ino));
+        }
         match call.listener.give(id, accepted.socket.as_fd(), flags.close_on_exec) {
             Ok(number) => {
                 drop(accepted);
@@ -287,7 +305,7 @@ impl Supervisor {
     /// Accepts a connection. Only one thread at a time polls and accepts, so that accept never
     /// blocks. Returns `None` if another process was faster, or the connection was made to wake the
     /// program.
-    fn attempt(&self, listener: &OwnedFd, flags: Flags) -> Result<Option<Accepted>, Errno> {
+    fn attempt(&self, listener: &OwnedFd, cookie: u64, flags: Flags) -> Result<Option<Accepted>, Errno> {
         static TURN: Mutex<()> = Mutex::new(());
         let _turn = TURN.lock().expect(NEVER);
         if !is_nonblocking(listener) && !is_ready_now(listener, PollFlags::IN) {
@@ -295,35 +313,47 @@ impl Supervisor {
         }
         let mut wanted = SocketFlags::CLOEXEC;
         wanted.set(SocketFlags::NONBLOCK, flags.nonblocking);
-        let socket = accept_with(listener, wanted)?;
+        self.record.set_accepting(cookie);
+        let accepted = accept_with(listener, wanted).map(|socket| {
+            let entry = self.record.accepted(&socket, cookie);
+            (entry, socket)
+        });
+        self.record.set_accepting(0);
+        let (entry, socket) = accepted?;
         // The connection was reset meanwhile. The program could not have read its address either.
         let peer = Peer::of(&socket).ok_or(Errno::CONNABORTED)?;
         if self.undelivered.has_woken(peer.address) {
             return Ok(None);
         }
-        Ok(Some(Accepted { socket, peer }))
+        Ok(Some(Accepted { entry, socket, peer }))
     }
 }
 
 /// Returns the connection that the program gets after an answer. Returns `None` if the policy
 /// denies it. Without an answer the connection stays on the overlay.
-fn decide(mut accepted: Accepted, conversation: Conversation, received: Received) -> Option<Accepted> {
+pub(super) fn decide(
+    mut accepted: Accepted,
+    conversation: Conversation,
+    received: Received,
+) -> Option<Accepted> {
     match received {
         Received::Answer(Answer::Take, Some(connection)) => {
             // The client has the host connection already, so an error here is ignored.
             let _ = liken(&accepted.socket, &connection);
             let overlay = std::mem::replace(&mut accepted.socket, connection);
+            accepted.entry.set(&accepted.socket, None);
             drop(conversation);
             // The close must not wait for the old peer to acknowledge, because the program waits.
             let _ = sockopt::set_socket_linger(&overlay, None);
         }
         Received::Answer(Answer::Deny(_), _) => {
+            drop(accepted.entry);
             drop(conversation);
             // Make the close a reset.
             let _ = sockopt::set_socket_linger(&accepted.socket, Some(Duration::ZERO));
             return None;
         }
-        _ => {}
+        _ => accepted.entry.set(&accepted.socket, None),
     }
     Some(accepted)
 }

@@ -27,6 +27,7 @@ use shunt_sys::{Errno, options, tcp};
 use super::address::Address;
 use super::deadline::{Deadline, GRACE, Wait};
 use super::link::{Conversation, Received};
+use super::record::{Reply, Slot};
 use super::replace::Place;
 use super::rings::Rings;
 use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now, process};
@@ -65,6 +66,8 @@ struct Attempt {
     given: Option<OwnedFd>,
     begun: Instant,
     rings: Arc<Rings>,
+    /// The answer to the call, if the socket is replaced meanwhile and this process is killed.
+    reply: Reply,
 }
 
 /// The router's answer about a connection to be made.
@@ -141,8 +144,10 @@ impl Supervisor {
             return;
         }
         let (begun, rings) = (Instant::now(), self.rings.clone());
-        let attempt = Attempt { conversation, socket, given: None, begun, rings };
-        if is_nonblocking(&attempt.socket) {
+        let is_nonblocking = is_nonblocking(&socket);
+        let reply = if is_nonblocking { Reply::InProgress } else { Reply::Connected };
+        let attempt = Attempt { conversation, socket, given: None, begun, rings, reply };
+        if is_nonblocking {
             self.begin(call, attempt, address);
         } else {
             see_through(call, attempt, address);
@@ -170,7 +175,7 @@ impl Supervisor {
     fn ask(&self, call: &Call, socket: &OwnedFd, address: Address) -> Asked {
         let from = Address::of_socket(socket).map(|own| own.ip()).filter(|own| !own.is_unspecified());
         let request = Request::Connect { to: address.to, from };
-        let Some(conversation) = self.link.begin(&request, socket, Wait::Connect) else {
+        let Some(conversation) = self.link.begin(&request, socket, Wait::Connect, |_| ()) else {
             return Asked::Stay;
         };
         match conversation.receive(|| call.waits()) {
@@ -187,6 +192,7 @@ impl Supervisor {
     /// the socket was replaced.
     fn begin(&self, call: &Call, mut attempt: Attempt, address: Address) {
         let Ok(cookie) = sockopt::socket_cookie(&attempt.socket) else { return attempt.leave(call, None) };
+        call.record(Slot::begins);
         match address.connect(&attempt.socket) {
             Ok(()) | Err(Errno::INPROGRESS) if is_soon_there(call, &attempt, self.link.hold()) => {
                 let error = settle(call, &mut attempt).err().unwrap_or(Errno::INPROGRESS);
@@ -231,7 +237,7 @@ fn is_plain(socket: &OwnedFd) -> bool {
 /// Handles a blocking connect.
 fn see_through(call: &Call, mut attempt: Attempt, address: Address) {
     let socket = &attempt.socket;
-    match start(socket, address) {
+    match start(call, socket, address) {
         Ok(()) | Err(Errno::INPROGRESS) => {}
         // The program's own call would have returned this error.
         Err(error) => return attempt.leave(call, Some(error)),
@@ -278,10 +284,12 @@ fn settle(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
 
 /// Starts to connect a blocking socket. The file is shared with the program, so its non-blocking
 /// flag is set only for this moment.
-fn start(socket: &OwnedFd, address: Address) -> Result<(), Errno> {
+fn start(call: &Call, socket: &OwnedFd, address: Address) -> Result<(), Errno> {
+    call.record(|slot| slot.set_nonblocking(true));
     let nonblocking = Nonblocking::set(socket)?;
     let connected = address.connect(socket);
     drop(nonblocking);
+    call.record(|slot| slot.set_nonblocking(false));
     connected
 }
 
@@ -309,6 +317,7 @@ impl Drop for Nonblocking<'_> {
 /// the call, on whichever socket the descriptor refers to now.
 fn seize(call: &Call, mut attempt: Attempt) {
     attempt.conversation.wait_anew();
+    attempt.reply = Reply::Proceed;
     let replaced = replace(call, &mut attempt);
     attempt.leave(call, replaced.err());
 }
@@ -316,7 +325,7 @@ fn seize(call: &Call, mut attempt: Attempt) {
 /// Puts the host connection in the place of the socket, if there is one. An error means that the
 /// program must not continue with its socket.
 fn replace(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
-    let Attempt { conversation, socket, given, begun, rings } = attempt;
+    let Attempt { conversation, socket, given, begun, rings, reply } = attempt;
     let socket = &*socket;
     if tcp::state(socket) != Ok(tcp::ESTABLISHED) {
         return Ok(());
@@ -336,13 +345,22 @@ fn replace(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
         return Ok(());
     };
     let connection = given.insert(connection);
+    let Some(before) = tcp::sent(&*connection, Opener::Us).ok().flatten() else {
+        conversation.send(&Request::Stay(Reason::Late), None);
+        return Ok(());
+    };
+    call.record(|slot| slot.commits((connection, before), conversation.socket(), *reply));
     if let Err(reason) = commit(call, (socket, *begun), connection, &last) {
+        call.record(|slot| slot.commits_not());
         conversation.send(&Request::Stay(reason), None);
         return Ok(());
     }
     // From here on the other end has the host connection in any case.
     let taken = place.take(call, socket, connection);
     conversation.send(&Request::Taken, None);
+    if taken.is_ok() {
+        call.record(Slot::taken);
+    }
     taken.map_err(|_| Errno::CONNRESET)
 }
 
@@ -367,7 +385,7 @@ fn commit(
 
 /// Waits for the acknowledgement of Commit. Returns `true` if it has arrived, and `false` if the
 /// other host has reset the connection or is silent.
-fn is_acknowledged(connection: &OwnedFd, goes_on: impl Fn() -> bool) -> bool {
+pub(super) fn is_acknowledged(connection: &OwnedFd, goes_on: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + SILENT;
     let mut pause = Duration::from_micros(50);
     loop {

@@ -6,6 +6,7 @@
 //! answered, the router *rests* until one is. Meanwhile connect does not ask it, and accept asks it
 //! only about connections that may be promised.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -21,6 +22,7 @@ use shunt_sys::{Errno, seqpacket};
 
 use super::NEVER;
 use super::deadline::{Deadline, GRACE, Wait};
+use super::record::Record;
 use crate::marks;
 use crate::message::{self, Answer, MessageError, Request, VERSION, Welcome};
 
@@ -39,6 +41,12 @@ pub(crate) struct Link {
     kept: Arc<Kept>,
     /// The connection that stays open.
     standing: Mutex<Option<Standing>>,
+    /// The place in which it outlives this process.
+    record: Arc<Record>,
+    /// Set while the connection that stays open is one of a killed supervisor.
+    is_inherited: AtomicBool,
+    /// Connections of killed supervisors, which close after another one has taken their place.
+    former: Mutex<Vec<OwnedFd>>,
     /// The overlay's addresses, as the last router has reported them.
     prefixes: Mutex<Vec<IpNet>>,
     /// The router has not answered in time, so calls do not wait for it.
@@ -66,20 +74,44 @@ impl Link {
         self.guards
     }
 
-    pub(super) fn new(router: &Path, guards: bool) -> Link {
-        let link = Link {
-            router: router.to_owned(),
-            guards,
+    pub(super) fn new(record: Arc<Record>, router: &Path, guards: bool) -> Link {
+        record.set_router(router, guards);
+        let link = Link::over(record);
+        let greeted = link.greet(GRACE, 0);
+        drop(link.stand(greeted));
+        link
+    }
+
+    /// Goes on with the connection of a killed supervisor, whose descriptors are in `left`.
+    pub(super) fn resumed(record: Arc<Record>, left: &mut BTreeMap<i32, OwnedFd>) -> Link {
+        let link = Link::over(record);
+        let standing = link.record.standing().and_then(|standing| {
+            let socket = left.remove(&standing.socket)?;
+            let marks = standing.marks.and_then(|marks| left.remove(&marks));
+            let welcome = serde_json::from_slice(&standing.welcome).ok()?;
+            Some(Standing { socket, welcome, marks })
+        });
+        link.is_inherited.store(standing.is_some(), Relaxed);
+        let next = link.record.next().and_then(|next| left.remove(&next));
+        link.former.lock().expect(NEVER).extend(next);
+        drop(link.stand(standing));
+        link
+    }
+
+    fn over(record: Arc<Record>) -> Link {
+        Link {
+            router: record.router(),
+            guards: record.guards(),
             kept: Arc::default(),
             standing: Mutex::new(None),
+            record,
+            is_inherited: AtomicBool::new(false),
+            former: Mutex::default(),
             prefixes: Mutex::default(),
             rests: AtomicBool::new(false),
             is_suspected: Mutex::new(false),
             suspicion: Condvar::new(),
-        };
-        let greeted = link.greet(GRACE, 0);
-        link.stand(greeted);
-        link
+        }
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -91,17 +123,32 @@ impl Link {
         self.prefixes.lock().expect(NEVER).iter().any(|it| it.contains(&address))
     }
 
+    /// Returns `true` as [`Link::covers`] does, and for every address before the first router.
+    pub(super) fn may_cover(&self, address: IpAddr) -> bool {
+        let prefixes = self.prefixes.lock().expect(NEVER);
+        prefixes.is_empty() || prefixes.iter().any(|it| it.contains(&address))
+    }
+
     /// Returns `true` if the router is to be asked about a connect to that address.
     pub(super) fn expects(&self, address: IpAddr) -> bool {
         self.is_up() && self.answers() && self.covers(address)
     }
 
-    /// Begins or ends the connection that stays open.
-    fn stand(&self, standing: Option<Standing>) {
+    /// Begins or ends the connection that stays open. Returns the former one.
+    fn stand(&self, standing: Option<Standing>) -> Option<Standing> {
         if let Some(it) = &standing {
             self.prefixes.lock().expect(NEVER).clone_from(&it.welcome.prefixes);
         }
-        *self.standing() = standing;
+        let mut place = self.standing();
+        match &standing {
+            Some(Standing { socket, welcome, marks }) => {
+                let welcome = serde_json::to_vec(welcome).expect("it has no maps");
+                self.record.set_standing(Some((socket, marks.as_ref(), &welcome)));
+            }
+            None => self.record.set_standing(None),
+        }
+        self.record.set_next(None);
+        std::mem::replace(&mut *place, standing)
     }
 
     /// Returns `true` if the router is expected to answer.
@@ -144,12 +191,17 @@ impl Link {
     }
 
     /// Checks the connection to the router, and connects again if necessary. This may wait for a
-    /// router that hangs. A new router is shown the sockets that `listening` returns.
-    pub(super) fn look_after(&self, listening: impl FnOnce() -> Vec<OwnedFd>) {
+    /// router that hangs. A new router is shown the sockets that `listening` returns. Calls
+    /// `prepare` before.
+    pub(super) fn look_after(&self, prepare: impl FnOnce(), listening: impl FnOnce() -> Vec<OwnedFd>) {
         let stands = self.standing().as_ref().is_some_and(|it| {
             matches!(message::receive::<Answer>(&it.socket), Err(MessageError::Kernel(Errno::AGAIN)))
         });
         let is_suspected = std::mem::take(&mut *self.is_suspected.lock().expect(NEVER));
+        if stands && self.is_inherited.load(Relaxed) {
+            return self.renew(listening);
+        }
+        self.former.lock().expect(NEVER).clear();
         if stands {
             if is_suspected || !self.answers() {
                 // While the router rests, no call waits for the result.
@@ -160,15 +212,44 @@ impl Link {
         }
         // The router has ended, or it sent a message that it should not send unasked.
         self.hang_up();
-        let listening = listening();
-        let standing = self.greet(GRACE, listening.len());
-        if let Some(it) = &standing {
-            for socket in &listening {
-                let _ = message::send(&it.socket, &Request::Listen, Some(socket.as_fd()));
-            }
+        self.is_inherited.store(false, Relaxed);
+        if self.dial(Deadline::after(Duration::ZERO)).is_some() {
+            prepare();
         }
+        let standing = self.introduce(listening);
         self.rests.store(false, Relaxed);
-        self.stand(standing);
+        drop(self.stand(standing));
+    }
+
+    /// Replaces a killed supervisor's connection to the router by another one, which has this
+    /// process's id. The former one is closed later, when the router knows the listening sockets
+    /// from the new one. So at no time does it miss them.
+    fn renew(&self, listening: impl FnOnce() -> Vec<OwnedFd>) {
+        if let Some(standing) = self.introduce(listening) {
+            self.is_inherited.store(false, Relaxed);
+            let former = self.stand(Some(standing));
+            self.former.lock().expect(NEVER).extend(former.map(|former| former.socket));
+        }
+    }
+
+    /// Says Hello, and shows the router the sockets that `listening` returns.
+    fn introduce(&self, listening: impl FnOnce() -> Vec<OwnedFd>) -> Option<Standing> {
+        // The first router of a program says which addresses are the overlay's.
+        let is_first = self.prefixes.lock().expect(NEVER).is_empty();
+        let mut standing = if is_first { Some(self.greet(GRACE, 0)?) } else { None };
+        if let Some(it) = &standing {
+            self.prefixes.lock().expect(NEVER).clone_from(&it.welcome.prefixes);
+        }
+        let listening = listening();
+        if standing.is_none() {
+            standing = self.greet(GRACE, listening.len());
+        }
+        let standing = standing?;
+        self.record.set_next(Some(&standing.socket));
+        for socket in &listening {
+            let _ = message::send(&standing.socket, &Request::Listen, Some(socket.as_fd()));
+        }
+        Some(standing)
     }
 
     /// Closes idle conversations that were not used again.
@@ -187,12 +268,20 @@ impl Link {
     pub(super) fn withdraw(&self) {
         let mut standing = self.standing();
         if standing.as_ref().is_some_and(|it| message::send(&it.socket, &Request::Withdraw, None).is_err()) {
+            self.record.set_standing(None);
             *standing = None;
         }
     }
 
-    /// Begins a conversation about one connection. Returns `None` if there is no router.
-    pub(super) fn begin(&self, request: &Request, shown: &OwnedFd, wait: Wait) -> Option<Conversation> {
+    /// Begins a conversation about one connection. Returns `None` if there is no router. Calls
+    /// `note` with its descriptor before anything is sent.
+    pub(super) fn begin(
+        &self,
+        request: &Request,
+        shown: &OwnedFd,
+        wait: Wait,
+        note: impl Fn(&OwnedFd),
+    ) -> Option<Conversation> {
         if !self.is_up() {
             return None;
         }
@@ -202,6 +291,7 @@ impl Link {
             let kept = self.kept().pop().map(|(socket, _)| socket);
             let is_kept = kept.is_some();
             let socket = kept.or_else(|| self.dial(deadline))?;
+            note(&socket);
             let conversation = Conversation {
                 socket: Some(socket),
                 limit,
@@ -220,9 +310,22 @@ impl Link {
         }
     }
 
+    /// Goes on with a conversation of a killed supervisor about a promised connection.
+    pub(super) fn adopt(&self, socket: OwnedFd) -> Conversation {
+        let limit = self.limit(Wait::Promised);
+        Conversation {
+            socket: Some(socket),
+            limit,
+            deadline: Deadline::after(limit),
+            is_over: AtomicBool::new(false),
+            is_late: AtomicBool::new(false),
+            kept: self.kept.clone(),
+        }
+    }
+
     /// Gives up a router that does not answer, until it answers again.
     pub(super) fn hang_up(&self) {
-        *self.standing() = None;
+        drop(self.stand(None));
         self.kept().clear();
     }
 
@@ -302,6 +405,11 @@ pub(super) struct Conversation {
 }
 
 impl Conversation {
+    /// Returns its descriptor.
+    pub(super) fn socket(&self) -> Option<&OwnedFd> {
+        self.socket.as_ref()
+    }
+
     /// Sends a message. Returns `true` if it was sent.
     pub(super) fn send(&self, request: &Request, socket: Option<&OwnedFd>) -> bool {
         let shown = socket.map(AsFd::as_fd);

@@ -128,6 +128,15 @@ pub(super) fn held(
     Ok(if is_ring_missing { Err(Unclear) } else { Ok(held) })
 }
 
+/// Returns the fd by which the process of a thread has the socket with this inode.
+pub(super) fn number_of(thread: u32, inode: u64) -> Option<i32> {
+    let own = format!("socket:[{inode}]");
+    fs::read_dir(format!("/proc/{thread}/fd")).ok()?.flatten().find_map(|entry| {
+        let is_it = fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == own.as_str());
+        is_it.then(|| entry.file_name().to_str()?.parse().ok()).flatten()
+    })
+}
+
 fn closes_on_exec(thread: u32, number: i32) -> io::Result<bool> {
     let flags = Fields::descriptor(thread, number)?.number("flags", 8).unwrap_or(0);
     Ok(flags & libc::O_CLOEXEC as u64 != 0)

@@ -2,24 +2,35 @@
 //! registered file, or in a request under way. A socket that may be in one is not replaced.
 
 use std::collections::HashSet;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use shunt_sys::proc::Fields;
 
 use super::NEVER;
+use super::record::Record;
 
 /// The number of processes that are remembered. Once it is reached, any process may have an
 /// io_uring.
 const MAKERS: usize = 4096;
 
 /// The processes that have made an io_uring. It may be invisible now, since it needs no descriptor.
-#[derive(Debug, Default)]
-pub(super) struct Rings(Mutex<HashSet<u32>>);
+#[derive(Debug)]
+pub(super) struct Rings {
+    record: Arc<Record>,
+    makers: Mutex<HashSet<u32>>,
+    /// A former supervisor has seen some, which are not known now.
+    has_others: bool,
+}
 
 impl Rings {
+    pub(super) fn new(record: Arc<Record>) -> Rings {
+        Rings { has_others: record.has_rings(), record, makers: Mutex::default() }
+    }
+
     /// Notes that the process of this thread makes an io_uring.
     pub(super) fn note(&self, thread: u32) {
-        let mut makers = self.0.lock().expect(NEVER);
+        self.record.set_rings();
+        let mut makers = self.makers.lock().expect(NEVER);
         if let Some(process) = process_of(thread)
             && makers.len() < MAKERS
         {
@@ -29,7 +40,10 @@ impl Rings {
 
     /// Returns `true` if the process of this thread may have made an io_uring.
     pub(super) fn has_made(&self, thread: u32) -> bool {
-        let makers = self.0.lock().expect(NEVER);
+        let makers = self.makers.lock().expect(NEVER);
+        if self.has_others {
+            return true;
+        }
         match makers.len() {
             0 => false,
             MAKERS.. => true,
@@ -64,12 +78,15 @@ mod tests {
 
     #[test]
     fn a_process_is_known_by_any_of_its_threads() {
-        let rings = Rings::default();
+        let record = Arc::new(Record::new().unwrap());
+        let rings = Rings::new(record.clone());
         let this = || rustix::thread::gettid().as_raw_pid() as u32;
         assert!(!rings.has_made(this()));
         rings.note(this());
         std::thread::scope(|scope| scope.spawn(|| assert!(rings.has_made(this()))).join().unwrap());
         assert!(!rings.has_made(1));
+        // A successor does not know which process it was.
+        assert!(Rings::new(record).has_made(1));
     }
 
     #[test]

@@ -107,6 +107,12 @@ impl Undelivered {
         state.parked.push(parked);
     }
 
+    /// Keeps a connection of a killed supervisor that needs no answer, and wakes the program.
+    pub(super) fn restore(&self, place: Place, accepted: Accepted) {
+        self.state().waiting += 1;
+        self.decide(place, Some(accepted));
+    }
+
     /// Returns a parked connection that no thread waits for.
     pub(super) fn next_parked(&self) -> Option<Parked> {
         self.state().parked.pop()

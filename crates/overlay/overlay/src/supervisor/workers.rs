@@ -97,6 +97,11 @@ impl Workers {
         true
     }
 
+    /// Counts a thread that was started for a call of a former supervisor.
+    pub(super) fn adopt(&self) {
+        self.state().threads += 1;
+    }
+
     /// Ends all threads: no process is left under the filter.
     pub(super) fn end(&self) {
         self.state().is_over = true;
