@@ -102,8 +102,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<bool> {
     checks.extend(around::checks());
     checks.extend(relay::checks());
     checks.extend(overlay::checks(&args.control.control));
-    let local_path = checks.iter().all(|check| check.state != State::Missing);
     let overlay = View::ask(&args.control.control);
+    checks.extend(overlay.as_ref().map(overlay::containers));
+    let local_path = checks.iter().all(|check| check.state != State::Missing);
     let report = Report { local_path, required, checks, unserved: all_unserved(overlay.as_ref()) };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report).context("the report cannot be printed")?);

@@ -168,3 +168,29 @@ fn doctor_finds_what_is_wrong_with_the_overlay() {
     let router = check(&lab, "overlay router");
     assert!(router["found"].as_str().unwrap().starts_with("not configured"), "{router}");
 }
+
+/// A container without a supervisor is listed, with advice, until it has one.
+#[test]
+fn a_container_without_a_supervisor_is_listed() {
+    let mut lab = Lab::with_routers();
+    let mut server = lab.command(B, false, go("server"));
+    let server = lab.launch(B, server.args(["tcp4", ":9000"]), "listening");
+    let listed = |lab: &Lab| parsed(lab, B, &["status"])["overlay"]["unserved"]["containers"].clone();
+    let found = listed(&lab);
+    let [one] = &found.as_array().unwrap()[..] else { panic!("{found}") };
+    assert_eq!((&one["address"], &one["reason"]), (&json!(SERVER), &json!("not-supervised")), "{found}");
+    assert_eq!(one["pid"], lab.pid(server), "{found}");
+    assert!(
+        ask(&lab, B, &["status"]).contains("1 containers on the overlay are not served:\n10.50.2.2  server")
+    );
+    let doctor = ask(&lab, B, &["doctor"]);
+    let line = doctor.lines().find(|line| line.contains("overlay containers")).unwrap_or_default();
+    assert!(line.starts_with("limited") && line.contains("10.50.2.2 (server, process"), "{doctor}");
+    // The other host's containers are not this router's.
+    assert_eq!(parsed(&lab, A, &["status"])["overlay"]["unserved"]["containers"], json!([]));
+
+    lab.stop(server);
+    let mut server = lab.command(B, true, go("server"));
+    lab.launch(B, server.args(["tcp4", ":9001"]), "listening");
+    assert_eq!(listed(&lab), json!([]));
+}

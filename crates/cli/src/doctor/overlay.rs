@@ -8,15 +8,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
+use shunt_abi::shown::visible;
 use shunt_overlay::{AskError, Request};
 use shunt_sys::{Errno, seccomp};
 
 use super::{Check, State};
+use crate::overlay::seen::View;
 
 /// The router's configuration, at the path that its systemd unit uses.
 const CONFIGURATION: &str = "/etc/shunt/overlay.toml";
 /// How long a router may take to answer. On a host network the answer takes much less.
 const LIMIT: Duration = Duration::from_secs(1);
+/// The number of containers that are named.
+const SHOWN: usize = 8;
 
 pub(super) fn checks(control: &Path) -> Vec<Check> {
     let mut checks = vec![supervisors(), tracing()];
@@ -28,6 +32,23 @@ pub(super) fn checks(control: &Path) -> Vec<Check> {
         checks.push(routers(&status));
     }
     checks
+}
+
+/// Checks that all containers on the overlay have a supervisor.
+pub(super) fn containers(view: &View) -> Check {
+    let check =
+        |found: String| Check::ok("overlay containers", "the overlay: connections of containers", found);
+    let Some(first) = view.unserved.containers.first() else {
+        return check("all that are on the overlay are served".to_owned());
+    };
+    let shown = view.unserved.containers.iter().take(SHOWN);
+    let shown: Vec<String> =
+        shown.map(|it| format!("{} ({}, process {})", it.address, visible(&it.program), it.pid)).collect();
+    let count = view.unserved.containers.len() + view.unserved.left_out;
+    let more = if count > shown.len() { format!(" and {} more", count - shown.len()) } else { String::new() };
+    let found = format!("not served: {}{more}. {}", shown.join(", "), first.why.explanation);
+    let advice = first.why.advice.trim_end_matches('.').to_owned();
+    check(found).lacking(State::Limited, advice)
 }
 
 /// Tries to install a seccomp filter. This happens on a new thread, because a filter lasts as long

@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use shunt_abi::shown::visible;
 use shunt_overlay::Request;
 
 use crate::table::{Column, left, render};
@@ -20,6 +21,28 @@ pub(crate) struct View {
     pub(crate) connections: Vec<Seen>,
     /// The number of connections that the answer leaves out.
     pub(crate) left_out: usize,
+    /// The containers of this host that have no supervisor. An older router does not list them.
+    #[serde(default)]
+    pub(crate) unserved: AllUnserved,
+}
+
+/// The containers without a supervisor.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct AllUnserved {
+    pub(crate) containers: Vec<Unserved>,
+    pub(crate) left_out: usize,
+}
+
+/// A container on the overlay without a supervisor.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub(crate) struct Unserved {
+    pub(crate) address: IpAddr,
+    /// One of its processes.
+    pub(crate) pid: u32,
+    pub(crate) program: String,
+    #[serde(flatten)]
+    pub(crate) why: Why,
 }
 
 /// One end of a connection.
@@ -98,9 +121,22 @@ impl View {
             on(NetworkPath::Host),
             on(NetworkPath::Overlay)
         );
-        if self.connections.is_empty() {
-            return text;
+        if !self.connections.is_empty() {
+            self.list(&mut text);
         }
+        if let Some(first) = self.unserved.containers.first() {
+            let count = self.unserved.containers.len() + self.unserved.left_out;
+            let _ = writeln!(text, "\n{count} containers on the overlay are not served:");
+            for Unserved { address, program, pid, why } in &self.unserved.containers {
+                let _ = writeln!(text, "{address}  {}  {pid}  {}", visible(program), why.explanation);
+            }
+            let _ = writeln!(text, "{}", first.why.advice);
+        }
+        text
+    }
+
+    /// Appends the connections, one on a line.
+    fn list(&self, text: &mut String) {
         let why = |seen: &Seen| seen.why.as_ref().map(|why| why.reason.clone()).unwrap_or_default();
         let row = |seen: &Seen| {
             let (local, remote) = (seen.local.to_string(), seen.remote.to_string());
@@ -124,7 +160,6 @@ impl View {
         reasons.into_iter().for_each(|(reason, explanation)| {
             let _ = writeln!(text, "{reason}: {explanation}");
         });
-        text
     }
 }
 
@@ -132,6 +167,26 @@ impl View {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn containers_without_a_supervisor_are_listed() {
+        let view: View = serde_json::from_value(json!({
+            "name": "one", "left-out": 0, "connections": [],
+            "unserved": { "left-out": 1, "containers": [{
+                "address": "10.50.1.2", "pid": 7, "program": "nginx", "reason": "not-supervised",
+                "explanation": "No supervisor was started with it.", "advice": "Start it again.",
+            }] },
+        }))
+        .unwrap();
+        assert_eq!(
+            view.text(),
+            "overlay, router one: 0 on the host network, 0 on the overlay\n\
+             \n\
+             2 containers on the overlay are not served:\n\
+             10.50.1.2  nginx  7  No supervisor was started with it.\n\
+             Start it again.\n"
+        );
+    }
 
     #[test]
     fn a_connection_is_one_line_and_its_reason_is_explained_once() {

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! The process may have threads. Another one may hold a lock, such as that of the allocator, when
-//! the keeper is made as a copy. So the keeper only makes system calls, with what was prepared
-//! before, until it executes the successor.
+//! the keeper is made as a copy. So until it executes the successor, the keeper only makes
+//! system calls, whose arguments exist before the copy.
 
 use std::ffi::{CStr, CString, c_char};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

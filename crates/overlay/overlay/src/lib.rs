@@ -16,7 +16,7 @@
 //!   their socket `options`, and `enforce` applies another policy to them.
 //! - `map` says which host has a container. `discovery` keeps it current, by way of `etcd`.
 //! - `account` makes sockets for containers, `secure` tags them, `adopt` finds the connections that
-//!   an earlier router made, and `listing` reports them.
+//!   an earlier router made, and `listing` reports them. `unserved` has the containers without a supervisor.
 //! - `supervise` puts a program under a supervisor, which is in `supervisor`. `admit` starts the
 //!   supervisor on the host where programs are not trusted, and `stand_by` starts one for a
 //!   container.
@@ -62,6 +62,7 @@ mod shared;
 mod stand_by;
 mod supervise;
 mod supervisor;
+mod unserved;
 mod wire;
 
 pub use admit::supervise_apart;

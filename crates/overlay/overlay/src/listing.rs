@@ -9,6 +9,7 @@ use shunt_kernel::names;
 
 use crate::metrics::End;
 use crate::shared::Shared;
+use crate::unserved;
 
 /// The number of connections that are listed. The others are only counted.
 const MOST: usize = 4096;
@@ -19,7 +20,13 @@ pub(crate) fn report(shared: &Shared) -> Value {
     listed.extend(on_overlay(shared));
     let left_out = listed.len().saturating_sub(MOST);
     listed.truncate(MOST);
-    json!({ "name": shared.loaded().config.name, "connections": listed, "left-out": left_out })
+    let unserved = unserved::report(shared);
+    json!({
+        "name": shared.loaded().config.name,
+        "connections": listed,
+        "left-out": left_out,
+        "unserved": unserved,
+    })
 }
 
 fn on_host(shared: &Shared) -> Vec<Value> {

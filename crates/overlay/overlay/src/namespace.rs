@@ -70,6 +70,11 @@ impl Namespace {
         own.known.contains(&address)
     }
 
+    /// Returns its inode, by which /proc names it.
+    pub(crate) fn inode(&self) -> Option<u64> {
+        rustix::fs::fstat(&self.handle).ok().map(|found| found.st_ino)
+    }
+
     pub(crate) fn marks(&self) -> &Arc<Marks> {
         &self.marks
     }

@@ -44,6 +44,7 @@ const STANDING_AT: usize = 36;
 const MARKS_AT: usize = 40;
 const WELCOME_LEN_AT: usize = 44;
 const ACCEPTING_AT: usize = 48;
+const STAGE_AT: usize = 580;
 const ROUTER_LEN_AT: usize = 56;
 const NEXT_AT: usize = 60;
 const ROUTER_AT: usize = 64;
@@ -100,6 +101,15 @@ struct Free {
     unused: Vec<usize>,
     next: usize,
     most: usize,
+}
+
+/// How far the supervisor of the record is. Written at each change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It reads the listener.
+    Supervised,
+    /// It continues a killed supervisor's work. `attempt` counts successors that did, from 1.
+    TakenOver { attempt: u32 },
 }
 
 /// The answer to a call whose socket was replaced.
@@ -219,6 +229,21 @@ impl Record {
     /// Notes that this process ends because no process is left under the filter.
     pub(super) fn set_over(&self) {
         self.half(IS_OVER_AT).store(1, SeqCst);
+    }
+
+    pub(super) fn stage(&self) -> Stage {
+        match self.half(STAGE_AT).load(SeqCst) {
+            0 => Stage::Supervised,
+            attempt => Stage::TakenOver { attempt },
+        }
+    }
+
+    pub(super) fn set_stage(&self, stage: Stage) {
+        let attempt = match stage {
+            Stage::Supervised => 0,
+            Stage::TakenOver { attempt } => attempt,
+        };
+        self.half(STAGE_AT).store(attempt, SeqCst);
     }
 
     pub(super) fn set_program(&self, program: impl AsFd) {
@@ -561,6 +586,8 @@ mod tests {
         let other = memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
         record.set_router(Path::new("/run/router.sock"), true);
         record.set_standing(Some((&other, None, b"{}")));
+        assert_eq!(record.stage(), Stage::Supervised);
+        record.set_stage(Stage::TakenOver { attempt: 2 });
         record.set_listening(3, 77, &[(5, 9), (6, -1)]);
         let slot = record.claim().unwrap();
         let call = Notification { id: 12, thread: 34, number: 42, arguments: [1, 2, 3, 4, 5, 6] };
@@ -573,6 +600,7 @@ mod tests {
         let file = record.file.try_clone().unwrap();
         let found = Arc::new(Record::open(file).unwrap().unwrap());
         assert_eq!((found.router(), found.guards()), (PathBuf::from("/run/router.sock"), true));
+        assert_eq!(found.stage(), Stage::TakenOver { attempt: 2 });
         let standing = found.standing().unwrap();
         assert_eq!((standing.socket, standing.marks), (other.as_raw_fd(), None));
         assert_eq!(standing.welcome, b"{}");

@@ -1,13 +1,14 @@
 //! Takes over from a killed supervisor. Its keeper has executed this program, with all of its
 //! descriptors and its [`Record`].
 //!
-//! | state | in | meaning |
+//! | state | processes | meaning |
 //! | --- | --- | --- |
-//! | Supervised | supervisor and keeper run | calls are answered |
-//! | Kept | the keeper | the supervisor was killed: calls wait, and connections stay open |
-//! | Taken over | the successor, until it reads the listener | what was left is continued, as below |
-//! | Supervised | successor and another keeper | |
-//! | Unkept | the supervisor, for up to a second | the keeper was killed: another one is started |
+//! | Supervised | supervisor, keeper | calls are answered |
+//! | Kept | keeper | the supervisor was killed: calls wait, and connections stay open |
+//! | TakenOver | successor | it continues the work, as below, before it reads the listener |
+//! | Unkept | supervisor | the keeper was killed: another one is started within a second |
+//!
+//! [`Stage`] is the part of that which the record has.
 //!
 //! A call that was left:
 //!
@@ -41,7 +42,7 @@ use super::address::{Address, Peer};
 use super::connect::is_acknowledged;
 use super::deadline::{Deadline, Wait};
 use super::link::{Link, Received};
-use super::record::{AnotherLayout, Left, Phase, Record, Reply, Slot};
+use super::record::{AnotherLayout, Left, Phase, Record, Reply, Slot, Stage};
 use super::replace::{self, liken};
 use super::undelivered::Place;
 use super::{Call, STACK, Supervisor, begin_life, process};
@@ -50,7 +51,10 @@ use crate::message::Request;
 /// The number of supervisors after which a call is not handled from its start again. It may be what
 /// ends them.
 const TRIES: u32 = 64;
-/// The time in which the kernel can tell how much was sent.
+/// The number of successors in a row that may end before they serve. Then the work is discarded,
+/// since it may be what ends them.
+const ATTEMPTS: u32 = 8;
+/// The time in which the kernel has an exact count of bytes sent.
 const COUNTED: Duration = Duration::from_millis(100);
 
 /// The descriptors of a killed supervisor, by their fds.
@@ -89,19 +93,17 @@ fn run_former(mut left: Inheritance, program: i32, record: &OwnedFd) -> std::io:
 }
 
 impl Supervisor {
-    /// Continues what was left, and serves.
+    /// Continues the work of the killed supervisor, and serves.
     fn take_over(self: &Arc<Supervisor>, listener: Arc<Listener>, mut left: Inheritance) {
-        let mut again = Vec::new();
-        for (notification, slot, phase) in self.record.calls() {
-            let call = Call { listener: listener.clone(), notification, slot: Some(slot.clone()) };
-            if call.waits() && !self.finish(&call, phase, &mut left) {
-                again.push((call, slot, phase.tries));
-            }
-        }
-        self.restore_accepted(&mut left);
-        for (call, slot, tries) in again {
-            slot.count_try();
-            self.handle_again(call, slot, tries);
+        let attempt = match self.record.stage() {
+            Stage::Supervised => 1,
+            Stage::TakenOver { attempt } => attempt.saturating_add(1),
+        };
+        self.record.set_stage(Stage::TakenOver { attempt });
+        if attempt > ATTEMPTS {
+            self.discard(&listener);
+        } else {
+            self.continue_work(&listener, &mut left);
         }
         // Conversations end before the descriptors that were passed on them are closed.
         let _ = std::thread::Builder::new().stack_size(STACK).spawn(move || {
@@ -109,7 +111,34 @@ impl Supervisor {
             left.retain(|_, fd| !is_unix(fd));
             drop(left);
         });
+        self.record.set_stage(Stage::Supervised);
         self.run(&listener, None);
+    }
+
+    /// Lets the kernel make all calls, and forgets accepted connections.
+    fn discard(&self, listener: &Arc<Listener>) {
+        for (notification, slot, _) in self.record.calls() {
+            let call = Call { listener: listener.clone(), notification, slot: Some(slot) };
+            if call.waits() {
+                call.let_be();
+            }
+        }
+        drop(self.record.left());
+    }
+
+    fn continue_work(self: &Arc<Supervisor>, listener: &Arc<Listener>, left: &mut Inheritance) {
+        let mut again = Vec::new();
+        for (notification, slot, phase) in self.record.calls() {
+            let call = Call { listener: listener.clone(), notification, slot: Some(slot.clone()) };
+            if call.waits() && !self.finish(&call, phase, left) {
+                again.push((call, slot, phase.tries));
+            }
+        }
+        self.restore_accepted(left);
+        for (call, slot, tries) in again {
+            slot.count_try();
+            self.handle_again(call, slot, tries);
+        }
     }
 
     /// Handles a call from its start, on another thread.
