@@ -203,6 +203,10 @@ fn kill_under_load(mut lab: Lab) {
     await_moved(&lab);
     load.end(&mut lab);
     assert_eq!(lab.status(B)["now"]["listeners"], 1);
+    // The routers know of each connection that has moved.
+    let ends = || (lab.paths(A, "client").0, lab.paths(B, "server").0);
+    await_until(|| ends().0 == ends().1, || format!("{} {}", lab.status(A), lab.status(B)));
+    assert_eq!(lab.status(B)["connections"]["reset"], 0, "{}", lab.status(B));
 }
 
 /// Killed, it is replaced by another one within a second, and the supervisor runs on.

@@ -28,6 +28,8 @@ use crate::{exec, library};
 
 /// The name of the link to this program.
 pub(crate) const NAME: &str = "shunt-runtime";
+/// The router's configuration, at the path that its systemd unit uses.
+const CONFIGURATION: &str = "/etc/shunt/overlay.toml";
 /// The environment variable that overrides the path of the settings.
 const SETTINGS: &str = "SHUNT_RUNTIME_SETTINGS";
 
@@ -153,9 +155,12 @@ fn never(why: &dyn Display) -> String {
     format!("nothing is started in a container that is not trusted without a supervisor: {why}")
 }
 
-/// Returns whether this host has a router of the overlay, running or not.
+/// Returns whether this host has a router of the overlay, running or not. At boot, a container may
+/// start before the router has ever made the directory of its socket.
 fn is_of_overlay(router: &Path) -> bool {
-    router.parent().is_some_and(Path::is_dir)
+    let is_configured =
+        || router == Path::new(shunt_overlay::DEFAULT_SOCKET) && Path::new(CONFIGURATION).exists();
+    router.parent().is_some_and(Path::is_dir) || is_configured()
 }
 
 fn stand_by(supervision: Supervision, router: &Path) -> Result<(), Alone> {

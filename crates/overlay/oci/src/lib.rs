@@ -13,6 +13,7 @@ mod daemon_json;
 mod image;
 mod invocation;
 mod mounts;
+mod network;
 mod overlay;
 mod refusal;
 mod replace;

@@ -12,6 +12,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use crate::network::{self, Mount};
 use crate::refusal::Refusal;
 use crate::spec::{Linux, not_understood};
 
@@ -54,6 +55,8 @@ struct Config {
     process: Process,
     #[serde(default)]
     linux: Linux,
+    #[serde(default)]
+    mounts: Vec<Mount>,
 }
 
 #[derive(Deserialize)]
@@ -75,6 +78,13 @@ pub(crate) fn considered(text: &str, is_trusted: bool) -> Result<Supervision, Re
     if config.linux.shows_calls() {
         return Err(Refusal::Shown);
     }
+    let is_without = network::is_without(config.linux.path("network"), &config.mounts);
+    let is_without = is_without.map_err(|error| Refusal::NotUnderstood(error.to_string()))?;
+    // A container of the overlay cannot pass it a socket.
+    let is_apart = !config.linux.joins("ipc") && !config.linux.joins("pid");
+    if is_without && (is_trusted || is_apart && !network::shares_directory(&config.mounts)) {
+        return Err(Refusal::NoNetwork);
+    }
     let is_off = config.process.env.iter().any(|variable| variable == OFF);
     match (is_trusted, is_off) {
         (true, true) => Err(Refusal::Off),
@@ -82,7 +92,7 @@ pub(crate) fn considered(text: &str, is_trusted: bool) -> Result<Supervision, Re
         // The container is under the filter even if its connections stay on the overlay. Otherwise
         // a supervised container of its pod could pass it a socket of the host network. If it joins
         // a PID namespace, the processes in there may be without a filter.
-        (false, is_off) if is_off || config.linux.joins("pid") => Ok(Supervision::Apart),
+        (false, is_off) if is_off || is_without || config.linux.joins("pid") => Ok(Supervision::Apart),
         (false, _) => Ok(Supervision::Guarded),
     }
 }
@@ -153,6 +163,30 @@ mod tests {
         // The network namespace of a pod is created before its containers.
         let pod = json!([{ "type": "network", "path": "/run/netns/pod" }, { "type": "pid" }]);
         assert_eq!(considered_with("/linux/namespaces", pod, false).unwrap(), Supervision::Guarded);
+    }
+
+    #[test]
+    fn a_container_without_a_network_is_left_alone_unless_it_shares_a_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let docker = directory.path();
+        fs::write(docker.join("hostconfig.json"), r#"{"NetworkMode": "none"}"#).unwrap();
+        fs::write(docker.join("hostname"), "").unwrap();
+        let hostname =
+            json!({ "destination": "/etc/hostname", "type": "bind", "source": docker.join("hostname") });
+        let mut config = config();
+        config["mounts"] = json!([hostname]);
+        for is_trusted in [true, false] {
+            let refusal = considered(&config.to_string(), is_trusted).unwrap_err();
+            assert!(matches!(refusal, Refusal::NoNetwork) && refusal.excuses(), "{refusal}");
+        }
+        let shared = json!({ "destination": "/data", "type": "bind", "source": docker });
+        config["mounts"] = json!([hostname, shared]);
+        assert!(matches!(considered(&config.to_string(), true), Err(Refusal::NoNetwork)));
+        assert_eq!(considered(&config.to_string(), false).unwrap(), Supervision::Apart);
+        config["mounts"] = json!([hostname]);
+        config["linux"]["namespaces"] =
+            json!([{ "type": "network" }, { "type": "ipc", "path": "/proc/7/ns/ipc" }]);
+        assert_eq!(considered(&config.to_string(), false).unwrap(), Supervision::Apart);
     }
 
     #[test]

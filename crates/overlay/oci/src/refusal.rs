@@ -37,6 +37,9 @@ pub enum Refusal {
     /// The container uses no overlay.
     #[error("it has the network of the host already, or none of its own")]
     HostNetwork,
+    /// The container has no network.
+    #[error("it has no network")]
+    NoNetwork,
     /// The user has requested it.
     #[error("SHUNT_OVERLAY=off is in its environment")]
     Off,
@@ -80,6 +83,6 @@ impl Refusal {
     /// Returns whether an untrusted container may start without a supervisor. In these cases it
     /// cannot receive a socket of the host network.
     pub fn excuses(&self) -> bool {
-        matches!(self, Refusal::UserNamespace | Refusal::HostNetwork | Refusal::Shown)
+        matches!(self, Refusal::UserNamespace | Refusal::HostNetwork | Refusal::NoNetwork | Refusal::Shown)
     }
 }

@@ -21,9 +21,9 @@ pub struct Host {
 
 /// The path of the shim in a container. It equals the path to which `make install` copies it on a
 /// host.
-const LIBRARY: &str = "/usr/local/lib/shunt/libshunt.so";
+pub(crate) const LIBRARY: &str = "/usr/local/lib/shunt/libshunt.so";
 /// The directory in which the shim looks for a broker by default.
-const BROKER_DIRECTORY: &str = "/run/shunt/broker";
+pub(crate) const BROKER_DIRECTORY: &str = "/run/shunt/broker";
 const PRELOAD: &str = "LD_PRELOAD=";
 
 /// The parts of a configuration that are read.
@@ -89,6 +89,12 @@ impl Linux {
     /// Returns whether the container joins an existing namespace of this kind.
     pub(crate) fn joins(&self, kind: &str) -> bool {
         self.namespaces.iter().any(|namespace| namespace.kind == kind && !namespace.path.is_empty())
+    }
+
+    /// Returns the path of the namespace of this kind which the container joins. Empty if it gets
+    /// a new one.
+    pub(crate) fn path(&self, kind: &str) -> &str {
+        self.namespaces.iter().find(|namespace| namespace.kind == kind).map_or("", |it| &it.path)
     }
 
     /// Returns whether the seccomp filter notifies another supervisor of system calls.

@@ -126,6 +126,13 @@ impl Namespace {
         Ok(listed.iter().map(|it| it.cookie).collect())
     }
 
+    /// Returns the cookies of all listening sockets. May take long if there are many, so it uses a
+    /// netlink socket that no other question waits for.
+    pub(crate) fn all_listeners(&self) -> Result<HashSet<u64>, Errno> {
+        let listed = listed::listeners(&self.another_asker()?, 0)?;
+        Ok(listed.iter().map(|it| it.cookie).collect())
+    }
+
     /// Finds the connection that has these addresses.
     pub(crate) fn connection(&self, local: SocketAddr, remote: SocketAddr) -> Option<Found> {
         self.find(local, remote).filter(|found| !found.listens)

@@ -1,10 +1,11 @@
 //! The registry of supervisors: the network namespaces that they are in, and the listening sockets
 //! that they have shown.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, sockopt};
 use shunt_sys::{Errno, identity, netns};
@@ -16,6 +17,10 @@ use crate::reason::Reason;
 
 /// The largest number of listening sockets that one supervisor may show.
 const LISTENERS: usize = 4096;
+/// The number of listening sockets of a namespace from which closed ones are looked for.
+const MANY: usize = 256;
+/// The time between two such searches in a namespace.
+const PAUSE: Duration = Duration::from_secs(10);
 /// The largest number of supervisors that one namespace may have.
 const SUPERVISORS: usize = 1024;
 /// The number of namespaces for which [`Registry::lives_in`] remembers its result.
@@ -37,6 +42,8 @@ struct State {
     namespaces: HashMap<u64, (Arc<Namespace>, usize)>,
     /// Supervised listening sockets, by cookie.
     listeners: HashMap<u64, Listener>,
+    /// Namespaces in which closed sockets were looked for, and when.
+    checked: HashMap<u64, Instant>,
     /// Records for each namespace cookie if only root can have made the namespace. That never
     /// changes.
     roots: HashMap<u64, bool>,
@@ -169,10 +176,44 @@ impl Registry {
         let mut state = lock(&self.state);
         let count = state.listeners.values().filter(|listener| listener.supervisor == supervisor).count();
         if count >= LISTENERS {
-            return Err(Errno::MFILE);
+            // Connections to this one stay on the overlay.
+            return Ok(());
         }
         state.listeners.insert(cookie, Listener { supervisor, namespace, shares, is_ipv4 });
         Ok(())
+    }
+
+    /// Removes the listening sockets that are closed, in namespaces that have many. A container may
+    /// open and close them for as long as its supervisor lives.
+    pub(crate) fn forget_closed(&self) {
+        for namespace in self.to_be_checked() {
+            let before: HashSet<u64> = {
+                let state = lock(&self.state);
+                let of_it = state.listeners.iter().filter(|(_, listener)| listener.namespace == namespace);
+                of_it.map(|(cookie, _)| *cookie).collect()
+            };
+            // A socket that is added meanwhile is not in `before`.
+            let Some(Ok(open)) = self.namespace(namespace).map(|known| known.all_listeners()) else {
+                continue;
+            };
+            let is_closed = |cookie: &u64| before.contains(cookie) && !open.contains(cookie);
+            lock(&self.state).listeners.retain(|cookie, _| !is_closed(cookie));
+        }
+    }
+
+    /// Returns the namespaces in which closed sockets are to be looked for now. A container can
+    /// make that take long, so each namespace has its turn only after [`PAUSE`].
+    fn to_be_checked(&self) -> Vec<u64> {
+        let mut state = lock(&self.state);
+        let State { namespaces, listeners, checked, .. } = &mut *state;
+        checked.retain(|namespace, since| since.elapsed() < PAUSE && namespaces.contains_key(namespace));
+        let mut counts: HashMap<u64, usize> = HashMap::new();
+        for listener in listeners.values() {
+            *counts.entry(listener.namespace).or_default() += 1;
+        }
+        counts.retain(|namespace, count| *count > MANY && !checked.contains_key(namespace));
+        checked.extend(counts.keys().map(|namespace| (*namespace, Instant::now())));
+        counts.into_keys().collect()
     }
 
     /// Removes all listening sockets of a supervisor.
@@ -250,5 +291,34 @@ impl Registry {
             namespaces: namespaces.len(),
             listeners: state.listeners.len(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn closed_listening_sockets_are_forgotten_while_their_supervisor_lives() {
+        let registry = Registry::default();
+        let open = TcpListener::bind("127.0.0.1:0").unwrap();
+        let namespace = identity::namespace(open.as_fd()).unwrap();
+        let process = Process { id: None, listeners: 0 };
+        let supervisor = registry.add(namespace, &open, process).unwrap();
+        let cookie = sockopt::socket_cookie(&open).unwrap();
+        registry.listen(supervisor, &open, (cookie, namespace)).unwrap();
+        // No socket has these cookies.
+        for closed in 0..2 * LISTENERS as u64 {
+            registry.listen(supervisor, &open, (u64::MAX - closed, namespace)).unwrap();
+        }
+        assert_eq!(registry.counts().listeners, LISTENERS, "further ones are not added");
+        registry.forget_closed();
+        assert_eq!(registry.counts().listeners, 1);
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let cookie = sockopt::socket_cookie(&other).unwrap();
+        registry.listen(supervisor, &other, (cookie, namespace)).unwrap();
+        assert_eq!(registry.counts().listeners, 2);
     }
 }

@@ -191,6 +191,7 @@ impl Shared {
         self.spares.sweep();
         self.guests.sweep();
         self.forget_stayed();
+        self.registry.forget_closed();
         resume::record(self);
         for _ in 0..self.promises.sweep() {
             self.metrics.reset();

@@ -208,9 +208,11 @@ impl Supervisor {
                 keeper = successor.start_keeper(self.record.signs(), listener).ok();
             }
             self.link.await_suspicion(TICK);
+            self.record.beat();
             self.pending.forget_old();
             self.undelivered.forget_old();
             self.link.forget_old();
+            self.record.beat();
             // A router that is started again may be an update's, and the supervisor is updated too.
             let update = || {
                 if keeper.is_some() && successor.as_ref().is_ok_and(Successor::is_another) {
