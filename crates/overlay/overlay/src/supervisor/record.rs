@@ -14,17 +14,26 @@
 //! Each field is written before the step that it describes. The process may be killed between any
 //! two instructions, so a field may describe a step that was not made. The successor checks that.
 
+mod accepted;
+mod calls;
+
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 
 use shunt_sys::keeper::Signs;
 use shunt_sys::mapping::Mapping;
-use shunt_sys::seccomp::{self, Listener, Notification};
+use shunt_sys::seccomp::{Listener, Notification};
 use shunt_sys::{Errno, memfd};
 
 use super::NEVER;
+use accepted::entry_at;
+use calls::slot_at;
+
+pub(super) use accepted::{Entry, Left};
+pub(crate) use calls::Slot;
+pub(super) use calls::{Phase, Reply};
 
 /// The mark of a record, and the version of what follows it.
 const MAGIC: u32 = 0x7368_6e74;
@@ -56,13 +65,6 @@ const SLOTS_AT: usize = 4096;
 /// More than a supervisor has threads.
 const SLOTS: usize = 1024;
 const SLOT: usize = 128;
-const PHASE_AT: usize = seccomp::RECORD;
-const HOST_AT: usize = PHASE_AT + 4;
-const SENT_AT: usize = PHASE_AT + 8;
-const INODE_AT: usize = PHASE_AT + 16;
-const TRIES_AT: usize = PHASE_AT + 24;
-const CONVERSATION_AT: usize = PHASE_AT + 28;
-
 const ACCEPTED_AT: usize = SLOTS_AT + SLOTS * SLOT;
 const ACCEPTED: usize = 2048;
 const ENTRY: usize = 16;
@@ -75,16 +77,6 @@ pub(super) const HOLDERS: usize = 5;
 const LISTENING_SIZE: usize = 8 + 8 * HOLDERS;
 
 const LEN: usize = (LISTENING_AT + LISTENING * LISTENING_SIZE).next_multiple_of(4096);
-
-/// Bits of a slot's phase.
-const COMMITS: u32 = 1;
-const NONBLOCKING: u32 = 2;
-const GIVES: u32 = 4;
-const BEGINS: u32 = 8;
-const TAKEN: u32 = 16;
-const REPLY_SHIFT: u32 = 8;
-/// The bit of an entry that says that the question was sent. fds are smaller.
-const ASKED: u64 = 1 << 63;
 
 /// The shared memory.
 #[derive(Debug)]
@@ -110,59 +102,6 @@ pub(super) enum Stage {
     Supervised,
     /// It continues a killed supervisor's work. `attempt` counts successors that did, from 1.
     TakenOver { attempt: u32 },
-}
-
-/// The answer to a call whose socket was replaced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reply {
-    /// The kernel makes the call, on the new socket.
-    Proceed = 0,
-    /// connect has succeeded.
-    Connected = 1,
-    /// connect is under way, as far as the program sees.
-    InProgress = 2,
-}
-
-/// The place of a thread for its call.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    record: Arc<Record>,
-    index: usize,
-}
-
-/// The state of a call that a killed supervisor has received.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Phase {
-    /// Commit was about to be sent on this descriptor, on which that many bytes had been sent.
-    pub(super) commit: Option<(i32, u64)>,
-    pub(super) conversation: i32,
-    /// The program has the host connection, and the router knows.
-    pub(super) is_taken: bool,
-    pub(super) reply: u32,
-    /// The program's file was made non-blocking for a moment.
-    pub(super) nonblocking: bool,
-    /// connect was about to begin for a non-blocking program.
-    pub(super) begins: bool,
-    /// A socket with this inode was about to be given to the program.
-    pub(super) gives: Option<u64>,
-    /// The number of supervisors that have taken it over.
-    pub(super) tries: u32,
-}
-
-/// The entry of an accepted connection, until it is dropped. `None` if there was no room.
-#[derive(Debug)]
-pub(super) struct Entry(Option<(Arc<Record>, usize)>);
-
-/// An entry that a killed supervisor has left.
-#[derive(Debug)]
-pub(super) struct Left {
-    pub(super) entry: Entry,
-    pub(super) socket: i32,
-    pub(super) conversation: Option<i32>,
-    /// The question about it has been sent.
-    pub(super) is_asked: bool,
-    /// The cookie of the listening socket.
-    pub(super) cookie: u64,
 }
 
 /// The connection to the router that a killed supervisor has left.
@@ -333,48 +272,6 @@ impl Record {
         Some(self.word(ACCEPTING_AT).load(SeqCst)).filter(|cookie| *cookie != 0)
     }
 
-    /// Claims a place for a thread's call.
-    pub(crate) fn claim(self: &Arc<Record>) -> Option<Arc<Slot>> {
-        let index = self.slots.lock().expect(NEVER).take()?;
-        Some(Arc::new(Slot { record: self.clone(), index }))
-    }
-
-    /// Returns the calls that a killed supervisor has received, and may not have answered.
-    pub(super) fn calls(self: &Arc<Record>) -> Vec<(Notification, Arc<Slot>, Phase)> {
-        let of_slot = |index: usize| {
-            let notification = self.notification(index)?;
-            let slot = Slot { record: self.clone(), index };
-            let phase = slot.phase();
-            Some((notification, Arc::new(slot), phase))
-        };
-        (0..SLOTS).filter_map(of_slot).collect()
-    }
-
-    /// Notes an accepted connection of that listening socket.
-    pub(super) fn accepted(self: &Arc<Record>, socket: &OwnedFd, cookie: u64) -> Entry {
-        let Some(index) = self.accepted.lock().expect(NEVER).take() else { return Entry(None) };
-        let entry = Entry(Some((self.clone(), index)));
-        self.word(entry_at(index) + 8).store(cookie, SeqCst);
-        entry.set(socket, None);
-        entry
-    }
-
-    /// Returns the accepted connections that a killed supervisor has left.
-    pub(super) fn left(self: &Arc<Record>) -> Vec<Left> {
-        let of_entry = |index: usize| {
-            let packed = self.word(entry_at(index)).load(SeqCst);
-            let number = |half: u64| (half != 0).then(|| half as i32 - 1);
-            Some(Left {
-                socket: number(packed & u64::from(u32::MAX))?,
-                conversation: number((packed & !ASKED) >> 32),
-                is_asked: packed & ASKED != 0,
-                cookie: self.word(entry_at(index) + 8).load(SeqCst),
-                entry: Entry(Some((self.clone(), index))),
-            })
-        };
-        (0..ACCEPTED).filter_map(of_entry).collect()
-    }
-
     /// Notes where the program has a listening socket, at a place of the table.
     pub(super) fn set_listening(&self, index: usize, cookie: u64, holders: &[(u32, i32)]) {
         let at = LISTENING_AT + index * LISTENING_SIZE;
@@ -420,128 +317,6 @@ impl Record {
     }
 }
 
-impl Slot {
-    /// Receives the next call in this place.
-    pub(super) fn receive(&self, listener: &Listener) -> Result<Notification, Errno> {
-        self.half(PHASE_AT).store(0, SeqCst);
-        self.half(TRIES_AT).store(0, SeqCst);
-        listener.next_into(&self.record.memory, slot_at(self.index))
-    }
-
-    /// Notes a call that was received elsewhere.
-    pub(super) fn store(&self, notification: &Notification) {
-        let is_inside = notification.store(&self.record.memory, slot_at(self.index));
-        debug_assert!(is_inside);
-    }
-
-    /// Notes that Commit is about to be sent on this host connection, with the conversation about
-    /// it.
-    pub(super) fn commits(
-        &self,
-        (host, sent): (&OwnedFd, u64),
-        conversation: Option<&OwnedFd>,
-        reply: Reply,
-    ) {
-        let conversation = conversation.map_or(0, |socket| socket.as_raw_fd() as u32);
-        self.half(CONVERSATION_AT).store(conversation, SeqCst);
-        self.half(HOST_AT).store(host.as_raw_fd() as u32, SeqCst);
-        self.word(SENT_AT).store(sent, SeqCst);
-        self.half(PHASE_AT).fetch_or(COMMITS | (reply as u32) << REPLY_SHIFT, SeqCst);
-    }
-
-    pub(super) fn commits_not(&self) {
-        self.half(PHASE_AT).fetch_and(!COMMITS, SeqCst);
-    }
-
-    /// Notes that the program has the host connection.
-    pub(super) fn taken(&self) {
-        self.half(PHASE_AT).fetch_or(TAKEN, SeqCst);
-    }
-
-    /// Notes that connect is about to begin for a non-blocking program.
-    pub(super) fn begins(&self) {
-        self.half(PHASE_AT).fetch_or(BEGINS, SeqCst);
-    }
-
-    /// Notes that the program's file is about to be non-blocking for a moment, or was.
-    pub(super) fn set_nonblocking(&self, is_nonblocking: bool) {
-        match is_nonblocking {
-            true => self.half(PHASE_AT).fetch_or(NONBLOCKING, SeqCst),
-            false => self.half(PHASE_AT).fetch_and(!NONBLOCKING, SeqCst),
-        };
-    }
-
-    /// Notes that a socket with this inode is about to be given to the program.
-    pub(super) fn gives(&self, inode: u64) {
-        self.word(INODE_AT).store(inode, SeqCst);
-        self.half(PHASE_AT).store(GIVES, SeqCst);
-    }
-
-    /// Notes that another supervisor takes the call over.
-    pub(super) fn count_try(&self) {
-        self.half(PHASE_AT).store(0, SeqCst);
-        self.half(TRIES_AT).fetch_add(1, SeqCst);
-    }
-
-    fn phase(&self) -> Phase {
-        let bits = self.half(PHASE_AT).load(SeqCst);
-        let has = |bit| bits & bit != 0;
-        Phase {
-            commit: has(COMMITS)
-                .then(|| (self.half(HOST_AT).load(SeqCst) as i32, self.word(SENT_AT).load(SeqCst))),
-            conversation: self.half(CONVERSATION_AT).load(SeqCst) as i32,
-            is_taken: has(TAKEN),
-            reply: bits >> REPLY_SHIFT,
-            nonblocking: has(NONBLOCKING),
-            begins: has(BEGINS),
-            gives: has(GIVES).then(|| self.word(INODE_AT).load(SeqCst)),
-            tries: self.half(TRIES_AT).load(SeqCst),
-        }
-    }
-
-    fn half(&self, at: usize) -> &AtomicU32 {
-        self.record.half(slot_at(self.index) + at)
-    }
-
-    fn word(&self, at: usize) -> &AtomicU64 {
-        self.record.word(slot_at(self.index) + at)
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let is_inside = self.record.memory.zero(slot_at(self.index), SLOT);
-        debug_assert!(is_inside);
-        self.record.slots.lock().expect(NEVER).put(self.index);
-    }
-}
-
-impl Entry {
-    /// Notes the socket that the program is to get, and the conversation about it.
-    pub(super) fn set(&self, socket: &OwnedFd, conversation: Option<&OwnedFd>) {
-        let Some((record, index)) = &self.0 else { return };
-        let half = |fd: Option<&OwnedFd>| fd.map_or(0, |fd| fd.as_raw_fd() as u64 + 1);
-        record.word(entry_at(*index)).store(half(conversation) << 32 | half(Some(socket)), SeqCst);
-    }
-}
-
-impl Entry {
-    /// Notes that the question about the connection was sent.
-    pub(super) fn set_asked(&self) {
-        if let Some((record, index)) = &self.0 {
-            record.word(entry_at(*index)).fetch_or(ASKED, SeqCst);
-        }
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        let Some((record, index)) = self.0.take() else { return };
-        record.word(entry_at(index)).store(0, SeqCst);
-        record.accepted.lock().expect(NEVER).put(index);
-    }
-}
-
 impl Free {
     fn new(most: usize) -> Mutex<Free> {
         Mutex::new(Free { unused: Vec::new(), next: 0, most })
@@ -567,16 +342,10 @@ impl Free {
     }
 }
 
-fn slot_at(index: usize) -> usize {
-    SLOTS_AT + index * SLOT
-}
-
-fn entry_at(index: usize) -> usize {
-    ACCEPTED_AT + index * ENTRY
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use rustix::fs::{MemfdFlags, memfd_create};
 
