@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! sender's file                               receiver's file
-//! 0      tail                                 0      head
+//! 0      tail                                 0      head, report on the receiver's copies
 //! 64     number of the sender's sleep, base   64     number of the receiver's sleep
 //! 4096   the ring                             1024   for each lent slot: its last use that is over
 //! ```
@@ -37,7 +37,7 @@
 //! full fence, and notifies a sender that sleeps. A slot is free when its word is its last use.
 
 use crate::bytes::Ring;
-use crate::copy::Method;
+use crate::copy::{self, Chooser, Sampler};
 use crate::lane::{BLOCK, Misbehaved, PAGE, PIECE, Published, ReadError, WHOLE, read_blocks};
 use crate::sync::{AtomicU64, Ordering::*, full_fence_after_rmw};
 use crate::user::{Sink, Source};
@@ -71,6 +71,8 @@ struct RareOfSender {
 #[repr(C, align(64))]
 pub struct ReceiverWords {
     head: AtomicU64,
+    /// The receiver's last [report](Sampler::report) on its copies.
+    copied: AtomicU64,
     rare: RareOfReceiver,
 }
 
@@ -93,7 +95,8 @@ impl ReceiverWords {
     /// Returns the words of a receiver that has read nothing, and is awake.
     #[cfg(not(loom))]
     pub const fn new() -> ReceiverWords {
-        ReceiverWords { head: AtomicU64::new(0), rare: RareOfReceiver { sleep: AtomicU64::new(0) } }
+        let (head, copied) = (AtomicU64::new(0), AtomicU64::new(0));
+        ReceiverWords { head, copied, rare: RareOfReceiver { sleep: AtomicU64::new(0) } }
     }
 }
 
@@ -167,6 +170,7 @@ pub struct Producer {
     head: u64,
     base: u64,
     sleeps: Sleeps,
+    copies: Chooser,
 }
 
 impl Producer {
@@ -191,14 +195,25 @@ impl Producer {
         while done < count {
             let len = piece.min(count - done);
             let mut ahead = *source;
-            if ring.fill(self.position(), len, &mut ahead, Method::Plain).is_err() {
+            let begun = self.copies.is_due(self.tail, len).then(copy::ticks);
+            if ring.fill(self.position(), len, &mut ahead, self.copies.method(len)).is_err() {
                 return Ok(if done > 0 { Published::Bytes(done) } else { Published::Fault });
             }
             *source = ahead;
+            if let Some(begun) = begun {
+                self.note_copy(words, ring, len, begun);
+            }
             self.publish(words.sender, len);
             done += len;
         }
         Ok(if done > 0 { Published::Bytes(done) } else { Published::Full })
+    }
+
+    /// Records a copy that has been timed.
+    #[cold]
+    fn note_copy(&mut self, words: Words<'_>, ring: &impl Ring, len: usize, begun: u64) {
+        let ticks = copy::ticks().wrapping_sub(begun);
+        self.copies.note(self.tail, len, ticks, words.receiver.copied.load(Relaxed), ring.len());
     }
 
     #[inline]
@@ -269,6 +284,7 @@ pub struct Consumer {
     head: u64,
     tail: u64,
     sleeps: Sleeps,
+    copies: Sampler,
 }
 
 impl Consumer {
@@ -321,7 +337,12 @@ impl Consumer {
         let mut done = 0;
         while done < count {
             let len = piece.min(count - done);
+            let begun = self.copies.is_due(self.head, len).then(copy::ticks);
             self.copy(words, ring, len, sink)?;
+            if let Some(begun) = begun {
+                let ticks = copy::ticks().wrapping_sub(begun);
+                words.receiver.copied.store(self.copies.report(self.head, len, ticks), Relaxed);
+            }
             self.head += len as u64;
             words.receiver.head.swap(self.head, AcqRel);
             // The sender's sleep number is loaded after this.
