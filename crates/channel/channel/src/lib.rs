@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod borrowed;
+mod call;
 mod error;
 mod frame;
 mod incoming;
@@ -32,6 +33,7 @@ mod sender;
 mod wait;
 
 pub use borrowed::Borrowed;
+pub use call::{CallError, CallOpenError, Client, Numbered, Server};
 pub use error::{Cause, OpenError, ReceiveError, SendError};
 pub use frame::{MAX_DESCRIPTORS, MAX_MESSAGE};
 pub use message::Message;

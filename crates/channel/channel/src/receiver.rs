@@ -333,7 +333,7 @@ impl Receiver {
             let is_idle = sleeps && heard == 0;
             if (is_idle || round >= ROUNDS) && wait.is_over() {
                 if !is_idle {
-                    rustix::io::write(&self.nudge, &1u64.to_ne_bytes()).map_err(ReceiveError::System)?;
+                    self.nudge()?;
                 }
                 return Err(if wait == Wait::Never {
                     ReceiveError::WouldBlock
@@ -342,6 +342,19 @@ impl Receiver {
                 });
             }
             round = round.saturating_add(1);
+        }
+    }
+
+    /// Makes the receiver readable, because a call leaves work behind.
+    pub(crate) fn nudge(&self) -> Result<(), ReceiveError> {
+        rustix::io::write(&self.nudge, &1u64.to_ne_bytes()).map(drop).map_err(ReceiveError::System)
+    }
+
+    /// Ends a sender.
+    pub(crate) fn refuse(&mut self, sender: SenderId, cause: Cause) {
+        let is_it = |other: &Option<Sender>| other.as_ref().is_some_and(|other| other.id == sender);
+        if let Some(place) = self.senders.iter().position(is_it) {
+            self.end(place, cause);
         }
     }
 
