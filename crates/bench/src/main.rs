@@ -4,7 +4,8 @@
 //! starts `shunt` for everything that is measured under it, and starts itself for the synthetic
 //! loads.
 
-#![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "iceoryx2"), forbid(unsafe_code))]
+#![deny(unsafe_code)]
 
 mod bridge;
 mod comparison;

@@ -214,7 +214,7 @@ fn messages_go_by_every_way_that_carries_them() {
     assert_eq!(sizes.len(), 3);
     for line in sizes {
         let ways = line["ways"].as_array().unwrap();
-        assert_eq!(ways.len(), 13);
+        assert_eq!(ways.len(), 18);
         for cell in ways {
             // No datagram carries this message, however large a socket's buffer may be on this
             // machine.
@@ -228,13 +228,17 @@ fn messages_go_by_every_way_that_carries_them() {
         }
     }
     let sessions = report["sessions"]["ways"].as_array().unwrap();
-    assert_eq!(sessions.len(), 13);
+    assert_eq!(sessions.len(), 18);
     for cell in sessions {
         assert!(cell["wall_us"]["median"].as_f64().unwrap() > 0.0, "{cell}");
     }
+    for cell in report["round_trips"]["ways"].as_array().unwrap() {
+        let [p50, p99] = ["p50_us", "p99_us"].map(|figure| cell[figure]["median"].as_f64().unwrap());
+        assert!(0.0 < p50 && p50 <= p99, "{cell}");
+    }
     let calls = report["calls"]["ways"].as_array().unwrap();
     let missing = &report["calls"]["missing"];
-    assert!(!missing.is_null() || calls.len() == 13, "{missing}");
+    assert!(!missing.is_null() || calls.len() == 18, "{missing}");
     assert!(std::fs::read_to_string(page).unwrap().contains("<svg"));
 }
 

@@ -43,7 +43,11 @@ pub struct Arguments {
     #[arg(long, value_name = "SECS", default_value_t = 0.2)]
     pub seconds: f64,
 
-    /// Only these ways [default: all]
+    /// Keep the processors of both ends busy with other work
+    #[arg(long)]
+    pub busy: bool,
+
+    /// Only these ways [default: all but iceoryx2]
     #[arg(long, value_enum, value_name = "WAY,...", value_delimiter = ',')]
     pub ways: Vec<Way>,
 }
@@ -51,7 +55,11 @@ pub struct Arguments {
 impl Arguments {
     /// Returns the selected ways.
     pub fn ways(&self) -> Vec<Way> {
-        if self.ways.is_empty() { Way::value_variants().to_vec() } else { self.ways.clone() }
+        if !self.ways.is_empty() {
+            return self.ways.clone();
+        }
+        let is_in_each_build = |way: &Way| *way != Way::Iceoryx2;
+        Way::value_variants().iter().copied().filter(is_in_each_build).collect()
     }
 }
 
@@ -59,8 +67,14 @@ impl Arguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
-    /// Our message channel
+    /// Our message channel, which copies the message into its ring and out of it
     Channel,
+    /// Our message channel, whose memory is lent: both ends use one word of each page in place
+    Lend,
+    /// Our message channel, where the message is copied into a loan, and all of it is read in place
+    LendFilled,
+    /// Our message channel, by one sealed memfd that is sent again and again
+    SendMemory,
     /// A datagram over a Unix socket
     Datagram,
     /// The same, where the receiver waits in select first, as the article's did
@@ -81,10 +95,17 @@ pub enum Way {
     Stream,
     /// A Unix socket of sequenced packets
     Seqpacket,
+    /// A datagram with the address of the message, which process_vm_readv(2) reads, and an answer
+    ProcessVm,
+    /// A pipe into which vmsplice(2) puts the sender's pages, and an empty datagram
+    Vmsplice,
     /// A datagram, compressed with zstd
     Zstd,
     /// A datagram, compressed with gzip
     Gzip,
+    /// iceoryx2, whose loans are used as ours are, both ends spinning; an empty datagram with the
+    /// descriptors. Only in a shunt-bench that was built with `--features iceoryx2`
+    Iceoryx2,
 }
 
 impl Way {
@@ -92,6 +113,9 @@ impl Way {
     pub fn label(self) -> &'static str {
         match self {
             Way::Channel => "channel",
+            Way::Lend => "channel, lent",
+            Way::LendFilled => "channel, filled",
+            Way::SendMemory => "channel, memfd",
             Way::Datagram => "datagram",
             Way::DatagramSelect => "datagram, select",
             Way::File => "file",
@@ -102,6 +126,9 @@ impl Way {
             Way::QueueFree => "queue, lock-free",
             Way::Stream => "stream",
             Way::Seqpacket => "seqpacket",
+            Way::ProcessVm => "process_vm_readv",
+            Way::Vmsplice => "vmsplice",
+            Way::Iceoryx2 => "iceoryx2",
             Way::Zstd => "zstd",
             Way::Gzip => "gzip",
         }

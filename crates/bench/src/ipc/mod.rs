@@ -5,6 +5,7 @@
 //! figures of one round.
 
 mod article;
+mod busy;
 mod calls;
 mod points;
 mod report;
@@ -19,12 +20,16 @@ use crate::comparison::{Comparison, take_turns};
 use crate::machine::Machine;
 use crate::output::write_with_svg;
 use crate::progress::Progress;
+use busy::Busy;
 use calls::Traced;
 use report::Report;
 use turn::{Exchange, ONE_WAY, Place, SESSIONS, Sample, Turn};
 
 /// The overhead of a turn: its programs start.
 const AROUND: Duration = Duration::from_millis(100);
+
+/// Bytes of the messages of round trips.
+const SHORT: usize = 64;
 
 /// The results for one size.
 struct Row {
@@ -38,6 +43,8 @@ struct Measured {
     rows: Vec<Row>,
     /// Sessions with messages of the article's size.
     sessions: Row,
+    /// Sessions with short messages without descriptors.
+    round_trips: Row,
     traced: Traced,
 }
 
@@ -58,16 +65,24 @@ fn measure(arguments: &Arguments, place: &Place) -> Result<Measured> {
     let ways = arguments.ways();
     let (turns, turn) = arguments.length();
     let progress = Progress::begin(turns, turn);
-    let of = |exchange, size| measure_size(exchange, size, &ways, place, arguments, &progress);
-    let rows = arguments.sizes.iter().map(|&size| of(ONE_WAY, size)).collect::<Result<Vec<_>>>()?;
-    let sessions = of(SESSIONS, article::SIZE)?;
+    let processors = place.cpus.map_or([0, 0], |(one, other)| [one, other]);
+    let busy = arguments.busy.then(|| Busy::on(&processors)).transpose()?;
+    let of = |exchange, size, descriptors| {
+        measure_size((exchange, size, descriptors), &ways, place, arguments, &progress)
+    };
+    let descriptors = arguments.descriptors;
+    let one_way = |size: &usize| of(ONE_WAY, *size, descriptors);
+    let rows = arguments.sizes.iter().map(one_way).collect::<Result<Vec<_>>>()?;
+    let sessions = of(SESSIONS, article::SIZE, descriptors)?;
+    let round_trips = of(SESSIONS, SHORT, 0)?;
     progress.end();
-    Ok(Measured { rows, sessions, traced: Traced::measure(place, &ways, arguments.descriptors)? })
+    drop(busy);
+    let traced = Traced::measure(place, &ways, descriptors)?;
+    Ok(Measured { rows, sessions, round_trips, traced })
 }
 
 fn measure_size(
-    exchange: Exchange,
-    size: usize,
+    (exchange, size, descriptors): (Exchange, usize, usize),
     ways: &[Way],
     place: &Place,
     arguments: &Arguments,
@@ -75,7 +90,7 @@ fn measure_size(
 ) -> Result<Row> {
     let seconds = Duration::from_secs_f64(arguments.seconds);
     let repeats = arguments.output.repeats;
-    let turn_of = |way| Turn { exchange, way, size, descriptors: arguments.descriptors };
+    let turn_of = |way| Turn { exchange, way, size, descriptors };
     // Find how many messages each supported way sends in a turn's time.
     let mut messages = Vec::new();
     for way in ways {

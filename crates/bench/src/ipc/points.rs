@@ -12,7 +12,7 @@ use crate::comparison::{Comparison, Figure, Line, Point, Quantity, Taken};
 
 impl Comparison for Arguments {
     fn length(&self) -> (u64, Duration) {
-        let turns = (self.sizes.len() + 1) * self.ways().len() * self.output.repeats as usize;
+        let turns = (self.sizes.len() + 2) * self.ways().len() * self.output.repeats as usize;
         (turns as u64, Duration::from_secs_f64(self.seconds) + AROUND)
     }
 
@@ -27,14 +27,16 @@ impl Comparison for Arguments {
         let traced =
             super::calls::Traced { missing: None, ways: self.ways().into_iter().map(of_way).collect() };
         let rows = self.sizes.iter().map(row).collect();
-        points(self, &Measured { rows, sessions: row(&super::article::SIZE), traced })
+        let (sessions, round_trips) = (row(&super::article::SIZE), row(&super::SHORT));
+        points(self, &Measured { rows, sessions, round_trips, traced })
     }
 }
 
 fn points(arguments: &Arguments, measured: &Measured) -> Vec<Point> {
-    let Measured { rows, sessions, traced } = measured;
+    let Measured { rows, sessions, round_trips, traced } = measured;
     let mut points: Vec<Point> = rows.iter().flat_map(|row| of_row(arguments, row)).collect();
     points.extend(of_sessions(arguments, sessions));
+    points.extend(of_round_trips(arguments, round_trips));
     points.extend(traced.ways.iter().flat_map(of_calls));
     let untraced = traced.missing.iter().flat_map(|missing| {
         let missing = |line: &str, way: Way| call(line, way, Vec::new(), Some(missing.clone()));
@@ -48,6 +50,12 @@ fn points(arguments: &Arguments, measured: &Measured) -> Vec<Point> {
 fn of_sessions(arguments: &Arguments, row: &Row) -> Vec<Point> {
     const FIGURES: [Figure<Sample>; 1] = [(Quantity::SESSION, |sample| Some(sample.wall / 1e3))];
     line(arguments, row, "sessions", "five messages in order".to_owned()).points(&FIGURES)
+}
+
+fn of_round_trips(arguments: &Arguments, row: &Row) -> Vec<Point> {
+    const FIGURES: [Figure<Sample>; 1] = [(Quantity::EACH, |sample| Some(sample.p50))];
+    let title = format!("{} B there and back, without descriptors", row.size);
+    line(arguments, row, "round trips", title).points(&FIGURES)
 }
 
 fn of_row(arguments: &Arguments, row: &Row) -> Vec<Point> {

@@ -28,6 +28,10 @@ pub(super) struct Report {
     sizes: Vec<Line>,
     /// Sessions: five sequential messages count as one.
     sessions: Line,
+    /// Sessions of short messages without descriptors.
+    round_trips: Line,
+    /// Whether the processors of both ends had other work.
+    busy: bool,
     calls: Traced,
 }
 
@@ -44,6 +48,9 @@ struct Cell {
     way: Way,
     refused: bool,
     wall_us: Option<Spread>,
+    /// From one message to the next at the receiver; in sessions, from a message to its answer.
+    p50_us: Option<Spread>,
+    p99_us: Option<Spread>,
     /// The speed relative to the datagram socket, within each round.
     to_datagram: Option<Spread>,
     /// The speed of the channel relative to it, within each round.
@@ -75,6 +82,8 @@ impl Report {
             descriptors: arguments.descriptors,
             sizes: measured.rows.iter().map(|row| Line::of(row, ways)).collect(),
             sessions: Line::of(&measured.sessions, ways),
+            round_trips: Line::of(&measured.round_trips, ways),
+            busy: arguments.busy,
             calls: measured.traced,
         }
     }
@@ -107,10 +116,15 @@ impl Report {
             |(receiver, sender)| format!("receiver on {receiver}, sender on {sender}"),
         );
         let mut out = format!(
-            "{machine}); {pinned}; temporary files on {}\n\
+            "{machine}); {pinned}{}; temporary files on {}\n\
              Messages with {} descriptors, one after the other in one direction. Medians of {} turns of about {} s, all \
              ways in turn\nwithin each round; {:.0} s in all.\n",
-            self.file_system, self.descriptors, self.repeats, self.seconds_per_turn, self.seconds_in_all
+            if self.busy { ", both busy with other work" } else { "" },
+            self.file_system,
+            self.descriptors,
+            self.repeats,
+            self.seconds_per_turn,
+            self.seconds_in_all
         );
         self.append_sizes(&mut out, "us of each message", |cell| Some(number(cell.wall_us?.median)));
         self.append_sizes(&mut out, "times as fast as the datagram socket", |cell| {
@@ -123,7 +137,9 @@ impl Report {
         if let Some(line) = self.sizes.iter().find(|line| line.size == article::SIZE) {
             append_article(&mut out, line);
         }
+        append_percentiles(&mut out, &self.sizes);
         append_sessions(&mut out, &self.sessions);
+        append_round_trips(&mut out, &self.round_trips);
         append_calls(&mut out, &self.calls);
         out.push_str(
             "\nEMSGSIZE: the way does not carry messages of that size here.\n\
@@ -170,6 +186,41 @@ fn append_article(out: &mut String, line: &Line) {
         });
         line.cells(0, theirs).end(out);
     }
+}
+
+/// Appends the percentiles of the article's size and of larger ones, with the processor time.
+fn append_percentiles(out: &mut String, sizes: &[Line]) {
+    for line in sizes.iter().filter(|line| line.size >= article::SIZE) {
+        let _ = writeln!(
+            out,
+            "\n{} bytes: us from one message to the next at the receiver, and processor time of both ends\n\
+             {:18} {:>10} {:>10} {:>10}",
+            line.size, "", "p50", "p99", "CPU"
+        );
+        append_latencies(out, line);
+    }
+}
+
+fn append_latencies(out: &mut String, line: &Line) {
+    for cell in line.ways.iter().filter(|cell| !cell.refused) {
+        let median = |spread: Option<Spread>| or_dash(spread.map(|spread| number(spread.median)));
+        let times =
+            [cell.sender_user_us, cell.sender_system_us, cell.receiver_user_us, cell.receiver_system_us];
+        let all: f64 = times.into_iter().flatten().sum();
+        let cells = [median(cell.p50_us), median(cell.p99_us), number(all)];
+        TextLine::new(cell.way.label(), 18).cells(10, cells).end(out);
+    }
+}
+
+/// Appends the round trips of short messages.
+fn append_round_trips(out: &mut String, line: &Line) {
+    let _ = writeln!(
+        out,
+        "\n{} bytes without descriptors: us from a message to its answer, and processor time of both ends for a session\n\
+         of five messages\n{:18} {:>10} {:>10} {:>10}",
+        line.size, "", "p50", "p99", "CPU"
+    );
+    append_latencies(out, line);
 }
 
 /// Appends the sessions, which the article's program runs before it forwards data.
@@ -226,6 +277,8 @@ impl Line {
                     way: *way,
                     refused: samples.is_empty(),
                     wall_us: Spread::of(samples.iter().map(|sample| sample.wall)),
+                    p50_us: Spread::of(samples.iter().map(|sample| sample.p50)),
+                    p99_us: Spread::of(samples.iter().map(|sample| sample.p99)),
                     to_datagram: ratio(datagram, samples),
                     channel_to_it: if *way == Way::Channel { None } else { ratio(samples, channel) },
                     sender_user_us: median(samples, |sample| sample.sender_user),

@@ -27,6 +27,10 @@ pub(super) struct Place {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Sample {
     pub(super) wall: f64,
+    /// Of the receiver, from one message to the next; in sessions of the asking end, from a message
+    /// to its answer.
+    pub(super) p50: f64,
+    pub(super) p99: f64,
     pub(super) sender_user: f64,
     pub(super) sender_system: f64,
     pub(super) receiver_user: f64,
@@ -34,7 +38,7 @@ pub(super) struct Sample {
 }
 
 /// The synthetic loads of the two processes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Exchange {
     receiver: &'static str,
     sender: &'static str,
@@ -59,6 +63,8 @@ pub(super) struct Pair {
     pub(super) receiver: Process,
     pub(super) sender: Process,
     messages: u64,
+    /// Whether the sender waits for answers.
+    asks: bool,
     /// The directory where they meet, and where the file way creates its files.
     _meeting: TempDir,
 }
@@ -126,7 +132,8 @@ impl Place {
         let mut sender = Process::spawn_with_lines(&mut command(exchange.sender, sending), "the sender")?;
         between(&sender)?;
         sender.expect(BEGIN)?;
-        Ok(Pair { receiver, sender, messages, _meeting: meeting })
+        let asks = exchange == SESSIONS;
+        Ok(Pair { receiver, sender, messages, asks, _meeting: meeting })
     }
 }
 
@@ -151,6 +158,8 @@ impl Pair {
         let each = |seconds: f64| seconds * 1e6 / self.messages as f64;
         Ok(Some(Sample {
             wall: each(received.seconds),
+            p50: if self.asks { sent.p50_us } else { received.p50_us },
+            p99: if self.asks { sent.p99_us } else { received.p99_us },
             sender_user: each(sent.user),
             sender_system: each(sent.system),
             receiver_user: each(received.user),

@@ -6,17 +6,25 @@
 
 mod channel;
 mod files;
+#[cfg(feature = "iceoryx2")]
+mod iceoryx;
+mod pages;
+mod process_vm;
 mod queue;
 mod sockets;
 mod squeezed;
+mod vmsplice;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+#[cfg(not(feature = "iceoryx2"))]
+use anyhow::bail;
 use anyhow::{Result, ensure};
 use clap::Args;
+use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
 use rustix::io::Errno;
 use rustix::net::SocketType;
@@ -54,6 +62,9 @@ pub(crate) struct IpcMeasured {
     pub(crate) seconds: f64,
     pub(crate) user: f64,
     pub(crate) system: f64,
+    /// The time from one message to the next, or from one message that is sent to its answer.
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
     /// The kernel refuses messages of this length.
     pub(crate) refused: bool,
 }
@@ -69,6 +80,10 @@ trait Receive {
     /// length.
     fn receive(&mut self, buffer: &mut Vec<u8>, fds: &mut Vec<OwnedFd>) -> Result<usize>;
 }
+
+#[cfg(not(feature = "iceoryx2"))]
+const WITHOUT: &str =
+    "this shunt-bench was built without iceoryx2: cargo build --release -p shunt-bench --features iceoryx2";
 
 /// One warm-up message for this many measured ones.
 const WARM: u64 = 10;
@@ -107,6 +122,7 @@ pub(super) fn receive(ipc: &Ipc) -> Result<()> {
         }
         fds.clear();
         let len = end.receive(&mut buffer, &mut fds)?;
+        meter.lap();
         ensure!(len == ipc.size && fds.len() == ipc.descriptors, "a message that nobody has sent");
         ensure!(index > 0 || buffer[..len] == expected, "a message with other bytes");
     }
@@ -142,6 +158,7 @@ pub(super) fn session(ipc: &Ipc, asks: bool) -> Result<()> {
         if message.is_multiple_of(2) != asks {
             received.clear();
             let len = receiving.receive(&mut buffer, &mut received)?;
+            meter.lap();
             ensure!(len == ipc.size && received.len() == ipc.descriptors, "a message that nobody has sent");
             continue;
         }
@@ -168,6 +185,15 @@ impl Ipc {
     fn sending(&self) -> Result<Box<dyn Send>> {
         Ok(match self.way {
             Way::Channel => Box::new(channel::Sending::connect(&self.at)?),
+            Way::Lend => Box::new(channel::Lending::connect(&self.at, false)?),
+            Way::LendFilled => Box::new(channel::Lending::connect(&self.at, true)?),
+            Way::SendMemory => Box::new(channel::SendingMemory::connect(&self.at)?),
+            Way::ProcessVm => Box::new(process_vm::Sending::connect(&self.at)?),
+            Way::Vmsplice => Box::new(vmsplice::Sending::connect(&self.at)?),
+            #[cfg(feature = "iceoryx2")]
+            Way::Iceoryx2 => Box::new(iceoryx::Sending::connect(self)?),
+            #[cfg(not(feature = "iceoryx2"))]
+            Way::Iceoryx2 => bail!(WITHOUT),
             Way::Datagram | Way::DatagramSelect => {
                 Box::new(sockets::Sending::connect(SocketType::DGRAM, &self.at)?)
             }
@@ -186,7 +212,15 @@ impl Ipc {
 
     fn receiving(&self) -> Result<Box<dyn Receive>> {
         Ok(match self.way {
-            Way::Channel => Box::new(channel::Receiving::listen(&self.at)?),
+            Way::Channel | Way::SendMemory => Box::new(channel::Receiving::listen(&self.at)?),
+            Way::Lend => Box::new(channel::Borrowing::listen(&self.at, false)?),
+            Way::LendFilled => Box::new(channel::Borrowing::listen(&self.at, true)?),
+            Way::ProcessVm => Box::new(process_vm::Receiving::listen(&self.at)?),
+            Way::Vmsplice => Box::new(vmsplice::Receiving::listen(self)?),
+            #[cfg(feature = "iceoryx2")]
+            Way::Iceoryx2 => Box::new(iceoryx::Receiving::listen(self)?),
+            #[cfg(not(feature = "iceoryx2"))]
+            Way::Iceoryx2 => bail!(WITHOUT),
             Way::Datagram => Box::new(sockets::Datagrams::bind(&self.at)?),
             Way::DatagramSelect => Box::new(sockets::Selected(sockets::Datagrams::bind(&self.at)?)),
             Way::Stream => Box::new(sockets::Connection::listen(SocketType::STREAM, &self.at)?),
@@ -231,20 +265,34 @@ struct Meter {
     begin: Instant,
     user: Duration,
     system: Duration,
+    last: Instant,
+    laps: Histogram<u64>,
 }
 
 impl Meter {
     fn start() -> Meter {
         let (user, system) = times();
-        Meter { begin: Instant::now(), user, system }
+        let now = Instant::now();
+        let laps = Histogram::new(3).expect("three digits are allowed");
+        Meter { begin: now, user, system, last: now, laps }
+    }
+
+    /// Records the time since the message before.
+    fn lap(&mut self) {
+        let now = Instant::now();
+        self.laps.record((now - self.last).as_nanos() as u64).expect("it grows by itself");
+        self.last = now;
     }
 
     fn stop(&self) -> IpcMeasured {
         let (user, system) = times();
+        let percentile = |part| self.laps.value_at_quantile(part) as f64 / 1000.0;
         IpcMeasured {
             seconds: self.begin.elapsed().as_secs_f64(),
             user: (user - self.user).as_secs_f64(),
             system: (system - self.system).as_secs_f64(),
+            p50_us: percentile(0.5),
+            p99_us: percentile(0.99),
             refused: false,
         }
     }

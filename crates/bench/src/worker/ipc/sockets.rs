@@ -58,10 +58,16 @@ pub(super) struct Sending {
     is_stream: bool,
 }
 
+/// Returns a connected socket.
+pub(super) fn connect_to(kind: SocketType, path: &Path) -> Result<OwnedFd> {
+    let socket = socket(kind)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
 impl Sending {
     pub(super) fn connect(kind: SocketType, path: &Path) -> Result<Sending> {
-        let socket = socket(kind)?;
-        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let socket = connect_to(kind, path)?;
         Ok(Sending { socket, is_stream: kind == SocketType::STREAM })
     }
 }
@@ -125,7 +131,7 @@ impl Connection {
         Ok(Connection { listener, socket: None, is_stream: kind == SocketType::STREAM })
     }
 
-    fn socket(&mut self) -> Result<&OwnedFd> {
+    pub(super) fn socket(&mut self) -> Result<&OwnedFd> {
         if self.socket.is_none() {
             self.socket = Some(accept_with(&self.listener, SocketFlags::CLOEXEC)?);
         }
