@@ -69,4 +69,5 @@ static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict)
 		shunt_echo(verdict);
 }
 
-SHUNT_SERVICE(.name = "line-counter", .parse = parse, .decide = decide, .state = sizeof(struct shunt_state));
+SHUNT_SERVICE(.name = "line-counter", .parse = parse, .decide = decide, .state = sizeof(struct shunt_state),
+	      .answers = 1);

@@ -4,7 +4,7 @@
 #[allow(dead_code, reason = "the service has no backends")]
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
 use common::{ENGINES, Serving};
@@ -119,7 +119,7 @@ fn every_line_is_counted_once_wherever_it_is_served() {
 #[test]
 fn both_halves_leave_the_same_state() {
     let builtin = builtin::named("line-counter").expect("a builtin");
-    try_kernel(builtin.object).expect("root");
+    try_kernel(builtin.object, true).expect("root");
     let size = builtin.native.state();
     let (user, kernel) = (Store::new(size, false).unwrap(), Store::new(size, true).unwrap());
     let native = builtin.native.with_store(user.clone());
@@ -147,4 +147,34 @@ fn both_halves_leave_the_same_state() {
     }
     assert!(user.snapshot() == kernel.snapshot());
     assert!(matches!(native.decide(b"name-1 ?\n"), Verdict::Reply(_)));
+}
+
+/// Without a detour through user space: the service's own answers are longer than its messages.
+#[test]
+fn the_kernel_sends_the_answers_of_a_service() {
+    for engine in [Engine::Kernel, Engine::Auto] {
+        let serving = Serving::start(Net::new(), "line-counter", engine, &[]);
+        let mut client = serving.connect();
+        for number in 1..=500 {
+            client.write_all(b"anna ?\n").unwrap();
+            let wanted = format!("{number} lines, this is {number}\n");
+            let mut got = vec![0; wanted.len()];
+            client.read_exact(&mut got).unwrap();
+            assert_eq!(String::from_utf8_lossy(&got), wanted);
+        }
+        // A message in two pieces is answered by user space, and those after it by either half.
+        for number in 501..=600 {
+            client.write_all(b"anna").unwrap();
+            client.write_all(if number % 7 == 0 { b" ?\nbert\n" } else { b" ?\n" }).unwrap();
+            let bert = if number % 7 == 0 { "bert\n" } else { "" };
+            let line = number + (501..number).filter(|number| number % 7 == 0).count();
+            let wanted = format!("{number} lines, this is {line}\n{bert}");
+            let mut got = vec![0; wanted.len()];
+            client.read_exact(&mut got).unwrap();
+            assert_eq!(String::from_utf8_lossy(&got), wanted);
+        }
+        serving.wait("the kernel has answered", |status| {
+            status["kernel"]["messages"].as_u64().unwrap() >= 440
+        });
+    }
 }

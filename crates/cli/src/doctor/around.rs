@@ -177,7 +177,7 @@ fn origins() -> Result<()> {
 fn services() -> Check {
     let check = |found: String| Check::ok("sockmap", "shunt serve, for conversations in the kernel", found);
     let echo = builtin::named("echo").expect("a builtin service");
-    match try_kernel(echo.object) {
+    match try_kernel(echo.object, false) {
         Ok(()) => check("works: a service can be loaded".into()),
         Err(error) => check(error.to_string()).lacking(
             State::Limited,

@@ -161,12 +161,36 @@ volatile const __u32 shunt_stride_bits = 1;
 // If 1, conversations leave as soon as user space would be faster.
 volatile const __u32 shunt_is_auto = 1;
 
+// If 1, the program answers clients itself: the service says so, and shunt_sending is attached.
+volatile const __u32 shunt_answers_clients = 0;
+
 // CO-RE relocates these members to the running kernel's layout.
-struct tcp_sock {
-	__u64 bytes_acked;
+struct shunt_cookie {
+	__u64 counter;
+};
+
+struct sock_common {
+	struct shunt_cookie skc_cookie;
 } __attribute__((preserve_access_index));
 
-struct sock_common;
+struct sock {
+	struct sock_common __sk_common;
+} __attribute__((preserve_access_index));
+
+struct inet_sock {
+	struct sock sk;
+} __attribute__((preserve_access_index));
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+} __attribute__((preserve_access_index));
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+	__u64 bytes_acked;
+	__u32 write_seq;
+	__u32 snd_una;
+} __attribute__((preserve_access_index));
 
 struct bpf_iter__tcp {
 	struct sock_common *sk_common;
@@ -200,13 +224,13 @@ SHUNT_INLINE __u64 shunt_acknowledged(__u32 place)
 	return acknowledged;
 }
 
-// Prepares a redirection. The order matters: count the bytes first, then check that the kernel
+// Prepares a redirection, after which the destination gets `length` bytes. The order matters: count the bytes first, then check that the kernel
 // still owns the conversation. User space does the opposite: it takes the ownership first, and then
 // reads the count.
-SHUNT_INLINE int shunt_send(struct shunt_arrival *arrival, __u32 destination, int full)
+SHUNT_INLINE int shunt_send(struct shunt_arrival *arrival, __u32 destination, __u64 length, int full)
 {
 	struct shunt_end *to = bpf_map_lookup_elem(&shunt_ends, &destination);
-	__u64 length = arrival->skb->len, total;
+	__u64 total;
 
 	if (!to || !to->is_there)
 		return SHUNT_LEAVE_NO_CONNECTION;
@@ -259,6 +283,8 @@ SHUNT_INLINE int shunt_is_busy(struct shunt_conversation *conversation)
 	}
 	return ++conversation->in_window > SHUNT_BUSY;
 }
+
+#include "answer.bpf.h"
 
 // Returns the backend of the first point at or after the value, or of the first point of all.
 SHUNT_INLINE __s64 shunt_nearest(const struct shunt_placement *placement, __u32 value)
@@ -329,7 +355,7 @@ SHUNT_INLINE int shunt_forward(struct shunt_arrival *arrival, struct shunt_socke
 		if (!kept || kept > SHUNT_KEPT || bpf_skb_load_bytes(arrival->skb, 0, conversation->kept, kept))
 			return SHUNT_LEAVE_UNUSUAL;
 	}
-	sent = shunt_send(arrival, position, SHUNT_LEAVE_BACKEND_FULL);
+	sent = shunt_send(arrival, position, length, SHUNT_LEAVE_BACKEND_FULL);
 	if (sent == SHUNT_SEND && answered) {
 		conversation->backend = backend + 1;
 		conversation->kept_length = kept;
@@ -352,7 +378,9 @@ SHUNT_INLINE int shunt_follow(struct shunt_arrival *arrival, struct shunt_socket
 			return SHUNT_LEAVE_OUTSTANDING;
 		if (shunt_is_several(arrival))
 			return SHUNT_LEAVE_OUTSTANDING;
-		return shunt_send(arrival, arrival->place, SHUNT_LEAVE_CLIENT_FULL);
+		return shunt_send(arrival, arrival->place, arrival->skb->len, SHUNT_LEAVE_CLIENT_FULL);
+	case SHUNT_REPLY:
+		return shunt_answer_reply(arrival, verdict);
 	case SHUNT_FORWARD:
 		return shunt_forward(arrival, socket, verdict);
 	case SHUNT_REFUSE:
@@ -399,7 +427,7 @@ SHUNT_INLINE int shunt_reply(struct shunt_arrival *arrival, __u32 position)
 	length = shunt_parse_reply(&socket);
 	if (length <= 0 || (__u32)length != arrival->skb->len)
 		return SHUNT_LEAVE_REPLY;
-	sent = shunt_send(arrival, arrival->place - position, SHUNT_LEAVE_CLIENT_FULL);
+	sent = shunt_send(arrival, arrival->place - position, arrival->skb->len, SHUNT_LEAVE_CLIENT_FULL);
 	if (sent == SHUNT_SEND) {
 		conversation->outstanding = 0;
 		conversation->replies++;

@@ -7,7 +7,7 @@
 #define SHUNT_NATIVE_H
 
 // Incremented when the table, struct shunt_service or a struct in a call changes.
-#define SHUNT_NATIVE_VERSION 3
+#define SHUNT_NATIVE_VERSION 4
 
 // Builtin services override the symbol, because all are linked into one program.
 #ifndef SHUNT_NATIVE

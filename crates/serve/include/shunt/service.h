@@ -154,6 +154,10 @@ struct shunt_service {
 	int (*join)(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece);
 	// The size of struct shunt_state, if the service declares it. See state.h.
 	__u64 state;
+	// The kernel engine sends answers (SHUNT_REPLY) itself. Otherwise it leaves them to user
+	// space, and what it redirects is a little faster.
+	__u32 answers;
+	__u32 unused;
 };
 
 static const struct shunt_service shunt_service;

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use aya::maps::{HashMap, MapData, RingBuf, SockMap};
-use aya::programs::{Iter, ProgramError, SkSkb};
+use aya::programs::{Iter, ProgramError, SkMsg, SkSkb};
 use aya::{Btf, Ebpf, EbpfLoader};
 use rustix::net::sockopt::socket_cookie;
 use shunt_sys::mapping::Mapping;
@@ -32,6 +32,8 @@ pub(crate) struct Kernel {
     ends: Mapping,
     placed: Mapping,
     points: Mapping,
+    /// Answers that the program has not sent yet, unless it sends none.
+    answers: Option<Mapping>,
     stride_bits: u32,
     /// Unused conversation numbers.
     free: Vec<u32>,
@@ -51,6 +53,9 @@ const KEPT_AT: usize = 14 * 8;
 const VERDICT_AT: usize = KEPT_AT + KEPT;
 const SESSION_AT: usize = VERDICT_AT + size_of::<RawVerdict>();
 const END: usize = 8 * 8;
+/// The size of `struct shunt_answer` in answer.bpf.h, and the most conversations that have one.
+const ANSWER: usize = 16 + 2048;
+const ANSWERS: u32 = 8192;
 /// `SHUNT_KEPT` and `SHUNT_POINTS` in engine.bpf.h.
 pub(crate) const KEPT: usize = 512;
 const POINTS: usize = 65536;
@@ -107,6 +112,7 @@ impl Kernel {
         store: Option<&Store>,
         backends: usize,
         is_auto: bool,
+        answers: bool,
     ) -> Result<Kernel, LoadError> {
         check_loadable(object)?;
         let stride_bits = (backends as u32 + 1).next_power_of_two().ilog2().clamp(1, MOST_BITS);
@@ -115,6 +121,8 @@ impl Kernel {
         let mut loaded = EbpfLoader::new()
             .override_global("shunt_stride_bits", &stride_bits, true)
             .override_global("shunt_is_auto", &u32::from(is_auto), true)
+            .override_global("shunt_answers_clients", &u32::from(answers), true)
+            .map_max_entries("shunt_answers", if answers { ANSWERS.min(count) } else { 1 })
             .map_max_entries("shunt_sockets", PLACES)
             .map_max_entries("shunt_cookies", PLACES)
             .map_max_entries("shunt_ends", PLACES)
@@ -137,6 +145,9 @@ impl Kernel {
             }
             _ => refused(&error),
         })?;
+        if answers {
+            load_sending(&mut loaded)?;
+        }
         let map = |loaded: &mut Ebpf, name| loaded.take_map(name).ok_or(LoadError::NotAService);
         let sockets: SockMap<MapData> =
             map(&mut loaded, "shunt_sockets")?.try_into().map_err(|_| LoadError::NotAService)?;
@@ -156,6 +167,15 @@ impl Kernel {
         let ends = mapped(&mut loaded, "shunt_ends", END, PLACES)?;
         let placed = mapped(&mut loaded, "shunt_placed", 3 * 8, 1)?;
         let points = mapped(&mut loaded, "shunt_points", 8, POINTS as u32)?;
+        let answers = match answers {
+            true => Some(mapped(&mut loaded, "shunt_answers", ANSWER, ANSWERS.min(count))?),
+            false => None,
+        };
+        if answers.is_some() {
+            let program = loaded.program_mut(SENDING).ok_or(LoadError::NotAService)?;
+            let program: &mut SkMsg = program.try_into().map_err(|_| LoadError::NotAService)?;
+            program.attach(sockets.fd()).map_err(|error| refused(&error))?;
+        }
         let program = loaded.program_mut(PROGRAM).ok_or(LoadError::NotAService)?;
         let program: &mut SkSkb = program.try_into().map_err(|_| LoadError::NotAService)?;
         program.attach(sockets.fd()).map_err(|error| refused(&error))?;
@@ -168,6 +188,7 @@ impl Kernel {
             ends,
             placed,
             points,
+            answers,
             stride_bits,
             free,
             stays,
@@ -316,6 +337,14 @@ impl Kernel {
         }
     }
 
+    /// Discards the last answer, after the program has stopped using it.
+    pub(crate) fn forget_answer(&self, number: u32) {
+        let words = self.answers.as_ref();
+        if let Some(length) = words.and_then(|answers| answers.word(number as usize * ANSWER)) {
+            length.store(0, SeqCst);
+        }
+    }
+
     /// Returns the kept beginning of the pending message.
     pub(crate) fn kept(&self, number: u32) -> Vec<u8> {
         let length = (self.of(number, Of::KeptLength).load(SeqCst) as usize).min(KEPT);
@@ -352,5 +381,13 @@ fn load_leaving(loaded: &mut Ebpf) -> Result<(), LoadError> {
     program.load("tcp", &types).map_err(|error| refused(&error))
 }
 
+/// Loads the program that sends answers in place of messages.
+fn load_sending(loaded: &mut Ebpf) -> Result<(), LoadError> {
+    let program = loaded.program_mut(SENDING).ok_or(LoadError::OtherVersion)?;
+    let program: &mut SkMsg = program.try_into().map_err(|_| LoadError::NotAService)?;
+    program.load().map_err(|error| LoadError::of(&error))
+}
+
 const PROGRAM: &str = "shunt_arrived";
+const SENDING: &str = "shunt_sending";
 const LEAVING: &str = "shunt_leaving";

@@ -225,6 +225,7 @@ impl Conversation {
             return false;
         }
         self.session = kernel.session(number);
+        kernel.forget_answer(number);
         if let Deciding::Done(verdict) = deciding {
             kernel.of(number, Of::Deciding).store(0, SeqCst);
             self.decided = Some(Decided::Whole(verdict));

@@ -112,8 +112,8 @@ pub enum Error {
 }
 
 /// Checks that a service can run in the kernel: loads it and unloads it again.
-pub fn try_kernel(object: &[u8]) -> Result<(), LoadError> {
-    Kernel::load(object, None, 1, true).map(drop)
+pub fn try_kernel(object: &[u8], answers: bool) -> Result<(), LoadError> {
+    Kernel::load(object, None, 1, true, answers).map(drop)
 }
 
 /// Runs a service until `shutdown` completes and its conversations have ended.
@@ -226,8 +226,8 @@ fn kernels(options: &Options, backends: usize) -> Result<(Vec<Kernel>, Option<Lo
         verify(options)?;
         return Ok((Vec::new(), None));
     }
-    let load =
-        |_| Kernel::load(&options.object, Some(&options.store), backends, options.engine == Engine::Auto);
+    let (is_auto, answers) = (options.engine == Engine::Auto, options.service.properties().answers);
+    let load = |_| Kernel::load(&options.object, Some(&options.store), backends, is_auto, answers);
     match (0..options.threads).map(load).collect() {
         Ok(kernels) => Ok((kernels, None)),
         Err(error) if options.engine == Engine::Kernel => Err(error.into()),

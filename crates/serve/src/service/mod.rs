@@ -98,6 +98,8 @@ pub struct Properties {
     pub replies: bool,
     /// A message may be sent to another backend when its own died before it answered.
     pub retry: bool,
+    /// The kernel engine sends the service's own answers itself.
+    pub answers: bool,
 }
 
 /// The result of parsing the beginning of some bytes.

@@ -28,7 +28,7 @@ const PINS: usize = 4;
 /// `SHUNT_MAX_KEY` in service.h.
 const MAX_KEY: usize = 64;
 /// `SHUNT_NATIVE_VERSION` in native.h.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// `struct shunt_native`.
 #[repr(C)]
@@ -62,6 +62,8 @@ struct Declaration {
     part: *const (),
     join: *const (),
     state: u64,
+    answers: u32,
+    unused: u32,
 }
 
 /// `struct shunt_piece`.
@@ -215,6 +217,7 @@ impl Service for Native {
             max_message: max_message as usize,
             replies: !declaration.parse_reply.is_null(),
             retry: declaration.retry != 0,
+            answers: declaration.answers != 0,
         }
     }
 

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// Answers of the kernel engine that no other socket sends: bytes of a verdict or of the content
+// store. engine.bpf.h includes this file.
+//
+// A stream verdict cannot change the length of what it redirects, because TCP counts that length as
+// received. So the program keeps the answer, and redirects the message to the client's own socket.
+// When the kernel sends it there, shunt_sending replaces it with the answer:
+//
+//	client -> message of 20 bytes -> shunt_arrived: answer of 150 bytes kept
+//	                                     | redirected to the client's socket
+//	client <- answer of 150 bytes <- shunt_sending: replaces the 20 bytes
+//
+// The states of a kept answer, and who changes them:
+//
+//	none     `length` is 0. Data for the socket is sent as it is
+//	kept     shunt_arrived has set `length`, and `until`: where TCP's sequence will end with the
+//	         answer. The next data that the kernel sends to the socket is the message
+//	sent     the sequence has reached `until`. shunt_sending makes it `none` when it sees that, and
+//	         shunt_arrived replaces it
+//
+// An answer is kept only while TCP has all that was redirected to the socket before. A message that
+// arrives earlier goes to user space with the conversation. If a send fails, and is repeated, the
+// answer is still kept. Both programs run under the socket's lock.
+
+#ifndef SHUNT_ANSWER_BPF_H
+#define SHUNT_ANSWER_BPF_H
+
+// The most bytes of an answer from the kernel.
+#define SHUNT_ANSWER 2048
+
+// src/engine/kernel.rs accesses the first word.
+struct shunt_answer {
+	__u64 length;
+	__u32 until; // the end of the answer in TCP's sequence of sent bytes
+	__u32 unused;
+	__u8 bytes[SHUNT_ANSWER];
+};
+
+// Indexed by the number of the conversation. Later numbers have no kept answers.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct shunt_answer);
+} shunt_answers SEC(".maps");
+
+SHUNT_INLINE struct shunt_answer *shunt_answer_of(__u32 place)
+{
+	__u32 number = place >> shunt_stride_bits;
+
+	return bpf_map_lookup_elem(&shunt_answers, &number);
+}
+
+// Returns true if TCP has all bytes for the client, also those of an earlier answer.
+SHUNT_INLINE int shunt_is_free(struct shunt_arrival *arrival, struct tcp_sock *tcp)
+{
+	return arrival->end->written + arrival->end->redirected ==
+	       tcp->bytes_acked + (__u32)(tcp->write_seq - tcp->snd_una);
+}
+
+// Redirects the message to its own socket, where `length` kept bytes replace it.
+SHUNT_INLINE int shunt_send_answer(struct shunt_arrival *arrival, struct shunt_answer *answer, struct tcp_sock *tcp,
+				   __u64 length)
+{
+	int sent;
+
+	answer->until = tcp->write_seq + length;
+	answer->length = length;
+	sent = shunt_send(arrival, arrival->place, length, SHUNT_LEAVE_CLIENT_FULL);
+	if (sent != SHUNT_SEND)
+		answer->length = 0;
+	return sent;
+}
+
+// Returns the kept answer of the conversation if it can be used now. Otherwise sets `why`.
+SHUNT_INLINE struct shunt_answer *shunt_take_answer(struct shunt_arrival *arrival, struct tcp_sock **tcp, int *why)
+{
+	struct shunt_answer *answer = shunt_answers_clients ? shunt_answer_of(arrival->place) : 0;
+	struct bpf_sock *sk = arrival->skb->sk;
+
+	*why = SHUNT_LEAVE_UNUSUAL;
+	*tcp = sk ? bpf_skc_to_tcp_sock(sk) : 0;
+	if (!answer || !*tcp)
+		return 0;
+	*why = SHUNT_LEAVE_OUTSTANDING;
+	if (arrival->conversation->outstanding || !shunt_is_free(arrival, *tcp) || shunt_is_several(arrival))
+		return 0;
+	return answer;
+}
+
+SHUNT_INLINE int shunt_answer_reply(struct shunt_arrival *arrival, const struct shunt_verdict *verdict)
+{
+	struct tcp_sock *tcp;
+	int why;
+	struct shunt_answer *answer = shunt_take_answer(arrival, &tcp, &why);
+
+	if (!answer)
+		return why;
+	if (!verdict->reply_length || verdict->reply_length > SHUNT_MAX_REPLY)
+		return SHUNT_LEAVE_UNUSUAL;
+	__builtin_memcpy(answer->bytes, verdict->reply, SHUNT_MAX_REPLY);
+	return shunt_send_answer(arrival, answer, tcp, verdict->reply_length);
+}
+
+struct shunt_fill {
+	struct sk_msg_md *message;
+	struct shunt_answer *answer;
+};
+
+// Copies eight bytes of the answer.
+static long shunt_fill_step(__u64 index, void *state)
+{
+	struct shunt_fill *fill = state;
+	__u8 *data = (__u8 *)(long)fill->message->data, *end = (__u8 *)(long)fill->message->data_end;
+	__u32 at = index * 8;
+
+	if (at > SHUNT_ANSWER - 8)
+		return 1;
+	data += at;
+	if (data + 8 > end)
+		return 1;
+	*(__u64 *)data = *(__u64 *)(fill->answer->bytes + at);
+	return 0;
+}
+
+// Runs when the kernel, or user space, sends to a socket in the map. Replaces a message that
+// shunt_arrived has redirected with the kept answer.
+SEC("sk_msg")
+int shunt_sending(struct sk_msg_md *message)
+{
+	struct bpf_sock *sk = message->sk;
+	struct tcp_sock *tcp = sk ? bpf_skc_to_tcp_sock(sk) : 0;
+	struct shunt_fill fill = { .message = message };
+	__u32 length, former = message->size, *place, number;
+	__u8 *data, *end;
+	__u64 cookie;
+
+	if (!tcp)
+		return SK_PASS;
+	cookie = tcp->inet_conn.icsk_inet.sk.__sk_common.skc_cookie.counter;
+	place = bpf_map_lookup_elem(&shunt_cookies, &cookie);
+	if (!place)
+		return SK_PASS;
+	number = *place >> shunt_stride_bits;
+	if (*place != number << shunt_stride_bits)
+		return SK_PASS;
+	fill.answer = bpf_map_lookup_elem(&shunt_answers, &number);
+	if (!fill.answer || !fill.answer->length)
+		return SK_PASS;
+	length = fill.answer->length;
+	if (fill.answer->until - tcp->write_seq != length) {
+		fill.answer->length = 0;
+		return SK_PASS;
+	}
+	if (length > SHUNT_ANSWER)
+		return SK_DROP;
+	// A failure resets the connection: there is no other way to tell the client.
+	if (bpf_msg_push_data(message, 0, length, 0) || bpf_msg_pop_data(message, length, former, 0) ||
+	    bpf_msg_pull_data(message, 0, length, 0))
+		return SK_DROP;
+	bpf_loop(length / 8, shunt_fill_step, &fill, 0);
+	data = (__u8 *)(long)message->data;
+	end = (__u8 *)(long)message->data_end;
+#pragma GCC unroll 8
+	for (__u32 at = 0; at < 8; at++) {
+		__u32 from = (length & ~7u) + at;
+
+		if (from >= length || from >= SHUNT_ANSWER)
+			break;
+		if (data + from + 1 > end)
+			return SK_DROP;
+		data[from] = fill.answer->bytes[from];
+	}
+	return SK_PASS;
+}
+
+#endif
