@@ -6,6 +6,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod cache;
 pub mod engine;
 pub mod hash;
 pub mod service;

@@ -4,6 +4,7 @@
 //! words are read and changed atomically. The state of a connection belongs to one half at a time.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use aya::maps::{Array, ArrayOfMaps, IterableMap, Map, MapData};
 use shunt_sys::mapping::Mapping;
@@ -12,6 +13,7 @@ use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::verifier::LoadError;
+use crate::cache::memory::SEGMENT;
 
 /// `SHUNT_MAX_ELEMENT` in state.h, the size of the BPF map's values.
 const PIECE: usize = 512;
@@ -44,7 +46,13 @@ impl Default for Session {
 pub struct Store {
     memory: Mapping,
     /// The map that the memory belongs to, unless the service runs in user space only.
-    map: Option<Array<MapData, [u8; PIECE]>>,
+    map: Option<Shared>,
+}
+
+/// A BPF map that user space maps.
+enum Shared {
+    State(Array<MapData, [u8; PIECE]>),
+    Contents(Array<MapData, [u8; SEGMENT]>),
 }
 
 /// An error that prevents a service from having its state.
@@ -89,6 +97,22 @@ impl Store {
         Ok(Arc::new(store))
     }
 
+    /// Creates the memory of a content store, of `size` bytes: whole segments. `in_kernel` is as for
+    /// [`Store::new`].
+    pub(crate) fn new_contents(size: usize, in_kernel: bool) -> Result<Arc<Store>, StoreError> {
+        let shared = || {
+            let map = Array::<MapData, [u8; SEGMENT]>::create((size / SEGMENT) as u32, FLAGS).ok()?;
+            let memory = Mapping::map_of_kernel(IterableMap::map(&map).fd(), size).ok()?;
+            Some(Store { memory, map: Some(Shared::Contents(map)) })
+        };
+        let store = match in_kernel.then(shared).flatten() {
+            Some(store) => store,
+            None => Store::in_user_space(size)
+                .map_err(|error| StoreError::Memory { size, error: error.into() })?,
+        };
+        Ok(Arc::new(store))
+    }
+
     fn in_user_space(size: usize) -> rustix::io::Result<Store> {
         let len = mapped(size);
         let memory = Mapping::map(memfd::create_fixed("shunt-state", len)?, len)?;
@@ -99,19 +123,27 @@ impl Store {
         let pieces = size.div_ceil(PIECE).max(1);
         let map = Array::<MapData, [u8; PIECE]>::create(pieces as u32, FLAGS).ok()?;
         let memory = Mapping::map_of_kernel(IterableMap::map(&map).fd(), mapped(size)).ok()?;
-        Some(Store { memory, map: Some(map) })
+        Some(Store { memory, map: Some(Shared::State(map)) })
     }
 
     /// Gives the programs of a loaded object this memory.
     pub(crate) fn lend(&self, memories: &mut Map) -> Result<(), LoadError> {
-        let memories = ArrayOfMaps::<&mut MapData, Array<MapData, [u8; PIECE]>>::try_from(memories);
-        let mut memories = memories.map_err(|_| LoadError::NotAService)?;
-        let map = self.map.as_ref().ok_or(LoadError::NotPermitted)?;
-        memories.set(0, map, 0).map_err(|error| LoadError::of(&error))
+        let not_a_service = |_| LoadError::NotAService;
+        let set = match self.map.as_ref().ok_or(LoadError::NotPermitted)? {
+            Shared::State(map) => {
+                let memories = ArrayOfMaps::<&mut MapData, Array<MapData, [u8; PIECE]>>::try_from(memories);
+                memories.map_err(not_a_service)?.set(0, map, 0)
+            }
+            Shared::Contents(map) => {
+                let memories = ArrayOfMaps::<&mut MapData, Array<MapData, [u8; SEGMENT]>>::try_from(memories);
+                memories.map_err(not_a_service)?.set(0, map, 0)
+            }
+        };
+        set.map_err(|error| LoadError::of(&error))
     }
 
     /// Returns the size of the memory.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }
 
@@ -122,6 +154,23 @@ impl Store {
     /// Returns a copy of the whole state.
     pub fn snapshot(&self) -> Vec<u8> {
         self.bytes(0, self.memory.len())
+    }
+
+    /// Returns the word at `offset`, if it is inside and aligned.
+    pub(crate) fn at(&self, offset: usize) -> Option<&AtomicU64> {
+        self.memory.word(offset)
+    }
+
+    /// Copies bytes to `offset`.
+    pub(crate) fn put(&self, offset: usize, bytes: &[u8]) {
+        let is_inside = self.memory.put(offset, bytes);
+        debug_assert!(is_inside);
+    }
+
+    /// Copies bytes from `offset`.
+    pub(crate) fn take(&self, offset: usize, bytes: &mut [u8]) {
+        let is_inside = self.memory.take(offset, bytes);
+        debug_assert!(is_inside);
     }
 
     /// Returns the word at `offset`, or 0 outside of the state.

@@ -1,0 +1,5 @@
+//! The cache.
+
+mod items;
+pub(crate) mod memory;
+mod numbers;
