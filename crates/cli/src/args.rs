@@ -593,6 +593,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=256))]
     pub(crate) threads: u64,
 
+    /// Memory of builtin:cache for its items and their index, in MiB; at least 16
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(16..=1 << 20))]
+    pub(crate) memory: u64,
+
     /// A page for Prometheus, at /metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) metrics: Option<SocketAddr>,

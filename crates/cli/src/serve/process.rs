@@ -7,8 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use sd_notify::NotifyState;
 use serde_json::Value;
+use shunt_serve::cache::{self, Cache};
 use shunt_serve::engine::{self, Engine, Hashing, Options, Request};
-use shunt_serve::service::Watched;
+use shunt_serve::service::{Service, Watched};
 use shunt_serve::service::file::Program;
 use shunt_serve::service::store::Store;
 use tokio::signal::unix::{SignalKind, signal};
@@ -54,14 +55,13 @@ pub(super) fn reload(control: &Path) -> Result<()> {
 }
 
 fn options(args: &ServeArgs) -> Result<Options> {
-    let program = Program::open(args.service.as_deref().context("say which SERVICE")?)?;
-    let store = Store::new(program.native.state(), args.engine != ServeEngine::User)?;
-    let native = program.native.with_store(store.clone());
+    let parts = parts(args)?;
     Ok(Options {
-        service: if args.unverified { Arc::new(Watched(native)) } else { Arc::new(native) },
-        object: program.object,
-        store,
-        verify: !args.unverified && !program.is_builtin,
+        service: parts.service,
+        object: parts.object,
+        store: parts.store,
+        contents: parts.contents,
+        verify: parts.verify,
         listen: args.listen.context("say --listen ADDRESS:PORT")?,
         backends: args.backends.as_deref().map(std::path::absolute).transpose()?,
         engine: match args.engine {
@@ -80,6 +80,37 @@ fn options(args: &ServeArgs) -> Result<Options> {
         drain: Duration::from_secs(args.drain),
     })
 }
+
+/// A service, with the memory that its halves share.
+struct Parts {
+    service: Arc<dyn Service>,
+    object: Vec<u8>,
+    store: Arc<Store>,
+    contents: Option<Arc<Store>>,
+    verify: bool,
+}
+
+fn parts(args: &ServeArgs) -> Result<Parts> {
+    let name = args.service.as_deref().context("say which SERVICE")?;
+    let in_kernel = args.engine != ServeEngine::User;
+    if name == CACHE {
+        let memory = usize::try_from(args.memory << 20).unwrap_or(usize::MAX);
+        let cache = Cache::new(memory, args.threads as usize, in_kernel)?;
+        let (store, contents) = (Store::new(0, in_kernel)?, Some(cache.store().clone()));
+        let object = cache::object().to_vec();
+        return Ok(Parts { service: Arc::new(cache), object, store, contents, verify: false });
+    }
+    let program = Program::open(name)?;
+    let store = Store::new(program.native.state(), in_kernel)?;
+    let native = program.native.with_store(store.clone());
+    let service: Arc<dyn Service> =
+        if args.unverified { Arc::new(Watched(native)) } else { Arc::new(native) };
+    let verify = !args.unverified && !program.is_builtin;
+    Ok(Parts { service, object: program.object, store, contents: None, verify })
+}
+
+/// The name of the service that is not compiled from C alone.
+const CACHE: &str = "builtin:cache";
 
 /// Returns the status as text.
 fn report(status: &Value) -> String {

@@ -90,19 +90,27 @@ SHUNT_INLINE struct shunt_answer *shunt_take_answer(struct shunt_arrival *arriva
 	return answer;
 }
 
+SHUNT_INLINE int shunt_send_reply(struct shunt_arrival *arrival, struct shunt_answer *answer, struct tcp_sock *tcp,
+				  const struct shunt_verdict *verdict)
+{
+	if (!verdict->reply_length || verdict->reply_length > SHUNT_MAX_REPLY)
+		return SHUNT_LEAVE_UNUSUAL;
+	__builtin_memcpy(answer->bytes, verdict->reply, SHUNT_MAX_REPLY);
+	return shunt_send_answer(arrival, answer, tcp, verdict->reply_length);
+}
+
 SHUNT_INLINE int shunt_answer_reply(struct shunt_arrival *arrival, const struct shunt_verdict *verdict)
 {
 	struct tcp_sock *tcp;
 	int why;
 	struct shunt_answer *answer = shunt_take_answer(arrival, &tcp, &why);
 
-	if (!answer)
-		return why;
-	if (!verdict->reply_length || verdict->reply_length > SHUNT_MAX_REPLY)
-		return SHUNT_LEAVE_UNUSUAL;
-	__builtin_memcpy(answer->bytes, verdict->reply, SHUNT_MAX_REPLY);
-	return shunt_send_answer(arrival, answer, tcp, verdict->reply_length);
+	return answer ? shunt_send_reply(arrival, answer, tcp, verdict) : why;
 }
+
+#ifdef SHUNT_WITH_CONTENTS
+#include "content.bpf.h"
+#endif
 
 struct shunt_fill {
 	struct sk_msg_md *message;

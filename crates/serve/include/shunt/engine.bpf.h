@@ -41,6 +41,7 @@ enum shunt_leave {
 	SHUNT_LEAVE_TOO_LONG_TO_KEEP,
 	SHUNT_LEAVE_NO_REDIRECT,
 	SHUNT_LEAVE_KEY_HASH,
+	SHUNT_LEAVE_CONTENT,
 };
 
 // The program's use of the service's state. User space waits until it is over before it takes the
@@ -381,6 +382,10 @@ SHUNT_INLINE int shunt_follow(struct shunt_arrival *arrival, struct shunt_socket
 		return shunt_send(arrival, arrival->place, arrival->skb->len, SHUNT_LEAVE_CLIENT_FULL);
 	case SHUNT_REPLY:
 		return shunt_answer_reply(arrival, verdict);
+#ifdef SHUNT_WITH_CONTENTS
+	case SHUNT_CONTENT:
+		return shunt_answer_content(arrival, (struct shunt_verdict *)verdict);
+#endif
 	case SHUNT_FORWARD:
 		return shunt_forward(arrival, socket, verdict);
 	case SHUNT_REFUSE:
@@ -411,6 +416,10 @@ SHUNT_INLINE int shunt_message(struct shunt_arrival *arrival)
 	}
 	socket.position = 0;
 	shunt_decide(&socket, verdict);
+	if (verdict->action == SHUNT_IN_USER_SPACE) {
+		__sync_lock_test_and_set(&conversation->deciding, SHUNT_IS_IDLE);
+		return SHUNT_LEAVE_UNUSUAL;
+	}
 	done = shunt_follow(arrival, &socket, verdict);
 	__sync_lock_test_and_set(&conversation->deciding, done == SHUNT_SEND ? SHUNT_IS_IDLE : SHUNT_HAS_DECIDED);
 	return done;

@@ -242,7 +242,7 @@ impl Conversation {
     fn take_messages(&mut self, bytes: &[u8], round: &mut Round<'_>) -> (usize, u64) {
         let (mut at, mut messages) = (0, 0);
         while at < bytes.len() && !self.stopped {
-            match round.service.parse(&bytes[at..]) {
+            match round.service.parse_in(&self.session, &bytes[at..]) {
                 Parse::More => break,
                 Parse::Message(length) if length > bytes.len() - at => break,
                 Parse::Message(length) => {
@@ -278,6 +278,10 @@ impl Conversation {
             Verdict::Echo => self.answer(None, message, false, round),
             Verdict::Reply(bytes) => self.answer(None, &bytes, false, round),
             Verdict::Close(bytes) => self.answer(None, &bytes, true, round),
+            Verdict::Content { key, otherwise } => {
+                let content = round.service.content(&message[key]);
+                self.answer(None, &content.unwrap_or(otherwise), false, round);
+            }
             Verdict::Forward { key, one_way } => return self.forward(message, key, one_way, round),
             Verdict::Split => return self.split(message, round),
             Verdict::Refuse(why) => self.refuse(message, None, why, false, round),

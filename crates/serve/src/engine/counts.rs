@@ -48,7 +48,7 @@ macro_rules! reasons {
 
 reasons! {
     /// Why a conversation moved from one engine to the other. The reasons from the second on, up to
-    /// `KeyHash`, are the kernel's, in the order of `enum shunt_leave` in engine.bpf.h.
+    /// `Content`, are the kernel's, in the order of `enum shunt_leave` in engine.bpf.h.
     Move says text {
         Calm, "calm", "one message at a time: the kernel is faster";
         Partial, "partial", "a message did not arrive in one piece";
@@ -64,6 +64,7 @@ reasons! {
         TooLongToKeep, "too-long-to-keep", "a message that may be sent again is too long to be kept in the kernel";
         NoRedirect, "no-redirect", "the kernel did not know where to send a message";
         KeyHash, "key-hash", "the kernel cannot choose a backend by this key";
+        Content, "content", "the content store has no current answer that fits: user space looks again";
         Ended, "ended", "an end closed its connection";
         Reload, "reload", "the backends changed";
         Stop, "stop", "shunt serve ends";

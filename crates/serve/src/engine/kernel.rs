@@ -43,6 +43,13 @@ pub(crate) struct Kernel {
     loaded: Ebpf,
 }
 
+/// The memory that a service shares with the kernel.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stores<'a> {
+    pub(crate) state: Option<&'a Store>,
+    pub(crate) contents: Option<&'a Store>,
+}
+
 /// Places in the sockmap, for all conversations of a worker.
 const PLACES: u32 = 1 << 15;
 /// The base-2 logarithm of the most places that a conversation can have.
@@ -109,7 +116,7 @@ impl Kernel {
     /// would be faster.
     pub(crate) fn load(
         object: &[u8],
-        store: Option<&Store>,
+        stores: Stores<'_>,
         backends: usize,
         is_auto: bool,
         answers: bool,
@@ -129,8 +136,10 @@ impl Kernel {
             .map_max_entries("shunt_conversations", count)
             .load(object)
             .map_err(|error| refused(&error))?;
-        if let Some(store) = store {
-            store.lend(loaded.map_mut("shunt_memories").ok_or(LoadError::OtherVersion)?)?;
+        for (store, map) in [(stores.state, "shunt_memories"), (stores.contents, "shunt_contents")] {
+            if let Some(store) = store {
+                store.lend(loaded.map_mut(map).ok_or(LoadError::OtherVersion)?)?;
+            }
         }
         // This must come before the maps are taken out, because loading uses their descriptors.
         let stays = load_leaving(&mut loaded).err();

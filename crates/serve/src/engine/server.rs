@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use super::backends::Backends;
 use super::choose::Hashing;
-use super::kernel::Kernel;
+use super::kernel::{Kernel, Stores};
 use super::shared::{Engine, Shared};
 use super::worker::Worker;
 use super::{limits, metrics};
@@ -40,6 +40,8 @@ pub struct Options {
     pub object: Vec<u8>,
     /// The memory of the service's state, which the native half has too.
     pub store: Arc<Store>,
+    /// The memory of its content store, if it has one.
+    pub contents: Option<Arc<Store>>,
     /// Refuse the service if the kernel's verifier rejects its functions.
     pub verify: bool,
     /// The address that clients connect to.
@@ -113,7 +115,7 @@ pub enum Error {
 
 /// Checks that a service can run in the kernel: loads it and unloads it again.
 pub fn try_kernel(object: &[u8], answers: bool) -> Result<(), LoadError> {
-    Kernel::load(object, None, 1, true, answers).map(drop)
+    Kernel::load(object, Stores::default(), 1, true, answers).map(drop)
 }
 
 /// Runs a service until `shutdown` completes and its conversations have ended.
@@ -227,7 +229,8 @@ fn kernels(options: &Options, backends: usize) -> Result<(Vec<Kernel>, Option<Lo
         return Ok((Vec::new(), None));
     }
     let (is_auto, answers) = (options.engine == Engine::Auto, options.service.properties().answers);
-    let load = |_| Kernel::load(&options.object, Some(&options.store), backends, is_auto, answers);
+    let stores = Stores { state: Some(&options.store), contents: options.contents.as_deref() };
+    let load = |_| Kernel::load(&options.object, stores, backends, is_auto, answers);
     match (0..options.threads).map(load).collect() {
         Ok(kernels) => Ok((kernels, None)),
         Err(error) if options.engine == Engine::Kernel => Err(error.into()),

@@ -313,6 +313,7 @@ impl Worker {
             let Some(Some(conversation)) = conversations.get_mut(id as usize) else { continue };
             if conversation.settle(&mut round) {
                 round.counts.open.fetch_sub(1, Relaxed);
+                round.service.closed();
                 conversations[id as usize] = None;
                 self.free.push(id);
                 continue;
@@ -339,6 +340,7 @@ impl Worker {
                 let Some(Some(conversation)) = conversations.get_mut(id as usize) else { continue };
                 if conversation.settle(&mut round) {
                     round.counts.open.fetch_sub(1, Relaxed);
+                    round.service.closed();
                     conversations[id as usize] = None;
                     self.free.push(id);
                 }

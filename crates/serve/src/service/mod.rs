@@ -31,6 +31,11 @@ pub trait Service: Send + Sync {
     /// Measures the message at the beginning of `bytes`.
     fn parse(&self, bytes: &[u8]) -> Parse;
 
+    /// Measures the next message of the connection with this state.
+    fn parse_in(&self, _session: &Session, bytes: &[u8]) -> Parse {
+        self.parse(bytes)
+    }
+
     /// Measures a backend's reply at the beginning of `bytes`.
     fn parse_reply(&self, bytes: &[u8]) -> Parse;
 
@@ -43,6 +48,19 @@ pub trait Service: Send + Sync {
 
     /// Returns the greeting of a client that has just connected.
     fn accepted_in(&self, session: &mut Session) -> Answer;
+
+    /// Is called when a connection has ended.
+    fn closed(&self) {}
+
+    /// Returns the answer that the content store has for a key, if the service has one.
+    fn content(&self, _key: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// Returns the service's own measures: a name, a value, and whether it only grows.
+    fn measures(&self) -> Vec<(&'static str, u64, bool)> {
+        Vec::new()
+    }
 
     /// Decides about a message as the first of a connection.
     fn decide(&self, message: &[u8]) -> Verdict {
@@ -137,6 +155,13 @@ pub enum Verdict {
     More,
     /// Split it among several backends: [`Service::part`] makes a message for each.
     Split,
+    /// Answer with the content that the content store has for a key, or else with these bytes.
+    Content {
+        /// The key: bytes of the message.
+        key: Range<usize>,
+        /// The answer if there is no content.
+        otherwise: Vec<u8>,
+    },
 }
 
 impl Verdict {
@@ -146,6 +171,7 @@ impl Verdict {
             Verdict::Forward { key: Key::Bytes(range), .. } if range.end > message => {
                 Verdict::Refuse(Refusal::Malformed)
             }
+            Verdict::Content { key, .. } if key.end > message => Verdict::Refuse(Refusal::Malformed),
             verdict => verdict,
         }
     }

@@ -344,6 +344,10 @@ impl RawVerdict {
             5 => Verdict::Refuse(Refusal::from_code(self.why)),
             6 => Verdict::More,
             7 => Verdict::Split,
+            8 => match self.key(message) {
+                Some(Key::Bytes(key)) => Verdict::Content { key, otherwise: self.reply() },
+                _ => Verdict::Refuse(Refusal::Malformed),
+            },
             _ => Verdict::Refuse(Refusal::Malformed),
         }
     }

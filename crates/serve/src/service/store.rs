@@ -31,6 +31,15 @@ impl Session {
     /// `SHUNT_MAX_SESSION` in state.h.
     pub const BYTES: usize = 256;
 
+    /// Returns a word.
+    pub(crate) fn get(&self, word: usize) -> u64 {
+        self.0[word]
+    }
+
+    pub(crate) fn set(&mut self, word: usize, value: u64) {
+        self.0[word] = value;
+    }
+
     pub(super) fn as_mut_ptr(&mut self) -> *mut u64 {
         self.0.as_mut_ptr()
     }

@@ -229,6 +229,9 @@ fn decided(message: &[u8], verdict: &Verdict) -> String {
         Verdict::Reply(bytes) => format!("reply {}", quoted(bytes)),
         Verdict::Close(bytes) => closed(bytes),
         Verdict::Refuse(why) => format!("refuse {}", why.label()),
+        Verdict::Content { key, otherwise } => {
+            format!("content {} else {}", quoted(&message[key.clone()]), quoted(otherwise))
+        }
     }
 }
 

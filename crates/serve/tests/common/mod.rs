@@ -42,6 +42,7 @@ impl Serving {
             service: Arc::new(builtin.native.with_store(store.clone())),
             object: builtin.object.to_vec(),
             store,
+            contents: None,
             verify: false,
             listen: address,
             backends: (!backends.is_empty()).then_some(file),
