@@ -7,8 +7,8 @@
 #include <shunt/service.h>
 #include <shunt/find.h>
 
-// The most bytes of a line that is answered here: a key of 250 bytes, and white space.
-#define LINE 264
+// The most bytes of a line that is answered here, with a key of 250 bytes.
+#define LINE 256
 
 struct session {
 	__u64 swallow; // bytes of data to discard

@@ -9,7 +9,10 @@ fn the_verifier_takes_every_builtin() {
     for builtin in builtin::all() {
         // Verify each function separately, and then the whole engine, which is harder for the
         // verifier.
-        if let Err(error) = Trial::load(builtin.object).map(drop).and_then(|()| try_kernel(builtin.object, builtin.native.properties().answers)) {
+        if let Err(error) = Trial::load(builtin.object)
+            .map(drop)
+            .and_then(|()| try_kernel(builtin.object, builtin.native.properties().answers))
+        {
             panic!("{}: {error}", builtin.name);
         }
     }

@@ -173,8 +173,7 @@ fn the_kernel_sends_the_answers_of_a_service() {
             client.read_exact(&mut got).unwrap();
             assert_eq!(String::from_utf8_lossy(&got), wanted);
         }
-        serving.wait("the kernel has answered", |status| {
-            status["kernel"]["messages"].as_u64().unwrap() >= 440
-        });
+        serving
+            .wait("the kernel has answered", |status| status["kernel"]["messages"].as_u64().unwrap() >= 440);
     }
 }

@@ -2,6 +2,7 @@
 //! arbitrary bytes and returns unless it has found a bug. `README.md` lists the tools that call
 //! them.
 
+mod cache;
 mod capture;
 mod channel;
 mod control;
@@ -17,7 +18,8 @@ mod shared;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the name of their corpus.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 11] = [
+    ("cache", cache::run),
     ("capture", capture::run),
     ("channel", channel::run),
     ("control", control::run),

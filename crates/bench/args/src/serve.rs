@@ -23,21 +23,11 @@ pub struct Arguments {
     pub seconds: f64,
 
     /// Bytes of messages of the echo
-    #[arg(
-        long,
-        value_name = "BYTES,...",
-        value_delimiter = ',',
-        default_value = "32,64,128,256,512,1024,2048,4096,8192,16384"
-    )]
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_value = "32,1024,16384")]
     pub sizes: Vec<usize>,
 
     /// Bytes of payloads of the forwarder, 32 at least
-    #[arg(
-        long,
-        value_name = "BYTES,...",
-        value_delimiter = ',',
-        default_value = "32,64,128,256,512,1024,2048,4096"
-    )]
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_value = "32,1024")]
     pub payloads: Vec<usize>,
 
     /// Only these measurements [default: all]
@@ -56,6 +46,8 @@ pub enum Group {
     Forward,
     /// One client that sends a message each millisecond: how long it takes
     Sparse,
+    /// 50 connections that read items of 100 bytes, from memcached or from builtin:cache
+    Cache,
 }
 
 impl Arguments {

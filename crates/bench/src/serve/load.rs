@@ -23,12 +23,15 @@ pub(super) enum Load {
     Forward { payload: usize },
     /// One client sends single messages, whose latency to the sink is measured.
     Sparse { payload: usize },
+    /// Each of many clients reads items of a cache.
+    Cache { bytes: usize, outstanding: usize },
 }
 
+pub(super) const CACHE_CLIENTS: usize = 50;
 pub(super) const CLIENTS: usize = 8;
 pub(super) const SINKS: u16 = 20;
 /// The warm-up time, in which nothing is counted.
-const WARM: Duration = Duration::from_millis(200);
+pub(super) const WARM: Duration = Duration::from_millis(200);
 /// The interval between sparse messages.
 const APART: Duration = Duration::from_millis(1);
 
@@ -39,12 +42,17 @@ pub(super) struct Sample {
     pub(super) rate: f64,
     pub(super) p50_us: f64,
     pub(super) p99_us: f64,
+    /// Processor time for each request, of the server, the client and the kernel's threads. 0 if it
+    /// is not measured.
+    pub(super) processor_us: f64,
 }
 
 impl Load {
     pub(super) fn label(self) -> String {
         match self {
-            Load::Echo { bytes, outstanding } => format!("{bytes} B, {outstanding} outstanding"),
+            Load::Echo { bytes, outstanding } | Load::Cache { bytes, outstanding } => {
+                format!("{bytes} B, {outstanding} outstanding")
+            }
             Load::Forward { payload } | Load::Sparse { payload } => format!("payload of {payload} B"),
         }
     }
@@ -52,17 +60,18 @@ impl Load {
     /// Returns the bytes of a message, or of its payload.
     pub(super) fn bytes(self) -> usize {
         match self {
-            Load::Echo { bytes, .. } => bytes,
+            Load::Echo { bytes, .. } | Load::Cache { bytes, .. } => bytes,
             Load::Forward { payload } | Load::Sparse { payload } => payload,
         }
     }
 
     /// Runs the load against the running server. `sinks` exist for all turns.
-    pub(super) fn run(self, sinks: &Sinks, time: Duration) -> Result<Sample> {
+    pub(super) fn run(self, sinks: &Sinks, time: Duration, server: u32) -> Result<Sample> {
         match self {
             Load::Echo { bytes, outstanding } => echo(bytes, outstanding, time),
             Load::Forward { payload } => forward(payload, sinks, time),
             Load::Sparse { payload } => sparse(payload, sinks, time),
+            Load::Cache { bytes, outstanding } => super::cache::run(bytes, outstanding, time, server),
         }
     }
 }
@@ -130,7 +139,7 @@ fn forward(payload: usize, sinks: &Sinks, time: Duration) -> Result<Sample> {
     for client in clients {
         client.join().expect("a client does not panic")?;
     }
-    Ok(Sample { rate: messages as f64 / seconds, p50_us: 0.0, p99_us: 0.0 })
+    Ok(Sample { rate: messages as f64 / seconds, p50_us: 0.0, p99_us: 0.0, processor_us: 0.0 })
 }
 
 fn sparse(payload: usize, sinks: &Sinks, time: Duration) -> Result<Sample> {
@@ -153,12 +162,13 @@ fn sparse(payload: usize, sinks: &Sinks, time: Duration) -> Result<Sample> {
     Ok(sample(&latencies, latencies.count(), time))
 }
 
-fn sample(latencies: &Latencies, count: u64, time: Duration) -> Sample {
+pub(super) fn sample(latencies: &Latencies, count: u64, time: Duration) -> Sample {
     let measured = latencies.measured(count, time.as_secs_f64());
-    Sample { rate: count as f64 / time.as_secs_f64(), p50_us: measured.p50_us, p99_us: measured.p99_us }
+    let rate = count as f64 / time.as_secs_f64();
+    Sample { rate, p50_us: measured.p50_us, p99_us: measured.p99_us, processor_us: 0.0 }
 }
 
-fn connect() -> Result<TcpStream> {
+pub(super) fn connect() -> Result<TcpStream> {
     let stream = TcpStream::connect(ADDRESS)?;
     stream.set_nodelay(true)?;
     Ok(stream)

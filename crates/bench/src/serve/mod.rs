@@ -1,7 +1,8 @@
 //! `shunt bench serve`: the two benchmarks of the Slick thesis, an echo and a forwarder of Thrift
-//! messages. It compares a plain program in user space with each engine of `shunt serve`. All take
+//! messages, and a cache. It compares a plain program in user space with each engine of `shunt serve`. All take
 //! turns in every round, and the first one rotates.
 
+mod cache;
 mod load;
 mod points;
 mod report;
@@ -23,6 +24,9 @@ use way::{Stage, WAYS, Way};
 
 /// The overhead of a turn: its programs start.
 const AROUND: Duration = Duration::from_millis(100);
+
+/// Bytes of an item of the cache.
+const CACHED: usize = 100;
 
 /// A line of a table.
 struct Line {
@@ -51,8 +55,12 @@ fn measure(arguments: &Arguments) -> Result<Vec<Line>> {
     let progress = Progress::begin(turns, turn);
     for line in &mut lines {
         let turn = |way: usize| {
-            let _server = stage.start(WAYS[way], line.load)?;
-            stage.namespace.inside(|| line.load.run(&sinks, time)).map(Some)
+            if WAYS[way] == Way::Again && line.group != Group::Cache {
+                return Ok(None);
+            }
+            let server = stage.start(WAYS[way], line.load)?;
+            let id = server.id();
+            stage.namespace.inside(|| line.load.run(&sinks, time, id)).map(Some)
         };
         let (repeats, label) = (arguments.output.repeats, line.load.label());
         line.samples = take_turns(&progress, repeats, &label, &WAYS.map(Way::label), turn)?;
@@ -71,6 +79,7 @@ fn lines(arguments: &Arguments) -> Vec<Line> {
             Group::EchoMany => echo(16).collect(),
             Group::Forward => payloads.map(|payload| Load::Forward { payload }).collect(),
             Group::Sparse => payloads.map(|payload| Load::Sparse { payload }).collect(),
+            Group::Cache => [1, 16].map(|outstanding| Load::Cache { bytes: CACHED, outstanding }).to_vec(),
         }
     };
     let groups = Group::value_variants().iter().copied();

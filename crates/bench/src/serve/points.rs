@@ -38,10 +38,15 @@ fn points(lines: &[Line]) -> Vec<Point> {
 fn of_line(line: &Line) -> Vec<Point> {
     const FIGURES: [Figure<Sample>; 2] =
         [(Quantity::RATE, |sample| Some(sample.rate)), (Quantity::MEDIAN, |sample| Some(sample.p50_us))];
-    let sides = WAYS.into_iter().zip(&line.samples);
+    // Only the cache has a control.
+    let ways = if line.group == super::Group::Cache { WAYS.len() } else { WAYS.len() - 1 };
+    let sides = WAYS.into_iter().zip(&line.samples).take(ways);
     let of = comparison::Line {
         table: name(line.group),
-        line: format!("{} B", line.load.bytes()),
+        line: match line.load {
+            super::Load::Cache { outstanding, .. } => format!("{outstanding} outstanding"),
+            load => format!("{} B", load.bytes()),
+        },
         at: Some(("bytes", line.load.bytes() as f64)),
         sides: sides.map(|(way, samples)| (way.label(), &samples[..])).collect(),
         missing: None,

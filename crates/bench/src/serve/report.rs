@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::load::{CLIENTS, Load, SINKS, Sample};
+use super::load::{CACHE_CLIENTS, CLIENTS, Load, SINKS, Sample};
 use super::way::{WAYS, Way};
 use super::{Arguments, Group, Line};
 use crate::machine::Machine;
@@ -45,11 +45,14 @@ struct Cell {
     to_plain: Spread,
     p50_us: Spread,
     p99_us: Spread,
+    processor_us: Spread,
+    /// The ratio of the processor time to the plain program's within each round.
+    processor_to_plain: Spread,
 }
 
 impl Report {
     pub(super) fn new(machine: Machine, arguments: &Arguments, lines: &[Line], all: Duration) -> Report {
-        let groups = [Group::Echo, Group::EchoMany, Group::Forward, Group::Sparse];
+        let groups = [Group::Echo, Group::EchoMany, Group::Forward, Group::Sparse, Group::Cache];
         let table = |group: Group| {
             let lines: Vec<&Line> = lines.iter().filter(|line| line.group == group).collect();
             (!lines.is_empty()).then(|| Table::of(group, &lines))
@@ -89,6 +92,10 @@ impl Table {
             Group::EchoMany => ("echo-many", format!("Echo, {CLIENTS} clients, 16 messages under way each")),
             Group::Forward => ("forward", format!("Thrift forwarder, {CLIENTS} clients, {SINKS} sinks")),
             Group::Sparse => ("sparse", "Thrift forwarder, a message each millisecond".to_owned()),
+            Group::Cache => (
+                "cache",
+                format!("Cache, {CACHE_CLIENTS} connections, items of {} B, one thread", super::CACHED),
+            ),
         };
         let is_latency = group == Group::Sparse;
         let lines = lines.iter().map(|line| Row::of(line, is_latency)).collect();
@@ -99,10 +106,12 @@ impl Table {
         let unit =
             if self.is_latency { "us from client to sink, median" } else { "thousand messages a second" };
         let _ = writeln!(out, "\n{} ({unit})", self.title);
-        // The columns of the latency are those of one table only.
+        // The columns of the latency and of the processor time are those of one table each.
         let latency = (self.name == "echo").then_some(0);
-        let head = TextLine::new("", 24).cells(10, WAYS.map(Way::label));
-        let head = head.cells(22, WAYS[1..].iter().map(|way| format!("{} to plain", way.label())));
+        let is_cache = self.name == "cache";
+        let ways = &WAYS[..if is_cache { WAYS.len() } else { WAYS.len() - 1 }];
+        let head = TextLine::new("", 24).cells(10, ways.iter().map(|way| way.label()));
+        let head = head.cells(22, ways[1..].iter().map(|way| format!("{} to plain", way.label())));
         head.cells(0, latency.map(|_| "  latency p50, us")).end(out);
         for row in &self.lines {
             let figures = row.cells.iter().map(|cell| format!("{:.1}", cell.figure.median));
@@ -110,6 +119,11 @@ impl Table {
             let p50 = row.cells.iter().map(|cell| format!("{:.0}", cell.p50_us.median));
             let p50 = latency.map(|_| format!("  {}", p50.collect::<Vec<_>>().join(" / ")));
             TextLine::new(row.load.label(), 24).cells(10, figures).cells(22, ratios).cells(0, p50).end(out);
+            if is_cache {
+                let times = row.cells.iter().map(|cell| format!("{:.2}", cell.processor_us.median));
+                let ratios = row.cells.iter().skip(1).map(|cell| cell.processor_to_plain.as_ratio());
+                TextLine::new("  processor time, us", 24).cells(10, times).cells(22, ratios).end(out);
+            }
         }
     }
 
@@ -134,6 +148,8 @@ impl Table {
 impl Row {
     fn of(line: &Line, is_latency: bool) -> Row {
         let figure = |sample: &Sample| if is_latency { sample.p50_us } else { sample.rate / 1e3 };
+        // Not every load measures it.
+        let processor = |sample: &Sample| sample.processor_us.max(f64::MIN_POSITIVE);
         let cell = |(way, samples): (Way, &Vec<Sample>)| {
             Some(Cell {
                 way,
@@ -141,6 +157,8 @@ impl Row {
                 to_plain: Spread::of_ratios(samples, &line.samples[0], figure)?,
                 p50_us: Spread::of(samples.iter().map(|sample| sample.p50_us))?,
                 p99_us: Spread::of(samples.iter().map(|sample| sample.p99_us))?,
+                processor_us: Spread::of(samples.iter().map(|sample| sample.processor_us))?,
+                processor_to_plain: Spread::of_ratios(samples, &line.samples[0], processor)?,
             })
         };
         Row { load: line.load, cells: WAYS.into_iter().zip(&line.samples).filter_map(cell).collect() }

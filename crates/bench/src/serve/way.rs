@@ -19,14 +19,17 @@ use crate::process::{Process, run};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Way {
-    /// An echo server with epoll, or a forwarder with libevent that sends each message separately.
+    /// An echo server with epoll, a forwarder with libevent that sends each message separately, or
+    /// memcached.
     Plain,
     User,
     Kernel,
     Auto,
+    /// The plain program once more, for the cache: how far two equal programs differ.
+    Again,
 }
 
-pub(super) const WAYS: [Way; 4] = [Way::Plain, Way::User, Way::Kernel, Way::Auto];
+pub(super) const WAYS: [Way; 5] = [Way::Plain, Way::User, Way::Kernel, Way::Auto, Way::Again];
 
 /// The server's address and, below, the port of the first sink.
 pub(super) const ADDRESS: SocketAddr =
@@ -43,6 +46,7 @@ impl Way {
             Way::User => "user",
             Way::Kernel => "kernel",
             Way::Auto => "auto",
+            Way::Again => "again",
         }
     }
 }
@@ -74,7 +78,13 @@ impl Stage {
                 command.arg(ADDRESS.port().to_string());
                 command
             }
-            (Way::Plain, _) => {
+            (Way::Plain | Way::Again, Load::Cache { .. }) => {
+                let mut command = self.namespace.command("memcached");
+                command.args(["-l", "127.0.0.1", "-U", "0", "-t", "1", "-u", "root", "-p"]);
+                command.arg(ADDRESS.port().to_string());
+                command
+            }
+            (Way::Plain | Way::Again, _) => {
                 let mut command = self.namespace.command(self.path("libevent_forwarder"));
                 command.args([ADDRESS.port(), SINKS, super::load::SINKS].map(|it| it.to_string()));
                 command
@@ -95,6 +105,7 @@ impl Stage {
         command.args(["--drain", "0", "--control"]).arg(self.path("control"));
         match load {
             Load::Echo { .. } => command.arg("builtin:echo"),
+            Load::Cache { .. } => command.arg("builtin:cache"),
             _ => {
                 let sinks = SINKS..SINKS + super::load::SINKS;
                 let backend = |port| format!("[[backend]]\naddress = '127.0.0.1:{port}'\n");

@@ -9,9 +9,9 @@ use sd_notify::NotifyState;
 use serde_json::Value;
 use shunt_serve::cache::{self, Cache};
 use shunt_serve::engine::{self, Engine, Hashing, Options, Request};
-use shunt_serve::service::{Service, Watched};
 use shunt_serve::service::file::Program;
 use shunt_serve::service::store::Store;
+use shunt_serve::service::{Service, Watched};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::supervisor;

@@ -11,7 +11,7 @@
 //	                                     | redirected to the client's socket
 //	client <- answer of 150 bytes <- shunt_sending: replaces the 20 bytes
 //
-// The states of a kept answer, and who changes them:
+// The states of a kept answer, and what changes them:
 //
 //	none     `length` is 0. Data for the socket is sent as it is
 //	kept     shunt_arrived has set `length`, and `until`: where TCP's sequence will end with the
@@ -164,7 +164,7 @@ int shunt_sending(struct sk_msg_md *message)
 	}
 	if (length > SHUNT_ANSWER)
 		return SK_DROP;
-	// A failure resets the connection: there is no other way to tell the client.
+	// After a failure the kernel resets the connection. The message cannot be taken back.
 	if (bpf_msg_push_data(message, 0, length, 0) || bpf_msg_pop_data(message, length, former, 0) ||
 	    bpf_msg_pull_data(message, 0, length, 0))
 		return SK_DROP;

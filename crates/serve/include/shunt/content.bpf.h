@@ -9,7 +9,7 @@
 //
 //	1. read the bucket's count: even, or else try again
 //	2. follow the chain, check the entry, copy the content
-//	3. read the count again: the same, or else try again. The copy is whole
+//	3. read the count again: unchanged, or else try again. The copy is whole
 //
 // After SHUNT_TRIES the message goes to user space, as it does for an item that has expired, that is
 // too long, or whose hash is another key's. What step 2 reads may be anything: an entry in use for
@@ -218,14 +218,21 @@ SHUNT_FUNCTION int shunt_answer_content(struct shunt_arrival *arrival, struct sh
 		return SHUNT_LEAVE_CONTENT;
 	head = shunt_content_at(memory, 0, sizeof(*head));
 	SHUNT_OPAQUE(length);
-	if (!head || length < 1 || length > SHUNT_MAX_CONTENT_KEY)
+	if (!head)
 		return SHUNT_LEAVE_CONTENT;
+	if (length < 1 || length > SHUNT_MAX_CONTENT_KEY) {
+		verdict->action = SHUNT_IN_USER_SPACE;
+		return SHUNT_LEAVE_CONTENT;
+	}
 	__builtin_memset(key.words, 0, 256);
 	if (bpf_skb_load_bytes(arrival->skb, verdict->key_offset, key.words, length))
 		return SHUNT_LEAVE_CONTENT;
 	key.length = length;
-	if (!shunt_hash_content_key(&key, head->seed))
+	if (!shunt_hash_content_key(&key, head->seed)) {
+		// For example, several keys: user space may see another message in these bytes.
+		verdict->action = SHUNT_IN_USER_SPACE;
 		return SHUNT_LEAVE_CONTENT;
+	}
 	for (int tries = 0; tries < SHUNT_TRIES && found == SHUNT_CONTENT_AGAIN; tries++)
 		found = shunt_try_content(memory, head, &key, answer);
 	if (found < 0) {

@@ -225,9 +225,9 @@ SHUNT_INLINE __u64 shunt_acknowledged(__u32 place)
 	return acknowledged;
 }
 
-// Prepares a redirection, after which the destination gets `length` bytes. The order matters: count the bytes first, then check that the kernel
-// still owns the conversation. User space does the opposite: it takes the ownership first, and then
-// reads the count.
+// Prepares a redirection, after which the destination gets `length` bytes. The order matters: count
+// the bytes first, then check that the kernel still owns the conversation. User space does the
+// opposite: it takes the ownership first, and then reads the count.
 SHUNT_INLINE int shunt_send(struct shunt_arrival *arrival, __u32 destination, __u64 length, int full)
 {
 	struct shunt_end *to = bpf_map_lookup_elem(&shunt_ends, &destination);
@@ -416,12 +416,10 @@ SHUNT_INLINE int shunt_message(struct shunt_arrival *arrival)
 	}
 	socket.position = 0;
 	shunt_decide(&socket, verdict);
-	if (verdict->action == SHUNT_IN_USER_SPACE) {
-		__sync_lock_test_and_set(&conversation->deciding, SHUNT_IS_IDLE);
-		return SHUNT_LEAVE_UNUSUAL;
-	}
 	done = shunt_follow(arrival, &socket, verdict);
-	__sync_lock_test_and_set(&conversation->deciding, done == SHUNT_SEND ? SHUNT_IS_IDLE : SHUNT_HAS_DECIDED);
+	__sync_lock_test_and_set(&conversation->deciding,
+				 done == SHUNT_SEND || verdict->action == SHUNT_IN_USER_SPACE ? SHUNT_IS_IDLE :
+												SHUNT_HAS_DECIDED);
 	return done;
 }
 

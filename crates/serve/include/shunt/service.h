@@ -450,7 +450,9 @@ SHUNT_INLINE int shunt_write_from(struct shunt_verdict *verdict, const struct sh
 }
 
 // Answers with the content that the content store has for a key: `length` bytes of the message at
-// `offset`, relative to its first byte. If there is none, the answer is what was written.
+// `offset`, relative to its first byte. If there is none, the answer is the verdict's reply. The kernel
+// does not look for a key with a space, a line end or a zero byte, or of over 250 bytes: user space
+// decides about it again.
 SHUNT_INLINE void shunt_answer_from_contents(struct shunt_verdict *verdict, __u32 offset, __u32 length)
 {
 	verdict->action = SHUNT_CONTENT;

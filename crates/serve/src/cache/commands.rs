@@ -22,6 +22,7 @@ pub(super) const NOT_A_NUMBER: &[u8] = b"CLIENT_ERROR cannot increment or decrem
 
 /// The words of a line.
 pub(super) struct Tokens<'a> {
+    line: &'a [u8],
     words: [&'a [u8]; MAX_TOKENS],
     count: usize,
 }
@@ -31,7 +32,7 @@ impl<'a> Tokens<'a> {
     pub(super) fn read(line: &'a [u8]) -> Tokens<'a> {
         let line = &line[..line.iter().position(|byte| *byte == 0).unwrap_or(line.len())];
         let words = line.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
-        let mut tokens = Tokens { words: [b""; MAX_TOKENS], count: 0 };
+        let mut tokens = Tokens { line, words: [b""; MAX_TOKENS], count: 0 };
         for word in words.take(MAX_TOKENS - 1) {
             tokens.words[tokens.count] = word;
             tokens.count += 1;
@@ -51,6 +52,11 @@ impl<'a> Tokens<'a> {
 
     pub(super) fn after(&self, index: usize) -> impl Iterator<Item = &'a [u8]> {
         self.words[..self.count].iter().skip(index).copied()
+    }
+
+    /// Returns all words from an index on, also those that are not recognized.
+    fn all_after(&self, index: usize) -> impl Iterator<Item = &'a [u8]> {
+        self.line.split(|byte| *byte == b' ').filter(|word| !word.is_empty()).skip(index)
     }
 
     fn has_noreply(&self) -> bool {
@@ -225,12 +231,12 @@ impl Cache {
             },
             false => (0, 1),
         };
-        if tokens.after(first).any(|key| key.len() > MAX_KEY) {
+        if tokens.all_after(first).any(|key| key.len() > MAX_KEY) {
             return said(BAD_FORMAT);
         }
         // With a zero byte in the line there may be several. They are too odd to be served one by
         // one.
-        if tokens.after(first).count() > 1 {
+        if tokens.all_after(first).nth(1).is_some() {
             return said(b"ERROR");
         }
         let mut to = Vec::new();
@@ -269,8 +275,7 @@ impl Cache {
         self.count().set += 1;
         let Some(value) = data.strip_suffix(b"\r\n") else { return b"CLIENT_ERROR bad data chunk" };
         let expires = self.expiry(update.seconds, now);
-        let new =
-            New { key: update.key, flags: update.flags, expires, value: [value, b""], marks: 0 };
+        let new = New { key: update.key, flags: update.flags, expires, value: [value, b""], marks: 0 };
         match self.store_item(&mut self.items(), new, mode, update.cas, false, now) {
             Stored::Stored(_) => b"STORED",
             Stored::NotStored => b"NOT_STORED",
@@ -401,8 +406,8 @@ impl Cache {
     ) -> Added {
         let Some(item) = items.find(key, now) else { return Added::NotFound };
         let length = items.value_length(item);
-        // Longer values are no numbers, however many spaces they begin with.
-        if length == 0 || length > 16 * 1024 {
+        // memcached keeps longer values in pieces, and takes none of them for a number.
+        if length == 0 || size(key.len(), items.flags(item), length) > MAX_ITEM / 2 {
             return Added::NotANumber;
         }
         if cas != 0 && cas != items.cas(item) {
@@ -493,7 +498,8 @@ fn store(items: &mut Items, new: &New<'_>, now: u32) -> Stored {
 
 /// Returns whether memcached knows the command, and so does not take its line for one of HTTP.
 fn is_known(name: &[u8]) -> bool {
-    matches!(name.first(), Some(b'm' | b'g' | b's' | b'a' | b'c' | b'i' | b'd' | b't')) && (name[0] != b'm' || name.len() == 2)
+    matches!(name.first(), Some(b'm' | b'g' | b's' | b'a' | b'c' | b'i' | b'd' | b't'))
+        && (name[0] != b'm' || name.len() == 2)
         || matches!(name, b"flush_all" | b"verbosity" | b"lru_crawler" | b"watch" | b"lru")
         || Mode::named(name).is_some()
 }

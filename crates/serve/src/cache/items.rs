@@ -181,8 +181,7 @@ impl Items {
         let (live, cas) = (self.memory.head(Head::OldestLive), self.memory.head(Head::OldestCas));
         live != 0
             && live <= u64::from(now)
-            && (self.memory.get(entry, Word::Times) >> 32 <= live
-                || self.memory.get(entry, Word::Cas) < cas)
+            && (self.memory.get(entry, Word::Times) >> 32 <= live || self.memory.get(entry, Word::Cas) < cas)
     }
 
     /// Notes a use of the item.
@@ -407,7 +406,10 @@ impl Items {
             if entry == 0 {
                 return None;
             }
-            if self.is_expired(entry, now) || self.is_flushed(entry, now) || !self.memory.take_reference(entry) {
+            if self.is_expired(entry, now)
+                || self.is_flushed(entry, now)
+                || !self.memory.take_reference(entry)
+            {
                 break;
             }
             self.unlink(entry);
@@ -557,8 +559,7 @@ impl Items {
             self.memory.take(from, &mut copy);
             self.memory.put(to, &copy);
             let hash = (self.memory.get(entry, Word::Chain) >> 32) as u32;
-            self.memory
-                .change(hash, || self.memory.set(entry, Word::Content, (to + BLOCK) as u64));
+            self.memory.change(hash, || self.memory.set(entry, Word::Content, (to + BLOCK) as u64));
             self.segments[to / SEGMENT].live += size;
             self.counters.moved += size as u64;
         }

@@ -20,7 +20,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
-use crate::service::store::{StoreError, Store};
+use crate::service::store::{Store, StoreError};
 
 /// The size of a segment. `SHUNT_SEGMENT` in content.h.
 pub(crate) const SEGMENT: usize = 2 << 20;
@@ -28,7 +28,7 @@ pub(crate) const SEGMENT: usize = 2 << 20;
 const HEAD: usize = 4096;
 pub(crate) const ENTRY: usize = 64;
 const BUCKET: usize = 16;
-/// The least memory: enough for the largest item beside a segment that is being moved.
+/// The least memory: enough for the largest item and for a segment that is being moved.
 pub(crate) const LEAST: usize = 8 * SEGMENT;
 /// Bytes of memory for each bucket.
 const PER_BUCKET: usize = 256;
@@ -95,8 +95,11 @@ impl Memory {
         let store = Store::new_contents(size, in_kernel)?;
         let mask = (size / PER_BUCKET).next_power_of_two() as u64 - 1;
         let mut seed = [0; 8];
-        // An attacker who knew the seed could choose keys that share one bucket.
-        if std::fs::File::open("/dev/urandom").and_then(|mut file| std::io::Read::read_exact(&mut file, &mut seed)).is_err() {
+        // With a known seed, keys could be chosen that all share one bucket.
+        if std::fs::File::open("/dev/urandom")
+            .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut seed))
+            .is_err()
+        {
             seed = (std::process::id() as u64 ^ now().1).to_ne_bytes();
         }
         let memory = Memory { store, mask, seed: u64::from_ne_bytes(seed) };
@@ -141,7 +144,7 @@ impl Memory {
         self.word(entry as usize * ENTRY + word as usize * 8).store(value, Relaxed);
     }
 
-    /// Notes a use of an entry. The kernel does the same, at any time.
+    /// Notes a use of an entry. The kernel notes uses too, at any time.
     pub(crate) fn note_use(&self, entry: Index, now: u32) {
         let word = self.word(entry as usize * ENTRY + Word::Used as usize * 8);
         let before = word.load(Relaxed);

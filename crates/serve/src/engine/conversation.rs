@@ -102,6 +102,8 @@ pub(crate) struct Round<'a> {
 
 /// Bytes of a message that are kept in order to refuse it later.
 pub(crate) const HEAD: usize = 128;
+/// Bytes of an incomplete message from which on it is not copied for each read.
+const APPEND: usize = 16 * 1024;
 /// The most attempts to send one message.
 const ATTEMPTS: u8 = 3;
 
@@ -169,6 +171,9 @@ impl Conversation {
 
     /// Reads from the client once, and takes the messages.
     pub(super) fn read_client(&mut self, round: &mut Round<'_>) {
+        if self.input.len() > APPEND {
+            return self.read_more(round);
+        }
         let mut scratch = mem::take(round.scratch);
         let left = self.input.len();
         scratch[..left].copy_from_slice(&self.input);
@@ -188,6 +193,29 @@ impl Conversation {
             Err(Errno::AGAIN) => {}
             Err(_) => self.broken = true,
         }
+        *round.scratch = scratch;
+    }
+
+    /// Reads from the client once, behind a long incomplete message, which is not copied.
+    fn read_more(&mut self, round: &mut Round<'_>) {
+        let mut scratch = mem::take(round.scratch);
+        let mut input = mem::take(&mut self.input);
+        match receive(self.client.as_fd(), &mut scratch[..limits::READ]) {
+            Ok(0) => self.ended = true,
+            Ok(count) => {
+                self.place.client_read(count);
+                input.extend_from_slice(&scratch[..count]);
+                let (used, _) = self.take_messages(&input, round);
+                input.drain(..used);
+                input.shrink_to(input.len().max(APPEND));
+                if round.kernel.is_some() {
+                    self.calm.saw(false, count, &self.client, round.now);
+                }
+            }
+            Err(Errno::AGAIN) => {}
+            Err(_) => self.broken = true,
+        }
+        self.input = input;
         *round.scratch = scratch;
     }
 

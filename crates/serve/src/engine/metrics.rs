@@ -139,6 +139,17 @@ fn state(shared: &Shared, service: &str, registry: &mut Registry) {
             registry.register(&part.name, "A counter of the service", counter);
         }
     }
+    for (name, value, grows) in shared.service.measures() {
+        if grows {
+            let counter = Counter::<u64>::default();
+            set(&counter, value);
+            registry.register(name, "A counter of the service", counter);
+        } else {
+            let gauge = Gauge::<i64>::default();
+            gauge.set(value.cast_signed());
+            registry.register(name, "A measure of the service", gauge);
+        }
+    }
     registry.register("table_entries", "Entries of a table of the service", entries);
     registry.register("table_capacity", "The most entries of the table", capacity);
     registry.register("table_evictions", "Entries that made room for others", evicted);
@@ -179,7 +190,13 @@ fn parts(shared: &Shared) -> Vec<Value> {
             json!({ "name": part.name, "kind": part.kind(), "value": part.count(&shared.store) })
         }
     };
-    shared.layout.parts.iter().map(part).collect()
+    let measures = shared.service.measures().into_iter().map(measure);
+    shared.layout.parts.iter().map(part).chain(measures).collect()
+}
+
+/// Returns a measure of the service in the form of a part of its state.
+pub(crate) fn measure((name, value, grows): (&'static str, u64, bool)) -> Value {
+    json!({ "name": name, "kind": if grows { "counter" } else { "gauge" }, "value": value })
 }
 
 /// Returns the JSON for `shunt serve status`.

@@ -201,8 +201,13 @@ pub async fn run(
 
 /// Returns the entries of a part of the state, or an error with the names that there are.
 fn dump(shared: &Shared, name: &str) -> Result<Value, String> {
+    let measures = shared.service.measures();
+    if let Some(found) = measures.iter().find(|measure| measure.0 == name) {
+        return Ok(metrics::measure(*found));
+    }
     shared.layout.dump(name, &shared.store).ok_or_else(|| {
-        let names: Vec<&str> = shared.layout.parts.iter().map(|part| part.name.as_str()).collect();
+        let parts = shared.layout.parts.iter().map(|part| part.name.as_str());
+        let names: Vec<&str> = parts.chain(measures.iter().map(|measure| measure.0)).collect();
         match names.is_empty() {
             true => "the service has no state".to_owned(),
             false => format!("the service's state has no {name}; there are: {}", names.join(", ")),

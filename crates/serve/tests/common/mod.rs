@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use shunt_netns::Net;
+use shunt_serve::cache::{self, Cache};
 use shunt_serve::engine::{self, Engine, Options, Request};
-use shunt_serve::service::builtin;
 use shunt_serve::service::store::Store;
+use shunt_serve::service::{Service, builtin};
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -32,17 +33,37 @@ pub(crate) const ENGINES: [Engine; 3] = [Engine::User, Engine::Kernel, Engine::A
 impl Serving {
     /// Starts a builtin service, with a file of backends if `backends` is not empty.
     pub(crate) fn start(net: Net, name: &str, engine: Engine, backends: &[SocketAddr]) -> Serving {
-        let directory = tempfile::tempdir().unwrap();
-        let address = "127.0.0.1:4000".parse().unwrap();
         let builtin = builtin::named(name).expect("a builtin");
         let store = Store::new(builtin.native.state(), engine != Engine::User).unwrap();
+        let service = Arc::new(builtin.native.with_store(store.clone()));
+        Serving::run(net, (service, builtin.object), (store, None), engine, backends)
+    }
+
+    /// Starts the cache.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn cache(net: Net, engine: Engine, memory: usize) -> Serving {
+        let cache = Cache::new(memory, 2, engine != Engine::User).unwrap();
+        let store = Store::new(0, engine != Engine::User).unwrap();
+        let contents = Some(cache.store().clone());
+        Serving::run(net, (Arc::new(cache), cache::object()), (store, contents), engine, &[])
+    }
+
+    fn run(
+        net: Net,
+        (service, object): (Arc<dyn Service>, &[u8]),
+        (store, contents): (Arc<Store>, Option<Arc<Store>>),
+        engine: Engine,
+        backends: &[SocketAddr],
+    ) -> Serving {
+        let directory = tempfile::tempdir().unwrap();
+        let address = "127.0.0.1:4000".parse().unwrap();
         let file = directory.path().join("backends.toml");
         std::fs::write(&file, toml(backends)).unwrap();
         let options = Options {
-            service: Arc::new(builtin.native.with_store(store.clone())),
-            object: builtin.object.to_vec(),
+            service,
+            object: object.to_vec(),
             store,
-            contents: None,
+            contents,
             verify: false,
             listen: address,
             backends: (!backends.is_empty()).then_some(file),
