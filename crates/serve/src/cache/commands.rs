@@ -91,7 +91,7 @@ impl Mode {
 
 /// The result of storing an item.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Stored {
+pub(super) enum Outcome {
     Stored(Item),
     NotStored,
     Exists,
@@ -277,11 +277,11 @@ impl Cache {
         let expires = self.expiry(update.seconds, now);
         let new = New { key: update.key, flags: update.flags, expires, value: [value, b""], marks: 0 };
         match self.store_item(&mut self.items(), new, mode, update.cas, false, now) {
-            Stored::Stored(_) => b"STORED",
-            Stored::NotStored => b"NOT_STORED",
-            Stored::Exists => b"EXISTS",
-            Stored::NotFound => b"NOT_FOUND",
-            Stored::NoMemory => NO_MEMORY,
+            Outcome::Stored(_) => b"STORED",
+            Outcome::NotStored => b"NOT_STORED",
+            Outcome::Exists => b"EXISTS",
+            Outcome::NotFound => b"NOT_FOUND",
+            Outcome::NoMemory => NO_MEMORY,
         }
     }
 
@@ -303,21 +303,21 @@ impl Cache {
         cas: u64,
         takes_stale: bool,
         now: u32,
-    ) -> Stored {
+    ) -> Outcome {
         let Some(old) = items.find(new.key, now) else {
             if mode == Mode::Cas {
                 self.count().cas_misses += 1;
             }
             return match mode {
                 Mode::Set | Mode::Add => store(items, &new, now),
-                Mode::Cas => Stored::NotFound,
-                Mode::Replace | Mode::Append | Mode::Prepend => Stored::NotStored,
+                Mode::Cas => Outcome::NotFound,
+                Mode::Replace | Mode::Append | Mode::Prepend => Outcome::NotStored,
             };
         };
         let is_match = cas != 0 && cas == items.cas(old);
         match mode {
             Mode::Set | Mode::Replace => store(items, &new, now),
-            Mode::Add => Stored::NotStored,
+            Mode::Add => Outcome::NotStored,
             Mode::Cas if is_match => {
                 self.count().cas_hits += 1;
                 store(items, &new, now)
@@ -330,15 +330,15 @@ impl Cache {
             }
             Mode::Cas => {
                 self.count().cas_badval += 1;
-                Stored::Exists
+                Outcome::Exists
             }
-            Mode::Append | Mode::Prepend if cas != 0 && !is_match => Stored::Exists,
+            Mode::Append | Mode::Prepend if cas != 0 && !is_match => Outcome::Exists,
             Mode::Append | Mode::Prepend => {
                 let mut value = Vec::new();
                 items.value(old, &mut value);
                 let flags = items.flags(old);
                 if !fits(new.key.len(), flags, value.len() + new.value[0].len()) {
-                    return Stored::NotStored;
+                    return Outcome::NotStored;
                 }
                 let (first, second) = match mode {
                     Mode::Append => (&value[..], new.value[0]),
@@ -492,8 +492,8 @@ pub(super) enum Added {
     NoMemory,
 }
 
-fn store(items: &mut Items, new: &New<'_>, now: u32) -> Stored {
-    items.store(new, now).map_or(Stored::NoMemory, Stored::Stored)
+fn store(items: &mut Items, new: &New<'_>, now: u32) -> Outcome {
+    items.store(new, now).map_or(Outcome::NoMemory, Outcome::Stored)
 }
 
 /// Returns whether memcached knows the command, and so does not take its line for one of HTTP.

@@ -1,7 +1,7 @@
 //! The meta commands: mg, ms, md, ma, mn and me. As in `commands`, the answers and the order of checks
 //! are those of memcached 1.6.18.
 
-use super::commands::{Added, BAD_FORMAT, Mode, NOT_A_NUMBER, Stored, TOO_LARGE, Tokens, fits, said, size};
+use super::commands::{Added, BAD_FORMAT, Mode, NOT_A_NUMBER, Outcome, TOO_LARGE, Tokens, fits, said, size};
 use super::items::{BINARY_KEY, Item, Items, New, STALE, TOKEN_SENT};
 use super::{At, Cache, MAX_KEY, numbers};
 use crate::cache::memory::now;
@@ -326,12 +326,12 @@ impl Cache {
         let takes_stale = flags.makes_stale && mode == Mode::Cas;
         let stored = self.store_item(&mut items, new, mode, flags.cas.unwrap_or(0), takes_stale, now);
         let mut to = match stored {
-            Stored::Stored(_) if flags.silent => return Ok(Vec::new()),
-            Stored::Stored(_) => b"HD".to_vec(),
-            Stored::Exists => b"EX".to_vec(),
-            Stored::NotFound => b"NF".to_vec(),
-            Stored::NotStored => b"NS".to_vec(),
-            Stored::NoMemory => return Err(b"SERVER_ERROR out of memory storing object"),
+            Outcome::Stored(_) if flags.silent => return Ok(Vec::new()),
+            Outcome::Stored(_) => b"HD".to_vec(),
+            Outcome::Exists => b"EX".to_vec(),
+            Outcome::NotFound => b"NF".to_vec(),
+            Outcome::NotStored => b"NS".to_vec(),
+            Outcome::NoMemory => return Err(b"SERVER_ERROR out of memory storing object"),
         };
         for word in tokens.after(3) {
             match word[0] {
@@ -341,7 +341,7 @@ impl Cache {
                 }
                 b'k' => write_key(new.key, flags.key.is_some(), &mut to),
                 b'c' => {
-                    let cas = if let Stored::Stored(item) = stored { items.cas(item) } else { 0 };
+                    let cas = if let Outcome::Stored(item) = stored { items.cas(item) } else { 0 };
                     write_number(b'c', cas, &mut to);
                 }
                 _ => {}

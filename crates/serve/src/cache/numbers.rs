@@ -56,7 +56,7 @@ pub(super) fn decode(text: &[u8]) -> Option<Vec<u8>> {
     };
     let digits: Vec<(u8, bool)> =
         text.iter().filter_map(|byte| Some((digit(*byte)?, *byte == b'='))).collect();
-    if digits.is_empty() || digits.len() % 4 != 0 || digits.len() / 4 * 3 > text.len() {
+    if digits.is_empty() || !digits.len().is_multiple_of(4) || digits.len() / 4 * 3 > text.len() {
         return None;
     }
     let (mut bytes, mut pads) = (Vec::new(), 0);
