@@ -15,7 +15,7 @@ use shunt_serve::engine::Engine;
 
 const KEYS: u64 = 8;
 
-/// Returns a value that tells its key and its number in every byte.
+/// Returns a value whose bytes are all equal, and differ from those of the next number.
 fn value(key: u64, number: u64) -> Vec<u8> {
     let length = 1 + (number * 7919 + key) % 1900;
     vec![b'A' + (number % 26) as u8; length as usize]
