@@ -47,7 +47,10 @@ fn of_line(line: &Line) -> Vec<Point> {
             super::Load::Cache { outstanding, .. } => format!("{outstanding} outstanding"),
             load => format!("{} B", load.bytes()),
         },
-        at: Some(("bytes", line.load.bytes() as f64)),
+        at: Some(match line.load {
+            super::Load::Cache { outstanding, .. } => ("outstanding", outstanding as f64),
+            load => ("bytes", load.bytes() as f64),
+        }),
         sides: sides.map(|(way, samples)| (way.label(), &samples[..])).collect(),
         missing: None,
     };

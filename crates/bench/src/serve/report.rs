@@ -79,9 +79,13 @@ impl Report {
         out
     }
 
-    /// Returns the plots of the thesis with their file names.
+    /// Returns the plots of the thesis with their file names. The cache has one size, and so no plot.
     pub(super) fn plots(&self) -> Vec<(&'static str, Plot)> {
-        self.tables.iter().map(|table| (table.name, table.plot())).collect()
+        self.tables
+            .iter()
+            .filter(|table| table.name != "cache")
+            .map(|table| (table.name, table.plot()))
+            .collect()
     }
 }
 
