@@ -105,7 +105,7 @@ fn of_send(error: SendError) -> c_int {
 /// The sender of an event, why it has ended if it has, and the result of the call.
 type Found = (SenderId, Option<Cause>, c_int);
 
-/// Returns what was received, or the error number of a call that has received nothing.
+/// Returns the event, or the error number of a call that has received nothing.
 fn of_event(received: Result<Event, ReceiveError>) -> Result<Found, c_int> {
     Err(-match received {
         Ok(Event::Message { from }) => return Ok((from, None, 0)),

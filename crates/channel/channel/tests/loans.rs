@@ -48,7 +48,7 @@ fn every_size_is_lent_and_arrives_with_its_descriptors() {
     for (index, len) in SIZES.into_iter().enumerate() {
         let expected = pattern(index as u64, len);
         for count in [0, 1, 253] {
-            // Both ways to receive take what was lent.
+            // Both ways to receive take lent messages.
             if count == 1 {
                 next(&mut receiver, &mut message);
                 assert!(message.bytes() == expected && message.descriptors().len() == count, "{len}");

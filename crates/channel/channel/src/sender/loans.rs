@@ -114,7 +114,7 @@ pub(super) struct Pool {
     classes: [Vec<usize>; CLASSES],
     /// Bytes of all slots.
     bytes: usize,
-    /// The most bytes, apart from the first file of each class.
+    /// The most bytes, without those of the first file of each class.
     most: usize,
     returned: Arc<Returned>,
 }
