@@ -221,7 +221,7 @@ fn the_comparison_measures_every_way() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let tables = report["tables"].as_array().unwrap();
-    assert_eq!(tables.len(), 4);
+    assert_eq!(tables.len(), 5);
     for cell in tables.iter().flat_map(|table| table["lines"][0]["cells"].as_array().unwrap()) {
         assert!(cell["figure"]["median"].as_f64().unwrap() > 0.0, "{cell}");
     }
