@@ -63,10 +63,7 @@ fn containers() -> BTreeMap<u64, Container> {
     let inode = |process: &str| fs::metadata(format!("/proc/{process}/ns/net")).map(|found| found.ino());
     let own = inode("self").ok();
     let mut containers: BTreeMap<u64, Container> = BTreeMap::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
-        };
+    for process in shunt_sys::proc::pids() {
         let Ok(inode) = inode(&process.to_string()) else { continue };
         if Some(inode) == own {
             continue;
