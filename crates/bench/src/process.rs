@@ -311,7 +311,7 @@ fn family(roots: &[u32]) -> Vec<Stat> {
 
 /// A process's state in /proc.
 pub(crate) struct Stat {
-    pid: u32,
+    pub(crate) pid: u32,
     parent: u32,
     /// Its name, in brackets.
     pub(crate) name: String,

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use shunt_sys::proc::pids;
 
 use super::load::{CACHE_CLIENTS, Sample, WARM, connect, sample};
 use crate::latency::Latencies;
+use crate::process::Stat;
 
 const KEYS: usize = 1000;
 
@@ -52,10 +54,10 @@ pub(super) fn run(bytes: usize, outstanding: usize, time: Duration, server: u32)
         let now = Instant::now();
         let is_measured = now - begin >= WARM;
         if is_measured && before.is_none() {
-            before = Some(processor_time(server)?);
+            before = Some(processor_time(server));
         }
         if now - begin >= WARM + time {
-            let spent = processor_time(server)? - before.context("set above")?;
+            let spent = processor_time(server) - before.context("set above")?;
             let mut sample = sample(&latencies, latencies.count(), time);
             sample.processor_us = spent.as_secs_f64() * 1e6 / latencies.count().max(1) as f64;
             return Ok(sample);
@@ -96,18 +98,10 @@ impl Client {
 
 /// Returns the processor time so far of the server, of this process, and of the kernel's threads that
 /// serve sockets: the kernel's half of a service runs there, and in the process that sends.
-fn processor_time(server: u32) -> Result<Duration> {
-    let mut ticks = 0;
-    for entry in std::fs::read_dir("/proc")? {
-        let Ok(pid) = entry?.file_name().to_string_lossy().parse::<u32>() else { continue };
-        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-        let Some((name, rest)) = stat.rsplit_once(')') else { continue };
-        let is_kernels = name.contains("(kworker") || name.contains("(ksoftirqd");
-        if pid == server || pid == std::process::id() || is_kernels {
-            let fields: Vec<&str> = rest.split_whitespace().collect();
-            let field = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
-            ticks += field(11) + field(12);
-        }
-    }
-    Ok(Duration::from_millis(ticks * 10))
+fn processor_time(server: u32) -> Duration {
+    let is_counted = |stat: &Stat| {
+        let is_kernels = stat.name.starts_with("(kworker") || stat.name.starts_with("(ksoftirqd");
+        stat.pid == server || stat.pid == std::process::id() || is_kernels
+    };
+    pids().filter_map(Stat::of).filter(is_counted).map(|stat| stat.cpu()).sum()
 }
