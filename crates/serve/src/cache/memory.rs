@@ -94,14 +94,8 @@ impl Memory {
         let size = size.max(LEAST).next_multiple_of(SEGMENT);
         let store = Store::new_contents(size, in_kernel)?;
         let mask = (size / PER_BUCKET).next_power_of_two() as u64 - 1;
-        let mut seed = [0; 8];
         // With a known seed, keys could be chosen that all share one bucket.
-        if std::fs::File::open("/dev/urandom")
-            .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut seed))
-            .is_err()
-        {
-            seed = (std::process::id() as u64 ^ now().1).to_ne_bytes();
-        }
+        let seed = *shunt_key::nonce().first_chunk().expect("it has 32 bytes");
         let memory = Memory { store, mask, seed: u64::from_ne_bytes(seed) };
         memory.set_head(Head::Mask, mask);
         memory.set_head(Head::Seed, memory.seed);

@@ -155,7 +155,7 @@ impl Kernel {
             _ => refused(&error),
         })?;
         if answers {
-            load_sending(&mut loaded)?;
+            sending(&mut loaded)?.load().map_err(|error| refused(&error))?;
         }
         let map = |loaded: &mut Ebpf, name| loaded.take_map(name).ok_or(LoadError::NotAService);
         let sockets: SockMap<MapData> =
@@ -181,9 +181,7 @@ impl Kernel {
             false => None,
         };
         if answers.is_some() {
-            let program = loaded.program_mut(SENDING).ok_or(LoadError::NotAService)?;
-            let program: &mut SkMsg = program.try_into().map_err(|_| LoadError::NotAService)?;
-            program.attach(sockets.fd()).map_err(|error| refused(&error))?;
+            sending(&mut loaded)?.attach(sockets.fd()).map_err(|error| refused(&error))?;
         }
         let program = loaded.program_mut(PROGRAM).ok_or(LoadError::NotAService)?;
         let program: &mut SkSkb = program.try_into().map_err(|_| LoadError::NotAService)?;
@@ -390,11 +388,10 @@ fn load_leaving(loaded: &mut Ebpf) -> Result<(), LoadError> {
     program.load("tcp", &types).map_err(|error| refused(&error))
 }
 
-/// Loads the program that sends answers in place of messages.
-fn load_sending(loaded: &mut Ebpf) -> Result<(), LoadError> {
+/// Returns the program that sends answers in place of messages.
+fn sending(loaded: &mut Ebpf) -> Result<&mut SkMsg, LoadError> {
     let program = loaded.program_mut(SENDING).ok_or(LoadError::OtherVersion)?;
-    let program: &mut SkMsg = program.try_into().map_err(|_| LoadError::NotAService)?;
-    program.load().map_err(|error| LoadError::of(&error))
+    program.try_into().map_err(|_| LoadError::NotAService)
 }
 
 const PROGRAM: &str = "shunt_arrived";
