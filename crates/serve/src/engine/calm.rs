@@ -28,6 +28,8 @@ pub(crate) struct Calm {
     /// of segments that those reads can have needed.
     segments: u32,
     least: u32,
+    /// The conversation was calm when it came back because user space was faster.
+    was_calm: bool,
 }
 
 /// The initial value of `Calm::needed`, and its maximum.
@@ -42,7 +44,7 @@ const APART: Duration = Duration::from_micros(60);
 
 impl Calm {
     pub(crate) fn new(now: Instant) -> Calm {
-        Calm { run: 0, since: now, needed: NEEDED.0, busy: 0, segments: 0, least: 0 }
+        Calm { run: 0, since: now, needed: NEEDED.0, busy: 0, segments: 0, least: 0, was_calm: false }
     }
 
     /// Records one read of `bytes` bytes from the client. `quiet` is true if it carried one message
@@ -96,11 +98,20 @@ impl Calm {
         is_slow
     }
 
+    /// Begins to count again, after [`Self::saw`] was not called for a time. A conversation that was
+    /// calm needs no whole run.
+    pub(crate) fn resume(&mut self, now: Instant) {
+        let run = if std::mem::take(&mut self.was_calm) { self.needed - WATCHED - 1 } else { 0 };
+        (self.run, self.since) = (run, now);
+    }
+
     /// Records that the conversation came back from the kernel, which had served `messages`
     /// messages.
     pub(crate) fn left(&mut self, why: Move, messages: u64, now: Instant) {
         (self.run, self.since, self.busy) = (0, now, 0);
-        let restless = !matches!(why, Move::NoConnection | Move::Ended | Move::Reload | Move::Stop);
+        self.was_calm = why == Move::Slower;
+        let restless =
+            !matches!(why, Move::NoConnection | Move::Ended | Move::Reload | Move::Stop | Move::Slower);
         if messages > 64 * u64::from(self.needed) {
             self.needed = NEEDED.0;
         } else if restless {

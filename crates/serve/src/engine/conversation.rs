@@ -71,7 +71,7 @@ pub(crate) struct Conversation {
     pub(super) calm: Calm,
     /// The last message has no answer, so only the client's timing separates such messages.
     paced: bool,
-    pub(super) place: Place,
+    pub(crate) place: Place,
     /// For a message that waits in the kernel: the count of replies so far, and since when it
     /// waits.
     pub(super) waits: Option<(u64, Instant)>,
@@ -97,6 +97,10 @@ pub(crate) struct Round<'a> {
     pub(crate) scratch: &'a mut Vec<u8>,
     pub(crate) lingering: &'a mut Vec<Lingering>,
     pub(crate) kernel: &'a mut Option<Kernel>,
+    /// Messages that this thread has served, in both engines.
+    pub(crate) served: &'a mut u64,
+    /// Calm periods matter.
+    pub(crate) wants_calm: bool,
     pub(crate) now: Instant,
 }
 
@@ -185,7 +189,7 @@ impl Conversation {
                 self.input.clear();
                 let (used, messages) = self.take_messages(&scratch[..left + count], round);
                 self.input.extend_from_slice(&scratch[used..left + count]);
-                if round.kernel.is_some() {
+                if round.wants_calm {
                     let quiet = quiet && self.input.is_empty() && messages == 1;
                     self.calm.saw(quiet, count, &self.client, round.now);
                 }
@@ -208,7 +212,7 @@ impl Conversation {
                 let (used, _) = self.take_messages(&input, round);
                 input.drain(..used);
                 input.shrink_to(input.len().max(APPEND));
-                if round.kernel.is_some() {
+                if round.wants_calm {
                     self.calm.saw(false, count, &self.client, round.now);
                 }
             }
@@ -288,6 +292,7 @@ impl Conversation {
                 }
             }
         }
+        *round.served += messages;
         round.counts.messages[USER].add(messages);
         round.counts.bytes[USER].add(at as u64);
         // Bytes after the message that closed the conversation are discarded.

@@ -70,6 +70,7 @@ reasons! {
         Stop, "stop", "shunt serve ends";
         Plain, "plain", "busy in user space: the kernel is not asked about its messages any more";
         Silent, "silent", "a backend has not answered within the reply-timeout";
+        Slower, "slower", "measured: user space serves these clients faster";
     }
 }
 

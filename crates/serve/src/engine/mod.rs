@@ -1,6 +1,7 @@
 //! The two engines that run a service. [`run`] serves each client's conversation either in user
 //! space (`conversation`, `link`, `waiting`) or in the kernel (`kernel`,
-//! include/shunt/engine.bpf.h). `calm` decides when a conversation moves and `place` moves it.
+//! include/shunt/engine.bpf.h). `calm` decides when a conversation moves, `contest` measures whether that is faster,
+//! and `place` moves it.
 //! docs/serve-protocol.md describes the moves, and why no byte is lost in them.
 //!
 //! `backends` and `choose` map keys to backends. A `worker` is a thread with its conversations.
@@ -11,6 +12,7 @@ mod backends;
 mod buffer;
 mod calm;
 mod choose;
+mod contest;
 mod conversation;
 mod counts;
 mod kernel;

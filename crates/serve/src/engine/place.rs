@@ -77,6 +77,11 @@ impl Place {
         self.owner != Owner::User
     }
 
+    /// Returns true if the kernel owns the conversation, which is not on its way back.
+    pub(crate) fn is_in_kernel(&self) -> bool {
+        self.owner == Owner::Kernel
+    }
+
     /// Returns the conversation's number in the kernel, if it has one.
     pub(crate) fn number(&self) -> Option<u32> {
         self.number
@@ -249,7 +254,11 @@ impl Conversation {
         let words = [Of::Messages, Of::Bytes, Of::Replies];
         for (at, (word, count)) in words.into_iter().zip(counts).enumerate() {
             let now = kernel.of(number, word).load(Relaxed);
-            count.add(now.saturating_sub(self.place.harvested[at]));
+            let more = now.saturating_sub(self.place.harvested[at]);
+            count.add(more);
+            if at == 0 {
+                *round.served += more;
+            }
             self.place.harvested[at] = now;
         }
         for (seat, link) in self.place.links.iter_mut().zip(&self.links) {

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
 use super::backends::Backends;
+use super::contest::{Contest, Seen, Side};
 use super::conversation::{Conversation, Round};
 use super::counts::Move;
 use super::kernel::Kernel;
@@ -44,6 +45,9 @@ pub(crate) struct Worker {
     lingering: Vec<Lingering>,
     scratch: Vec<u8>,
     ticked: Instant,
+    /// Messages that this thread has served.
+    served: u64,
+    contest: Contest,
 }
 
 /// The conversations for the next [`Worker::let_leave`].
@@ -65,7 +69,7 @@ const LEAVING: Duration = Duration::from_millis(1);
 
 /// The interval between two runs of the iterator that removes sockets from the map: `share` times
 /// the duration of a run, between `least` and `most`.
-const APART: Apart = Apart { least: Duration::from_millis(20), share: 50, most: Duration::from_secs(1) };
+const APART: Apart = Apart { least: Duration::from_millis(5), share: 50, most: Duration::from_secs(1) };
 
 struct Apart {
     least: Duration,
@@ -106,6 +110,8 @@ impl Worker {
             lingering: Vec::new(),
             scratch,
             ticked: Instant::now(),
+            served: 0,
+            contest: Contest::new(),
         })
     }
 
@@ -113,12 +119,17 @@ impl Worker {
     /// passed.
     pub(crate) fn run(mut self) {
         let mut events: Vec<Event> = Vec::with_capacity(256);
+        let mut now = Instant::now();
         loop {
             let pause = match () {
                 () if !self.leaving.is_empty() => LEAVING,
                 () if !self.outward.conversations.is_empty() => APART.least,
                 () if !self.lingering.is_empty() || self.shared.is_stopping() => SOON,
                 () => TICK,
+            };
+            let pause = match self.contest.pause(now, self.conversations.len()) {
+                Some(sooner) if self.compares() => pause.min(sooner),
+                _ => pause,
             };
             let timeout = Timespec { tv_sec: 0, tv_nsec: pause.as_nanos() as i64 };
             events.clear();
@@ -129,7 +140,7 @@ impl Worker {
                     return;
                 }
             }
-            let now = Instant::now();
+            now = Instant::now();
             for event in &events {
                 let (data, flags) = (event.data, event.flags);
                 match data.u64() {
@@ -142,6 +153,7 @@ impl Worker {
             self.take_back(now);
             self.let_leave(now);
             self.settle(now);
+            self.compare(now);
             if now.duration_since(self.ticked) >= TICK {
                 self.tick(now);
             }
@@ -149,6 +161,44 @@ impl Worker {
             if self.shared.is_over(now) || self.shared.is_stopping() && self.is_empty() {
                 return;
             }
+        }
+    }
+
+    /// Returns true if this thread can choose between the engines.
+    fn compares(&self) -> bool {
+        self.kernel.is_some() && self.shared.engine == Engine::Auto
+    }
+
+    /// Goes on with the comparison of the engines. Moves the conversations if it needs them elsewhere.
+    fn compare(&mut self, now: Instant) {
+        let is_due = self.contest.pause(now, self.conversations.len()).is_some_and(|pause| pause.is_zero());
+        if !is_due || !self.compares() || self.shared.is_stopping() {
+            return;
+        }
+        let (conversations, mut round) = self.parts(now);
+        let mut in_kernel = 0;
+        for conversation in conversations.iter_mut().flatten() {
+            conversation.harvest(&mut round);
+            in_kernel += usize::from(conversation.place.is_in_kernel());
+        }
+        let before = self.contest.side();
+        let seen = Seen {
+            now,
+            messages: self.served,
+            in_kernel,
+            moving: self.leaving.len() + self.outward.conversations.len(),
+            conversations: self.conversations.len(),
+        };
+        self.contest.step(seen);
+        match (before, self.contest.side()) {
+            (Side::Kernel, Side::User) => {
+                (0..self.conversations.len() as u32).for_each(|id| self.demote(id, Move::Slower));
+            }
+            (Side::User, Side::Kernel) => {
+                let conversations = self.conversations.iter_mut().flatten();
+                conversations.for_each(|conversation| conversation.calm.resume(now));
+            }
+            _ => {}
         }
     }
 
@@ -321,16 +371,21 @@ impl Worker {
             let wants = match engine {
                 Engine::User => false,
                 Engine::Kernel => true,
-                Engine::Auto => conversation.is_calm(now),
+                Engine::Auto => round.wants_calm && conversation.is_calm(now),
             };
             let can_leave = round.kernel.as_ref().is_some_and(|kernel| kernel.stays().is_none());
-            if !wants && engine == Engine::Auto && can_leave && conversation.wants_out() {
+            let wants_out = conversation.wants_out() || !round.wants_calm && conversation.place.could_leave();
+            if !wants && engine == Engine::Auto && can_leave && wants_out {
                 self.outward.conversations.push(id);
                 continue;
             }
             if wants && round.kernel.is_some() {
                 conversation.promote(&mut round);
-                if let Some(number) = conversation.place.number() {
+                let (is_kernels, number) = (conversation.place.is_kernels(), conversation.place.number());
+                if is_kernels {
+                    self.contest.promoted(now, self.served);
+                }
+                if let Some(number) = number {
                     let number = number as usize;
                     self.by_number.resize(self.by_number.len().max(number + 1), 0);
                     self.by_number[number] = id;
@@ -361,6 +416,9 @@ impl Worker {
                 silent.push(conversation.id());
             }
         }
+        if self.conversations.iter().flatten().any(|conversation| conversation.place.is_in_kernel()) {
+            self.contest.promoted(now, self.served);
+        }
         for id in silent {
             self.demote(id, Move::Silent);
         }
@@ -378,7 +436,9 @@ impl Worker {
             epoll: &self.epoll,
             scratch: &mut self.scratch,
             lingering: &mut self.lingering,
+            wants_calm: self.kernel.is_some() && self.contest.wants_calm(),
             kernel: &mut self.kernel,
+            served: &mut self.served,
             now,
         };
         (&mut self.conversations, round)
