@@ -8,13 +8,14 @@ use std::process::Command;
 
 /// The builtin services, each a C file of that name. src/service/builtin.rs has the same list, and the
 /// cache, whose half for user space is src/cache.
-const SERVICES: [&str; 9] = [
+const SERVICES: [&str; 10] = [
     CACHE,
     "echo",
     "length-echo",
     "length-router",
     "line-counter",
     "line-echo",
+    "line-hub",
     "memcached-router",
     "redis-router",
     "thrift-forwarder",

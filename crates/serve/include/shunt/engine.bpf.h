@@ -73,12 +73,17 @@ struct shunt_conversation {
 	__u64 kept_number; // its number, or the offset and, in the upper half, the length of its key
 	__u64 window; // the beginning of the current millisecond
 	__u64 in_window; // messages in it
+	// When the timers of the connection are due, in nanoseconds, or 0; and below, the same as user
+	// space knows it.
+	__u64 due[SHUNT_TIMERS];
+	__u64 known[SHUNT_TIMERS];
 	__u8 kept[SHUNT_KEPT];
 	// The verdict about the current message. Only messages from the client have one, and they
 	// are handled under the client socket's lock, so one buffer is enough. A per-CPU buffer
 	// would not be safe: the data of one socket can interrupt the handling of another's.
 	struct shunt_verdict verdict;
 	__u8 session[SHUNT_MAX_SESSION]; // right behind the verdict
+	struct shunt_connection connection;
 };
 
 // A socket of a conversation.
@@ -150,6 +155,9 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } shunt_points SEC(".maps");
+
+// In the numbers below: the conversation has a timer that is due earlier than user space knows.
+#define SHUNT_IS_EARLIER (1u << 31)
 
 // The numbers of conversations that left.
 struct {
@@ -369,10 +377,40 @@ SHUNT_INLINE int shunt_forward(struct shunt_arrival *arrival, struct shunt_socke
 	return sent;
 }
 
+// Notes when timers are due that the service has armed. The order matters: set the time first, and
+// then compare it with what user space knows. User space does the opposite.
+SHUNT_INLINE void shunt_arm_timers(struct shunt_arrival *arrival)
+{
+	struct shunt_conversation *conversation = arrival->conversation;
+	__u64 armed = conversation->connection.armed, now, due, known;
+	__u32 number = arrival->place >> shunt_stride_bits, is_earlier = 0;
+
+	if (!armed)
+		return;
+	conversation->connection.armed = 0;
+	now = bpf_ktime_get_ns();
+#pragma GCC unroll 4
+	for (__u32 timer = 0; timer < SHUNT_TIMERS; timer++) {
+		if (!(armed >> timer & 1))
+			continue;
+		due = conversation->connection.timers[timer].after;
+		due = due ? now + due * 1000000 : 0;
+		__sync_lock_test_and_set(&conversation->due[timer], due);
+		known = *(volatile __u64 *)&conversation->known[timer];
+		if (due && (!known || due < known))
+			is_earlier = 1;
+	}
+	number |= SHUNT_IS_EARLIER;
+	if (is_earlier)
+		bpf_ringbuf_output(&shunt_left, &number, sizeof(number), BPF_RB_FORCE_WAKEUP);
+}
+
 // Does what the service has decided about the message.
 SHUNT_INLINE int shunt_follow(struct shunt_arrival *arrival, struct shunt_socket *socket,
 			      const struct shunt_verdict *verdict)
 {
+	if (verdict->effects)
+		return SHUNT_LEAVE_UNUSUAL;
 	switch (verdict->action) {
 	case SHUNT_ECHO:
 		if (arrival->conversation->outstanding)
@@ -416,6 +454,8 @@ SHUNT_INLINE int shunt_message(struct shunt_arrival *arrival)
 	}
 	socket.position = 0;
 	shunt_decide(&socket, verdict);
+	if (shunt_service.timer)
+		shunt_arm_timers(arrival);
 	done = shunt_follow(arrival, &socket, verdict);
 	__sync_lock_test_and_set(&conversation->deciding,
 				 done == SHUNT_SEND || verdict->action == SHUNT_IN_USER_SPACE ? SHUNT_IS_IDLE :

@@ -7,7 +7,7 @@
 #define SHUNT_NATIVE_H
 
 // Incremented when the table, struct shunt_service or a struct in a call changes.
-#define SHUNT_NATIVE_VERSION 4
+#define SHUNT_NATIVE_VERSION 5
 
 // Builtin services override the symbol, because all are linked into one program.
 #ifndef SHUNT_NATIVE
@@ -26,6 +26,10 @@ struct shunt_native {
 	void (*accepted)(struct shunt_verdict *verdict);
 	int (*part)(const __u8 *bytes, __u32 length, struct shunt_share *share, struct shunt_piece *piece);
 	int (*join)(const __u8 *bytes, __u32 length, struct shunt_share *share, struct shunt_piece *piece);
+	void (*timer)(__u64 context, struct shunt_verdict *verdict);
+	void (*service_timer)(__u64 context, struct shunt_verdict *verdict);
+	void (*closed)(struct shunt_verdict *verdict);
+	void (*started)(struct shunt_verdict *verdict);
 };
 
 static int shunt_native_parse(const __u8 *bytes, __u32 length)
@@ -58,13 +62,27 @@ static void shunt_native_refuse(const __u8 *bytes, __u32 length, __u32 why, stru
 
 static void shunt_native_accepted(struct shunt_verdict *verdict)
 {
-	verdict->action = SHUNT_DROP;
-	verdict->reply_length = 0;
-	verdict->pinned = 0;
-	if (shunt_service.accepted)
-		shunt_service.accepted(verdict);
-	if (shunt_service.state)
-		shunt_unpin_all(verdict);
+	SHUNT_CALL(verdict, accepted, verdict);
+}
+
+static void shunt_native_timer(__u64 context, struct shunt_verdict *verdict)
+{
+	SHUNT_CALL(verdict, timer, verdict, context);
+}
+
+static void shunt_native_service_timer(__u64 context, struct shunt_verdict *verdict)
+{
+	SHUNT_CALL(verdict, service_timer, verdict, context);
+}
+
+static void shunt_native_closed(struct shunt_verdict *verdict)
+{
+	SHUNT_CALL(verdict, closed, verdict);
+}
+
+static void shunt_native_started(struct shunt_verdict *verdict)
+{
+	SHUNT_CALL(verdict, started, verdict);
 }
 
 static int shunt_native_part(const __u8 *bytes, __u32 length, struct shunt_share *share, struct shunt_piece *piece)
@@ -97,6 +115,10 @@ __attribute__((visibility("default"))) const struct shunt_native SHUNT_NATIVE = 
 	.accepted = shunt_native_accepted,
 	.part = shunt_native_part,
 	.join = shunt_native_join,
+	.timer = shunt_native_timer,
+	.service_timer = shunt_native_service_timer,
+	.closed = shunt_native_closed,
+	.started = shunt_native_started,
 };
 
 #endif

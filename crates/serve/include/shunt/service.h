@@ -41,6 +41,11 @@
 #define SHUNT_PINS 4
 #define SHUNT_MAX_KEY 64
 
+// The timers of a connection and of the service, and the most effects of one callback (see events.h).
+#define SHUNT_TIMERS 4
+#define SHUNT_SERVICE_TIMERS 8
+#define SHUNT_EFFECTS 4
+
 // Why a message cannot be served. `parse` returns one of these negated.
 enum shunt_refusal {
 	SHUNT_MALFORMED = 1, // not of this protocol
@@ -78,12 +83,21 @@ enum shunt_action {
 	SHUNT_SPLIT, // split it among several backends: `part` makes a message for each
 	SHUNT_CONTENT, // answer with the content of the key, or with `reply` if there is none
 	SHUNT_IN_USER_SPACE, // ask again in user space. The service has not changed its state
+	SHUNT_DEFER, // it is answered later, by shunt_answer_to
 };
 
 enum shunt_key {
 	SHUNT_NUMBER, // `number`
 	SHUNT_BYTES, // `key_length` bytes of the message from `key_offset` on
 	SHUNT_BACKEND, // `number` is the backend's index: the service has chosen
+};
+
+// Something else than the client's answer. src/service/native.rs has the same layout.
+struct shunt_effect {
+	__u32 kind; // enum shunt_effect_kind
+	__u32 end; // in `reply`, of the bytes that are sent; with a timer's number in the upper half
+	__u64 number;
+	__u32 after, every; // milliseconds
 };
 
 // A decision about a message. src/service/native.rs has the same layout.
@@ -100,6 +114,9 @@ struct shunt_verdict {
 	__u32 pinned; // see state.h, as for the members below
 	__u64 pins[SHUNT_PINS];
 	__u64 key_words[SHUNT_MAX_KEY / 8];
+	__u32 effects;
+	__u32 padding;
+	struct shunt_effect effect[SHUNT_EFFECTS];
 #ifdef __bpf__
 	__u64 unused[2]; // the connection's state follows the verdict
 #else
@@ -160,6 +177,15 @@ struct shunt_service {
 	// space, and what it redirects is a little faster.
 	__u32 answers;
 	__u32 unused;
+	// Is called when a timer of the connection is due, in user space. It can change the state, push
+	// bytes to the client (SHUNT_REPLY), and close the connection.
+	void (*timer)(struct shunt_verdict *verdict, __u64 context);
+	// The same for a timer of the service. It has no client: SHUNT_REPLY and SHUNT_CLOSE do nothing.
+	void (*service_timer)(struct shunt_verdict *verdict, __u64 context);
+	// Is called when a connection has ended, with its last state. It cannot answer.
+	void (*closed)(struct shunt_verdict *verdict);
+	// Is called once, before the first client.
+	void (*started)(struct shunt_verdict *verdict);
 };
 
 static const struct shunt_service shunt_service;
@@ -294,6 +320,10 @@ SHUNT_INLINE int shunt_read(struct shunt_socket *socket, void *to, __u32 length)
 // ---- state
 
 #include "state.h"
+
+// ---- timers and other connections
+
+#include "events.h"
 
 // ---- deciding
 
@@ -529,12 +559,28 @@ SHUNT_INLINE int shunt_parse_reply(struct shunt_socket *socket)
 	return shunt_bounded(shunt_service.parse_reply(socket), socket);
 }
 
-SHUNT_INLINE void shunt_decide_inline(struct shunt_socket *socket, struct shunt_verdict *verdict)
+SHUNT_INLINE void shunt_begin(struct shunt_verdict *verdict, enum shunt_action action)
 {
-	verdict->action = SHUNT_DROP;
+	verdict->action = action;
 	verdict->one_way = 0;
 	verdict->reply_length = 0;
 	verdict->pinned = 0;
+	verdict->effects = 0;
+}
+
+// Calls a callback without a message.
+#define SHUNT_CALL(VERDICT, CALLBACK, ...)                                                           \
+	({                                                                                           \
+		shunt_begin(VERDICT, SHUNT_DROP);                                                    \
+		if (shunt_service.CALLBACK)                                                          \
+			shunt_service.CALLBACK(__VA_ARGS__);                                         \
+		if (shunt_service.state)                                                             \
+			shunt_unpin_all(VERDICT);                                                    \
+	})
+
+SHUNT_INLINE void shunt_decide_inline(struct shunt_socket *socket, struct shunt_verdict *verdict)
+{
+	shunt_begin(verdict, SHUNT_DROP);
 	shunt_service.decide(socket, verdict);
 }
 
@@ -556,9 +602,7 @@ SHUNT_INLINE void shunt_decide(struct shunt_socket *socket, struct shunt_verdict
 SHUNT_INLINE void shunt_answer_refusal(struct shunt_socket *socket, enum shunt_refusal why,
 				       struct shunt_verdict *verdict)
 {
-	verdict->action = SHUNT_MORE;
-	verdict->reply_length = 0;
-	verdict->pinned = 0;
+	shunt_begin(verdict, SHUNT_MORE);
 	if (shunt_service.refuse)
 		shunt_service.refuse(socket, why, verdict);
 	if (shunt_service.state)

@@ -265,7 +265,7 @@ SHUNT_INLINE int shunt_claim(struct shunt_seek *seek, struct shunt_hash_head *he
 }
 
 // Makes the claimed slot a live one, pinned, unless another insertion has changed the set.
-SHUNT_INLINE int shunt_publish(const struct shunt_seek *seek, __u64 *use, __u64 way)
+SHUNT_INLINE int shunt_publish_slot(const struct shunt_seek *seek, __u64 *use, __u64 way)
 {
 	__u64 bit = 1ull << (way & 63);
 
@@ -298,7 +298,7 @@ SHUNT_INLINE int shunt_insert(struct shunt_seek *seek, const struct shunt_table 
 		// Others may have inserted the key before the slot was claimed.
 		if (shunt_find_slot(seek))
 			break;
-		if (shunt_publish(seek, use, way)) {
+		if (shunt_publish_slot(seek, use, way)) {
 			seek->way = way;
 			shunt_add(&head->entries, 1);
 			return 1;

@@ -11,6 +11,7 @@
 struct shunt_test_call {
 	__u32 begin; // offset of the message in the given bytes
 	__u32 why; // for refuse and hash
+	__u64 context; // for timers
 };
 
 struct shunt_test_result {
@@ -18,6 +19,7 @@ struct shunt_test_result {
 	__u32 padding;
 	struct shunt_verdict verdict;
 	__u8 session[SHUNT_MAX_SESSION]; // right behind the verdict
+	struct shunt_connection connection;
 };
 
 struct {
@@ -74,6 +76,36 @@ SHUNT_TEST(decide)
 SHUNT_TEST(refuse)
 {
 	shunt_answer_refusal(socket, call->why, &result->verdict);
+	return 0;
+}
+
+SHUNT_TEST(timer)
+{
+	SHUNT_CALL(&result->verdict, timer, &result->verdict, call->context);
+	return 0;
+}
+
+SHUNT_TEST(service_timer)
+{
+	SHUNT_CALL(&result->verdict, service_timer, &result->verdict, call->context);
+	return 0;
+}
+
+SHUNT_TEST(accepted)
+{
+	SHUNT_CALL(&result->verdict, accepted, &result->verdict);
+	return 0;
+}
+
+SHUNT_TEST(closed)
+{
+	SHUNT_CALL(&result->verdict, closed, &result->verdict);
+	return 0;
+}
+
+SHUNT_TEST(started)
+{
+	SHUNT_CALL(&result->verdict, started, &result->verdict);
 	return 0;
 }
 

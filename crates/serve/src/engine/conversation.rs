@@ -17,6 +17,7 @@
 //! ```
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -31,12 +32,15 @@ use super::backends::Backends;
 use super::buffer::Buffer;
 use super::calm::Calm;
 use super::counts::{Counts, Loss, USER};
+use super::events::{Due, Timers};
+use super::hub::{Hub, Item};
 use super::kernel::Kernel;
 use super::limits;
 use super::linger::Lingering;
 use super::link::{Left, Link, Recipient, receive};
 use super::place::Place;
 use super::waiting::{self, Turn, Waiting};
+use super::wheel::Wheel;
 use crate::service::store::Session;
 use crate::service::{Answer, Key, Parse, Properties, Refusal, Service, Share, Verdict};
 
@@ -44,6 +48,7 @@ use crate::service::{Answer, Key, Parse, Properties, Refusal, Service, Share, Ve
 #[derive(Debug)]
 pub(crate) struct Conversation {
     pub(super) id: u32,
+    handle: u64,
     pub(super) client: OwnedFd,
     /// Bytes read from the client that are an incomplete message, or wait for room.
     pub(super) input: Vec<u8>,
@@ -75,6 +80,14 @@ pub(crate) struct Conversation {
     /// For a message that waits in the kernel: the count of replies so far, and since when it
     /// waits.
     pub(super) waits: Option<(u64, Instant)>,
+    pub(super) timers: Timers,
+    pub(super) topics: Vec<u64>,
+    /// The turns of messages that are answered later, by a timer or by another connection.
+    pub(super) deferred: VecDeque<Turn>,
+    /// Bytes from others that came while the kernel owned the conversation, and whether they are
+    /// answers; and the sum of their lengths.
+    pub(super) mail: Vec<(Arc<[u8]>, bool)>,
+    pub(super) mail_size: usize,
 }
 
 /// A decision that could not be carried out yet.
@@ -101,6 +114,10 @@ pub(crate) struct Round<'a> {
     pub(crate) served: &'a mut u64,
     /// Calm periods matter.
     pub(crate) wants_calm: bool,
+    pub(crate) hub: &'a Hub,
+    /// Effects of this round, for any thread.
+    pub(crate) items: &'a mut Vec<Item>,
+    pub(crate) wheel: &'a mut Wheel<Due>,
     pub(crate) now: Instant,
 }
 
@@ -112,18 +129,24 @@ const APPEND: usize = 16 * 1024;
 const ATTEMPTS: u8 = 3;
 
 impl Conversation {
-    pub(crate) fn new(id: u32, client: OwnedFd, round: &mut Round<'_>) -> rustix::io::Result<Conversation> {
+    pub(crate) fn new(
+        id: u32,
+        handle: u64,
+        client: OwnedFd,
+        round: &mut Round<'_>,
+    ) -> rustix::io::Result<Conversation> {
         let data = event_data(id, 0, 0);
         epoll::add(round.epoll, &client, data, EventFlags::empty())?;
         let mut new = Conversation {
             id,
+            handle,
             client,
             input: Vec::new(),
             output: Buffer::default(),
             links: Vec::new(),
             places: Vec::new(),
             waiting: Waiting::default(),
-            session: Session::default(),
+            session: Session::new(handle),
             decided: None,
             blocked: false,
             stopped: false,
@@ -136,15 +159,14 @@ impl Conversation {
             paced: false,
             place: Place::default(),
             waits: None,
+            timers: Timers::default(),
+            topics: Vec::new(),
+            deferred: VecDeque::new(),
+            mail: Vec::new(),
+            mail_size: 0,
         };
-        match round.service.accepted_in(&mut new.session) {
-            Answer::Nothing => {}
-            Answer::Reply(bytes) => new.output.push(&bytes),
-            Answer::Close(bytes) => {
-                new.output.push(&bytes);
-                new.stopped = true;
-            }
-        }
+        let answer = round.service.accepted_in(&mut new.session);
+        new.act(answer, round);
         Ok(new)
     }
 
@@ -156,6 +178,11 @@ impl Conversation {
     /// Returns true if the sockets should leave the kernel's map, because user space serves them.
     pub(crate) fn wants_out(&self) -> bool {
         self.calm.is_busy() && self.place.could_leave()
+    }
+
+    /// Returns the handle by which others send to this connection.
+    pub(crate) fn handle(&self) -> u64 {
+        self.handle
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -304,9 +331,27 @@ impl Conversation {
         let verdict = match self.decided.take() {
             Some(Decided::Parts(parts)) => return self.send_parts(message, parts, round),
             Some(Decided::Whole(verdict)) => verdict.within(message.len()),
-            None => round.service.decide_in(&mut self.session, message),
+            None => {
+                let verdict = round.service.decide_in(&mut self.session, message);
+                self.arm(round);
+                verdict
+            }
         };
+        self.follow(verdict, message, round)
+    }
+
+    /// Does what the service has decided about a message. Returns false if its backend's buffer has no
+    /// room.
+    fn follow(&mut self, verdict: Verdict, message: &[u8], round: &mut Round<'_>) -> bool {
         match verdict {
+            Verdict::With(effects, verdict) => {
+                self.carry_out_all(effects, round);
+                return self.follow(*verdict, message, round);
+            }
+            Verdict::Defer => {
+                let turn = self.waiting.push(&[]);
+                self.deferred.push_back(turn);
+            }
             Verdict::Drop => round.counts.lost(Loss::Service),
             Verdict::Echo => self.answer(None, message, false, round),
             Verdict::Reply(bytes) => self.answer(None, &bytes, false, round),
@@ -454,7 +499,7 @@ impl Conversation {
 
     /// Puts an answer into its place in the order: that of `turn`, or the last for a message that
     /// no backend has.
-    fn answer(&mut self, turn: Option<Turn>, bytes: &[u8], closes: bool, round: &Round<'_>) {
+    pub(super) fn answer(&mut self, turn: Option<Turn>, bytes: &[u8], closes: bool, round: &Round<'_>) {
         let session = RefCell::new(&mut self.session);
         let join = |kept: &[u8], answers: Option<_>| joined(&mut session.borrow_mut(), kept, answers, round);
         let done = match turn {
@@ -473,9 +518,11 @@ impl Conversation {
 
     fn refuse(&mut self, head: &[u8], turn: Option<Turn>, why: Refusal, lost: bool, round: &mut Round<'_>) {
         round.counts.refused(why);
-        match round.service.refuse_in(&mut self.session, head, why) {
+        let answer = round.service.refuse_in(&mut self.session, head, why);
+        self.arm(round);
+        match self.carry_out(answer, round) {
             Answer::Nothing if turn.is_some() || lost => self.answer(turn, &[], lost, round),
-            Answer::Nothing => {}
+            Answer::Nothing | Answer::With(..) => {}
             Answer::Reply(bytes) => self.answer(turn, &bytes, lost, round),
             Answer::Close(bytes) => self.answer(turn, &bytes, true, round),
         }
@@ -690,6 +737,7 @@ impl Conversation {
     /// Shuts the sockets down for writing and hands them to `Lingering`, so that written bytes
     /// arrive.
     fn leave(&mut self, round: &mut Round<'_>) {
+        self.end_events(round);
         round.counts.queued.fetch_sub(mem::take(&mut self.accounted), std::sync::atomic::Ordering::Relaxed);
         self.leave_seats(round.kernel);
         for link in self.links.drain(..).flatten() {
@@ -756,7 +804,7 @@ impl Conversation {
         }
     }
 
-    fn account(&mut self, counts: &Counts) {
+    pub(super) fn account(&mut self, counts: &Counts) {
         let links: usize = self.links.iter().flatten().map(|link| link.output.len() + link.input.len()).sum();
         let size = (self.input.len() + self.output.len() + self.waiting.size() + links) as i64;
         if size != self.accounted {
@@ -820,8 +868,12 @@ fn joined(
     let Some(answers) = answers else {
         round.counts.refused(Refusal::TooLong);
         let head = &kept[..kept.len().min(HEAD)];
-        let (bytes, closes) = match round.service.refuse_in(session, head, Refusal::TooLong) {
-            Answer::Nothing => (Vec::new(), false),
+        let answer = match round.service.refuse_in(session, head, Refusal::TooLong) {
+            Answer::With(_, answer) => *answer,
+            answer => answer,
+        };
+        let (bytes, closes) = match answer {
+            Answer::Nothing | Answer::With(..) => (Vec::new(), false),
             Answer::Reply(bytes) => (bytes, false),
             Answer::Close(bytes) => (bytes, true),
         };

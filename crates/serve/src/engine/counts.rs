@@ -70,6 +70,7 @@ reasons! {
         Stop, "stop", "shunt serve ends";
         Plain, "plain", "busy in user space: the kernel is not asked about its messages any more";
         Silent, "silent", "a backend has not answered within the reply-timeout";
+        Event, "event", "a timer is due, or another connection sends something";
         Slower, "slower", "measured: user space serves these clients faster";
     }
 }
@@ -81,6 +82,8 @@ reasons! {
         CutShort, "cut-short", "the client went away in the middle of it";
         Cut, "cut", "the backend went away in the middle of it";
         Surplus, "surplus", "a backend sent it, and nobody asked";
+        Slow, "slow", "the client does not read what others send it, and was closed";
+        Topics, "topics", "the connection has too many subscriptions";
         LateReply, "late-reply", "the client went away before the reply came";
     }
 }

@@ -56,7 +56,9 @@ const PLACES: u32 = 1 << 15;
 const MOST_BITS: u32 = 8;
 /// Sizes of `struct shunt_conversation` and, below, of `struct shunt_end`, in bytes.
 const CONVERSATION: usize = SESSION_AT + Session::BYTES;
-const KEPT_AT: usize = 14 * 8;
+const KEPT_AT: usize = (TIMERS_AT + 2 * Session::TIMERS) * 8;
+/// The first word of `due` in `struct shunt_conversation`. Those of `known` follow.
+const TIMERS_AT: usize = 14;
 const VERDICT_AT: usize = KEPT_AT + KEPT;
 const SESSION_AT: usize = VERDICT_AT + size_of::<RawVerdict>();
 const END: usize = 8 * 8;
@@ -92,6 +94,18 @@ pub(crate) enum Deciding {
     /// The message has been passed to user space, with this verdict.
     Done(Verdict),
 }
+
+/// What the program has written to the ring buffer about the conversation with this number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Left {
+    /// It has been passed to user space.
+    Passed(u32),
+    /// A timer is due earlier than user space knows.
+    Earlier(u32),
+}
+
+/// `SHUNT_IS_EARLIER` in engine.bpf.h.
+const IS_EARLIER: u32 = 1 << 31;
 
 /// The 64-bit words of `struct shunt_end`, in order.
 #[derive(Clone, Copy, Debug)]
@@ -294,6 +308,14 @@ impl Kernel {
         self.ends.word(self.place(number, position) as usize * END + word as usize * 8).expect("inside")
     }
 
+    /// Returns when a timer of a conversation is due, and the same as user space knows it, in
+    /// nanoseconds.
+    pub(crate) fn timer(&self, number: u32, timer: usize) -> (&AtomicU64, &AtomicU64) {
+        let word = |at: usize| self.conversations.word(number as usize * CONVERSATION + at * 8);
+        let at = TIMERS_AT + timer;
+        (word(at).expect("inside"), word(at + Session::TIMERS).expect("inside"))
+    }
+
     /// Returns true if the program has passed the conversation to user space.
     pub(crate) fn gave_back(&self, number: u32) -> bool {
         self.of(number, Of::Word).load(SeqCst) & 1 == 0
@@ -363,10 +385,13 @@ impl Kernel {
         kept
     }
 
-    /// Returns the number of the next conversation that the program has passed to user space.
-    pub(crate) fn next_left(&mut self) -> Option<u32> {
+    /// Returns the number of the next conversation that the program has passed to user space, or that
+    /// has an earlier timer.
+    pub(crate) fn next_left(&mut self) -> Option<Left> {
         let item = self.left.next()?;
-        Some(u32::from_ne_bytes(item.get(..4)?.try_into().expect("four bytes")))
+        let number = u32::from_ne_bytes(item.get(..4)?.try_into().expect("four bytes"));
+        let is_earlier = number & IS_EARLIER != 0;
+        Some(if is_earlier { Left::Earlier(number & !IS_EARLIER) } else { Left::Passed(number) })
     }
 
     /// Returns a descriptor that is readable while `next_left` has one to return.

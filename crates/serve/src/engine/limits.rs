@@ -29,6 +29,10 @@ pub(crate) const PARTS: usize = 1024;
 pub(crate) const JOINED: usize = 2 << 20;
 /// The most bytes of messages that are kept until they are answered.
 pub(crate) const KEPT: usize = 256 * 1024;
+/// Bytes from other connections that a client has not read, at which it is closed.
+pub(crate) const PUSHED: usize = 1 << 20;
+/// The most topics of a connection.
+pub(crate) const TOPICS: usize = 1024;
 /// The most bytes in user space for all conversations of a service.
 pub(crate) const QUEUED: i64 = 32 << 20;
 /// Socket buffer size of each direction. The kernel doubles it for its own overhead.

@@ -1,7 +1,7 @@
 //! The two engines that run a service. [`run`] serves each client's conversation either in user
 //! space (`conversation`, `link`, `waiting`) or in the kernel (`kernel`,
 //! include/shunt/engine.bpf.h). `calm` decides when a conversation moves, `contest` measures whether that is faster,
-//! and `place` moves it.
+//! and `place` moves it. `events` has its timers (in a `wheel`) and what comes from other connections (`hub`).
 //! docs/serve-protocol.md describes the moves, and why no byte is lost in them.
 //!
 //! `backends` and `choose` map keys to backends. A `worker` is a thread with its conversations.
@@ -15,6 +15,8 @@ mod choose;
 mod contest;
 mod conversation;
 mod counts;
+mod events;
+mod hub;
 mod kernel;
 mod limits;
 mod linger;
@@ -24,6 +26,7 @@ mod place;
 mod server;
 mod shared;
 mod waiting;
+mod wheel;
 mod worker;
 
 pub use choose::Hashing;

@@ -186,6 +186,7 @@ impl Conversation {
             kernel.of(number, word).store(0, SeqCst);
         }
         kernel.put_session(number, &self.session);
+        self.timers.give(kernel, number);
         // The exchange succeeds only if every passed byte was read: bytes passed from now on change
         // the word.
         let passed = self.place.read() << 1;
@@ -244,6 +245,7 @@ impl Conversation {
             self.take_outstanding(number, kernel, round);
         }
         self.harvest(round);
+        self.came_back(round);
         true
     }
 
@@ -334,6 +336,7 @@ impl Conversation {
             && self.input.is_empty()
             && self.output.is_empty()
             && self.waiting.is_empty()
+            && self.topics.is_empty()
             && self.links.iter().flatten().all(is_still)
     }
 

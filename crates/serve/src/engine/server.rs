@@ -144,6 +144,7 @@ pub async fn run(
     let state = (options.store.clone(), Layout::read(&options.object));
     let shared = Arc::new(Shared::new(options.service.clone(), state, engine, backends, wakes.clone()));
     let stays = kernels.iter().find_map(Kernel::stays).map(ToString::to_string);
+    shared.start();
     let threads = crew(&options, &shared, kernels)?;
     if let Some(address) = options.metrics {
         let listener = TcpListener::bind(address).await.map_err(listening(address))?;
@@ -252,7 +253,7 @@ fn crew(options: &Options, shared: &Arc<Shared>, kernels: Vec<Kernel>) -> Result
     let mut threads = Vec::new();
     for (number, wake) in shared.wakes.iter().enumerate() {
         let listener = listen(options.listen).map_err(listening(options.listen))?;
-        let worker = Worker::new(shared.clone(), listener, wake.clone(), kernels.next());
+        let worker = Worker::new(number, shared.clone(), listener, wake.clone(), kernels.next());
         let worker = worker.map_err(|error| Error::Threads(error.into()))?;
         let thread = std::thread::Builder::new().name(format!("serve-{number}"));
         threads.push(thread.spawn(move || worker.run()).map_err(Error::Threads)?);

@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use super::backends::Backends;
 use super::counts::Counts;
-use crate::service::Service;
+use super::hub::Hub;
+use crate::service::{Answer, Service};
 use crate::service::layout::Layout;
 use crate::service::store::Store;
 
@@ -36,6 +37,7 @@ pub(crate) struct Shared {
     pub(crate) counts: Counts,
     /// The list, with the number of lists before it.
     backends: RwLock<(u64, Arc<Backends>)>,
+    pub(crate) hub: Hub,
     stopping: AtomicBool,
     /// The deadline for open conversations while the service stops.
     until: Mutex<Option<Instant>>,
@@ -64,10 +66,19 @@ impl Shared {
             engine,
             counts: Counts::default(),
             backends: RwLock::new((0, Arc::new(backends))),
+            hub: Hub::new(&wakes),
             stopping: AtomicBool::new(false),
             until: Mutex::new(None),
             wakes,
         }
+    }
+
+    /// Has the service prepare itself.
+    pub(crate) fn start(&self) {
+        let Answer::With(effects, _) = self.service.started() else { return };
+        let mut items = Vec::new();
+        effects.into_iter().for_each(|effect| self.hub.carry_out(effect, &mut items));
+        items.into_iter().for_each(|item| self.hub.send(item));
     }
 
     pub(crate) fn backends(&self) -> (u64, Arc<Backends>) {

@@ -15,10 +15,14 @@ use super::backends::Backends;
 use super::contest::{Contest, Seen, Side};
 use super::conversation::{Conversation, Round};
 use super::counts::Move;
-use super::kernel::Kernel;
+use super::events::{Due, milliseconds};
+use super::hub::{Item, handle, place};
+use super::kernel::{Kernel, Left};
 use super::limits;
 use super::linger::Lingering;
 use super::shared::{Engine, Shared};
+use super::wheel::{Timer, Wheel};
+use crate::service::Answer;
 
 /// The state of a worker thread.
 #[derive(Debug)]
@@ -48,6 +52,22 @@ pub(crate) struct Worker {
     /// Messages that this thread has served.
     served: u64,
     contest: Contest,
+    /// The index of this thread.
+    number: usize,
+    /// Distinguishes connections with the same index.
+    accepted: u32,
+    items: Vec<Item>,
+    wheel: Wheel<Due>,
+    /// The timers of the service, in the first thread.
+    service_timers: [ServiceTimer; 8],
+}
+
+/// A timer of the service.
+#[derive(Clone, Copy, Debug, Default)]
+struct ServiceTimer {
+    entry: Option<Timer>,
+    every: u32,
+    context: u64,
 }
 
 /// The conversations for the next [`Worker::let_leave`].
@@ -63,6 +83,8 @@ const WAKE: u64 = u64::MAX - 1;
 const LEFT: u64 = u64::MAX - 2;
 /// The period of checks that no event triggers.
 const TICK: Duration = Duration::from_millis(500);
+/// The most timers in one round, so that sockets are served meanwhile.
+const TIMERS: u32 = 1024;
 const SOON: Duration = Duration::from_millis(20);
 /// The period at which the kernel's send queue is polled while a conversation moves back.
 const LEAVING: Duration = Duration::from_millis(1);
@@ -79,6 +101,7 @@ struct Apart {
 
 impl Worker {
     pub(crate) fn new(
+        number: usize,
         shared: Arc<Shared>,
         listener: OwnedFd,
         wake: Arc<OwnedFd>,
@@ -112,6 +135,11 @@ impl Worker {
             ticked: Instant::now(),
             served: 0,
             contest: Contest::new(),
+            number,
+            accepted: 0,
+            items: Vec::new(),
+            wheel: Wheel::new(milliseconds()),
+            service_timers: Default::default(),
         })
     }
 
@@ -126,6 +154,10 @@ impl Worker {
                 () if !self.outward.conversations.is_empty() => APART.least,
                 () if !self.lingering.is_empty() || self.shared.is_stopping() => SOON,
                 () => TICK,
+            };
+            let pause = match self.wheel.next() {
+                Some(at) => pause.min(Duration::from_millis(at.saturating_sub(milliseconds()))),
+                None => pause,
             };
             let pause = match self.contest.pause(now, self.conversations.len()) {
                 Some(sooner) if self.compares() => pause.min(sooner),
@@ -152,7 +184,11 @@ impl Worker {
             }
             self.take_back(now);
             self.let_leave(now);
+            self.run_timers(now);
+            self.deliver(now);
             self.settle(now);
+            // Connections that have ended may have sent something.
+            self.deliver(now);
             self.compare(now);
             if now.duration_since(self.ticked) >= TICK {
                 self.tick(now);
@@ -220,8 +256,10 @@ impl Worker {
                 Err(_) => return,
             };
             let id = self.free.pop().unwrap_or(self.conversations.len() as u32);
+            self.accepted = self.accepted % 0xff_ffff + 1;
+            let handle = handle(self.number, self.accepted, id);
             let (_, mut round) = self.parts(now);
-            match Conversation::new(id, client, &mut round) {
+            match Conversation::new(id, handle, client, &mut round) {
                 Ok(new) => {
                     round.counts.clients.add(1);
                     round.counts.open.fetch_add(1, Relaxed);
@@ -267,12 +305,90 @@ impl Worker {
         }
     }
 
-    fn take_left(&mut self, _now: Instant) {
-        while let Some(number) = self.kernel.as_mut().and_then(Kernel::next_left) {
-            // The conversation may have ended and its number be reused. Then `left` does nothing.
-            if let Some(id) = self.by_number.get(number as usize).copied() {
-                self.left(id, number);
+    fn take_left(&mut self, now: Instant) {
+        while let Some(left) = self.kernel.as_mut().and_then(Kernel::next_left) {
+            let (Left::Passed(number) | Left::Earlier(number)) = left;
+            // The conversation may have ended and its number be reused. Then nothing is wrong with it.
+            let Some(id) = self.by_number.get(number as usize).copied() else { continue };
+            match left {
+                Left::Passed(_) => self.left(id, number),
+                Left::Earlier(_) => {
+                    let (conversations, mut round) = self.parts(now);
+                    if let Some(Some(conversation)) = conversations.get_mut(id as usize)
+                        && conversation.place.is_in_kernel()
+                    {
+                        conversation.read_timers(&mut round);
+                    }
+                }
             }
+        }
+    }
+
+    /// Calls the service for timers that are due. The rest has its turn after the sockets.
+    fn run_timers(&mut self, now: Instant) {
+        let time = milliseconds();
+        for _ in 0..TIMERS {
+            match self.wheel.pop(time) {
+                Some(Due::Of(id, timer)) => {
+                    let (conversations, mut round) = self.parts(now);
+                    let Some(Some(conversation)) = conversations.get_mut(id as usize) else { continue };
+                    if conversation.timer_came(timer.into(), &mut round) {
+                        self.demote(id, Move::Event);
+                    }
+                    self.touched.push(id);
+                }
+                Some(Due::Service(timer)) => {
+                    let found = &mut self.service_timers[timer as usize];
+                    let every = found.every;
+                    let again = (every > 0).then(|| time + u64::from(every));
+                    found.entry = again.map(|at| self.wheel.insert(at, Due::Service(timer)));
+                    if let Answer::With(effects, _) = self.shared.service.service_timer(found.context) {
+                        let (_, round) = self.parts(now);
+                        effects.into_iter().for_each(|effect| round.hub.carry_out(effect, round.items));
+                    }
+                }
+                None => return,
+            }
+        }
+    }
+
+    fn arm_service(&mut self, timer: usize, after: u32, every: u32, context: u64) {
+        let Some(found) = self.service_timers.get_mut(timer) else { return };
+        if let Some(entry) = found.entry.take() {
+            self.wheel.remove(entry);
+        }
+        let at = milliseconds() + u64::from(after) + 1;
+        let entry = (after > 0).then(|| self.wheel.insert(at, Due::Service(timer as u8)));
+        *found = ServiceTimer { entry, every, context };
+    }
+
+    /// Gives connections of this thread what others have sent to them, and other threads what is for
+    /// theirs.
+    fn deliver(&mut self, now: Instant) {
+        let mut items = self.shared.hub.take(self.number);
+        items.append(&mut self.items);
+        for item in items {
+            if item.thread() != self.number {
+                self.shared.hub.send(item);
+                continue;
+            }
+            let (to, bytes, is_answer) = match item {
+                Item::Bytes { to, bytes, is_answer } => (to, bytes, is_answer),
+                Item::Arm { timer, after, every, context } => {
+                    self.arm_service(timer, after, every, context);
+                    continue;
+                }
+            };
+            let (conversations, mut round) = self.parts(now);
+            let Some(Some(conversation)) = conversations.get_mut(place(to).1) else { continue };
+            if conversation.handle() != to {
+                continue;
+            }
+            let id = conversation.id();
+            if conversation.deliver(bytes, is_answer, &mut round) {
+                self.demote(id, Move::Event);
+            }
+            self.touched.push(id);
         }
     }
 
@@ -363,7 +479,6 @@ impl Worker {
             let Some(Some(conversation)) = conversations.get_mut(id as usize) else { continue };
             if conversation.settle(&mut round) {
                 round.counts.open.fetch_sub(1, Relaxed);
-                round.service.closed();
                 conversations[id as usize] = None;
                 self.free.push(id);
                 continue;
@@ -395,8 +510,7 @@ impl Worker {
                 let Some(Some(conversation)) = conversations.get_mut(id as usize) else { continue };
                 if conversation.settle(&mut round) {
                     round.counts.open.fetch_sub(1, Relaxed);
-                    round.service.closed();
-                    conversations[id as usize] = None;
+                        conversations[id as usize] = None;
                     self.free.push(id);
                 }
             }
@@ -439,6 +553,9 @@ impl Worker {
             wants_calm: self.kernel.is_some() && self.contest.wants_calm(),
             kernel: &mut self.kernel,
             served: &mut self.served,
+            hub: &self.shared.hub,
+            items: &mut self.items,
+            wheel: &mut self.wheel,
             now,
         };
         (&mut self.conversations, round)

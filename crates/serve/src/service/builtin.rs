@@ -32,6 +32,7 @@ pub fn all() -> Vec<Builtin> {
         builtin!("length-router", native::length_router()),
         builtin!("line-counter", native::line_counter()),
         builtin!("line-echo", native::line_echo()),
+        builtin!("line-hub", native::line_hub()),
         builtin!("memcached-router", native::memcached_router()),
         builtin!("redis-router", native::redis_router()),
         builtin!("thrift-forwarder", native::thrift_forwarder()),

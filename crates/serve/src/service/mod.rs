@@ -16,6 +16,7 @@ pub use native::{Native, NativeError};
 pub use watched::{Watched, watch};
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use store::Session;
 
@@ -48,6 +49,28 @@ pub trait Service: Send + Sync {
 
     /// Returns the greeting of a client that has just connected.
     fn accepted_in(&self, session: &mut Session) -> Answer;
+
+    /// Is called when a timer of the connection is due. Returns what to send to its client, and
+    /// whether to close it.
+    fn timer_in(&self, _session: &mut Session, _context: u64) -> Answer {
+        Answer::Nothing
+    }
+
+    /// Is called when a timer of the service is due. It has no client, so only effects matter.
+    fn service_timer(&self, _context: u64) -> Answer {
+        Answer::Nothing
+    }
+
+    /// Is called when a connection with this state has ended. Only effects matter.
+    fn closed_in(&self, _session: &mut Session) -> Answer {
+        self.closed();
+        Answer::Nothing
+    }
+
+    /// Is called once before the first client. Only effects matter.
+    fn started(&self) -> Answer {
+        Answer::Nothing
+    }
 
     /// Is called when a connection has ended.
     fn closed(&self) {}
@@ -155,6 +178,10 @@ pub enum Verdict {
     More,
     /// Split it among several backends: [`Service::part`] makes a message for each.
     Split,
+    /// Keep the place of the answer, which comes later ([`Effect::Send`]).
+    Defer,
+    /// Carry out these effects, and then the verdict.
+    With(Vec<Effect>, Box<Verdict>),
     /// Answer with the content that the content store has for a key, or else with these bytes.
     Content {
         /// The key: bytes of the message.
@@ -171,6 +198,7 @@ impl Verdict {
             Verdict::Forward { key: Key::Bytes(range), .. } if range.end > message => {
                 Verdict::Refuse(Refusal::Malformed)
             }
+            Verdict::With(effects, verdict) => Verdict::With(effects, Box::new(verdict.within(message))),
             Verdict::Content { key, .. } if key.end > message => Verdict::Refuse(Refusal::Malformed),
             verdict => verdict,
         }
@@ -197,6 +225,44 @@ pub enum Answer {
     Reply(Vec<u8>),
     /// These bytes, if any, and then the connection is closed.
     Close(Vec<u8>),
+    /// Carry out these effects, and then the answer.
+    With(Vec<Effect>, Box<Answer>),
+}
+
+/// Something that a service does to others than the client, or to its own timers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The connection gets what is published for this topic.
+    Subscribe(u64),
+    /// It does not any more.
+    Unsubscribe(u64),
+    /// The subscribers of a topic get these bytes.
+    Publish {
+        /// The topic.
+        topic: u64,
+        /// The bytes.
+        bytes: Arc<[u8]>,
+    },
+    /// Another connection gets these bytes.
+    Send {
+        /// The handle of the connection.
+        to: u64,
+        /// The bytes.
+        bytes: Arc<[u8]>,
+        /// They are the answer to its oldest deferred message.
+        is_answer: bool,
+    },
+    /// A timer of the service is armed, or stopped with `after` 0.
+    Arm {
+        /// The timer's number.
+        timer: usize,
+        /// Milliseconds until the first call.
+        after: u32,
+        /// Milliseconds between later calls, or 0.
+        every: u32,
+        /// The argument of the call.
+        context: u64,
+    },
 }
 
 /// The reason why a message cannot be served. `enum shunt_refusal` in service.h has the same codes.

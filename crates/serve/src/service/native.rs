@@ -14,7 +14,7 @@ use thiserror::Error;
 use zerocopy::FromBytes;
 
 use super::store::{Session, Store};
-use super::{Answer, Joined, Key, Parse, Properties, Refusal, Service, Share, Verdict};
+use super::{Answer, Effect, Joined, Key, Parse, Properties, Refusal, Service, Share, Verdict};
 
 /// `SHUNT_MAX_MESSAGE` in service.h.
 const MAX_MESSAGE: u32 = 64 * 1024;
@@ -28,7 +28,9 @@ const PINS: usize = 4;
 /// `SHUNT_MAX_KEY` in service.h.
 const MAX_KEY: usize = 64;
 /// `SHUNT_NATIVE_VERSION` in native.h.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
+/// `SHUNT_EFFECTS` in service.h.
+const EFFECTS: usize = 4;
 
 /// `struct shunt_native`.
 #[repr(C)]
@@ -43,6 +45,10 @@ struct Table {
     accepted: unsafe extern "C" fn(*mut RawVerdict),
     part: unsafe extern "C" fn(*const u8, u32, *mut Share, *mut RawPiece) -> c_int,
     join: unsafe extern "C" fn(*const u8, u32, *mut Share, *mut RawPiece) -> c_int,
+    timer: unsafe extern "C" fn(u64, *mut RawVerdict),
+    service_timer: unsafe extern "C" fn(u64, *mut RawVerdict),
+    closed: unsafe extern "C" fn(*mut RawVerdict),
+    started: unsafe extern "C" fn(*mut RawVerdict),
 }
 
 // SAFETY: a table and everything that it points at is constant.
@@ -64,6 +70,10 @@ struct Declaration {
     state: u64,
     answers: u32,
     unused: u32,
+    timer: *const (),
+    service_timer: *const (),
+    closed: *const (),
+    started: *const (),
 }
 
 /// `struct shunt_piece`.
@@ -75,6 +85,17 @@ struct RawPiece {
     tail_length: u32,
     head: [u8; MAX_HEAD],
     tail: [u8; MAX_TAIL],
+}
+
+/// `struct shunt_effect`.
+#[repr(C)]
+#[derive(Clone, Copy, Default, FromBytes)]
+struct RawEffect {
+    kind: u32,
+    end: u32,
+    number: u64,
+    after: u32,
+    every: u32,
 }
 
 /// `struct shunt_verdict`.
@@ -93,12 +114,15 @@ pub(crate) struct RawVerdict {
     pinned: u32,
     pins: [u64; PINS],
     key_words: [u64; MAX_KEY / 8],
+    effects: u32,
+    padding: u32,
+    effect: [RawEffect; EFFECTS],
     /// The addresses of the state of the service and of the connection. Unused in the kernel.
     memory: u64,
     session: u64,
 }
 
-const _: () = assert!(size_of::<RawVerdict>() == 408 && offset_of!(RawVerdict, reply) == 36);
+const _: () = assert!(size_of::<RawVerdict>() == 512 && offset_of!(RawVerdict, reply) == 36);
 
 /// The native half of a service.
 #[derive(Clone)]
@@ -133,6 +157,7 @@ builtins!(
     shunt_builtin_length_router length_router,
     shunt_builtin_line_counter line_counter,
     shunt_builtin_line_echo line_echo,
+    shunt_builtin_line_hub line_hub,
     shunt_builtin_memcached_router memcached_router,
     shunt_builtin_redis_router redis_router,
     shunt_builtin_thrift_forwarder thrift_forwarder
@@ -253,6 +278,36 @@ impl Service for Native {
         verdict.answer()
     }
 
+    fn timer_in(&self, session: &mut Session, context: u64) -> Answer {
+        let mut verdict = self.verdict(session);
+        // SAFETY: as in `decide_in`.
+        unsafe { (self.table.timer)(context, &mut verdict) };
+        verdict.answer()
+    }
+
+    fn service_timer(&self, context: u64) -> Answer {
+        let mut session = Session::default();
+        let mut verdict = self.verdict(&mut session);
+        // SAFETY: as in `decide_in`.
+        unsafe { (self.table.service_timer)(context, &mut verdict) };
+        verdict.answer()
+    }
+
+    fn closed_in(&self, session: &mut Session) -> Answer {
+        let mut verdict = self.verdict(session);
+        // SAFETY: as in `decide_in`.
+        unsafe { (self.table.closed)(&mut verdict) };
+        verdict.answer()
+    }
+
+    fn started(&self) -> Answer {
+        let mut session = Session::default();
+        let mut verdict = self.verdict(&mut session);
+        // SAFETY: as in `decide_in`.
+        unsafe { (self.table.started)(&mut verdict) };
+        verdict.answer()
+    }
+
     fn part(&self, message: &[u8], share: &mut Share) -> Option<Vec<u8>> {
         let mut piece = RawPiece::default();
         // SAFETY: the function reads what it is given, and writes the share and the piece.
@@ -322,6 +377,9 @@ impl Default for RawVerdict {
             pinned: 0,
             pins: [0; PINS],
             key_words: [0; MAX_KEY / 8],
+            effects: 0,
+            padding: 0,
+            effect: [RawEffect::default(); EFFECTS],
             memory: 0,
             session: 0,
         }
@@ -332,6 +390,14 @@ impl RawVerdict {
     /// Converts the verdict about a message of this many bytes. An invalid one is a refusal as
     /// malformed.
     pub(crate) fn verdict(&self, message: usize) -> Verdict {
+        let verdict = self.plain(message);
+        match self.effects() {
+            effects if effects.is_empty() => verdict,
+            effects => Verdict::With(effects, Box::new(verdict)),
+        }
+    }
+
+    fn plain(&self, message: usize) -> Verdict {
         match self.action {
             0 => Verdict::Drop,
             1 => Verdict::Echo,
@@ -348,17 +414,52 @@ impl RawVerdict {
                 Some(Key::Bytes(key)) => Verdict::Content { key, otherwise: self.reply() },
                 _ => Verdict::Refuse(Refusal::Malformed),
             },
+            // 9 is only for the kernel.
+            10 => Verdict::Defer,
             _ => Verdict::Refuse(Refusal::Malformed),
         }
+    }
+
+    /// Returns the effects. Bytes that an effect has sent are not in later ones, nor in the reply.
+    fn effects(&self) -> Vec<Effect> {
+        let count = EFFECTS.min(self.effects as usize);
+        let mut begin = 0;
+        let effects = self.effect[..count].iter().filter_map(|effect| {
+            let end = MAX_REPLY.min(effect.end as u16 as usize);
+            let mut bytes = || {
+                let bytes = self.reply.get(begin..end).unwrap_or_default();
+                begin = end.max(begin);
+                Arc::from(bytes)
+            };
+            Some(match effect.kind {
+                1 => Effect::Subscribe(effect.number),
+                2 => Effect::Unsubscribe(effect.number),
+                3 => Effect::Publish { topic: effect.number, bytes: bytes() },
+                4 => Effect::Send { to: effect.number, bytes: bytes(), is_answer: false },
+                5 => Effect::Send { to: effect.number, bytes: bytes(), is_answer: true },
+                6 => Effect::Arm {
+                    timer: (effect.end >> 16) as usize,
+                    after: effect.after,
+                    every: effect.every,
+                    context: effect.number,
+                },
+                _ => return None,
+            })
+        });
+        effects.collect()
     }
 
     /// Converts the verdict of `refuse` or `accepted`, where actions that need a message are
     /// invalid.
     pub(crate) fn answer(&self) -> Answer {
-        match self.action {
+        let answer = match self.action {
             0 => Answer::Nothing,
             3 => Answer::Reply(self.reply()),
             _ => Answer::Close(self.reply()),
+        };
+        match self.effects() {
+            effects if effects.is_empty() => answer,
+            effects => Answer::With(effects, Box::new(answer)),
         }
     }
 
@@ -376,6 +477,11 @@ impl RawVerdict {
     }
 
     fn reply(&self) -> Vec<u8> {
-        self.reply[..MAX_REPLY.min(self.reply_length as usize)].to_vec()
+        // Kinds 3 to 5 are those that send bytes.
+        let sent = self.effect[..EFFECTS.min(self.effects as usize)].iter();
+        let sent = sent.filter(|effect| (3..=5).contains(&effect.kind));
+        let begin = sent.map(|effect| effect.end as usize).max().unwrap_or(0);
+        let end = MAX_REPLY.min(self.reply_length as usize);
+        self.reply[begin.min(end)..end].to_vec()
     }
 }

@@ -22,14 +22,37 @@ pub const MAX_STATE: usize = 1 << 30;
 /// `BPF_F_MMAPABLE` and `BPF_F_INNER_MAP`, as state.h declares the map.
 const FLAGS: u32 = 1 << 10 | 1 << 12;
 
-/// The state of a connection, zeroed when the client connects.
+/// The state of a connection: the service's, zeroed when the client connects, and behind it `struct
+/// shunt_connection` of events.h.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Session([u64; Session::BYTES / 8]);
 
 impl Session {
-    /// `SHUNT_MAX_SESSION` in state.h.
-    pub const BYTES: usize = 256;
+    /// `SHUNT_MAX_SESSION` in state.h, and the size of `struct shunt_connection` in events.h.
+    pub const BYTES: usize = Session::OWN + 16 + 16 * Session::TIMERS;
+    const OWN: usize = 256;
+    /// `SHUNT_TIMERS` in service.h.
+    pub(crate) const TIMERS: usize = 4;
+    const HANDLE: usize = Session::OWN / 8;
+
+    /// The state of a new connection with this handle.
+    pub(crate) fn new(handle: u64) -> Session {
+        let mut session = Session::default();
+        session.0[Session::HANDLE] = handle;
+        session
+    }
+
+    /// Returns the set of timers that a callback has armed or stopped since the last call.
+    pub(crate) fn take_armed(&mut self) -> u64 {
+        std::mem::take(&mut self.0[Session::HANDLE + 1])
+    }
+
+    /// Returns a timer as the service has armed it last.
+    pub(crate) fn timer(&self, number: usize) -> Armed {
+        let at = Session::HANDLE + 2 + 2 * number;
+        Armed { after: self.0[at] as u32, every: (self.0[at] >> 32) as u32, context: self.0[at + 1] }
+    }
 
     /// Returns a word.
     pub(crate) fn get(&self, word: usize) -> u64 {
@@ -43,6 +66,16 @@ impl Session {
     pub(super) fn as_mut_ptr(&mut self) -> *mut u64 {
         self.0.as_mut_ptr()
     }
+}
+
+/// When a timer calls the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Armed {
+    /// Milliseconds until the first call, or 0 if it is stopped.
+    pub(crate) after: u32,
+    /// Milliseconds between later calls, or 0 if there are none.
+    pub(crate) every: u32,
+    pub(crate) context: u64,
 }
 
 impl Default for Session {

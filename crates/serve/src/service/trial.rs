@@ -15,11 +15,16 @@ use super::verifier::{Complaint, LoadError};
 use super::{Answer, Parse, Refusal, Verdict};
 
 /// The programs of test.bpf.h, one for each function of a service.
-pub const PROGRAMS: [&str; 5] = [
+pub const PROGRAMS: [&str; 10] = [
     "shunt_test_parse",
     "shunt_test_parse_reply",
     "shunt_test_decide",
     "shunt_test_refuse",
+    "shunt_test_timer",
+    "shunt_test_service_timer",
+    "shunt_test_accepted",
+    "shunt_test_closed",
+    "shunt_test_started",
     "shunt_test_hash",
 ];
 
@@ -34,6 +39,8 @@ pub const MAX_BYTES: usize = 3072;
 #[derive(Debug)]
 pub struct Trial {
     loaded: Ebpf,
+    /// The context of the next call of a timer.
+    context: u64,
 }
 
 /// An error that prevents a run.
@@ -65,7 +72,7 @@ impl Trial {
                 other => LoadError::of(&other),
             })?;
         }
-        Ok(Trial { loaded })
+        Ok(Trial { loaded, context: 0 })
     }
 
     /// Gives the service the memory for its state.
@@ -109,6 +116,18 @@ impl Trial {
         Ok(self.run("shunt_test_refuse", session, head, why as u32)?.1.answer())
     }
 
+    /// Runs the kernel's version of a callback without a message: `timer`, `service_timer`,
+    /// `accepted`, `closed` or `started`. Only timers use the context.
+    pub fn event(
+        &mut self,
+        function: &str,
+        session: &mut Session,
+        context: u64,
+    ) -> Result<Answer, RunError> {
+        self.context = context;
+        Ok(self.run(&format!("shunt_test_{function}"), session, &[], 0)?.1.answer())
+    }
+
     /// Runs the kernel's version of [`crate::hash::one_at_a_time`] or [`crate::hash::ketama`].
     pub fn hash(&mut self, key: &[u8], scheme: Scheme) -> Result<u32, RunError> {
         Ok(self.run("shunt_test_hash", &mut Session::default(), key, (scheme == Scheme::Ketama).into())?.0
@@ -128,8 +147,9 @@ impl Trial {
             return Err(RunError::TooLong);
         }
         let map = self.loaded.map_mut("shunt_call").expect("in every service");
-        let mut call: Array<&mut MapData, [u32; 2]> = map.try_into().map_err(|error| kernel(&error))?;
-        call.set(0, [BEGIN as u32, why], 0).map_err(|error| kernel(&error))?;
+        let mut call: Array<&mut MapData, [u32; 4]> = map.try_into().map_err(|error| kernel(&error))?;
+        let context = [self.context as u32, (self.context >> 32) as u32];
+        call.set(0, [BEGIN as u32, why, context[0], context[1]], 0).map_err(|error| kernel(&error))?;
         let map = self.loaded.map_mut("shunt_result").expect("in every service");
         let mut result: Array<&mut MapData, [u8; RESULT]> = map.try_into().map_err(|error| kernel(&error))?;
         let mut before = [0; RESULT];

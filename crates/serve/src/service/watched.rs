@@ -16,7 +16,19 @@ use super::{Answer, Joined, Parse, Properties, Refusal, Service, Share, Verdict}
 pub struct Watched<S>(pub S);
 
 /// The functions of a service, by the index in [`Calls::function`].
-const FUNCTIONS: [&str; 7] = ["parse", "parse_reply", "decide", "refuse", "accepted", "part", "join"];
+const FUNCTIONS: [&str; 11] = [
+    "parse",
+    "parse_reply",
+    "decide",
+    "refuse",
+    "accepted",
+    "part",
+    "join",
+    "timer",
+    "service_timer",
+    "closed",
+    "started",
+];
 
 /// The calls of one thread.
 #[derive(Debug, Default)]
@@ -101,6 +113,22 @@ impl<S: Service> Service for Watched<S> {
 
     fn accepted_in(&self, session: &mut Session) -> Answer {
         observed(4, || self.0.accepted_in(session))
+    }
+
+    fn timer_in(&self, session: &mut Session, context: u64) -> Answer {
+        observed(7, || self.0.timer_in(session, context))
+    }
+
+    fn service_timer(&self, context: u64) -> Answer {
+        observed(8, || self.0.service_timer(context))
+    }
+
+    fn closed_in(&self, session: &mut Session) -> Answer {
+        observed(9, || self.0.closed_in(session))
+    }
+
+    fn started(&self) -> Answer {
+        observed(10, || self.0.started())
     }
 
     fn part(&self, message: &[u8], share: &mut Share) -> Option<Vec<u8>> {

@@ -6,9 +6,9 @@ use std::fmt;
 use thiserror::Error;
 
 use crate::service::layout::Layout;
-use crate::service::store::{Session, Store};
+use crate::service::store::{Armed, Session, Store};
 use crate::service::trial::{MAX_BYTES, RunError, Trial};
-use crate::service::{Answer, Key, Parse, Refusal, Service, Verdict};
+use crate::service::{Answer, Effect, Key, Parse, Refusal, Service, Verdict};
 
 /// A test vector, from one line of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,14 @@ enum Function {
     Refuse(Refusal),
     /// Begins another connection, whose state is zero.
     Connect,
+    /// A callback without a message: its name, and the context of a timer.
+    Event(&'static str, u64),
+    /// When a timer of the connection is due.
+    Armed(usize),
 }
+
+/// The callbacks without a message.
+const EVENTS: [&str; 5] = ["timer", "service_timer", "accepted", "closed", "started"];
 
 /// A line that is not a valid test vector.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -73,6 +80,11 @@ fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
         return Ok(Vector { line, function: Function::Connect, bytes, expected });
     }
     let (function, rest) = text.split_once(' ').ok_or("expected FUNCTION \"BYTES\" = WHAT")?;
+    if let Some(event) = event(function, rest)? {
+        let (_, expected) = rest.split_once('=').ok_or("expected = WHAT")?;
+        let (bytes, expected) = (Vec::new(), normal(expected.trim())?);
+        return Ok(Vector { line, function: event, bytes, expected });
+    }
     let (function, rest) = match function {
         "parse" => (Function::Parse, rest),
         "parse_reply" => (Function::ParseReply, rest),
@@ -82,33 +94,73 @@ fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
             let why = Refusal::ALL.into_iter().find(|why| why.label() == label);
             (Function::Refuse(why.ok_or("unknown reason to refuse")?), rest)
         }
-        _ => return Err("the functions are parse, parse_reply, decide, refuse and connect"),
+        _ => {
+            return Err("the functions are parse, parse_reply, decide, refuse, connect, timer, service_timer, accepted, \
+                        closed, started and armed");
+        }
     };
     let (bytes, rest) = literal(rest.trim_start())?;
     if bytes.len() > MAX_BYTES {
         return Err("too many bytes for a test");
     }
     let what = rest.trim_start().strip_prefix('=').ok_or("expected = after the bytes")?.trim();
-    let (word, argument) = what.split_once(' ').unwrap_or((what, ""));
+    let last = parts(what)?.pop().unwrap_or_default();
+    let (word, argument) = last.split_once(' ').unwrap_or((&last, ""));
     let fits = match (function, word) {
         (Function::Parse | Function::ParseReply, word) => {
             word == "more" || is_number(word) || is_refusal(word)
         }
         (Function::Decide, "forward" | "forward-one-way") => argument.starts_with('"') || is_number(argument),
         (Function::Decide, "refuse") => is_refusal(argument),
-        (Function::Decide, "drop" | "echo" | "more" | "split" | "close" | "reply" | "backend") => true,
+        (Function::Decide, "drop" | "echo" | "more" | "split" | "close" | "reply" | "backend" | "defer") => true,
         (Function::Refuse(_), "nothing" | "reply" | "close") => true,
         _ => false,
     };
     if !fits {
         return Err("this is nothing that the function can do");
     }
-    // Bytes can be written in several ways, so convert them to one form.
-    let expected = match argument.starts_with('"') {
-        true => format!("{word} {}", quoted(&literal(argument)?.0)),
-        false => what.to_owned(),
+    Ok(Vector { line, function, bytes, expected: normal(what)? })
+}
+
+/// Reads the name and the number of a callback without a message. Other functions are `None`.
+fn event(function: &str, rest: &str) -> Result<Option<Function>, &'static str> {
+    let number = || {
+        let number = rest.split('=').next().unwrap_or_default().trim();
+        number.parse::<u64>().map_err(|_| "expected a number: that of the timer for `armed`, else its context")
     };
-    Ok(Vector { line, function, bytes, expected })
+    if function == "armed" {
+        let number = number()? as usize;
+        return if number < Session::TIMERS { Ok(Some(Function::Armed(number))) } else { Err("there is no such timer") };
+    }
+    let Some(name) = EVENTS.into_iter().find(|event| *event == function) else { return Ok(None) };
+    let context = if name.ends_with("timer") { number()? } else { 0 };
+    Ok(Some(Function::Event(name, context)))
+}
+
+/// Splits a result at the semicolons outside of literals: effects, then what becomes of the message.
+fn parts(what: &str) -> Result<Vec<String>, &'static str> {
+    let (mut parts, mut rest) = (vec![String::new()], what);
+    while let Some(next) = rest.chars().next() {
+        let part = parts.last_mut().expect("there is one");
+        match next {
+            '"' => {
+                // Bytes can be written in several ways, so convert them to one form.
+                let (bytes, after) = literal(rest)?;
+                part.push_str(&quoted(&bytes));
+                rest = after;
+                continue;
+            }
+            ';' => parts.push(String::new()),
+            other => part.push(other),
+        }
+        rest = &rest[next.len_utf8()..];
+    }
+    Ok(parts.into_iter().map(|part| part.trim().to_owned()).collect())
+}
+
+/// Converts a result to one form.
+fn normal(what: &str) -> Result<String, &'static str> {
+    Ok(parts(what)?.join("; "))
 }
 
 fn is_number(word: &str) -> bool {
@@ -169,6 +221,12 @@ impl Vector {
             Function::Decide => decided(&self.bytes, &service.decide_in(session, &self.bytes)),
             Function::Refuse(why) => answered(&service.refuse_in(session, &self.bytes, why)),
             Function::Connect => connected(session),
+            Function::Armed(number) => armed(session, number),
+            Function::Event("timer", context) => answered(&service.timer_in(session, context)),
+            Function::Event("service_timer", context) => answered(&service.service_timer(context)),
+            Function::Event("accepted", _) => answered(&service.accepted_in(session)),
+            Function::Event("started", _) => answered(&service.started()),
+            Function::Event(..) => answered(&service.closed_in(session)),
         };
         self.compare("user", happened)
     }
@@ -181,6 +239,12 @@ impl Vector {
             Function::Decide => decided(&self.bytes, &trial.decide_in(session, &self.bytes)?),
             Function::Refuse(why) => answered(&trial.refuse_in(session, &self.bytes, why)?),
             Function::Connect => connected(session),
+            Function::Armed(number) => armed(session, number),
+            // These have no connection.
+            Function::Event(name @ ("service_timer" | "started"), context) => {
+                answered(&trial.event(name, &mut Session::default(), context)?)
+            }
+            Function::Event(name, context) => answered(&trial.event(name, session, context)?),
         };
         Ok(self.compare("kernel", happened))
     }
@@ -194,6 +258,30 @@ impl Vector {
 fn connected(session: &mut Session) -> String {
     *session = Session::default();
     String::new()
+}
+
+/// Returns when a timer is due after it was armed.
+fn armed(session: &Session, number: usize) -> String {
+    match session.timer(number) {
+        Armed { after: 0, .. } => "no".to_owned(),
+        Armed { after, every: 0, context } => format!("{after} context {context}"),
+        Armed { after, every, context } => format!("{after} every {every} context {context}"),
+    }
+}
+
+/// Describes effects, each with a semicolon behind it.
+fn effects(effects: &[Effect]) -> String {
+    let each = effects.iter().map(|effect| match effect {
+        Effect::Subscribe(topic) => format!("subscribe {topic}; "),
+        Effect::Unsubscribe(topic) => format!("unsubscribe {topic}; "),
+        Effect::Publish { topic, bytes } => format!("publish {topic} {}; ", quoted(bytes)),
+        Effect::Send { to, bytes, is_answer: false } => format!("send {to} {}; ", quoted(bytes)),
+        Effect::Send { to, bytes, is_answer: true } => format!("answer {to} {}; ", quoted(bytes)),
+        Effect::Arm { timer, after, every, context } => {
+            format!("arm {timer} {after} every {every} context {context}; ")
+        }
+    });
+    each.collect()
 }
 
 /// Returns the names of the parts of the service's state in which the two halves differ.
@@ -227,6 +315,8 @@ fn decided(message: &[u8], verdict: &Verdict) -> String {
             }
         }
         Verdict::Reply(bytes) => format!("reply {}", quoted(bytes)),
+        Verdict::Defer => "defer".to_owned(),
+        Verdict::With(all, verdict) => effects(all) + &decided(message, verdict),
         Verdict::Close(bytes) => closed(bytes),
         Verdict::Refuse(why) => format!("refuse {}", why.label()),
         Verdict::Content { key, otherwise } => {
@@ -240,6 +330,7 @@ fn answered(answer: &Answer) -> String {
         Answer::Nothing => "nothing".to_owned(),
         Answer::Reply(bytes) => format!("reply {}", quoted(bytes)),
         Answer::Close(bytes) => closed(bytes),
+        Answer::With(all, answer) => effects(all) + &answered(answer),
     }
 }
 
