@@ -9,5 +9,6 @@
 pub mod cache;
 pub mod engine;
 pub mod hash;
+pub mod pubsub;
 pub mod service;
 pub mod workshop;

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use sd_notify::NotifyState;
 use serde_json::Value;
 use shunt_serve::cache::{self, Cache};
 use shunt_serve::engine::{self, Engine, Hashing, Options, Request};
+use shunt_serve::pubsub::PubSub;
 use shunt_serve::service::file::Program;
 use shunt_serve::service::store::Store;
 use shunt_serve::service::{Service, Watched};
@@ -65,6 +66,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
         listen: args.listen.context("say --listen ADDRESS:PORT")?,
         backends: args.backends.as_deref().map(std::path::absolute).transpose()?,
         engine: match args.engine {
+            ServeEngine::Auto if args.service.as_deref() == Some(PUBSUB) => Engine::User,
             ServeEngine::Auto => Engine::Auto,
             ServeEngine::Kernel => Engine::Kernel,
             ServeEngine::User => Engine::User,
@@ -100,6 +102,12 @@ fn parts(args: &ServeArgs) -> Result<Parts> {
         let object = cache::object().to_vec();
         return Ok(Parts { service: Arc::new(cache), object, store, contents, verify: false });
     }
+    if name == PUBSUB {
+        ensure!(args.engine != ServeEngine::Kernel, "{PUBSUB} runs in user space only");
+        let service = Arc::new(PubSub::default());
+        let store = Store::new(0, false)?;
+        return Ok(Parts { service, object: Vec::new(), store, contents: None, verify: false });
+    }
     let program = Program::open(name)?;
     let store = Store::new(program.native.state(), in_kernel)?;
     let native = program.native.with_store(store.clone());
@@ -109,8 +117,9 @@ fn parts(args: &ServeArgs) -> Result<Parts> {
     Ok(Parts { service, object: program.object, store, contents: None, verify })
 }
 
-/// The name of the service that is not compiled from C alone.
+/// The names of the services that are not compiled from C alone.
 const CACHE: &str = "builtin:cache";
+const PUBSUB: &str = "builtin:pubsub";
 
 /// Returns the status as text.
 fn report(status: &Value) -> String {

@@ -103,7 +103,7 @@ impl Hub {
     /// Takes the items of a thread's inbox.
     pub(crate) fn take(&self, thread: usize) -> Vec<Item> {
         let Some(inbox) = self.inboxes.get(thread) else { return Vec::new() };
-        if !inbox.is_filled.swap(false, SeqCst) {
+        if !inbox.is_filled.load(SeqCst) || !inbox.is_filled.swap(false, SeqCst) {
             return Vec::new();
         }
         let items = std::mem::take(&mut *inbox.items.lock().unwrap_or_else(PoisonError::into_inner));

@@ -173,6 +173,8 @@ impl Worker {
                 }
             }
             now = Instant::now();
+            // What others have sent comes before the messages that its receivers send afterwards.
+            self.deliver(now);
             for event in &events {
                 let (data, flags) = (event.data, event.flags);
                 match data.u64() {
@@ -180,6 +182,10 @@ impl Worker {
                     WAKE => self.look_around(now),
                     LEFT => self.take_left(now),
                     data => self.ready(data, flags, now),
+                }
+                // A later event may end the subscription of a connection that these are for.
+                if !self.items.is_empty() {
+                    self.deliver(now);
                 }
             }
             self.take_back(now);

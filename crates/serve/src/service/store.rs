@@ -43,6 +43,11 @@ impl Session {
         session
     }
 
+    /// Returns the handle of the connection.
+    pub(crate) fn handle(&self) -> u64 {
+        self.0[Session::HANDLE]
+    }
+
     /// Returns the set of timers that a callback has armed or stopped since the last call.
     pub(crate) fn take_armed(&mut self) -> u64 {
         std::mem::take(&mut self.0[Session::HANDLE + 1])

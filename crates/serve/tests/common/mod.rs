@@ -13,6 +13,7 @@ use serde_json::Value;
 use shunt_netns::Net;
 use shunt_serve::cache::{self, Cache};
 use shunt_serve::engine::{self, Engine, Options, Request};
+use shunt_serve::pubsub::PubSub;
 use shunt_serve::service::store::Store;
 use shunt_serve::service::{Service, builtin};
 use tempfile::TempDir;
@@ -46,6 +47,13 @@ impl Serving {
         let store = Store::new(0, engine != Engine::User).unwrap();
         let contents = Some(cache.store().clone());
         Serving::run(net, (Arc::new(cache), cache::object()), (store, contents), engine, &[])
+    }
+
+    /// Starts the publish/subscribe hub.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn pubsub(net: Net) -> Serving {
+        let store = Store::new(0, false).unwrap();
+        Serving::run(net, (Arc::new(PubSub::default()), &[]), (store, None), Engine::User, &[])
     }
 
     fn run(
