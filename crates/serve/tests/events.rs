@@ -117,6 +117,9 @@ fn idle_clients_are_closed_and_busy_ones_are_not_moved() {
         if engine != Engine::User {
             assert_eq!(status["in-kernel"], 1, "{status:#}");
         }
+        // New backends leave the timers alone.
+        serving.reload(&[]);
+        assert_eq!(client.ask("more\n"), "more\n");
         // An earlier time than user space knows.
         assert_eq!(client.ask("idle 30\n"), "ok\n");
         assert_eq!(client.line(), "idle\n");
@@ -171,7 +174,8 @@ fn ticks_come_between_answers() {
                     let mut number = 0;
                     for _ in 0..60 {
                         let count = if random.below(3) == 0 { random.below(40) + 1 } else { 1 };
-                        let lines: Vec<String> = (0..count).map(|at| format!("{seed} {}\n", number + at)).collect();
+                        let lines: Vec<String> =
+                            (0..count).map(|at| format!("{seed} {}\n", number + at)).collect();
                         number += count;
                         client.send(&lines.concat());
                         lines.iter().for_each(|line| expect(&mut client, line));

@@ -37,7 +37,8 @@ impl Redis {
         let address: SocketAddr = "127.0.0.1:4100".parse().unwrap();
         let mut command = Command::new("redis-server");
         command.args(["--port", "4100", "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-        let child = net.inside(|| command.stdout(Stdio::null()).spawn()).expect("scripts/setup installs Redis");
+        let child =
+            net.inside(|| command.stdout(Stdio::null()).spawn()).expect("scripts/setup installs Redis");
         let redis = Redis { child, address };
         let began = Instant::now();
         while net.inside(|| TcpStream::connect(address)).is_err() {
@@ -104,7 +105,17 @@ fn command(words: &[String]) -> Vec<u8> {
 fn random_command(random: &mut Random) -> (Vec<String>, bool) {
     let channels = ["a", "b", "ab", "news.one", "news.two", "", "x\r\ny"];
     let patterns = ["*", "a*", "?", "news.*", "[ab]", "[^a]", "n\\ews*", "*b"];
-    let names = ["SUBSCRIBE", "unsubscribe", "PSubscribe", "PUNSUBSCRIBE", "PUBLISH", "PING", "PUBSUB", "RESET", "nonsense"];
+    let names = [
+        "SUBSCRIBE",
+        "unsubscribe",
+        "PSubscribe",
+        "PUNSUBSCRIBE",
+        "PUBLISH",
+        "PING",
+        "PUBSUB",
+        "RESET",
+        "nonsense",
+    ];
     let name = random.one(&names);
     let mut words = vec![name.to_owned()];
     let count = random.below(4);
@@ -127,7 +138,8 @@ fn random_command(random: &mut Random) -> (Vec<String>, bool) {
 
 /// Sorts the lines, which are undefined in order.
 fn sorted(bytes: &[u8]) -> Vec<String> {
-    let mut lines: Vec<String> = bytes.escape_ascii().to_string().split("\\r\\n").map(str::to_owned).collect();
+    let mut lines: Vec<String> =
+        bytes.escape_ascii().to_string().split("\\r\\n").map(str::to_owned).collect();
     lines.sort();
     lines
 }
@@ -143,8 +155,13 @@ fn every_answer_is_that_of_redis() {
         let from = random.below(5);
         let (words, is_unordered) = random_command(&mut random);
         // Now and then as words of a line.
-        let is_plain = words.iter().all(|word| !word.is_empty() && !word.contains('\r') && !word.contains('\\'));
-        let bytes = if is_plain && random.below(4) == 0 { (words.join(" ") + "\r\n").into_bytes() } else { command(&words) };
+        let is_plain =
+            words.iter().all(|word| !word.is_empty() && !word.contains('\r') && !word.contains('\\'));
+        let bytes = if is_plain && random.below(4) == 0 {
+            (words.join(" ") + "\r\n").into_bytes()
+        } else {
+            command(&words)
+        };
         let (our, their) = (ours.step(from, &bytes), theirs.step(from, &bytes));
         for (at, (our, their)) in our.iter().zip(&their).enumerate() {
             if is_unordered {

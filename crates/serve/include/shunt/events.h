@@ -24,7 +24,7 @@
 // Other connections: bytes that were written to the verdict so far, and not sent yet, go to one
 // connection by its handle, or to all subscribers of a topic. The rest is the client's answer.
 //
-//	shunt_write_all(verdict, "news\n", 5);
+//	shunt_write_all(verdict, "rain\n", 5);
 //	shunt_publish(verdict, TOPIC);
 //	shunt_write_all(verdict, "ok\n", 3);
 //
@@ -136,7 +136,7 @@ SHUNT_INLINE __u64 shunt_handle(struct shunt_verdict *verdict)
 	return shunt_connection_of(verdict)->handle;
 }
 
-// Sends what was written so far to another connection, between its answers. Nothing happens if that
+// Sends the bytes written so far to another connection, between its answers. Nothing happens if that
 // has ended. One callback has at most SHUNT_EFFECTS of these and the following calls: one more
 // refuses the message as SHUNT_TOO_LONG, and returns -1.
 SHUNT_INLINE int shunt_send_to(struct shunt_verdict *verdict, __u64 handle)
@@ -144,14 +144,14 @@ SHUNT_INLINE int shunt_send_to(struct shunt_verdict *verdict, __u64 handle)
 	return shunt_send_away(verdict, SHUNT_SEND_TO, handle);
 }
 
-// Sends what was written so far as the answer to the oldest deferred message of a connection, which
-// can be this one.
+// Sends the bytes written so far as the answer to the oldest deferred message of a connection,
+// possibly this one.
 SHUNT_INLINE int shunt_answer_to(struct shunt_verdict *verdict, __u64 handle)
 {
 	return shunt_send_away(verdict, SHUNT_ANSWER_TO, handle);
 }
 
-// Sends what was written so far to the subscribers of a topic.
+// Sends the bytes written so far to the subscribers of a topic.
 SHUNT_INLINE int shunt_publish(struct shunt_verdict *verdict, __u64 topic)
 {
 	return shunt_send_away(verdict, SHUNT_PUBLISH, topic);

@@ -180,7 +180,8 @@ struct shunt_service {
 	// Is called when a timer of the connection is due, in user space. It can change the state, push
 	// bytes to the client (SHUNT_REPLY), and close the connection.
 	void (*timer)(struct shunt_verdict *verdict, __u64 context);
-	// The same for a timer of the service. It has no client: SHUNT_REPLY and SHUNT_CLOSE do nothing.
+	// Is called when a timer of the service is due. It has no client: SHUNT_REPLY and SHUNT_CLOSE do
+	// nothing.
 	void (*service_timer)(struct shunt_verdict *verdict, __u64 context);
 	// Is called when a connection has ended, with its last state. It cannot answer.
 	void (*closed)(struct shunt_verdict *verdict);

@@ -175,7 +175,9 @@ impl Conversation {
         for effect in effects {
             match effect {
                 Effect::Subscribe(topic) if self.topics.contains(&topic) => {}
-                Effect::Subscribe(_) if self.topics.len() >= limits::TOPICS => round.counts.lost(Loss::Topics),
+                Effect::Subscribe(_) if self.topics.len() >= limits::TOPICS => {
+                    round.counts.lost(Loss::Topics)
+                }
                 Effect::Subscribe(topic) => {
                     self.topics.push(topic);
                     round.hub.subscribe(topic, self.handle());
@@ -197,7 +199,8 @@ impl Conversation {
     fn push(&mut self, bytes: &[u8], round: &mut Round<'_>) {
         let backlog = self.output.len() + bytes.len();
         let queued = round.counts.queued.load(std::sync::atomic::Ordering::Relaxed);
-        if bytes.is_empty() || backlog > limits::PUSHED || queued > limits::QUEUED && !self.output.is_empty() {
+        if bytes.is_empty() || backlog > limits::PUSHED || queued > limits::QUEUED && !self.output.is_empty()
+        {
             round.counts.lost(Loss::Slow);
             self.broken = true;
             return;

@@ -130,7 +130,11 @@ impl Hub {
     fn publish(&self, topic: u64, bytes: &Arc<[u8]>, items: &mut Vec<Item>) {
         let topics = self.topics();
         let handles = topics.get(&topic).map_or(&[][..], Vec::as_slice);
-        items.extend(handles.iter().map(|to| Item::Bytes { to: *to, bytes: bytes.clone(), is_answer: false }));
+        items.extend(handles.iter().map(|to| Item::Bytes {
+            to: *to,
+            bytes: bytes.clone(),
+            is_answer: false,
+        }));
     }
 
     /// Carries out an effect that does not change its own connection, by items for any thread.

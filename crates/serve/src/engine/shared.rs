@@ -11,9 +11,9 @@ use serde::Serialize;
 use super::backends::Backends;
 use super::counts::Counts;
 use super::hub::Hub;
-use crate::service::{Answer, Service};
 use crate::service::layout::Layout;
 use crate::service::store::Store;
+use crate::service::{Answer, Service};
 
 /// The engine that serves conversations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -217,7 +217,8 @@ mod tests {
     #[test]
     fn a_million_timers_take_constant_time_each() {
         let mut wheel = Wheel::new(0);
-        let timers: Vec<Timer> = (0..1_000_000).map(|at| wheel.insert(at * 7919 % 3_600_000 + 1, at)).collect();
+        let timers: Vec<Timer> =
+            (0..1_000_000).map(|at| wheel.insert(at * 7919 % 3_600_000 + 1, at)).collect();
         timers.iter().step_by(2).for_each(|timer| assert!(wheel.remove(*timer).is_some()));
         assert_eq!(std::iter::from_fn(|| wheel.pop(3_600_001)).count(), 500_000);
         // Entries are used again.

@@ -368,8 +368,8 @@ impl Worker {
         *found = ServiceTimer { entry, every, context };
     }
 
-    /// Gives connections of this thread what others have sent to them, and other threads what is for
-    /// theirs.
+    /// Gives connections of this thread the bytes that others have sent to them, and passes items for
+    /// other threads on.
     fn deliver(&mut self, now: Instant) {
         let mut items = self.shared.hub.take(self.number);
         items.append(&mut self.items);
@@ -516,7 +516,7 @@ impl Worker {
                 let Some(Some(conversation)) = conversations.get_mut(id as usize) else { continue };
                 if conversation.settle(&mut round) {
                     round.counts.open.fetch_sub(1, Relaxed);
-                        conversations[id as usize] = None;
+                    conversations[id as usize] = None;
                     self.free.push(id);
                 }
             }

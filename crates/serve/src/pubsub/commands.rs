@@ -76,11 +76,13 @@ impl PubSub {
             if handles.is_empty() {
                 return;
             }
-            let mut bytes = Vec::with_capacity(64 + message.iter().map(|part| part.len() + 16).sum::<usize>());
+            let mut bytes =
+                Vec::with_capacity(64 + message.iter().map(|part| part.len() + 16).sum::<usize>());
             array(&mut bytes, message.len());
             message.iter().for_each(|part| bulk(&mut bytes, Some(part)));
             let bytes: Arc<[u8]> = bytes.into();
-            let each = handles.iter().map(|to| Effect::Send { to: *to, bytes: bytes.clone(), is_answer: false });
+            let each =
+                handles.iter().map(|to| Effect::Send { to: *to, bytes: bytes.clone(), is_answer: false });
             effects.extend(each);
         };
         send(registry.subscribers(channel), &[b"message", channel, payload]);
@@ -162,7 +164,7 @@ fn wrong_number(name: &[u8]) -> Vec<u8> {
     error([b"wrong number of arguments for '", name, b"' command"].concat())
 }
 
-/// Refuses a command of a connection with subscriptions, in which answers could not be told from
+/// Refuses a command of a connection with subscriptions, whose answers would look like
 /// messages.
 fn not_now(is_subscribed: bool, name: &[u8]) -> Option<Vec<u8>> {
     let only = b"': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context";

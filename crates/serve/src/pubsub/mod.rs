@@ -1,7 +1,7 @@
 //! The builtin publish/subscribe hub: Redis' protocol, and of its commands those that publish and
 //! subscribe. It runs in user space.
 //!
-//! `registry` knows who has subscribed to what. `resp` reads commands, and `glob` matches patterns.
+//! `registry` has the subscriptions. `resp` reads commands, and `glob` matches patterns.
 //! A PUBLISH makes an [`Effect::Send`] for each subscriber, which the engine carries out.
 
 mod commands;

@@ -1,4 +1,4 @@
-//! Who has subscribed to which channels and patterns.
+//! The subscriptions of connections to channels and patterns.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -50,7 +50,8 @@ fn line(bytes: &[u8], from: usize) -> Option<(&[u8], usize)> {
 }
 
 fn number(digits: &[u8]) -> Option<i64> {
-    let is_plain = digits.first().is_some_and(|first| *first != b'+' && (*first != b'0' || digits.len() == 1));
+    let is_plain =
+        digits.first().is_some_and(|first| *first != b'+' && (*first != b'0' || digits.len() == 1));
     is_plain.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
 }
 

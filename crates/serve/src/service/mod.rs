@@ -232,7 +232,7 @@ pub enum Answer {
 /// Something that a service does to others than the client, or to its own timers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The connection gets what is published for this topic.
+    /// The connection gets the bytes that are published for this topic.
     Subscribe(u64),
     /// It does not any more.
     Unsubscribe(u64),

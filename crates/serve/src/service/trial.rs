@@ -118,12 +118,7 @@ impl Trial {
 
     /// Runs the kernel's version of a callback without a message: `timer`, `service_timer`,
     /// `accepted`, `closed` or `started`. Only timers use the context.
-    pub fn event(
-        &mut self,
-        function: &str,
-        session: &mut Session,
-        context: u64,
-    ) -> Result<Answer, RunError> {
+    pub fn event(&mut self, function: &str, session: &mut Session, context: u64) -> Result<Answer, RunError> {
         self.context = context;
         Ok(self.run(&format!("shunt_test_{function}"), session, &[], 0)?.1.answer())
     }

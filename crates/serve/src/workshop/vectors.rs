@@ -95,8 +95,10 @@ fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
             (Function::Refuse(why.ok_or("unknown reason to refuse")?), rest)
         }
         _ => {
-            return Err("the functions are parse, parse_reply, decide, refuse, connect, timer, service_timer, accepted, \
-                        closed, started and armed");
+            return Err(
+                "the functions are parse, parse_reply, decide, refuse, connect, timer, service_timer, accepted, \
+                        closed, started and armed",
+            );
         }
     };
     let (bytes, rest) = literal(rest.trim_start())?;
@@ -112,7 +114,9 @@ fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
         }
         (Function::Decide, "forward" | "forward-one-way") => argument.starts_with('"') || is_number(argument),
         (Function::Decide, "refuse") => is_refusal(argument),
-        (Function::Decide, "drop" | "echo" | "more" | "split" | "close" | "reply" | "backend" | "defer") => true,
+        (Function::Decide, "drop" | "echo" | "more" | "split" | "close" | "reply" | "backend" | "defer") => {
+            true
+        }
         (Function::Refuse(_), "nothing" | "reply" | "close") => true,
         _ => false,
     };
@@ -126,11 +130,17 @@ fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
 fn event(function: &str, rest: &str) -> Result<Option<Function>, &'static str> {
     let number = || {
         let number = rest.split('=').next().unwrap_or_default().trim();
-        number.parse::<u64>().map_err(|_| "expected a number: that of the timer for `armed`, else its context")
+        number
+            .parse::<u64>()
+            .map_err(|_| "expected a number: that of the timer for `armed`, else its context")
     };
     if function == "armed" {
         let number = number()? as usize;
-        return if number < Session::TIMERS { Ok(Some(Function::Armed(number))) } else { Err("there is no such timer") };
+        return if number < Session::TIMERS {
+            Ok(Some(Function::Armed(number)))
+        } else {
+            Err("there is no such timer")
+        };
     }
     let Some(name) = EVENTS.into_iter().find(|event| *event == function) else { return Ok(None) };
     let context = if name.ends_with("timer") { number()? } else { 0 };
@@ -357,6 +367,24 @@ mod tests {
     }
 
     #[test]
+    fn events_and_effects_are_compared() {
+        let text = "decide \"idle 70\\n\" = reply \"ok\\n\"\narmed 0 = 70 context 0\narmed 1 = no\n\
+                    decide \"pub a; x\\n\" = publish 15201 \"pub a; x\\x0a\";   reply \"ok\\n\"\n\
+                    decide \"wait 5\\n\" = defer\ntimer 1 = answer 0 \"done\\n\"; nothing\n\
+                    timer 0 = close \"idle\\n\"\naccepted = nothing\nstarted = arm 0 10 every 10 context 0; nothing\n\
+                    closed = publish 6581861 \"bye\\n\"; nothing\nconnect\narmed 0 = 1\n";
+        let service = builtin::named("line-hub").unwrap().native;
+        let mut session = Session::default();
+        let failures: Vec<String> = read(text)
+            .unwrap()
+            .iter()
+            .filter_map(|vector| vector.in_user_space(&service, &mut session))
+            .map(|one| one.to_string())
+            .collect();
+        assert_eq!(failures, ["line 12, in user space: no instead of 1"]);
+    }
+
+    #[test]
     fn what_cannot_be_tested_is_said() {
         for (text, why) in [
             ("nonsense", "expected FUNCTION \"BYTES\" = WHAT"),
@@ -365,6 +393,8 @@ mod tests {
             ("parse \"\\q\" = 1", "after \\ comes one of r n t 0 x \\ \""),
             ("parse \"\" = echo", "this is nothing that the function can do"),
             ("refuse bored \"\" = close", "unknown reason to refuse"),
+            ("armed 4 = no", "there is no such timer"),
+            ("timer = nothing", "expected a number: that of the timer for `armed`, else its context"),
         ] {
             assert_eq!(read(text).unwrap_err().why, why);
         }
