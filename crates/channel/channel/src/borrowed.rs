@@ -9,6 +9,9 @@
 //!
 //! The sender can write the memory at any time, also while it is borrowed. So a [`Borrowed`] has no
 //! slice of it: bytes are copied out once, and then checked and used.
+//!
+//! A publisher that needs the memory *revokes* a message while it is borrowed, and the next use of
+//! the slot begins before the end of this one. [`Borrowed::is_intact`] shows that.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -40,6 +43,8 @@ struct Known {
     home: Arc<Home>,
     /// The number of the last use that a frame has named.
     seen: u64,
+    /// The number of its message, if a publisher has sent it.
+    message: Option<u64>,
 }
 
 /// A slot, and the way back to its sender.
@@ -84,6 +89,7 @@ impl Slots {
                 socket: Arc::downgrade(socket),
             }),
             seen: 0,
+            message: None,
         }));
         Ok(())
     }
@@ -93,20 +99,38 @@ impl Slots {
         self.slots.len() > of.slot as usize
     }
 
-    /// Begins a use that a frame has named: the slot's next one, after the end of the one before.
-    pub(crate) fn take(&mut self, of: Use, len: usize) -> Result<Lent, Cause> {
+    /// Begins a use that a frame has named: the slot's next one, after the end of the one before. A
+    /// message of a publisher, which has a number, may have been revoked before its use has ended.
+    pub(crate) fn take(&mut self, of: Use, len: usize, message: Option<u64>) -> Result<Lent, Cause> {
         let known = self.slots.get_mut(of.slot as usize);
         let known = known.ok_or(Cause::Misbehaved("a message in memory that it does not lend"))?;
         let home = &known.home;
         let word = home.lane.slot(home.index).ok_or(Cause::Misbehaved("a slot without a word"))?;
-        if Some(of.number) != known.seen.checked_add(1) || word.last_over() != known.seen {
+        let is_free = word.last_over() == known.seen || message.is_some() && known.is_revoked();
+        if Some(of.number) != known.seen.checked_add(1) || !is_free {
             return Err(Cause::Misbehaved("a message in memory that is still borrowed"));
         }
         if len > home.slot.len() {
             return Err(Cause::Misbehaved("a message that is longer than its memory"));
         }
         known.seen = of.number;
-        Ok(Lent { home: home.clone(), number: of.number, len })
+        known.message = message;
+        Ok(Lent { home: known.home.clone(), number: of.number, len, message })
+    }
+}
+
+impl Known {
+    /// Returns whether the message of the last use was revoked.
+    fn is_revoked(&self) -> bool {
+        self.message.is_some_and(|message| self.home.has_revoked(message))
+    }
+}
+
+impl Home {
+    /// Returns whether the publisher has revoked a message: its memory may have been written since.
+    #[inline]
+    fn has_revoked(&self, message: u64) -> bool {
+        self.lane.words().sender.revoked_before() > message
     }
 }
 
@@ -116,9 +140,18 @@ pub(crate) struct Lent {
     home: Arc<Home>,
     number: u64,
     len: usize,
+    /// The number of a publisher's message.
+    message: Option<u64>,
 }
 
 impl Lent {
+    /// Returns whether all that was read of the memory until now is of this message, if the sender
+    /// is correct.
+    #[inline]
+    pub(crate) fn is_intact(&self) -> bool {
+        !self.message.is_some_and(|message| self.home.has_revoked(message))
+    }
+
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -201,6 +234,14 @@ impl Borrowed {
     /// Returns whether the sender is able to change the bytes.
     pub fn may_change(&self) -> bool {
         self.0.lent.is_some()
+    }
+
+    /// Returns whether all that was read until now is of this message, if the sender is correct. A
+    /// [publisher](crate::Publisher) takes memory back that it needs; then this is `false`, and what
+    /// was computed from the bytes is discarded.
+    #[inline]
+    pub fn is_intact(&self) -> bool {
+        self.0.lent.as_ref().is_none_or(Lent::is_intact)
     }
 
     /// Copies the bytes from `offset` on, as many as there are and as have room. Returns how many.

@@ -21,6 +21,8 @@ pub(crate) const ABORT: u32 = 4;
 pub(crate) const MEMORY: u32 = 8;
 /// A flag: the bytes of the message are in a slot that the sender lends. The frame has a [`Use`].
 pub(crate) const LENT: u32 = 16;
+/// A flag: no message. The number of the next message of a publisher is in the two last words.
+const NUMBER: u32 = 32;
 
 /// Bytes of a [`Use`].
 pub(crate) const USE: usize = 16;
@@ -71,6 +73,19 @@ impl Frame {
         bytes
     }
 
+    /// Returns a frame that names the number of the next message.
+    pub(crate) fn of_number(number: u64) -> Frame {
+        Frame { flags: NUMBER, len: 0, total: number as u32, descriptors: (number >> 32) as u32 }
+    }
+
+    /// Returns the number that a frame names, if it is such a frame.
+    #[inline]
+    pub(crate) fn number(bytes: &[u8; HEADER]) -> Option<u64> {
+        let frame = Frame::any(bytes);
+        let number = u64::from(frame.descriptors) << 32 | u64::from(frame.total);
+        (frame.flags == NUMBER && frame.len == 0).then_some(number)
+    }
+
     /// Returns the frame, if a message can begin with it.
     pub(crate) fn first(bytes: &[u8; HEADER]) -> Result<Frame, Cause> {
         let frame = Frame::any(bytes);
@@ -118,6 +133,22 @@ mod tests {
     fn use_of_a_slot_is_read_as_it_was_written() {
         let one = Use { slot: 7, number: u64::MAX - 1 };
         assert_eq!(Use::of(one.bytes()), one);
+    }
+
+    #[test]
+    fn numbers_are_frames_without_a_message() {
+        for number in [0, 1, u64::from(u32::MAX) + 1, u64::MAX] {
+            let bytes = Frame::of_number(number).bytes();
+            assert_eq!(Frame::number(&bytes), Some(number));
+            assert!(Frame::first(&bytes).is_err() && Frame::next(&bytes, 9).is_err());
+        }
+        for other in [NUMBER | FIRST, FIRST, 0] {
+            assert_eq!(
+                Frame::number(&Frame { flags: other, len: 0, total: 0, descriptors: 0 }.bytes()),
+                None
+            );
+        }
+        assert_eq!(Frame::number(&Frame { flags: NUMBER, len: 1, total: 0, descriptors: 0 }.bytes()), None);
     }
 
     #[test]

@@ -63,6 +63,18 @@ pub(crate) struct Incoming {
     partial: Option<Partial>,
     hung_up: bool,
     max_message: usize,
+    numbering: Numbering,
+}
+
+/// The numbers of the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Numbering {
+    /// A sender's messages have none.
+    None,
+    /// A publisher has not named the first number.
+    Unnamed,
+    /// The number of a publisher's next message.
+    Next(u64),
 }
 
 /// A message that has been read in part.
@@ -75,6 +87,7 @@ struct Partial {
     frame: usize,
     descriptors: Vec<OwnedFd>,
     lost: Option<Lost>,
+    number: Option<u64>,
 }
 
 impl From<Misbehaved> for Cause {
@@ -105,7 +118,13 @@ impl Incoming {
             partial: None,
             hung_up: false,
             max_message,
+            numbering: Numbering::None,
         }
+    }
+
+    /// Returns the other end of a publisher, whose messages are numbered.
+    pub(crate) fn of_publisher(socket: OwnedFd, max_message: usize) -> Incoming {
+        Incoming { numbering: Numbering::Unnamed, ..Incoming::new(socket, max_message) }
     }
 
     /// Reads the notices of the socket that are due.
@@ -162,6 +181,7 @@ impl Incoming {
     pub(crate) fn step(&mut self, message: &mut Message) -> Result<Step, Cause> {
         match self.read(message)? {
             Step::Nothing if self.hung_up || self.held.is_some() => self.conclude(),
+            Step::Whole(lost) => self.count().map(|()| Step::Whole(lost)),
             step => Ok(step),
         }
     }
@@ -237,12 +257,18 @@ impl Incoming {
         }
         let mut header = [0; HEADER];
         self.consumer.peek_known(lane.words(), lane, &mut Sink::of(&mut [IoSliceMut::new(&mut header)]))?;
+        if self.numbering != Numbering::None
+            && let Some(number) = Frame::number(&header)
+        {
+            return self.skip_to(number);
+        }
         let frame = Frame::first(&header)?;
         let (len, total) = (frame.len as usize, frame.total as usize);
         if total > self.max_message {
             return Err(Cause::TooLong(total));
         }
         message.clear();
+        message.number = self.next_number()?;
         if frame.flags & LENT != 0 {
             return self.borrow(frame, message);
         }
@@ -271,8 +297,39 @@ impl Incoming {
             frame: len,
             descriptors: std::mem::take(&mut message.descriptors),
             lost,
+            number: message.number,
         });
         self.go_on(message)
+    }
+
+    /// Reads a frame that names the number of a publisher's next message.
+    #[cold]
+    fn skip_to(&mut self, number: u64) -> Result<Step, Cause> {
+        self.read_header(&mut [0; HEADER])?;
+        if matches!(self.numbering, Numbering::Next(next) if next >= number) {
+            return Err(Cause::Misbehaved("numbers of messages that do not grow"));
+        }
+        self.numbering = Numbering::Next(number);
+        Ok(Step::More)
+    }
+
+    /// Returns the number of the message that begins now, if its sender is a publisher.
+    fn next_number(&self) -> Result<Option<u64>, Cause> {
+        match self.numbering {
+            Numbering::None => Ok(None),
+            Numbering::Unnamed => Err(Cause::Misbehaved("a message without a number")),
+            Numbering::Next(next) => Ok(Some(next)),
+        }
+    }
+
+    /// Counts a message that is complete.
+    #[inline]
+    fn count(&mut self) -> Result<(), Cause> {
+        if let Numbering::Next(next) = self.numbering {
+            let next = next.checked_add(1).ok_or(Cause::Misbehaved("the last number there is"))?;
+            self.numbering = Numbering::Next(next);
+        }
+        Ok(())
     }
 
     /// Reads the frame of a message whose bytes are in a lent slot.
@@ -298,7 +355,7 @@ impl Incoming {
                 _ => break,
             }
         }
-        let lent = self.slots.take(of, frame.total as usize)?;
+        let lent = self.slots.take(of, frame.total as usize, message.number)?;
         let lost = self.take_descriptors(frame.descriptors as usize, &mut message.descriptors)?;
         message.lent = Some(lent);
         Ok(Step::Whole(lost))
@@ -330,6 +387,7 @@ impl Incoming {
                 message.buffer = partial.buffer;
                 message.len = partial.total;
                 message.descriptors = partial.descriptors;
+                message.number = partial.number;
                 return Ok(Step::Whole(partial.lost));
             } else {
                 if self.consumer.available(lane.words(), lane)? < HEADER {

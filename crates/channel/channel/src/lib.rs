@@ -3,7 +3,8 @@
 //! receiver, and no send fails with EMSGSIZE.
 //!
 //! A [`Receiver`] listens at a path, or [`pair`] makes it together with its only sender. A
-//! [`Sender`] connects. Bytes go through a ring in memory that the two share; descriptors and
+//! [`Sender`] connects. A [`Publisher`] sends each message to any number of [`Subscriber`]s, and a
+//! [`Client`] sends requests to a [`Server`]. Bytes go through a ring in memory that the two share; descriptors and
 //! doorbells go over a Unix socket. Neither end trusts the other. `docs/channel.md` describes its
 //! use, and `docs/channel-protocol.md` the protocol.
 //!
@@ -26,10 +27,13 @@ mod call;
 mod error;
 mod frame;
 mod incoming;
+mod listener;
 mod message;
 mod notice;
+mod publisher;
 mod receiver;
 mod sender;
+mod subscriber;
 mod wait;
 
 pub use borrowed::Borrowed;
@@ -37,9 +41,11 @@ pub use call::{CallError, CallOpenError, Client, Numbered, Server};
 pub use error::{Cause, OpenError, ReceiveError, SendError};
 pub use frame::{MAX_DESCRIPTORS, MAX_MESSAGE};
 pub use message::Message;
+pub use publisher::{Attended, Publisher, PublisherOptions, SubscriberId, SubscriberState, SubscriberStatus};
 pub use receiver::{Event, Options, Receiver, SenderId};
 pub use sender::{Loan, Sender, SenderOptions, Uncommitted};
 pub use shunt_sys::seqpacket::Credentials;
+pub use subscriber::{Publication, SubscribeError, Subscriber};
 pub use wait::Wait;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};

@@ -18,6 +18,8 @@ pub struct Message {
     /// it.
     pub(crate) lent: Option<Lent>,
     pub(crate) descriptors: Vec<OwnedFd>,
+    /// The number of a publisher's message.
+    pub(crate) number: Option<u64>,
 }
 
 impl Message {
@@ -56,16 +58,18 @@ impl Message {
         self.len = 0;
         self.memory = None;
         self.lent = None;
+        self.number = None;
         self.descriptors.clear();
     }
 
-    /// Copies bytes that the sender lends, and returns them to it.
+    /// Copies bytes that the sender lends, and returns them to it. Returns whether they are those of
+    /// the message, and not of a later one.
     #[inline]
-    pub(crate) fn settle(&mut self) {
-        if let Some(lent) = self.lent.take() {
-            make_room(&mut self.buffer, lent.len());
-            self.len = lent.copy(0, &mut self.buffer[..lent.len()]);
-        }
+    pub(crate) fn settle(&mut self) -> bool {
+        let Some(lent) = self.lent.take() else { return true };
+        make_room(&mut self.buffer, lent.len());
+        self.len = lent.copy(0, &mut self.buffer[..lent.len()]);
+        lent.is_intact()
     }
 }
 

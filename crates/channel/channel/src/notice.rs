@@ -5,12 +5,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use shunt_sys::{Errno, Result, seqpacket};
 
 /// The version of the protocol. In version 1, both ends wrote to one file; version 2 had no lent
-/// memory.
+/// memory. Version 3 has publishers since they exist: no other ends have their frames and notices.
 pub(crate) const VERSION: u32 = 3;
 
 const BYTES: usize = 16;
 const GREETING: u32 = 0x7368_6d01;
 const ANSWER: u32 = 0x7368_6d02;
+const SUBSCRIPTION: u32 = 0x7368_6d03;
 const BELL: u32 = 2;
 const DESCRIPTORS: u32 = 3;
 const PAGES: u32 = 4;
@@ -22,6 +23,8 @@ pub(crate) enum Notice {
     Greeting { version: u32, ring_bytes: u64, memory: Option<OwnedFd> },
     /// The receiver's first notice: the memory of its words.
     Answer { version: u32, memory: Option<OwnedFd> },
+    /// A subscriber's first notice, on whose socket a publisher greets.
+    Subscription { version: u32 },
     /// The other end should check the ring.
     Bell,
     /// The descriptors of one message.
@@ -60,6 +63,10 @@ pub(crate) fn greet(socket: impl AsFd, ring_bytes: usize, memory: BorrowedFd<'_>
 
 pub(crate) fn answer(socket: impl AsFd, memory: BorrowedFd<'_>) -> Result<()> {
     seqpacket::send(socket, &bytes(ANSWER, VERSION, 0), &[memory])
+}
+
+pub(crate) fn subscribe(socket: impl AsFd) -> Result<()> {
+    seqpacket::send(socket, &bytes(SUBSCRIPTION, VERSION, 0), &[])
 }
 
 /// Sends a doorbell. A full socket already contains enough of them.
@@ -105,6 +112,7 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<Option<Notice>> {
         (BYTES, GREETING) => Notice::Greeting { version: word(4), ring_bytes: number, memory: one(arrived) },
         (BYTES, ANSWER) => Notice::Answer { version: word(4), memory: one(arrived) },
         (BYTES, PAGES) => Notice::Pages { slots: word(4), bytes: number, memory: one(arrived) },
+        (BYTES, SUBSCRIPTION) if arrived.is_empty() => Notice::Subscription { version: word(4) },
         (BYTES, BELL) if arrived.is_empty() => Notice::Bell,
         (BYTES, DESCRIPTORS) => Notice::Descriptors(Descriptors {
             sent: word(4) as usize,

@@ -8,17 +8,10 @@
 //! next message sends a doorbell, epoll reports it, and the sender is awake again.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
-use rustix::fs::{FileType, Mode, OFlags, chmod, fchmod, fstat};
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
-};
 use shunt_sys::Errno;
 use shunt_sys::seqpacket::{Credentials, peer_credentials};
 
@@ -26,6 +19,7 @@ use crate::borrowed::Borrowed;
 use crate::error::{Cause, OpenError, ReceiveError};
 use crate::frame::MAX_MESSAGE;
 use crate::incoming::{Incoming, Step};
+use crate::listener::Listener;
 use crate::message::Message;
 use crate::wait::{Spin, Wait};
 
@@ -102,65 +96,6 @@ pub struct Receiver {
 }
 
 #[derive(Debug)]
-struct Listener {
-    socket: OwnedFd,
-    state: Listening,
-    _file: SocketFile,
-}
-
-/// The file of a bound socket. It is removed on drop if it is still at its path.
-#[derive(Debug)]
-struct SocketFile {
-    path: PathBuf,
-    /// Device and inode of the file.
-    id: (u64, u64),
-}
-
-impl SocketFile {
-    /// Returns the file of a socket that has just been bound to `path`, and sets its mode. On an
-    /// error the file is removed.
-    fn of_bound(path: &Path, mode: u32) -> Result<SocketFile, Errno> {
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        SocketFile::open(&path, mode)
-            .inspect_err(|_| drop(std::fs::remove_file(&path)))
-            .map(|id| SocketFile { path, id })
-    }
-
-    fn open(path: &Path, mode: u32) -> Result<(u64, u64), Errno> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path, flags, Mode::empty())?;
-        let stat = fstat(&file)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-            return Err(Errno::EXIST);
-        }
-        let mode = Mode::from_raw_mode(mode);
-        // The umask has cut the mode that the socket had before. This call follows no link at the
-        // path, which another process may have replaced meanwhile.
-        if Mode::from_raw_mode(stat.st_mode) != mode {
-            chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?;
-        }
-        Ok((stat.st_dev, stat.st_ino))
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if self.path.symlink_metadata().is_ok_and(|data| (data.dev(), data.ino()) == self.id) {
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Listening {
-    Yes,
-    /// There are as many senders as allowed.
-    Full,
-    /// The last accept failed at this time, perhaps because no descriptors are left.
-    Failed(Instant),
-}
-
-#[derive(Debug)]
 struct Sender {
     id: SenderId,
     incoming: Incoming,
@@ -172,7 +107,6 @@ struct Sender {
 
 const LISTENER: u64 = u64::MAX;
 const NUDGE: u64 = u64::MAX - 1;
-const BACKLOG: i32 = 1024;
 /// After this number of messages, senders that have sent doorbells meanwhile get a turn.
 const UNASKED: u32 = 64;
 /// After this number of empty checks while others are busy, a sender must send a doorbell.
@@ -183,8 +117,6 @@ const ACCEPTS: usize = 16;
 const MORE: u32 = 64;
 /// Number of rounds of one call after which its time-out applies even if there is work.
 const ROUNDS: u32 = 4;
-/// Time after which a failed accept is tried again.
-const RETRY: Duration = Duration::from_millis(100);
 const EVENTS: usize = 64;
 
 impl Receiver {
@@ -218,45 +150,33 @@ impl Receiver {
     /// Returns a receiver that listens at `path`, where no file may exist yet. The file is removed
     /// with the receiver.
     pub fn listen(path: impl AsRef<Path>, options: Options) -> Result<Receiver, OpenError> {
-        let path = path.as_ref();
-        let failed = |doing| move |error| OpenError::of(doing, error);
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .map_err(failed("making a socket"))?;
-        // Before the socket has a name, so that no process can connect meanwhile.
-        fchmod(&socket, Mode::from_raw_mode(options.mode))
-            .map_err(failed("setting the mode of the socket"))?;
-        let address =
-            SocketAddrUnix::new(path.as_os_str().as_bytes()).map_err(failed("naming the socket"))?;
-        bind(&socket, &address).map_err(failed("binding the socket to its path"))?;
-        let file =
-            SocketFile::of_bound(path, options.mode).map_err(failed("setting the mode of the socket"))?;
+        let listener = Listener::bind(path.as_ref(), options.mode, LISTENER)?;
         let mut receiver = Receiver::new(options)?;
-        receiver.start_listening(socket, file).map_err(failed("listening"))?;
+        listener.start(&receiver.epoll).map_err(|error| OpenError::of("listening", error))?;
+        receiver.listener = Some(listener);
         Ok(receiver)
-    }
-
-    fn start_listening(&mut self, socket: OwnedFd, file: SocketFile) -> Result<(), Errno> {
-        listen(&socket, BACKLOG)?;
-        let data = epoll::EventData::new_u64(LISTENER);
-        epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN)?;
-        self.listener = Some(Listener { socket, state: Listening::Yes, _file: file });
-        Ok(())
     }
 
     /// Takes the other end of a sender's socket, SOCK_SEQPACKET: one of a socket pair, or one that
     /// another process has passed.
     pub fn adopt(&mut self, socket: impl Into<OwnedFd>) -> Result<SenderId, OpenError> {
-        self.take(socket.into()).map_err(|error| OpenError::of("taking a sender's socket", error))
+        let incoming = Incoming::new(socket.into(), self.options.max_message);
+        self.take(incoming).map_err(|error| OpenError::of("taking a sender's socket", error))
     }
 
-    fn take(&mut self, socket: OwnedFd) -> Result<SenderId, Errno> {
+    /// Takes the other end of a publisher's socket.
+    pub(crate) fn adopt_publisher(&mut self, socket: OwnedFd) -> Result<SenderId, OpenError> {
+        let incoming = Incoming::of_publisher(socket, self.options.max_message);
+        self.take(incoming).map_err(|error| OpenError::of("taking a publisher's socket", error))
+    }
+
+    fn take(&mut self, incoming: Incoming) -> Result<SenderId, Errno> {
         let place = self.empty.pop().unwrap_or_else(|| {
             self.senders.push(None);
             self.senders.len() - 1
         });
         let data = epoll::EventData::new_u64(place as u64);
-        if let Err(error) = epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN) {
+        if let Err(error) = epoll::add(&self.epoll, &incoming, data, epoll::EventFlags::IN) {
             self.empty.push(place);
             return Err(error);
         }
@@ -265,8 +185,8 @@ impl Receiver {
         self.count += 1;
         self.senders[place] = Some(Sender {
             id,
-            credentials: peer_credentials(&socket).ok(),
-            incoming: Incoming::new(socket, self.options.max_message),
+            credentials: peer_credentials(&incoming).ok(),
+            incoming,
             is_awake: false,
             idle: 0,
         });
@@ -291,7 +211,7 @@ impl Receiver {
     /// readable. After [`ReceiveError::DescriptorsLost`] the bytes are in `message`.
     pub fn receive(&mut self, message: &mut Message, wait: Wait) -> Result<Event, ReceiveError> {
         let result = self.take_next(message, wait);
-        message.settle();
+        let _ = message.settle();
         result
     }
 
@@ -304,7 +224,7 @@ impl Receiver {
         self.take_next(borrowed.message(), wait)
     }
 
-    fn take_next(&mut self, message: &mut Message, wait: Wait) -> Result<Event, ReceiveError> {
+    pub(crate) fn take_next(&mut self, message: &mut Message, wait: Wait) -> Result<Event, ReceiveError> {
         if self.unasked >= UNASKED {
             self.ask(Some(Timespec { tv_sec: 0, tv_nsec: 0 }))?;
         }
@@ -439,7 +359,10 @@ impl Receiver {
     /// sent doorbells. Returns the number of events.
     fn ask(&mut self, left: Option<Timespec>) -> Result<usize, ReceiveError> {
         self.unasked = 0;
-        let left = self.listen_again(left);
+        let left = match &mut self.listener {
+            Some(listener) => listener.retry(&self.epoll, left),
+            None => left,
+        };
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS);
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), left.as_ref()) {
             Ok(_) => {}
@@ -478,50 +401,22 @@ impl Receiver {
             self.empty.push(place);
             self.count -= 1;
         }
-        if self.listener.as_ref().is_some_and(|listener| listener.state != Listening::Yes) {
-            self.set_listening(Listening::Yes);
+        if let Some(listener) = &mut self.listener {
+            listener.resume(&self.epoll);
         }
     }
 
     fn accept(&mut self) {
         for _ in 0..ACCEPTS {
-            if self.count >= self.options.max_senders {
-                return self.set_listening(Listening::Full);
-            }
-            let Some(listener) = &self.listener else { return };
-            match accept_with(&listener.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => {
-                    if self.take(socket).is_err() {
-                        return self.set_listening(Listening::Failed(Instant::now()));
-                    }
-                }
-                Err(Errno::AGAIN) => return,
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(_) => return self.set_listening(Listening::Failed(Instant::now())),
+            let has_room = self.count < self.options.max_senders;
+            let Some(listener) = &mut self.listener else { return };
+            let Some(socket) = listener.accept(&self.epoll, has_room) else { return };
+            if self.take(Incoming::new(socket, self.options.max_message)).is_err()
+                && let Some(listener) = &mut self.listener
+            {
+                return listener.fail(&self.epoll);
             }
         }
-    }
-
-    fn set_listening(&mut self, state: Listening) {
-        let Some(listener) = &mut self.listener else { return };
-        listener.state = state;
-        let flags = if state == Listening::Yes { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        // This can fail only if a descriptor is invalid, and this receiver holds both.
-        let _ = epoll::modify(&self.epoll, &listener.socket, epoll::EventData::new_u64(LISTENER), flags);
-    }
-
-    /// Listens again if it is time, and otherwise limits the sleep to that time.
-    fn listen_again(&mut self, left: Option<Timespec>) -> Option<Timespec> {
-        let Some(Listener { state: Listening::Failed(then), .. }) = &self.listener else { return left };
-        if then.elapsed() >= RETRY {
-            self.set_listening(Listening::Yes);
-            return left;
-        }
-        let most = Timespec { tv_sec: 0, tv_nsec: RETRY.as_nanos() as i64 };
-        Some(match left {
-            Some(left) if left.tv_sec == 0 && left.tv_nsec < most.tv_nsec => left,
-            _ => most,
-        })
     }
 }
 
@@ -530,32 +425,5 @@ impl AsFd for Receiver {
     /// that returned [`ReceiveError::WouldBlock`] should be tried again.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn file_of_a_socket_that_cannot_listen_is_removed() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("socket");
-        let bound = |kind| {
-            let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
-            bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-            (socket, SocketFile::of_bound(&path, 0o600).unwrap())
-        };
-        let mut receiver = Receiver::new(Options::default()).unwrap();
-        let (socket, file) = bound(SocketType::DGRAM);
-        assert_eq!(receiver.start_listening(socket, file), Err(Errno::OPNOTSUPP));
-        assert!(!path.exists());
-        // The file of another socket stays.
-        let (socket, file) = bound(SocketType::SEQPACKET);
-        receiver.start_listening(socket, file).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, "").unwrap();
-        drop(receiver);
-        assert!(path.exists());
     }
 }

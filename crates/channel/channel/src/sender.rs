@@ -2,14 +2,14 @@
 
 mod gather;
 mod loans;
+mod publishing;
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, epoll, poll};
 use shunt_ring::bytes::Ring;
 use shunt_ring::split::{Producer, RECEIVER_BYTES, SendMemory, sender_bytes};
 use shunt_ring::{Misbehaved, Published, Source};
@@ -20,15 +20,16 @@ use shunt_sys::{Errno, memfd, seqpacket};
 use crate::error::{OpenError, SendError};
 use crate::frame::{ABORT, FIRST, Frame, HEADER, LAST, MAX_DESCRIPTORS, MAX_MESSAGE, MEMORY};
 use crate::notice::{self, Notice};
-use crate::wait::{Spin, Wait};
+use crate::wait::{PAUSE, Spin, Wait};
 use gather::Gather;
 use loans::Pool;
 
+pub(crate) use loans::{CLASSES, FILE, LEAST, Returned, class_of};
 pub use loans::{Loan, Uncommitted};
 
-/// The pause between two tries while the receiver has no room for another connection or for
-/// descriptors.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Most notices that are read in a turn. A receiver that sends more does not keep the sender from
+/// its time-out.
+const NOTICES: usize = 16;
 
 /// The options of a sender.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +64,8 @@ impl SenderOptions {
 #[derive(Debug)]
 pub struct Sender {
     socket: OwnedFd,
+    /// An epoll instance with everything that ends a wait. A publisher has one for all its senders.
+    ready: Option<OwnedFd>,
     memory: SendMemory,
     producer: Producer,
     pool: Pool,
@@ -71,7 +74,21 @@ pub struct Sender {
     /// Whether the receiver has begun to receive a message that was given up.
     owes_abort: bool,
     broken: Option<SendError>,
+    /// Whether the other end is a subscriber.
+    publishes: bool,
+    /// Whether the last call would have waited for the kernel to accept more descriptors, which
+    /// no descriptor reports.
+    must_pause: bool,
     spin: Spin,
+}
+
+/// What a call waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaited {
+    /// Room in the ring, which the receiver makes.
+    Room,
+    /// A loan, which the receiver or another thread of this process gives back.
+    Loan,
 }
 
 impl From<Misbehaved> for SendError {
@@ -112,22 +129,36 @@ impl Sender {
     /// Returns a sender as [`over`](Sender::over) does, with options.
     pub fn over_with(socket: impl Into<OwnedFd>, options: SenderOptions) -> Result<Sender, OpenError> {
         let failed = |doing| move |error| OpenError::of(doing, error);
+        let mut sender = Sender::greet(socket.into(), options)?;
+        let ready = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("making an epoll instance"))?;
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&ready, &sender.socket, data, epoll::EventFlags::IN)
+            .map_err(failed("watching a socket"))?;
+        sender.ready = Some(ready);
+        Ok(sender)
+    }
+
+    /// Makes the ring, and greets the receiver.
+    fn greet(socket: OwnedFd, options: SenderOptions) -> Result<Sender, OpenError> {
+        let failed = |doing| move |error| OpenError::of(doing, error);
         let SenderOptions { ring_bytes, lent_bytes } = options;
         let len = options.file_bytes()?;
         let (file, mapping) =
             memfd::create_whole("shunt-channel", len).map_err(failed("making shared memory"))?;
         let memory =
             SendMemory::over(mapping).ok_or_else(|| OpenError::of("mapping shared memory", Errno::NOMEM))?;
-        let socket = socket.into();
         notice::greet(&socket, ring_bytes, file.as_fd()).map_err(failed("greeting the receiver"))?;
         Ok(Sender {
             socket,
+            ready: None,
             memory,
             producer: Producer::new(),
             pool: Pool::new(lent_bytes),
             passed: 0,
             owes_abort: false,
             broken: None,
+            publishes: false,
+            must_pause: false,
             spin: Spin::new(),
         })
     }
@@ -288,13 +319,15 @@ impl Sender {
 
     #[cold]
     fn wait_for_room(&mut self, needed: usize, wait: Wait) -> Result<(), SendError> {
-        self.wait_for(wait, |sender| Ok(sender.has_room(needed)?.then_some(())))
+        self.wait_for(Awaited::Room, wait, |sender| Ok(sender.has_room(needed)?.then_some(())))
     }
 
-    /// Waits until `find` returns something, which the receiver's words make so.
+    /// Waits until `find` returns something, which the receiver's words make so, or a loan that
+    /// another thread drops.
     #[cold]
     fn wait_for<T>(
         &mut self,
+        awaited: Awaited,
         wait: Wait,
         mut find: impl FnMut(&mut Sender) -> Result<Option<T>, SendError>,
     ) -> Result<T, SendError> {
@@ -314,6 +347,7 @@ impl Sender {
             // The answer has the same meaning.
             self.listen()?;
             self.producer.announce_sleep(self.memory.words());
+            self.pool.expect_returned(awaited == Awaited::Loan);
             let found = find(self);
             if !matches!(found, Ok(None)) {
                 self.producer.awake(self.memory.words());
@@ -322,7 +356,13 @@ impl Sender {
             if wait == Wait::Never {
                 return Err(SendError::WouldBlock);
             }
-            sleep(&self.socket, PollFlags::IN, wait)?;
+            match (awaited, self.pool.bell()) {
+                (Awaited::Loan, Some(bell)) => sleep(
+                    &mut [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(bell, PollFlags::IN)],
+                    wait,
+                )?,
+                _ => sleep(&mut [PollFd::new(&self.socket, PollFlags::IN)], wait)?,
+            }
             self.producer.awake(self.memory.words());
             if let Some(found) = find(self)? {
                 return Ok(found);
@@ -335,7 +375,7 @@ impl Sender {
 
     /// Takes doorbells and the receiver's answer from the socket.
     fn listen(&mut self) -> Result<(), SendError> {
-        loop {
+        for _ in 0..NOTICES {
             let notice = notice::receive(&self.socket).map_err(|error| {
                 let error = SendError::System(error);
                 if error == SendError::System(Errno::MFILE) {
@@ -349,10 +389,12 @@ impl Sender {
                 Some(Notice::Answer { version, memory }) if !self.memory.has_receiver() => {
                     self.open(version, memory)?;
                 }
+                Some(Notice::Subscription { version: notice::VERSION }) if self.publishes => {}
                 Some(Notice::End) => return Err(SendError::Gone),
                 Some(_) => return Err(SendError::Misbehaved),
             }
         }
+        Ok(())
     }
 
     /// Maps the receiver's words. Checks the seals before it touches the memory.
@@ -387,18 +429,32 @@ impl Sender {
     }
 
     /// Sends a notice with descriptors, and waits while there is no room for it.
-    fn hand_over(&self, send: impl Fn(&OwnedFd) -> Result<(), Errno>, wait: Wait) -> Result<(), SendError> {
+    fn hand_over(
+        &mut self,
+        send: impl Fn(&OwnedFd) -> Result<(), Errno>,
+        wait: Wait,
+    ) -> Result<(), SendError> {
+        let mut is_announced = false;
+        self.must_pause = false;
         loop {
             match send(&self.socket) {
                 Ok(()) => return Ok(()),
                 Err(Errno::INTR) => {}
-                // The socket is full, or this user has more descriptors in flight than one process
-                // may have open.
-                Err(Errno::AGAIN | Errno::TOOMANYREFS) if wait == Wait::Never => {
+                // The socket is full: of notices of messages that the receiver has not read. Its
+                // doorbell for room in the ring is one for room in the socket too.
+                Err(Errno::AGAIN) if wait == Wait::Never && !is_announced => {
+                    self.listen()?;
+                    self.producer.announce_sleep(self.memory.words());
+                    self.pool.expect_returned(false);
+                    is_announced = true;
+                }
+                // This user has more descriptors in flight than one process may have open.
+                Err(error @ (Errno::AGAIN | Errno::TOOMANYREFS)) if wait == Wait::Never => {
+                    self.must_pause = error == Errno::TOOMANYREFS;
                     return Err(SendError::WouldBlock);
                 }
                 Err(Errno::AGAIN | Errno::TOOMANYREFS) if wait.is_over() => return Err(SendError::TimedOut),
-                Err(Errno::AGAIN) => sleep(&self.socket, PollFlags::OUT, wait)?,
+                Err(Errno::AGAIN) => sleep(&mut [PollFd::new(&self.socket, PollFlags::OUT)], wait)?,
                 Err(Errno::TOOMANYREFS) => std::thread::sleep(PAUSE),
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(SendError::Gone),
                 Err(error) => return Err(SendError::System(error)),
@@ -468,17 +524,16 @@ impl Sender {
 }
 
 impl AsFd for Sender {
-    /// Returns a descriptor for poll. It becomes readable when a [`send`](Sender::send) that
-    /// returned [`SendError::WouldBlock`] should be tried again.
+    /// Returns a descriptor for poll. It becomes readable when a call that returned
+    /// [`SendError::WouldBlock`] should be tried again.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.ready.as_ref().unwrap_or(&self.socket).as_fd()
     }
 }
 
-/// Sleeps until the socket is ready or the time is over.
-fn sleep(socket: &OwnedFd, flags: PollFlags, wait: Wait) -> Result<(), SendError> {
-    let mut fds = [PollFd::new(socket, flags)];
-    match poll(&mut fds, wait.left().as_ref()) {
+/// Sleeps until a descriptor is ready or the time is over.
+fn sleep(fds: &mut [PollFd<'_>], wait: Wait) -> Result<(), SendError> {
+    match poll(fds, wait.left().as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(SendError::System(error)),
     }

@@ -44,6 +44,10 @@ impl Wait {
     }
 }
 
+/// The pause between two tries while the other end, or the kernel, has no room for another connection
+/// or for descriptors.
+pub(crate) const PAUSE: Duration = Duration::from_millis(1);
+
 /// Spinning before a sleep.
 #[derive(Debug)]
 pub(crate) struct Spin {

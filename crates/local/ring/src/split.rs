@@ -7,7 +7,9 @@
 //! ```text
 //! sender's file                               receiver's file
 //! 0      tail                                 0      head, report on the receiver's copies
-//! 64     number of the sender's sleep, base   64     number of the receiver's sleep
+//! 64     number of the sender's sleep, base,  64     number of the receiver's sleep
+//!        number of the first message that
+//!        is not revoked
 //! 4096   the ring                             1024   for each lent slot: its last use that is over
 //! ```
 //!
@@ -35,11 +37,16 @@
 //! **Lent slots** ([`pages`]) are memory of the sender in further files. Each use of a slot has the
 //! next number. The receiver writes the number into the slot's word when that use is over, passes a
 //! full fence, and notifies a sender that sleeps. A slot is free when its word is its last use.
+//!
+//! **A publisher's slots** are shown to several receivers, and it waits for none of them. It writes a
+//! slot again although a receiver has it, and before that it *revokes* the message: it raises a number
+//! in the receiver's lane, passes a full fence, and writes. A receiver reads, passes a fence, and loads
+//! the number: if the number has not reached the message, all that was read is of that message.
 
 use crate::bytes::Ring;
 use crate::copy::{self, Chooser, Sampler};
 use crate::lane::{BLOCK, Misbehaved, PAGE, PIECE, Published, ReadError, WHOLE, read_blocks};
-use crate::sync::{AtomicU64, Ordering::*, full_fence_after_rmw};
+use crate::sync::{AtomicU64, Ordering::*, fence, full_fence_after_rmw};
 use crate::user::{Sink, Source};
 
 #[cfg(not(loom))]
@@ -64,6 +71,8 @@ struct RareOfSender {
     sleep: AtomicU64,
     /// Value of `tail` at the first byte of the ring.
     base: AtomicU64,
+    /// Messages with a lower number are revoked.
+    revoked: AtomicU64,
 }
 
 /// The words that the receiver writes, in two lines as the sender's.
@@ -80,6 +89,23 @@ pub struct ReceiverWords {
 #[repr(C, align(64))]
 struct RareOfReceiver {
     sleep: AtomicU64,
+}
+
+impl SenderWords {
+    /// Revokes the messages before this number. Memory of them may be written after this.
+    pub fn revoke_before(&self, number: u64) {
+        self.rare.revoked.swap(number, AcqRel);
+        // What is written to the memory comes after this.
+        full_fence_after_rmw();
+    }
+
+    /// Returns the number of the first message that is not revoked. What was read from the memory of
+    /// this message or a later one before this call had not been written for another one.
+    #[inline]
+    pub fn revoked_before(&self) -> u64 {
+        fence(Acquire);
+        self.rare.revoked.load(Relaxed)
+    }
 }
 
 /// The words of both ends, as either of them sees them.
@@ -117,10 +143,11 @@ impl<'a> SlotWord<'a> {
         self.0.load(Acquire)
     }
 
-    /// Ends a use. Returns the number of the sender's sleep if it sleeps, and must be notified.
+    /// Ends a use. Returns the number of the sender's sleep if it sleeps, and must be notified. The
+    /// end of a use that was revoked may come after that of a later one, and then changes nothing.
     #[inline]
     pub fn release(self, number: u64, words: Words<'_>) -> Option<u64> {
-        self.0.swap(number, AcqRel);
+        self.0.fetch_max(number, AcqRel);
         // The sender's sleep number is loaded after this.
         full_fence_after_rmw();
         Some(words.sender.rare.sleep.load(Relaxed)).filter(|sleep| *sleep != 0)

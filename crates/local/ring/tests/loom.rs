@@ -8,7 +8,7 @@
 mod common;
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use shunt_ring::bytes::Ring;
@@ -552,6 +552,51 @@ fn a_sender_that_waits_for_a_lent_slot_goes_on() {
         // SAFETY: the first use is over.
         slot.with_mut(|byte| unsafe { *byte = 2 });
         assert_eq!(receiving.join().unwrap(), 1);
+    });
+}
+
+/// A publisher writes a slot again that a subscriber has and may be reading, after it has revoked the
+/// message. What the subscriber reads is of that message, or it finds the message revoked.
+///
+/// Detects: `revoke_before` without its fence, or after the memory is written; `revoked_before`
+/// without its fence.
+#[test]
+fn a_message_that_is_not_revoked_is_as_it_was_published() {
+    explore("a_message_that_is_not_revoked_is_as_it_was_published", 3, || {
+        let words = Arc::new(SenderWords::default());
+        let slot = Arc::new((AtomicU64::new(1), AtomicU64::new(1)));
+        let publishing = thread::spawn({
+            let (words, slot) = (words.clone(), slot.clone());
+            move || {
+                words.revoke_before(8);
+                slot.0.store(2, Relaxed);
+                slot.1.store(2, Relaxed);
+            }
+        });
+        let read = (slot.1.load(Relaxed), slot.0.load(Relaxed));
+        if words.revoked_before() <= 7 {
+            assert_eq!(read, (1, 1));
+        }
+        publishing.join().unwrap();
+        assert_eq!(words.revoked_before(), 8);
+    });
+}
+
+/// Two threads of a subscriber give back two uses of one slot, of which the first was revoked.
+///
+/// Detects: `release` that swaps.
+#[test]
+fn end_of_a_revoked_use_does_not_take_back_that_of_a_later_one() {
+    explore("end_of_a_revoked_use_does_not_take_back_that_of_a_later_one", 3, || {
+        let lane = Arc::new(Split::new(2, true));
+        let word = Arc::new(AtomicU64::new(0));
+        let other = thread::spawn({
+            let (lane, word) = (lane.clone(), word.clone());
+            move || drop(split::SlotWord::of(&word).release(1, lane.words()))
+        });
+        split::SlotWord::of(&word).release(2, lane.words());
+        other.join().unwrap();
+        assert_eq!(split::SlotWord::of(&word).last_over(), 2);
     });
 }
 

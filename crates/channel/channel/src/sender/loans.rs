@@ -12,27 +12,28 @@
 //! least [`DEPTH`], so that the program writes one while the receiver reads another.
 
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use shunt_ring::split::pages::{self, OwnSlot};
 use shunt_ring::split::{MAX_SLOTS, SendMemory};
 use thiserror::Error;
 
-use super::Sender;
+use super::{Awaited, Sender};
 use crate::error::SendError;
 use crate::frame::{FIRST, Frame, HEADER, LAST, LENT, MAX_MESSAGE, USE, Use};
 use crate::notice;
 use crate::wait::Wait;
 
 /// Bytes of the shortest slot.
-const LEAST: usize = 4096;
+pub(crate) const LEAST: usize = 4096;
 /// Bytes of a file of short slots. Longer slots have files of one slot.
-const FILE: usize = 256 * 1024;
+pub(crate) const FILE: usize = 256 * 1024;
 /// The least number of slots of a class once there is memory for them.
 const DEPTH: usize = 4;
 /// The number of classes: from [`LEAST`] to [`MAX_MESSAGE`].
-const CLASSES: usize = (MAX_MESSAGE / LEAST).ilog2() as usize + 1;
+pub(crate) const CLASSES: usize = (MAX_MESSAGE / LEAST).ilog2() as usize + 1;
 
 /// Memory for one message. The program fills it, and [`Sender::commit`] sends it. When it is
 /// dropped, the sender has it back.
@@ -48,10 +49,71 @@ pub struct Loan {
     returned: Arc<Returned>,
 }
 
-/// Loans that were dropped, on the way back to their sender.
-type Returned = Mutex<Vec<(usize, OwnSlot)>>;
+/// Loans that were dropped, on the way back to their sender, from any thread.
+#[derive(Debug, Default)]
+pub(crate) struct Returned {
+    state: Mutex<ReturnedState>,
+    /// Readable once a loan has come back that the sender waits for.
+    bell: OnceLock<OwnedFd>,
+}
+
+#[derive(Debug, Default)]
+struct ReturnedState {
+    loans: Vec<(usize, OwnSlot)>,
+    /// Whether the next loan rings.
+    is_awaited: bool,
+}
+
+impl Returned {
+    fn state(&self) -> MutexGuard<'_, ReturnedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, slot: usize, memory: OwnSlot) {
+        let is_awaited = {
+            let mut state = self.state();
+            state.loans.push((slot, memory));
+            std::mem::take(&mut state.is_awaited)
+        };
+        if let Some(bell) = self.bell.get()
+            && is_awaited
+        {
+            // It fails only if the counter is full, and then it is readable.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Calls `each` with the loans that have come back. Returns whether there were any.
+    pub(crate) fn take(&self, mut each: impl FnMut(usize, OwnSlot)) -> bool {
+        let mut state = self.state();
+        let some = !state.loans.is_empty();
+        state.loans.drain(..).for_each(|(slot, memory)| each(slot, memory));
+        some
+    }
+
+    /// Silences the bell, and has the next loan ring it if the caller waits for one. The caller then
+    /// takes those that have come back before.
+    fn expect(&self, is_awaited: bool) {
+        if let Some(bell) = self.bell.get() {
+            let _ = rustix::io::read(bell, &mut [0; 8]);
+            if is_awaited {
+                self.state().is_awaited = true;
+            }
+        }
+    }
+}
 
 impl Loan {
+    pub(crate) fn of(memory: OwnSlot, slot: usize, len: usize, returned: &Arc<Returned>) -> Loan {
+        Loan { memory: Some(memory), slot, len, returned: returned.clone() }
+    }
+
+    /// Takes the memory and the number of its slot, if the loan is from the owner of `returned`.
+    pub(crate) fn take(&mut self, returned: &Arc<Returned>) -> Option<(usize, OwnSlot)> {
+        let is_lent = Arc::ptr_eq(&self.returned, returned);
+        if is_lent { Some((self.slot, self.memory.take()?)) } else { None }
+    }
+
     /// Shortens the message to `len` bytes. Has no effect if it is not longer.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
@@ -77,7 +139,7 @@ impl DerefMut for Loan {
 impl Drop for Loan {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.returned.lock().unwrap_or_else(PoisonError::into_inner).push((self.slot, memory));
+            self.returned.put(self.slot, memory);
         }
     }
 }
@@ -129,7 +191,7 @@ enum Found {
 }
 
 /// Returns the class of slots for `len` bytes, at most [`MAX_MESSAGE`].
-fn class_of(len: usize) -> usize {
+pub(crate) fn class_of(len: usize) -> usize {
     (len.max(LEAST).next_power_of_two() / LEAST).ilog2() as usize
 }
 
@@ -181,12 +243,18 @@ impl Pool {
 
     /// Takes the loans that the program has dropped. Returns whether there were any.
     fn take_returned(&mut self) -> bool {
-        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
-        let some = !returned.is_empty();
-        for (index, memory) in returned.drain(..) {
-            self.slots[index].memory = Some(memory);
-        }
-        some
+        self.returned.take(|index, memory| self.slots[index].memory = Some(memory))
+    }
+
+    /// Silences the [`bell`](Self::bell), and has the next loan that is dropped ring it if the sender
+    /// waits for one.
+    pub(super) fn expect_returned(&self, is_awaited: bool) {
+        self.returned.expect(is_awaited);
+    }
+
+    /// Returns the descriptor that becomes readable then, once there have been loans.
+    pub(super) fn bell(&self) -> Option<&OwnedFd> {
+        self.returned.bell.get()
     }
 
     /// Returns the number of slots and the bytes of each in a further file for a class, if the class
@@ -224,6 +292,7 @@ impl Sender {
 
     fn try_loan(&mut self, len: usize, wait: Wait) -> Result<Loan, SendError> {
         let class = class_of(len);
+        self.make_bell()?;
         if let Found::Free(slot) = self.pool.find(&self.memory, class..class + 1)? {
             return Ok(self.pool.lend(slot, len));
         }
@@ -232,13 +301,29 @@ impl Sender {
             self.hand_over(|socket| notice::lend(socket, count, count * each, file.as_fd()), wait)?;
             self.pool.add(class, slots);
         }
-        let slot =
-            self.wait_for(wait, |sender| match sender.pool.find(&sender.memory, class..CLASSES)? {
+        let slot = self.wait_for(Awaited::Loan, wait, |sender| {
+            match sender.pool.find(&sender.memory, class..CLASSES)? {
                 Found::Free(slot) => Ok(Some(slot)),
                 Found::WithReceiver => Ok(None),
                 Found::Held => Err(SendError::TooManyLoans),
-            })?;
+            }
+        })?;
         Ok(self.pool.lend(slot, len))
+    }
+
+    /// Makes the descriptor by which another thread wakes this sender when it drops a loan.
+    #[inline]
+    fn make_bell(&mut self) -> Result<(), SendError> {
+        if self.pool.bell().is_some() {
+            return Ok(());
+        }
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(SendError::System)?;
+        if let Some(ready) = &self.ready {
+            let data = epoll::EventData::new_u64(1);
+            epoll::add(ready, &bell, data, epoll::EventFlags::IN).map_err(SendError::System)?;
+        }
+        let _ = self.pool.returned.bell.set(bell);
+        Ok(())
     }
 
     /// Sends a loan as a message, with copies of the descriptors. The receiver gets all of it, or
