@@ -554,7 +554,7 @@ mod tests {
         let sender = Sender::over(theirs).unwrap();
         let file = memfd::create_with("shunt-test", b"!").unwrap();
         for number in 0..2 {
-            notice::pass(sender.as_fd(), number, &[file.as_fd()]).unwrap();
+            notice::pass(sender.socket(), number, &[file.as_fd()]).unwrap();
         }
         incoming.listen().unwrap();
         assert!(matches!(incoming.step(&mut message), Err(Cause::Misbehaved(_))));

@@ -14,6 +14,7 @@ use shunt_channel::{
     Wait, pair,
 };
 
+const NOW: rustix::event::Timespec = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
 const SIZES: [usize; 12] =
     [0, 1, 64, 4096, 4097, 65_536, 112_192, 262_144, 262_145, 1 << 20, 8 << 20, MAX_MESSAGE];
 
@@ -320,4 +321,39 @@ fn bytes_in_several_places_are_one_message() {
     let (ours, _theirs) = common::sockets();
     let odd = SenderOptions { ring_bytes: 5000, ..SenderOptions::default() };
     assert_eq!(Sender::over_with(ours, odd).unwrap_err().errno(), rustix::io::Errno::INVAL);
+}
+
+/// A sender waits for a loan, because the receiver and other threads have all of them. A thread drops
+/// one.
+#[test]
+fn loan_that_another_thread_drops_wakes_its_sender() {
+    let (mut sender, mut receiver) = pair().unwrap();
+    for round in 0..20 {
+        lend(&mut sender, b"kept");
+        let kept = borrow(&mut receiver);
+        let held: Vec<_> = std::iter::from_fn(|| sender.loan(4, Wait::Never).ok()).collect();
+        assert_eq!(sender.loan(4, Wait::Never).unwrap_err(), SendError::WouldBlock);
+        assert_eq!(poll(&mut [PollFd::new(&sender, PollFlags::IN)], Some(&NOW)), Ok(0));
+        if round % 2 == 0 {
+            // For poll, and no longer once the loan was taken.
+            thread::spawn(move || drop(held)).join().unwrap();
+            assert_eq!(poll(&mut [PollFd::new(&sender, PollFlags::IN)], Some(&NOW)), Ok(1));
+            drop(sender.loan(4, Wait::Never).unwrap());
+        } else {
+            let waits = Arc::new(Barrier::new(2));
+            let dropping = thread::spawn({
+                let waits = waits.clone();
+                move || {
+                    waits.wait();
+                    // Mostly while the sender sleeps already.
+                    thread::sleep(Duration::from_millis(round / 5));
+                    drop(held);
+                }
+            });
+            waits.wait();
+            drop(sender.loan(4, soon()).unwrap());
+            dropping.join().unwrap();
+        }
+        drop(kept);
+    }
 }

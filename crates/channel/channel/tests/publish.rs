@@ -61,7 +61,8 @@ fn states(publisher: &Publisher) -> Vec<SubscriberState> {
 fn every_size_reaches_every_subscriber_in_order() {
     const SIZES: [usize; 11] = [0, 1, 64, 2048, 2049, 4096, 65_536, 112_192, 1 << 20, 8 << 20, MAX_MESSAGE];
     let directory = tempfile::tempdir().unwrap();
-    let (mut publisher, path) = listen(&directory, options(0));
+    // A message that a subscriber has no room for waits in the history.
+    let (mut publisher, path) = listen(&directory, options(1));
     let subscribing: Vec<_> = (0..3)
         .map(|index| {
             let path = path.clone();
