@@ -116,6 +116,8 @@ pub struct Server {
     /// `None` for a client that has gone, and whose requests are still there.
     clients: HashMap<SenderId, Option<Sender>>,
     responses: SenderOptions,
+    /// Number of responses whose client had gone.
+    unanswered: u64,
 }
 
 impl Server {
@@ -126,7 +128,8 @@ impl Server {
         options: Options,
         responses: SenderOptions,
     ) -> Result<Server, OpenError> {
-        Ok(Server { receiver: Receiver::listen(path, options)?, clients: HashMap::new(), responses })
+        let receiver = Receiver::listen(path, options)?;
+        Ok(Server { receiver, clients: HashMap::new(), responses, unanswered: 0 })
     }
 
     /// Receives the next request. Requests of one client come in its order.
@@ -176,7 +179,8 @@ impl Server {
     }
 
     /// Sends the response to a request. With [`Wait::Never`], no client keeps the server from others:
-    /// one that does not read its responses causes [`SendError::WouldBlock`].
+    /// one that does not read its responses causes [`SendError::WouldBlock`]. [`SendError::Gone`]: the
+    /// client has gone, which is [counted](Self::unanswered).
     pub fn respond(
         &mut self,
         request: &Numbered,
@@ -184,8 +188,39 @@ impl Server {
         descriptors: &[BorrowedFd<'_>],
         wait: Wait,
     ) -> Result<(), SendError> {
-        let client = request.from.and_then(|from| self.clients.get_mut(&from)?.as_mut());
-        send(client.ok_or(SendError::Gone)?, request.number(), bytes, descriptors, wait)
+        match request.from {
+            Some(client) => self.respond_to(client, request.number(), bytes, descriptors, wait),
+            None => Err(SendError::Gone),
+        }
+    }
+
+    /// Sends a response as [`respond`](Self::respond) does, to the request with this number of this
+    /// client. The client gives the server up if it has sent no such request.
+    pub fn respond_to(
+        &mut self,
+        client: SenderId,
+        number: u64,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+        wait: Wait,
+    ) -> Result<(), SendError> {
+        let result = match self.clients.get_mut(&client) {
+            Some(Some(back)) => send(back, number, bytes, descriptors, wait),
+            _ => Err(SendError::Gone),
+        };
+        self.unanswered += u64::from(result == Err(SendError::Gone));
+        result
+    }
+
+    /// Returns how many responses were not sent, because their client had gone.
+    pub fn unanswered(&self) -> u64 {
+        self.unanswered
+    }
+
+    /// Returns the sender of the responses to the client of a request.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn sender_to(&self, request: &Numbered) -> Option<&Sender> {
+        self.clients.get(&request.from?)?.as_ref()
     }
 
     /// Returns the receiver of the requests, for its [credentials](Receiver::credentials).
@@ -267,6 +302,12 @@ impl Client {
         send(&mut self.sender, self.last + 1, bytes, descriptors, wait)?;
         self.last += 1;
         Ok(self.last)
+    }
+
+    /// Returns the sender of the requests.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn sender(&self) -> &Sender {
+        &self.sender
     }
 
     /// Receives the next response, and returns the number of its request.

@@ -5,7 +5,8 @@
 //! A [`Receiver`] listens at a path, or [`pair`] makes it together with its only sender. A
 //! [`Sender`] connects. A [`Publisher`] sends each message to any number of [`Subscriber`]s, and a
 //! [`Client`] sends requests to a [`Server`]. Bytes go through a ring in memory that the two share; descriptors and
-//! doorbells go over a Unix socket. Neither end trusts the other. `docs/channel.md` describes its
+//! doorbells go over a Unix socket. With the feature `tokio`, `Async` has the ends for tasks of tokio.
+//! Neither end trusts the other. `docs/channel.md` describes its
 //! use, and `docs/channel-protocol.md` the protocol.
 //!
 //! ```
@@ -22,6 +23,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "tokio")]
+mod asynchronous;
 mod borrowed;
 mod call;
 mod error;
@@ -36,6 +39,8 @@ mod sender;
 mod subscriber;
 mod wait;
 
+#[cfg(feature = "tokio")]
+pub use asynchronous::Async;
 pub use borrowed::Borrowed;
 pub use call::{CallError, CallOpenError, Client, Numbered, Server};
 pub use error::{Cause, OpenError, ReceiveError, SendError};

@@ -391,15 +391,24 @@ impl Publisher {
     pub fn attend(&mut self, wait: Wait) -> Result<Attended, Errno> {
         loop {
             let is_due = self.attended != Attended::default();
-            let left = if is_due { Wait::Never.left() } else { wait.left() };
-            let heard = self.turn(left, FULL)?;
-            if self.attended != Attended::default() || heard == 0 && wait.is_over() {
+            self.turn(if is_due { Wait::Never.left() } else { wait.left() }, FULL)?;
+            if self.attended != Attended::default() || wait.is_over() {
                 return Ok(std::mem::take(&mut self.attended));
             }
-            if wait.is_over() {
-                return Ok(Attended::default());
-            }
         }
+    }
+
+    /// Attends for one turn. Returns what has happened, and how much there was to do.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn attend_once(&mut self) -> Result<(Attended, usize), Errno> {
+        let heard = self.turn(Wait::Never.left(), FULL)?;
+        Ok((std::mem::take(&mut self.attended), heard))
+    }
+
+    /// Attends for one turn, and leaves what has happened to the next [`attend`](Self::attend).
+    #[cfg(feature = "tokio")]
+    pub(crate) fn turn_once(&mut self) -> Result<usize, Errno> {
+        self.turn(Wait::Never.left(), FULL)
     }
 
     /// Attends to the subscribers until none is behind. Returns `false` if one still is when the time

@@ -348,6 +348,7 @@ impl Sender {
             self.listen()?;
             self.producer.announce_sleep(self.memory.words());
             self.pool.expect_returned(awaited == Awaited::Loan);
+            self.must_pause = false;
             let found = find(self);
             if !matches!(found, Ok(None)) {
                 self.producer.awake(self.memory.words());
@@ -371,6 +372,12 @@ impl Sender {
                 return Err(SendError::TimedOut);
             }
         }
+    }
+
+    /// Returns whether a call that would have waited is tried again after a pause.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn must_pause(&self) -> bool {
+        self.must_pause
     }
 
     /// Takes doorbells and the receiver's answer from the socket.

@@ -121,7 +121,7 @@ fn ends_are_noticed_on_both_sides() {
     server.receive(&mut other, soon()).unwrap();
     // The first client's end may be known, or be noticed by the response.
     let gone = (0..10).find_map(|_| server.respond(&request, b"late", &[], Wait::Never).err());
-    assert_eq!(gone, Some(SendError::Gone));
+    assert_eq!((gone, server.unanswered()), (Some(SendError::Gone), 1));
     server.respond(&other, b"in time", &[], soon()).unwrap();
     drop(server);
     assert_eq!(two.response(&mut request, soon()), Ok(1));
