@@ -1,12 +1,12 @@
 //! Messages without a copy: loans and borrowed messages.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 
 use shunt_channel::{Borrowed, Loan, MAX_MESSAGE, Sender};
 
 use crate::{
-    CEvent, CReceiver, EBADF, EFAULT, EINVAL, EMSGSIZE, descriptors, ended, of_event, of_send, wait,
+    CEvent, CReceiver, Descriptors, EBADF, EFAULT, EINVAL, EMSGSIZE, descriptors, ended, of_event, of_send,
+    wait,
 };
 
 /// The layout of `struct shunt_loaned`. The caller may shorten `len`.
@@ -31,15 +31,54 @@ pub struct CBorrowed {
 #[derive(Debug)]
 pub struct CMessage {
     borrowed: Borrowed,
-    /// -1 for one that was taken.
-    numbers: Vec<c_int>,
-    descriptors: Vec<Option<OwnedFd>>,
+    descriptors: Descriptors,
+}
+
+impl CBorrowed {
+    /// Returns a borrowed message with its descriptors.
+    pub(crate) fn of(sender: u64, mut borrowed: Borrowed) -> CBorrowed {
+        let mut descriptors = Descriptors::default();
+        descriptors.set(borrowed.take_descriptors());
+        let message = Box::new(CMessage { borrowed, descriptors });
+        let (bytes, len) = (message.borrowed.as_ptr(), message.borrowed.len());
+        let mut event = CEvent::of(sender, 0, &[], &message.descriptors);
+        (event.bytes, event.len) = (bytes.cast(), len);
+        let may_change = message.borrowed.may_change().into();
+        CBorrowed { event, may_change, message: Box::into_raw(message) }
+    }
+
+    fn of_end(sender: u64, ended: c_int) -> CBorrowed {
+        let event = CEvent::of(sender, ended, &[], &Descriptors::default());
+        CBorrowed { event, may_change: 0, message: std::ptr::null_mut() }
+    }
 }
 
 impl CLoaned {
-    fn of(loan: Loan) -> CLoaned {
+    pub(crate) fn of(loan: Loan) -> CLoaned {
         let mut loan = Box::new(loan);
         CLoaned { bytes: loan.as_mut_ptr().cast(), len: loan.len(), loan: Box::into_raw(loan) }
+    }
+
+    /// Takes the loan, with the length that the caller has chosen. After an error it is still there.
+    ///
+    /// # Safety
+    /// It was filled by [`of`](CLoaned::of), or is empty.
+    pub(crate) unsafe fn take(&mut self) -> Result<Loan, c_int> {
+        if self.loan.is_null() {
+            return Err(-EINVAL);
+        }
+        if self.len > MAX_MESSAGE {
+            return Err(-EMSGSIZE);
+        }
+        // SAFETY: made by `Box::into_raw`; it is consumed here, or put back.
+        let mut loan = *unsafe { Box::from_raw(self.loan) };
+        if self.len > loan.len() {
+            *self = CLoaned::of(loan);
+            return Err(-EINVAL);
+        }
+        loan.truncate(self.len);
+        *self = CLoaned::NONE;
+        Ok(loan)
     }
 
     const NONE: CLoaned = CLoaned { bytes: std::ptr::null_mut(), len: 0, loan: std::ptr::null_mut() };
@@ -85,30 +124,18 @@ pub unsafe extern "C" fn shunt_commit(
     let (Some(sender), Some(loaned)) = (unsafe { (sender.as_mut(), loaned.as_mut()) }) else {
         return -EFAULT;
     };
-    if loaned.loan.is_null() {
-        return -EINVAL;
-    }
     // SAFETY: the caller's promise.
     let descriptors = match unsafe { self::descriptors(descriptors, count) } {
         Ok(descriptors) => descriptors,
         Err(error) => return error,
     };
-    if loaned.len > MAX_MESSAGE {
-        return -EMSGSIZE;
-    }
-    // SAFETY: made by `Box::into_raw`; it is consumed here, or put back.
-    let mut loan = *unsafe { Box::from_raw(loaned.loan) };
-    let is_longer = loaned.len > loan.len();
-    loan.truncate(loaned.len);
-    if is_longer {
-        *loaned = CLoaned::of(loan);
-        return -EINVAL;
-    }
+    // SAFETY: the caller's promise.
+    let loan = match unsafe { loaned.take() } {
+        Ok(loan) => loan,
+        Err(error) => return error,
+    };
     match sender.commit(loan, &descriptors, wait(timeout_ms)) {
-        Ok(()) => {
-            *loaned = CLoaned::NONE;
-            0
-        }
+        Ok(()) => 0,
         Err(failed) => {
             *loaned = CLoaned::of(failed.loan);
             of_send(failed.error)
@@ -150,22 +177,9 @@ pub unsafe extern "C" fn shunt_borrow(
         Ok(found) => found,
         Err(error) => return error,
     };
-    let event = |message: Option<&CMessage>| CEvent {
-        sender: sender.number(),
-        ended: cause.map_or(0, ended),
-        bytes: message.map_or(std::ptr::null(), |message| message.borrowed.as_ptr().cast()),
-        len: message.map_or(0, |message| message.borrowed.len()),
-        descriptors: message.map_or(std::ptr::null(), |message| message.numbers.as_ptr()),
-        count: message.map_or(0, |message| message.numbers.len()),
-    };
-    let found = if cause.is_some() {
-        CBorrowed { event: event(None), may_change: 0, message: std::ptr::null_mut() }
-    } else {
-        let descriptors: Vec<_> = message.take_descriptors().into_iter().map(Some).collect();
-        let numbers = descriptors.iter().flatten().map(AsRawFd::as_raw_fd).collect();
-        let message = Box::new(CMessage { borrowed: message, numbers, descriptors });
-        let may_change = message.borrowed.may_change().into();
-        CBorrowed { event: event(Some(&message)), may_change, message: Box::into_raw(message) }
+    let found = match cause {
+        Some(cause) => CBorrowed::of_end(sender.number(), ended(cause)),
+        None => CBorrowed::of(sender.number(), message),
     };
     // SAFETY: not null, and so can be written.
     unsafe { borrowed.write(found) };
@@ -180,8 +194,18 @@ pub unsafe extern "C" fn shunt_borrow(
 pub unsafe extern "C" fn shunt_take_borrowed_descriptor(borrowed: *mut CBorrowed, index: usize) -> c_int {
     // SAFETY: the caller's promise.
     let message = unsafe { borrowed.as_ref().and_then(|borrowed| borrowed.message.as_mut()) };
-    let taken = message.and_then(|message| message.descriptors.get_mut(index)?.take());
-    taken.map_or(-EBADF, IntoRawFd::into_raw_fd)
+    message.map_or(-EBADF, |message| message.descriptors.take(index))
+}
+
+/// See the header.
+///
+/// # Safety
+/// `borrowed` is null or was filled by [`shunt_borrow`] or `shunt_subscriber_borrow`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shunt_is_intact(borrowed: *const CBorrowed) -> c_int {
+    // SAFETY: the caller's promise.
+    let message = unsafe { borrowed.as_ref().and_then(|borrowed| borrowed.message.as_ref()) };
+    message.is_some_and(|message| message.borrowed.is_intact()).into()
 }
 
 /// See the header.

@@ -2,8 +2,10 @@
 //! only translate. No panic leaves them: at the border of an `extern "C"` function it ends the
 //! process.
 
+pub mod calls;
 pub mod lent;
 pub mod options;
+pub mod publish;
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::io::IoSlice;
@@ -37,9 +39,30 @@ const ETIMEDOUT: c_int = 110;
 pub struct CReceiver {
     receiver: Receiver,
     message: Message,
-    /// Descriptors of the last message; -1 for one that was taken.
+    descriptors: Descriptors,
+}
+
+/// The descriptors of a message, which the caller may take one by one.
+#[derive(Debug, Default)]
+pub(crate) struct Descriptors {
     numbers: Vec<c_int>,
-    descriptors: Vec<Option<OwnedFd>>,
+    owned: Vec<Option<OwnedFd>>,
+}
+
+impl Descriptors {
+    pub(crate) fn set(&mut self, descriptors: Vec<OwnedFd>) {
+        self.numbers = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+        self.owned = descriptors.into_iter().map(Some).collect();
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.numbers.clear();
+        self.owned.clear();
+    }
+
+    pub(crate) fn take(&mut self, index: usize) -> c_int {
+        self.owned.get_mut(index).and_then(Option::take).map_or(-EBADF, IntoRawFd::into_raw_fd)
+    }
 }
 
 /// The layout of `struct shunt_event`.
@@ -56,21 +79,24 @@ pub struct CEvent {
 
 impl CReceiver {
     fn new(receiver: Receiver) -> Box<CReceiver> {
-        let (message, numbers, descriptors) = (Message::new(), Vec::new(), Vec::new());
-        Box::new(CReceiver { receiver, message, numbers, descriptors })
+        Box::new(CReceiver { receiver, message: Message::new(), descriptors: Descriptors::default() })
     }
 
     fn event(&mut self, sender: u64, ended: c_int) -> CEvent {
-        self.descriptors = self.message.take_descriptors().into_iter().map(Some).collect();
-        self.numbers = self.descriptors.iter().flatten().map(AsRawFd::as_raw_fd).collect();
-        let bytes = self.message.bytes();
+        self.descriptors.set(self.message.take_descriptors());
+        CEvent::of(sender, ended, self.message.bytes(), &self.descriptors)
+    }
+}
+
+impl CEvent {
+    pub(crate) fn of(sender: u64, ended: c_int, bytes: &[u8], descriptors: &Descriptors) -> CEvent {
         CEvent {
             sender,
             ended,
             bytes: bytes.as_ptr().cast(),
             len: bytes.len(),
-            descriptors: self.numbers.as_ptr(),
-            count: self.numbers.len(),
+            descriptors: descriptors.numbers.as_ptr(),
+            count: descriptors.numbers.len(),
         }
     }
 }
@@ -105,17 +131,24 @@ fn of_send(error: SendError) -> c_int {
 /// The sender of an event, why it has ended if it has, and the result of the call.
 type Found = (SenderId, Option<Cause>, c_int);
 
+fn of_receive(error: ReceiveError) -> c_int {
+    -match error {
+        ReceiveError::WouldBlock => EAGAIN,
+        ReceiveError::TimedOut => ETIMEDOUT,
+        ReceiveError::NoSenders => ENOTCONN,
+        ReceiveError::DescriptorsLost { .. } => EMFILE,
+        ReceiveError::System(error) => error.raw_os_error(),
+    }
+}
+
 /// Returns the event, or the error number of a call that has received nothing.
 fn of_event(received: Result<Event, ReceiveError>) -> Result<Found, c_int> {
-    Err(-match received {
-        Ok(Event::Message { from }) => return Ok((from, None, 0)),
-        Ok(Event::Ended { sender, cause }) => return Ok((sender, Some(cause), 0)),
-        Err(ReceiveError::DescriptorsLost { from, .. }) => return Ok((from, None, -EMFILE)),
-        Err(ReceiveError::WouldBlock) => EAGAIN,
-        Err(ReceiveError::TimedOut) => ETIMEDOUT,
-        Err(ReceiveError::NoSenders) => ENOTCONN,
-        Err(ReceiveError::System(error)) => error.raw_os_error(),
-    })
+    match received {
+        Ok(Event::Message { from }) => Ok((from, None, 0)),
+        Ok(Event::Ended { sender, cause }) => Ok((sender, Some(cause), 0)),
+        Err(ReceiveError::DescriptorsLost { from, .. }) => Ok((from, None, -EMFILE)),
+        Err(error) => Err(of_receive(error)),
+    }
 }
 
 /// Returns the number of a cause in `struct shunt_event`.
@@ -240,6 +273,20 @@ pub unsafe extern "C" fn shunt_send_gathered(
         }
     };
     sent.map_or_else(of_send, |()| 0)
+}
+
+/// Returns the bytes of a message, or an error number.
+///
+/// # Safety
+/// `bytes` is null or has `len` bytes, for as long as the result is used.
+unsafe fn bytes<'a>(bytes: *const c_void, len: usize) -> Result<&'a [u8], c_int> {
+    match len {
+        0 => Ok(&[]),
+        _ if bytes.is_null() => Err(-EFAULT),
+        _ if len > MAX_MESSAGE => Err(-EMSGSIZE),
+        // SAFETY: the caller promises so many bytes.
+        _ => Ok(unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) }),
+    }
 }
 
 /// Returns the descriptors of a message, or an error number. They are only passed to the kernel,
@@ -367,7 +414,7 @@ pub unsafe extern "C" fn shunt_receive(
 pub unsafe extern "C" fn shunt_take_descriptor(receiver: *mut CReceiver, index: usize) -> c_int {
     // SAFETY: the caller's promise.
     let Some(of) = (unsafe { receiver.as_mut() }) else { return -EFAULT };
-    of.descriptors.get_mut(index).and_then(Option::take).map_or(-EBADF, IntoRawFd::into_raw_fd)
+    of.descriptors.take(index)
 }
 
 /// See the header.

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use shunt_channel::{Options, Receiver, Sender, SenderId, SenderOptions};
+use shunt_channel::{Credentials, Options, Receiver, Sender, SenderId, SenderOptions};
 
 use crate::{CReceiver, EBADF, EFAULT, EINVAL, of_open, path, wait};
 
@@ -30,15 +30,21 @@ pub struct CReceiverOptions {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CCredentials {
-    pid: c_int,
-    uid: c_uint,
+    pub(crate) pid: c_int,
+    pub(crate) uid: c_uint,
+}
+
+impl From<Credentials> for CCredentials {
+    fn from(found: Credentials) -> CCredentials {
+        CCredentials { pid: found.pid as c_int, uid: found.uid }
+    }
 }
 
 /// Returns the options, if they have the size of this version. Later versions may have more.
 ///
 /// # Safety
 /// `options` is null or points to them.
-unsafe fn of_sender(options: *const CSenderOptions) -> Option<SenderOptions> {
+pub(crate) unsafe fn of_sender(options: *const CSenderOptions) -> Option<SenderOptions> {
     // SAFETY: the caller's promise.
     let Some(asked) = (unsafe { options.as_ref() }) else { return Some(SenderOptions::default()) };
     let default = SenderOptions::default();
@@ -53,7 +59,7 @@ unsafe fn of_sender(options: *const CSenderOptions) -> Option<SenderOptions> {
 ///
 /// # Safety
 /// `options` is null or points to them.
-unsafe fn of_receiver(options: *const CReceiverOptions) -> Option<Options> {
+pub(crate) unsafe fn of_receiver(options: *const CReceiverOptions) -> Option<Options> {
     // SAFETY: the caller's promise.
     let Some(asked) = (unsafe { options.as_ref() }) else { return Some(Options::default()) };
     let default = Options::default();
@@ -191,8 +197,7 @@ pub unsafe extern "C" fn shunt_sender_credentials(
     // SAFETY: the caller's promise.
     let Some(of) = (unsafe { receiver.as_ref() }).filter(|_| !credentials.is_null()) else { return -EFAULT };
     let Some(found) = of.receiver.credentials(SenderId::from_number(sender)) else { return -crate::ESRCH };
-    let found = CCredentials { pid: found.pid as c_int, uid: found.uid };
     // SAFETY: not null, and so can be written.
-    unsafe { credentials.write(found) };
+    unsafe { credentials.write(found.into()) };
     0
 }

@@ -61,6 +61,14 @@ fn a_cpp_program_lends_and_borrows() {
 }
 
 #[test]
+fn c_and_cpp_programs_call_and_publish() {
+    for name in ["many.c", "many.cpp"] {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name);
+        assert_eq!(run(&source), b"many\n");
+    }
+}
+
+#[test]
 fn each_program_of_the_documentation_does_what_it_says() {
     let page = include_str!("../../../../docs/channel.md");
     let mut count = 0;

@@ -3,8 +3,10 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use pyo3::exceptions::PyBufferError;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use pyo3::{PyTypeInfo, ffi};
 
 /// The number of buffers of an object that exist. Changed only with the interpreter's lock.
@@ -56,5 +58,32 @@ impl Exports {
         }
         self.0.fetch_add(1, Relaxed);
         Ok(())
+    }
+}
+
+/// The bytes of a Python buffer, which other threads of Python may change. They are only copied.
+pub(crate) fn bytes(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
+    if !buffer.is_c_contiguous() {
+        return Err(PyValueError::new_err("the bytes are not in one place: pass a contiguous buffer"));
+    }
+    if buffer.len_bytes() == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: contiguous, and the buffer keeps its memory. Its content only passes through.
+    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
+}
+
+/// Returns the buffer of any object as bytes.
+pub(crate) fn buffer(object: &Bound<'_, PyAny>) -> PyResult<PyBuffer<u8>> {
+    match PyBuffer::get(object) {
+        Ok(buffer) => Ok(buffer),
+        // Of elements of another type, as arrays are.
+        Err(_) => {
+            let view = object.py().import("builtins")?.getattr("memoryview")?.call1((object,))?;
+            if view.getattr("nbytes")?.extract::<usize>()? == 0 {
+                return PyBuffer::get(PyBytes::new(object.py(), &[]).as_any());
+            }
+            PyBuffer::get(&view.call_method1("cast", ("B",))?)
+        }
     }
 }

@@ -5,8 +5,10 @@
 //! keeps its message or loan, and neither is given back while there is one.
 
 mod buffer;
+mod calls;
 mod loan;
 mod message;
+mod publish;
 mod receiver;
 mod sender;
 
@@ -17,8 +19,10 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use shunt_channel::{OpenError, ReceiveError, SendError, Wait};
 
+use calls::{Client, Numbered, Server};
 use loan::Loan;
 use message::Message;
+use publish::{Publisher, Subscriber, SubscriberStatus};
 use receiver::Receiver;
 use sender::Sender;
 
@@ -28,6 +32,12 @@ fn _shunt_channel(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Receiver>()?;
     module.add_class::<Loan>()?;
     module.add_class::<Message>()?;
+    module.add_class::<Server>()?;
+    module.add_class::<Client>()?;
+    module.add_class::<Numbered>()?;
+    module.add_class::<Publisher>()?;
+    module.add_class::<Subscriber>()?;
+    module.add_class::<SubscriberStatus>()?;
     module.add("MAX_MESSAGE", shunt_channel::MAX_MESSAGE)?;
     module.add("MAX_DESCRIPTORS", shunt_channel::MAX_DESCRIPTORS)?;
     module.add_function(wrap_pyfunction!(pair, module)?)

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use pyo3::exceptions::{PyBufferError, PyIndexError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use shunt_channel::{Borrowed, Cause, Event};
+use shunt_channel::{Borrowed, Cause, Event, Publication, SenderId};
 
 use crate::buffer::Exports;
 
@@ -19,6 +19,7 @@ pub(crate) struct Message {
     descriptors: Vec<Option<OwnedFd>>,
     sender: u64,
     ended: Option<Cause>,
+    publication: Option<Publication>,
     exports: Exports,
 }
 
@@ -29,7 +30,13 @@ impl Message {
             Event::Ended { sender, cause } => (sender.number(), Some(cause)),
         };
         let descriptors = borrowed.take_descriptors().into_iter().map(Some).collect();
-        Message { borrowed, descriptors, sender, ended, exports: Exports::default() }
+        Message { borrowed, descriptors, sender, ended, publication: None, exports: Exports::default() }
+    }
+
+    /// Returns a message of a publisher.
+    pub(crate) fn published(borrowed: Borrowed, publication: Publication) -> Message {
+        let event = Event::Message { from: SenderId::from_number(0) };
+        Message { publication: Some(publication), ..Message::of(borrowed, event) }
     }
 }
 
@@ -57,6 +64,24 @@ impl Message {
     #[getter]
     fn may_change(&self) -> bool {
         self.borrowed.may_change()
+    }
+
+    /// Whether all that was read until now is of this message.
+    #[getter]
+    fn intact(&self) -> bool {
+        self.borrowed.is_intact()
+    }
+
+    /// The number of a publisher's message, from 0 on.
+    #[getter]
+    fn number(&self) -> Option<u64> {
+        self.publication.map(|publication| publication.number)
+    }
+
+    /// How many messages of a publisher were missed between the last one and this one.
+    #[getter]
+    fn missed(&self) -> u64 {
+        self.publication.map_or(0, |publication| publication.missed)
     }
 
     /// The descriptors that were not taken. They are closed with the message.

@@ -4,12 +4,11 @@ use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::PathBuf;
 
-use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 use shunt_channel::{SendError, SenderOptions};
 
+use crate::buffer::{buffer, bytes};
 use crate::loan::Loan;
 use crate::{descriptors, of_open, of_send, wait, waiting};
 
@@ -25,33 +24,6 @@ impl Sender {
 
     fn open(&mut self) -> PyResult<&mut shunt_channel::Sender> {
         self.0.as_mut().ok_or_else(|| PyValueError::new_err("the sender is closed"))
-    }
-}
-
-/// The bytes of a Python buffer, which other threads of Python may change. They are only copied.
-fn bytes(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
-    if !buffer.is_c_contiguous() {
-        return Err(PyValueError::new_err("the bytes are not in one place: pass a contiguous buffer"));
-    }
-    if buffer.len_bytes() == 0 {
-        return Ok(&[]);
-    }
-    // SAFETY: contiguous, and the buffer keeps its memory. Its content only passes through.
-    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
-}
-
-/// Returns the buffer of any object as bytes.
-fn buffer(object: &Bound<'_, PyAny>) -> PyResult<PyBuffer<u8>> {
-    match PyBuffer::get(object) {
-        Ok(buffer) => Ok(buffer),
-        // Of elements of another type, as arrays are.
-        Err(_) => {
-            let view = object.py().import("builtins")?.getattr("memoryview")?.call1((object,))?;
-            if view.getattr("nbytes")?.extract::<usize>()? == 0 {
-                return PyBuffer::get(PyBytes::new(object.py(), &[]).as_any());
-            }
-            PyBuffer::get(&view.call_method1("cast", ("B",))?)
-        }
     }
 }
 
