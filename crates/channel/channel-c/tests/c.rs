@@ -82,5 +82,5 @@ fn each_program_of_the_documentation_does_what_it_says() {
             count += 1;
         }
     }
-    assert_eq!(count, 3);
+    assert_eq!(count, 4);
 }

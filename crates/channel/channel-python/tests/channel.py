@@ -134,6 +134,115 @@ def paths_and_options():
         assert not os.path.exists(path)
 
 
+def requests_and_responses():
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "socket")
+        server = channel.Server(path)
+        raises(BlockingIOError, server.receive, 0)
+        client = channel.Client(path, 5)
+
+        def serve():
+            request = server.receive(5)
+            assert bytes(request) == b"ping" and len(request.fds) == 1
+            assert server.credentials(request.client) == (os.getpid(), os.getuid())
+            taken = request.take_fd()
+            assert server.respond(request, bytes(request)[::-1], [taken])
+            os.close(taken)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        response = client.call(b"ping", [1], timeout=5)
+        assert bytes(response) == b"gnip" and response.client is None and len(response.fds) == 1
+        serving.join()
+        # Several under way, in another order; arrays of them stay.
+        numbers = [client.request(numpy.full(4, number)) for number in range(3)]
+        requests = [server.receive(5) for _ in numbers]
+        arrays = [numpy.frombuffer(request, dtype="int64") for request in requests]
+        for request, array in reversed(list(zip(requests, arrays))):
+            assert server.respond(request, array * 2)
+        del requests
+        for number in reversed(range(3)):
+            response = client.response(5)
+            assert response.number == numbers[number]
+            assert list(numpy.frombuffer(response, dtype="int64")) == [2 * number] * 4
+        raises(TimeoutError, client.call, b"nothing", timeout=0.01)
+        raises(ValueError, server.respond, response, b"")
+        # A client that has gone is counted, and is no error.
+        late = server.receive(5)
+        client.close()
+        while server.respond(late, b"late"):
+            pass
+        assert server.unanswered == 1
+        other = channel.Client(path, 5)
+        other.request(b"?")
+        request = server.receive(5)
+        assert request.client != late.client and server.respond(request, b"!")
+        assert bytes(other.response(5)) == b"!"
+        server.close()
+        raises(BrokenPipeError, other.response, 5)
+
+
+def publishers_and_subscribers():
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "socket")
+        publisher = channel.Publisher(path, history=2, lent_bytes=3 << 20)
+        assert publisher.attend(0) == publisher.attend(0.01) == (0, 0, 0)
+        for number in range(5):
+            assert publisher.publish(b"%d" % number) == number
+        one, two = channel.Subscriber(path, 5), channel.Subscriber(path)
+        joined = 0
+        while joined < 2:
+            assert select.select([publisher], [], [], 5)[0]
+            joined += publisher.attend(0)[0]
+        for subscriber in one, two:
+            assert subscriber.credentials == (os.getpid(), os.getuid())
+            for number in 3, 4:
+                message = subscriber.receive(5)
+                assert (bytes(message), message.number, message.missed) == (b"%d" % number, number, 0)
+            raises(BlockingIOError, subscriber.receive, 0)
+            raises(TimeoutError, subscriber.receive, 0.01)
+        loan = publisher.loan(1 << 20)
+        array = numpy.frombuffer(loan, dtype="uint8")
+        raises(BufferError, publisher.commit, loan)
+        array[:] = 7
+        del array
+        assert publisher.commit(loan) == 5
+        messages = [one.receive(5), two.receive(5)]
+        arrays = [numpy.frombuffer(message, dtype="uint8") for message in messages]
+        assert all(message.in_place and message.may_change and message.intact for message in messages)
+        assert all(int(array.sum()) == 7 << 20 and not array.flags.writeable for array in arrays)
+        # The publisher takes the memory back from those that keep it.
+        loans = [publisher.loan(1 << 20) for _ in range(3)]
+        assert not any(message.intact for message in messages)
+        assert [status.revoked for status in publisher.subscribers()] == [1, 1]
+        del loans, arrays, messages
+        # A slow subscriber misses messages, and the other does not.
+        for number in range(6, 200):
+            publisher.publish(bytes(1500))
+            assert one.receive(5).missed == 0
+        raises(BlockingIOError, publisher.flush, 0)
+        raises(TimeoutError, publisher.flush, 0.01)
+        assert [status.behind for status in publisher.subscribers()] == [False, True]
+        last = 5
+        while last < 199:
+            try:
+                message = two.receive(0)
+                assert message.number == last + 1 + message.missed
+                last = message.number
+            except BlockingIOError:
+                publisher.attend(0)
+        publisher.flush(5)
+        assert two.missed > 100 and one.missed == 0
+        assert publisher.subscribers()[1].missed == two.missed
+        one.close()
+        assert publisher.attend(5) == (0, 1, 0)
+        publisher.publish(b"end")
+        publisher.close()
+        assert bytes(two.receive(5)) == b"end"
+        raises(BrokenPipeError, two.receive, 5)
+        raises(ValueError, publisher.publish, b"")
+
+
 def signals_end_a_wait():
     class Interrupted(Exception):
         pass
@@ -152,6 +261,8 @@ for test in [
     arrays_without_a_copy,
     memory_goes_back_with_the_last_array,
     paths_and_options,
+    requests_and_responses,
+    publishers_and_subscribers,
     signals_end_a_wait,
 ]:
     test()

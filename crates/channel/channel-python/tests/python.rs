@@ -50,12 +50,16 @@ fn the_package_does_what_it_promises() {
 }
 
 #[test]
-fn the_program_of_the_documentation_does_what_it_says() {
+fn each_program_of_the_documentation_does_what_it_says() {
     let package = installed();
     let page = std::fs::read_to_string(root().join("docs/channel.md")).unwrap();
-    let (_, rest) = page.split_once("```python\n").unwrap();
-    let (program, _) = rest.split_once("```").unwrap();
-    assert_eq!(run(python(&package).arg("-c").arg(program)), "hello");
+    let mut count = 0;
+    for part in page.split("```python\n").skip(1) {
+        let (program, _) = part.split_once("```").unwrap();
+        assert_eq!(run(python(&package).arg("-c").arg(program)), "hello", "{program}");
+        count += 1;
+    }
+    assert_eq!(count, 3);
 }
 
 #[test]
@@ -80,4 +84,37 @@ fn arrays_move_between_two_processes_without_a_copy() {
     // The sum of the means, and at most the four loans of this length that there are.
     let places = line.strip_prefix("19900.0, from ").and_then(|rest| rest.split(' ').next());
     assert!(places.unwrap().parse::<u32>().unwrap() <= 4, "{line}");
+}
+
+/// One process publishes arrays, and two others read each of them in the same memory.
+#[test]
+fn arrays_are_published_to_two_processes_without_a_copy() {
+    let package = installed();
+    let examples = root().join("examples/numpy-arrays");
+    let socket = package.path().join("socket");
+    let mut publisher = python(&package)
+        .arg(examples.join("publish.py"))
+        .arg(&socket)
+        .args(["2", "50"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = std::io::BufReader::new(publisher.stdout.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let subscribers: Vec<_> = (0..2)
+        .map(|_| {
+            let mut command = python(&package);
+            command.arg(examples.join("subscribe.py")).arg(&socket);
+            std::thread::spawn(move || run(&mut command))
+        })
+        .collect();
+    for subscriber in subscribers {
+        let line = subscriber.join().unwrap();
+        let places = line.strip_prefix("1225.0, from ").and_then(|rest| rest.split(' ').next());
+        // The publisher's memory for messages is 64 MiB, in slots of 8 MiB.
+        assert!(places.unwrap().parse::<u32>().unwrap() <= 8 && line.ends_with(" 0 missed\n"), "{line}");
+    }
+    assert!(publisher.wait().unwrap().success());
 }
