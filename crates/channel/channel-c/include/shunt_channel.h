@@ -259,7 +259,7 @@ struct shunt_publisher_options {
 	mode_t mode;            /* of the socket's file, which determines the users that may subscribe; 0600 */
 };
 
-/* What has happened since the last shunt_attend. */
+/* Counts since the last shunt_attend. */
 struct shunt_attended {
 	uint64_t joined;  /* new subscribers */
 	uint64_t left;    /* subscribers that have closed or died */
@@ -331,7 +331,7 @@ int shunt_subscriber_receive(shunt_subscriber *subscriber, struct shunt_event *e
 			     struct shunt_publication *publication, int timeout_ms);
 
 /* Receives the next message without a copy if it has more than 2 KiB. The publisher may take its memory
- * back: check shunt_is_intact before you use what was computed from it. See shunt_borrow. */
+ * back: check shunt_is_intact after the last read. See shunt_borrow. */
 int shunt_subscriber_borrow(shunt_subscriber *subscriber, struct shunt_borrowed *borrowed,
 			    struct shunt_publication *publication, int timeout_ms);
 

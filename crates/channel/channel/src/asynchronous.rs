@@ -59,7 +59,7 @@ pub struct Async<T: sealed::End> {
 mod sealed {
     use super::*;
 
-    /// An end whose descriptor stays the same, and open, as long as it lives.
+    /// An end that keeps one descriptor open as long as it lives.
     pub trait End: AsFd {}
     impl End for Sender {}
     impl End for Receiver {}

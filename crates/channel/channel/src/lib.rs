@@ -4,10 +4,10 @@
 //!
 //! A [`Receiver`] listens at a path, or [`pair`] makes it together with its only sender. A
 //! [`Sender`] connects. A [`Publisher`] sends each message to any number of [`Subscriber`]s, and a
-//! [`Client`] sends requests to a [`Server`]. Bytes go through a ring in memory that the two share; descriptors and
-//! doorbells go over a Unix socket. With the feature `tokio`, `Async` has the ends for tasks of tokio.
-//! Neither end trusts the other. `docs/channel.md` describes its
-//! use, and `docs/channel-protocol.md` the protocol.
+//! [`Client`] sends requests to a [`Server`]. Bytes go through a ring in memory that the two share;
+//! descriptors and doorbells go over a Unix socket. Neither end trusts the other. `docs/channel.md`
+//! describes its use, and `docs/channel-protocol.md` the protocol. With the feature `tokio`, `Async`
+//! has the ends for tasks of tokio.
 //!
 //! ```
 //! use shunt_channel::{Event, Message, Wait, pair};

@@ -7,8 +7,8 @@
 //!                      └──> ring of subscriber 3, new ──> the history first, then this one
 //! ```
 //!
-//! A subscriber has its own ring, as the receiver of a [`Sender`](crate::Sender) has, and cannot tell
-//! the publisher from one but for the numbers of messages. A short message is copied into each ring. A
+//! A subscriber has its own ring, as the receiver of a [`Sender`](crate::Sender) has, and differs
+//! from one only by the numbers of messages. A short message is copied into each ring. A
 //! long one is in a slot that all subscribers map for reading only, and its rings have the frame.
 //!
 //! **States of a subscriber.** It is *current* if it was sent everything, and *behind* otherwise.
@@ -50,7 +50,7 @@ const LISTENER: u64 = u64::MAX;
 /// messages.
 const ATTEND: Duration = Duration::from_millis(1);
 const UNATTENDED: u32 = 64;
-/// Most events and new subscribers in a turn between two messages, and in a turn of its own.
+/// Most events and new subscribers in a turn between two messages, and in one of `attend`.
 const BRIEF: Turn = Turn { events: 4, accepts: 1 };
 const FULL: Turn = Turn { events: 64, accepts: 16 };
 
@@ -131,7 +131,7 @@ pub struct SubscriberStatus {
     pub credentials: Option<Credentials>,
 }
 
-/// What has happened since the last [`Publisher::attend`].
+/// Counts since the last [`Publisher::attend`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attended {
     /// Number of new subscribers.
@@ -398,21 +398,21 @@ impl Publisher {
         }
     }
 
-    /// Attends for one turn. Returns what has happened, and how much there was to do.
+    /// Attends for one turn. Returns the counts, and the number of events.
     #[cfg(feature = "tokio")]
     pub(crate) fn attend_once(&mut self) -> Result<(Attended, usize), Errno> {
         let heard = self.turn(Wait::Never.left(), FULL)?;
         Ok((std::mem::take(&mut self.attended), heard))
     }
 
-    /// Attends for one turn, and leaves what has happened to the next [`attend`](Self::attend).
+    /// Attends for one turn, and leaves the counts to the next [`attend`](Self::attend).
     #[cfg(feature = "tokio")]
     pub(crate) fn turn_once(&mut self) -> Result<usize, Errno> {
         self.turn(Wait::Never.left(), FULL)
     }
 
     /// Attends to the subscribers until none is behind. Returns `false` if one still is when the time
-    /// is over. What was sent to a subscriber reaches it also after the publisher has closed.
+    /// is over. A message that was sent reaches its subscriber also after the publisher has closed.
     pub fn flush(&mut self, wait: Wait) -> Result<bool, Errno> {
         loop {
             let is_behind = |outgoing: &Outgoing| outgoing.state() == SubscriberState::Behind;

@@ -357,9 +357,9 @@ impl Sender {
             if wait == Wait::Never {
                 return Err(SendError::WouldBlock);
             }
-            match (awaited, self.pool.bell()) {
-                (Awaited::Loan, Some(bell)) => sleep(
-                    &mut [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(bell, PollFlags::IN)],
+            match (awaited, self.pool.eventfd()) {
+                (Awaited::Loan, Some(eventfd)) => sleep(
+                    &mut [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(eventfd, PollFlags::IN)],
                     wait,
                 )?,
                 _ => sleep(&mut [PollFd::new(&self.socket, PollFlags::IN)], wait)?,

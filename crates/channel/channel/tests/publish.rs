@@ -179,7 +179,7 @@ fn slow_subscriber_misses_counted_messages_and_no_other_does() {
 }
 
 /// A subscriber keeps all long messages that it gets. The publisher's memory is bounded, so they are
-/// revoked, the oldest first; what was borrowed shows it.
+/// revoked, the oldest first, and are no longer intact.
 #[test]
 fn memory_that_a_subscriber_keeps_is_taken_back() {
     const LEN: usize = 1 << 20;

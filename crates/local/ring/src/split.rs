@@ -95,12 +95,12 @@ impl SenderWords {
     /// Revokes the messages before this number. Memory of them may be written after this.
     pub fn revoke_before(&self, number: u64) {
         self.rare.revoked.swap(number, AcqRel);
-        // What is written to the memory comes after this.
+        // The memory is written after this.
         full_fence_after_rmw();
     }
 
-    /// Returns the number of the first message that is not revoked. What was read from the memory of
-    /// this message or a later one before this call had not been written for another one.
+    /// Returns the number of the first message that is not revoked. Bytes that were
+    /// read from the memory of this message or a later one before this call are of that message.
     #[inline]
     pub fn revoked_before(&self) -> u64 {
         fence(Acquire);

@@ -142,7 +142,7 @@ impl Outgoing {
         }
         if self.held.len() >= limit {
             let held = &self.held;
-            self.sender.ask_for_bell(|sender| {
+            self.sender.ask_for_doorbell(|sender| {
                 for held in held {
                     if held.is_over(sender)? {
                         return Ok(true);

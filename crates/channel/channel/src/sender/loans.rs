@@ -54,13 +54,13 @@ pub struct Loan {
 pub(crate) struct Returned {
     state: Mutex<ReturnedState>,
     /// Readable once a loan has come back that the sender waits for.
-    bell: OnceLock<OwnedFd>,
+    eventfd: OnceLock<OwnedFd>,
 }
 
 #[derive(Debug, Default)]
 struct ReturnedState {
     loans: Vec<(usize, OwnSlot)>,
-    /// Whether the next loan rings.
+    /// Whether the next loan writes the eventfd.
     is_awaited: bool,
 }
 
@@ -75,11 +75,11 @@ impl Returned {
             state.loans.push((slot, memory));
             std::mem::take(&mut state.is_awaited)
         };
-        if let Some(bell) = self.bell.get()
+        if let Some(fd) = self.eventfd.get()
             && is_awaited
         {
             // It fails only if the counter is full, and then it is readable.
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
         }
     }
 
@@ -91,11 +91,11 @@ impl Returned {
         some
     }
 
-    /// Silences the bell, and has the next loan ring it if the caller waits for one. The caller then
+    /// Empties the eventfd, and has the next loan write it if the caller waits for one. The caller then
     /// takes those that have come back before.
     fn expect(&self, is_awaited: bool) {
-        if let Some(bell) = self.bell.get() {
-            let _ = rustix::io::read(bell, &mut [0; 8]);
+        if let Some(fd) = self.eventfd.get() {
+            let _ = rustix::io::read(fd, &mut [0; 8]);
             if is_awaited {
                 self.state().is_awaited = true;
             }
@@ -246,15 +246,15 @@ impl Pool {
         self.returned.take(|index, memory| self.slots[index].memory = Some(memory))
     }
 
-    /// Silences the [`bell`](Self::bell), and has the next loan that is dropped ring it if the sender
+    /// Empties the [`eventfd`](Self::eventfd), and has the next loan that is dropped write it if the sender
     /// waits for one.
     pub(super) fn expect_returned(&self, is_awaited: bool) {
         self.returned.expect(is_awaited);
     }
 
     /// Returns the descriptor that becomes readable then, once there have been loans.
-    pub(super) fn bell(&self) -> Option<&OwnedFd> {
-        self.returned.bell.get()
+    pub(super) fn eventfd(&self) -> Option<&OwnedFd> {
+        self.returned.eventfd.get()
     }
 
     /// Returns the number of slots and the bytes of each in a further file for a class, if the class
@@ -292,7 +292,7 @@ impl Sender {
 
     fn try_loan(&mut self, len: usize, wait: Wait) -> Result<Loan, SendError> {
         let class = class_of(len);
-        self.make_bell()?;
+        self.make_eventfd()?;
         if let Found::Free(slot) = self.pool.find(&self.memory, class..class + 1)? {
             return Ok(self.pool.lend(slot, len));
         }
@@ -313,16 +313,16 @@ impl Sender {
 
     /// Makes the descriptor by which another thread wakes this sender when it drops a loan.
     #[inline]
-    fn make_bell(&mut self) -> Result<(), SendError> {
-        if self.pool.bell().is_some() {
+    fn make_eventfd(&mut self) -> Result<(), SendError> {
+        if self.pool.eventfd().is_some() {
             return Ok(());
         }
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(SendError::System)?;
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(SendError::System)?;
         if let Some(ready) = &self.ready {
             let data = epoll::EventData::new_u64(1);
-            epoll::add(ready, &bell, data, epoll::EventFlags::IN).map_err(SendError::System)?;
+            epoll::add(ready, &fd, data, epoll::EventFlags::IN).map_err(SendError::System)?;
         }
-        let _ = self.pool.returned.bell.set(bell);
+        let _ = self.pool.returned.eventfd.set(fd);
         Ok(())
     }
 

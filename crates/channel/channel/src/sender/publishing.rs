@@ -60,7 +60,7 @@ impl Sender {
             Ok(unread <= UNREAD)
         };
         if !is_read(self)? {
-            self.ask_for_bell(is_read)?;
+            self.ask_for_doorbell(is_read)?;
         }
         self.hand_over(|socket| notice::lend(socket, slots, bytes, file), Wait::Never)
     }
@@ -84,7 +84,7 @@ impl Sender {
 
     /// Has the subscriber ring when it has read something or has given a slot back, unless `is_due`
     /// already.
-    pub(crate) fn ask_for_bell(
+    pub(crate) fn ask_for_doorbell(
         &mut self,
         mut is_due: impl FnMut(&Sender) -> Result<bool, SendError>,
     ) -> Result<(), SendError> {
