@@ -164,7 +164,7 @@ impl Server {
                 let mut descriptors = message.take_descriptors();
                 let socket = descriptors.pop().filter(|_| descriptors.is_empty());
                 let socket = socket.ok_or(Cause::Misbehaved("an introduction without a socket"))?;
-                let back = match Sender::over_with(socket, self.responses) {
+                let back = match Sender::for_server(socket, self.responses) {
                     Ok(back) => Some(back),
                     Err(error) if matches!(error.errno(), Errno::PIPE | Errno::CONNRESET) => None,
                     Err(error) => return Err(Cause::Socket(error.errno())),

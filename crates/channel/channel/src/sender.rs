@@ -64,7 +64,7 @@ impl SenderOptions {
 #[derive(Debug)]
 pub struct Sender {
     socket: OwnedFd,
-    /// An epoll instance with everything that ends a wait. A publisher has one for all its senders.
+    /// An epoll instance with everything that ends a wait, for a sender that may lend.
     ready: Option<OwnedFd>,
     memory: SendMemory,
     producer: Producer,
@@ -136,6 +136,12 @@ impl Sender {
             .map_err(failed("watching a socket"))?;
         sender.ready = Some(ready);
         Ok(sender)
+    }
+
+    /// Returns the sender of a server's responses to one client. It lends nothing, so its socket is all
+    /// that it waits for.
+    pub(crate) fn for_server(socket: OwnedFd, options: SenderOptions) -> Result<Sender, OpenError> {
+        Sender::greet(socket, options)
     }
 
     /// Makes the ring, and greets the receiver.
