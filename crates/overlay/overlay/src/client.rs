@@ -141,6 +141,7 @@ async fn make(
     if domain == Domain::IPV4 && own.is_ipv6() {
         return Err(Reason::Family);
     }
+    shared.encryption.permit(&loaded, destination.ip(), known.router.ip())?;
     let mut asked = shared.peers.ask(known.router, Ask { destination, source }).await?;
     let is_remembered = asked.is_remembered();
     if !is_remembered {

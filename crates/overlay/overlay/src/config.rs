@@ -12,6 +12,7 @@ use shunt_config::Fault;
 use shunt_key::KeyError;
 use thiserror::Error;
 
+use crate::encryption::Encrypted;
 use crate::keys::KeyFile;
 use crate::policy::Policy;
 
@@ -59,6 +60,9 @@ pub(crate) struct Config {
     /// Connections are moved even if the previous ones were too short to repay it.
     #[serde(default)]
     pub(crate) move_brief: bool,
+    /// Is the overlay encrypted, so that connections may leave it only for an encrypted network?
+    #[serde(default)]
+    pub(crate) encrypted: Encrypted,
     /// The time that one end waits for the other end's program.
     #[serde(default = "default_patience")]
     pub(crate) patience_ms: u64,
@@ -190,8 +194,8 @@ impl Loaded {
                 Loaded { config: old.clone(), keys: self.keys.clone(), policy: read.policy, own: self.own };
             return (same, kept);
         }
-        let Config { hosts, policy, move_brief, .. } = read.config;
-        let config = Config { hosts, policy, move_brief, ..old.clone() };
+        let Config { hosts, policy, move_brief, encrypted, .. } = read.config;
+        let config = Config { hosts, policy, move_brief, encrypted, ..old.clone() };
         (Loaded { config, keys: self.keys.clone(), policy: read.policy, own: read.own }, kept)
     }
 }

@@ -305,6 +305,7 @@ pub(crate) async fn attend(
 fn consider(shared: &Arc<Shared>, host: IpAddr, ask: Ask, ticket: Ticket) -> Result<Coming, Reason> {
     let Ask { source, destination } = ask;
     shared.connections.permit(Flow { source, destination })?;
+    shared.encryption.permit(&shared.loaded(), source, host)?;
     let takers = shared.takers(destination)?;
     if shared.guests.state().pending.values().len() >= COMING {
         return Err(Reason::Busy);

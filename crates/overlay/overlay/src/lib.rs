@@ -32,6 +32,7 @@ mod client;
 mod config;
 mod connections;
 mod discovery;
+mod encryption;
 mod enforce;
 mod etcd;
 mod expected_gain;

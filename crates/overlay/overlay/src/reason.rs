@@ -73,6 +73,7 @@ reasons! {
     PacketPolicy = 22, "packet-policy", "A rule of the policy of one of the hosts wants its packets to be seen.";
     Family = 23, "family", "The hosts' addresses are of IPv6, and a program's socket is of IPv4.";
     Ports = 25, "ports", "This host has no free port for another connection to that host's router.";
+    Encrypted = 26, "encrypted", "The overlay to that host is encrypted, and the network between the hosts is not.";
     Brief = 24, "brief", "Connections from there to that place have lately been over before moving them had paid.";
 }
 
@@ -109,6 +110,9 @@ impl Reason {
             }
             Reason::Brief => {
                 "Have the program keep its connections (keep-alive, a pool); `move-brief = true` in the configuration moves such ones all the same."
+            }
+            Reason::Encrypted => {
+                "Nothing, if it has to be encrypted. Otherwise set `encrypted = false` in the configuration of both routers."
             }
             Reason::Busy => "Have fewer connections begin at once in one container.",
             Reason::Denied | Reason::Dropped | Reason::PacketPolicy => {

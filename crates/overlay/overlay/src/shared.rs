@@ -19,6 +19,7 @@ use crate::blocking_pool::Pool;
 use crate::config::Loaded;
 use crate::connections::Connections;
 use crate::discovery::Discovery;
+use crate::encryption::Encryption;
 use crate::expected_gain::ExpectedGain;
 use crate::guests::Guests;
 use crate::lock::lock;
@@ -46,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) reader: Mutex<Reader>,
     pub(crate) connections: Connections,
     pub(crate) expected_gain: ExpectedGain,
+    pub(crate) encryption: Encryption,
     pub(crate) spares: Spares,
     /// The lines that this router keeps to others. `guests` has those that others keep to it.
     pub(crate) peers: Peers,
@@ -89,6 +91,7 @@ impl Shared {
             reader: Mutex::new(reader),
             connections,
             expected_gain: ExpectedGain::default(),
+            encryption: Encryption::new()?,
             spares: Spares::default(),
             promises: Arc::new(Promises::new(registry.clone())),
             registry,
