@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use crate::encryption::Encrypted;
 use crate::keys::KeyFile;
+use crate::map::Router;
 use crate::policy::Policy;
 
 /// The default path of the control socket, at which `shunt overlay status` asks.
@@ -261,6 +262,11 @@ impl Etcd {
 }
 
 impl Host {
+    /// Returns how others reach its router.
+    pub(crate) fn router(&self) -> Router {
+        Router { address: self.address, ports: self.ports }
+    }
+
     /// Returns the addresses at which its router accepts host connections.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         addresses(self.address, self.ports)
@@ -351,7 +357,7 @@ fn prefixes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D:
 }
 
 pub(crate) const MAX_MS: u64 = 10_000;
-const MAX_PORTS: u16 = 64;
+pub(crate) const MAX_PORTS: u16 = 64;
 const MAX_LEASE_S: u64 = 3_600;
 
 fn default_prefix() -> String {

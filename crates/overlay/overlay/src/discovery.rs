@@ -6,12 +6,12 @@
 //! restore former ones, but not make new ones.
 //!
 //! ```text
-//! PREFIX/host/NAME            HMAC of key and value, router address
+//! PREFIX/host/NAME            HMAC of key and value, router address and ports
 //! PREFIX/container/ADDRESS    HMAC of key and value, NAME of its host
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use crate::blocking_pool::elsewhere;
 use crate::config;
 use crate::etcd::{Etcd, EtcdError, Stored};
 use crate::lock::lock;
-use crate::map::Published;
+use crate::map::{Published, Router};
 use crate::shared::Shared;
 
 /// The state of publishing and watching, for the report.
@@ -158,7 +158,7 @@ struct Seen<'a> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Entry {
-    Host(String, SocketAddr),
+    Host(String, Router),
     Container(IpAddr, String),
 }
 
@@ -231,8 +231,8 @@ async fn publish(
         let at = format!("{}{kind}/{what}", etcd.prefix);
         client.put(&at, &sealed(key, &at, body), lease).await
     };
-    let address = loaded.host().address.to_string();
-    put(HOST, name, &address).await?;
+    let router = loaded.host().router().to_string();
+    put(HOST, name, &router).await?;
     shared.discovery.state().is_published = true;
     turns.succeeded();
     let mut kept_at = Instant::now();
@@ -247,7 +247,7 @@ async fn publish(
             (known.is_some_and(|known| !known.hosts.contains_key(name)), own.due_puts(&here, known, now))
         });
         if is_host_lost && host_put_at.elapsed() > CONFIRMED {
-            put(HOST, name, &address).await?;
+            put(HOST, name, &router).await?;
             host_put_at = Instant::now();
         }
         for container in to_put {

@@ -2,13 +2,16 @@
 //! overlay for the host network would be readable on the wire, so it stays, unless the way between
 //! the hosts is encrypted as well.
 //!
-//! With `encrypted = "auto"` the kernel is asked about the host's network namespace:
+//! With `encrypted = "auto"` the kernel is asked about the host's network namespace. The overlay to a
+//! host counts as encrypted if one of these holds:
+//! - An outgoing IPsec policy with ESP selects some packets to that host, or to the container
+//!   ([`ipsec`]).
+//! - The route to the container leaves by a device that encrypts, or may do so ([`devices`]).
+//! - Cilium's WireGuard device exists. Cilium redirects packets to it without a route.
 //!
-//! | the overlay to a host counts as encrypted if | the way between the hosts counts as encrypted if |
-//! | --- | --- |
-//! | an outgoing IPsec policy with ESP selects packets to that host or to the container, whatever their protocol, ports and mark ([`ipsec`]) | the first IPsec policy for TCP between the hosts requires ESP, for all ports |
-//! | the route to the container leaves by a device that encrypts, or may do so ([`devices`]) | the route to the host leaves by a device that encrypts, or by the same TUN device |
-//! | Cilium's WireGuard device exists: Cilium redirects packets to it without a route | |
+//! The network between the hosts counts as encrypted if one of these holds:
+//! - The first IPsec policy for TCP between the hosts requires ESP, for all ports.
+//! - The route to the host leaves by a device that encrypts, or by the overlay's TUN device.
 //!
 //! Both hosts decide, each about what it sends.
 
@@ -72,7 +75,7 @@ const AUTO: &str = "auto";
 /// The time for which the IPsec policies are remembered.
 const MEMORY: Duration = Duration::from_secs(1);
 
-/// What is known about the host's own network namespace.
+/// Asks the kernel about the host's own network namespace.
 #[derive(Debug)]
 pub(crate) struct Encryption(Mutex<Views>);
 

@@ -1,11 +1,13 @@
 //! The map of containers to hosts: from published entries, or else from the configuration.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
 
 use ipnet::IpNet;
 
-use crate::config::Config;
+use crate::config::{Config, MAX_PORTS};
 
 /// The map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,7 +21,7 @@ pub(crate) struct Map {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     router: SocketAddr,
-    /// The number of its ports. A router that is only published has one.
+    /// The number of its ports.
     ports: u16,
     containers: Vec<IpNet>,
 }
@@ -27,10 +29,40 @@ struct Place {
 /// The entries that hosts have published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Published {
-    /// The addresses of their routers, by host name.
-    pub(crate) hosts: BTreeMap<String, SocketAddr>,
+    /// Their routers, by host name.
+    pub(crate) hosts: BTreeMap<String, Router>,
     /// The host name of each container.
     pub(crate) containers: HashMap<IpAddr, String>,
+}
+
+/// A router's address, and the number of ports from its own upwards on which it accepts host
+/// connections. Written as 192.168.0.1:7450, or 192.168.0.1:7450-7453.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Router {
+    pub(crate) address: SocketAddr,
+    pub(crate) ports: u16,
+}
+
+impl fmt::Display for Router {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.address)?;
+        match self.ports {
+            1 => Ok(()),
+            ports => write!(f, "-{}", self.address.port() + (ports - 1)),
+        }
+    }
+}
+
+impl FromStr for Router {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Router, ()> {
+        let (address, last) = text.split_once('-').map_or((text, None), |(first, last)| (first, Some(last)));
+        let address: SocketAddr = address.parse().map_err(|_| ())?;
+        let last = last.map_or(Ok(address.port()), |last| last.parse().map_err(|_| ()))?;
+        let ports = last.checked_sub(address.port()).ok_or(())?.saturating_add(1);
+        (1..=MAX_PORTS).contains(&ports).then_some(Router { address, ports }).ok_or(())
+    }
 }
 
 /// A host of the map.
@@ -49,19 +81,20 @@ impl Map {
             (host.name.clone(), place)
         });
         let mut hosts: BTreeMap<_, _> = of_file.collect();
-        for (name, router) in &published.hosts {
+        for (name, &Router { address, ports }) in &published.hosts {
             let is_taken =
-                hosts.iter().any(|(other, place)| other != name && place.router.ip() == router.ip());
-            let is_other_family = hosts.values().any(|place| place.router.is_ipv4() != router.is_ipv4());
+                hosts.iter().any(|(other, place)| other != name && place.router.ip() == address.ip());
+            let is_other_family = hosts.values().any(|place| place.router.is_ipv4() != address.is_ipv4());
             // The configuration decides about this host, and an address belongs to one host only.
             if *name == config.name || is_taken || is_other_family {
                 continue;
             }
-            hosts.entry(name.clone()).and_modify(|place| place.router = *router).or_insert_with(|| Place {
-                router: *router,
-                ports: 1,
+            let place = hosts.entry(name.clone()).or_insert_with(|| Place {
+                router: address,
+                ports,
                 containers: Vec::new(),
             });
+            (place.router, place.ports) = (address, ports);
         }
         Map { hosts, containers: published.containers.clone() }
     }
@@ -102,13 +135,13 @@ mod tests {
         let hosts = [
             ("a", "192.168.0.9:1"),
             ("b", "192.168.0.2:7451"),
-            ("c", "192.168.0.3:7450"),
+            ("c", "192.168.0.3:7450-7452"),
             ("d", "192.168.0.1:7450"),
             ("e", "[2001:db8::5]:7450"),
         ];
         let containers = [("10.50.2.7", "c"), ("10.50.2.8", "nobody"), ("10.50.9.9", "a")];
         let published = Published {
-            hosts: hosts.map(|(name, router)| (name.to_owned(), address(router))).into(),
+            hosts: hosts.map(|(name, router)| (name.to_owned(), router.parse().unwrap())).into(),
             containers: containers.map(|(container, name)| (ip(container), name.to_owned())).into(),
         };
         let of = |map: &Map, container| map.host_of(ip(container)).map(|host| (host.name, host.router));
@@ -120,8 +153,31 @@ mod tests {
         assert_eq!(of(&map, "10.50.2.7"), place("c", "192.168.0.3:7450"), "it has moved");
         assert_eq!(of(&map, "10.50.2.8"), place("b", "192.168.0.2:7451"), "by nobody who is known");
         assert_eq!(of(&map, "10.50.9.9"), place("a", "192.168.0.1:7450"));
+        assert_eq!(map.host_of(ip("10.50.2.7")).unwrap().ports, 3);
         assert!(map.has_host(ip("192.168.0.3")) && !map.has_host(ip("192.168.0.9")));
         let others = map.routers_but("a");
         assert_eq!(others, ["192.168.0.2:7451", "192.168.0.3:7450"].map(address).into());
+    }
+
+    #[test]
+    fn a_router_is_written_with_its_ports() {
+        for (text, ports) in
+            [("192.168.0.1:7450", 1), ("192.168.0.1:7450-7453", 4), ("[2001:db8::5]:65472-65535", 64)]
+        {
+            let router: Router = text.parse().unwrap();
+            assert_eq!((router.to_string().as_str(), router.ports), (text, ports));
+        }
+        assert_eq!("10.0.0.1:7450-7450".parse::<Router>().unwrap().ports, 1);
+        for wrong in [
+            "",
+            "10.0.0.1",
+            "10.0.0.1:7450-",
+            "10.0.0.1:7450-7449",
+            "10.0.0.1:1-65",
+            "10.0.0.1:0-65535",
+            "10.0.0.1:7-x",
+        ] {
+            assert!(wrong.parse::<Router>().is_err(), "{wrong}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The host's outgoing IPsec policies (xfrm), as far as they tell what is encrypted.
+//! The host's outgoing IPsec policies (xfrm): which packets they encrypt.
 
 use std::net::IpAddr;
 

@@ -6,7 +6,9 @@ use netlink_packet_core::{
     NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
     NetlinkSerializable,
 };
-use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
+use rustix::net::{
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
+};
 use shunt_sys::Errno;
 
 /// A netlink socket of one family, in the network namespace in which it was opened.
@@ -47,7 +49,8 @@ impl Asker {
         send(&self.socket, &bytes, SendFlags::DONTWAIT)?;
         let mut found = Vec::new();
         loop {
-            let (len, whole) = recv(&self.socket, &mut self.buffer[..], RecvFlags::DONTWAIT | RecvFlags::TRUNC)?;
+            let (len, whole) =
+                recv(&self.socket, &mut self.buffer[..], RecvFlags::DONTWAIT | RecvFlags::TRUNC)?;
             if whole > len {
                 return Err(Errno::MSGSIZE);
             }

@@ -112,7 +112,8 @@ fn the_setting_has_three_values() {
     struct File {
         encrypted: Encrypted,
     }
-    let read = |value: &str| toml::from_str::<File>(&format!("encrypted = {value}")).map(|file| file.encrypted);
+    let read =
+        |value: &str| toml::from_str::<File>(&format!("encrypted = {value}")).map(|file| file.encrypted);
     for (value, expected) in
         [("\"auto\"", Encrypted::Auto), ("true", Encrypted::Yes), ("false", Encrypted::No)]
     {
