@@ -13,7 +13,7 @@ use shunt_overlay::{AskError, Request};
 use shunt_sys::{Errno, seccomp};
 
 use super::{Check, State};
-use crate::overlay::seen::View;
+use crate::overlay::seen::{View, Why};
 
 /// The router's configuration, at the path that its systemd unit uses.
 const CONFIGURATION: &str = "/etc/shunt/overlay.toml";
@@ -38,16 +38,17 @@ pub(super) fn checks(control: &Path) -> Vec<Check> {
 pub(super) fn containers(view: &View) -> Check {
     let check =
         |found: String| Check::ok("overlay containers", "the overlay: connections of containers", found);
-    let Some(first) = view.unserved.containers.first() else {
+    if view.unserved.containers.is_empty() {
         return check("all that are on the overlay are served".to_owned());
-    };
+    }
     let shown = view.unserved.containers.iter().take(SHOWN);
     let shown: Vec<String> =
         shown.map(|it| format!("{} ({}, process {})", it.address, visible(&it.program), it.pid)).collect();
-    let count = view.unserved.containers.len() + view.unserved.left_out;
+    let count = view.unserved.count();
     let more = if count > shown.len() { format!(" and {} more", count - shown.len()) } else { String::new() };
-    let found = format!("not served: {}{more}. {}", shown.join(", "), first.why.explanation);
-    let advice = first.why.advice.trim_end_matches('.').to_owned();
+    let causes = |part: fn(&Why) -> &str| view.unserved.causes().map(part).collect::<Vec<_>>().join(" ");
+    let found = format!("not served: {}{more}. {}", shown.join(", "), causes(|why| &why.explanation));
+    let advice = causes(|why| &why.advice).trim_end_matches('.').to_owned();
     check(found).lacking(State::Limited, advice)
 }
 

@@ -34,6 +34,20 @@ pub(crate) struct AllUnserved {
     pub(crate) left_out: usize,
 }
 
+impl AllUnserved {
+    /// Returns how many there are, including those that are not listed.
+    pub(crate) fn count(&self) -> usize {
+        self.containers.len() + self.left_out
+    }
+
+    /// Returns why they are not served, each cause once.
+    pub(crate) fn causes(&self) -> impl Iterator<Item = &Why> {
+        let causes: BTreeMap<&str, &Why> =
+            self.containers.iter().map(|it| (it.why.reason.as_str(), &it.why)).collect();
+        causes.into_values()
+    }
+}
+
 /// A container on the overlay without a supervisor.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub(crate) struct Unserved {
@@ -124,13 +138,14 @@ impl View {
         if !self.connections.is_empty() {
             self.list(&mut text);
         }
-        if let Some(first) = self.unserved.containers.first() {
-            let count = self.unserved.containers.len() + self.unserved.left_out;
-            let _ = writeln!(text, "\n{count} containers on the overlay are not served:");
+        if !self.unserved.containers.is_empty() {
+            let _ = writeln!(text, "\n{} containers on the overlay are not served:", self.unserved.count());
             for Unserved { address, program, pid, why } in &self.unserved.containers {
-                let _ = writeln!(text, "{address}  {}  {pid}  {}", visible(program), why.explanation);
+                let _ = writeln!(text, "{address}  {}  {pid}  {}", visible(program), why.reason);
             }
-            let _ = writeln!(text, "{}", first.why.advice);
+            for Why { reason, explanation, advice } in self.unserved.causes() {
+                let _ = writeln!(text, "{reason}: {explanation} {advice}");
+            }
         }
         text
     }
@@ -172,19 +187,26 @@ mod tests {
     fn containers_without_a_supervisor_are_listed() {
         let view: View = serde_json::from_value(json!({
             "name": "one", "left-out": 0, "connections": [],
-            "unserved": { "left-out": 1, "containers": [{
-                "address": "10.50.1.2", "pid": 7, "program": "nginx", "reason": "not-supervised",
-                "explanation": "No supervisor was started with it.", "advice": "Start it again.",
-            }] },
+            "unserved": { "left-out": 1, "containers": [
+                { "address": "10.50.1.2", "pid": 7, "program": "nginx", "reason": "not-supervised",
+                  "explanation": "No supervisor was started with it.", "advice": "Start it again." },
+                { "address": "10.50.1.3", "pid": 8, "program": "redis", "reason": "not-known",
+                  "explanation": "Its supervisor has another router.", "advice": "Look." },
+                { "address": "10.50.1.4", "pid": 9, "program": "nginx", "reason": "not-supervised",
+                  "explanation": "No supervisor was started with it.", "advice": "Start it again." },
+            ] },
         }))
         .unwrap();
         assert_eq!(
             view.text(),
             "overlay, router one: 0 on the host network, 0 on the overlay\n\
              \n\
-             2 containers on the overlay are not served:\n\
-             10.50.1.2  nginx  7  No supervisor was started with it.\n\
-             Start it again.\n"
+             4 containers on the overlay are not served:\n\
+             10.50.1.2  nginx  7  not-supervised\n\
+             10.50.1.3  redis  8  not-known\n\
+             10.50.1.4  nginx  9  not-supervised\n\
+             not-known: Its supervisor has another router. Look.\n\
+             not-supervised: No supervisor was started with it. Start it again.\n"
         );
     }
 
