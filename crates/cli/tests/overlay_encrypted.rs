@@ -52,7 +52,8 @@ fn nothing_leaves_an_encrypted_overlay() {
     // As Docker encrypts an overlay network: the VXLAN packets that have a mark. Each of the two
     // hosts notices it, and then no connection is moved.
     let policy = "src 192.168.77.1 dst 192.168.77.2 proto udp dport 4789 dir out mark 0xd0c4e3 mask 0xffffff";
-    let reverse = "src 192.168.77.2 dst 192.168.77.1 proto udp dport 4789 dir out mark 0xd0c4e3 mask 0xffffff";
+    let reverse =
+        "src 192.168.77.2 dst 192.168.77.1 proto udp dport 4789 dir out mark 0xd0c4e3 mask 0xffffff";
     for (host, policy) in [(A, policy), (B, reverse)] {
         lab.hosts[host].net.words(&format!(
             "ip xfrm policy add {policy} tmpl src 0.0.0.0 dst 0.0.0.0 proto esp mode transport"

@@ -19,6 +19,7 @@ mod devices;
 mod ipsec;
 mod netlink;
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -72,8 +73,10 @@ impl<'de> Deserialize<'de> for Encrypted {
 
 const AUTO: &str = "auto";
 
-/// The time for which the IPsec policies are remembered.
+/// The time for which the kernel's answers are remembered.
 const MEMORY: Duration = Duration::from_secs(1);
+/// The number of containers for which they are remembered.
+const REMEMBERED: usize = 4096;
 
 /// Asks the kernel about the host's own network namespace.
 #[derive(Debug)]
@@ -84,8 +87,10 @@ struct Views {
     ipsec: Ipsec,
     devices: Devices,
     policies: Policies,
+    /// Whether the overlay, and the network between the hosts, are encrypted, by container and host.
+    known: HashMap<(IpAddr, IpAddr), (bool, bool)>,
     since: Option<Instant>,
-    /// The last error has been logged.
+    /// An error has been logged.
     has_warned: bool,
 }
 
@@ -123,6 +128,7 @@ impl Encryption {
             ipsec: Ipsec::open()?,
             devices: Devices::open()?,
             policies: Policies::default(),
+            known: HashMap::new(),
             since: None,
             has_warned: false,
         };
@@ -137,12 +143,9 @@ impl Encryption {
             return Ok(());
         }
         let mut views = lock(&self.0);
-        let found = views.look(loaded.host().address.ip(), container, host).map(|ways| {
-            (said == Encrypted::Yes || ways.is_overlay_encrypted()) && !ways.are_hosts_encrypted()
-        });
-        match found {
-            Ok(false) => Ok(()),
-            Ok(true) => Err(Reason::Encrypted),
+        match views.look(loaded.host().address.ip(), container, host) {
+            Ok((overlay, hosts)) if (overlay || said == Encrypted::Yes) && !hosts => Err(Reason::Encrypted),
+            Ok(_) => Ok(()),
             Err(error) => {
                 if !std::mem::replace(&mut views.has_warned, true) {
                     warn!(
@@ -157,12 +160,18 @@ impl Encryption {
 }
 
 impl Views {
-    fn look(&mut self, own: IpAddr, container: IpAddr, host: IpAddr) -> Result<Ways<'_>, Errno> {
-        if self.since.is_none_or(|since| since.elapsed() >= MEMORY) {
+    /// Returns whether the overlay, and the network between the hosts, are encrypted.
+    fn look(&mut self, own: IpAddr, container: IpAddr, host: IpAddr) -> Result<(bool, bool), Errno> {
+        let is_old = self.since.is_none_or(|since| since.elapsed() >= MEMORY);
+        if is_old || self.known.len() >= REMEMBERED {
+            self.known.clear();
             self.policies = self.ipsec.policies()?;
             self.since = Some(Instant::now());
         }
-        Ok(Ways {
+        if let Some(known) = self.known.get(&(container, host)) {
+            return Ok(*known);
+        }
+        let ways = Ways {
             own,
             container,
             host,
@@ -170,7 +179,10 @@ impl Views {
             to_host: self.devices.towards(host)?,
             has_cilium: self.devices.has(CILIUM)?,
             policies: &self.policies,
-        })
+        };
+        let found = (ways.is_overlay_encrypted(), ways.are_hosts_encrypted());
+        self.known.insert((container, host), found);
+        Ok(found)
     }
 }
 
