@@ -12,15 +12,21 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
-/// Makes the wheel of the library that was built with this test, and unpacks it as an installer does.
+/// Runs `make python` on the library that was built with this test, and unpacks the wheel as an
+/// installer does.
 fn installed() -> TempDir {
     let directory = tempfile::tempdir().unwrap();
+    let executable = std::env::current_exe().unwrap();
     // In the directory of this test, `deps`.
-    let library = std::env::current_exe().unwrap().with_file_name("libshunt_channel_python.so");
-    let made = run(Command::new(PYTHON)
-        .arg(root().join("scripts/wheel"))
-        .arg(library)
-        .arg(directory.path().join("wheel")));
+    let libraries = executable.parent().unwrap();
+    let made = run(Command::new("make")
+        .args(["--silent", "--no-print-directory", "-C"])
+        .arg(root())
+        // Cargo has built the library already, and this test may run while it waits for others.
+        .args(["python", "CARGO=true"])
+        .arg(format!("NATIVE={}", libraries.display()))
+        .arg(format!("TARGET={}", directory.path().display()))
+        .env("PATH", format!("/usr/bin:{}", std::env::var("PATH").unwrap_or_default())));
     run(Command::new(PYTHON).args(["-m", "zipfile", "-e", made.trim()]).arg(directory.path()));
     directory
 }

@@ -8,9 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use shunt_channel::{
-    Borrowed, Event, Publisher, PublisherOptions, Receiver, Sender, Subscriber, SubscriberState, Wait, pair,
-};
+use shunt_channel::{Borrowed, Event, Publisher, PublisherOptions, Receiver, Sender, Subscriber, Wait, pair};
 
 const TIME: Duration = Duration::from_millis(300);
 
@@ -49,7 +47,7 @@ fn published(len: usize, subscribers: usize) -> Result<f64, Box<dyn Error>> {
     let bytes = vec![0; len];
     let found = rate(|| {
         publisher.publish(&bytes)?;
-        if publisher.subscribers().any(|status| status.state == SubscriberState::Behind) {
+        if publisher.is_behind() {
             publisher.flush(Wait::Forever)?;
         }
         Ok(())

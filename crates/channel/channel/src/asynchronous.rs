@@ -27,7 +27,7 @@ use crate::borrowed::Borrowed;
 use crate::call::{CallError, Client, Numbered, Server};
 use crate::error::{ReceiveError, SendError};
 use crate::message::Message;
-use crate::publisher::{Attended, Publisher, SubscriberState};
+use crate::publisher::{Attended, Publisher};
 use crate::receiver::{Event, Receiver};
 use crate::sender::{Loan, Sender, Uncommitted};
 use crate::subscriber::{Publication, SubscribeError, Subscriber};
@@ -333,7 +333,7 @@ impl Async<Publisher> {
     /// Attends to the subscribers until none is behind, as [`Publisher::flush`] does.
     pub async fn flush(&mut self) -> Result<(), Errno> {
         self.until(|publisher| {
-            if publisher.subscribers().all(|status| status.state == SubscriberState::Current) {
+            if !publisher.is_behind() {
                 return Attempt::Done(Ok(()));
             }
             match publisher.turn_once() {

@@ -37,7 +37,7 @@ use crate::error::{OpenError, SendError};
 use crate::frame::MAX_MESSAGE;
 use crate::listener::Listener;
 use crate::sender::Loan;
-use crate::wait::Wait;
+use crate::wait::{Spin, Wait};
 use memory::Memory;
 use outgoing::Outgoing;
 
@@ -205,6 +205,7 @@ pub struct Publisher {
     attended: Attended,
     last_turn: Instant,
     unattended: u32,
+    spin: Spin,
     options: PublisherOptions,
 }
 
@@ -230,6 +231,7 @@ impl Publisher {
             attended: Attended::default(),
             last_turn: Instant::now(),
             unattended: 0,
+            spin: Spin::new(),
             options,
         })
     }
@@ -325,6 +327,16 @@ impl Publisher {
         let number = self.history.next;
         self.history.kept.push_back(message);
         self.history.next += 1;
+        self.deliver_to_all();
+        while self.history.kept.len() > self.options.history {
+            self.forget_oldest();
+        }
+        number
+    }
+
+    /// Sends each subscriber what it lacks, as far as there is room. Costs no system call for those
+    /// that are behind and have none.
+    fn deliver_to_all(&mut self) {
         for place in 0..self.subscribers.len() {
             if let Some(outgoing) = &mut self.subscribers[place]
                 && outgoing.is_worth_trying(&mut self.memory, self.options.history.max(HELD))
@@ -332,10 +344,11 @@ impl Publisher {
                 self.deliver(place);
             }
         }
-        while self.history.kept.len() > self.options.history {
-            self.forget_oldest();
-        }
-        number
+    }
+
+    /// Returns whether a subscriber is behind.
+    pub fn is_behind(&self) -> bool {
+        self.subscribers.iter().flatten().any(|outgoing| outgoing.state() == SubscriberState::Behind)
     }
 
     /// Sends a subscriber what it lacks, as far as there is room.
@@ -416,9 +429,16 @@ impl Publisher {
     /// Attends to the subscribers until none is behind. Returns `false` if one still is when the time
     /// is over. A message that was sent reaches its subscriber also after the publisher has closed.
     pub fn flush(&mut self, wait: Wait) -> Result<bool, Errno> {
-        let is_behind = |outgoing: &Outgoing| outgoing.state() == SubscriberState::Behind;
         for round in 0u32.. {
-            if !self.subscribers.iter().flatten().any(is_behind) {
+            if self.is_behind() && wait != Wait::Never {
+                let mut spin = std::mem::replace(&mut self.spin, Spin::new());
+                spin.until(|| {
+                    self.deliver_to_all();
+                    (!self.is_behind()).then_some(())
+                });
+                self.spin = spin;
+            }
+            if !self.is_behind() {
                 return Ok(true);
             }
             let heard = self.turn(wait.left(), FULL)?;
@@ -427,7 +447,7 @@ impl Publisher {
                 break;
             }
         }
-        Ok(!self.subscribers.iter().flatten().any(is_behind))
+        Ok(!self.is_behind())
     }
 
     /// Waits for events until the time-out `left`, and handles some. Returns how many there were.
