@@ -357,7 +357,7 @@ fn subscribers_come_and_go() {
 
 #[test]
 fn waits_end_in_time() {
-    let (mut publisher, mut subscribers) = with(options(0), 1);
+    let (mut publisher, mut subscribers) = with(options(1), 1);
     publisher.attend(Wait::Never).unwrap();
     let wait = || Wait::at_most(Duration::from_millis(5));
     assert_eq!(publisher.attend(wait()).unwrap(), shunt_channel::Attended::default());
