@@ -589,6 +589,15 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum)]
     pub(crate) hash: Option<ServeHash>,
 
+    /// The most messages of a client address in a second, on all its connections together; more are
+    /// refused
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) rate: Option<u64>,
+
+    /// How many of them may come together [default: the rate]
+    #[arg(long, value_name = "N", requires = "rate", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) burst: Option<u64>,
+
     /// Threads that serve conversations
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=256))]
     pub(crate) threads: u64,

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use sd_notify::NotifyState;
 use serde_json::Value;
 use shunt_serve::cache::{self, Cache};
-use shunt_serve::engine::{self, Engine, Hashing, Options, Request};
+use shunt_serve::engine::{self, Engine, Hashing, Limit, Options, Request};
 use shunt_serve::pubsub::PubSub;
 use shunt_serve::service::file::Program;
 use shunt_serve::service::store::Store;
@@ -62,6 +62,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
         object: parts.object,
         store: parts.store,
         contents: parts.contents,
+        limit: parts.limit,
         verify: parts.verify,
         listen: args.listen.context("say --listen ADDRESS:PORT")?,
         backends: args.backends.as_deref().map(std::path::absolute).transpose()?,
@@ -89,32 +90,41 @@ struct Parts {
     object: Vec<u8>,
     store: Arc<Store>,
     contents: Option<Arc<Store>>,
+    limit: Option<Limit>,
     verify: bool,
 }
 
 fn parts(args: &ServeArgs) -> Result<Parts> {
     let name = args.service.as_deref().context("say which SERVICE")?;
     let in_kernel = args.engine != ServeEngine::User;
+    // Buckets of the rate limit are behind the service's state.
+    let limit =
+        |state: usize| args.rate.map(|rate| Limit::new(rate as f64, args.burst.unwrap_or(rate), state));
+    let store = |limit: &Option<Limit>, state, in_kernel| {
+        Store::new(limit.as_ref().map_or(state, Limit::size), in_kernel)
+    };
     if name == CACHE {
         let memory = usize::try_from(args.memory << 20).unwrap_or(usize::MAX);
         let cache = Cache::new(memory, args.threads as usize, in_kernel)?;
-        let (store, contents) = (Store::new(0, in_kernel)?, Some(cache.store().clone()));
-        let object = cache::object().to_vec();
-        return Ok(Parts { service: Arc::new(cache), object, store, contents, verify: false });
+        let (limit, contents) = (limit(0), Some(cache.store().clone()));
+        let (object, store) = (cache::object().to_vec(), store(&limit, 0, in_kernel)?);
+        return Ok(Parts { service: Arc::new(cache), object, store, contents, limit, verify: false });
     }
     if name == PUBSUB {
         ensure!(args.engine != ServeEngine::Kernel, "{PUBSUB} runs in user space only");
         let service = Arc::new(PubSub::default());
-        let store = Store::new(0, false)?;
-        return Ok(Parts { service, object: Vec::new(), store, contents: None, verify: false });
+        let limit = limit(0);
+        let store = store(&limit, 0, false)?;
+        return Ok(Parts { service, object: Vec::new(), store, contents: None, limit, verify: false });
     }
     let program = Program::open(name)?;
-    let store = Store::new(program.native.state(), in_kernel)?;
+    let limit = limit(program.native.state());
+    let store = store(&limit, program.native.state(), in_kernel)?;
     let native = program.native.with_store(store.clone());
     let service: Arc<dyn Service> =
         if args.unverified { Arc::new(Watched(native)) } else { Arc::new(native) };
     let verify = !args.unverified && !program.is_builtin;
-    Ok(Parts { service, object: program.object, store, contents: None, verify })
+    Ok(Parts { service, object: program.object, store, contents: None, limit, verify })
 }
 
 /// The names of the services that are not compiled from C alone.

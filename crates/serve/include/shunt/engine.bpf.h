@@ -50,6 +50,7 @@ enum shunt_deciding {
 	SHUNT_IS_IDLE,
 	SHUNT_IS_DECIDING,
 	SHUNT_HAS_DECIDED, // user space gets the message, and follows the verdict
+	SHUNT_HAS_PAID, // user space gets the message, which the rate limit has counted, and decides
 };
 
 // Results of handling arrived data, next to the reasons above, which make the conversation leave.
@@ -77,6 +78,7 @@ struct shunt_conversation {
 	// space knows it.
 	__u64 due[SHUNT_TIMERS];
 	__u64 known[SHUNT_TIMERS];
+	__u64 bucket; // of the client, for the rate limit
 	__u8 kept[SHUNT_KEPT];
 	// The verdict about the current message. Only messages from the client have one, and they
 	// are handled under the client socket's lock, so one buffer is enough. A per-CPU buffer
@@ -169,6 +171,12 @@ struct {
 volatile const __u32 shunt_stride_bits = 1;
 // If 1, conversations leave as soon as user space would be faster.
 volatile const __u32 shunt_is_auto = 1;
+
+// The rate limit, or 0; how many nanoseconds a bucket holds; and the offset of the buckets in the
+// memory of the state. src/engine/limiter.rs explains the algorithm.
+volatile const __u64 shunt_limit_interval = 0;
+volatile const __u64 shunt_limit_burst = 0;
+volatile const __u64 shunt_limit_at = 0;
 
 // If 1, the program answers clients itself: the service says so, and shunt_sending is attached.
 volatile const __u32 shunt_answers_clients = 0;
@@ -291,6 +299,31 @@ SHUNT_INLINE int shunt_is_busy(struct shunt_conversation *conversation)
 		conversation->in_window = 0;
 	}
 	return ++conversation->in_window > SHUNT_BUSY;
+}
+
+// Returns true if the client has sent more messages than the rate limit allows. A bucket that
+// others change at the same time, again and again, allows the message.
+SHUNT_INLINE int shunt_is_over(struct shunt_conversation *conversation)
+{
+	void *memory;
+	__u64 *word, now, full, next;
+
+	if (!shunt_limit_interval)
+		return 0;
+	memory = shunt_memory(&conversation->verdict);
+	word = memory ? shunt_piece(memory, shunt_limit_at + 8 * conversation->bucket, 8) : 0;
+	if (!word)
+		return 0;
+	now = bpf_ktime_get_ns();
+	for (int attempt = 0; attempt < 8; attempt++) {
+		full = shunt_load(word);
+		next = (full > now ? full : now) + shunt_limit_interval;
+		if (next - now > shunt_limit_burst)
+			return 1;
+		if (shunt_replace(word, full, next))
+			return 0;
+	}
+	return 0;
 }
 
 #include "answer.bpf.h"
@@ -452,14 +485,21 @@ SHUNT_INLINE int shunt_message(struct shunt_arrival *arrival)
 		__sync_lock_test_and_set(&conversation->deciding, SHUNT_IS_IDLE);
 		return SHUNT_LEFT_ALREADY;
 	}
+	if (shunt_is_over(conversation)) {
+		shunt_begin(verdict, SHUNT_REFUSE);
+		verdict->why = SHUNT_TOO_MANY;
+		__sync_lock_test_and_set(&conversation->deciding, SHUNT_HAS_DECIDED);
+		return SHUNT_LEAVE_REFUSED;
+	}
 	socket.position = 0;
 	shunt_decide(&socket, verdict);
 	if (shunt_service.timer)
 		shunt_arm_timers(arrival);
 	done = shunt_follow(arrival, &socket, verdict);
 	__sync_lock_test_and_set(&conversation->deciding,
-				 done == SHUNT_SEND || verdict->action == SHUNT_IN_USER_SPACE ? SHUNT_IS_IDLE :
-												SHUNT_HAS_DECIDED);
+				 done == SHUNT_SEND			   ? SHUNT_IS_IDLE :
+				 verdict->action == SHUNT_IN_USER_SPACE ? SHUNT_HAS_PAID :
+									   SHUNT_HAS_DECIDED);
 	return done;
 }
 

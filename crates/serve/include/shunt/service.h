@@ -57,6 +57,7 @@ enum shunt_refusal {
 	SHUNT_NO_BACKEND, // there is no backend for it (set by the engine)
 	SHUNT_BACKEND_GONE, // its backend's connection broke (set by the engine)
 	SHUNT_NO_REPLY, // no reply within `reply-timeout` (set by the engine)
+	SHUNT_TOO_MANY, // more messages than `--rate` allows (set by the engine)
 };
 
 // The received bytes that were not taken yet, from `position` on. Use the functions below, not the

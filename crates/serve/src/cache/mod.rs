@@ -266,7 +266,10 @@ impl Service for Cache {
         self.command(session, &Tokens::read(without_end(&message[..=end])), data)
     }
 
-    fn refuse_in(&self, _: &mut Session, _: &[u8], _: Refusal) -> Answer {
+    fn refuse_in(&self, _: &mut Session, _: &[u8], why: Refusal) -> Answer {
+        if why == Refusal::TooMany {
+            return Answer::Reply(b"SERVER_ERROR too many requests\r\n".to_vec());
+        }
         // memcached closes without a word.
         Answer::Close(Vec::new())
     }

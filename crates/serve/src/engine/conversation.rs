@@ -35,13 +35,14 @@ use super::counts::{Counts, Loss, USER};
 use super::events::{Due, Timers};
 use super::hub::{Hub, Item};
 use super::kernel::Kernel;
+use super::limiter::Limit;
 use super::limits;
 use super::linger::Lingering;
 use super::link::{Left, Link, Recipient, receive};
 use super::place::Place;
 use super::waiting::{self, Turn, Waiting};
 use super::wheel::Wheel;
-use crate::service::store::Session;
+use crate::service::store::{Session, Store};
 use crate::service::{Answer, Key, Parse, Properties, Refusal, Service, Share, Verdict};
 
 /// A client's connection and its connections to backends.
@@ -80,6 +81,10 @@ pub(crate) struct Conversation {
     /// For a message that waits in the kernel: the count of replies so far, and since when it
     /// waits.
     pub(super) waits: Option<(u64, Instant)>,
+    /// The client's bucket of the rate limit.
+    pub(super) bucket: u64,
+    /// The rate limit has counted the first message of `input`, which is not decided about.
+    pub(super) is_paid: bool,
     pub(super) timers: Timers,
     pub(super) topics: Vec<u64>,
     /// The turns of messages that are answered later, by a timer or by another connection.
@@ -114,6 +119,7 @@ pub(crate) struct Round<'a> {
     pub(crate) served: &'a mut u64,
     /// Calm periods matter.
     pub(crate) wants_calm: bool,
+    pub(crate) limit: Option<(&'a Limit, &'a Store)>,
     pub(crate) hub: &'a Hub,
     /// Effects of this round, for any thread.
     pub(crate) items: &'a mut Vec<Item>,
@@ -159,12 +165,17 @@ impl Conversation {
             paced: false,
             place: Place::default(),
             waits: None,
+            bucket: 0,
+            is_paid: false,
             timers: Timers::default(),
             topics: Vec::new(),
             deferred: VecDeque::new(),
             mail: Vec::new(),
             mail_size: 0,
         };
+        if let Some((limit, _)) = round.limit {
+            new.bucket = limit.bucket_of(&new.client);
+        }
         let answer = round.service.accepted_in(&mut new.session);
         new.act(answer, round);
         Ok(new)
@@ -331,6 +342,7 @@ impl Conversation {
         let verdict = match self.decided.take() {
             Some(Decided::Parts(parts)) => return self.send_parts(message, parts, round),
             Some(Decided::Whole(verdict)) => verdict.within(message.len()),
+            None if !self.may(round) => Verdict::Refuse(Refusal::TooMany),
             None => {
                 let verdict = round.service.decide_in(&mut self.session, message);
                 self.arm(round);
@@ -338,6 +350,12 @@ impl Conversation {
             }
         };
         self.follow(verdict, message, round)
+    }
+
+    /// Returns true if the rate limit allows one more message.
+    fn may(&mut self, round: &Round<'_>) -> bool {
+        let Some((limit, store)) = round.limit else { return true };
+        mem::take(&mut self.is_paid) || limit.allows(store, self.bucket)
     }
 
     /// Does what the service has decided about a message. Returns false if its backend's buffer has no

@@ -18,6 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::backends::Backends;
 use super::choose::Hashing;
+use super::limiter::Limit;
 use crate::service::native::RawVerdict;
 use crate::service::store::{Session, Store};
 use crate::service::verifier::{Complaint, LoadError, check_loadable};
@@ -48,6 +49,8 @@ pub(crate) struct Kernel {
 pub(crate) struct Stores<'a> {
     pub(crate) state: Option<&'a Store>,
     pub(crate) contents: Option<&'a Store>,
+    /// The rate limit, whose buckets are behind the state.
+    pub(crate) limit: Option<&'a Limit>,
 }
 
 /// Places in the sockmap, for all conversations of a worker.
@@ -56,7 +59,9 @@ const PLACES: u32 = 1 << 15;
 const MOST_BITS: u32 = 8;
 /// Sizes of `struct shunt_conversation` and, below, of `struct shunt_end`, in bytes.
 const CONVERSATION: usize = SESSION_AT + Session::BYTES;
-const KEPT_AT: usize = (TIMERS_AT + 2 * Session::TIMERS) * 8;
+const KEPT_AT: usize = (BUCKET_AT + 1) * 8;
+/// The word `bucket`.
+const BUCKET_AT: usize = TIMERS_AT + 2 * Session::TIMERS;
 /// The first word of `due` in `struct shunt_conversation`. Those of `known` follow.
 const TIMERS_AT: usize = 14;
 const VERDICT_AT: usize = KEPT_AT + KEPT;
@@ -93,6 +98,8 @@ pub(crate) enum Deciding {
     Now,
     /// The message has been passed to user space, with this verdict.
     Done(Verdict),
+    /// The message has been passed to user space, and the rate limit has counted it.
+    Paid,
 }
 
 /// What the program has written to the ring buffer about the conversation with this number.
@@ -141,6 +148,9 @@ impl Kernel {
         let refused = |error: &(dyn std::error::Error + 'static)| LoadError::of(error);
         let mut loaded = EbpfLoader::new()
             .override_global("shunt_stride_bits", &stride_bits, true)
+            .override_global("shunt_limit_interval", &stores.limit.map_or(0, |limit| limit.interval), true)
+            .override_global("shunt_limit_burst", &stores.limit.map_or(0, |limit| limit.burst), true)
+            .override_global("shunt_limit_at", &stores.limit.map_or(0, |limit| limit.at as u64), true)
             .override_global("shunt_is_auto", &u32::from(is_auto), true)
             .override_global("shunt_answers_clients", &u32::from(answers), true)
             .map_max_entries("shunt_answers", if answers { ANSWERS.min(count) } else { 1 })
@@ -316,6 +326,11 @@ impl Kernel {
         (word(at).expect("inside"), word(at + Session::TIMERS).expect("inside"))
     }
 
+    /// Returns the bucket of the client.
+    pub(crate) fn bucket(&self, number: u32) -> &AtomicU64 {
+        self.conversations.word(number as usize * CONVERSATION + BUCKET_AT * 8).expect("inside")
+    }
+
     /// Returns true if the program has passed the conversation to user space.
     pub(crate) fn gave_back(&self, number: u32) -> bool {
         self.of(number, Of::Word).load(SeqCst) & 1 == 0
@@ -342,6 +357,7 @@ impl Kernel {
         match self.of(number, Of::Deciding).load(SeqCst) {
             0 => Deciding::Idle,
             1 => Deciding::Now,
+            3 => Deciding::Paid,
             _ => {
                 let mut bytes = [0; size_of::<RawVerdict>()];
                 let is_inside =

@@ -19,6 +19,7 @@ mod counts;
 mod events;
 mod hub;
 mod kernel;
+mod limiter;
 mod limits;
 mod linger;
 mod link;
@@ -31,5 +32,6 @@ mod wheel;
 mod worker;
 
 pub use choose::Hashing;
+pub use limiter::Limit;
 pub use server::{DEFAULT_CONTROL, Error, Options, Request, ask, run, try_kernel};
 pub use shared::Engine;

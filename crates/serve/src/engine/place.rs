@@ -187,6 +187,7 @@ impl Conversation {
         }
         kernel.put_session(number, &self.session);
         self.timers.give(kernel, number);
+        kernel.bucket(number).store(self.bucket, SeqCst);
         // The exchange succeeds only if every passed byte was read: bytes passed from now on change
         // the word.
         let passed = self.place.read() << 1;
@@ -235,6 +236,9 @@ impl Conversation {
         if let Deciding::Done(verdict) = deciding {
             kernel.of(number, Of::Deciding).store(0, SeqCst);
             self.decided = Some(Decided::Whole(verdict));
+        } else if deciding == Deciding::Paid {
+            kernel.of(number, Of::Deciding).store(0, SeqCst);
+            self.is_paid = true;
         }
         self.place.owner = Owner::User;
         round.counts.in_kernel.fetch_sub(1, Relaxed);

@@ -23,6 +23,7 @@ use tokio::time::timeout;
 use super::backends::Backends;
 use super::choose::Hashing;
 use super::kernel::{Kernel, Stores};
+use super::limiter::Limit;
 use super::shared::{Engine, Shared};
 use super::worker::Worker;
 use super::{limits, metrics};
@@ -50,6 +51,8 @@ pub struct Options {
     pub backends: Option<PathBuf>,
     /// The engine that serves conversations.
     pub engine: Engine,
+    /// The rate limit of each client address. The memory of the state has room for its buckets.
+    pub limit: Option<Limit>,
     /// Overrides the hashing in the file of backends.
     pub hashing: Option<Hashing>,
     /// The number of threads that serve conversations.
@@ -142,7 +145,9 @@ pub async fn run(
         .map_err(|error| Error::Threads(error.into()))?;
     let engine = if refusal.is_some() { Engine::User } else { options.engine };
     let state = (options.store.clone(), Layout::read(&options.object));
-    let shared = Arc::new(Shared::new(options.service.clone(), state, engine, backends, wakes.clone()));
+    let mut shared = Shared::new(options.service.clone(), state, engine, backends, wakes.clone());
+    shared.limit = options.limit.clone();
+    let shared = Arc::new(shared);
     let stays = kernels.iter().find_map(Kernel::stays).map(ToString::to_string);
     shared.start();
     let threads = crew(&options, &shared, kernels)?;
@@ -235,7 +240,8 @@ fn kernels(options: &Options, backends: usize) -> Result<(Vec<Kernel>, Option<Lo
         return Ok((Vec::new(), None));
     }
     let (is_auto, answers) = (options.engine == Engine::Auto, options.service.properties().answers);
-    let stores = Stores { state: Some(&options.store), contents: options.contents.as_deref() };
+    let (state, contents) = (Some(&*options.store), options.contents.as_deref());
+    let stores = Stores { state, contents, limit: options.limit.as_ref() };
     let load = |_| Kernel::load(&options.object, stores, backends, is_auto, answers);
     match (0..options.threads).map(load).collect() {
         Ok(kernels) => Ok((kernels, None)),

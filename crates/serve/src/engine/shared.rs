@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::backends::Backends;
 use super::counts::Counts;
 use super::hub::Hub;
+use super::limiter::Limit;
 use crate::service::layout::Layout;
 use crate::service::store::Store;
 use crate::service::{Answer, Service};
@@ -33,6 +34,7 @@ pub(crate) struct Shared {
     /// The service's state, and its layout.
     pub(crate) store: Arc<Store>,
     pub(crate) layout: Layout,
+    pub(crate) limit: Option<Limit>,
     pub(crate) engine: Engine,
     pub(crate) counts: Counts,
     /// The list, with the number of lists before it.
@@ -63,6 +65,7 @@ impl Shared {
             service,
             store,
             layout,
+            limit: None,
             engine,
             counts: Counts::default(),
             backends: RwLock::new((0, Arc::new(backends))),

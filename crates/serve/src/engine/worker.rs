@@ -559,6 +559,7 @@ impl Worker {
             wants_calm: self.kernel.is_some() && self.contest.wants_calm(),
             kernel: &mut self.kernel,
             served: &mut self.served,
+            limit: self.shared.limit.as_ref().map(|limit| (limit, &*self.shared.store)),
             hub: &self.shared.hub,
             items: &mut self.items,
             wheel: &mut self.wheel,

@@ -61,6 +61,9 @@ impl Service for PubSub {
     }
 
     fn refuse_in(&self, _: &mut Session, head: &[u8], why: Refusal) -> Answer {
+        if why == Refusal::TooMany {
+            return Answer::Reply(resp::error("too many commands"));
+        }
         let text = match (why, resp::measure(head)) {
             (Refusal::TooLong, _) => "Protocol error: the command is too long".to_owned(),
             (_, Err(why)) => format!("Protocol error: {why}"),

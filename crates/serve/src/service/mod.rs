@@ -287,11 +287,13 @@ pub enum Refusal {
     BackendGone,
     /// Its backend has not answered within `reply-timeout`.
     NoReply,
+    /// The client sends more messages than `--rate` allows.
+    TooMany,
 }
 
 impl Refusal {
     /// All reasons, in the order of their codes.
-    pub const ALL: [Refusal; 9] = [
+    pub const ALL: [Refusal; 10] = [
         Refusal::Malformed,
         Refusal::TooLong,
         Refusal::UnknownVersion,
@@ -301,6 +303,7 @@ impl Refusal {
         Refusal::NoBackend,
         Refusal::BackendGone,
         Refusal::NoReply,
+        Refusal::TooMany,
     ];
 
     /// Returns the label in metrics and status.
@@ -315,6 +318,7 @@ impl Refusal {
             Refusal::NoBackend => "no-backend",
             Refusal::BackendGone => "backend-gone",
             Refusal::NoReply => "no-reply",
+            Refusal::TooMany => "too-many",
         }
     }
 

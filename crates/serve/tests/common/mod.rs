@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use shunt_netns::Net;
 use shunt_serve::cache::{self, Cache};
-use shunt_serve::engine::{self, Engine, Options, Request};
+use shunt_serve::engine::{self, Engine, Limit, Options, Request};
 use shunt_serve::pubsub::PubSub;
 use shunt_serve::service::store::Store;
 use shunt_serve::service::{Service, builtin};
@@ -40,6 +40,16 @@ impl Serving {
         Serving::run(net, (service, builtin.object), (store, None), engine, backends)
     }
 
+    /// Starts a builtin service that allows each address so many messages a second, and a burst.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn limited(net: Net, name: &str, engine: Engine, rate: f64, burst: u64) -> Serving {
+        let builtin = builtin::named(name).expect("a builtin");
+        let limit = Limit::new(rate, burst, builtin.native.state());
+        let store = Store::new(limit.size(), engine != Engine::User).unwrap();
+        let service = Arc::new(builtin.native.with_store(store.clone()));
+        Serving::run_limited(net, (service, builtin.object), (store, None), engine, &[], Some(limit))
+    }
+
     /// Starts the cache.
     #[allow(dead_code, reason = "not every test does")]
     pub(crate) fn cache(net: Net, engine: Engine, memory: usize) -> Serving {
@@ -63,6 +73,17 @@ impl Serving {
         engine: Engine,
         backends: &[SocketAddr],
     ) -> Serving {
+        Serving::run_limited(net, (service, object), (store, contents), engine, backends, None)
+    }
+
+    fn run_limited(
+        net: Net,
+        (service, object): (Arc<dyn Service>, &[u8]),
+        (store, contents): (Arc<Store>, Option<Arc<Store>>),
+        engine: Engine,
+        backends: &[SocketAddr],
+        limit: Option<Limit>,
+    ) -> Serving {
         let directory = tempfile::tempdir().unwrap();
         let address = "127.0.0.1:4000".parse().unwrap();
         let file = directory.path().join("backends.toml");
@@ -77,6 +98,7 @@ impl Serving {
             backends: (!backends.is_empty()).then_some(file),
             engine,
             hashing: None,
+            limit,
             // Each thread has its own kernel engine.
             threads: 2,
             control: directory.path().join("control"),
