@@ -559,7 +559,7 @@ pub(crate) struct RelayControl {
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    override_usage = "shunt serve [OPTIONS] --listen ADDRESS:PORT SERVICE\n       shunt serve <COMMAND>",
+    override_usage = "shunt serve [OPTIONS] --listen ADDRESS SERVICE\n       shunt serve <COMMAND>",
     after_help = "It runs in the foreground. SIGHUP reads the backends again; SIGTERM ends it when its conversations have ended."
 )]
 pub(crate) struct ServeArgs {
@@ -568,9 +568,10 @@ pub(crate) struct ServeArgs {
     #[arg(value_name = "SERVICE", required = true)]
     pub(crate) service: Option<String>,
 
-    /// Where clients connect to
-    #[arg(long, value_name = "ADDRESS:PORT", required = true)]
-    pub(crate) listen: Option<SocketAddr>,
+    /// Where clients connect to: ADDRESS:PORT, or unix:PATH. Give it several times for several
+    /// listeners
+    #[arg(long, value_name = "ADDRESS", required = true)]
+    pub(crate) listen: Vec<shunt_serve::engine::Address>,
 
     /// The backends, in a file (see docs/usage.md)
     #[arg(long, value_name = "FILE")]

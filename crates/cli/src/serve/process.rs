@@ -64,7 +64,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
         contents: parts.contents,
         limit: parts.limit,
         verify: parts.verify,
-        listen: args.listen.context("say --listen ADDRESS:PORT")?,
+        listen: args.listen.clone(),
         backends: args.backends.as_deref().map(std::path::absolute).transpose()?,
         engine: match args.engine {
             ServeEngine::Auto if args.service.as_deref() == Some(PUBSUB) => Engine::User,

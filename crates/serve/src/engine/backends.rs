@@ -3,7 +3,6 @@
 //! A `Backends` list is immutable. When the file changes, `Backends::read` makes a new list that
 //! shares the `Backend` entries found in both, so that their counters and health survive.
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use shunt_config::Fault;
 
+use super::address::Address;
 use super::choose::{Chooser, Hashing};
 use super::counts::Count;
 use crate::service::Key;
@@ -68,7 +68,7 @@ impl Health {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    address: SocketAddr,
+    address: Address,
     #[serde(default = "one")]
     weight: u32,
 }
@@ -80,7 +80,7 @@ fn one() -> u32 {
 /// A backend, shared by every list and connection that refers to it.
 #[derive(Debug)]
 pub(crate) struct Backend {
-    pub(crate) address: SocketAddr,
+    pub(crate) address: Address,
     pub(crate) weight: u32,
     pub(crate) messages: Count,
     pub(crate) bytes: Count,
@@ -97,7 +97,7 @@ pub(crate) struct Backend {
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 impl Backend {
-    fn new(address: SocketAddr, weight: u32) -> Backend {
+    fn new(address: Address, weight: u32) -> Backend {
         Backend {
             address,
             weight,
@@ -172,8 +172,9 @@ impl Backends {
 
     fn of(file: &File, asked: Option<Hashing>, before: Option<&Backends>) -> Result<Backends, String> {
         let known = |entry: &Entry| {
-            let same =
-                |backend: &&Arc<Backend>| (backend.address, backend.weight) == (entry.address, entry.weight);
+            let same = |backend: &&Arc<Backend>| {
+                (&backend.address, backend.weight) == (&entry.address, entry.weight)
+            };
             before.and_then(|before| before.list.iter().find(same)).cloned()
         };
         let mut list: Vec<Arc<Backend>> = Vec::new();
@@ -184,12 +185,14 @@ impl Backends {
             if list.iter().any(|backend| backend.address == entry.address) {
                 return Err(format!("{} is there twice: give it a weight instead", entry.address));
             }
-            list.push(known(entry).unwrap_or_else(|| Arc::new(Backend::new(entry.address, entry.weight))));
+            list.push(
+                known(entry).unwrap_or_else(|| Arc::new(Backend::new(entry.address.clone(), entry.weight))),
+            );
         }
         if list.len() > MAX_BACKENDS {
             return Err(format!("there are more than {MAX_BACKENDS} backends"));
         }
-        let ends: Vec<_> = list.iter().map(|backend| (backend.address, backend.weight)).collect();
+        let ends: Vec<_> = list.iter().map(|backend| (backend.address.to_string(), backend.weight)).collect();
         let chooser = Chooser::new(asked.or(file.hash).unwrap_or_default(), &ends);
         let seconds = file.reply_timeout.filter(|seconds| *seconds != 0.0);
         if seconds.is_some_and(|seconds| !(0.1..=86_400.0).contains(&seconds)) {

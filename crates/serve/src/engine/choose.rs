@@ -1,7 +1,5 @@
 //! Maps a key to a backend, as the file of backends or the command line configures it.
 
-use std::net::SocketAddr;
-
 use serde::{Deserialize, Serialize};
 
 use crate::hash::{Placement, Scheme};
@@ -28,10 +26,10 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
-    pub(crate) fn new(hashing: Hashing, backends: &[(SocketAddr, u32)]) -> Chooser {
+    pub(crate) fn new(hashing: Hashing, backends: &[(String, u32)]) -> Chooser {
         let scheme = if hashing == Hashing::Ketama { Scheme::Ketama } else { Scheme::Modulo };
-        let names: Vec<_> = backends.iter().map(|(address, weight)| (address.to_string(), *weight)).collect();
-        let placement = Placement::new(scheme, names.iter().map(|(name, weight)| (name.as_str(), *weight)));
+        let placement =
+            Placement::new(scheme, backends.iter().map(|(name, weight)| (name.as_str(), *weight)));
         Chooser { hashing, placement }
     }
 

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, Shutdown, send, shutdown};
+use rustix::net::{AddressFamily, SendFlags, Shutdown, send, shutdown, sockopt};
 use shunt_sys::tcp;
 
 use super::backends::Backends;
@@ -176,6 +176,9 @@ impl Conversation {
         if let Some((limit, _)) = round.limit {
             new.bucket = limit.bucket_of(&new.client);
         }
+        if sockopt::socket_domain(&new.client) == Ok(AddressFamily::UNIX) {
+            new.place.stay();
+        }
         let answer = round.service.accepted_in(&mut new.session);
         new.act(answer, round);
         Ok(new)
@@ -227,7 +230,7 @@ impl Conversation {
                 self.input.clear();
                 let (used, messages) = self.take_messages(&scratch[..left + count], round);
                 self.input.extend_from_slice(&scratch[used..left + count]);
-                if round.wants_calm {
+                if round.wants_calm && !self.place.stays() {
                     let quiet = quiet && self.input.is_empty() && messages == 1;
                     self.calm.saw(quiet, count, &self.client, round.now);
                 }
@@ -250,7 +253,7 @@ impl Conversation {
                 let (used, _) = self.take_messages(&input, round);
                 input.drain(..used);
                 input.shrink_to(input.len().max(APPEND));
-                if round.wants_calm {
+                if round.wants_calm && !self.place.stays() {
                     self.calm.saw(false, count, &self.client, round.now);
                 }
             }
@@ -447,6 +450,9 @@ impl Conversation {
         });
         match opened {
             Ok(link) => {
+                if wanted.address.is_unix() {
+                    self.place.stay();
+                }
                 self.links[at] = Some(link);
                 self.places[backend] = Some(at);
                 Some(at)

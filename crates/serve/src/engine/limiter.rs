@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
 
-use rustix::net::getpeername;
+use rustix::net::{getpeername, sockopt};
 
 use super::events::nanoseconds;
 use crate::service::store::Store;
@@ -69,7 +69,12 @@ impl Limit {
     /// Returns the bucket of a connection's peer.
     pub(crate) fn bucket_of(&self, client: &OwnedFd) -> u64 {
         let peer = getpeername(client).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
-        peer.map_or(0, |peer| self.bucket(peer.ip()))
+        match (peer, sockopt::socket_peercred(client)) {
+            (Some(peer), _) => self.bucket(peer.ip()),
+            // At a Unix socket, each user has a bucket.
+            (None, Ok(peer)) => self.seed.hash_one(peer.uid.as_raw()) % Limit::BUCKETS,
+            (None, Err(_)) => 0,
+        }
     }
 
     /// Takes a message out of a bucket. Returns false if the bucket is empty.

@@ -40,7 +40,12 @@ const SOCKET: u32 = 256 * 1024;
 
 /// Sets the buffer sizes and TCP_NODELAY of a socket. Call it before connect or listen.
 pub(crate) fn bound(socket: impl AsFd) -> Result<()> {
-    tuning::set_receive_buffer(&socket, SOCKET)?;
-    tuning::set_send_buffer(&socket, SOCKET)?;
+    bound_buffers(&socket)?;
     sockopt::set_tcp_nodelay(&socket, true)
+}
+
+/// Sets the buffer sizes of a Unix socket.
+pub(crate) fn bound_buffers(socket: impl AsFd) -> Result<()> {
+    tuning::set_receive_buffer(&socket, SOCKET)?;
+    tuning::set_send_buffer(&socket, SOCKET)
 }

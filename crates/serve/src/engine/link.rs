@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with, sockopt,
-};
+use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 
 use super::backends::Backend;
 use super::buffer::Buffer;
@@ -75,14 +73,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 impl Link {
     /// Starts a non-blocking connect.
     pub(crate) fn open(backend: Arc<Backend>, generation: u16, now: Instant) -> io::Result<Link> {
-        let family = if backend.address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-        limits::bound(&socket)?;
-        match rustix::net::connect(&socket, &backend.address) {
-            Ok(()) | Err(Errno::INPROGRESS) => {}
-            Err(error) => return Err(error.into()),
-        }
+        let socket = backend.address.connect()?;
         Ok(Link {
             backend,
             socket,

@@ -215,7 +215,7 @@ pub(crate) fn status(shared: &Shared) -> Value {
         .iter()
         .map(|backend| {
             json!({
-                "address": backend.address,
+                "address": backend.address.to_string(),
                 "weight": backend.weight,
                 "up": backend.is_well(),
                 "messages": backend.messages.value(),

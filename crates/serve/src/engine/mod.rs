@@ -9,6 +9,7 @@
 //! `shared` is the state that all threads use. `counts` and `metrics` report. `server` starts and
 //! stops the service.
 
+mod address;
 mod backends;
 mod buffer;
 mod calm;
@@ -31,6 +32,7 @@ mod waiting;
 mod wheel;
 mod worker;
 
+pub use address::Address;
 pub use choose::Hashing;
 pub use limiter::Limit;
 pub use server::{DEFAULT_CONTROL, Error, Options, Request, ask, run, try_kernel};

@@ -77,6 +77,16 @@ impl Place {
         self.owner != Owner::User
     }
 
+    /// Keeps the conversation in user space: the kernel's program is for sockets of TCP.
+    pub(crate) fn stay(&mut self) {
+        self.refused = true;
+    }
+
+    /// Returns true if the conversation never moves to the kernel.
+    pub(crate) fn stays(&self) -> bool {
+        self.refused
+    }
+
     /// Returns true if the kernel owns the conversation, which is not on its way back.
     pub(crate) fn is_in_kernel(&self) -> bool {
         self.owner == Owner::Kernel

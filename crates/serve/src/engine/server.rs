@@ -13,20 +13,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use shunt_config::Fault;
 use shunt_control::{AskError, Asked, Control, serve_metrics};
-use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::address::{Address, Bound, Listeners};
 use super::backends::Backends;
 use super::choose::Hashing;
 use super::kernel::{Kernel, Stores};
 use super::limiter::Limit;
+use super::metrics;
 use super::shared::{Engine, Shared};
 use super::worker::Worker;
-use super::{limits, metrics};
 use crate::service::Service;
 use crate::service::layout::Layout;
 use crate::service::store::Store;
@@ -45,8 +45,8 @@ pub struct Options {
     pub contents: Option<Arc<Store>>,
     /// Refuse the service if the kernel's verifier rejects its functions.
     pub verify: bool,
-    /// The address that clients connect to.
-    pub listen: SocketAddr,
+    /// The addresses that clients connect to.
+    pub listen: Vec<Address>,
     /// The file of backends, if the service has any.
     pub backends: Option<PathBuf>,
     /// The engine that serves conversations.
@@ -150,7 +150,7 @@ pub async fn run(
     let shared = Arc::new(shared);
     let stays = kernels.iter().find_map(Kernel::stays).map(ToString::to_string);
     shared.start();
-    let threads = crew(&options, &shared, kernels)?;
+    let (threads, paths) = crew(&options, &shared, kernels)?;
     if let Some(address) = options.metrics {
         let listener = TcpListener::bind(address).await.map_err(listening(address))?;
         let page = shared.clone();
@@ -166,7 +166,8 @@ pub async fn run(
     let began = Instant::now();
     let status = || {
         let mut status = metrics::status(&shared);
-        status["listen"] = json!(options.listen);
+        let listen: Vec<String> = options.listen.iter().map(Address::to_string).collect();
+        status["listen"] = json!(listen.join(", "));
         status["uptime-seconds"] = json!(began.elapsed().as_secs());
         status["without-kernel"] = json!(refusal.as_ref().map(ToString::to_string));
         status["stays-in-map"] = json!(stays);
@@ -202,6 +203,7 @@ pub async fn run(
     shared.stop(options.drain);
     let joined = move || threads.into_iter().for_each(|thread| drop(thread.join()));
     let _ = tokio::task::spawn_blocking(joined).await;
+    drop(paths);
     Ok(())
 }
 
@@ -254,28 +256,27 @@ fn kernels(options: &Options, backends: usize) -> Result<(Vec<Kernel>, Option<Lo
     }
 }
 
-fn crew(options: &Options, shared: &Arc<Shared>, kernels: Vec<Kernel>) -> Result<Vec<JoinHandle<()>>, Error> {
+/// Starts the threads. The paths of Unix sockets are removed when they are dropped.
+fn crew(
+    options: &Options,
+    shared: &Arc<Shared>,
+    kernels: Vec<Kernel>,
+) -> Result<(Vec<JoinHandle<()>>, Vec<Bound>), Error> {
     let mut kernels = kernels.into_iter();
-    let mut threads = Vec::new();
-    for (number, wake) in shared.wakes.iter().enumerate() {
-        let listener = listen(options.listen).map_err(listening(options.listen))?;
-        let worker = Worker::new(number, shared.clone(), listener, wake.clone(), kernels.next());
+    let (mut threads, mut paths) = (Vec::new(), Vec::new());
+    let mut listeners: Vec<Vec<OwnedFd>> = shared.wakes.iter().map(|_| Vec::new()).collect();
+    for address in &options.listen {
+        let Listeners { sockets, path } = address.listen(listeners.len()).map_err(listening(address))?;
+        listeners.iter_mut().zip(sockets).for_each(|(all, socket)| all.push(socket));
+        paths.extend(path);
+    }
+    for (number, (wake, listeners)) in shared.wakes.iter().zip(listeners).enumerate() {
+        let worker = Worker::new(number, shared.clone(), listeners, wake.clone(), kernels.next());
         let worker = worker.map_err(|error| Error::Threads(error.into()))?;
         let thread = std::thread::Builder::new().name(format!("serve-{number}"));
         threads.push(thread.spawn(move || worker.run()).map_err(Error::Threads)?);
     }
-    Ok(threads)
-}
-
-/// Opens a listener. Each thread has one on the same port, and the kernel distributes the clients.
-fn listen(address: SocketAddr) -> io::Result<OwnedFd> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
-    socket.set_reuse_port(true)?;
-    limits::bound(&socket)?;
-    socket.bind(&address.into())?;
-    socket.listen(4096)?;
-    Ok(socket.into())
+    Ok((threads, paths))
 }
 
 /// Connects to each backend periodically, so that failures and recoveries are known before a
@@ -286,7 +287,7 @@ async fn look_after(shared: &Shared) {
         for backend in backends.list.iter().filter(|backend| backend.may_be_tried()).cloned() {
             let limit = backends.health.timeout();
             tokio::spawn(async move {
-                match timeout(limit, TcpStream::connect(backend.address)).await {
+                match timeout(limit, backend.address.try_connect()).await {
                     Ok(Ok(_)) => backend.works(),
                     _ => backend.fails(),
                 }

@@ -29,8 +29,8 @@ use crate::service::Answer;
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     epoll: OwnedFd,
-    /// `None` once no more clients are accepted.
-    listener: Option<OwnedFd>,
+    /// None once no more clients are accepted.
+    listeners: Vec<OwnedFd>,
     /// An eventfd that is written to when `shared` has changed.
     wake: Arc<OwnedFd>,
     kernel: Option<Kernel>,
@@ -103,12 +103,20 @@ impl Worker {
     pub(crate) fn new(
         number: usize,
         shared: Arc<Shared>,
-        listener: OwnedFd,
+        listeners: Vec<OwnedFd>,
         wake: Arc<OwnedFd>,
         kernel: Option<Kernel>,
     ) -> rustix::io::Result<Worker> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        for listener in &listeners {
+            // Threads share the listener of a Unix socket, and one of them is woken.
+            epoll::add(
+                &epoll,
+                listener,
+                EventData::new_u64(LISTENER),
+                EventFlags::IN | EventFlags::EXCLUSIVE,
+            )?;
+        }
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
         let (generation, backends) = shared.backends();
         if let Some(kernel) = &kernel {
@@ -119,7 +127,7 @@ impl Worker {
         Ok(Worker {
             shared,
             epoll,
-            listener: Some(listener),
+            listeners,
             wake,
             kernel,
             backends,
@@ -249,8 +257,12 @@ impl Worker {
     }
 
     fn accept(&mut self, now: Instant) {
+        (0..self.listeners.len()).for_each(|at| self.accept_at(at, now));
+    }
+
+    fn accept_at(&mut self, at: usize, now: Instant) {
         for _ in 0..64 {
-            let Some(listener) = &self.listener else { return };
+            let Some(listener) = self.listeners.get(at) else { return };
             let client = match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(client) => client,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
@@ -288,7 +300,7 @@ impl Worker {
         let changed = generation != self.generation;
         let stops = self.shared.is_stopping();
         if stops {
-            self.listener = None;
+            self.listeners.clear();
         }
         if !changed && !stops {
             return;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use shunt_netns::Net;
 use shunt_serve::cache::{self, Cache};
-use shunt_serve::engine::{self, Engine, Limit, Options, Request};
+use shunt_serve::engine::{self, Address, Engine, Limit, Options, Request};
 use shunt_serve::pubsub::PubSub;
 use shunt_serve::service::store::Store;
 use shunt_serve::service::{Service, builtin};
@@ -27,6 +27,15 @@ pub(crate) struct Serving {
     directory: TempDir,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Options that few tests need.
+#[derive(Default)]
+struct Extra {
+    limit: Option<Limit>,
+    listen: Vec<Address>,
+    /// The file of backends.
+    backends: String,
 }
 
 pub(crate) const ENGINES: [Engine; 3] = [Engine::User, Engine::Kernel, Engine::Auto];
@@ -47,7 +56,24 @@ impl Serving {
         let limit = Limit::new(rate, burst, builtin.native.state());
         let store = Store::new(limit.size(), engine != Engine::User).unwrap();
         let service = Arc::new(builtin.native.with_store(store.clone()));
-        Serving::run_limited(net, (service, builtin.object), (store, None), engine, &[], Some(limit))
+        let extra = Extra { limit: Some(limit), ..Extra::default() };
+        Serving::run_with(net, (service, builtin.object), (store, None), engine, extra)
+    }
+
+    /// Starts a builtin service that listens at more addresses, with backends at any addresses.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn at(
+        net: Net,
+        name: &str,
+        engine: Engine,
+        listen: &[Address],
+        backends: &[Address],
+    ) -> Serving {
+        let builtin = builtin::named(name).expect("a builtin");
+        let store = Store::new(builtin.native.state(), engine != Engine::User).unwrap();
+        let service = Arc::new(builtin.native.with_store(store.clone()));
+        let extra = Extra { limit: None, listen: listen.to_vec(), backends: toml(backends) };
+        Serving::run_with(net, (service, builtin.object), (store, None), engine, extra)
     }
 
     /// Starts the cache.
@@ -73,32 +99,32 @@ impl Serving {
         engine: Engine,
         backends: &[SocketAddr],
     ) -> Serving {
-        Serving::run_limited(net, (service, object), (store, contents), engine, backends, None)
+        let extra = Extra { backends: toml(backends), ..Extra::default() };
+        Serving::run_with(net, (service, object), (store, contents), engine, extra)
     }
 
-    fn run_limited(
+    fn run_with(
         net: Net,
         (service, object): (Arc<dyn Service>, &[u8]),
         (store, contents): (Arc<Store>, Option<Arc<Store>>),
         engine: Engine,
-        backends: &[SocketAddr],
-        limit: Option<Limit>,
+        extra: Extra,
     ) -> Serving {
         let directory = tempfile::tempdir().unwrap();
         let address = "127.0.0.1:4000".parse().unwrap();
         let file = directory.path().join("backends.toml");
-        std::fs::write(&file, toml(backends)).unwrap();
+        std::fs::write(&file, &extra.backends).unwrap();
         let options = Options {
             service,
             object: object.to_vec(),
             store,
             contents,
             verify: false,
-            listen: address,
-            backends: (!backends.is_empty()).then_some(file),
+            listen: [vec![Address::Tcp(address)], extra.listen].concat(),
+            backends: (!extra.backends.is_empty()).then_some(file),
             engine,
             hashing: None,
-            limit,
+            limit: extra.limit,
             // Each thread has its own kernel engine.
             threads: 2,
             control: directory.path().join("control"),
@@ -187,7 +213,7 @@ impl Drop for Serving {
 /// A time-out that no correct run reaches.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-fn toml(backends: &[SocketAddr]) -> String {
+fn toml(backends: &[impl std::fmt::Display]) -> String {
     backends.iter().map(|address| format!("[[backend]]\naddress = '{address}'\n")).collect()
 }
 
