@@ -687,6 +687,25 @@ pub(crate) enum ServeAction {
         #[command(flatten)]
         control: ServeControl,
     },
+    /// Add a backend until it ends, or give one another weight; conversations go on
+    Register {
+        /// ADDRESS:PORT, or unix:PATH
+        #[arg(value_name = "ADDRESS")]
+        address: shunt_serve::engine::Address,
+        /// Its share of the keys, for ketama
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+        weight: u32,
+        #[command(flatten)]
+        control: ServeControl,
+    },
+    /// Remove a backend; it answers the messages that it has. A reload brings those of the file back
+    Unregister {
+        /// ADDRESS:PORT, or unix:PATH
+        #[arg(value_name = "ADDRESS")]
+        address: shunt_serve::engine::Address,
+        #[command(flatten)]
+        control: ServeControl,
+    },
 }
 
 #[derive(Debug, Args)]

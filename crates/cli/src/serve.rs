@@ -15,6 +15,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         Some(ServeAction::Status { control, json }) => process::status(&control.control, *json),
         Some(ServeAction::Dump { name, control, json }) => state::dump(&control.control, name, *json),
         Some(ServeAction::Reload { control }) => process::reload(&control.control),
+        Some(ServeAction::Register { address, weight, control }) => {
+            process::register(&control.control, address, *weight)
+        }
+        Some(ServeAction::Unregister { address, control }) => process::unregister(&control.control, address),
         Some(ServeAction::New { name, directory, stateful }) => workshop::new(name, directory, *stateful),
         Some(ServeAction::Build { source, output, define }) => {
             workshop::build(source, output.as_deref(), define)

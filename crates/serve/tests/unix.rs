@@ -9,7 +9,7 @@ use std::path::Path;
 
 use common::{Backend, ENGINES, PATIENCE, Serving, message, read_message};
 use shunt_netns::Net;
-use shunt_serve::engine::{Address, Engine};
+use shunt_serve::engine::{Address, Engine, Request};
 
 fn connect(path: &Path) -> UnixStream {
     let stream = UnixStream::connect(path).unwrap();
@@ -86,4 +86,40 @@ fn a_unix_client_that_closes_gets_the_rest() {
     client.read_to_end(&mut got).unwrap();
     assert!(got == sent);
     serving.wait("it has ended", |status| status["open-connections"] == 0);
+}
+
+#[test]
+fn backends_are_registered_and_unregistered() {
+    for engine in [Engine::User, Engine::Auto] {
+        let directory = tempfile::tempdir().unwrap();
+        let behind = directory.path().join("back");
+        backend(&behind);
+        let net = Net::new();
+        let tcp: Vec<Backend> = (0..2).map(|at| Backend::start(&net, 5000 + at)).collect();
+        let first = Address::Tcp(tcp[0].address);
+        let serving = Serving::at(net, "length-router", engine, &[], &[first]);
+        let mut client = serving.connect();
+        let add = |address: String| serving.change(Request::Register { address, weight: 1 });
+        let remove = |address: String| serving.change(Request::Unregister(address));
+        let (unix, second) = (format!("unix:{}", behind.display()), tcp[1].address.to_string());
+        for round in 0..2 {
+            converse(&mut client, "one backend");
+            assert_eq!(add(second.clone()).unwrap()["backends"], 2);
+            assert!(add(second.clone()).unwrap_err().contains("already"), "round {round}");
+            converse(&mut client, "two backends");
+            assert_eq!(add(unix.clone()).unwrap()["backends"], 3);
+            converse(&mut client, "three backends");
+            assert_eq!(remove(second.clone()).unwrap()["backends"], 2);
+            assert!(remove(second.clone()).unwrap_err().contains("no backend"));
+            converse(&mut client, "the first and the third");
+            assert_eq!(remove(tcp[0].address.to_string()).unwrap()["backends"], 1);
+            converse(&mut client, "the third");
+            assert_eq!(remove(unix.clone()).unwrap()["backends"], 0);
+            // A reload brings back those of the file.
+            assert_eq!(serving.change(Request::Reload).unwrap()["backends"], 1);
+        }
+        assert!(add("nonsense".to_owned()).is_err());
+        assert_eq!(serving.status()["drops"], serde_json::json!({}));
+        assert!(tcp[1].messages.load(std::sync::atomic::Ordering::SeqCst) > 200);
+    }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use sd_notify::NotifyState;
 use serde_json::Value;
 use shunt_serve::cache::{self, Cache};
-use shunt_serve::engine::{self, Engine, Hashing, Limit, Options, Request};
+use shunt_serve::engine::{self, Address, Engine, Hashing, Limit, Options, Request};
 use shunt_serve::pubsub::PubSub;
 use shunt_serve::service::file::Program;
 use shunt_serve::service::store::Store;
@@ -52,6 +52,16 @@ pub(super) fn status(control: &Path, json: bool) -> Result<()> {
 
 pub(super) fn reload(control: &Path) -> Result<()> {
     engine::ask(control, Request::Reload)?;
+    Ok(())
+}
+
+pub(super) fn register(control: &Path, address: &Address, weight: u32) -> Result<()> {
+    engine::ask(control, Request::Register { address: address.to_string(), weight })?;
+    Ok(())
+}
+
+pub(super) fn unregister(control: &Path, address: &Address) -> Result<()> {
+    engine::ask(control, Request::Unregister(address.to_string()))?;
     Ok(())
 }
 

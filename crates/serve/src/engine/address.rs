@@ -52,7 +52,7 @@ impl FromStr for Address {
             None => text
                 .parse()
                 .map(Address::Tcp)
-                .map_err(|_| format!("{text} is no ADDRESS:PORT, and no unix:PATH")),
+                .map_err(|_| format!("the address {text} is no ADDRESS:PORT, and no unix:PATH")),
         }
     }
 }

@@ -138,6 +138,43 @@ impl Backend {
     }
 }
 
+/// Changes of the list that the file does not have: backends that were registered or unregistered
+/// while the service runs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Changes {
+    added: Vec<(Address, u32)>,
+    removed: Vec<Address>,
+}
+
+impl Changes {
+    /// Adds a backend, or gives it another weight.
+    pub(crate) fn add(&mut self, address: Address, weight: u32) {
+        self.removed.retain(|one| *one != address);
+        self.added.retain(|(one, _)| *one != address);
+        self.added.push((address, weight));
+    }
+
+    pub(crate) fn remove(&mut self, address: Address) {
+        self.added.retain(|(one, _)| *one != address);
+        self.removed.push(address);
+    }
+
+    /// Brings the backends of the file back.
+    pub(crate) fn restore(&mut self) {
+        self.removed.clear();
+    }
+
+    fn change(&self, list: &mut Vec<Entry>) {
+        let is_changed = |entry: &Entry| {
+            self.removed.contains(&entry.address) || self.added.iter().any(|(one, _)| *one == entry.address)
+        };
+        list.retain(|entry| !is_changed(entry));
+        list.extend(
+            self.added.iter().map(|(address, weight)| Entry { address: address.clone(), weight: *weight }),
+        );
+    }
+}
+
 /// An immutable list of backends, with the rule that maps a key to one of them.
 #[derive(Debug)]
 pub(crate) struct Backends {
@@ -149,25 +186,18 @@ pub(crate) struct Backends {
 }
 
 impl Backends {
-    /// Returns an empty list, for services that answer without backends.
-    pub(crate) fn none(hashing: Hashing) -> Backends {
-        Backends {
-            list: Vec::new(),
-            chooser: Chooser::new(hashing, &[]),
-            health: Health::default(),
-            reply_timeout: None,
-        }
-    }
-
-    /// Reads the list from a file and shares the entries that `before` has too. `asked`, the
+    /// Reads the list from a file, if there is one, makes the changes, and shares the entries that `before` has too. `asked`, the
     /// hashing given on the command line, overrides the file's.
     pub(crate) fn read(
-        path: &Path,
+        path: Option<&Path>,
         asked: Option<Hashing>,
+        changes: &Changes,
         before: Option<&Backends>,
     ) -> Result<Backends, Fault> {
-        let file = shunt_config::read(path)?;
-        Backends::of(&file, asked, before).map_err(|why| Fault::of(path, why))
+        let mut file: File = path.map_or_else(|| Ok(File::default()), shunt_config::read)?;
+        changes.change(&mut file.backends);
+        let place = path.unwrap_or(Path::new("the registered backends"));
+        Backends::of(&file, asked, before).map_err(|why| Fault::of(place, why))
     }
 
     fn of(file: &File, asked: Option<Hashing>, before: Option<&Backends>) -> Result<Backends, String> {
@@ -233,6 +263,31 @@ mod tests {
         let second = parse(other, Some(&first)).unwrap();
         assert!(Arc::ptr_eq(&first.list[1], &second.list[0]));
         assert!(!second.list[0].is_well() && second.list[1].is_well());
+    }
+
+    #[test]
+    fn registered_backends_follow_those_of_the_file() {
+        let address = |port: u16| Address::Tcp(([127, 0, 0, 1], port).into());
+        let mut changes = Changes::default();
+        let list = |changes: &Changes| {
+            let mut file: File = shunt_config::parse(Path::new("f"), TWO).unwrap();
+            changes.change(&mut file.backends);
+            let list = Backends::of(&file, None, None).unwrap().list;
+            list.iter().map(|backend| (backend.address.to_string(), backend.weight)).collect::<Vec<_>>()
+        };
+        let text = |port: u16, weight| (address(port).to_string(), weight);
+        changes.add(address(3), 1);
+        assert_eq!(list(&changes), [text(1, 1), text(2, 3), text(3, 1)]);
+        changes.remove(address(1));
+        changes.add(address(2), 5);
+        assert_eq!(list(&changes), [text(3, 1), text(2, 5)]);
+        changes.remove(address(3));
+        changes.add(address(1), 2);
+        assert_eq!(list(&changes), [text(2, 5), text(1, 2)]);
+        changes.remove(address(2));
+        assert_eq!(list(&changes), [text(1, 2)]);
+        changes.restore();
+        assert_eq!(list(&changes), [text(2, 3), text(1, 2)]);
     }
 
     #[test]

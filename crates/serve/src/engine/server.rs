@@ -1,5 +1,6 @@
 //! Starts and stops a service: its threads, listeners, health checks and control requests.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -20,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::address::{Address, Bound, Listeners};
-use super::backends::Backends;
+use super::backends::{Backend, Backends, Changes};
 use super::choose::Hashing;
 use super::kernel::{Kernel, Stores};
 use super::limiter::Limit;
@@ -78,6 +79,15 @@ pub enum Request {
     Reload,
     /// Returns the entries of the part of the state with this name.
     Dump(String),
+    /// Adds a backend.
+    Register {
+        /// ADDRESS:PORT or unix:PATH.
+        address: String,
+        /// Its weight, for ketama.
+        weight: u32,
+    },
+    /// Removes the backend with this address.
+    Unregister(String),
 }
 
 /// Sends a request to the service with this control socket and returns its answer.
@@ -131,11 +141,11 @@ pub async fn run(
     mut hangup: Signal,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let read = |before: Option<&Backends>| match &options.backends {
-        Some(path) => Backends::read(path, options.hashing, before),
-        None => Ok(Backends::none(options.hashing.unwrap_or_default())),
+    let changes = RefCell::new(Changes::default());
+    let read = |changes: &Changes, before: Option<&Backends>| {
+        Backends::read(options.backends.as_deref(), options.hashing, changes, before)
     };
-    let backends = read(None)?;
+    let backends = read(&changes.borrow(), None)?;
     let control = Control::open(SERVICE, &options.control).map_err(listening(options.control.display()))?;
     let (kernels, refusal) = kernels(&options, backends.list.len())?;
     let eventfds = (0..options.threads).map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK));
@@ -156,12 +166,32 @@ pub async fn run(
         let page = shared.clone();
         tokio::spawn(serve_metrics(move || metrics::text(&page), listener));
     }
-    let reload = || {
-        let backends = read(Some(&shared.backends().1)).map_err(|error| error.to_string())?;
+    // Makes a change if the list is right with it.
+    let change = |make: &dyn Fn(&mut Changes)| {
+        let mut changed = changes.borrow().clone();
+        make(&mut changed);
+        let backends = read(&changed, Some(&shared.backends().1)).map_err(|error| error.to_string())?;
         let count = backends.list.len();
+        changes.replace(changed);
         shared.set_backends(backends);
-        tracing::info!(count, "the backends were read again");
+        tracing::info!(count, "the backends have changed");
         Ok(json!({ "backends": count }))
+    };
+    let reload = || change(&Changes::restore);
+    let register = |address: &str, weight| {
+        let address: Address = address.parse()?;
+        let is_known = |backend: &Arc<Backend>| (&backend.address, backend.weight) == (&address, weight);
+        match shared.backends().1.list.iter().any(is_known) {
+            true => Err(format!("{address} is a backend already")),
+            false => change(&|changes| changes.add(address.clone(), weight)),
+        }
+    };
+    let unregister = |address: &str| {
+        let address: Address = address.parse()?;
+        match shared.backends().1.list.iter().any(|backend| backend.address == address) {
+            true => change(&|changes| changes.remove(address.clone())),
+            false => Err(format!("{address} is no backend")),
+        }
     };
     let began = Instant::now();
     let status = || {
@@ -181,6 +211,8 @@ pub async fn run(
                         Request::Status => Ok(status()),
                         Request::Reload => reload(),
                         Request::Dump(name) => dump(&shared, &name),
+                        Request::Register { address, weight } => register(&address, weight),
+                        Request::Unregister(address) => unregister(&address),
                     };
                     let _ = answer.send(done);
                 }

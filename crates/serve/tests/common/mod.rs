@@ -182,6 +182,12 @@ impl Serving {
         engine::ask(&self.control(), Request::Reload).unwrap();
     }
 
+    /// Adds a backend, or removes one.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn change(&self, request: Request) -> Result<Value, String> {
+        engine::ask(&self.control(), request).map_err(|error| error.to_string())
+    }
+
     /// Waits until the status satisfies `is_so`.
     pub(crate) fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
         let began = Instant::now();
