@@ -186,8 +186,8 @@ pub(crate) struct Backends {
 }
 
 impl Backends {
-    /// Reads the list from a file, if there is one, makes the changes, and shares the entries that `before` has too. `asked`, the
-    /// hashing given on the command line, overrides the file's.
+    /// Reads the list from a file, if there is one, makes the changes, and shares the entries that
+    /// `before` has too. `asked`, the hashing given on the command line, overrides the file's.
     pub(crate) fn read(
         path: Option<&Path>,
         asked: Option<Hashing>,
