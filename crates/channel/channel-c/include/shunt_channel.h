@@ -91,7 +91,7 @@ void shunt_sender_close(shunt_sender *sender);
 struct shunt_sender_options {
 	size_t size;
 	size_t ring_bytes; /* of the ring: a power of two from 4 KiB to 16 MiB; 512 KiB */
-	size_t lent_bytes; /* of the memory for loans; beyond that, there is one loan of each length at a time; 64 MiB */
+	size_t lent_bytes; /* of the memory for loans, at most 256 MiB; beyond that, there is one loan of each length at a time; 64 MiB */
 };
 
 struct shunt_receiver_options {

@@ -24,7 +24,7 @@ use crate::wait::{PAUSE, Spin, Wait};
 use gather::Gather;
 use loans::Pool;
 
-pub(crate) use loans::{CLASSES, FILE, LEAST, Returned, class_of};
+pub(crate) use loans::{CLASSES, FILE, LEAST, MOST, Returned, class_of};
 pub use loans::{Loan, Uncommitted};
 
 /// Most notices that are read in a turn. A receiver that sends more does not keep the sender from
@@ -41,8 +41,8 @@ pub struct SenderOptions {
     /// copies them.
     pub ring_bytes: usize,
     /// The most bytes of memory for [loans](Sender::loan), beyond which there is one loan at a time
-    /// for each power of two of their length. The default is 64 MiB. Nothing is allocated before it
-    /// is needed, and nothing freed before the sender is dropped.
+    /// for each power of two of their length. At most 256 MiB; the default is 64 MiB. Nothing is
+    /// allocated before it is needed, and nothing freed before the sender is dropped.
     pub lent_bytes: usize,
 }
 

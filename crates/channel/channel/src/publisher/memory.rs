@@ -7,11 +7,7 @@ use shunt_ring::split::MAX_SLOTS;
 use shunt_ring::split::pages::{self, OwnSlot};
 
 use crate::error::SendError;
-use crate::sender::{CLASSES, FILE, LEAST, Loan, Returned, class_of};
-
-/// The most bytes, without those of the first file of each class: a subscriber maps no more than 512
-/// MiB.
-const MOST: usize = 256 << 20;
+use crate::sender::{CLASSES, FILE, LEAST, Loan, MOST, Returned, class_of};
 
 #[derive(Debug)]
 struct Slot {

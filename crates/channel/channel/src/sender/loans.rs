@@ -168,6 +168,10 @@ struct Slot {
     number: u64,
 }
 
+/// The most bytes of slots, without those of the first file of each class: the other end maps no
+/// more than 512 MiB.
+pub(crate) const MOST: usize = 256 << 20;
+
 /// The slots of a sender.
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -198,7 +202,7 @@ pub(crate) fn class_of(len: usize) -> usize {
 impl Pool {
     pub(super) fn new(most: usize) -> Pool {
         let classes = std::array::from_fn(|_| Vec::new());
-        Pool { slots: Vec::new(), classes, bytes: 0, most, returned: Arc::default() }
+        Pool { slots: Vec::new(), classes, bytes: 0, most: most.min(MOST), returned: Arc::default() }
     }
 
     /// Returns a free slot of these classes.
