@@ -27,6 +27,20 @@ const NUMBER: u32 = 32;
 /// Bytes of a [`Use`].
 pub(crate) const USE: usize = 16;
 
+/// Returns the four bytes from `at` on as a number: one load where `at` is constant.
+#[inline]
+pub(crate) fn word<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
+    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// Returns the eight bytes from `at` on as a number.
+#[inline]
+pub(crate) fn long<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
+    let [a, b, c, d] = word(bytes, at).to_ne_bytes();
+    let [e, f, g, h] = word(bytes, at + 4).to_ne_bytes();
+    u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+}
+
 /// One use of a lent slot, whose values are not checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
@@ -44,10 +58,7 @@ impl Use {
     }
 
     pub(crate) fn of(bytes: [u8; USE]) -> Use {
-        Use {
-            slot: u32::from_ne_bytes(std::array::from_fn(|at| bytes[at])),
-            number: u64::from_ne_bytes(std::array::from_fn(|at| bytes[8 + at])),
-        }
+        Use { slot: word(&bytes, 0), number: long(&bytes, 8) }
     }
 }
 
@@ -120,7 +131,7 @@ impl Frame {
     }
 
     fn any(bytes: &[u8; HEADER]) -> Frame {
-        let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+        let word = |at: usize| word(bytes, at);
         Frame { flags: word(0), len: word(4), total: word(8), descriptors: word(12) }
     }
 }

@@ -127,7 +127,8 @@ impl Incoming {
         Incoming { numbering: Numbering::Unnamed, ..Incoming::new(socket, max_message) }
     }
 
-    /// Reads the notices of the socket that are due.
+    /// Reads the notices of the socket that are due, up to the first doorbell. A correct sender sends
+    /// one for each sleep, and the socket stays readable while there are others.
     pub(crate) fn listen(&mut self) -> Result<(), Cause> {
         for _ in 0..NOTICES {
             if self.held.is_some() || self.hung_up {
@@ -135,7 +136,7 @@ impl Incoming {
             }
             match notice::receive(&self.socket).map_err(Cause::Socket)? {
                 None => return Ok(()),
-                Some(Notice::Bell) if self.lane.is_some() => {}
+                Some(Notice::Bell) if self.lane.is_some() => return Ok(()),
                 Some(Notice::Descriptors(descriptors)) if self.lane.is_some() => {
                     self.held = Some(descriptors)
                 }

@@ -4,6 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use shunt_sys::{Errno, Result, seqpacket};
 
+use crate::frame::{long, word};
+
 /// The version of the protocol. In version 1, both ends wrote to one file; version 2 had no lent
 /// memory. Version 3 has publishers since they exist: no other ends have their frames and notices.
 pub(crate) const VERSION: u32 = 3;
@@ -104,8 +106,8 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<Option<Notice>> {
     if received.len == 0 {
         return Ok(Some(Notice::End));
     }
-    let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|byte| buffer[at + byte]));
-    let number = u64::from_ne_bytes(std::array::from_fn(|byte| buffer[8 + byte]));
+    let word = |at: usize| word(&buffer, at);
+    let number = long(&buffer, 8);
     let one = |mut arrived: Vec<OwnedFd>| if arrived.len() == 1 { arrived.pop() } else { None };
     Ok(Some(match (received.len, word(0)) {
         (BYTES, GREETING | ANSWER | PAGES) if received.lost_descriptors => return Err(Errno::MFILE),
