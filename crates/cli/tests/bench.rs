@@ -394,6 +394,22 @@ fn an_interrupted_comparison_leaves_nothing_behind() {
     }
 }
 
+/// The receiver of the lock-free queue spins until it has its messages, and reads nothing else.
+#[test]
+fn loads_end_with_a_killed_comparison() {
+    let shell = Shell::new();
+    let place = shell.path("place");
+    std::fs::create_dir(&place).unwrap();
+    let mut command =
+        shell.shunt(["bench", "ipc", "--ways", "queue-free", "--sizes", "64", "--seconds", "60"]);
+    command.env("TMPDIR", &place);
+    let bench = Running::start(command);
+    eventually("two programs are measured", || shell.with_word("bench-worker").len() >= 2);
+    bench.signal("KILL");
+    assert_eq!(bench.end().signal, Some(9));
+    eventually("they end", || shell.with_word("bench-worker").is_empty());
+}
+
 #[test]
 fn no_thread_that_computes_is_left_behind() {
     let shell = Shell::new();

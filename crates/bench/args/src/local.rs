@@ -8,8 +8,8 @@ use crate::{Output, parse_seconds};
 /// `shunt bench local`
 #[derive(Debug, Args)]
 #[command(mut_arg("repeats", |repeats| repeats
-    .help("How often every side has its turn; 31 times where one-sided is named, if nothing else is said")
-    .default_value_if("only", "one-sided", "31")))]
+    .help("How often every side has its turn; if nothing else is said, 31 times where one-sided is named, and 10 times where bulk is")
+    .default_value_ifs([("only", "one-sided", "31"), ("only", "bulk", "10")])))]
 pub struct Arguments {
     /// See `Output`.
     #[command(flatten)]
@@ -43,7 +43,7 @@ pub enum Group {
     Stream,
     /// Bulk data by size, on two processors, unpinned and on one; next to what two threads move through a ring
     Bulk,
-    /// Bulk data of whole programs: iperf3, nginx, Redis, rsync, PostgreSQL
+    /// Bulk data of whole programs: iperf3, nginx, curl, Samba, Redis, rsync, PostgreSQL
     BulkPrograms,
     /// Many connections to one server, by number
     Connections,

@@ -150,6 +150,8 @@ mod tests {
         assert_eq!(repeats("local one-sided"), 31);
         assert_eq!(repeats("local memcached one-sided"), 31);
         assert_eq!(repeats("local one-sided --repeats 3"), 3);
+        assert_eq!(repeats("local bulk"), 10);
+        assert_eq!(repeats("local bulk-programs"), 5);
     }
 
     #[test]

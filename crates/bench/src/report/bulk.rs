@@ -1,7 +1,9 @@
 //! Formats what bulk data costs in processor time, and how near it comes to the probe.
 
+use std::fmt::Write;
+
 use super::busy::part;
-use super::{Cell, TableReport, number};
+use super::{Cell, TableReport, TextLine, number, or_dash, versus};
 use crate::local::{Point, Sample, Unit};
 use crate::side::Side;
 use crate::stats::Spread;
@@ -30,6 +32,24 @@ pub(super) fn to_best_probe(point: &Point, samples: &[Sample]) -> Option<Spread>
     Spread::of(samples.iter().zip(best).map(|(sample, best)| sample.rate / best))
 }
 
+/// Appends the least of the ratios of all rounds, which a program meets in its worst moment.
+pub(super) fn append_worst(out: &mut String, table: &TableReport, against: &[(Side, Side)], width: usize) {
+    let pairs: Vec<_> = against.iter().filter(|(ours, _)| ours.is_under_shunt()).collect();
+    if pairs.is_empty() {
+        return;
+    }
+    let column = pairs.iter().map(|pair| versus(pair).len()).max().unwrap_or(0);
+    let _ = writeln!(out, "{:width$} the worst round", "");
+    TextLine::new("", width).cells(column, pairs.iter().map(|pair| versus(pair))).end(out);
+    for line in table.lines.iter().filter(|line| line.missing.is_none()) {
+        let worst = |pair: &&(Side, Side)| {
+            let ratio = line.cell(pair.0).and_then(|cell| cell.ratio_to.get(&pair.1));
+            or_dash(ratio.map(|ratio| format!("{:.2}x", ratio.min)))
+        };
+        TextLine::new(&line.label, width).cells(column, pairs.iter().map(worst)).end(out);
+    }
+}
+
 /// Appends these figures below the rates.
 pub(super) fn append(out: &mut String, table: &TableReport, sides: &[Side], width: usize) {
     let measured = || table.lines.iter().filter(|line| line.missing.is_none());
@@ -47,6 +67,8 @@ pub(super) fn append(out: &mut String, table: &TableReport, sides: &[Side], widt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Line;
+    use shunt_bench_args::local::Group;
 
     #[test]
     fn a_ratio_needs_both_of_its_sides() {
@@ -55,6 +77,48 @@ mod tests {
         assert_eq!(against(&[TcpNodelay, Unix, Shunt]), [(Shunt, TcpNodelay), (Shunt, Unix)]);
         assert_eq!(against(Side::PROBES), [(ProbeStreaming, ProbePlain)]);
         assert_eq!(against(&[Shunt]), []);
+    }
+
+    #[test]
+    fn least_ratio_of_all_rounds_is_shown() {
+        let ratio = Spread { median: 2.0, min: 0.98, max: 3.0 };
+        let cell = |side, ratio_to| Cell {
+            side,
+            figure: ratio,
+            ratio_to,
+            cpu_to: [].into(),
+            cpu_ms_per_gb: None,
+            to_best_probe: None,
+            to_itself: None,
+            p50_us: 0.0,
+            p99_us: 0.0,
+            server_cpu_us: 0.0,
+            client_cpu_us: 0.0,
+            beside: None,
+            beside_to: [].into(),
+            to_native: None,
+            on_shm: None,
+            on_tcp_because: [].into(),
+            unseen: 0,
+            link_bytes_per_connection: None,
+        };
+        let cells = vec![cell(Side::Unix, [].into()), cell(Side::Shunt, [(Side::Unix, ratio)].into())];
+        let line = Line { label: "4 KiB".to_owned(), x: None, missing: None, cells };
+        let table = TableReport {
+            group: Group::Bulk,
+            title: String::new(),
+            unit: Unit::Megabytes,
+            axis: None,
+            lines: vec![line],
+        };
+        let mut out = String::new();
+        append_worst(&mut out, &table, &against(&[Side::Unix, Side::Shunt]), 5);
+        let last: Vec<&str> = out.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(last, ["4", "KiB", "0.98x"]);
+        // Without shunt there is nothing to show.
+        out.clear();
+        append_worst(&mut out, &table, &against(Side::PROBES), 5);
+        assert_eq!(out, "");
     }
 
     #[test]

@@ -72,7 +72,10 @@ fn append(out: &mut String, table: &TableReport) {
             .end(out);
     }
     match table.group {
-        Group::Bulk | Group::BulkPrograms => bulk::append(out, table, &sides, width),
+        Group::Bulk | Group::BulkPrograms => {
+            bulk::append_worst(out, table, &against, width);
+            bulk::append(out, table, &sides, width);
+        }
         _ => append_cpu(out, table, &sides, width),
     }
     append_latency(out, table, &sides, width);

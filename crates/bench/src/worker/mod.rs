@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand, ValueEnum};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
@@ -272,8 +273,10 @@ pub(crate) enum Flowed {
     Ended(String),
 }
 
-/// Runs a load.
+/// Runs a load, which ends with the program that has started it.
 pub(crate) fn run(worker: &Worker) -> Result<()> {
+    // Also if that is killed. Its standard input does not show it: the caller may close that early.
+    set_parent_process_death_signal(Some(Signal::KILL)).context("watching the parent")?;
     match worker {
         Worker::Echo { server, style: Style::Blocking } => echo::blocking(server),
         Worker::Echo { server, style: Style::Epoll } => echo::epoll(server),

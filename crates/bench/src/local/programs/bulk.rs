@@ -1,5 +1,7 @@
-//! Programs that move bulk data: iperf3, nginx with large files, a copy of a Redis data set, an rsync
-//! daemon, and COPY of PostgreSQL.
+//! Programs that move bulk data: iperf3, nginx with large files, programs that copy [files], a copy of
+//! a Redis data set, and COPY of PostgreSQL.
+//!
+//! [files]: super::files
 
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
@@ -9,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use super::super::point::Point;
-use super::{Address, Program, START_LIMIT, Served, caches, nginx, postgres, said_by_ours};
+use super::{Address, Program, START_LIMIT, Served, caches, files, nginx, postgres, said_by_ours};
 use crate::find;
 use crate::interrupt::wait_until;
 use crate::process::{Process, run};
@@ -18,8 +20,8 @@ use crate::stage::{Placement, Role, Stage};
 use crate::worker::Measured;
 
 const MIB: usize = 1 << 20;
-/// What a turn of Redis, rsync and PostgreSQL moves.
-const MOVED: usize = 256 * MIB;
+/// What a turn moves of a program that ends by itself.
+pub(super) const MOVED: usize = 256 * MIB;
 
 pub(super) fn points() -> Vec<Point> {
     fn point(label: &str, bytes: usize, placement: Placement, program: impl Program + 'static) -> Point {
@@ -28,14 +30,16 @@ pub(super) fn points() -> Vec<Point> {
     vec![
         point("iperf3, one stream", MIB, Placement::TwoCores, Iperf),
         point("nginx, files of 1 MiB, 10 connections", MIB, Placement::TwoCores, nginx::LARGE),
+        point("curl, PUT to nginx", MOVED, Placement::TwoCores, files::Objects),
+        point("smbclient, one file", MOVED, Placement::TwoCores, files::Samba),
         point("redis-cli --rdb", MOVED, Placement::TwoCores, DataSet),
-        point("rsync daemon, one file", MOVED, Placement::TwoCores, Rsync),
+        point("rsync daemon, one file", MOVED, Placement::TwoCores, files::Rsync),
         point("PostgreSQL, COPY to psql", MOVED, Placement::Free, Copy),
     ]
 }
 
 /// Returns the command of a client that is timed as a whole.
-fn timed(stage: &Stage, side: Side, address: &Address, program: &str) -> Result<Command> {
+pub(super) fn timed(stage: &Stage, side: Side, address: &Address, program: &str) -> Result<Command> {
     let mut command = stage.worker(side, Role::Client, address.placement)?;
     command.args(["timed", "--"]).arg(find::installed(program)?);
     Ok(command)
@@ -138,40 +142,6 @@ impl Program for DataSet {
 }
 
 const FILL: &str = "for key = 1, ARGV[1] do redis.call('SET', 'key:' .. key, ARGV[2]) end";
-
-struct Rsync;
-
-impl Program for Rsync {
-    fn needs(&self) -> &[&str] {
-        &["rsync"]
-    }
-
-    fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
-        let root = stage.path("rsync");
-        std::fs::create_dir_all(&root)?;
-        std::fs::write(root.join("file"), vec![b'x'; MOVED])?;
-        let user = if rustix::process::geteuid().is_root() { "uid = root\ngid = root\n" } else { "" };
-        let configuration = stage.path(&format!("rsync-{}.conf", address.port));
-        let text = format!("use chroot = no\n{user}[files]\npath = {}\n", root.display());
-        std::fs::write(&configuration, text)?;
-        let mut server = stage.command(&find::installed("rsync")?, side, Role::Server, address.placement)?;
-        server.args(["--daemon", "--no-detach", "--address", address.host]);
-        server.args(["--port", &address.port.to_string(), "--config"]).arg(&configuration);
-        Ok(vec![Process::spawn(server.stdout(Stdio::null()).stderr(Stdio::null()), "rsync")?])
-    }
-
-    fn load(&self, stage: &Stage, side: Side, address: &Address, _: Duration) -> Result<Command> {
-        let mut client = timed(stage, side, address, "rsync")?;
-        // It would skip a file that is there already.
-        client.args(["--whole-file", "--inplace", "--ignore-times"]);
-        client.arg(format!("rsync://{}:{}/files/file", address.host, address.port)).arg(stage.path("copy"));
-        Ok(client)
-    }
-
-    fn parse(&self, output: &str, _: Duration) -> Option<Measured> {
-        said_by_ours(output)
-    }
-}
 
 struct Copy;
 

@@ -3,6 +3,7 @@
 
 mod bulk;
 mod caches;
+mod files;
 mod go;
 mod musl;
 mod nginx;

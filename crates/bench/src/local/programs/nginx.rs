@@ -76,7 +76,8 @@ impl Program for Nginx {
     }
 }
 
-fn serve(stage: &Stage, side: Side, role: Role, port: u16, http: &str) -> Result<Process> {
+/// Starts an nginx with this configuration of a server.
+pub(super) fn serve(stage: &Stage, side: Side, role: Role, port: u16, http: &str) -> Result<Process> {
     let directory = stage.path(&format!("nginx-{port}"));
     std::fs::create_dir(&directory)?;
     let http = http.replace("PORT", &port.to_string());

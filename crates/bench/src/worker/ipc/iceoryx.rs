@@ -3,11 +3,14 @@
 
 #![allow(unsafe_code, reason = "iceoryx2 has no safe way to send a loan that is used again")]
 
+use std::cell::RefCell;
 use std::hint::spin_loop;
 use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
 use iceoryx2::node::Node;
@@ -29,6 +32,8 @@ type Service = PortFactory<Port, [u8], ()>;
 const DEPTH: usize = 4;
 /// The file that exists once the receiver has joined.
 const JOINED: &str = "joined";
+/// How long a message is sent again that no receiver gets.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Checks before the processor is yielded.
 const SPINS: u32 = 2_000;
 
@@ -36,10 +41,22 @@ fn failed(error: impl std::fmt::Debug) -> anyhow::Error {
     anyhow!("iceoryx2: {error:?}")
 }
 
-/// Opens the service of a meeting place, whose name is unique.
-fn open(path: &Path) -> Result<(Node<Port>, Service)> {
+/// Returns the only node of this process. Each new node looks for dead ones and removes their ports,
+/// so as few as possible begin while others send.
+fn node() -> Result<Rc<Node<Port>>> {
+    thread_local!(static NODE: RefCell<Weak<Node<Port>>> = const { RefCell::new(Weak::new()) });
+    if let Some(node) = NODE.with_borrow(Weak::upgrade) {
+        return Ok(node);
+    }
     set_log_level(LogLevel::Error);
-    let node = NodeBuilder::new().create::<Port>().map_err(failed)?;
+    let node = Rc::new(NodeBuilder::new().create::<Port>().map_err(failed)?);
+    NODE.set(Rc::downgrade(&node));
+    Ok(node)
+}
+
+/// Opens the service of a meeting place, whose name is unique.
+fn open(path: &Path) -> Result<(Rc<Node<Port>>, Service)> {
+    let node = node()?;
     let name = path.display().to_string();
     let name = ServiceName::new(name.trim_start_matches('/')).map_err(failed)?;
     let service = node
@@ -58,7 +75,7 @@ pub(super) struct Sending {
     publisher: Publisher<Port, [u8], ()>,
     socket: UnixDatagram,
     number: u64,
-    _node: Node<Port>,
+    _node: Rc<Node<Port>>,
 }
 
 impl Sending {
@@ -86,6 +103,20 @@ impl Send for Sending {
         if !fds.is_empty() {
             sockets::send(&self.socket, &[IoSlice::new(&[])], fds)?;
         }
+        // A message that no receiver has got is sent again: its subscriber is being connected.
+        let begin = Instant::now();
+        while self.publish(bytes)? == 0 {
+            ensure!(begin.elapsed() < PATIENCE, "no receiver has got a message for {PATIENCE:?}");
+            sched_yield();
+        }
+        self.number += 1;
+        Ok(())
+    }
+}
+
+impl Sending {
+    /// Sends a message, and returns how many receivers have got it.
+    fn publish(&self, bytes: &[u8]) -> Result<usize> {
         let sample = self.publisher.loan_slice_uninit(bytes.len()).map_err(failed)?;
         let mut sample = if self.number == 0 {
             sample.write_from_slice(bytes)
@@ -96,10 +127,7 @@ impl Send for Sending {
         if self.number > 0 {
             pages::write(sample.payload_mut(), self.number);
         }
-        self.number += 1;
-        let receivers = sample.send().map_err(failed)?;
-        ensure!(receivers == 1, "a message that {receivers} receivers have got");
-        Ok(())
+        sample.send().map_err(failed)
     }
 }
 
@@ -110,7 +138,7 @@ pub(super) struct Receiving {
     joined: PathBuf,
     descriptors: usize,
     number: u64,
-    _node: Node<Port>,
+    _node: Rc<Node<Port>>,
 }
 
 impl Receiving {
