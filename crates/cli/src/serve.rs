@@ -1,6 +1,7 @@
 //! `shunt serve`: runs, creates and checks services.
 
 mod process;
+mod proxy;
 mod state;
 mod supervisor;
 mod workshop;

@@ -15,7 +15,7 @@ use shunt_serve::service::store::Store;
 use shunt_serve::service::{Service, Watched};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::supervisor;
+use super::{proxy, supervisor};
 use crate::args::{ServeArgs, ServeEngine, ServeHash};
 use crate::daemon::{notify, shutdown, start_log};
 use crate::table::{Column, left, render, right};
@@ -23,6 +23,9 @@ use crate::table::{Column, left, render, right};
 pub(super) fn serve(args: &ServeArgs) -> Result<()> {
     if args.unverified && !supervisor::is_supervised() {
         return supervisor::supervise(args);
+    }
+    if args.service.as_deref() == Some(proxy::NAME) {
+        return proxy::serve(args);
     }
     let options = options(args)?;
     start_log(None, None)?;
@@ -46,6 +49,7 @@ pub(super) fn serve(args: &ServeArgs) -> Result<()> {
 
 pub(super) fn status(control: &Path, json: bool) -> Result<()> {
     let status = engine::ask(control, Request::Status)?;
+    let report = if proxy::is_proxy(&status) { proxy::report } else { report };
     print!("{}", if json { format!("{status:#}\n") } else { report(&status) });
     Ok(())
 }

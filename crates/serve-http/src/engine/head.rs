@@ -1,0 +1,201 @@
+//! Reads the head of a request, checks it, and begins to serve it.
+
+use std::mem::take;
+use std::net::IpAddr;
+
+use super::connection::{Exchange, Facts, Head, ReplyState, State};
+use super::counts::Failure;
+use super::log::Line;
+use super::socket::Received;
+use super::worker::{READ, Worker};
+use super::{answers, log};
+use crate::config::duration;
+use crate::message::request::{Additions, parse};
+use crate::message::{Body, Framing, Parsed, Refusal, Request, Version, no_fields};
+
+impl Worker {
+    /// Takes a step of a client that waits for a head.
+    pub(super) fn read_head(&mut self, at: usize) -> bool {
+        let client = &mut self.clients[at];
+        if client.output.flush(&mut client.socket).is_err() {
+            self.remove(at);
+            return false;
+        }
+        if !client.output.is_empty() {
+            return false;
+        }
+        let mut scratch = take(&mut self.scratch);
+        let has_progress = self.read_head_into(at, &mut scratch);
+        self.scratch = scratch;
+        has_progress
+    }
+
+    fn read_head_into(&mut self, at: usize, scratch: &mut [u8]) -> bool {
+        let limit = self.config.limits.head;
+        let client = &mut self.clients[at];
+        let mut filled = client.input.len();
+        scratch[..filled].copy_from_slice(&client.input);
+        client.input = Vec::new();
+        let mut may_be_complete = filled > 0 && matches!(client.state, State::Head(Head::New));
+        loop {
+            // Only a line feed completes a head, so fewer bytes need not be examined.
+            if may_be_complete || filled >= limit {
+                let mut slots = no_fields();
+                match parse(&scratch[..filled], &mut slots, limit) {
+                    Err(refusal) => {
+                        self.refuse(at, refusal);
+                        return true;
+                    }
+                    Ok(Parsed::Complete(request)) => {
+                        let (length, is_head) = (request.length, request.method == "HEAD");
+                        let stays = request.keeps_alive && request.framing == Framing::None && request.version == Version::Http11;
+                        let begun = self.begin(at, &request);
+                        let rest = &mut scratch[length..filled];
+                        match begun {
+                            Ok(exchange) => self.dispatch(at, exchange, rest),
+                            Err((failure, line)) => {
+                                self.clients[at].input.extend_from_slice(rest);
+                                self.counts.failures[failure as usize].add(1);
+                                self.answer(at, failure.status(), failure.text(), !stays, is_head, line);
+                            }
+                        }
+                        return true;
+                    }
+                    Ok(Parsed::Incomplete) => {}
+                }
+            }
+            let client = &mut self.clients[at];
+            let end = (filled + READ).min(scratch.len());
+            match client.socket.receive(&mut scratch[filled..end]) {
+                Received::Bytes(count) => {
+                    may_be_complete = memchr::memchr(b'\n', &scratch[filled..filled + count]).is_some();
+                    filled += count;
+                }
+                Received::Nothing => {
+                    if filled > 0 {
+                        client.input.extend_from_slice(&scratch[..filled]);
+                        if matches!(client.state, State::Head(Head::New)) {
+                            client.state = State::Head(Head::Partial);
+                            client.deadline = self.now + duration(self.config.timeouts.head);
+                        }
+                    }
+                    return false;
+                }
+                Received::End | Received::Failed => {
+                    self.remove(at);
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Returns what is needed to serve a request.
+    fn begin(&mut self, at: usize, request: &Request<'_, '_>) -> Result<Box<Exchange>, (Failure, Option<Box<Line>>)> {
+        self.counts.requests.add(1);
+        let client = &mut self.clients[at];
+        client.requests += 1;
+        let config = &self.config;
+        let line = self.log.is_some().then(|| Box::new(Line::of(request)));
+        let Some(path) = request.target.route_path() else {
+            return Err((Failure::BadPath, line));
+        };
+        let Some(pool) = config.routes.choose(request.host.unwrap_or_default(), &path) else {
+            return Err((Failure::NoRoute, line));
+        };
+        if let Framing::Length(length) = request.framing
+            && config.limits.body != 0
+            && length > config.limits.body
+        {
+            return Err((Failure::TooLarge, line));
+        }
+        let forwarding = &config.forwarding;
+        let upgrade = request.upgrade.filter(|asked| forwarding.upgrades.iter().any(|known| known.eq_ignore_ascii_case(asked)));
+        let mut address = Address::default();
+        let additions = Additions {
+            client: address.text(client.address),
+            trusts_client: forwarding.trust_clients,
+            x_forwarded: forwarding.x_forwarded,
+            forwarded: forwarding.forwarded,
+            via: forwarding.via.as_deref(),
+            host: "localhost",
+            upgrade,
+        };
+        let mut head = Vec::with_capacity(request.length + 160);
+        request.write(&additions, &mut head);
+        let body = Body::new(request.framing, false);
+        Ok(Box::new(Exchange {
+            upstream: None,
+            pool: config.pools[pool].clone(),
+            head,
+            has_body: !body.is_done(),
+            body,
+            reply: ReplyState::Head,
+            is_head: request.method == "HEAD",
+            is_idempotent: request.is_idempotent(),
+            version: request.version,
+            keeps_alive: request.keeps_alive && client.requests < config.limits.requests && !self.stops(),
+            upgrade: upgrade.map(str::to_owned),
+            attempts: 0,
+            queued_until: None,
+            failed: None,
+            request_pipe: None,
+            reply_pipe: None,
+            facts: Facts { began: self.now, status: 0, received: 0, sent: 0, waited_ms: 0, line },
+        }))
+    }
+
+    /// Answers a request that is not valid HTTP, after which nothing is known about the next one.
+    pub(super) fn refuse(&mut self, at: usize, refusal: Refusal) {
+        let position = Refusal::ALL.iter().position(|other| *other == refusal).unwrap_or_default();
+        self.counts.refusals[position].add(1);
+        self.answer_and_close(at, refusal.status(), refusal.text(), None);
+    }
+
+    /// Sends an answer of the proxy's own, after which the connection ends.
+    pub(super) fn answer_and_close(&mut self, at: usize, status: u16, text: &str, line: Option<Box<Line>>) {
+        self.answer(at, status, text, true, false, line);
+    }
+
+    /// Sends an answer of the proxy's own.
+    fn answer(&mut self, at: usize, status: u16, text: &str, closes: bool, is_head: bool, line: Option<Box<Line>>) {
+        self.out.clear();
+        answers::write(status, text, closes, is_head, &mut self.out);
+        self.count_status(status);
+        if let Some(log) = &self.config.log {
+            let line = line.unwrap_or_else(|| Box::new(Line::unknown()));
+            let outcome = log::Outcome { client: self.clients[at].address, status, bytes: 0, micros: 0 };
+            line.write(log.format, outcome, std::time::SystemTime::now(), &mut self.lines);
+        }
+        let client = &mut self.clients[at];
+        let _ = client.output.send(&mut client.socket, &self.out);
+        if closes || self.stops() {
+            return self.end_after_output(at);
+        }
+        let client = &mut self.clients[at];
+        client.state = State::Head(Head::New);
+        client.deadline = self.now + duration(self.config.timeouts.idle);
+    }
+
+    pub(super) fn count_status(&self, status: u16) {
+        self.counts.statuses[usize::from(status / 100).clamp(1, 5) - 1].add(1);
+    }
+}
+
+/// Memory for the text of an address.
+#[derive(Default)]
+struct Address {
+    text: String,
+}
+
+impl Address {
+    fn text(&mut self, address: IpAddr) -> &str {
+        use std::fmt::Write;
+        let _ = write!(self.text, "{address}");
+        &self.text
+    }
+}
+
+/// Returns true if chunks are forwarded to the client as their content only.
+pub(super) fn decodes(version: Version) -> bool {
+    version == Version::Http10
+}
