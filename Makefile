@@ -83,7 +83,7 @@ loom:
 # What libFuzzer finds new goes into the corpora, which `cargo test` runs too.
 FUZZ := tests/fuzz/libfuzzer
 fuzz:
-	for target in capture channel control endpoint lane link memcached page resp thrift; do \
+	for target in capture channel control endpoint http lane link memcached page resp thrift; do \
 	    $(CARGO) +nightly fuzz run --fuzz-dir $(FUZZ) $$target tests/fuzz/corpus/$$target -- \
 	        -max_total_time=$(or $(SECONDS),60) -max_len=4096 || exit; \
 	done

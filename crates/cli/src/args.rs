@@ -573,7 +573,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDRESS", required = true)]
     pub(crate) listen: Vec<shunt_serve::engine::Address>,
 
-    /// The backends, in a file (see docs/usage.md)
+    /// The backends, in a file (see docs/usage.md, and docs/http-proxy.md for builtin:http-proxy)
     #[arg(long, value_name = "FILE")]
     pub(crate) backends: Option<PathBuf>,
 

@@ -87,9 +87,14 @@ fn corpus_reaches_the_backend_only_as_the_proxy_has_understood_it() {
         let forwarded = statuses.iter().filter(|status| **status == 200).count();
         let targets: Vec<&str> = requests.iter().map(|request| request.line.as_str()).collect();
         let is_canonical = requests.iter().all(|request| {
-            let count = |name: &str| request.fields.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name)).count();
+            let count = |name: &str| {
+                request.fields.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name)).count()
+            };
             let framings = count("content-length") + count("transfer-encoding");
-            count("host") == 1 && framings <= 1 && request.line.ends_with(" HTTP/1.1") && !request.line.contains("smuggled")
+            count("host") == 1
+                && framings <= 1
+                && request.line.ends_with(" HTTP/1.1")
+                && !request.line.contains("smuggled")
         });
         if got != *statuses || requests.len() != forwarded || !is_canonical {
             wrong.push(format!("{name}: {got:?} instead of {statuses:?}; the backend saw {targets:?}"));

@@ -8,6 +8,7 @@ mod channel;
 mod control;
 mod endpoint;
 mod framing;
+mod http;
 mod input;
 mod lane;
 mod link;
@@ -18,12 +19,13 @@ mod shared;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the name of their corpus.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("cache", cache::run),
     ("capture", capture::run),
     ("channel", channel::run),
     ("control", control::run),
     ("endpoint", endpoint::run),
+    ("http", http::run),
     ("lane", lane::run),
     ("link", link::run),
     ("memcached", framing::memcached),

@@ -27,7 +27,8 @@ pub enum Bench {
     Local(local::Arguments),
     /// Relays between two far sites against what else there is, over links of hundreds of milliseconds; for root
     Relay(relay::Arguments),
-    /// Services in the kernel and in user space against plain programs: an echo, and a forwarder of Thrift messages; for root
+    /// Services in the kernel and in user space against plain programs: an echo, a forwarder of
+    /// Thrift messages, a cache and an HTTP proxy; for root
     Serve(serve::Arguments),
     /// Containers of two hosts, on a VXLAN overlay and under shunt, against programs on the hosts themselves; for root
     Overlay(overlay::Arguments),

@@ -48,6 +48,8 @@ pub enum Group {
     Sparse,
     /// 50 connections that read items of 100 bytes, from memcached or from builtin:cache
     Cache,
+    /// 50 connections that fetch files of 1 KiB and 1 MiB, through builtin:http-proxy, nginx or HAProxy
+    Proxy,
 }
 
 impl Arguments {

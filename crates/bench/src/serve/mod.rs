@@ -1,10 +1,11 @@
 //! `shunt bench serve`: the two benchmarks of the Slick thesis, an echo and a forwarder of Thrift
-//! messages, and a cache. It compares a plain program in user space with each engine of `shunt
+//! messages, a cache, and an HTTP proxy (`proxy`). It compares a plain program in user space with each engine of `shunt
 //! serve`. All take turns in every round, and the first one rotates.
 
 mod cache;
 mod load;
 mod points;
+mod proxy;
 mod report;
 mod way;
 
@@ -40,13 +41,13 @@ struct Line {
 pub(crate) fn compare(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.payloads.iter().all(|payload| *payload >= 32), "a payload has 32 bytes at least");
     let (machine, begin) = (Machine::describe(), Instant::now());
-    let lines = measure(arguments)?;
-    let report = Report::new(machine, arguments, &lines, begin.elapsed());
+    let (lines, proxies) = measure(arguments)?;
+    let report = Report::new(machine, arguments, (&lines, proxies), begin.elapsed());
     let (output, svg) = (&arguments.output, arguments.svg.as_deref());
     write_with_svg(output, "shunt bench serve", &report, report.plots(), svg, &report.text())
 }
 
-fn measure(arguments: &Arguments) -> Result<Vec<Line>> {
+fn measure(arguments: &Arguments) -> Result<(Vec<Line>, Vec<proxy::Row>)> {
     let stage = Stage::set()?;
     let sinks = stage.namespace.inside(Sinks::open)?;
     let mut lines = lines(arguments);
@@ -65,8 +66,15 @@ fn measure(arguments: &Arguments) -> Result<Vec<Line>> {
         let (repeats, label) = (arguments.output.repeats, line.load.label());
         line.samples = take_turns(&progress, repeats, &label, &WAYS.map(Way::label), turn)?;
     }
+    let proxies =
+        if wants_proxy(arguments) { proxy::measure(arguments, &stage, &progress)? } else { Vec::new() };
     progress.end();
-    Ok(lines)
+    Ok((lines, proxies))
+}
+
+/// Returns true if the HTTP proxy is measured.
+fn wants_proxy(arguments: &Arguments) -> bool {
+    arguments.only.is_empty() || arguments.only.contains(&Group::Proxy)
 }
 
 fn lines(arguments: &Arguments) -> Vec<Line> {
@@ -80,6 +88,8 @@ fn lines(arguments: &Arguments) -> Vec<Line> {
             Group::Forward => payloads.map(|payload| Load::Forward { payload }).collect(),
             Group::Sparse => payloads.map(|payload| Load::Sparse { payload }).collect(),
             Group::Cache => [1, 16].map(|outstanding| Load::Cache { bytes: CACHED, outstanding }).to_vec(),
+            // Its sides are other programs.
+            Group::Proxy => Vec::new(),
         }
     };
     let groups = Group::value_variants().iter().copied();

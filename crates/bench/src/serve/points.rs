@@ -17,12 +17,13 @@ impl Comparison for Arguments {
     }
 
     fn length(&self) -> (u64, Duration) {
-        let turns = lines(self).len() * WAYS.len() * self.output.repeats as usize;
+        let proxies = if super::wants_proxy(self) { super::proxy::FILES.len() * super::proxy::TURNS } else { 0 };
+        let turns = (lines(self).len() * WAYS.len() + proxies) * self.output.repeats as usize;
         (turns as u64, self.time() + AROUND)
     }
 
     fn measure(&self) -> Result<Taken> {
-        Ok(points(&measure(self)?).into())
+        Ok(points(&measure(self)?.0).into())
     }
 
     #[cfg(test)]

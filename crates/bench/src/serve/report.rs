@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::load::{CACHE_CLIENTS, CLIENTS, Load, SINKS, Sample};
 use super::way::{WAYS, Way};
-use super::{Arguments, Group, Line};
+use super::{Arguments, Group, Line, proxy};
 use crate::machine::Machine;
 use crate::report::{Axes, Plot, Series, TextLine};
 use crate::stats::Spread;
@@ -20,6 +20,7 @@ pub(super) struct Report {
     seconds_per_turn: f64,
     seconds_in_all: f64,
     tables: Vec<Table>,
+    proxies: Vec<proxy::Row>,
 }
 
 #[derive(Debug, Serialize)]
@@ -51,7 +52,12 @@ struct Cell {
 }
 
 impl Report {
-    pub(super) fn new(machine: Machine, arguments: &Arguments, lines: &[Line], all: Duration) -> Report {
+    pub(super) fn new(
+        machine: Machine,
+        arguments: &Arguments,
+        (lines, proxies): (&[Line], Vec<proxy::Row>),
+        all: Duration,
+    ) -> Report {
         let groups = [Group::Echo, Group::EchoMany, Group::Forward, Group::Sparse, Group::Cache];
         let table = |group: Group| {
             let lines: Vec<&Line> = lines.iter().filter(|line| line.group == group).collect();
@@ -63,6 +69,7 @@ impl Report {
             seconds_per_turn: arguments.seconds,
             seconds_in_all: all.as_secs_f64(),
             tables: groups.into_iter().filter_map(table).collect(),
+            proxies,
         }
     }
 
@@ -75,6 +82,9 @@ impl Report {
         );
         for table in &self.tables {
             table.write(&mut out);
+        }
+        if !self.proxies.is_empty() {
+            proxy::write(&self.proxies, &mut out);
         }
         out
     }
@@ -100,6 +110,7 @@ impl Table {
                 "cache",
                 format!("Cache, {CACHE_CLIENTS} connections, items of {} B, one thread", super::CACHED),
             ),
+            Group::Proxy => unreachable!("it has a table of another kind"),
         };
         let is_latency = group == Group::Sparse;
         let lines = lines.iter().map(|line| Row::of(line, is_latency)).collect();

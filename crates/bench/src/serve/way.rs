@@ -37,7 +37,7 @@ pub(super) const ADDRESS: SocketAddr =
 pub(super) const SINKS: u16 = 5000;
 /// How long a server may take to start. The verifier takes seconds for a long parser on a busy
 /// machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Way {
     pub(super) fn label(self) -> &'static str {
@@ -120,7 +120,7 @@ impl Stage {
         Ok(command)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 }

@@ -193,7 +193,13 @@ pub(super) const MORE: &[More] = &[
     },
     More {
         page: "shunt-serve",
-        examples: &[("shunt serve builtin:echo --listen 127.0.0.1:4000", "Run an echo service.")],
+        examples: &[
+            ("shunt serve builtin:echo --listen 127.0.0.1:4000", "Run an echo service."),
+            (
+                "shunt serve builtin:http-proxy --listen 127.0.0.1:8080 --backends proxy.toml",
+                "Run an HTTP proxy in front of the backends of a file.",
+            ),
+        ],
         files: &[],
         see_also: &["shunt(1)"],
     },

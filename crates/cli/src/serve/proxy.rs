@@ -17,7 +17,10 @@ pub(super) const NAME: &str = "builtin:http-proxy";
 
 pub(super) fn serve(args: &ServeArgs) -> Result<()> {
     ensure!(args.engine != ServeEngine::Kernel, "{NAME} runs in user space: leave out --engine kernel");
-    ensure!(args.hash.is_none(), "{NAME} does not forward by a key: leave out --hash, and see docs/http-proxy.md");
+    ensure!(
+        args.hash.is_none(),
+        "{NAME} does not forward by a key: leave out --hash, and see docs/http-proxy.md"
+    );
     let file = args.backends.as_deref().context("say --backends FILE (docs/http-proxy.md describes it)")?;
     let options = Options {
         listen: args.listen.context("say --listen ADDRESS:PORT")?,
@@ -65,8 +68,8 @@ pub(super) fn report(status: &Value) -> String {
     let backends: Vec<Vec<String>> = backends
         .map(|backend| {
             let state = if backend["up"] == true { "up" } else { "down" };
-            let numbers =
-                ["requests", "open-connections", "unused-connections", "failures"].map(|name| of(backend, name));
+            let numbers = ["requests", "open-connections", "unused-connections", "failures"]
+                .map(|name| of(backend, name));
             let names = [word(backend, "pool"), word(backend, "address"), state.to_owned()];
             names.into_iter().chain(numbers).collect()
         })
@@ -74,7 +77,8 @@ pub(super) fn report(status: &Value) -> String {
     text += &format!("\n{}", render(&BACKENDS, &backends));
     for (title, name) in [("REFUSED", "refused"), ("ANSWERED BY THE PROXY", "failed")] {
         let rows = status[name].as_object().into_iter().flatten();
-        let rows: Vec<Vec<String>> = rows.map(|(reason, count)| vec![reason.clone(), count.to_string()]).collect();
+        let rows: Vec<Vec<String>> =
+            rows.map(|(reason, count)| vec![reason.clone(), count.to_string()]).collect();
         if !rows.is_empty() {
             text += &format!("\n{}", render(&[left(title, 0), right("COUNT", 0)], &rows));
         }

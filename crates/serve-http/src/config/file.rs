@@ -92,7 +92,8 @@ pub(super) fn check(file: File, before: Option<&Config>) -> Result<Config, Strin
     let position = |name: &str| pools.iter().position(|pool| pool.name == name);
     let mut routes = Vec::new();
     for entry in file.routes {
-        let pool = position(&entry.pool).ok_or_else(|| format!("a route names the pool {}, which does not exist", entry.pool))?;
+        let pool = position(&entry.pool)
+            .ok_or_else(|| format!("a route names the pool {}, which does not exist", entry.pool))?;
         routes.push(Route::new(entry.host.as_deref(), &entry.path, pool)?);
     }
     if let Some(pool) = position(DEFAULT) {
@@ -106,7 +107,9 @@ pub(super) fn check(file: File, before: Option<&Config>) -> Result<Config, Strin
     }
     check_numbers(&file.limits, &file.timeouts)?;
     let forwarding = file.forwarding;
-    let is_word = |word: &String| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte));
+    let is_word = |word: &String| {
+        !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte))
+    };
     if !forwarding.via.iter().chain(&forwarding.upgrades).all(is_word) {
         return Err("via and upgrades in [forwarding] are single words".to_owned());
     }
@@ -132,16 +135,22 @@ fn pool(entry: PoolEntry, health: &Health, before: Option<&Config>) -> Result<Po
             return Err(format!("max-connections of {} is 1 at least", one.address));
         }
         if backends.iter().any(|backend| backend.address == one.address) {
-            return Err(format!("{} is there twice in the pool {}: give it a weight instead", one.address, entry.name));
+            return Err(format!(
+                "{} is there twice in the pool {}: give it a weight instead",
+                one.address, entry.name
+            ));
         }
         let is_same = |backend: &Backend| {
-            (backend.address, backend.weight, backend.max_connections) == (one.address, one.weight, one.max_connections)
+            (backend.address, backend.weight, backend.max_connections)
+                == (one.address, one.weight, one.max_connections)
         };
         let known = before.and_then(|before| {
             let pool = before.pools.iter().find(|pool| pool.name == entry.name)?;
             pool.backends.iter().find(|backend| is_same(backend)).cloned()
         });
-        backends.push(known.unwrap_or_else(|| Arc::new(Backend::new(one.address, one.weight, one.max_connections))));
+        backends.push(
+            known.unwrap_or_else(|| Arc::new(Backend::new(one.address, one.weight, one.max_connections))),
+        );
     }
     if backends.is_empty() {
         return Err(format!("the pool {} has no [[pool.backend]]", entry.name));
@@ -157,7 +166,16 @@ fn check_numbers(limits: &Limits, timeouts: &Timeouts) -> Result<(), String> {
         return Err("clients and requests in [limits] are 1 at least".to_owned());
     }
     let Timeouts { head, idle, body, connect, reply, queue, tunnel, backend_idle } = *timeouts;
-    let named = [("head", head), ("idle", idle), ("body", body), ("connect", connect), ("reply", reply), ("queue", queue), ("tunnel", tunnel), ("backend-idle", backend_idle)];
+    let named = [
+        ("head", head),
+        ("idle", idle),
+        ("body", body),
+        ("connect", connect),
+        ("reply", reply),
+        ("queue", queue),
+        ("tunnel", tunnel),
+        ("backend-idle", backend_idle),
+    ];
     match named.iter().find(|(_, seconds)| !(0.05..=86_400.0).contains(seconds)) {
         Some((name, _)) => Err(format!("{name} in [timeouts] is from 0.05 to 86400 seconds")),
         None => Ok(()),
@@ -189,7 +207,9 @@ mod tests {
     fn reload_keeps_backends_that_are_the_same() {
         let first = parse(TWO, None).unwrap();
         let second = parse(&TWO.replace("weight = 2", "weight = 3"), Some(&first)).unwrap();
-        let same: Vec<bool> = (0..2).map(|at| Arc::ptr_eq(&first.pools[0].backends[at], &second.pools[0].backends[at])).collect();
+        let same: Vec<bool> = (0..2)
+            .map(|at| Arc::ptr_eq(&first.pools[0].backends[at], &second.pools[0].backends[at]))
+            .collect();
         assert_eq!(same, [true, false]);
     }
 

@@ -26,7 +26,9 @@ impl Route {
     pub(super) fn new(host: Option<&str>, path: &str, pool: usize) -> Result<Route, String> {
         let name = |host: &str| {
             let is_name = is_host(host) && !host.contains('*') && host_name(host) == host;
-            is_name.then(|| host.to_ascii_lowercase()).ok_or_else(|| format!("{host} is no host, without a port, and no *.DOMAIN"))
+            is_name
+                .then(|| host.to_ascii_lowercase())
+                .ok_or_else(|| format!("{host} is no host, without a port, and no *.DOMAIN"))
         };
         let host = match host {
             None => Host::Any,
@@ -35,8 +37,14 @@ impl Route {
                 None => Host::Name(name(host)?),
             },
         };
-        if !path.starts_with('/') || path.contains(['?', '#', '%', '\\']) || path.contains("/.") || path.contains("//") {
-            return Err(format!("the path {path} of a route begins with /, and has no query, escapes or dots"));
+        if !path.starts_with('/')
+            || path.contains(['?', '#', '%', '\\'])
+            || path.contains("/.")
+            || path.contains("//")
+        {
+            return Err(format!(
+                "the path {path} of a route begins with /, and has no query, escapes or dots"
+            ));
         }
         Ok(Route { host, path: path.to_owned(), pool })
     }
@@ -86,7 +94,8 @@ impl Routes {
 
     /// Returns the pool for a request to this host, with or without a port, and this path.
     pub fn choose(&self, host: &str, path: &str) -> Option<usize> {
-        let find = |paths: &Paths| paths.iter().find(|(prefix, _)| is_prefix(prefix, path)).map(|(_, pool)| *pool);
+        let find =
+            |paths: &Paths| paths.iter().find(|(prefix, _)| is_prefix(prefix, path)).map(|(_, pool)| *pool);
         if self.names.is_empty() && self.below.is_empty() {
             return find(&self.any);
         }
@@ -97,7 +106,8 @@ impl Routes {
             Cow::Borrowed(name)
         };
         let name = name.strip_suffix('.').unwrap_or(&name);
-        let below = self.below.iter().filter(|(domain, _)| name.ends_with(domain.as_str())).map(|(_, paths)| paths);
+        let below =
+            self.below.iter().filter(|(domain, _)| name.ends_with(domain.as_str())).map(|(_, paths)| paths);
         self.names.get(name).into_iter().chain(below).chain([&self.any]).find_map(find)
     }
 }
@@ -124,7 +134,8 @@ mod tests {
             (Some("*.a.org"), "/x", 4),
             (Some("*.b.a.org"), "/", 5),
         ];
-        let routes = Routes::new(list.map(|(host, path, pool)| Route::new(host, path, pool).unwrap()).into()).unwrap();
+        let routes =
+            Routes::new(list.map(|(host, path, pool)| Route::new(host, path, pool).unwrap()).into()).unwrap();
         for (host, path, pool) in [
             ("h", "/", 0),
             ("h", "/apis", 0),

@@ -183,7 +183,8 @@ impl Turn {
             _ if candidates.len() < 2 => candidates.first().map(|(at, _)| *at),
             Balance::RoundRobin => Some(self.next(pool, &candidates)),
             Balance::LeastRequests => {
-                let load = |(at, busy): &(usize, usize)| (busy + 1) * 1000 / pool.backends[*at].weight as usize;
+                let load =
+                    |(at, busy): &(usize, usize)| (busy + 1) * 1000 / pool.backends[*at].weight as usize;
                 candidates.iter().min_by_key(|one| load(one)).map(|(at, _)| *at)
             }
         };

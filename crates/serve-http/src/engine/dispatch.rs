@@ -59,7 +59,8 @@ impl Worker {
         };
         let (places, threads) = (&self.places, self.threads);
         let avoided = exchange.failed.as_ref().map(|backend| backend.id);
-        let choice = self.turns[position].choose(&exchange.pool, avoided, |backend| busy(places, threads, backend));
+        let choice =
+            self.turns[position].choose(&exchange.pool, avoided, |backend| busy(places, threads, backend));
         match choice {
             Choice::Backend(backend) => self.dispatch_to(at, exchange, rest, Some(backend)),
             Choice::AllDown => {
@@ -81,12 +82,22 @@ impl Worker {
         }
     }
 
-    fn dispatch_to(&mut self, at: usize, mut exchange: Box<Exchange>, rest: &mut [u8], backend: Option<Arc<Backend>>) {
+    fn dispatch_to(
+        &mut self,
+        at: usize,
+        mut exchange: Box<Exchange>,
+        rest: &mut [u8],
+        backend: Option<Arc<Backend>>,
+    ) {
         let backend = backend.unwrap_or_else(|| exchange.pool.backends[0].clone());
         let is_safe = !exchange.has_body && exchange.is_idempotent;
         let place = self.places.entry(backend.id).or_insert_with(|| {
             let place = Place::default();
-            self.shared.backend_counts.lock().expect("no thread panics with it").push((backend.id, place.counts.clone()));
+            self.shared
+                .backend_counts
+                .lock()
+                .expect("no thread panics with it")
+                .push((backend.id, place.counts.clone()));
             place
         });
         place.counts.requests.add(1);
@@ -148,14 +159,20 @@ impl Worker {
         }
         self.out = out;
         let timeouts = &self.config.timeouts;
-        client.deadline = self.now + duration(if exchange.body.is_done() { timeouts.reply } else { timeouts.body });
+        client.deadline =
+            self.now + duration(if exchange.body.is_done() { timeouts.reply } else { timeouts.body });
         client.state = State::Exchange(exchange);
     }
 
     /// Begins a connection to a backend.
     fn connect(&mut self, client: usize, backend: &Arc<Backend>) -> Result<usize, Errno> {
         let family = if backend.address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, Some(ipproto::TCP))?;
+        let socket = socket_with(
+            family,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            Some(ipproto::TCP),
+        )?;
         sockopt::set_tcp_nodelay(&socket, true)?;
         match connect(&socket, &backend.address) {
             Ok(()) | Err(Errno::INPROGRESS) => {}
@@ -211,12 +228,19 @@ impl Worker {
             exchange.head = Vec::new();
         }
         let timeouts = &self.config.timeouts;
-        self.clients[at].deadline = self.now + duration(if exchange.body.is_done() { timeouts.reply } else { timeouts.body });
+        self.clients[at].deadline =
+            self.now + duration(if exchange.body.is_done() { timeouts.reply } else { timeouts.body });
         Ok(true)
     }
 
     /// Sends a request to another connection if that is safe, and otherwise answers it.
-    pub(super) fn try_again_or_fail(&mut self, at: usize, mut exchange: Box<Exchange>, failed: Option<Arc<Backend>>, why: Failure) {
+    pub(super) fn try_again_or_fail(
+        &mut self,
+        at: usize,
+        mut exchange: Box<Exchange>,
+        failed: Option<Arc<Backend>>,
+        why: Failure,
+    ) {
         // A connection of the pool may have been closed by a backend that works.
         let was_reused = exchange.upstream.take().is_some_and(|upstream| {
             let was_reused = self.upstreams[upstream].is_reused;
@@ -272,7 +296,8 @@ impl Worker {
     pub(super) fn release_upstream(&mut self, at: usize) {
         let upstream = &mut self.upstreams[at];
         // After a splice, it is not known whether anything is left.
-        let is_quiet = !upstream.socket.has_ended && (!upstream.socket.is_readable || upstream.socket.is_quiet());
+        let is_quiet =
+            !upstream.socket.has_ended && (!upstream.socket.is_readable || upstream.socket.is_quiet());
         let is_unused = upstream.output.is_empty() && is_quiet;
         let place = self.places.get_mut(&upstream.backend.id);
         let Some(place) = place.filter(|place| {
@@ -329,8 +354,12 @@ impl Worker {
     pub(super) fn close_unknown_idle(&mut self) {
         let config = self.config.clone();
         let is_known = |one: &Upstream| config.backends().any(|(_, backend)| backend.id == one.backend.id);
-        let unknown: Vec<usize> =
-            self.upstreams.iter().filter(|(_, one)| one.state == UpstreamState::Idle && !is_known(one)).map(|(at, _)| at).collect();
+        let unknown: Vec<usize> = self
+            .upstreams
+            .iter()
+            .filter(|(_, one)| one.state == UpstreamState::Idle && !is_known(one))
+            .map(|(at, _)| at)
+            .collect();
         unknown.into_iter().for_each(|at| self.remove_upstream(at));
     }
 
@@ -338,7 +367,9 @@ impl Worker {
     /// whole request has arrived.
     pub(super) fn fail(&mut self, at: usize, mut exchange: Box<Exchange>, failure: Failure) {
         self.counts.failures[failure as usize].add(1);
-        let closes = !exchange.keeps_alive || !exchange.body.is_done() || exchange.version == crate::message::Version::Http10;
+        let closes = !exchange.keeps_alive
+            || !exchange.body.is_done()
+            || exchange.version == crate::message::Version::Http10;
         exchange.facts.status = failure.status();
         exchange.reply = ReplyState::Done;
         exchange.keeps_alive = !closes;

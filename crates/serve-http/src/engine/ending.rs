@@ -69,8 +69,10 @@ impl Worker {
             }
             State::Exchange(exchange) => {
                 let upstream = exchange.upstream.map(|upstream| &self.upstreams[upstream]);
-                let is_connecting = upstream.is_some_and(|it| matches!(it.state, UpstreamState::Connecting(_)));
-                let client_delays = !exchange.body.is_done() && upstream.is_none_or(|it| it.output.is_empty());
+                let is_connecting =
+                    upstream.is_some_and(|it| matches!(it.state, UpstreamState::Connecting(_)));
+                let client_delays =
+                    !exchange.body.is_done() && upstream.is_none_or(|it| it.output.is_empty());
                 let backend = upstream.map(|it| it.backend.clone());
                 match exchange.reply {
                     ReplyState::Head if is_connecting => {
@@ -80,7 +82,8 @@ impl Worker {
                         self.try_again_or_fail(at, exchange, backend, Failure::Connect);
                     }
                     ReplyState::Head => {
-                        let why = if client_delays { Failure::ClientTooSlow } else { Failure::BackendTooSlow };
+                        let why =
+                            if client_delays { Failure::ClientTooSlow } else { Failure::BackendTooSlow };
                         self.give_up(at, exchange, why);
                     }
                     ReplyState::Body(_) | ReplyState::Done => {
@@ -119,7 +122,9 @@ impl Worker {
         for (at, client) in &mut self.clients {
             let Client { state: State::Exchange(exchange), socket, .. } = client else { continue };
             let upstream = exchange.upstream.map(|upstream| &self.upstreams[upstream]);
-            let is_waiting = !exchange.body.is_done() && !socket.is_readable && upstream.is_some_and(|it| it.output.is_empty());
+            let is_waiting = !exchange.body.is_done()
+                && !socket.is_readable
+                && upstream.is_some_and(|it| it.output.is_empty());
             if is_waiting && matches!(exchange.reply, ReplyState::Head) {
                 let facts = &mut exchange.facts;
                 facts.waited_ms += elapsed.as_millis() as u64;

@@ -102,7 +102,8 @@ impl Worker {
         if has_progress {
             let timeouts = &self.config.timeouts;
             let is_waiting = exchange.body.is_done() && matches!(exchange.reply, ReplyState::Head);
-            self.clients[at].deadline = self.now + duration(if is_waiting { timeouts.reply } else { timeouts.body });
+            self.clients[at].deadline =
+                self.now + duration(if is_waiting { timeouts.reply } else { timeouts.body });
             return Step::Went;
         }
         if exchange.body.is_done() && self.client_has_gone(at) { Step::Lost } else { Step::Waits }
@@ -121,11 +122,8 @@ impl Worker {
                 client.input.extend_from_slice(&bytes[..count]);
                 false
             }
-            Received::Nothing | Received::End => {
-                // A half-closed client still gets its reply.
-                client.socket.is_readable = false;
-                false
-            }
+            // A half-closed client still gets its reply.
+            Received::Nothing | Received::End => false,
             Received::Failed => true,
         }
     }
@@ -305,7 +303,13 @@ impl Worker {
         step
     }
 
-    fn forward_head_from(&mut self, at: usize, exchange: &mut Exchange, upstream: usize, scratch: &mut [u8]) -> Step {
+    fn forward_head_from(
+        &mut self,
+        at: usize,
+        exchange: &mut Exchange,
+        upstream: usize,
+        scratch: &mut [u8],
+    ) -> Step {
         let (client, from) = (&mut self.clients[at], &mut self.upstreams[upstream]);
         let mut filled = from.input.len();
         if filled > 0 {
@@ -326,17 +330,18 @@ impl Worker {
         self.out.clear();
         let end = loop {
             let mut slots = no_fields();
-            let reply = match parse(&scratch[begin..filled], &mut slots, self.config.limits.head, exchange.is_head) {
-                Ok(Parsed::Complete(reply)) => reply,
-                Ok(Parsed::Incomplete) => {
-                    from.input.extend_from_slice(&scratch[begin..filled]);
-                    break None;
-                }
-                Err(_) => {
-                    from.is_reusable = false;
-                    return Step::Failed(Failure::BadReply);
-                }
-            };
+            let reply =
+                match parse(&scratch[begin..filled], &mut slots, self.config.limits.head, exchange.is_head) {
+                    Ok(Parsed::Complete(reply)) => reply,
+                    Ok(Parsed::Incomplete) => {
+                        from.input.extend_from_slice(&scratch[begin..filled]);
+                        break None;
+                    }
+                    Err(_) => {
+                        from.is_reusable = false;
+                        return Step::Failed(Failure::BadReply);
+                    }
+                };
             begin += reply.length;
             if reply.is_interim() {
                 if exchange.version == Version::Http11 {
@@ -392,7 +397,8 @@ impl Worker {
 
     /// Ends an exchange whose reply was forwarded.
     pub(super) fn finish(&mut self, at: usize) {
-        let State::Exchange(mut exchange) = replace(&mut self.clients[at].state, State::Head(Head::New)) else {
+        let State::Exchange(mut exchange) = replace(&mut self.clients[at].state, State::Head(Head::New))
+        else {
             return;
         };
         self.report(at, &mut exchange);
@@ -403,7 +409,8 @@ impl Worker {
             client.state = State::Closing;
             client.deadline = self.now + duration(self.config.timeouts.body);
         }
-        let is_whole = exchange.body.is_done() && exchange.request_pipe.as_ref().is_none_or(|pipe| pipe.filled == 0);
+        let is_whole =
+            exchange.body.is_done() && exchange.request_pipe.as_ref().is_none_or(|pipe| pipe.filled == 0);
         if let Some(upstream) = exchange.upstream.take() {
             self.upstreams[upstream].is_reusable &= is_whole && !self.upstreams[upstream].is_write_broken;
             self.drop_pipes(&mut exchange);

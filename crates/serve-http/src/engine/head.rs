@@ -48,7 +48,9 @@ impl Worker {
                     }
                     Ok(Parsed::Complete(request)) => {
                         let (length, is_head) = (request.length, request.method == "HEAD");
-                        let stays = request.keeps_alive && request.framing == Framing::None && request.version == Version::Http11;
+                        let stays = request.keeps_alive
+                            && request.framing == Framing::None
+                            && request.version == Version::Http11;
                         let begun = self.begin(at, &request);
                         let rest = &mut scratch[length..filled];
                         match begun {
@@ -68,7 +70,9 @@ impl Worker {
             let end = (filled + READ).min(scratch.len());
             match client.socket.receive(&mut scratch[filled..end]) {
                 Received::Bytes(count) => {
-                    may_be_complete = memchr::memchr(b'\n', &scratch[filled..filled + count]).is_some();
+                    // The first bytes are examined in any case, in case that they are not HTTP.
+                    let part = &scratch[filled..filled + count];
+                    may_be_complete = filled == 0 || memchr::memchr(b'\n', part).is_some();
                     filled += count;
                 }
                 Received::Nothing => {
@@ -90,7 +94,11 @@ impl Worker {
     }
 
     /// Returns what is needed to serve a request.
-    fn begin(&mut self, at: usize, request: &Request<'_, '_>) -> Result<Box<Exchange>, (Failure, Option<Box<Line>>)> {
+    fn begin(
+        &mut self,
+        at: usize,
+        request: &Request<'_, '_>,
+    ) -> Result<Box<Exchange>, (Failure, Option<Box<Line>>)> {
         self.counts.requests.add(1);
         let client = &mut self.clients[at];
         client.requests += 1;
@@ -109,7 +117,9 @@ impl Worker {
             return Err((Failure::TooLarge, line));
         }
         let forwarding = &config.forwarding;
-        let upgrade = request.upgrade.filter(|asked| forwarding.upgrades.iter().any(|known| known.eq_ignore_ascii_case(asked)));
+        let upgrade = request
+            .upgrade
+            .filter(|asked| forwarding.upgrades.iter().any(|known| known.eq_ignore_ascii_case(asked)));
         let mut address = Address::default();
         let additions = Additions {
             client: address.text(client.address),
@@ -157,7 +167,15 @@ impl Worker {
     }
 
     /// Sends an answer of the proxy's own.
-    fn answer(&mut self, at: usize, status: u16, text: &str, closes: bool, is_head: bool, line: Option<Box<Line>>) {
+    fn answer(
+        &mut self,
+        at: usize,
+        status: u16,
+        text: &str,
+        closes: bool,
+        is_head: bool,
+        line: Option<Box<Line>>,
+    ) {
         self.out.clear();
         answers::write(status, text, closes, is_head, &mut self.out);
         self.count_status(status);

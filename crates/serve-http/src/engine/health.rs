@@ -47,7 +47,9 @@ async fn probe(health: &Health, backend: &Backend) -> Result<(), String> {
     let mut stream = TcpStream::connect(backend.address).await.map_err(|error| error.to_string())?;
     let Some(path) = &health.path else { return Ok(()) };
     let host = health.host.clone().unwrap_or_else(|| backend.address.to_string());
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: shunt-health\r\nConnection: close\r\n\r\n");
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: shunt-health\r\nConnection: close\r\n\r\n"
+    );
     stream.write_all(request.as_bytes()).await.map_err(|error| error.to_string())?;
     let mut line = Vec::new();
     while !line.contains(&b'\n') && line.len() < 256 {

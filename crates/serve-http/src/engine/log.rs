@@ -85,10 +85,13 @@ impl Line {
             });
             out.extend_from_slice(line.to_string().as_bytes());
         } else {
-            let line = format!("{client} - - [{}] \"{}\" {status} {bytes}", date(seconds), escaped(&self.request));
+            let line =
+                format!("{client} - - [{}] \"{}\" {status} {bytes}", date(seconds), escaped(&self.request));
             out.extend_from_slice(line.as_bytes());
             if format == Format::Combined {
-                out.extend_from_slice(format!(" \"{}\" \"{}\"", escaped(&self.referer), escaped(&self.agent)).as_bytes());
+                out.extend_from_slice(
+                    format!(" \"{}\" \"{}\"", escaped(&self.referer), escaped(&self.agent)).as_bytes(),
+                );
             }
         }
         out.push(b'\n');
@@ -110,7 +113,8 @@ fn escaped(text: &str) -> String {
 
 /// Returns a time as in `10/Oct/2000:13:55:36 +0000`.
 fn date(seconds: u64) -> String {
-    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     // Howard Hinnant's civil_from_days: years begin in March.
     let days = seconds / 86_400 + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
@@ -143,11 +147,17 @@ mod tests {
 
     #[test]
     fn lines_cannot_be_forged() {
-        let line = Line { request: "GET /\" 200".to_owned(), host: "h".to_owned(), referer: "a\u{85}b".to_owned(), agent: "x\\".to_owned() };
+        let line = Line {
+            request: "GET /\" 200".to_owned(),
+            host: "h".to_owned(),
+            referer: "a\u{85}b".to_owned(),
+            agent: "x\\".to_owned(),
+        };
         let outcome = Outcome { client: IpAddr::from([127, 0, 0, 1]), status: 200, bytes: 5, micros: 7 };
         let mut out = Vec::new();
         line.write(Format::Combined, outcome, UNIX_EPOCH, &mut out);
-        let text = "127.0.0.1 - - [01/Jan/1970:00:00:00 +0000] \"GET /\\\" 200\" 200 5 \"a\\x85b\" \"x\\\\\"\n";
+        let text =
+            "127.0.0.1 - - [01/Jan/1970:00:00:00 +0000] \"GET /\\\" 200\" 200 5 \"a\\x85b\" \"x\\\\\"\n";
         assert_eq!(String::from_utf8(out).unwrap(), text);
     }
 }

@@ -50,24 +50,39 @@ pub(crate) fn text(shared: &Shared) -> String {
     for (name, help, of) in TOTALS {
         counters(&mut registry, name, help, [(Vec::new(), shared.sum(of))]);
     }
-    counters(&mut registry, "lost_log_lines", "Lines of the access log that were not written", [(Vec::new(), shared.sum(|counts| &counts.lost_log_lines))]);
+    counters(
+        &mut registry,
+        "lost_log_lines",
+        "Lines of the access log that were not written",
+        [(Vec::new(), shared.sum(|counts| &counts.lost_log_lines))],
+    );
     let open = Gauge::<i64>::default();
     open.set(shared.sum(|counts| &counts.open) as i64);
     registry.register("open_connections", "Clients that are connected", open);
-    let statuses = (0..5).map(|at| (vec![("class", format!("{}xx", at + 1))], shared.sum(|counts| &counts.statuses[at])));
+    let statuses = (0..5)
+        .map(|at| (vec![("class", format!("{}xx", at + 1))], shared.sum(|counts| &counts.statuses[at])));
     counters(&mut registry, "responses", "Replies, by the class of their status", statuses);
     let refusals = Refusal::ALL.iter().enumerate();
-    let refusals = refusals.map(|(at, why)| (vec![("reason", why.label().to_owned())], shared.sum(|counts| &counts.refusals[at])));
+    let refusals = refusals.map(|(at, why)| {
+        (vec![("reason", why.label().to_owned())], shared.sum(|counts| &counts.refusals[at]))
+    });
     counters(&mut registry, "refused", "Requests that are no valid HTTP, by reason", refusals);
     let failures = Failure::ALL.iter();
-    let failures = failures.map(|why| (vec![("reason", why.label().to_owned())], shared.sum(|counts| &counts.failures[*why as usize])));
+    let failures = failures.map(|why| {
+        (vec![("reason", why.label().to_owned())], shared.sum(|counts| &counts.failures[*why as usize]))
+    });
     counters(&mut registry, "failed", "Requests that the proxy itself answered, by reason", failures);
     let buckets = (0..BUCKETS).map(|at| {
         let below = if at == BUCKETS - 1 { f64::MAX } else { (1u64 << at) as f64 / 1e6 };
         (below, shared.sum(|counts| &counts.durations[at]))
     });
-    let durations = Durations { buckets: buckets.collect(), sum: shared.sum(|counts| &counts.duration_sum) as f64 / 1e6 };
-    registry.register("request_duration_seconds", "From the head of a request to the end of its reply", durations);
+    let durations =
+        Durations { buckets: buckets.collect(), sum: shared.sum(|counts| &counts.duration_sum) as f64 / 1e6 };
+    registry.register(
+        "request_duration_seconds",
+        "From the head of a request to the end of its reply",
+        durations,
+    );
     backends(shared, &mut registry);
     let mut text = String::new();
     encode(&mut text, &registry).expect("a string takes everything");
@@ -77,15 +92,47 @@ pub(crate) fn text(shared: &Shared) -> String {
 fn backends(shared: &Shared, registry: &mut Registry) {
     let config = shared.current().config;
     let rows = |of: &dyn Fn(&super::backends::Backend) -> u64| -> Vec<(Label, u64)> {
-        let label = |pool: &str, address: std::net::SocketAddr| vec![("pool", pool.to_owned()), ("backend", address.to_string())];
+        let label = |pool: &str, address: std::net::SocketAddr| {
+            vec![("pool", pool.to_owned()), ("backend", address.to_string())]
+        };
         config.backends().map(|(pool, backend)| (label(&pool.name, backend.address), of(backend))).collect()
     };
-    counters(registry, "backend_requests", "Requests sent to a backend", rows(&|backend| shared.backend_sum(backend.id, |counts| &counts.requests)));
-    counters(registry, "backend_connections", "Connections made to a backend", rows(&|backend| shared.backend_sum(backend.id, |counts| &counts.connections)));
-    counters(registry, "backend_failures", "Failed connections and checks of a backend", rows(&|backend| backend.failed.load(std::sync::atomic::Ordering::Relaxed)));
-    gauges(registry, "backend_open_connections", "Connections to a backend", rows(&|backend| shared.backend_sum(backend.id, |counts| &counts.open)));
-    gauges(registry, "backend_unused_connections", "Those of them that no request uses", rows(&|backend| shared.backend_sum(backend.id, |counts| &counts.idle)));
-    gauges(registry, "backend_up", "Whether a backend worked when it was last tried", rows(&|backend| backend.is_up().into()));
+    counters(
+        registry,
+        "backend_requests",
+        "Requests sent to a backend",
+        rows(&|backend| shared.backend_sum(backend.id, |counts| &counts.requests)),
+    );
+    counters(
+        registry,
+        "backend_connections",
+        "Connections made to a backend",
+        rows(&|backend| shared.backend_sum(backend.id, |counts| &counts.connections)),
+    );
+    counters(
+        registry,
+        "backend_failures",
+        "Failed connections and checks of a backend",
+        rows(&|backend| backend.failed.load(std::sync::atomic::Ordering::Relaxed)),
+    );
+    gauges(
+        registry,
+        "backend_open_connections",
+        "Connections to a backend",
+        rows(&|backend| shared.backend_sum(backend.id, |counts| &counts.open)),
+    );
+    gauges(
+        registry,
+        "backend_unused_connections",
+        "Those of them that no request uses",
+        rows(&|backend| shared.backend_sum(backend.id, |counts| &counts.idle)),
+    );
+    gauges(
+        registry,
+        "backend_up",
+        "Whether a backend worked when it was last tried",
+        rows(&|backend| backend.is_up().into()),
+    );
 }
 
 fn counters(registry: &mut Registry, name: &str, help: &str, rows: impl IntoIterator<Item = (Label, u64)>) {
@@ -129,7 +176,8 @@ pub(crate) fn status(shared: &Shared) -> Value {
     let refused = Refusal::ALL.iter().enumerate();
     let refused = refused.filter_map(|(at, why)| by(why.label(), shared.sum(|counts| &counts.refusals[at])));
     let failed = Failure::ALL.iter();
-    let failed = failed.filter_map(|why| by(why.label(), shared.sum(|counts| &counts.failures[*why as usize])));
+    let failed =
+        failed.filter_map(|why| by(why.label(), shared.sum(|counts| &counts.failures[*why as usize])));
     let backends = config.backends().map(|(pool, backend)| {
         json!({
             "pool": pool.name,

@@ -97,7 +97,8 @@ pub async fn run(
         tokio::spawn(serve_metrics(move || metrics::text(&page), listener));
     }
     let reload = || {
-        let (config, log) = read(&options, Some(&shared.current().config)).map_err(|error| error.to_string())?;
+        let (config, log) =
+            read(&options, Some(&shared.current().config)).map_err(|error| error.to_string())?;
         let count = config.backends().count();
         shared.replace(config, log);
         tracing::info!(count, "the file was read again");
@@ -154,7 +155,11 @@ fn read(options: &Options, before: Option<&Config>) -> Result<Read, Error> {
     Ok((config, log))
 }
 
-fn crew(options: &Options, shared: &Arc<Shared>, wakes: &[Arc<OwnedFd>]) -> Result<Vec<JoinHandle<()>>, Error> {
+fn crew(
+    options: &Options,
+    shared: &Arc<Shared>,
+    wakes: &[Arc<OwnedFd>],
+) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = Vec::new();
     for (number, wake) in wakes.iter().enumerate() {
         let listener = listen(options.listen).map_err(listening(options.listen))?;

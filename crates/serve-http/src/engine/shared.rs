@@ -71,7 +71,8 @@ impl Shared {
     }
 
     pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.is_stopping() && self.until.lock().expect("no thread panics with it").is_some_and(|until| now >= until)
+        self.is_stopping()
+            && self.until.lock().expect("no thread panics with it").is_some_and(|until| now >= until)
     }
 
     fn wake(&self) {

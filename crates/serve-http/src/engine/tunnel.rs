@@ -9,14 +9,18 @@ impl Worker {
     /// Takes a step of a tunnel.
     pub(super) fn tunnel(&mut self, at: usize) -> bool {
         let client = &mut self.clients[at];
-        let State::Tunnel(Tunnel { upstream, client_has_ended, backend_has_ended }) = &mut client.state else {
+        let State::Tunnel(Tunnel { upstream, client_has_ended, backend_has_ended }) = &mut client.state
+        else {
             return false;
         };
         let backend = &mut self.upstreams[*upstream];
         let buffer = &mut self.scratch[..READ];
-        let to_backend = forward(&mut client.socket, &mut backend.socket, &mut backend.output, client_has_ended, buffer);
-        let to_client = forward(&mut backend.socket, &mut client.socket, &mut client.output, backend_has_ended, buffer);
-        let are_over = *client_has_ended && *backend_has_ended && client.output.is_empty() && backend.output.is_empty();
+        let to_backend =
+            forward(&mut client.socket, &mut backend.socket, &mut backend.output, client_has_ended, buffer);
+        let to_client =
+            forward(&mut backend.socket, &mut client.socket, &mut client.output, backend_has_ended, buffer);
+        let are_over =
+            *client_has_ended && *backend_has_ended && client.output.is_empty() && backend.output.is_empty();
         match (to_backend, to_client) {
             (Some(one), Some(other)) if !are_over => {
                 if one || other {
@@ -36,7 +40,13 @@ impl Worker {
 }
 
 /// Forwards one direction, and returns whether anything was done, or `None` if it is broken.
-fn forward(from: &mut Socket, to: &mut Socket, output: &mut Output, has_ended: &mut bool, buffer: &mut [u8]) -> Option<bool> {
+fn forward(
+    from: &mut Socket,
+    to: &mut Socket,
+    output: &mut Output,
+    has_ended: &mut bool,
+    buffer: &mut [u8],
+) -> Option<bool> {
     let mut has_progress = output.flush(to).ok()?;
     if *has_ended {
         if has_progress && output.is_empty() {

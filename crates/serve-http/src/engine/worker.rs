@@ -78,7 +78,12 @@ const EVICTED: usize = 32;
 const PIPES: usize = 32;
 
 impl Worker {
-    pub(crate) fn new(shared: Arc<Shared>, number: usize, listener: OwnedFd, wake: Arc<OwnedFd>) -> rustix::io::Result<Worker> {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        number: usize,
+        listener: OwnedFd,
+        wake: Arc<OwnedFd>,
+    ) -> rustix::io::Result<Worker> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
@@ -120,7 +125,8 @@ impl Worker {
         let timeout = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
         let forever = Timespec { tv_sec: 3600, tv_nsec: 0 };
         loop {
-            let is_alone = self.clients.is_empty() && self.upstreams.is_empty() && !self.is_paused && !self.is_stopping;
+            let is_alone =
+                self.clients.is_empty() && self.upstreams.is_empty() && !self.is_paused && !self.is_stopping;
             let timeout = match () {
                 () if !self.again.is_empty() => &Timespec { tv_sec: 0, tv_nsec: 0 },
                 () if is_alone => &forever,
@@ -209,18 +215,24 @@ impl Worker {
     fn accept(&mut self) {
         for _ in 0..64 {
             let Some(listener) = &self.listener else { return };
-            let (socket, address) = match acceptfrom_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok((socket, address)) => (socket, address.and_then(|address| SocketAddr::try_from(address).ok())),
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    if self.evict() {
-                        continue;
+            let (socket, address) =
+                match acceptfrom_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                    Ok((socket, address)) => {
+                        (socket, address.and_then(|address| SocketAddr::try_from(address).ok()))
                     }
-                    // The client stays in the listener's queue until the next tick.
-                    self.is_paused = self.listener.as_ref().is_some_and(|listener| epoll::delete(&self.epoll, listener).is_ok());
-                    return;
-                }
-                Err(_) => return,
-            };
+                    Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                        if self.free_descriptors() {
+                            continue;
+                        }
+                        // The client stays in the listener's queue until the next tick.
+                        self.is_paused = self
+                            .listener
+                            .as_ref()
+                            .is_some_and(|listener| epoll::delete(&self.epoll, listener).is_ok());
+                        return;
+                    }
+                    Err(_) => return,
+                };
             if self.shared.clients.load(Relaxed) >= self.config.limits.clients && !self.evict() {
                 continue;
             }
@@ -256,23 +268,41 @@ impl Worker {
     }
 
     /// Watches a connection to a backend.
-    pub(super) fn watch_upstream(&self, socket: &OwnedFd, at: usize, generation: u32) -> rustix::io::Result<()> {
+    pub(super) fn watch_upstream(
+        &self,
+        socket: &OwnedFd,
+        at: usize,
+        generation: u32,
+    ) -> rustix::io::Result<()> {
         let data = at as u64 | u64::from(generation) << 32 | OF_UPSTREAM;
         epoll::add(&self.epoll, socket, EventData::new_u64(data), INTEREST)
     }
 
-    /// Closes unused connections: to backends if there are any, and otherwise of clients that wait
-    /// between two requests, those first that will be closed first. Returns false if there are none.
-    fn evict(&mut self) -> bool {
-        let unused: Vec<usize> =
-            self.upstreams.iter().filter(|(_, it)| it.state == UpstreamState::Idle).map(|(at, _)| at).take(EVICTED).collect();
-        if !unused.is_empty() {
-            unused.into_iter().for_each(|at| self.close_upstream(at));
-            return true;
+    /// Closes unused connections, because descriptors have run out. Returns false if there are none.
+    fn free_descriptors(&mut self) -> bool {
+        let is_idle = |one: &Upstream| one.state == UpstreamState::Idle;
+        let unused = self.upstreams.iter().filter(|(_, one)| is_idle(one)).map(|(at, _)| at);
+        let unused: Vec<usize> = unused.take(EVICTED).collect();
+        if unused.is_empty() {
+            return self.evict();
         }
-        let is_idle = |client: &Client| matches!(client.state, State::Head(Head::New)) && client.input.is_empty() && client.requests > 0;
-        let mut idle: Vec<(Instant, usize)> =
-            self.clients.iter().filter(|(_, client)| is_idle(client)).map(|(at, client)| (client.deadline, at)).collect();
+        unused.into_iter().for_each(|at| self.close_upstream(at));
+        true
+    }
+
+    /// Closes clients that wait between two requests, those first that would be closed first.
+    /// Returns false if there are none.
+    fn evict(&mut self) -> bool {
+        let is_idle = |client: &Client| {
+            let is_between = matches!(client.state, State::Head(Head::New)) && client.requests > 0;
+            is_between && client.input.is_empty() && client.output.is_empty() && !client.socket.is_readable
+        };
+        let mut idle: Vec<(Instant, usize)> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| is_idle(client))
+            .map(|(at, client)| (client.deadline, at))
+            .collect();
         if idle.len() > EVICTED {
             idle.select_nth_unstable(EVICTED);
             idle.truncate(EVICTED);
@@ -314,7 +344,8 @@ impl Worker {
     /// Closes the clients from which no part of a request has arrived.
     fn close_idle_clients(&mut self) {
         let is_idle = |client: &Client| matches!(client.state, State::Head(_)) && client.input.is_empty();
-        let idle: Vec<usize> = self.clients.iter().filter(|(_, client)| is_idle(client)).map(|(at, _)| at).collect();
+        let idle: Vec<usize> =
+            self.clients.iter().filter(|(_, client)| is_idle(client)).map(|(at, _)| at).collect();
         for at in idle {
             // A request may have arrived meanwhile.
             self.drive(at);
@@ -330,7 +361,8 @@ impl Worker {
         if self.is_paused
             && let Some(listener) = &self.listener
         {
-            self.is_paused = epoll::add(&self.epoll, listener, EventData::new_u64(LISTENER), EventFlags::IN).is_err();
+            self.is_paused =
+                epoll::add(&self.epoll, listener, EventData::new_u64(LISTENER), EventFlags::IN).is_err();
         }
         let late: Vec<usize> =
             self.clients.iter().filter(|(_, client)| client.deadline <= self.now).map(|(at, _)| at).collect();
@@ -339,7 +371,8 @@ impl Worker {
         }
         self.check_rates(elapsed);
         let is_late = |one: &Upstream| one.state == UpstreamState::Idle && one.idle_until <= self.now;
-        let late: Vec<usize> = self.upstreams.iter().filter(|(_, one)| is_late(one)).map(|(at, _)| at).collect();
+        let late: Vec<usize> =
+            self.upstreams.iter().filter(|(_, one)| is_late(one)).map(|(at, _)| at).collect();
         late.into_iter().for_each(|at| self.close_upstream(at));
     }
 

@@ -29,9 +29,13 @@ const TRAILERS: usize = 8 * 1024;
 enum State {
     Size,
     /// The name of an extension.
-    Name { is_empty: bool },
+    Name {
+        is_empty: bool,
+    },
     /// Its value, a word.
-    Value { is_empty: bool },
+    Value {
+        is_empty: bool,
+    },
     /// Its value, in quotation marks.
     Quoted,
     Escaped,
@@ -117,12 +121,20 @@ impl Chunked {
                 (State::Size, true)
             }
             (State::Size, b'\r' | b';') if self.digits == 0 => return Err(BadBody),
-            (State::Size | State::Name { is_empty: false } | State::Value { is_empty: false } | State::AfterQuoted, b'\r') => {
-                (State::SizeEnd, true)
-            }
-            (State::Size | State::Name { is_empty: false } | State::Value { is_empty: false } | State::AfterQuoted, b';') => {
-                (State::Name { is_empty: true }, false)
-            }
+            (
+                State::Size
+                | State::Name { is_empty: false }
+                | State::Value { is_empty: false }
+                | State::AfterQuoted,
+                b'\r',
+            ) => (State::SizeEnd, true),
+            (
+                State::Size
+                | State::Name { is_empty: false }
+                | State::Value { is_empty: false }
+                | State::AfterQuoted,
+                b';',
+            ) => (State::Name { is_empty: true }, false),
             (State::Name { is_empty: false }, b'=') => (State::Value { is_empty: true }, false),
             (State::Name { .. }, byte) if is_token(byte) => (State::Name { is_empty: false }, false),
             (State::Value { is_empty: true }, b'"') => (State::Quoted, false),
@@ -171,7 +183,8 @@ impl Chunked {
 
     fn write_trailers(&self, tail: &mut Vec<u8>) -> Result<(), BadBody> {
         let mut slots = [httparse::EMPTY_HEADER; fields::MAX_FIELDS];
-        let Ok(httparse::Status::Complete((length, trailers))) = httparse::parse_headers(&self.trailers, &mut slots)
+        let Ok(httparse::Status::Complete((length, trailers))) =
+            httparse::parse_headers(&self.trailers, &mut slots)
         else {
             return Err(BadBody);
         };
@@ -228,7 +241,10 @@ mod tests {
             for size in 1..=with_next.len() {
                 for (decodes, wanted) in [(false, forwarded), (true, content)] {
                     let (out, taken, is_done) = pass(with_next.as_bytes(), size, decodes).unwrap();
-                    assert_eq!((String::from_utf8(out).unwrap().as_str(), taken, is_done), (wanted, bytes.len(), true));
+                    assert_eq!(
+                        (String::from_utf8(out).unwrap().as_str(), taken, is_done),
+                        (wanted, bytes.len(), true)
+                    );
                 }
             }
         }
@@ -239,10 +255,38 @@ mod tests {
         let long = format!("1;{}\r\na\r\n", "x".repeat(300));
         let trailers = format!("0\r\nX: {}\r\n\r\n", "x".repeat(TRAILERS));
         for bytes in [
-            "\r\n", ";a\r\n", "g\r\n", "-1\r\n", "+1\r\n", "0x1\r\n", "1_0\r\n", " 1\r\na\r\n", "1 \r\na\r\n", "1\na\r\n",
-            "1\r\nab", "1\r\na\n0\r\n\r\n", "1\r\na\r0", "1;\r\na", "1;=a\r\n", "1;a=\r\n", "1;a=\"\r\n", "1;a\n", "1;a b\r\n",
-            "1;a=\"x\"y\r\n", "1;\0\r\n", "1\r\r\n", "0\r\n\n", "0\r\nX : 1\r\n\r\n", "0\r\nX\r\n\r\n", "0\r\nX: 1\n\r\n", "0\r\n X: 1\r\n\r\n",
-            "0\r\nX: 1\r\n y\r\n\r\n", "1000000000000000\r\n", "0\r\nX: \0\r\n\r\n", &long, &trailers,
+            "\r\n",
+            ";a\r\n",
+            "g\r\n",
+            "-1\r\n",
+            "+1\r\n",
+            "0x1\r\n",
+            "1_0\r\n",
+            " 1\r\na\r\n",
+            "1 \r\na\r\n",
+            "1\na\r\n",
+            "1\r\nab",
+            "1\r\na\n0\r\n\r\n",
+            "1\r\na\r0",
+            "1;\r\na",
+            "1;=a\r\n",
+            "1;a=\r\n",
+            "1;a=\"\r\n",
+            "1;a\n",
+            "1;a b\r\n",
+            "1;a=\"x\"y\r\n",
+            "1;\0\r\n",
+            "1\r\r\n",
+            "0\r\n\n",
+            "0\r\nX : 1\r\n\r\n",
+            "0\r\nX\r\n\r\n",
+            "0\r\nX: 1\n\r\n",
+            "0\r\n X: 1\r\n\r\n",
+            "0\r\nX: 1\r\n y\r\n\r\n",
+            "1000000000000000\r\n",
+            "0\r\nX: \0\r\n\r\n",
+            &long,
+            &trailers,
         ] {
             for size in [1, 2, bytes.len()] {
                 assert_eq!(pass(bytes.as_bytes(), size, false), Err(BadBody), "{bytes:?}");

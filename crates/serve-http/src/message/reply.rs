@@ -137,13 +137,18 @@ impl Reply<'_, '_> {
     /// Returns how the body that follows is framed. Replies to HEAD, and some statuses, have none,
     /// whatever their fields declare.
     pub fn body(&self, to_head: bool) -> Framing {
-        if to_head || self.status < 200 || matches!(self.status, 204 | 304) { Framing::None } else { self.framing }
+        if to_head || self.status < 200 || matches!(self.status, 204 | 304) {
+            Framing::None
+        } else {
+            self.framing
+        }
     }
 
     /// Appends the head that the client gets. `is_chunked` is false if the client cannot decode
     /// chunks.
     pub fn write(&self, after: After, is_chunked: bool, out: &mut Vec<u8>) {
-        let digits = [self.status / 100, self.status / 10 % 10, self.status % 10].map(|digit| b'0' + digit as u8);
+        let digits =
+            [self.status / 100, self.status / 10 % 10, self.status % 10].map(|digit| b'0' + digit as u8);
         out.extend_from_slice(b"HTTP/1.1 ");
         out.extend_from_slice(&digits);
         out.push(b' ');

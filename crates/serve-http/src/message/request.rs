@@ -3,9 +3,9 @@
 use httparse::{Error, Header, Status};
 use memchr::memchr;
 
+use super::Parsed;
 use super::fields::{self, Framing, Name, Positions, Slots, Version, elements, has_whole_line_ends};
 use super::target::{Target, is_host, same_host};
-use super::Parsed;
 
 /// Declares the reasons to refuse a request, each with its status, its label and its text.
 macro_rules! refusals {
@@ -121,9 +121,11 @@ pub fn parse<'a, 'f>(
     let target = Target::parse(head.path.unwrap_or_default(), method)?;
     let seen = Seen::of(head.headers, version)?;
     let host = host(&seen, &target, version)?;
-    let keeps_alive = if version == Version::Http11 { !seen.closes } else { seen.keeps_alive && !seen.closes };
+    let keeps_alive =
+        if version == Version::Http11 { !seen.closes } else { seen.keeps_alive && !seen.closes };
     let framing = seen.framing(version)?;
-    let may_upgrade = seen.upgrades && version == Version::Http11 && matches!(framing, Framing::None | Framing::Length(0));
+    let may_upgrade =
+        seen.upgrades && version == Version::Http11 && matches!(framing, Framing::None | Framing::Length(0));
     let upgrade = seen.upgrade.filter(|_| may_upgrade);
     Ok(Parsed::Complete(Request {
         method,
@@ -157,9 +159,10 @@ fn refusal(error: Error, head: &[u8]) -> Refusal {
         Error::TooManyHeaders => Refusal::TooManyFields,
         Error::Version => {
             let line = head.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
+            let has_three_words = line.iter().filter(|byte| **byte == b' ').count() == 2;
             let is_version = matches!(line, [.., b' ', b'H', b'T', b'T', b'P', b'/', major, b'.', minor]
                 if major.is_ascii_digit() && minor.is_ascii_digit());
-            if is_version { Refusal::Version } else { Refusal::RequestLine }
+            if is_version && has_three_words { Refusal::Version } else { Refusal::RequestLine }
         }
         _ => Refusal::RequestLine,
     }
@@ -227,7 +230,9 @@ impl<'a> Seen<'a> {
                     }
                 }
                 Name::Upgrade => seen.upgrade = std::str::from_utf8(value).ok(),
-                Name::Te => seen.takes_trailers |= elements(value).any(|it| it.eq_ignore_ascii_case(b"trailers")),
+                Name::Te => {
+                    seen.takes_trailers |= elements(value).any(|it| it.eq_ignore_ascii_case(b"trailers"))
+                }
                 Name::KeepAlive | Name::ProxyConnection => {}
                 Name::Lookalike => return Err(Refusal::Lookalike),
                 Name::XForwardedFor | Name::XForwardedHost | Name::XForwardedProto | Name::Forwarded => {
@@ -272,7 +277,8 @@ impl<'a> Seen<'a> {
             (Some(_), None) if version == Version::Http10 => Err(Refusal::Coding),
             (Some(coding), None) if coding.eq_ignore_ascii_case(b"chunked") => Ok(Framing::Chunked),
             (Some(coding), None) => {
-                let is_word = !coding.is_empty() && coding.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-');
+                let is_word = !coding.is_empty()
+                    && coding.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-');
                 Err(if is_word { Refusal::UnknownCoding } else { Refusal::Coding })
             }
             (None, Some(length)) => Ok(Framing::Length(length)),
@@ -322,7 +328,8 @@ impl<'a> Request<'a, '_> {
             fields::write(out, "Host", host.as_bytes());
         }
         for (position, field) in self.fields.iter().enumerate() {
-            let is_origin = added.trusts_client && self.origin.has(position) && !self.is_replaced(field, added);
+            let is_origin =
+                added.trusts_client && self.origin.has(position) && !self.is_replaced(field, added);
             let is_host = self.target.authority.is_some() && Name::of(field.name) == Name::Host;
             if (!self.omitted.has(position) || is_origin) && !is_host {
                 fields::write(out, field.name, field.value);
@@ -388,7 +395,11 @@ impl<'a> Request<'a, '_> {
                 out.extend_from_slice(value);
                 out.extend_from_slice(b", ");
             }
-            let quoted = if added.client.contains(':') { format!("\"[{}]\"", added.client) } else { added.client.to_owned() };
+            let quoted = if added.client.contains(':') {
+                format!("\"[{}]\"", added.client)
+            } else {
+                added.client.to_owned()
+            };
             out.extend_from_slice(format!("for={quoted};host=\"{host}\";proto=http\r\n").as_bytes());
         }
     }

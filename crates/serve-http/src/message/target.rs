@@ -25,7 +25,11 @@ impl<'a> Target<'a> {
         }
         if target == "*" {
             let is_options = method == "OPTIONS";
-            return if is_options { Ok(Target { authority: None, path: target }) } else { Err(Refusal::Target) };
+            return if is_options {
+                Ok(Target { authority: None, path: target })
+            } else {
+                Err(Refusal::Target)
+            };
         }
         let scheme = target.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case("http://"));
         scheme.ok_or(Refusal::Target)?;
@@ -50,7 +54,7 @@ impl<'a> Target<'a> {
     /// Returns the path that a route is chosen by, or `None` if it leaves the root.
     pub fn route_path(&self) -> Option<Cow<'a, str>> {
         let path = self.path.split('?').next().unwrap_or_default();
-        if path.is_empty() { Some(Cow::Borrowed("/")) } else { normal(path) }
+        if path.is_empty() || path == "*" { Some(Cow::Borrowed("/")) } else { normal(path) }
     }
 }
 
@@ -108,7 +112,10 @@ pub fn is_host(value: &str) -> bool {
     let (name, port) = match value.strip_prefix('[') {
         Some(rest) => {
             let Some((address, port)) = rest.split_once(']') else { return false };
-            let is_address = !address.is_empty() && address.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F' | b':' | b'.'));
+            let is_address = !address.is_empty()
+                && address
+                    .bytes()
+                    .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F' | b':' | b'.'));
             (if is_address { "v6" } else { "" }, port.strip_prefix(':').or(port.is_empty().then_some("")))
         }
         None => match value.split_once(':') {
@@ -118,7 +125,10 @@ pub fn is_host(value: &str) -> bool {
     };
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+;=%".contains(&byte);
     let Some(port) = port else { return false };
-    !name.is_empty() && name.bytes().all(is_name) && port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit())
+    !name.is_empty()
+        && name.bytes().all(is_name)
+        && port.len() <= 5
+        && port.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Returns true if two hosts are the same, where no port means port 80.
@@ -161,7 +171,9 @@ mod tests {
         ] {
             assert_eq!(written(target).as_deref(), Ok(forwarded));
         }
-        for target in ["a", "*", "https://h/", "http://", "http:///a", "http://u@h/", "/a#b", "h:80", "/\u{e9}"] {
+        for target in
+            ["a", "*", "https://h/", "http://", "http:///a", "http://u@h/", "/a#b", "h:80", "/\u{e9}"]
+        {
             assert_eq!(written(target), Err(Refusal::Target), "{target}");
         }
     }
@@ -181,6 +193,7 @@ mod tests {
             ("/%61dmin", "/admin"),
             ("/a%zz%", "/a%zz%"),
             ("?q", "/"),
+            ("*", "/"),
             ("/.x", "/.x"),
         ] {
             assert_eq!(path(raw).as_deref(), Some(route), "{raw}");
@@ -195,10 +208,18 @@ mod tests {
         for host in ["a", "a.b-c:80", "127.0.0.1", "[::1]", "[::1]:80", "a:", "xn--a"] {
             assert!(is_host(host), "{host}");
         }
-        for host in ["", ":80", "a b", "a/b", "u@a", "a:b", "[::1", "[::1]x", "[]", "a,b", "a:123456", "a:1:2", "\u{e9}"] {
+        for host in [
+            "", ":80", "a b", "a/b", "u@a", "a:b", "[::1", "[::1]x", "[]", "a,b", "a:123456", "a:1:2",
+            "\u{e9}",
+        ] {
             assert!(!is_host(host), "{host}");
         }
-        assert!(same_host("A.b:80", "a.B") && same_host("a:", "a") && !same_host("a:81", "a") && !same_host("a", "b"));
+        assert!(
+            same_host("A.b:80", "a.B")
+                && same_host("a:", "a")
+                && !same_host("a:81", "a")
+                && !same_host("a", "b")
+        );
         assert_eq!((host_name("a:80"), host_name("[::1]:80"), host_name("a")), ("a", "[::1]", "a"));
     }
 }

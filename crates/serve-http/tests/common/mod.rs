@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -18,27 +18,28 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 /// The address of the proxy.
-pub const PROXY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8080);
+pub(crate) const PROXY: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8080);
 /// Longer than anything takes on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A namespace with a proxy.
-pub struct Lab {
-    pub net: Arc<Net>,
-    pub directory: TempDir,
+pub(crate) struct Lab {
+    pub(crate) net: Arc<Net>,
+    pub(crate) directory: TempDir,
     shutdown: Option<oneshot::Sender<()>>,
     proxy: Option<JoinHandle<()>>,
 }
 
 impl Lab {
     /// Returns a namespace without a proxy.
-    pub fn new() -> Lab {
+    pub(crate) fn new() -> Lab {
         let directory = TempDir::new().expect("a directory");
         Lab { net: Arc::new(Net::new()), directory, shutdown: None, proxy: None }
     }
 
     /// Starts the proxy with this file, after the backends. It serves when this returns.
-    pub fn start(&mut self, file: &str) {
+    pub(crate) fn start(&mut self, file: &str) {
         self.write(file);
         let (net, file, control) = (self.net.clone(), self.file(), self.control());
         let (shutdown, until) = oneshot::channel();
@@ -46,11 +47,14 @@ impl Lab {
         let drain = Duration::from_secs(5);
         let options = Options { listen: PROXY, file, threads: 1, control, metrics: Some(METRICS), drain };
         let serve = move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
                 let hangup = signal(SignalKind::hangup()).expect("a signal");
                 let until = async { drop(until.await) };
-                run(options, move || drop(ready.send(())), hangup, until).await.expect("the proxy runs");
+                run(options, move || ready.send(()).expect("the test waits"), hangup, until)
+                    .await
+                    .expect("the proxy runs");
             });
         };
         self.proxy = Some(std::thread::spawn(move || net.inside(serve)));
@@ -59,7 +63,7 @@ impl Lab {
     }
 
     /// Asks the proxy to stop, and waits until it has.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.begin_to_stop();
         if let Some(proxy) = self.proxy.take() {
             proxy.join().expect("the proxy does not panic");
@@ -67,26 +71,26 @@ impl Lab {
     }
 
     /// Asks the proxy to stop.
-    pub fn begin_to_stop(&mut self) {
+    pub(crate) fn begin_to_stop(&mut self) {
         if let Some(shutdown) = self.shutdown.take() {
             let _ = shutdown.send(());
         }
     }
 
-    pub fn write(&self, file: &str) {
+    pub(crate) fn write(&self, file: &str) {
         std::fs::write(self.file(), file).expect("the file can be written");
     }
 
-    pub fn reload(&self) {
+    pub(crate) fn reload(&self) {
         ask(&self.control(), Ask::Reload).expect("the file is right");
     }
 
-    pub fn status(&self) -> Value {
+    pub(crate) fn status(&self) -> Value {
         ask(&self.control(), Ask::Status).expect("the proxy answers")
     }
 
     /// Waits for a status.
-    pub fn wait_for(&self, what: &str, is_reached: impl Fn(&Value) -> bool) {
+    pub(crate) fn wait_for(&self, what: &str, is_reached: impl Fn(&Value) -> bool) {
         wait_until(what, || is_reached(&self.status()));
     }
 
@@ -99,11 +103,11 @@ impl Lab {
     }
 
     /// Connects to the proxy.
-    pub fn connect(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         self.connect_to(PROXY)
     }
 
-    pub fn connect_to(&self, address: SocketAddr) -> TcpStream {
+    pub(crate) fn connect_to(&self, address: SocketAddr) -> TcpStream {
         let stream = self.net.inside(|| TcpStream::connect(address)).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
         stream.set_nodelay(true).expect("no delay");
@@ -111,7 +115,7 @@ impl Lab {
     }
 
     /// Starts a backend, each of whose connections is served on a thread.
-    pub fn backend(&self, port: u16, serve: impl Fn(TcpStream) + Send + Sync + 'static) {
+    pub(crate) fn backend(&self, port: u16, serve: impl Fn(TcpStream) + Send + Sync + 'static) {
         let listener = self.listen(port);
         let serve = Arc::new(serve);
         std::thread::spawn(move || {
@@ -122,12 +126,16 @@ impl Lab {
         });
     }
 
-    pub fn listen(&self, port: u16) -> TcpListener {
+    pub(crate) fn listen(&self, port: u16) -> TcpListener {
         self.net.inside(|| TcpListener::bind(("127.0.0.1", port))).expect("the port is free")
     }
 
     /// Starts a backend that notes requests and replies to each with what `reply` returns.
-    pub fn replying(&self, port: u16, reply: impl Fn(&Request) -> Vec<u8> + Send + Sync + 'static) -> Requests {
+    pub(crate) fn replying(
+        &self,
+        port: u16,
+        reply: impl Fn(&Request) -> Vec<u8> + Send + Sync + 'static,
+    ) -> Requests {
         let requests = Requests::default();
         let noted = requests.clone();
         self.backend(port, move |stream| {
@@ -153,40 +161,44 @@ impl Drop for Lab {
     }
 }
 
-pub const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8081);
+pub(crate) const METRICS: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8081);
 
 /// Requests that a backend has received.
 #[derive(Clone, Default)]
-pub struct Requests(pub Arc<Mutex<Vec<Request>>>);
+pub(crate) struct Requests(pub(crate) Arc<Mutex<Vec<Request>>>);
 
 impl Requests {
-    pub fn take(&self) -> Vec<Request> {
+    pub(crate) fn take(&self) -> Vec<Request> {
         std::mem::take(&mut self.0.lock().expect("no thread panics with it"))
     }
 
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.lock().expect("no thread panics with it").len()
     }
 }
 
 /// A message as its receiver reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Request {
+pub(crate) struct Request {
     /// The request line or status line.
-    pub line: String,
-    pub fields: Vec<(String, String)>,
-    pub body: Vec<u8>,
-    pub trailers: Vec<(String, String)>,
+    pub(crate) line: String,
+    pub(crate) fields: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+    pub(crate) trailers: Vec<(String, String)>,
 }
 
-pub type Reply = Request;
+pub(crate) type Reply = Request;
 
 impl Request {
-    pub fn field(&self, name: &str) -> Option<&str> {
-        self.fields.iter().find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+        self.fields
+            .iter()
+            .find(|(other, _)| other.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_str())
     }
 
-    pub fn status(&self) -> u16 {
+    pub(crate) fn status(&self) -> u16 {
         self.line.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
     }
 }
@@ -211,7 +223,7 @@ fn read_fields(from: &mut impl BufRead) -> Option<Vec<(String, String)>> {
 }
 
 /// Reads a request, or returns `None` if it is not complete.
-pub fn read_request(from: &mut impl BufRead) -> Option<Request> {
+pub(crate) fn read_request(from: &mut impl BufRead) -> Option<Request> {
     let line = read_line(from)?;
     let mut request = Request { line, fields: read_fields(from)?, ..Request::default() };
     read_body(from, &mut request)?;
@@ -238,7 +250,7 @@ fn read_body(from: &mut impl BufRead, message: &mut Request) -> Option<()> {
 }
 
 /// Reads a reply. Without a length, its body ends with the connection.
-pub fn read_reply(from: &mut impl BufRead, to_head: bool) -> Option<Reply> {
+pub(crate) fn read_reply(from: &mut impl BufRead, to_head: bool) -> Option<Reply> {
     let line = read_line(from)?;
     let mut reply = Request { line, fields: read_fields(from)?, ..Request::default() };
     let has_none = to_head || reply.status() < 200 || matches!(reply.status(), 204 | 304);
@@ -254,14 +266,14 @@ pub fn read_reply(from: &mut impl BufRead, to_head: bool) -> Option<Reply> {
 }
 
 /// Sends bytes on a new connection, and returns the reply.
-pub fn exchange(lab: &Lab, bytes: &[u8]) -> Option<Reply> {
+pub(crate) fn exchange(lab: &Lab, bytes: &[u8]) -> Option<Reply> {
     let mut stream = lab.connect();
     stream.write_all(bytes).expect("the proxy reads");
     read_reply(&mut BufReader::new(stream), bytes.starts_with(b"HEAD"))
 }
 
 /// Waits until something is true.
-pub fn wait_until(what: &str, is_reached: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, is_reached: impl Fn() -> bool) {
     let begin = std::time::Instant::now();
     while !is_reached() {
         assert!(begin.elapsed() < PATIENCE, "{what}: not in time");
@@ -270,17 +282,18 @@ pub fn wait_until(what: &str, is_reached: impl Fn() -> bool) {
 }
 
 /// Returns a file with these backends, which are checked once an hour.
-pub fn backends(ports: &[u16]) -> String {
+pub(crate) fn backends(ports: &[u16]) -> String {
     let entry = |port| format!("[[backend]]\naddress = '127.0.0.1:{port}'\n");
     format!("[health]\ninterval = 3600.0\n{}", ports.iter().map(entry).collect::<String>())
 }
 
 /// Returns a reply with a body.
-pub fn ok(body: &str) -> Vec<u8> {
+pub(crate) fn ok(body: &str) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
 /// Returns bytes that are different everywhere.
-pub fn content(length: usize) -> Vec<u8> {
-    (0..length as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+pub(crate) fn content(length: usize) -> Vec<u8> {
+    let words = (0..length.div_ceil(8) as u64).flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+    words.take(length).collect()
 }

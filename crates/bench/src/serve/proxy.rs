@@ -1,0 +1,264 @@
+//! `shunt serve builtin:http-proxy` against nginx and HAProxy as proxies, each with one thread. The
+//! backend is nginx. A thread with many connections fetches files of one size, over connections
+//! that stay open.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use serde::Serialize;
+use shunt_bench_args::serve::Arguments;
+
+use super::load::{Sample, WARM, connect, sample};
+use super::way::{ADDRESS, PATIENCE, SINKS, Stage};
+use crate::comparison::take_turns;
+use crate::find;
+use crate::interrupt::wait_until;
+use crate::latency::Latencies;
+use crate::nginx::{LARGE, SMALL, configure, write_files};
+use crate::process::Process;
+use crate::progress::Progress;
+use crate::report::TextLine;
+use crate::stats::Spread;
+
+/// The connections of the load.
+const CLIENTS: usize = 50;
+pub(super) const FILES: [(&str, usize); 2] = [SMALL, LARGE];
+
+/// A proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Side {
+    Nginx,
+    Haproxy,
+    Shunt,
+}
+
+const SIDES: [Side; 3] = [Side::Nginx, Side::Haproxy, Side::Shunt];
+
+impl Side {
+    fn label(self) -> &'static str {
+        match self {
+            Side::Nginx => "nginx",
+            Side::Haproxy => "HAProxy",
+            Side::Shunt => "shunt",
+        }
+    }
+}
+
+/// The number of sides.
+pub(super) const TURNS: usize = SIDES.len();
+
+/// The samples of one file's size.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    bytes: usize,
+    cells: Vec<Cell>,
+}
+
+#[derive(Debug, Serialize)]
+struct Cell {
+    side: Side,
+    rate: Spread,
+    p50_us: Spread,
+    /// Processor time of the proxy for each request.
+    processor_us: Spread,
+    /// Ratios of shunt to this side within each round.
+    shunt_to_rate: Spread,
+    shunt_to_processor: Spread,
+}
+
+/// Measures all sizes.
+pub(super) fn measure(arguments: &Arguments, stage: &Stage, progress: &Progress) -> Result<Vec<Row>> {
+    let directory = stage.path("backend");
+    write_files(&directory)?;
+    let http = format!(
+        "open_file_cache max=10; server {{ listen 127.0.0.1:{SINKS} backlog=4096; root {}; }}",
+        directory.display()
+    );
+    let _backend = start(stage, nginx(stage, &directory, &http)?, "the backend", SINKS)?;
+    let row = |(name, bytes): (&str, usize)| {
+        let turn = |side: usize| {
+            let command = SIDES[side].command(stage)?;
+            let proxy = start(stage, command, SIDES[side].label(), ADDRESS.port())?;
+            stage.namespace.inside(|| fetch(name, bytes, arguments.time(), &proxy)).map(Some)
+        };
+        let label = format!("proxy, {bytes} B");
+        let samples = take_turns(progress, arguments.output.repeats, &label, &SIDES.map(Side::label), turn)?;
+        Row::of(bytes, &samples).context("each side has samples")
+    };
+    FILES.into_iter().map(row).collect()
+}
+
+fn nginx(stage: &Stage, directory: &Path, http: &str) -> Result<Command> {
+    let mut command = stage.namespace.command("nginx");
+    command.args(configure(directory, http)?);
+    Ok(command)
+}
+
+fn start(stage: &Stage, mut command: Command, name: &str, port: u16) -> Result<Process> {
+    let process = Process::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()), name)?;
+    let serves = || Ok(stage.namespace.inside(|| Ok(TcpStream::connect(("127.0.0.1", port))?)).is_ok());
+    wait_until(PATIENCE, serves, || format!("{name} does not serve"))?;
+    Ok(process)
+}
+
+impl Side {
+    fn command(self, stage: &Stage) -> Result<Command> {
+        let directory = stage.path(self.label());
+        std::fs::create_dir_all(&directory)?;
+        match self {
+            Side::Nginx => {
+                // Bodies stay in memory, as with the others.
+                let http = format!(
+                    "upstream backend {{ server 127.0.0.1:{SINKS}; keepalive 64; keepalive_requests 100000000; }}
+                     server {{ listen {ADDRESS} backlog=4096; location / {{ proxy_pass http://backend;
+                     proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_set_header Host $http_host;
+                     proxy_set_header X-Forwarded-For $remote_addr; proxy_max_temp_file_size 0;
+                     proxy_buffers 16 64k; proxy_buffer_size 64k; proxy_busy_buffers_size 128k; }} }}"
+                );
+                nginx(stage, &directory, &http)
+            }
+            Side::Haproxy => {
+                let file = directory.join("haproxy.cfg");
+                let text = format!(
+                    "global\n nbthread 1\n maxconn 4096\ndefaults\n mode http\n timeout client 60s\n timeout server 60s\n \
+                     timeout connect 5s\n option splice-auto\n option forwardfor\n http-reuse always\nfrontend clients\n \
+                     bind {ADDRESS}\n default_backend files\nbackend files\n server one 127.0.0.1:{SINKS}\n"
+                );
+                std::fs::write(&file, text)?;
+                let mut command = stage.namespace.command("haproxy");
+                command.args(["-db", "-f"]).arg(file);
+                Ok(command)
+            }
+            Side::Shunt => {
+                let file = directory.join("proxy.toml");
+                let text = format!("[health]\ninterval = 3600.0\n[[backend]]\naddress = '127.0.0.1:{SINKS}'\n");
+                std::fs::write(&file, text)?;
+                let mut command = stage.namespace.command(find::shunt()?);
+                command.args(["serve", "builtin:http-proxy", "--listen", &ADDRESS.to_string(), "--drain", "0"]);
+                command.arg("--backends").arg(file).arg("--control").arg(stage.path("control"));
+                Ok(command)
+            }
+        }
+    }
+}
+
+/// A connection with one request outstanding.
+struct Client {
+    stream: TcpStream,
+    got: usize,
+    sent: Instant,
+}
+
+/// Fetches a file for `time` over all connections.
+fn fetch(name: &str, bytes: usize, time: Duration, proxy: &Process) -> Result<Sample> {
+    let request = format!("GET /{name} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let (mut clients, epoll) = (Vec::new(), epoll::create(CreateFlags::CLOEXEC)?);
+    let mut buffer = vec![0; 1 << 18];
+    let mut length = 0;
+    for number in 0..CLIENTS {
+        let mut stream = connect()?;
+        stream.write_all(request.as_bytes())?;
+        // Each side's replies have the same length.
+        length = read_first(&mut stream, &mut buffer, bytes)?;
+        stream.set_nonblocking(true)?;
+        epoll::add(&epoll, &stream, EventData::new_u64(number as u64), EventFlags::IN)?;
+        clients.push(Client { stream, got: 0, sent: Instant::now() });
+    }
+    for client in &mut clients {
+        client.stream.write_all(request.as_bytes())?;
+    }
+    let (begin, mut latencies, mut before) = (Instant::now(), Latencies::new(), None);
+    let mut events = Vec::<Event>::with_capacity(CLIENTS);
+    loop {
+        let now = Instant::now();
+        let is_measured = now - begin >= WARM;
+        if is_measured && before.is_none() {
+            before = Some(proxy.tree_cpu());
+        }
+        if now - begin >= WARM + time {
+            let spent = proxy.tree_cpu() - before.context("set above")?;
+            let mut sample = sample(&latencies, latencies.count(), time);
+            sample.processor_us = spent.as_secs_f64() * 1e6 / latencies.count().max(1) as f64;
+            return Ok(sample);
+        }
+        events.clear();
+        let timeout = Timespec { tv_sec: 5, tv_nsec: 0 };
+        let count = epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout))?;
+        ensure!(count > 0, "no reply for five seconds");
+        for event in &events {
+            let client = &mut clients[event.data.u64() as usize];
+            let read = client.stream.read(&mut buffer)?;
+            ensure!(read > 0, "the proxy closed a connection");
+            client.got += read;
+            if client.got < length {
+                continue;
+            }
+            ensure!(client.got == length, "a reply has another length");
+            let now = Instant::now();
+            if is_measured {
+                latencies.record(now - client.sent);
+            }
+            (client.got, client.sent) = (0, now);
+            client.stream.write_all(request.as_bytes())?;
+        }
+    }
+}
+
+/// Reads a reply whose body has this length, and returns its length with the head.
+fn read_first(stream: &mut TcpStream, buffer: &mut [u8], body: usize) -> Result<usize> {
+    let (mut got, mut head) = (0, None);
+    while head.is_none_or(|head| got < head + body) {
+        let read = stream.read(buffer)?;
+        ensure!(read > 0, "the proxy closed a connection");
+        if head.is_none() {
+            ensure!(buffer.starts_with(b"HTTP/1.1 200 "), "the proxy does not serve the file");
+            let end = buffer[..read].windows(4).position(|end| end == b"\r\n\r\n");
+            head = Some(end.context("a head arrives in one piece")? + 4);
+        }
+        got += read;
+    }
+    Ok(got)
+}
+
+impl Row {
+    fn of(bytes: usize, samples: &[Vec<Sample>]) -> Option<Row> {
+        let (rate, processor) = (|sample: &Sample| sample.rate, |sample: &Sample| sample.processor_us.max(0.01));
+        let shunt = samples.last()?;
+        let cell = |(side, samples): (Side, &Vec<Sample>)| {
+            Some(Cell {
+                side,
+                rate: Spread::of(samples.iter().map(rate))?,
+                p50_us: Spread::of(samples.iter().map(|sample| sample.p50_us))?,
+                processor_us: Spread::of(samples.iter().map(processor))?,
+                shunt_to_rate: Spread::of_ratios(shunt, samples, rate)?,
+                shunt_to_processor: Spread::of_ratios(shunt, samples, processor)?,
+            })
+        };
+        let cells: Option<Vec<Cell>> = SIDES.into_iter().zip(samples).map(cell).collect();
+        Some(Row { bytes, cells: cells? })
+    }
+}
+
+/// Appends the table.
+pub(super) fn write(rows: &[Row], out: &mut String) {
+    let _ = writeln!(out, "\nHTTP proxy, {CLIENTS} connections, one thread (requests a second)");
+    let ratios = [Side::Nginx, Side::Haproxy].map(|side| format!("shunt to {}", side.label()));
+    TextLine::new("", 24).cells(10, SIDES.map(Side::label)).cells(22, &ratios).end(out);
+    for Row { bytes, cells } in rows {
+        let others = || cells.iter().filter(|cell| cell.side != Side::Shunt);
+        let rates = cells.iter().map(|cell| format!("{:.0}", cell.rate.median));
+        let line = TextLine::new(format!("{bytes} B"), 24).cells(10, rates);
+        line.cells(22, others().map(|cell| cell.shunt_to_rate.as_ratio())).end(out);
+        let times = cells.iter().map(|cell| format!("{:.1}", cell.processor_us.median));
+        let line = TextLine::new("  processor time, us", 24).cells(10, times);
+        line.cells(22, others().map(|cell| cell.shunt_to_processor.as_ratio())).end(out);
+    }
+}
