@@ -95,6 +95,40 @@ fn backends_are_shown_and_read_again() {
 }
 
 #[test]
+fn proxy_is_run_and_reported_as_other_services_are() {
+    let shell = Shell::new();
+    let file = shell.file("proxy.toml", "[[backend]]\naddress = '127.0.0.1:5000'\n");
+    let serving = Serving::start(&shell, &["builtin:http-proxy", "--backends", file.to_str().unwrap()]);
+    let listener = serving.net.inside(|| TcpListener::bind("127.0.0.1:5000")).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut request = [0; 4096];
+            if stream.read(&mut request).is_ok_and(|count| count > 0) {
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            }
+        }
+    });
+    serving.await_status(|status| status["backends"][0]["up"] == true);
+    let ask = |request: &[u8]| {
+        let mut client = serving.connect();
+        client.write_all(request).unwrap();
+        let mut line = String::new();
+        BufReader::new(client).read_line(&mut line).unwrap();
+        line
+    };
+    assert_eq!(ask(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"), "HTTP/1.1 200 OK\r\n");
+    assert_eq!(ask(b"GET / HTTP/1.1\r\n\r\n"), "HTTP/1.1 400 Bad Request\r\n");
+    let (done, shown) = serving.say(&["status"]);
+    assert!(done && shown.contains("127.0.0.1:5000  up") && shown.contains("no-host"), "{shown}");
+    assert_eq!(serving.say(&["reload"]), (true, String::new()));
+    shell.file("proxy.toml", "[[backend]]\nadress = '127.0.0.1:5000'\n");
+    let (done, said) = serving.say(&["reload"]);
+    assert!(!done && said.contains("proxy.toml:2: there is no key adress; did you mean address?"), "{said}");
+    let (done, said) = serving.say(&["dump", "anything"]);
+    assert!(!done && said.contains("no state"), "{said}");
+}
+
+#[test]
 fn it_ends_when_its_conversations_have() {
     let shell = Shell::new();
     let mut serving = Serving::start(&shell, &["builtin:echo", "--drain", "5"]);

@@ -1,7 +1,7 @@
 //! An HTTP/1.1 reverse proxy in user space, `shunt serve builtin:http-proxy`.
 //!
-//! - [`message`]: what the bytes of requests and replies mean, and what is forwarded of them. Pure
-//!   functions and small state machines, without sockets.
+//! - [`message`]: how the bytes of requests and replies are read, and which of them are forwarded.
+//!   Pure functions and small state machines, without sockets.
 //! - [`config`]: the file of pools and routes, and the choice of a pool for a request.
 //! - [`engine`]: threads, connections, health checks, log and metrics.
 //!

@@ -324,7 +324,7 @@ fn slow_reader_slows_the_backend() {
     lab.start(&backends(&[9001]));
     let mut stream = lab.connect();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
-    // What is under way is bounded: buffers of the kernel and of a pipe.
+    // Buffers of the kernel and of a pipe bound the bytes under way.
     let before = std::cell::Cell::new(usize::MAX);
     wait_until("the backend waits", || {
         std::thread::sleep(Duration::from_millis(100));

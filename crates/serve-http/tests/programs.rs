@@ -80,12 +80,24 @@ for number in range(5):
     assert reply.status == 405
     connection.close()
 ";
-    output(command(&lab, "curl").args(["-sSf", "-o"]).arg(&got).args([&format!("{url}/file"), "--next", "-sSf", "-o"]).arg(&got).arg(format!("{url}/file")));
+    output(
+        command(&lab, "curl")
+            .args(["-sSf", "-o"])
+            .arg(&got)
+            .args([&format!("{url}/file"), "--next", "-sSf", "-o"])
+            .arg(&got)
+            .arg(format!("{url}/file")),
+    );
     assert!(fs::read(&got).unwrap() == file);
-    // curl expects 100-continue of a long upload, and chunks what has no length.
-    output(command(&lab, "curl").args(["-sSf", "-H", "Expect: 100-continue", "-T"]).arg(&got).arg(format!("{url}/up/one")));
+    // curl waits for the reply 100 before a long upload.
+    output(
+        command(&lab, "curl")
+            .args(["-sSf", "-H", "Expect: 100-continue", "-T"])
+            .arg(&got)
+            .arg(format!("{url}/up/one")),
+    );
     assert!(fs::read(lab.directory.path().join("www/one")).unwrap() == file);
-    output(command(&lab, "python3").args(["-c", script]).arg(&got));
+    output(command(&lab, "/usr/bin/python3").args(["-c", script]).arg(&got));
     let text = output(command(&lab, "wrk").args(["-t1", "-c20", "-d1", &format!("{url}/file")]));
     assert!(!text.contains("Non-2xx") && !text.contains("Socket errors"), "{text}");
     lab.stop();
@@ -115,11 +127,13 @@ async def main():
         await (await socket.ping())
 asyncio.run(main())
 ";
-    let mut command_of_server = command(&lab, "python3");
+    let mut command_of_server = command(&lab, "/usr/bin/python3");
     let _server = Running(command_of_server.args(["-c", server]).stdout(Stdio::null()).spawn().unwrap());
-    wait_until("the server listens", || lab.net.inside(|| std::net::TcpStream::connect("127.0.0.1:9001")).is_ok());
+    wait_until("the server listens", || {
+        lab.net.inside(|| std::net::TcpStream::connect("127.0.0.1:9001")).is_ok()
+    });
     lab.start(&backends(&[9001]));
-    output(command(&lab, "python3").args(["-c", client]));
+    output(command(&lab, "/usr/bin/python3").args(["-c", client]));
     assert_eq!(lab.status()["upgrades"], 1);
     lab.stop();
 }

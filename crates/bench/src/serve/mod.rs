@@ -1,6 +1,6 @@
 //! `shunt bench serve`: the two benchmarks of the Slick thesis, an echo and a forwarder of Thrift
-//! messages, a cache, and an HTTP proxy (`proxy`). It compares a plain program in user space with each engine of `shunt
-//! serve`. All take turns in every round, and the first one rotates.
+//! messages, and a cache. It compares a plain program in user space with each engine of `shunt
+//! serve`. `proxy` compares HTTP proxies. All take turns in every round, and the first one rotates.
 
 mod cache;
 mod load;

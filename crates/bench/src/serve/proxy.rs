@@ -139,10 +139,18 @@ impl Side {
             }
             Side::Shunt => {
                 let file = directory.join("proxy.toml");
-                let text = format!("[health]\ninterval = 3600.0\n[[backend]]\naddress = '127.0.0.1:{SINKS}'\n");
+                let text =
+                    format!("[health]\ninterval = 3600.0\n[[backend]]\naddress = '127.0.0.1:{SINKS}'\n");
                 std::fs::write(&file, text)?;
                 let mut command = stage.namespace.command(find::shunt()?);
-                command.args(["serve", "builtin:http-proxy", "--listen", &ADDRESS.to_string(), "--drain", "0"]);
+                command.args([
+                    "serve",
+                    "builtin:http-proxy",
+                    "--listen",
+                    &ADDRESS.to_string(),
+                    "--drain",
+                    "0",
+                ]);
                 command.arg("--backends").arg(file).arg("--control").arg(stage.path("control"));
                 Ok(command)
             }
@@ -230,7 +238,8 @@ fn read_first(stream: &mut TcpStream, buffer: &mut [u8], body: usize) -> Result<
 
 impl Row {
     fn of(bytes: usize, samples: &[Vec<Sample>]) -> Option<Row> {
-        let (rate, processor) = (|sample: &Sample| sample.rate, |sample: &Sample| sample.processor_us.max(0.01));
+        let (rate, processor) =
+            (|sample: &Sample| sample.rate, |sample: &Sample| sample.processor_us.max(0.01));
         let shunt = samples.last()?;
         let cell = |(side, samples): (Side, &Vec<Sample>)| {
             Some(Cell {

@@ -69,7 +69,7 @@ const MAX_WEIGHT: u32 = 100;
 const MAX_BACKENDS: usize = 1000;
 const DEFAULT: &str = "default";
 
-/// Makes a configuration, or says what is wrong.
+/// Makes a configuration, or returns the error in the file.
 pub(super) fn check(file: File, before: Option<&Config>) -> Result<Config, String> {
     let mut entries = file.pools;
     if !file.backends.is_empty() {

@@ -25,7 +25,7 @@ pub struct Config {
     pub limits: Limits,
     /// Bounds on time.
     pub timeouts: Timeouts,
-    /// What is added to requests.
+    /// Fields that are added to requests.
     pub forwarding: Forwarding,
     /// The access log.
     pub log: Option<Log>,
@@ -120,7 +120,7 @@ pub fn duration(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
 }
 
-/// What is added to requests, and which may switch to another protocol.
+/// Fields that are added to requests, and the protocols that may be switched to.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Forwarding {
@@ -165,7 +165,7 @@ pub struct Log {
 pub enum Format {
     /// NCSA's common log format.
     Common,
-    /// The same with Referer and User-Agent.
+    /// The common format with Referer and User-Agent.
     #[default]
     Combined,
     /// An object of JSON for each request.

@@ -77,7 +77,7 @@ pub(crate) struct Exchange {
     pub(crate) pool: Arc<Pool>,
     /// The head as it is sent. Empty once it cannot be sent again.
     pub(crate) head: Vec<u8>,
-    /// What is left of the request's body.
+    /// The rest of the request's body.
     pub(crate) body: Body,
     pub(crate) has_body: bool,
     pub(crate) reply: ReplyState,

@@ -1,4 +1,4 @@
-//! Counters. Each thread has its own, on cache lines of its own, and is the only one that writes to
+//! Counters. Each thread has separate ones, on separate cache lines, and no other thread writes to
 //! them.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -52,11 +52,12 @@ impl Worker {
     /// Serves a request. `rest` begins with its body.
     pub(super) fn dispatch(&mut self, at: usize, mut exchange: Box<Exchange>, rest: &mut [u8]) {
         exchange.attempts += 1;
-        let position = self.config.pools.iter().position(|pool| Arc::ptr_eq(pool, &exchange.pool));
+        // A reload makes other pools. One that has gone still serves requests that were routed to it.
+        let position = self.config.pools.iter().position(|pool| pool.name == exchange.pool.name);
         let Some(position) = position else {
-            // The pool was in a former configuration: its backends still serve what was routed.
             return self.dispatch_to(at, exchange, rest, None);
         };
+        exchange.pool = self.config.pools[position].clone();
         let (places, threads) = (&self.places, self.threads);
         let avoided = exchange.failed.as_ref().map(|backend| backend.id);
         let choice =

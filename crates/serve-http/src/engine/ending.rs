@@ -114,7 +114,7 @@ impl Worker {
         self.fail(at, exchange, why);
     }
 
-    /// Closes the connections of clients that send a body more slowly than permitted. Only the time
+    /// Closes the connections of clients whose body arrives below the permitted rate. Only the time
     /// counts in which nothing else delayed the body.
     pub(super) fn check_rates(&mut self, elapsed: Duration) {
         let rate = self.config.limits.body_rate;

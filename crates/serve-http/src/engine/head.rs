@@ -93,7 +93,7 @@ impl Worker {
         }
     }
 
-    /// Returns what is needed to serve a request.
+    /// Returns the state of a request that is to be served.
     fn begin(
         &mut self,
         at: usize,

@@ -2,8 +2,8 @@
 //!
 //! A [`worker`] has its own listener, clients and connections to backends, and shares only
 //! counters, health and the configuration with other threads. `connection` has the states of a
-//! client. The steps are in `head` (a request's head), `dispatch` (its backend), `exchange` (body
-//! and reply), `tunnel` (after an upgrade) and `ending`. `server` starts and stops everything.
+//! client. The steps are in `head` (a request's head), `dispatch` (its backend), `exchange` and
+//! `forward` (body and reply), `tunnel` (after an upgrade) and `ending`. `server` starts and stops everything.
 
 mod answers;
 pub(crate) mod backends;
@@ -12,6 +12,7 @@ mod counts;
 mod dispatch;
 mod ending;
 mod exchange;
+mod forward;
 mod head;
 mod health;
 mod log;

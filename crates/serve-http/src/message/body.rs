@@ -46,7 +46,7 @@ impl Body {
     }
 
     /// Takes the body's bytes from the beginning of `input`, and moves those that are forwarded to
-    /// its beginning. `tail` gets what is forwarded after them.
+    /// its beginning. `tail` gets bytes that follow them.
     pub fn pass(&mut self, input: &mut [u8], tail: &mut Vec<u8>) -> Result<Passed, BadBody> {
         let passed = match self {
             Body::Done => Passed::default(),

@@ -59,7 +59,7 @@ pub struct Chunked {
     digits: u8,
     /// Bytes of the current extensions.
     extensions: u16,
-    /// The current size, or what is left of the current chunk.
+    /// The current size, or the rest of the current chunk.
     size: u64,
     trailers: Vec<u8>,
     /// Only the content of chunks is forwarded.
@@ -210,7 +210,8 @@ fn is_token(byte: u8) -> bool {
 mod tests {
     use super::*;
 
-    /// Passes a body in pieces of `size` bytes. Returns what is forwarded, and how much was taken.
+    /// Passes a body in pieces of `size` bytes. Returns the forwarded bytes, how many were taken, and whether
+    /// it is done.
     fn pass(bytes: &[u8], size: usize, decodes: bool) -> Result<(Vec<u8>, usize, bool), BadBody> {
         let (mut body, mut out, mut taken) = (Chunked::new(decodes), Vec::new(), 0);
         for piece in bytes.chunks(size) {

@@ -120,7 +120,7 @@ fn omit(fields: &[Header<'_>], option: &[u8], omitted: &mut Positions) -> Result
 pub enum After {
     /// It stays open, as HTTP/1.1 has it.
     Stays,
-    /// It stays open, which a client of HTTP/1.0 has to be told.
+    /// It stays open, and a client of HTTP/1.0 is notified of it.
     KeepAlive,
     /// It is closed.
     Close,

@@ -131,7 +131,7 @@ pub fn is_host(value: &str) -> bool {
         && port.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Returns true if two hosts are the same, where no port means port 80.
+/// Returns true if two hosts are equal, where no port means port 80.
 pub fn same_host(one: &str, other: &str) -> bool {
     let plain = |host: &str| -> usize {
         let bare = host.strip_suffix(":80").or_else(|| host.strip_suffix(':')).unwrap_or(host);

@@ -294,6 +294,7 @@ pub(crate) fn ok(body: &str) -> Vec<u8> {
 
 /// Returns bytes that are different everywhere.
 pub(crate) fn content(length: usize) -> Vec<u8> {
-    let words = (0..length.div_ceil(8) as u64).flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+    let words = (0..length.div_ceil(8) as u64)
+        .flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
     words.take(length).collect()
 }

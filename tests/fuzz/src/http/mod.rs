@@ -23,7 +23,9 @@ struct Forwarded {
 
 pub(crate) fn run(bytes: &[u8]) {
     let whole = forward(bytes, bytes.len().max(1));
-    for lenience in Lenience::all() {
+    // Eight of the kinds for each input, which bound the time.
+    let first = bytes.iter().fold(0, |sum, byte| sum ^ usize::from(*byte)) % 8;
+    for lenience in [Lenience::default()].into_iter().chain(Lenience::all().skip(first).step_by(8)) {
         let seen = backend::parse(&whole.bytes, lenience);
         assert!(seen == whole.requests, "{lenience:?}: {seen:?} instead of {whole:?}");
     }
@@ -48,7 +50,7 @@ fn forward(bytes: &[u8], size: usize) -> Forwarded {
     done
 }
 
-/// Takes what has arrived. Returns false if the connection ends.
+/// Takes the bytes that have arrived. Returns false if the connection ends.
 fn take(input: &mut Vec<u8>, body: &mut Body, done: &mut Forwarded) -> bool {
     loop {
         if body.is_done() {
