@@ -22,7 +22,7 @@ use crate::find;
 use crate::interrupt::wait_until;
 use crate::latency::Latencies;
 use crate::nginx::{LARGE, SMALL, configure, write_files};
-use crate::process::Process;
+use crate::process::{Process, cpu_of_trees};
 use crate::progress::Progress;
 use crate::report::TextLine;
 use crate::stats::Spread;
@@ -87,7 +87,8 @@ pub(super) fn measure(arguments: &Arguments, stage: &Stage, progress: &Progress)
         let turn = |side: usize| {
             let command = SIDES[side].command(stage)?;
             let proxy = start(stage, command, SIDES[side].label(), ADDRESS.port())?;
-            stage.namespace.inside(|| fetch(name, bytes, arguments.time(), &proxy)).map(Some)
+            let id = proxy.id();
+            stage.namespace.inside(|| fetch(name, bytes, arguments.time(), id)).map(Some)
         };
         let label = format!("proxy, {bytes} B");
         let samples = take_turns(progress, arguments.output.repeats, &label, &SIDES.map(Side::label), turn)?;
@@ -166,7 +167,7 @@ struct Client {
 }
 
 /// Fetches a file for `time` over all connections.
-fn fetch(name: &str, bytes: usize, time: Duration, proxy: &Process) -> Result<Sample> {
+fn fetch(name: &str, bytes: usize, time: Duration, proxy: u32) -> Result<Sample> {
     let request = format!("GET /{name} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     let (mut clients, epoll) = (Vec::new(), epoll::create(CreateFlags::CLOEXEC)?);
     let mut buffer = vec![0; 1 << 18];
@@ -189,10 +190,10 @@ fn fetch(name: &str, bytes: usize, time: Duration, proxy: &Process) -> Result<Sa
         let now = Instant::now();
         let is_measured = now - begin >= WARM;
         if is_measured && before.is_none() {
-            before = Some(proxy.tree_cpu());
+            before = Some(cpu_of_trees(&[proxy]));
         }
         if now - begin >= WARM + time {
-            let spent = proxy.tree_cpu() - before.context("set above")?;
+            let spent = cpu_of_trees(&[proxy]) - before.context("set above")?;
             let mut sample = sample(&latencies, latencies.count(), time);
             sample.processor_us = spent.as_secs_f64() * 1e6 / latencies.count().max(1) as f64;
             return Ok(sample);
