@@ -16,7 +16,7 @@ use serde::Serialize;
 use shunt_bench_args::serve::Arguments;
 
 use super::load::{Sample, WARM, connect, sample};
-use super::way::{ADDRESS, PATIENCE, SINKS, Stage};
+use super::way::{ADDRESS, PATIENCE, Stage};
 use crate::comparison::take_turns;
 use crate::find;
 use crate::interrupt::wait_until;
@@ -27,6 +27,8 @@ use crate::progress::Progress;
 use crate::report::TextLine;
 use crate::stats::Spread;
 
+/// The port of the backend.
+const BACKEND: u16 = 6000;
 /// The connections of the load.
 const CLIENTS: usize = 50;
 pub(super) const FILES: [(&str, usize); 2] = [SMALL, LARGE];
@@ -79,10 +81,10 @@ pub(super) fn measure(arguments: &Arguments, stage: &Stage, progress: &Progress)
     let directory = stage.path("backend");
     write_files(&directory)?;
     let http = format!(
-        "open_file_cache max=10; server {{ listen 127.0.0.1:{SINKS} backlog=4096; root {}; }}",
+        "open_file_cache max=10; server {{ listen 127.0.0.1:{BACKEND} backlog=4096; root {}; }}",
         directory.display()
     );
-    let _backend = start(stage, nginx(stage, &directory, &http)?, "the backend", SINKS)?;
+    let _backend = start(stage, nginx(stage, &directory, &http)?, "the backend", BACKEND)?;
     let row = |(name, bytes): (&str, usize)| {
         let turn = |side: usize| {
             let command = SIDES[side].command(stage)?;
@@ -118,7 +120,7 @@ impl Side {
             Side::Nginx => {
                 // Bodies stay in memory, as with the others.
                 let http = format!(
-                    "upstream backend {{ server 127.0.0.1:{SINKS}; keepalive 64; keepalive_requests 100000000; }}
+                    "upstream backend {{ server 127.0.0.1:{BACKEND}; keepalive 64; keepalive_requests 100000000; }}
                      server {{ listen {ADDRESS} backlog=4096; location / {{ proxy_pass http://backend;
                      proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_set_header Host $http_host;
                      proxy_set_header X-Forwarded-For $remote_addr; proxy_max_temp_file_size 0;
@@ -131,7 +133,7 @@ impl Side {
                 let text = format!(
                     "global\n nbthread 1\n maxconn 4096\ndefaults\n mode http\n timeout client 60s\n timeout server 60s\n \
                      timeout connect 5s\n option splice-auto\n option forwardfor\n http-reuse always\nfrontend clients\n \
-                     bind {ADDRESS}\n default_backend files\nbackend files\n server one 127.0.0.1:{SINKS}\n"
+                     bind {ADDRESS}\n default_backend files\nbackend files\n server one 127.0.0.1:{BACKEND}\n"
                 );
                 std::fs::write(&file, text)?;
                 let mut command = stage.namespace.command("haproxy");
@@ -141,7 +143,7 @@ impl Side {
             Side::Shunt => {
                 let file = directory.join("proxy.toml");
                 let text =
-                    format!("[health]\ninterval = 3600.0\n[[backend]]\naddress = '127.0.0.1:{SINKS}'\n");
+                    format!("[health]\ninterval = 3600.0\n[[backend]]\naddress = '127.0.0.1:{BACKEND}'\n");
                 std::fs::write(&file, text)?;
                 let mut command = stage.namespace.command(find::shunt()?);
                 command.args([

@@ -36,7 +36,7 @@ pub(super) fn serve(args: &ServeArgs) -> Result<()> {
         let shutdown = shutdown()?;
         let reload = signal(SignalKind::hangup())?;
         let ready = || {
-            tracing::info!("the proxy serves");
+            tracing::info!("the service serves");
             notify(NotifyState::Ready);
         };
         engine::run(options, ready, reload, shutdown).await.map_err(anyhow::Error::from)
