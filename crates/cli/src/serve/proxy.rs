@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use sd_notify::NotifyState;
 use serde_json::Value;
+use shunt_serve::engine::Address;
 use shunt_serve_http::engine::{self, Options};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -22,8 +23,11 @@ pub(super) fn serve(args: &ServeArgs) -> Result<()> {
         "{NAME} does not forward by a key: leave out --hash, and see docs/http-proxy.md"
     );
     let file = args.backends.as_deref().context("say --backends FILE (docs/http-proxy.md describes it)")?;
+    let [Address::Tcp(listen)] = args.listen[..] else {
+        bail!("{NAME} has one listener: say --listen ADDRESS:PORT");
+    };
     let options = Options {
-        listen: args.listen.context("say --listen ADDRESS:PORT")?,
+        listen,
         file: std::path::absolute(file)?,
         threads: args.threads as usize,
         control: args.control.control.clone(),
