@@ -142,7 +142,7 @@ impl Report {
         append_round_trips(&mut out, &self.round_trips);
         append_calls(&mut out, &self.calls);
         out.push_str(
-            "\nEMSGSIZE: the way does not carry messages of that size here.\n\
+            "\nEMSGSIZE: the way does not carry messages of that size here (or ENOBUFS: memory is fragmented).\n\
              The article (Inferno Nettverk, 2015) ran on an i5 of 2.67 GHz and Linux 3.19; its system calls were timed under \
              strace.\n",
         );

@@ -69,7 +69,8 @@ pub(crate) struct IpcMeasured {
     pub(crate) refused: bool,
 }
 
-/// The sending end. A message that the way does not support fails with EMSGSIZE.
+/// The sending end. A message that the way does not support fails with EMSGSIZE, and a datagram for
+/// which the kernel has not enough memory in one piece with ENOBUFS.
 trait Send {
     fn send(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()>;
 }
@@ -88,6 +89,10 @@ const WITHOUT: &str =
 /// One warm-up message for this many measured ones.
 const WARM: u64 = 10;
 
+fn is_too_long(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(&(Errno::MSGSIZE | Errno::NOBUFS)))
+}
+
 pub(super) fn send(ipc: &Ipc) -> Result<()> {
     ipc.pin()?;
     let mut end = ipc.sending()?;
@@ -101,7 +106,7 @@ pub(super) fn send(ipc: &Ipc) -> Result<()> {
             meter = Meter::start();
         }
         if let Err(error) = end.send(&bytes, &fds) {
-            ensure!(error.downcast_ref() == Some(&Errno::MSGSIZE), error);
+            ensure!(is_too_long(&error), error);
             return finish(IpcMeasured { refused: true, ..IpcMeasured::default() });
         }
     }
@@ -168,7 +173,7 @@ pub(super) fn session(ipc: &Ipc, asks: bool) -> Result<()> {
             None => sending.insert(back.sending()?),
         };
         if let Err(error) = end.send(&bytes, &fds) {
-            ensure!(error.downcast_ref() == Some(&Errno::MSGSIZE), error);
+            ensure!(is_too_long(&error), error);
             return finish(IpcMeasured { refused: true, ..IpcMeasured::default() });
         }
     }
