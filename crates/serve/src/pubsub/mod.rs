@@ -2,7 +2,8 @@
 //! subscribe. It runs in user space.
 //!
 //! `registry` has the subscriptions. `resp` reads commands, and `glob` matches patterns.
-//! A PUBLISH makes an [`Effect::Send`] for each subscriber, which the engine carries out.
+//! A PUBLISH makes an [`Effect::Send`](crate::service::Effect::Send) for each subscriber, which the
+//! engine carries out.
 
 mod commands;
 mod glob;
