@@ -143,7 +143,7 @@ impl Worker {
             is_head: request.method == "HEAD",
             is_idempotent: request.is_idempotent(),
             version: request.version,
-            keeps_alive: request.keeps_alive && client.requests < config.limits.requests && !self.stops(),
+            keeps_alive: request.keeps_alive && client.requests < config.limits.requests && !self.is_stopping,
             upgrade: upgrade.map(str::to_owned),
             attempts: 0,
             queued_until: None,
@@ -186,7 +186,7 @@ impl Worker {
         }
         let client = &mut self.clients[at];
         let _ = client.output.send(&mut client.socket, &self.out);
-        if closes || self.stops() {
+        if closes || self.is_stopping {
             return self.end_after_output(at);
         }
         let client = &mut self.clients[at];

@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
 use serde_json::{Value, json};
 use shunt_config::Fault;
 use shunt_control::{Asked, Control, serve_metrics};
-use shunt_serve::engine::Request;
+use shunt_serve::engine::{Drain, Request};
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -84,13 +83,9 @@ pub async fn run(
     let _ = shunt_sys::limits::raise_descriptors();
     let (config, log) = read(&options, None)?;
     let control = Control::open("service", &options.control).map_err(listening(options.control.display()))?;
-    let eventfds = (0..options.threads).map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK));
-    let wakes: Vec<Arc<OwnedFd>> = eventfds
-        .map(|wake| wake.map(Arc::new))
-        .collect::<Result<_, _>>()
-        .map_err(|error| Error::Threads(error.into()))?;
-    let shared = Arc::new(Shared::new(config, log, wakes.clone()));
-    let threads = crew(&options, &shared, &wakes)?;
+    let drain = Drain::new(options.threads).map_err(Error::Threads)?;
+    let shared = Arc::new(Shared::new(config, log, drain));
+    let threads = crew(&options, &shared)?;
     if let Some(address) = options.metrics {
         let listener = TcpListener::bind(address).await.map_err(listening(address))?;
         let page = shared.clone();
@@ -138,7 +133,7 @@ pub async fn run(
         () = obey(&mut asked) => {}
         () = health::look_after(&shared) => {}
     }
-    shared.stop(options.drain);
+    shared.drain.stop(options.drain);
     let joined = move || threads.into_iter().for_each(|thread| drop(thread.join()));
     let _ = tokio::task::spawn_blocking(joined).await;
     Ok(())
@@ -155,13 +150,9 @@ fn read(options: &Options, before: Option<&Config>) -> Result<Read, Error> {
     Ok((config, log))
 }
 
-fn crew(
-    options: &Options,
-    shared: &Arc<Shared>,
-    wakes: &[Arc<OwnedFd>],
-) -> Result<Vec<JoinHandle<()>>, Error> {
+fn crew(options: &Options, shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = Vec::new();
-    for (number, wake) in wakes.iter().enumerate() {
+    for (number, wake) in shared.drain.wakes().iter().enumerate() {
         let listener = listen(options.listen).map_err(listening(options.listen))?;
         let worker = Worker::new(shared.clone(), number, listener, wake.clone());
         let worker = worker.map_err(|error| Error::Threads(error.into()))?;

@@ -1,10 +1,10 @@
 //! State that the threads of the proxy share.
 
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::{Duration, Instant};
+
+use shunt_serve::engine::Drain;
 
 use super::counts::{BackendCounts, Counts};
 use crate::config::Config;
@@ -25,23 +25,18 @@ pub(crate) struct Shared {
     pub(crate) counts: Vec<Arc<Counts>>,
     /// The counters of backends, by their id and for each thread that has used them.
     pub(crate) backend_counts: Mutex<Vec<(usize, Arc<BackendCounts>)>>,
-    stopping: AtomicBool,
-    /// The deadline of requests while it stops.
-    until: Mutex<Option<Instant>>,
-    wakes: Vec<Arc<OwnedFd>>,
+    pub(crate) drain: Drain,
     /// Clients of all threads. Changed when a client comes or goes.
     pub(crate) clients: AtomicUsize,
 }
 
 impl Shared {
-    pub(crate) fn new(config: Config, log: Option<SyncSender<Vec<u8>>>, wakes: Vec<Arc<OwnedFd>>) -> Shared {
+    pub(crate) fn new(config: Config, log: Option<SyncSender<Vec<u8>>>, drain: Drain) -> Shared {
         Shared {
             current: RwLock::new(Current { generation: 0, config: Arc::new(config), log }),
-            counts: wakes.iter().map(|_| Arc::default()).collect(),
+            counts: drain.wakes().iter().map(|_| Arc::default()).collect(),
             backend_counts: Mutex::default(),
-            stopping: AtomicBool::new(false),
-            until: Mutex::new(None),
-            wakes,
+            drain,
             clients: AtomicUsize::new(0),
         }
     }
@@ -56,28 +51,6 @@ impl Shared {
             let generation = current.generation + 1;
             *current = Current { generation, config: Arc::new(config), log };
         }
-        self.wake();
-    }
-
-    /// Stops accepting clients. Each connection ends after its request, and at last after `within`.
-    pub(crate) fn stop(&self, within: Duration) {
-        *self.until.lock().expect("no thread panics with it") = Some(Instant::now() + within);
-        self.stopping.store(true, Relaxed);
-        self.wake();
-    }
-
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Relaxed)
-    }
-
-    pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.is_stopping()
-            && self.until.lock().expect("no thread panics with it").is_some_and(|until| now >= until)
-    }
-
-    fn wake(&self) {
-        for wake in &self.wakes {
-            let _ = rustix::io::write(&**wake, &1u64.to_ne_bytes());
-        }
+        self.drain.wake();
     }
 }

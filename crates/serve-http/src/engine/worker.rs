@@ -161,8 +161,7 @@ impl Worker {
                 self.serve_waiting();
             }
             self.write_log();
-            if self.shared.is_over(self.now) || self.is_stopping && self.clients.is_empty() {
-                self.write_log();
+            if self.shared.drain.is_over(self.now) || self.is_stopping && self.clients.is_empty() {
                 return;
             }
         }
@@ -330,15 +329,11 @@ impl Worker {
                 self.dispatch_again(client, generation);
             }
         }
-        if self.shared.is_stopping() && !self.is_stopping {
+        if self.shared.drain.is_stopping() && !self.is_stopping {
             self.is_stopping = true;
             self.listener = None;
             self.close_idle_clients();
         }
-    }
-
-    pub(super) fn stops(&self) -> bool {
-        self.is_stopping
     }
 
     /// Closes the clients from which no part of a request has arrived.

@@ -6,7 +6,7 @@
 //! docs/serve-protocol.md describes the moves, and why no byte is lost in them.
 //!
 //! `backends` and `choose` map keys to backends. A `worker` is a thread with its conversations.
-//! `shared` is the state that all threads use. `counts` and `metrics` report. `server` starts and
+//! `shared` is the state that all threads use, and `drain` ends them. `counts` and `metrics` report. `server` starts and
 //! stops the service.
 
 mod address;
@@ -17,6 +17,7 @@ mod choose;
 mod contest;
 mod conversation;
 mod counts;
+mod drain;
 mod events;
 mod hub;
 mod kernel;
@@ -34,6 +35,7 @@ mod worker;
 
 pub use address::Address;
 pub use choose::Hashing;
+pub use drain::Drain;
 pub use limiter::Limit;
 pub use server::{DEFAULT_CONTROL, Error, Options, Request, ask, run, try_kernel};
 pub use shared::Engine;

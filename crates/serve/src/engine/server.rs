@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use shunt_config::Fault;
@@ -23,6 +22,7 @@ use tokio::time::timeout;
 use super::address::{Address, Bound, Listeners};
 use super::backends::{Backend, Backends, Changes};
 use super::choose::Hashing;
+use super::drain::Drain;
 use super::kernel::{Kernel, Stores};
 use super::limiter::Limit;
 use super::metrics;
@@ -148,14 +148,10 @@ pub async fn run(
     let backends = read(&changes.borrow(), None)?;
     let control = Control::open(SERVICE, &options.control).map_err(listening(options.control.display()))?;
     let (kernels, refusal) = kernels(&options, backends.list.len())?;
-    let eventfds = (0..options.threads).map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK));
-    let wakes: Vec<Arc<OwnedFd>> = eventfds
-        .map(|wake| wake.map(Arc::new))
-        .collect::<Result<_, _>>()
-        .map_err(|error| Error::Threads(error.into()))?;
+    let drain = Drain::new(options.threads).map_err(Error::Threads)?;
     let engine = if refusal.is_some() { Engine::User } else { options.engine };
     let state = (options.store.clone(), Layout::read(&options.object));
-    let mut shared = Shared::new(options.service.clone(), state, engine, backends, wakes.clone());
+    let mut shared = Shared::new(options.service.clone(), state, engine, backends, drain);
     shared.limit = options.limit.clone();
     let shared = Arc::new(shared);
     let stays = kernels.iter().find_map(Kernel::stays).map(ToString::to_string);
@@ -232,7 +228,7 @@ pub async fn run(
         () = obey(&mut asked) => {}
         () = look_after(&shared) => {}
     }
-    shared.stop(options.drain);
+    shared.drain.stop(options.drain);
     let joined = move || threads.into_iter().for_each(|thread| drop(thread.join()));
     let _ = tokio::task::spawn_blocking(joined).await;
     drop(paths);
@@ -296,13 +292,13 @@ fn crew(
 ) -> Result<(Vec<JoinHandle<()>>, Vec<Bound>), Error> {
     let mut kernels = kernels.into_iter();
     let (mut threads, mut paths) = (Vec::new(), Vec::new());
-    let mut listeners: Vec<Vec<OwnedFd>> = shared.wakes.iter().map(|_| Vec::new()).collect();
+    let mut listeners: Vec<Vec<OwnedFd>> = shared.drain.wakes().iter().map(|_| Vec::new()).collect();
     for address in &options.listen {
         let Listeners { sockets, path } = address.listen(listeners.len()).map_err(listening(address))?;
         listeners.iter_mut().zip(sockets).for_each(|(all, socket)| all.push(socket));
         paths.extend(path);
     }
-    for (number, (wake, listeners)) in shared.wakes.iter().zip(listeners).enumerate() {
+    for (number, (wake, listeners)) in shared.drain.wakes().iter().zip(listeners).enumerate() {
         let worker = Worker::new(number, shared.clone(), listeners, wake.clone(), kernels.next());
         let worker = worker.map_err(|error| Error::Threads(error.into()))?;
         let thread = std::thread::Builder::new().name(format!("serve-{number}"));

@@ -1,15 +1,13 @@
 //! State that the threads of a service share: the service, its current backends, its counters, and
 //! whether it is stopping.
 
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, RwLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, RwLock};
 
 use serde::Serialize;
 
 use super::backends::Backends;
 use super::counts::Counts;
+use super::drain::Drain;
 use super::hub::Hub;
 use super::limiter::Limit;
 use crate::service::layout::Layout;
@@ -40,11 +38,7 @@ pub(crate) struct Shared {
     /// The list, with the number of lists before it.
     backends: RwLock<(u64, Arc<Backends>)>,
     pub(crate) hub: Hub,
-    stopping: AtomicBool,
-    /// The deadline for open conversations while the service stops.
-    until: Mutex<Option<Instant>>,
-    /// An eventfd for each thread.
-    pub(crate) wakes: Vec<Arc<OwnedFd>>,
+    pub(crate) drain: Drain,
 }
 
 impl std::fmt::Debug for Shared {
@@ -59,7 +53,7 @@ impl Shared {
         (store, layout): (Arc<Store>, Layout),
         engine: Engine,
         backends: Backends,
-        wakes: Vec<Arc<OwnedFd>>,
+        drain: Drain,
     ) -> Shared {
         Shared {
             service,
@@ -69,10 +63,8 @@ impl Shared {
             engine,
             counts: Counts::default(),
             backends: RwLock::new((0, Arc::new(backends))),
-            hub: Hub::new(&wakes),
-            stopping: AtomicBool::new(false),
-            until: Mutex::new(None),
-            wakes,
+            hub: Hub::new(drain.wakes()),
+            drain,
         }
     }
 
@@ -93,29 +85,6 @@ impl Shared {
             let mut now = self.backends.write().expect("no thread panics with it");
             *now = (now.0 + 1, Arc::new(backends));
         }
-        self.wake();
-    }
-
-    /// Stops accepting clients. Each conversation ends as soon as nothing is pending in it, and at
-    /// last after `within`.
-    pub(crate) fn stop(&self, within: Duration) {
-        *self.until.lock().expect("no thread panics with it") = Some(Instant::now() + within);
-        self.stopping.store(true, Relaxed);
-        self.wake();
-    }
-
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Relaxed)
-    }
-
-    pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.is_stopping()
-            && self.until.lock().expect("no thread panics with it").is_some_and(|until| now >= until)
-    }
-
-    fn wake(&self) {
-        for wake in &self.wakes {
-            let _ = rustix::io::write(&**wake, &1u64.to_ne_bytes());
-        }
+        self.drain.wake();
     }
 }

@@ -160,7 +160,7 @@ impl Worker {
             let pause = match () {
                 () if !self.leaving.is_empty() => LEAVING,
                 () if !self.outward.conversations.is_empty() => APART.least,
-                () if !self.lingering.is_empty() || self.shared.is_stopping() => SOON,
+                () if !self.lingering.is_empty() || self.shared.drain.is_stopping() => SOON,
                 () => TICK,
             };
             let pause = match self.wheel.next() {
@@ -208,7 +208,7 @@ impl Worker {
                 self.tick(now);
             }
             self.lingering.retain(|lingering| !lingering.is_done(now));
-            if self.shared.is_over(now) || self.shared.is_stopping() && self.is_empty() {
+            if self.shared.drain.is_over(now) || self.shared.drain.is_stopping() && self.is_empty() {
                 return;
             }
         }
@@ -222,7 +222,7 @@ impl Worker {
     /// Goes on with the comparison of the engines. Moves the conversations if it needs them elsewhere.
     fn compare(&mut self, now: Instant) {
         let is_due = self.contest.pause(now, self.conversations.len()).is_some_and(|pause| pause.is_zero());
-        if !is_due || !self.compares() || self.shared.is_stopping() {
+        if !is_due || !self.compares() || self.shared.drain.is_stopping() {
             return;
         }
         let (conversations, mut round) = self.parts(now);
@@ -298,7 +298,7 @@ impl Worker {
         let _ = rustix::io::read(&*self.wake, &mut told);
         let (generation, backends) = self.shared.backends();
         let changed = generation != self.generation;
-        let stops = self.shared.is_stopping();
+        let stops = self.shared.drain.is_stopping();
         if stops {
             self.listeners.clear();
         }
