@@ -3,66 +3,26 @@
 
 #[allow(dead_code, reason = "the cache has no backends")]
 mod common;
+#[path = "common/peer.rs"]
+mod peer;
+#[path = "common/random.rs"]
+mod random;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::net::{Shutdown, TcpStream};
 
-use common::{ENGINES, PATIENCE, Serving};
+use common::{ENGINES, Serving};
+use peer::{Peer, connect};
+use random::Random;
 use shunt_netns::Net;
 use shunt_serve::engine::Engine;
 
-/// A sequence of pseudo-random numbers.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-
-    fn one<'a>(&mut self, of: &[&'a str]) -> &'a str {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
-
-/// memcached, which ends when this value is dropped.
-struct Memcached {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Memcached {
-    fn start(net: &Net) -> Memcached {
-        let address: SocketAddr = "127.0.0.1:4100".parse().unwrap();
-        let mut command = Command::new("memcached");
-        // Its threads for maintenance would hold items now and then, which changes its answers.
-        command.args(["-l", "127.0.0.1", "-p", "4100", "-U", "0", "-t", "1", "-u", "root"]);
-        command.args(["-o", "no_lru_crawler,no_lru_maintainer,no_slab_reassign"]).stdout(Stdio::null());
-        let child = net.inside(|| command.spawn()).expect("scripts/setup installs memcached");
-        let memcached = Memcached { child, address };
-        let began = Instant::now();
-        while net.inside(|| TcpStream::connect(address)).is_err() {
-            assert!(began.elapsed() < PATIENCE, "memcached does not listen");
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        memcached
-    }
-
-    fn connect(&self, net: &Net) -> TcpStream {
-        let stream = net.inside(|| TcpStream::connect(self.address)).unwrap();
-        stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
-    }
-}
-
-impl Drop for Memcached {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts memcached.
+fn memcached(net: &Net) -> Peer {
+    let mut arguments = vec!["-l", "127.0.0.1", "-p", "4100", "-U", "0", "-t", "1", "-u", "root"];
+    // Its threads for maintenance would hold items now and then, which changes its answers.
+    arguments.extend(["-o", "no_lru_crawler,no_lru_maintainer,no_slab_reassign"]);
+    Peer::start(net, "memcached", &arguments)
 }
 
 fn key(random: &mut Random) -> String {
@@ -264,13 +224,13 @@ fn exchange(mut stream: TcpStream, bytes: &[u8], random: &mut Random) -> Vec<u8>
 fn streams_of_commands_in_any_pieces_have_the_answers_of_memcached() {
     for (number, engine) in ENGINES.into_iter().enumerate() {
         let serving = Serving::cache(Net::new(), engine, 64 << 20);
-        let memcached = Memcached::start(&serving.net);
+        let memcached = memcached(&serving.net);
         for seed in 0..60 {
             let mut random = Random(seed * 3 + number as u64);
             let commands: Vec<Vec<u8>> = (0..200).map(|_| command(&mut random, false)).collect();
             // memcached forgets answers if the stream ends within a command.
             let bytes = [&commands.concat()[..], b"\r\nmn\r\nmn\r\nmn\r\n"].concat();
-            let wanted = exchange(memcached.connect(&serving.net), &bytes, &mut random);
+            let wanted = exchange(connect(&serving.net, memcached.address), &bytes, &mut random);
             let got = exchange(serving.connect(), &bytes, &mut random);
             compare(&wanted, &got, &format!("{engine:?}, seed {seed}"));
         }
@@ -300,9 +260,9 @@ fn compare(wanted: &[u8], got: &[u8], context: &str) {
 fn commands_one_at_a_time_have_the_answers_of_memcached() {
     for (number, engine) in ENGINES.into_iter().enumerate() {
         let serving = Serving::cache(Net::new(), engine, 64 << 20);
-        let memcached = Memcached::start(&serving.net);
+        let memcached = memcached(&serving.net);
         let mut random = Random(1000 + number as u64);
-        let (mut theirs, mut ours) = (memcached.connect(&serving.net), serving.connect());
+        let (mut theirs, mut ours) = (connect(&serving.net, memcached.address), serving.connect());
         for count in 0..20_000 {
             // Runs of reads are what the kernel serves.
             let sent = match count / 100 % 3 {

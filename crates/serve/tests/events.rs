@@ -3,12 +3,15 @@
 
 #[allow(dead_code, reason = "the service has no backends")]
 mod common;
+#[path = "common/random.rs"]
+mod random;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::{ENGINES, Serving};
+use random::Random;
 use serde_json::Value;
 use shunt_netns::Net;
 use shunt_serve::engine::Engine;
@@ -16,15 +19,6 @@ use shunt_serve::service::store::{Session, Store};
 use shunt_serve::service::trial::Trial;
 use shunt_serve::service::{Service, builtin};
 use shunt_serve::workshop::vectors;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
 
 struct Client {
     stream: TcpStream,

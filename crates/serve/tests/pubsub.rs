@@ -4,56 +4,25 @@
 
 #[allow(dead_code, reason = "the hub has no backends")]
 mod common;
+#[path = "common/peer.rs"]
+mod peer;
+#[path = "common/random.rs"]
+mod random;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Serving};
+use peer::{Peer, connect};
+use random::Random;
 use shunt_netns::Net;
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % limit
-    }
-
-    fn one<'a>(&mut self, of: &[&'a str]) -> &'a str {
-        of[self.below(of.len())]
-    }
-}
-
-/// redis-server, which ends when this value is dropped.
-struct Redis {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Redis {
-    fn start(net: &Net) -> Redis {
-        let address: SocketAddr = "127.0.0.1:4100".parse().unwrap();
-        let mut command = Command::new("redis-server");
-        command.args(["--port", "4100", "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-        let child =
-            net.inside(|| command.stdout(Stdio::null()).spawn()).expect("scripts/setup installs Redis");
-        let redis = Redis { child, address };
-        let began = Instant::now();
-        while net.inside(|| TcpStream::connect(address)).is_err() {
-            assert!(began.elapsed() < PATIENCE, "redis-server does not listen");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        redis
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts redis-server.
+fn redis(net: &Net) -> Peer {
+    let arguments = ["--port", "4100", "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
+    Peer::start(net, "redis-server", &arguments)
 }
 
 /// The clients of a server.
@@ -64,13 +33,7 @@ struct Clients {
 
 impl Clients {
     fn new(net: &Net, address: SocketAddr, count: usize) -> Clients {
-        let connect = |_| {
-            let stream = net.inside(|| TcpStream::connect(address)).unwrap();
-            stream.set_nodelay(true).unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
-            stream
-        };
-        Clients { streams: (0..count).map(connect).collect(), pings: 0 }
+        Clients { streams: (0..count).map(|_| connect(net, address)).collect(), pings: 0 }
     }
 
     /// Sends bytes from one client. Returns what all get until the answer to a PING of each.
@@ -118,13 +81,14 @@ fn random_command(random: &mut Random) -> (Vec<String>, bool) {
     ];
     let name = random.one(&names);
     let mut words = vec![name.to_owned()];
-    let count = random.below(4);
+    let count = random.below(4) as usize;
     match name.to_ascii_lowercase().as_str() {
         "psubscribe" | "punsubscribe" => (0..count).for_each(|_| words.push(random.one(&patterns).into())),
         "subscribe" | "unsubscribe" => (0..count).for_each(|_| words.push(random.one(&channels).into())),
         "publish" => {
             words.push(random.one(&channels).into());
-            (0..[1, 1, 1, 1, 0, 2][random.below(6)]).for_each(|_| words.push("some\r\ntext".repeat(count)));
+            (0..[1, 1, 1, 1, 0, 2][random.below(6) as usize])
+                .for_each(|_| words.push("some\r\ntext".repeat(count)));
         }
         "pubsub" => {
             words.push(random.one(&["channels", "NUMSUB", "numpat", "other"]).into());
@@ -147,12 +111,12 @@ fn sorted(bytes: &[u8]) -> Vec<String> {
 #[test]
 fn every_answer_is_that_of_redis() {
     let serving = Serving::pubsub(Net::new());
-    let redis = Redis::start(&serving.net);
+    let redis = redis(&serving.net);
     let mut ours = Clients::new(&serving.net, serving.address, 5);
     let mut theirs = Clients::new(&serving.net, redis.address, 5);
     let mut random = Random(3);
     for step in 0..1500 {
-        let from = random.below(5);
+        let from = random.below(5) as usize;
         let (words, is_unordered) = random_command(&mut random);
         // Now and then as words of a line.
         let is_plain =
@@ -183,7 +147,7 @@ fn every_answer_is_that_of_redis() {
 #[test]
 fn what_is_no_command_is_refused_as_in_redis() {
     let serving = Serving::pubsub(Net::new());
-    let redis = Redis::start(&serving.net);
+    let redis = redis(&serving.net);
     for bytes in [
         &b"*abc\r\n"[..],
         b"*1\r\n:3\r\n",
@@ -211,7 +175,7 @@ fn what_is_no_command_is_refused_as_in_redis() {
 #[test]
 fn the_usual_clients_work() {
     let serving = Serving::pubsub(Net::new());
-    let redis = Redis::start(&serving.net);
+    let redis = redis(&serving.net);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/pubsub_client.py");
     let output = |command: &mut Command| {
         let output = serving.net.inside(|| command.output()).unwrap();

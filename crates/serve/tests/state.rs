@@ -3,27 +3,20 @@
 
 #[allow(dead_code, reason = "the service has no backends")]
 mod common;
+#[path = "common/random.rs"]
+mod random;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
 use common::{ENGINES, Serving};
+use random::Random;
 use shunt_netns::Net;
 use shunt_serve::engine::{Engine, try_kernel};
 use shunt_serve::service::builtin;
 use shunt_serve::service::store::{Session, Store};
 use shunt_serve::service::trial::Trial;
 use shunt_serve::service::{Service, Verdict};
-
-/// A sequence of pseudo-random numbers.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
 
 /// A client of line-counter, with what it expects.
 struct Client {
