@@ -1,15 +1,17 @@
 //! Requests and responses.
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use shunt_channel::{CallError, CallOpenError, Options, ReceiveError, SendError, SenderId, SenderOptions};
 
 use crate::buffer::{Exports, buffer, bytes};
+use crate::end::end;
+use crate::passed::Passed;
 use crate::{EPIPE, EPROTO, descriptors, of_open, of_receive, of_send, os_error, wait, waiting};
 
 /// A request that a server has received, or a response that a client has: a read-only buffer.
@@ -17,14 +19,13 @@ use crate::{EPIPE, EPROTO, descriptors, of_open, of_receive, of_send, os_error, 
 #[derive(Debug)]
 pub(crate) struct Numbered {
     numbered: shunt_channel::Numbered,
-    /// `None` for those that were taken.
-    descriptors: Vec<Option<OwnedFd>>,
+    descriptors: Passed,
     exports: Exports,
 }
 
 impl Numbered {
     fn of(mut numbered: shunt_channel::Numbered) -> Numbered {
-        let descriptors = numbered.take_descriptors().into_iter().map(Some).collect();
+        let descriptors = Passed::new(numbered.take_descriptors());
         Numbered { numbered, descriptors, exports: Exports::default() }
     }
 }
@@ -46,15 +47,13 @@ impl Numbered {
     /// The descriptors that were not taken. They are closed with the message.
     #[getter]
     fn fds(&self) -> Vec<RawFd> {
-        self.descriptors.iter().flatten().map(AsRawFd::as_raw_fd).collect()
+        self.descriptors.numbers()
     }
 
     /// Takes a descriptor of `fds`, which the caller closes.
     #[pyo3(signature = (index=0))]
     fn take_fd(&mut self, index: usize) -> PyResult<RawFd> {
-        let left = self.descriptors.iter_mut().filter(|fd| fd.is_some()).nth(index);
-        let taken = left.and_then(Option::take);
-        taken.map(IntoRawFd::into_raw_fd).ok_or_else(|| PyIndexError::new_err("there is no such descriptor"))
+        self.descriptors.take(index)
     }
 
     fn __len__(&self) -> usize {
@@ -91,10 +90,13 @@ fn of_call(error: CallError) -> PyErr {
 #[derive(Debug)]
 pub(crate) struct Server(Option<shunt_channel::Server>);
 
-impl Server {
-    fn open(&mut self) -> PyResult<&mut shunt_channel::Server> {
-        self.0.as_mut().ok_or_else(|| PyValueError::new_err("the server is closed"))
-    }
+end! {
+    Server(shunt_channel::Server), "server",
+    /// Returns a descriptor for poll: readable when a receive that raised BlockingIOError should be
+    /// tried again.
+    fileno,
+    /// Closes the server.
+    close
 }
 
 #[pymethods]
@@ -114,7 +116,7 @@ impl Server {
         options.mode = mode.unwrap_or(options.mode);
         responses.ring_bytes = ring_bytes.unwrap_or(responses.ring_bytes);
         let made = shunt_channel::Server::listen(path, options, responses);
-        made.map(|server| Server(Some(server))).map_err(|error| of_open(&error))
+        made.map(Server::of).map_err(|error| of_open(&error))
     }
 
     /// Returns the next request.
@@ -160,26 +162,6 @@ impl Server {
         let found = self.open()?.receiver().credentials(SenderId::from_number(client));
         Ok(found.map(|credentials| (credentials.pid, credentials.uid)))
     }
-
-    /// Returns a descriptor for poll: readable when a receive that raised BlockingIOError should be
-    /// tried again.
-    fn fileno(&mut self) -> PyResult<RawFd> {
-        Ok(self.open()?.as_fd().as_raw_fd())
-    }
-
-    /// Closes the server.
-    fn close(&mut self) {
-        self.0 = None;
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&mut self, _exception: &Bound<'_, PyAny>) {
-        self.close();
-    }
 }
 
 /// The end that asks.
@@ -187,10 +169,13 @@ impl Server {
 #[derive(Debug)]
 pub(crate) struct Client(Option<shunt_channel::Client>);
 
-impl Client {
-    fn open(&mut self) -> PyResult<&mut shunt_channel::Client> {
-        self.0.as_mut().ok_or_else(|| PyValueError::new_err("the client is closed"))
-    }
+end! {
+    Client(shunt_channel::Client), "client",
+    /// Returns a descriptor for poll: readable when a response that raised BlockingIOError should be
+    /// tried again.
+    fileno,
+    /// Closes the client.
+    close
 }
 
 #[pymethods]
@@ -207,7 +192,7 @@ impl Client {
         options.ring_bytes = ring_bytes.unwrap_or(options.ring_bytes);
         let wait = wait(timeout)?;
         let connected = py.detach(|| shunt_channel::Client::connect(path, options, wait));
-        connected.map(|client| Client(Some(client))).map_err(|error| match error {
+        connected.map(Client::of).map_err(|error| match error {
             CallOpenError::Open(error) => of_open(&error),
             CallOpenError::Send(error) => of_send(error),
         })
@@ -248,26 +233,6 @@ impl Client {
     #[pyo3(signature = (timeout=None))]
     fn response(&mut self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Numbered> {
         self.next(py, wait(timeout)?)
-    }
-
-    /// Returns a descriptor for poll: readable when a response that raised BlockingIOError should be
-    /// tried again.
-    fn fileno(&mut self) -> PyResult<RawFd> {
-        Ok(self.open()?.as_fd().as_raw_fd())
-    }
-
-    /// Closes the client.
-    fn close(&mut self) {
-        self.0 = None;
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&mut self, _exception: &Bound<'_, PyAny>) {
-        self.close();
     }
 }
 

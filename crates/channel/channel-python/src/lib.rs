@@ -6,8 +6,10 @@
 
 mod buffer;
 mod calls;
+mod end;
 mod loan;
 mod message;
+mod passed;
 mod publish;
 mod receiver;
 mod sender;

@@ -1,22 +1,22 @@
 //! A message that was received, or the end of a sender.
 
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 
-use pyo3::exceptions::{PyBufferError, PyIndexError};
+use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use shunt_channel::{Borrowed, Cause, Event, Publication, SenderId};
 
 use crate::buffer::Exports;
+use crate::passed::Passed;
 
 /// A read-only buffer in the sender's memory, if the sender has lent it.
 #[pyclass(module = "shunt_channel")]
 #[derive(Debug)]
 pub(crate) struct Message {
     borrowed: Borrowed,
-    /// `None` for those that were taken.
-    descriptors: Vec<Option<OwnedFd>>,
+    descriptors: Passed,
     sender: u64,
     ended: Option<Cause>,
     publication: Option<Publication>,
@@ -29,7 +29,7 @@ impl Message {
             Event::Message { from } => (from.number(), None),
             Event::Ended { sender, cause } => (sender.number(), Some(cause)),
         };
-        let descriptors = borrowed.take_descriptors().into_iter().map(Some).collect();
+        let descriptors = Passed::new(borrowed.take_descriptors());
         Message { borrowed, descriptors, sender, ended, publication: None, exports: Exports::default() }
     }
 
@@ -87,15 +87,13 @@ impl Message {
     /// The descriptors that were not taken. They are closed with the message.
     #[getter]
     fn fds(&self) -> Vec<RawFd> {
-        self.descriptors.iter().flatten().map(AsRawFd::as_raw_fd).collect()
+        self.descriptors.numbers()
     }
 
     /// Takes a descriptor of `fds`, which the caller closes.
     #[pyo3(signature = (index=0))]
     fn take_fd(&mut self, index: usize) -> PyResult<RawFd> {
-        let left = self.descriptors.iter_mut().filter(|fd| fd.is_some()).nth(index);
-        let taken = left.and_then(Option::take);
-        taken.map(IntoRawFd::into_raw_fd).ok_or_else(|| PyIndexError::new_err("there is no such descriptor"))
+        self.descriptors.take(index)
     }
 
     /// Gives the memory back to the sender, and closes the descriptors.

@@ -1,15 +1,14 @@
 //! Publishers and subscribers.
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::PathBuf;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use shunt_channel::{
     Attended, Borrowed, MAX_MESSAGE, PublisherOptions, ReceiveError, SubscribeError, SubscriberState, Wait,
 };
 
 use crate::buffer::{buffer, bytes};
+use crate::end::end;
 use crate::loan::Loan;
 use crate::message::Message;
 use crate::{EAGAIN, EPIPE, EPROTO, ETIMEDOUT, of_open, of_receive, of_send, os_error, wait, waiting};
@@ -35,10 +34,12 @@ pub(crate) struct SubscriberStatus {
 #[derive(Debug)]
 pub(crate) struct Publisher(Option<shunt_channel::Publisher>);
 
-impl Publisher {
-    fn open(&mut self) -> PyResult<&mut shunt_channel::Publisher> {
-        self.0.as_mut().ok_or_else(|| PyValueError::new_err("the publisher is closed"))
-    }
+end! {
+    Publisher(shunt_channel::Publisher), "publisher",
+    /// Returns a descriptor for poll: readable when `attend` has something to do.
+    fileno,
+    /// Closes the publisher. Subscribers get everything that they were sent.
+    close
 }
 
 #[pymethods]
@@ -59,7 +60,7 @@ impl Publisher {
         options.lent_bytes = lent_bytes.unwrap_or(options.lent_bytes);
         options.mode = mode.unwrap_or(options.mode);
         let made = shunt_channel::Publisher::listen(path, options);
-        made.map(|publisher| Publisher(Some(publisher))).map_err(|error| of_open(&error))
+        made.map(Publisher::of).map_err(|error| of_open(&error))
     }
 
     /// Publishes a copy of any contiguous buffer, and returns the number of the message.
@@ -129,25 +130,6 @@ impl Publisher {
         };
         Ok(self.open()?.subscribers().map(status).collect())
     }
-
-    /// Returns a descriptor for poll: readable when `attend` has something to do.
-    fn fileno(&mut self) -> PyResult<RawFd> {
-        Ok(self.open()?.as_fd().as_raw_fd())
-    }
-
-    /// Closes the publisher. Subscribers get everything that they were sent.
-    fn close(&mut self) {
-        self.0 = None;
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&mut self, _exception: &Bound<'_, PyAny>) {
-        self.close();
-    }
 }
 
 /// The end that receives from a publisher.
@@ -155,10 +137,13 @@ impl Publisher {
 #[derive(Debug)]
 pub(crate) struct Subscriber(Option<shunt_channel::Subscriber>);
 
-impl Subscriber {
-    fn open(&mut self) -> PyResult<&mut shunt_channel::Subscriber> {
-        self.0.as_mut().ok_or_else(|| PyValueError::new_err("the subscriber is closed"))
-    }
+end! {
+    Subscriber(shunt_channel::Subscriber), "subscriber",
+    /// Returns a descriptor for poll: readable when a receive that raised BlockingIOError should be
+    /// tried again.
+    fileno,
+    /// Closes the subscriber. Messages that were received stay.
+    close
 }
 
 fn of_subscribe(error: SubscribeError) -> PyErr {
@@ -182,7 +167,7 @@ impl Subscriber {
         let wait = wait(timeout)?;
         let max_message = max_message.unwrap_or(MAX_MESSAGE);
         let connected = py.detach(|| shunt_channel::Subscriber::connect_with(path, max_message, wait));
-        connected.map(|subscriber| Subscriber(Some(subscriber))).map_err(|error| of_open(&error))
+        connected.map(Subscriber::of).map_err(|error| of_open(&error))
     }
 
     /// Returns the next message, in place if it has more than 2 KiB.
@@ -206,25 +191,5 @@ impl Subscriber {
     #[getter]
     fn credentials(&mut self) -> PyResult<Option<(u32, u32)>> {
         Ok(self.open()?.publisher().map(|found| (found.pid, found.uid)))
-    }
-
-    /// Returns a descriptor for poll: readable when a receive that raised BlockingIOError should be
-    /// tried again.
-    fn fileno(&mut self) -> PyResult<RawFd> {
-        Ok(self.open()?.as_fd().as_raw_fd())
-    }
-
-    /// Closes the subscriber. Messages that were received stay.
-    fn close(&mut self) {
-        self.0 = None;
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&mut self, _exception: &Bound<'_, PyAny>) {
-        self.close();
     }
 }

@@ -1,12 +1,11 @@
 //! The receiving end.
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::PathBuf;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use shunt_channel::{Borrowed, Options, ReceiveError, SenderId};
 
+use crate::end::end;
 use crate::message::Message;
 use crate::{of_open, of_receive, wait, waiting};
 
@@ -15,14 +14,13 @@ use crate::{of_open, of_receive, wait, waiting};
 #[derive(Debug)]
 pub(crate) struct Receiver(Option<shunt_channel::Receiver>);
 
-impl Receiver {
-    pub(crate) fn of(receiver: shunt_channel::Receiver) -> Receiver {
-        Receiver(Some(receiver))
-    }
-
-    fn open(&mut self) -> PyResult<&mut shunt_channel::Receiver> {
-        self.0.as_mut().ok_or_else(|| PyValueError::new_err("the receiver is closed"))
-    }
+end! {
+    Receiver(shunt_channel::Receiver), "receiver",
+    /// Returns a descriptor for poll: readable when a receive that raised BlockingIOError should be
+    /// tried again.
+    fileno,
+    /// Closes the receiver. Messages that were received stay.
+    close
 }
 
 #[pymethods]
@@ -57,25 +55,5 @@ impl Receiver {
     fn credentials(&mut self, sender: u64) -> PyResult<Option<(u32, u32)>> {
         let found = self.open()?.credentials(SenderId::from_number(sender));
         Ok(found.map(|credentials| (credentials.pid, credentials.uid)))
-    }
-
-    /// Returns a descriptor for poll: readable when a receive that raised BlockingIOError should be
-    /// tried again.
-    fn fileno(&mut self) -> PyResult<RawFd> {
-        Ok(self.open()?.as_fd().as_raw_fd())
-    }
-
-    /// Closes the receiver. Messages that were received stay.
-    fn close(&mut self) {
-        self.0 = None;
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&mut self, _exception: &Bound<'_, PyAny>) {
-        self.close();
     }
 }

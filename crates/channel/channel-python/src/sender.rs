@@ -1,14 +1,14 @@
 //! The sending end.
 
 use std::io::IoSlice;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use shunt_channel::{SendError, SenderOptions};
 
 use crate::buffer::{buffer, bytes};
+use crate::end::end;
 use crate::loan::Loan;
 use crate::{descriptors, of_open, of_send, wait, waiting};
 
@@ -17,14 +17,13 @@ use crate::{descriptors, of_open, of_send, wait, waiting};
 #[derive(Debug)]
 pub(crate) struct Sender(Option<shunt_channel::Sender>);
 
-impl Sender {
-    pub(crate) fn of(sender: shunt_channel::Sender) -> Sender {
-        Sender(Some(sender))
-    }
-
-    fn open(&mut self) -> PyResult<&mut shunt_channel::Sender> {
-        self.0.as_mut().ok_or_else(|| PyValueError::new_err("the sender is closed"))
-    }
+end! {
+    Sender(shunt_channel::Sender), "sender",
+    /// Returns a descriptor for poll: readable when a call that raised BlockingIOError should be
+    /// tried again.
+    fileno,
+    /// Closes the sender. The receiver gets everything that was sent.
+    close
 }
 
 #[pymethods]
@@ -102,25 +101,5 @@ impl Sender {
             loan.put_back(failed.loan);
             of_send(failed.error)
         })
-    }
-
-    /// Returns a descriptor for poll: readable when a call that raised BlockingIOError should be
-    /// tried again.
-    fn fileno(&mut self) -> PyResult<RawFd> {
-        Ok(self.open()?.as_fd().as_raw_fd())
-    }
-
-    /// Closes the sender. The receiver gets everything that was sent.
-    fn close(&mut self) {
-        self.0 = None;
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&mut self, _exception: &Bound<'_, PyAny>) {
-        self.close();
     }
 }
