@@ -1,10 +1,11 @@
 //! Requests and responses.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
 use shunt_channel::{CallError, CallOpenError, Client, Numbered, ReceiveError, SenderId, Server};
 
+use crate::handle::{self, hand_out};
 use crate::options::{CCredentials, CReceiverOptions, CSenderOptions, of_receiver, of_sender};
 use crate::{
     Descriptors, EFAULT, EINVAL, EMFILE, EPIPE, EPROTO, ESRCH, bytes, descriptors, of_open, of_receive,
@@ -65,21 +66,6 @@ fn of_call(error: CallError) -> c_int {
         CallError::Receive(error) => of_receive(error),
         CallError::Gone => -EPIPE,
         CallError::Misbehaved => -EPROTO,
-    }
-}
-
-/// Makes a handle of the result, or returns its error number.
-///
-/// # Safety
-/// `handle` can be written.
-pub(crate) unsafe fn hand_out<T>(made: Result<T, c_int>, handle: *mut *mut T) -> c_int {
-    match made {
-        Ok(made) => {
-            // SAFETY: the caller's promise.
-            unsafe { handle.write(Box::into_raw(Box::new(made))) };
-            0
-        }
-        Err(error) => error,
     }
 }
 
@@ -202,7 +188,7 @@ pub unsafe extern "C" fn shunt_take_request_descriptor(server: *mut CServer, ind
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_server_fd(server: *const CServer) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { server.as_ref() }.map_or(-EFAULT, |of| of.server.as_fd().as_raw_fd())
+    unsafe { handle::fd(server, |of| of.server.as_fd()) }
 }
 
 /// See the header.
@@ -211,10 +197,8 @@ pub unsafe extern "C" fn shunt_server_fd(server: *const CServer) -> c_int {
 /// `server` is null or an open handle, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_server_close(server: *mut CServer) {
-    if !server.is_null() {
-        // SAFETY: made by `Box::into_raw`, and the last use.
-        drop(unsafe { Box::from_raw(server) });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { handle::close(server) }
 }
 
 /// See the header.
@@ -356,7 +340,7 @@ pub unsafe extern "C" fn shunt_take_response_descriptor(client: *mut CClient, in
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_client_fd(client: *const CClient) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { client.as_ref() }.map_or(-EFAULT, |of| of.client.as_fd().as_raw_fd())
+    unsafe { handle::fd(client, |of| of.client.as_fd()) }
 }
 
 /// See the header.
@@ -365,8 +349,6 @@ pub unsafe extern "C" fn shunt_client_fd(client: *const CClient) -> c_int {
 /// `client` is null or an open handle, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_client_close(client: *mut CClient) {
-    if !client.is_null() {
-        // SAFETY: made by `Box::into_raw`, and the last use.
-        drop(unsafe { Box::from_raw(client) });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { handle::close(client) }
 }

@@ -3,13 +3,14 @@
 //! process.
 
 pub mod calls;
+mod handle;
 pub mod lent;
 pub mod options;
 pub mod publish;
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::io::IoSlice;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ use shunt_channel::{
     Cause, Event, MAX_DESCRIPTORS, MAX_MESSAGE, Message, OpenError, Options, ReceiveError, Receiver,
     SendError, Sender, SenderId, Wait, pair,
 };
+
+use handle::hand_out;
 
 // Linux's error numbers, equal on every architecture that shunt runs on.
 const ESRCH: c_int = 3;
@@ -78,8 +81,8 @@ pub struct CEvent {
 }
 
 impl CReceiver {
-    fn new(receiver: Receiver) -> Box<CReceiver> {
-        Box::new(CReceiver { receiver, message: Message::new(), descriptors: Descriptors::default() })
+    fn new(receiver: Receiver) -> CReceiver {
+        CReceiver { receiver, message: Message::new(), descriptors: Descriptors::default() }
     }
 
     fn event(&mut self, sender: u64, ended: c_int) -> CEvent {
@@ -179,14 +182,9 @@ pub unsafe extern "C" fn shunt_connect(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let Some(path) = (unsafe { self::path(path) }).filter(|_| !sender.is_null()) else { return -EFAULT };
-    match Sender::connect(path, wait(timeout_ms)) {
-        Ok(made) => {
-            // SAFETY: not null, and so can be written.
-            unsafe { sender.write(Box::into_raw(Box::new(made))) };
-            0
-        }
-        Err(error) => of_open(&error),
-    }
+    let made = Sender::connect(path, wait(timeout_ms)).map_err(|error| of_open(&error));
+    // SAFETY: not null, and so can be written.
+    unsafe { hand_out(made, sender) }
 }
 
 /// See the header.
@@ -344,9 +342,8 @@ pub unsafe extern "C" fn shunt_send_memory(
 /// `sender` is null or an open handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_sender_fd(sender: *const Sender) -> c_int {
-    use std::os::fd::AsFd;
     // SAFETY: the caller's promise.
-    unsafe { sender.as_ref() }.map_or(-EFAULT, |sender| sender.as_fd().as_raw_fd())
+    unsafe { handle::fd(sender, |sender| sender.as_fd()) }
 }
 
 /// See the header.
@@ -355,10 +352,8 @@ pub unsafe extern "C" fn shunt_sender_fd(sender: *const Sender) -> c_int {
 /// `sender` is null or an open handle, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_sender_close(sender: *mut Sender) {
-    if !sender.is_null() {
-        // SAFETY: made by `Box::into_raw`, and the last use.
-        drop(unsafe { Box::from_raw(sender) });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { handle::close(sender) }
 }
 
 /// See the header.
@@ -369,14 +364,10 @@ pub unsafe extern "C" fn shunt_sender_close(sender: *mut Sender) {
 pub unsafe extern "C" fn shunt_listen(path: *const c_char, receiver: *mut *mut CReceiver) -> c_int {
     // SAFETY: the caller's promise.
     let Some(path) = (unsafe { self::path(path) }).filter(|_| !receiver.is_null()) else { return -EFAULT };
-    match Receiver::listen(path, Options::default()) {
-        Ok(made) => {
-            // SAFETY: not null, and so can be written.
-            unsafe { receiver.write(Box::into_raw(CReceiver::new(made))) };
-            0
-        }
-        Err(error) => of_open(&error),
-    }
+    let made =
+        Receiver::listen(path, Options::default()).map(CReceiver::new).map_err(|error| of_open(&error));
+    // SAFETY: not null, and so can be written.
+    unsafe { hand_out(made, receiver) }
 }
 
 /// See the header.
@@ -423,9 +414,8 @@ pub unsafe extern "C" fn shunt_take_descriptor(receiver: *mut CReceiver, index: 
 /// `receiver` is null or an open handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_receiver_fd(receiver: *const CReceiver) -> c_int {
-    use std::os::fd::AsFd;
     // SAFETY: the caller's promise.
-    unsafe { receiver.as_ref() }.map_or(-EFAULT, |of| of.receiver.as_fd().as_raw_fd())
+    unsafe { handle::fd(receiver, |of| of.receiver.as_fd()) }
 }
 
 /// See the header.
@@ -434,10 +424,8 @@ pub unsafe extern "C" fn shunt_receiver_fd(receiver: *const CReceiver) -> c_int 
 /// `receiver` is null or an open handle, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_receiver_close(receiver: *mut CReceiver) {
-    if !receiver.is_null() {
-        // SAFETY: made by `Box::into_raw`, and the last use.
-        drop(unsafe { Box::from_raw(receiver) });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { handle::close(receiver) }
 }
 
 /// See the header.
@@ -454,7 +442,7 @@ pub unsafe extern "C" fn shunt_pair(sender: *mut *mut Sender, receiver: *mut *mu
             // SAFETY: neither is null, and so both can be written.
             unsafe {
                 sender.write(Box::into_raw(Box::new(one)));
-                receiver.write(Box::into_raw(CReceiver::new(other)));
+                receiver.write(Box::into_raw(Box::new(CReceiver::new(other))));
             }
             0
         }

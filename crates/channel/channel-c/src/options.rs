@@ -5,6 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use shunt_channel::{Credentials, Options, Receiver, Sender, SenderId, SenderOptions};
 
+use crate::handle::hand_out;
 use crate::{CReceiver, EBADF, EFAULT, EINVAL, of_open, path, wait};
 
 /// The layout of `struct shunt_sender_options`.
@@ -87,14 +88,9 @@ pub unsafe extern "C" fn shunt_connect_with(
     let Some(path) = (unsafe { self::path(path) }).filter(|_| !sender.is_null()) else { return -EFAULT };
     // SAFETY: the caller's promise.
     let Some(options) = (unsafe { of_sender(options) }) else { return -EINVAL };
-    match Sender::connect_with(path, options, wait(timeout_ms)) {
-        Ok(made) => {
-            // SAFETY: not null, and so can be written.
-            unsafe { sender.write(Box::into_raw(Box::new(made))) };
-            0
-        }
-        Err(error) => of_open(&error),
-    }
+    let made = Sender::connect_with(path, options, wait(timeout_ms)).map_err(|error| of_open(&error));
+    // SAFETY: not null, and so can be written.
+    unsafe { hand_out(made, sender) }
 }
 
 /// See the header.
@@ -117,14 +113,9 @@ pub unsafe extern "C" fn shunt_sender_over(
     }
     // SAFETY: the caller's promise.
     let Some(options) = (unsafe { of_sender(options) }) else { return -EINVAL };
-    match Sender::over_with(socket, options) {
-        Ok(made) => {
-            // SAFETY: not null, and so can be written.
-            unsafe { sender.write(Box::into_raw(Box::new(made))) };
-            0
-        }
-        Err(error) => of_open(&error),
-    }
+    let made = Sender::over_with(socket, options).map_err(|error| of_open(&error));
+    // SAFETY: not null, and so can be written.
+    unsafe { hand_out(made, sender) }
 }
 
 /// See the header.
@@ -148,14 +139,9 @@ pub unsafe extern "C" fn shunt_listen_with(
         Some(path) => Receiver::listen(path, options),
         None => Receiver::new(options),
     };
-    match made {
-        Ok(made) => {
-            // SAFETY: not null, and so can be written.
-            unsafe { receiver.write(Box::into_raw(CReceiver::new(made))) };
-            0
-        }
-        Err(error) => of_open(&error),
-    }
+    let made = made.map(CReceiver::new).map_err(|error| of_open(&error));
+    // SAFETY: not null, and so can be written.
+    unsafe { hand_out(made, receiver) }
 }
 
 /// See the header.

@@ -1,14 +1,14 @@
 //! Publishers and subscribers.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
 use shunt_channel::{
     Borrowed, MAX_MESSAGE, Message, Publication, Publisher, PublisherOptions, SubscribeError, Subscriber,
     SubscriberState, Wait,
 };
 
-use crate::calls::hand_out;
+use crate::handle::{self, hand_out};
 use crate::lent::{CBorrowed, CLoaned};
 use crate::options::CCredentials;
 use crate::{
@@ -315,7 +315,7 @@ pub unsafe extern "C" fn shunt_subscribers(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_publisher_fd(publisher: *const Publisher) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { publisher.as_ref() }.map_or(-EFAULT, |of| of.as_fd().as_raw_fd())
+    unsafe { handle::fd(publisher, |of| of.as_fd()) }
 }
 
 /// See the header.
@@ -324,10 +324,8 @@ pub unsafe extern "C" fn shunt_publisher_fd(publisher: *const Publisher) -> c_in
 /// `publisher` is null or an open handle, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_publisher_close(publisher: *mut Publisher) {
-    if !publisher.is_null() {
-        // SAFETY: made by `Box::into_raw`, and the last use.
-        drop(unsafe { Box::from_raw(publisher) });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { handle::close(publisher) }
 }
 
 /// See the header.
@@ -453,7 +451,7 @@ pub unsafe extern "C" fn shunt_publisher_credentials(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_subscriber_fd(subscriber: *const CSubscriber) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { subscriber.as_ref() }.map_or(-EFAULT, |of| of.subscriber.as_fd().as_raw_fd())
+    unsafe { handle::fd(subscriber, |of| of.subscriber.as_fd()) }
 }
 
 /// See the header.
@@ -462,8 +460,6 @@ pub unsafe extern "C" fn shunt_subscriber_fd(subscriber: *const CSubscriber) -> 
 /// `subscriber` is null or an open handle, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shunt_subscriber_close(subscriber: *mut CSubscriber) {
-    if !subscriber.is_null() {
-        // SAFETY: made by `Box::into_raw`, and the last use.
-        drop(unsafe { Box::from_raw(subscriber) });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { handle::close(subscriber) }
 }
