@@ -3,6 +3,7 @@
 //! serve`. `proxy` compares HTTP proxies. All take turns in every round, and the first one rotates.
 
 mod cache;
+mod closed;
 mod load;
 mod points;
 mod proxy;

@@ -7,20 +7,18 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use serde::Serialize;
 use shunt_bench_args::serve::Arguments;
 
-use super::load::{Sample, WARM, connect, sample};
+use super::closed::Closed;
+use super::load::{Sample, connect};
 use super::way::{ADDRESS, PATIENCE, Stage};
 use crate::comparison::take_turns;
 use crate::find;
 use crate::interrupt::wait_until;
-use crate::latency::Latencies;
 use crate::nginx::{LARGE, SMALL, configure, write_files};
 use crate::process::{Process, cpu_of_trees};
 use crate::progress::Progress;
@@ -161,66 +159,19 @@ impl Side {
     }
 }
 
-/// A connection with one request outstanding.
-struct Client {
-    stream: TcpStream,
-    got: usize,
-    sent: Instant,
-}
-
 /// Fetches a file for `time` over all connections.
 fn fetch(name: &str, bytes: usize, time: Duration, proxy: u32) -> Result<Sample> {
     let request = format!("GET /{name} HTTP/1.1\r\nHost: localhost\r\n\r\n");
-    let (mut clients, epoll) = (Vec::new(), epoll::create(CreateFlags::CLOEXEC)?);
-    let mut buffer = vec![0; 1 << 18];
-    let mut length = 0;
-    for number in 0..CLIENTS {
+    let (mut streams, mut buffer, mut length) = (Vec::new(), vec![0; 1 << 18], 0);
+    for _ in 0..CLIENTS {
         let mut stream = connect()?;
         stream.write_all(request.as_bytes())?;
         // Each side's replies have the same length.
         length = read_first(&mut stream, &mut buffer, bytes)?;
-        stream.set_nonblocking(true)?;
-        epoll::add(&epoll, &stream, EventData::new_u64(number as u64), EventFlags::IN)?;
-        clients.push(Client { stream, got: 0, sent: Instant::now() });
+        streams.push(stream);
     }
-    for client in &mut clients {
-        client.stream.write_all(request.as_bytes())?;
-    }
-    let (begin, mut latencies, mut before) = (Instant::now(), Latencies::new(), None);
-    let mut events = Vec::<Event>::with_capacity(CLIENTS);
-    loop {
-        let now = Instant::now();
-        let is_measured = now - begin >= WARM;
-        if is_measured && before.is_none() {
-            before = Some(cpu_of_trees(&[proxy]));
-        }
-        if now - begin >= WARM + time {
-            let spent = cpu_of_trees(&[proxy]) - before.context("set above")?;
-            let mut sample = sample(&latencies, latencies.count(), time);
-            sample.processor_us = spent.as_secs_f64() * 1e6 / latencies.count().max(1) as f64;
-            return Ok(sample);
-        }
-        events.clear();
-        let timeout = Timespec { tv_sec: 5, tv_nsec: 0 };
-        let count = epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout))?;
-        ensure!(count > 0, "no reply for five seconds");
-        for event in &events {
-            let client = &mut clients[event.data.u64() as usize];
-            let read = client.stream.read(&mut buffer)?;
-            ensure!(read > 0, "the proxy closed a connection");
-            client.got += read;
-            if client.got < length {
-                continue;
-            }
-            ensure!(client.got == length, "a reply has another length");
-            let now = Instant::now();
-            if is_measured {
-                latencies.record(now - client.sent);
-            }
-            (client.got, client.sent) = (0, now);
-            client.stream.write_all(request.as_bytes())?;
-        }
-    }
+    let load = Closed { server: "proxy", length, outstanding: 1, time };
+    load.run(streams, || cpu_of_trees(&[proxy]), |_, next| next.extend(request.as_bytes()))
 }
 
 /// Reads a reply whose body has this length, and returns its length with the head.
