@@ -6,8 +6,8 @@
 //! docs/serve-protocol.md describes the moves, and why no byte is lost in them.
 //!
 //! `backends` and `choose` map keys to backends. A `worker` is a thread with its conversations.
-//! `shared` is the state that all threads use, and `drain` ends them. `counts` and `metrics` report. `server` starts and
-//! stops the service.
+//! `shared` is the state that all threads use, and `drain` ends them. `counts` and `metrics`
+//! report. `server` starts and stops the service.
 
 mod address;
 mod backends;
