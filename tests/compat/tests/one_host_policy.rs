@@ -29,9 +29,13 @@ fn far<'h>(host: &'h Host, net: &Net, words: &str) -> Launch<'h> {
 /// the container or not.
 fn publish(host: &Host, shared: bool) {
     let rule =
-        format!(r#"{{"from":null,"to":["192.0.2.2/32"],"ports":[[{PORT},{PORT}]],"shared":{shared}}}"#);
+        format!(
+            r#"{{"from":null,"to":{{"prefixes":["192.0.2.2/32"],"possible":[],"unknown":false}},"ports":[[{PORT},{PORT}]],"source-ports":null,"shared":{shared}}}"#
+        );
     let text =
-        format!(r#"{{"version":1,"prefixes":["192.0.2.0/24"],"rules":[{rule}],"shared-by-default":true}}"#);
+        format!(
+            r#"{{"version":2,"prefixes":["192.0.2.0/24"],"known":[],"rules":[{rule}],"egress":[],"ingress":[],"shared-by-default":true}}"#
+        );
     host.replace("overlay.policy", text);
 }
 

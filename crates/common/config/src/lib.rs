@@ -33,6 +33,11 @@ impl Fault {
         Fault { line: Some(line(text, byte)), ..Fault::of(file, what) }
     }
 
+    /// Returns an error at a line of the file.
+    pub fn at_line(file: &Path, line: usize, what: impl Into<String>) -> Fault {
+        Fault { line: Some(line), ..Fault::of(file, what) }
+    }
+
     fn of_parser(file: &Path, text: &str, error: &toml::de::Error) -> Fault {
         let what = correction(error.message());
         match error.span() {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// The version of the file. A broker that does not know it keeps connections between namespaces on
 /// TCP.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The policy of an overlay. The first rule that matches a connection decides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,8 +23,14 @@ pub struct LocalPolicy {
     pub version: u32,
     /// The addresses of the overlay.
     pub prefixes: Vec<Prefix>,
+    /// The addresses whose containers are known. A rule by labels may concern any other one.
+    pub known: Vec<Prefix>,
     /// The rules, in their order.
     pub rules: Vec<LocalRule>,
+    /// The rules for the client, if none of `rules` matches.
+    pub egress: Vec<LocalRule>,
+    /// The rules for the server, likewise. Both have to permit shared memory.
+    pub ingress: Vec<LocalRule>,
     /// Whether a connection that no rule matches may take shared memory.
     pub shared_by_default: bool,
 }
@@ -34,20 +40,34 @@ pub struct LocalPolicy {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct LocalRule {
     /// Addresses of the client. None: every address.
-    pub from: Option<Vec<Prefix>>,
+    pub from: Option<LocalEnds>,
     /// Addresses of the server. None: every address.
-    pub to: Option<Vec<Prefix>>,
+    pub to: Option<LocalEnds>,
     /// Ports of the server, as ranges of first and last port. None: every port.
     pub ports: Option<Vec<(u16, u16)>>,
+    /// Ports of the client. None: every port.
+    pub source_ports: Option<Vec<(u16, u16)>>,
     /// Whether the connections of this rule may take shared memory.
     pub shared: bool,
+}
+
+/// The addresses that a rule matches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct LocalEnds {
+    /// Those that it matches.
+    pub prefixes: Vec<Prefix>,
+    /// Known ones that it may match.
+    pub possible: Vec<Prefix>,
+    /// It may match all addresses of the overlay whose containers are not known.
+    pub unknown: bool,
 }
 
 /// A connection, as one of its ends sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalFlow {
     /// The address of the end that called connect.
-    pub source: IpAddr,
+    pub source: SocketAddr,
     /// The address of the end that accepted.
     pub destination: SocketAddr,
 }
@@ -69,29 +89,89 @@ impl LocalPolicy {
 
     /// Returns whether a connection belongs to the overlay.
     fn covers(&self, flow: LocalFlow) -> bool {
-        let ends = [flow.source, flow.destination.ip()];
-        self.prefixes.iter().any(|prefix| ends.iter().any(|end| prefix.contains(*end)))
+        [flow.source.ip(), flow.destination.ip()].into_iter().any(|end| self.is_on_overlay(end))
     }
 
+    fn is_on_overlay(&self, address: IpAddr) -> bool {
+        within(&self.prefixes, address)
+    }
+
+    /// Returns whether all rules that may decide agree to shared memory.
     fn shares(&self, flow: LocalFlow) -> bool {
-        let rule = self.rules.iter().find(|rule| rule.matches(flow));
-        rule.map_or(self.shared_by_default, |rule| rule.shared)
+        match self.chain(&self.rules, flow) {
+            Decided::Shared => true,
+            Decided::NotShared => false,
+            Decided::Open => [&self.egress, &self.ingress].into_iter().all(|rules| {
+                match self.chain(rules, flow) {
+                    Decided::Shared => true,
+                    Decided::NotShared => false,
+                    Decided::Open => self.shared_by_default,
+                }
+            }),
+        }
+    }
+
+    /// Returns the result of the first rule that matches. A rule that may match, and does not permit
+    /// shared memory, decides too.
+    fn chain(&self, rules: &[LocalRule], flow: LocalFlow) -> Decided {
+        for rule in rules {
+            match (self.matches(rule, flow), rule.shared) {
+                (Matches::No, _) | (Matches::Maybe, true) => {}
+                (_, false) => return Decided::NotShared,
+                (Matches::Yes, true) => return Decided::Shared,
+            }
+        }
+        Decided::Open
+    }
+
+    fn matches(&self, rule: &LocalRule, flow: LocalFlow) -> Matches {
+        let has = |ports: &Option<Vec<(u16, u16)>>, port| {
+            let within = |ports: &Vec<(u16, u16)>| {
+                ports.iter().any(|(first, last)| (*first..=*last).contains(&port))
+            };
+            match ports.as_ref().is_none_or(within) {
+                true => Matches::Yes,
+                false => Matches::No,
+            }
+        };
+        let ends = |ends: &Option<LocalEnds>, address| match ends {
+            None => Matches::Yes,
+            Some(ends) if within(&ends.prefixes, address) => Matches::Yes,
+            Some(ends) if within(&ends.possible, address) || ends.unknown && self.is_unknown(address) => {
+                Matches::Maybe
+            }
+            Some(_) => Matches::No,
+        };
+        has(&rule.ports, flow.destination.port())
+            .min(has(&rule.source_ports, flow.source.port()))
+            .min(ends(&rule.from, flow.source.ip()))
+            .min(ends(&rule.to, flow.destination.ip()))
+    }
+
+    fn is_unknown(&self, address: IpAddr) -> bool {
+        self.is_on_overlay(address) && !within(&self.known, address)
     }
 }
 
-impl LocalRule {
-    fn matches(&self, flow: LocalFlow) -> bool {
-        let within = |prefixes: &Option<Vec<Prefix>>, address: IpAddr| {
-            prefixes.as_ref().is_none_or(|prefixes| prefixes.iter().any(|prefix| prefix.contains(address)))
-        };
-        let port = flow.destination.port();
-        within(&self.from, flow.source)
-            && within(&self.to, flow.destination.ip())
-            && self
-                .ports
-                .as_ref()
-                .is_none_or(|ports| ports.iter().any(|(first, last)| (*first..=*last).contains(&port)))
-    }
+/// Does a rule match a connection?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Matches {
+    No,
+    Maybe,
+    Yes,
+}
+
+/// The result of a list of rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Decided {
+    Shared,
+    NotShared,
+    /// Possibly none of the rules matches.
+    Open,
+}
+
+fn within(prefixes: &[Prefix], address: IpAddr) -> bool {
+    prefixes.iter().any(|prefix| prefix.contains(address))
 }
 
 impl Prefix {
@@ -154,7 +234,8 @@ mod tests {
     use super::*;
 
     fn flow(source: &str, destination: &str) -> LocalFlow {
-        LocalFlow { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
+        let source = SocketAddr::new(source.parse().unwrap(), 40_000);
+        LocalFlow { source, destination: destination.parse().unwrap() }
     }
 
     fn prefixes(texts: &[&str]) -> Vec<Prefix> {
@@ -163,18 +244,22 @@ mod tests {
 
     fn policy() -> LocalPolicy {
         let rule = |from: Option<&[&str]>, ports, shared| LocalRule {
-            from: from.map(prefixes),
+            from: from.map(|it| LocalEnds { prefixes: prefixes(it), possible: Vec::new(), unknown: false }),
             to: None,
             ports,
+            source_ports: None,
             shared,
         };
         LocalPolicy {
             version: VERSION,
             prefixes: prefixes(&["10.50.0.0/16", "fd00:50::/32"]),
+            known: Vec::new(),
             rules: vec![
                 rule(Some(&["10.50.1.2/32"]), Some(vec![(80, 80), (6000, 6010)]), true),
                 rule(Some(&["10.50.1.0/24", "fd00:50:1::/48"]), None, false),
             ],
+            egress: Vec::new(),
+            ingress: Vec::new(),
             shared_by_default: true,
         }
     }

@@ -128,8 +128,8 @@ fn flows(one: &Held, other: &Held) -> Option<[LocalFlow; 2]> {
         false => (other.key, one.key),
     };
     Some([
-        LocalFlow { source: opener.local.ip(), destination: opener.remote },
-        LocalFlow { source: acceptor.remote.ip(), destination: acceptor.local },
+        LocalFlow { source: opener.local, destination: opener.remote },
+        LocalFlow { source: acceptor.remote, destination: acceptor.local },
     ])
 }
 
@@ -231,7 +231,7 @@ mod tests {
         std::fs::write(
             &beside,
             format!(
-                r#"{{"version":1,"prefixes":["10.50.0.0/16"],"rules":[{rule}],"shared-by-default":true}}"#
+                r#"{{"version":2,"prefixes":["10.50.0.0/16"],"known":[],"rules":[{rule}],"egress":[],"ingress":[],"shared-by-default":true}}"#
             ),
         )
         .unwrap();
@@ -244,7 +244,7 @@ mod tests {
     fn a_policy_is_asked_by_who_has_called_connect() {
         let directory = tempfile::tempdir().unwrap();
         let (one, other) = ends();
-        let rule = r#"{"from":["10.50.1.1/32"],"to":["10.50.1.2/32"],"ports":[[80,80]],"shared":false}"#;
+        let rule = r#"{"from":{"prefixes":["10.50.1.1/32"],"possible":[],"unknown":false},"to":{"prefixes":["10.50.1.2/32"],"possible":[],"unknown":false},"ports":[[80,80]],"source-ports":null,"shared":false}"#;
         let mut overlay = Overlay::new(published(directory.path(), rule));
         assert_eq!(overlay.against(&one, &other), None, "nothing has been read");
         overlay.renew();
@@ -277,11 +277,11 @@ mod tests {
         assert_eq!(against(), None, "no overlay");
         published(directory.path(), "");
         assert_eq!(against(), None);
-        published(directory.path(), r#"{"from":null,"to":null,"ports":null,"shared":false}"#);
+        published(directory.path(), r#"{"from":null,"to":null,"ports":null,"source-ports":null,"shared":false}"#);
         assert_eq!(against(), Some(Reason::OverlayPolicy));
         let doubtful: [&dyn Fn(); 4] = [
             &|| std::fs::write(&path, "{").unwrap(),
-            &|| std::fs::write(&path, r#"{"version":2,"more":1}"#).unwrap(),
+            &|| std::fs::write(&path, r#"{"version":3,"more":1}"#).unwrap(),
             &|| {
                 published(directory.path(), "");
                 std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o620)).unwrap();

@@ -36,7 +36,7 @@ fn of(shared: &Shared, Named { socket, local, remote }: Named) -> Option<Connect
         end,
         namespace: 0,
         place: Place::new(socket.cookie, socket.local, socket.remote),
-        flow: Flow { source: client.ip(), destination: server },
+        flow: Flow::of(client, server),
         own: Options::unset(socket.local.is_ipv6()),
         _overlay: None,
     })

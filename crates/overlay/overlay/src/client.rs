@@ -93,9 +93,9 @@ pub(crate) async fn connect(
     // The policy also applies to sockets that cannot be moved. Until the socket is connected, its
     // source address is only the program's claim.
     let source = bound.or_else(|| known.source(destination)).unwrap_or_else(|| any(destination));
-    let flow = Flow { source, destination };
+    let flow = Flow { source, source_port: None, destination };
     let mut has_begun = false;
-    let made = match shared.connections.permit(flow).and(checked) {
+    let made = match shared.connections.may_permit(flow).and(checked).and_then(|()| shared.knows_labels(namespace)) {
         Ok(()) => make(shared, channel, namespace, flow, socket.clone(), &mut has_begun).await,
         Err(reason) => Err(reason),
     };
@@ -122,7 +122,7 @@ async fn make(
     socket: Arc<Theirs>,
     has_begun: &mut bool,
 ) -> Result<Agreed, Reason> {
-    let Flow { source, destination } = flow;
+    let Flow { source, destination, .. } = flow;
     if shared.connections.is_full() {
         return Err(Reason::Busy);
     }
@@ -192,7 +192,7 @@ impl Made {
             end: End::Client,
             namespace: self.namespace,
             place: Place::new(cookie, local, remote),
-            flow: Flow { source: self.ends.local.ip(), destination: self.ends.remote },
+            flow: Flow::of(self.ends.local, self.ends.remote),
             own: match which {
                 Copied::All => told,
                 Copied::Harmless => Options::of(socket).map_err(|_| Reason::Failed)?,

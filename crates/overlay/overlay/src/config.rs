@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use crate::encryption::Encrypted;
 use crate::keys::KeyFile;
+use crate::labels::LabelSources;
 use crate::map::Router;
 use crate::policy::Policy;
 
@@ -41,6 +42,9 @@ pub(crate) struct Config {
     pub(crate) hosts: Vec<Host>,
     /// The etcd in which hosts publish their containers.
     pub(crate) etcd: Option<Etcd>,
+    /// The sources of containers' labels.
+    #[serde(default)]
+    pub(crate) label_sources: LabelSources,
     /// The path of the socket for supervisors.
     #[serde(default = "default_socket")]
     pub(crate) socket: PathBuf,
@@ -195,8 +199,8 @@ impl Loaded {
                 Loaded { config: old.clone(), keys: self.keys.clone(), policy: read.policy, own: self.own };
             return (same, kept);
         }
-        let Config { hosts, policy, move_brief, encrypted, .. } = read.config;
-        let config = Config { hosts, policy, move_brief, encrypted, ..old.clone() };
+        let Config { hosts, policy, move_brief, encrypted, label_sources, .. } = read.config;
+        let config = Config { hosts, policy, move_brief, encrypted, label_sources, ..old.clone() };
         (Loaded { config, keys: self.keys.clone(), policy: read.policy, own: read.own }, kept)
     }
 }

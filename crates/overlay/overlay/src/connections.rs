@@ -14,7 +14,7 @@ use crate::blocking_pool::Theirs;
 use crate::expected_gain::Way;
 use crate::metrics::End;
 use crate::options::Options;
-use crate::policy::{Flow, Policy, Shape, Verdict};
+use crate::policy::{Doubt, Flow, InEffect, Shape, Verdict};
 use crate::reason::Reason;
 
 /// The largest number of entries. Most entries keep the overlay's socket, which is a descriptor.
@@ -30,7 +30,7 @@ pub(crate) struct Connections {
 
 #[derive(Debug)]
 struct State {
-    policy: Arc<Policy>,
+    policy: Arc<InEffect>,
     /// Connections on the host network, by the cookies of their sockets.
     connections: HashMap<u64, Connection>,
     /// Connections on the overlay, by the cookies of their sockets, each with its reason.
@@ -81,6 +81,16 @@ pub(crate) struct Changes {
     pub(crate) shapes: HashMap<u64, kernel::Shape>,
 }
 
+/// What becomes of connections on the host network about which a policy is unclear, because
+/// containers are not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unclear {
+    /// They continue: the same policy has permitted them.
+    Continue,
+    /// They end: another policy has permitted them.
+    End,
+}
+
 impl Place {
     pub(crate) fn new(cookie: u64, local: SocketAddr, remote: SocketAddr) -> Place {
         Place { cookie, local: normalise(local), remote: normalise(remote) }
@@ -90,18 +100,27 @@ impl Place {
 impl Connections {
     /// Creates an empty table with a policy that permits everything.
     pub(crate) fn new() -> Result<Connections, Errno> {
-        let policy = Arc::new(Policy::open());
+        let policy = Arc::new(InEffect::open());
         let state = State { policy, connections: HashMap::new(), stayed: HashMap::new() };
         Ok(Connections { asker: peer::open()?, state: Mutex::new(state) })
     }
 
-    pub(crate) fn policy(&self) -> Arc<Policy> {
+    pub(crate) fn policy(&self) -> Arc<InEffect> {
         self.state().policy.clone()
     }
 
     /// Returns the shape of a connection if the policy permits it on the host network.
     pub(crate) fn permit(&self, flow: Flow) -> Result<Shape, Reason> {
         permit(&self.policy(), flow)
+    }
+
+    /// Checks that the policy permits a connection that has no source port yet, or may permit it
+    /// when it has one. The caller then asks again.
+    pub(crate) fn may_permit(&self, flow: Flow) -> Result<(), Reason> {
+        match self.policy().verdict(flow) {
+            Verdict::Unclear(Doubt::SourcePort) => Ok(()),
+            verdict => permission(verdict).map(drop),
+        }
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -178,15 +197,20 @@ impl Connections {
         self.state().stayed.retain(|cookie, _| open.contains(cookie));
     }
 
-    /// Replaces the policy. Removes the connections that it forbids; the caller has to end them. No
-    /// forbidden connection is entered afterwards.
-    pub(crate) fn replace(&self, policy: Policy) -> Changes {
+    /// Replaces the policy, or what is known about containers. Removes the connections that it
+    /// forbids; the caller has to end them. No forbidden connection is entered afterwards.
+    ///
+    pub(crate) fn replace(&self, policy: InEffect, unclear: Unclear) -> Changes {
         let mut state = self.state();
         let State { policy: holds, connections, stayed } = &mut *state;
         let former = std::mem::replace(holds, Arc::new(policy));
         let mut changes = Changes::default();
         connections.retain(|cookie, Connection { namespace, place, flow, own, .. }| {
-            let Ok(shape) = permit(holds, *flow) else {
+            let verdict = holds.verdict(*flow);
+            if unclear == Unclear::Continue && matches!(verdict, Verdict::Unclear(_)) {
+                return true;
+            }
+            let Ok(shape) = permission(verdict) else {
                 changes.forbidden.entry(*namespace).or_default().push(*place);
                 return false;
             };
@@ -223,12 +247,17 @@ impl Connections {
         self.state().shrink();
     }
 
-    /// Returns the number of connections that each rule permits. `None` is the default.
+    /// Returns the number of connections that each rule permits. `None` is the default. If the rules
+    /// of both directions permit a connection, it counts for both.
     pub(crate) fn by_rule(&self) -> HashMap<Option<usize>, usize> {
         let state = self.state();
         let mut counts = HashMap::new();
         for connection in state.connections.values() {
-            *counts.entry(state.policy.rule(connection.flow)).or_default() += 1;
+            let rules = state.policy.rules(connection.flow);
+            let default = rules.is_empty().then_some(None);
+            for rule in rules.into_iter().map(Some).chain(default) {
+                *counts.entry(rule).or_default() += 1;
+            }
         }
         counts
     }
@@ -271,11 +300,16 @@ impl State {
     }
 }
 
-fn permit(policy: &Policy, flow: Flow) -> Result<Shape, Reason> {
-    match policy.verdict(flow) {
+fn permit(policy: &InEffect, flow: Flow) -> Result<Shape, Reason> {
+    permission(policy.verdict(flow))
+}
+
+fn permission(verdict: Verdict) -> Result<Shape, Reason> {
+    match verdict {
         Verdict::Allow(shape) => Ok(shape),
         Verdict::Overlay => Err(Reason::PacketPolicy),
         Verdict::Deny(denial) => Err(denial.into()),
+        Verdict::Unclear(_) => Err(Reason::UnknownLabels),
     }
 }
 
@@ -286,8 +320,7 @@ mod tests {
     #[test]
     fn what_was_needed_for_many_is_given_back() {
         let connections = Connections::new().unwrap();
-        let flow =
-            Flow { source: "10.50.1.2".parse().unwrap(), destination: "10.50.2.2:80".parse().unwrap() };
+        let flow = Flow::of("10.50.1.2:40000".parse().unwrap(), "10.50.2.2:80".parse().unwrap());
         let address: SocketAddr = "192.168.77.1:7450".parse().unwrap();
         for cookie in 0..5_000 {
             let place = Place::new(cookie, address, address);

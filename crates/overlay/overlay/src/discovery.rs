@@ -8,6 +8,7 @@
 //! ```text
 //! PREFIX/host/NAME            HMAC of key and value, router address and ports
 //! PREFIX/container/ADDRESS    HMAC of key and value, NAME of its host
+//! PREFIX/labels/ADDRESS       HMAC of key and value, the container's labels in JSON
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -25,6 +26,7 @@ use crate::etcd::{Etcd, EtcdError, Stored};
 use crate::lock::lock;
 use crate::map::{Published, Router};
 use crate::shared::Shared;
+use crate::workloads::Workload;
 
 /// The state of publishing and watching, for the report.
 #[derive(Debug, Default)]
@@ -160,6 +162,7 @@ struct Seen<'a> {
 enum Entry {
     Host(String, Router),
     Container(IpAddr, String),
+    Labels(IpAddr, Arc<Workload>),
 }
 
 impl Seen<'_> {
@@ -181,6 +184,7 @@ impl Seen<'_> {
         match kind {
             HOST => Some(Entry::Host(name.to_owned(), body.parse().ok()?)),
             CONTAINER => Some(Entry::Container(name.parse().ok()?, body.to_owned())),
+            LABELS => Some(Entry::Labels(name.parse().ok()?, Arc::new(serde_json::from_str(body).ok()?))),
             _ => None,
         }
     }
@@ -191,6 +195,7 @@ impl Seen<'_> {
             match entry {
                 Entry::Host(name, router) => drop(published.hosts.insert(name, router)),
                 Entry::Container(container, name) => drop(published.containers.insert(container, name)),
+                Entry::Labels(container, labels) => drop(published.labels.insert(container, labels)),
             }
         }
         published
@@ -199,6 +204,7 @@ impl Seen<'_> {
 
 const HOST: &str = "host";
 const CONTAINER: &str = "container";
+const LABELS: &str = "labels";
 
 async fn keep_publishing(shared: &Arc<Shared>, etcd: &config::Etcd) {
     let mut turns = Turns::new(etcd);
@@ -238,6 +244,7 @@ async fn publish(
     let mut kept_at = Instant::now();
     let mut host_put_at = Instant::now();
     let mut own = Own::default();
+    let mut own_labels = OwnLabels::default();
     loop {
         let here = containers(shared).await;
         let is_watching = shared.discovery.state().is_watching;
@@ -258,6 +265,17 @@ async fn publish(
             // container since.
             let at = format!("{}{CONTAINER}/{container}", etcd.prefix);
             client.delete(&at, &sealed(key, &at, name)).await?;
+        }
+        let current = labels_of(shared, &here);
+        let (to_put, to_delete) = shared.published(|published| {
+            own_labels.due(current, is_watching.then_some(published), now)
+        });
+        for (container, body) in to_put {
+            put(LABELS, &container.to_string(), &body).await?;
+        }
+        for (container, body) in to_delete {
+            let at = format!("{}{LABELS}/{container}", etcd.prefix);
+            client.delete(&at, &sealed(key, &at, &body)).await?;
         }
         if kept_at.elapsed() * 3 > Duration::from_secs(etcd.lease_s) {
             if !client.keep_alive(lease).await? {
@@ -321,6 +339,46 @@ impl Own {
     }
 }
 
+/// The labels that this host has published, in JSON, each with the time of its put.
+#[derive(Debug, Default)]
+struct OwnLabels(HashMap<IpAddr, (String, Instant)>);
+
+type Bodies = Vec<(IpAddr, String)>;
+
+impl OwnLabels {
+    /// Returns the entries to be put: those that are new or have changed, and those that etcd has
+    /// lost. Also returns those to be deleted. `known` is what etcd has, or `None` if that is not
+    /// known.
+    fn due(
+        &mut self,
+        current: HashMap<IpAddr, String>,
+        known: Option<&Published>,
+        now: Instant,
+    ) -> (Bodies, Bodies) {
+        let gone = self.0.extract_if(|container, _| !current.contains_key(container));
+        let to_delete = gone.map(|(container, (body, _))| (container, body)).collect();
+        let mut to_put = Vec::new();
+        for (container, body) in current {
+            let is_lost = known.is_some_and(|known| !known.labels.contains_key(&container));
+            let is_there = self.0.get(&container).is_some_and(|(former, at)| {
+                *former == body && !(is_lost && now.duration_since(*at) > CONFIRMED)
+            });
+            if !is_there {
+                self.0.insert(container, (body.clone(), now));
+                to_put.push((container, body));
+            }
+        }
+        (to_put, to_delete)
+    }
+}
+
+/// Returns the labels of this host's containers that Docker names.
+fn labels_of(shared: &Shared, here: &BTreeSet<IpAddr>) -> HashMap<IpAddr, String> {
+    let named = shared.labels.of_docker().into_iter().filter(|(address, _)| here.contains(address));
+    let body = |workload: &Workload| serde_json::to_string(workload).expect("its keys are strings");
+    named.map(|(address, workload)| (address, body(&workload))).collect()
+}
+
 /// Returns the overlay addresses in all namespaces that have supervisors.
 async fn containers(shared: &Arc<Shared>) -> BTreeSet<IpAddr> {
     let (namespaces, prefixes) = (shared.registry.namespaces(), shared.loaded().config.prefixes.clone());
@@ -377,6 +435,23 @@ mod tests {
     }
 
     #[test]
+    fn labels_are_published_when_they_change_and_deleted_with_their_container() {
+        let (mut own, begun) = (OwnLabels::default(), Instant::now());
+        let container: IpAddr = "10.50.1.2".parse().unwrap();
+        let of = |body: &str| HashMap::from([(container, body.to_owned())]);
+        let listed = |body: &str| vec![(container, body.to_owned())];
+        let nothing = Published::default();
+        assert_eq!(own.due(of("1"), Some(&nothing), begun), (listed("1"), vec![]));
+        assert_eq!(own.due(of("1"), Some(&nothing), begun), (vec![], vec![]), "the watch is not as far yet");
+        assert_eq!(own.due(of("2"), None, begun), (listed("2"), vec![]));
+        let later = begun + 2 * CONFIRMED;
+        assert_eq!(own.due(of("2"), None, later), (vec![], vec![]));
+        assert_eq!(own.due(of("2"), Some(&nothing), later), (listed("2"), vec![]), "etcd has lost it");
+        assert_eq!(own.due(HashMap::new(), Some(&nothing), later), (vec![], listed("2")));
+        assert_eq!(own.due(HashMap::new(), Some(&nothing), later), (vec![], vec![]));
+    }
+
+    #[test]
     fn an_entry_that_etcd_has_lost_is_put_again() {
         let (mut own, begun) = (Own::default(), Instant::now());
         let after = |seconds| begun + Duration::from_secs(seconds);
@@ -408,7 +483,13 @@ mod tests {
         ] {
             assert!(!seen.take(&stored(at, value)), "{at}");
         }
+        let labels = "/s/labels/10.50.1.2";
+        let body = r#"{"name":"web","namespace":null,"labels":{"app":"web"},"namespace-labels":{}}"#;
+        assert!(seen.take(&stored(labels, sealed(&key, labels, body))));
+        assert!(!seen.take(&stored("/s/labels/10.50.1.3", sealed(&key, labels, body))));
         let published = seen.published();
+        assert_eq!(published.labels[&"10.50.1.2".parse::<IpAddr>().unwrap()].labels["app"], "web");
+        assert!(seen.take(&stored(labels, String::new())));
         assert_eq!(published.hosts, [("a".to_owned(), "192.168.0.1:7450".parse().unwrap())].into());
         assert_eq!(published.containers, [("10.50.1.2".parse().unwrap(), "a".to_owned())].into());
         // Another writer replaces one value, and another entry is deleted.

@@ -10,23 +10,47 @@ use shunt_sys::{destroy, peer};
 use tokio::task::JoinSet;
 
 use crate::blocking_pool::{Subject, elsewhere};
-use crate::connections::{Changes, Place};
+use crate::connections::{Changes, Place, Unclear};
 use crate::namespace::Namespace;
-use crate::policy::Policy;
+use crate::policy::{InEffect, Policy};
 use crate::published;
 use crate::shared::Shared;
+use crate::workloads::Workloads;
 
 /// The number of threads that end connections of one network namespace. A program can block one of
 /// them for each socket whose lock it holds.
 const WORKERS: usize = 4;
 
+/// Applies the policy of a router that starts. A former router's connections continue if it is not
+/// known yet which containers have them.
+pub(crate) async fn begin(shared: &Arc<Shared>, policy: Policy) {
+    let workloads = shared.connections.policy().workloads.clone();
+    put_in_effect(shared, InEffect { policy, workloads }, Unclear::Continue).await;
+}
+
 /// Replaces the policy and ends the connections that the new one forbids. Returns a report when all
 /// of that is done.
 pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
+    let workloads = shared.connections.policy().workloads.clone();
+    put_in_effect(shared, InEffect { policy, workloads }, Unclear::End).await
+}
+
+/// Applies the same policy to other containers, or to those that have other labels.
+pub(crate) async fn identify(shared: &Arc<Shared>, workloads: Arc<Workloads>) {
+    let policy = shared.connections.policy().policy.clone();
+    let in_effect = InEffect { policy, workloads };
+    if in_effect.policy.uses_labels() {
+        put_in_effect(shared, in_effect, Unclear::Continue).await;
+    } else {
+        shared.connections.replace(in_effect, Unclear::Continue);
+    }
+}
+
+async fn put_in_effect(shared: &Arc<Shared>, policy: InEffect, unclear: Unclear) -> Value {
     let began = Instant::now();
-    let rules = policy.rules();
+    let rules = policy.policy.rules();
     published::publish(&shared.loaded().config, &policy);
-    let Changes { forbidden, stayed, shapes } = shared.connections.replace(policy);
+    let Changes { forbidden, stayed, shapes } = shared.connections.replace(policy, unclear);
     // Wait until all routers have forgotten their answers. Until then a connection could begin that
     // only the former policy permits.
     shared.guests.forget(shared.loaded().config.ask()).await;
@@ -59,10 +83,10 @@ pub(crate) fn report(shared: &Shared) -> Value {
     let policy = shared.connections.policy();
     let counts = shared.connections.by_rule();
     let count = |rule: Option<usize>| counts.get(&rule).copied().unwrap_or(0);
-    let by_rule: Vec<usize> = (0..policy.rules()).map(|at| count(Some(at))).collect();
+    let by_rule: Vec<usize> = (0..policy.policy.rules()).map(|at| count(Some(at))).collect();
     json!({
         "name": shared.loaded().config.name,
-        "policy": *policy,
+        "policy": policy.policy,
         "connections": { "rules": by_rule, "default": count(None) },
     })
 }

@@ -304,9 +304,10 @@ pub(crate) async fn attend(
 /// it, so a new policy's Forget follows the answer.
 fn consider(shared: &Arc<Shared>, host: IpAddr, ask: Ask, ticket: Ticket) -> Result<Coming, Reason> {
     let Ask { source, destination } = ask;
-    shared.connections.permit(Flow { source, destination })?;
+    shared.connections.may_permit(Flow { source, source_port: None, destination })?;
     shared.encryption.permit(&shared.loaded(), source, host)?;
     let takers = shared.takers(destination)?;
+    shared.knows_labels(takers.cookie)?;
     if shared.guests.state().pending.values().len() >= COMING {
         return Err(Reason::Busy);
     }

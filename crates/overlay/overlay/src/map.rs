@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
 use crate::config::{Config, MAX_PORTS};
+use crate::workloads::Workload;
 
 /// The map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub(crate) struct Published {
     pub(crate) hosts: BTreeMap<String, Router>,
     /// The host name of each container.
     pub(crate) containers: HashMap<IpAddr, String>,
+    /// The labels of containers.
+    pub(crate) labels: HashMap<IpAddr, Arc<Workload>>,
 }
 
 /// A router's address, and the number of ports from its own upwards on which it accepts host
@@ -143,6 +147,7 @@ mod tests {
         let published = Published {
             hosts: hosts.map(|(name, router)| (name.to_owned(), router.parse().unwrap())).into(),
             containers: containers.map(|(container, name)| (ip(container), name.to_owned())).into(),
+            labels: HashMap::new(),
         };
         let of = |map: &Map, container| map.host_of(ip(container)).map(|host| (host.name, host.router));
         let place = |name: &str, router| Some((name.to_owned(), address(router)));

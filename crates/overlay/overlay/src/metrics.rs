@@ -205,7 +205,7 @@ fn levels(registry: &mut Registry, shared: &Shared) {
     let policy = shared.connections.policy();
     let counts = shared.connections.by_rule();
     let by_rule = Family::<By, Gauge>::default();
-    let names = policy.names().enumerate().map(|(at, name)| (Some(at), name));
+    let names = policy.policy.names().enumerate().map(|(at, name)| (Some(at), name));
     for (rule, name) in names.chain([(None, "default")]) {
         let count = counts.get(&rule).copied().unwrap_or(0);
         by_rule.get_or_create(&By { rule: name.to_owned() }).inc_by(count as i64);

@@ -7,11 +7,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::config::Config;
-use crate::policy::Policy;
+use crate::policy::InEffect;
 
 /// Publishes a policy before it takes effect. If that fails, the file is emptied. The broker then
 /// cannot parse it, and keeps connections between containers on TCP.
-pub(crate) fn publish(config: &Config, policy: &Policy) {
+pub(crate) fn publish(config: &Config, policy: &InEffect) {
     let path = place(&config.control);
     let local = serde_json::to_vec(&policy.on_one_host(&config.prefixes)).expect("it has no maps");
     if let Err(error) = replace(&path, &local) {

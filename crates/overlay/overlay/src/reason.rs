@@ -74,6 +74,7 @@ reasons! {
     Family = 23, "family", "The hosts' addresses are of IPv6, and a program's socket is of IPv4.";
     Ports = 25, "ports", "This host has no free port for another connection to that host's router.";
     Encrypted = 26, "encrypted", "The overlay to that host is encrypted, and the network between the hosts is not.";
+    UnknownLabels = 27, "unknown-labels", "A rule of the policy of one of the hosts selects containers by labels, and no source of labels names this container.";
     Brief = 24, "brief", "Connections from there to that place have lately been over before moving them had paid.";
 }
 
@@ -115,6 +116,9 @@ impl Reason {
                 "Nothing, if it has to be encrypted. Otherwise set `encrypted = false` in the configuration of both routers."
             }
             Reason::Busy => "Have fewer connections begin at once in one container.",
+            Reason::UnknownLabels => {
+                "Look at `now.labels` in `shunt overlay status --json`; set [labels] in the configuration of every router, or use addresses in the rule."
+            }
             Reason::Denied | Reason::Dropped | Reason::PacketPolicy => {
                 "Change the policy, if it should be otherwise: `shunt overlay policy show` on both hosts."
             }

@@ -32,6 +32,8 @@ pub(crate) struct Registry {
     state: Mutex<State>,
     /// Notified when a supervisor connects.
     supervised: Notify,
+    /// Notified when one connects that is the first in its namespace.
+    inhabited: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -40,6 +42,8 @@ struct State {
     next: u64,
     /// Namespaces with supervisors, by cookie, each with the number of its supervisors.
     namespaces: HashMap<u64, (Arc<Namespace>, usize)>,
+    /// When the first of a namespace's supervisors came.
+    since: HashMap<u64, Instant>,
     /// Supervised listening sockets, by cookie.
     listeners: HashMap<u64, Listener>,
     /// Namespaces in which closed sockets were looked for, and when.
@@ -112,6 +116,16 @@ impl Registry {
         self.supervised.notified().await;
     }
 
+    /// Waits until a supervisor connects that is the first in its namespace.
+    pub(crate) async fn has_new_namespace(&self) {
+        self.inhabited.notified().await;
+    }
+
+    /// Returns when the first of the supervisors came that the namespace has.
+    pub(crate) fn since(&self, namespace: u64) -> Option<Instant> {
+        lock(&self.state).since.get(&namespace).copied()
+    }
+
     /// Adds a supervisor to the namespace of the socket that it has shown. The caller removes it by
     /// [`Registry::remove`].
     pub(crate) fn add(&self, namespace: u64, socket: impl AsFd, process: Process) -> Result<u64, Errno> {
@@ -122,6 +136,8 @@ impl Registry {
             None => {
                 let known = Arc::new(Namespace::of(socket.as_fd())?);
                 state.namespaces.insert(namespace, (known, 1));
+                state.since.insert(namespace, Instant::now());
+                self.inhabited.notify_one();
             }
         }
         let supervisor = state.next;
@@ -140,6 +156,7 @@ impl Registry {
             *supervisors -= 1;
             if *supervisors == 0 {
                 state.namespaces.remove(&namespace);
+                state.since.remove(&namespace);
             }
         }
     }

@@ -28,7 +28,7 @@ use crate::request::{ROUTER, Request};
 use crate::resume::Former;
 use crate::secure::Guard;
 use crate::shared::Shared;
-use crate::{adopt, discovery, enforce, listing, local, server, wire};
+use crate::{adopt, discovery, enforce, labels, listing, local, server, wire};
 
 /// The reason for which a router does not run.
 #[derive(Debug, Error)]
@@ -98,7 +98,8 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     let shared = Shared::new(loaded, names, guard, reader).map_err(Error::Wait)?;
     let shared = Arc::new(shared);
     adopt::connections(&shared);
-    enforce::apply(&shared, shared.loaded().policy.clone()).await;
+    labels::begin(&shared).await;
+    enforce::begin(&shared, shared.loaded().policy.clone()).await;
     shared.publish(Published::default());
     let hangup = signal(SignalKind::hangup()).map_err(Error::Wait)?;
     let (sender, mut asked) = mpsc::channel(16);
@@ -117,6 +118,7 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
         () = serve_others => {}
         () = reload(&shared, path, hangup) => {}
         () = discover(&shared) => {}
+        () = labels::run(&shared) => {}
         () = serve_page(&shared, page) => {}
         ended = local::serve(shared.clone(), supervisors) => ended.map_err(Error::Wait)?,
     }
@@ -137,7 +139,7 @@ async fn reload(shared: &Arc<Shared>, path: &Path, mut hangup: Signal) {
                     );
                 }
                 let former = shared.loaded().policy.clone();
-                let next = after_reload(&former, &loaded.policy, &shared.connections.policy());
+                let next = after_reload(&former, &loaded.policy, &shared.connections.policy().policy);
                 let policy = loaded.policy.clone();
                 shared.reload(loaded);
                 match next {

@@ -146,7 +146,7 @@ async fn agree(
         true => find(shared, &namespace, addresses).await,
         false => None,
     };
-    let flow = Flow { source: offer.source.ip(), destination: ask.destination };
+    let flow = Flow::of(offer.source, ask.destination);
     let promised = found.ok_or(Reason::NotFound).and_then(|found| {
         shared.connections.permit(flow)?;
         // The kernel changes the family (IPV6_ADDRFORM) of established connections only, so this
@@ -266,7 +266,7 @@ pub(crate) async fn accepted(
 ) -> Result<(OwnedFd, Mark), Reason> {
     let socket = Arc::new(socket);
     let ends = local::ends(shared, socket.as_fd(), namespace, addresses)?;
-    let flow = Flow { source: ends.remote.ip(), destination: ends.local };
+    let flow = Flow::of(ends.remote, ends.local);
     let turn = socket.turn().ok_or(Reason::Socket)?;
     let _waiting = shared.promises.wait_for(ends.cookie, turn);
     let taken = match shared.connections.permit(flow) {

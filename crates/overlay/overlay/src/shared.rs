@@ -22,6 +22,7 @@ use crate::discovery::Discovery;
 use crate::encryption::Encryption;
 use crate::expected_gain::ExpectedGain;
 use crate::guests::Guests;
+use crate::labels::Labels;
 use crate::lock::lock;
 use crate::map::{Map, Published};
 use crate::metrics::{End, Metrics};
@@ -49,6 +50,7 @@ pub(crate) struct Shared {
     pub(crate) expected_gain: ExpectedGain,
     pub(crate) encryption: Encryption,
     pub(crate) spares: Spares,
+    pub(crate) labels: Labels,
     /// The lines that this router keeps to others. `guests` has those that others keep to it.
     pub(crate) peers: Peers,
     pub(crate) guests: Guests,
@@ -93,6 +95,7 @@ impl Shared {
             expected_gain: ExpectedGain::default(),
             encryption: Encryption::new()?,
             spares: Spares::default(),
+            labels: Labels::default(),
             promises: Arc::new(Promises::new(registry.clone())),
             registry,
             quotas: Arc::new(Quotas::new()),
@@ -133,6 +136,19 @@ impl Shared {
     /// Returns the result of `read` for the published part of the map.
     pub(crate) fn published<T>(&self, read: impl FnOnce(&Published) -> T) -> T {
         read(&lock(&self.map).published)
+    }
+
+    /// Fails if the policy selects containers by labels, and those of that namespace may have changed
+    /// since the sources were read.
+    pub(crate) fn knows_labels(&self, namespace: u64) -> Result<(), Reason> {
+        if !self.connections.policy().policy.uses_labels() {
+            return Ok(());
+        }
+        let since = self.registry.since(namespace);
+        match since.is_some_and(|since| self.labels.are_current(since)) {
+            true => Ok(()),
+            false => Err(Reason::UnknownLabels),
+        }
     }
 
     /// Adds a supervisor to the namespace of the socket that it has shown.
@@ -214,6 +230,7 @@ impl Shared {
             "namespaces": namespaces,
             "listeners": listeners,
             "promises": self.promises.count(),
+            "labels": self.labels.report(),
             "etcd": self.loaded().config.etcd.as_ref().map(|_| self.discovery.report()),
             "lines": {
                 "to": lines,

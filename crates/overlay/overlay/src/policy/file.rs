@@ -1,7 +1,7 @@
 //! Reads and checks policy.toml. Errors name the line, and what to write instead.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 
 use ipnet::IpNet;
@@ -9,8 +9,9 @@ use serde::Deserialize;
 use shunt_config::Fault;
 use toml::Spanned;
 
+use super::selector::Requirements;
 use super::shape::{parse_dscp, parse_priority, parse_rate};
-use super::{Action, Default, Policy, Ports, Rule, Shape};
+use super::{Action, Default, Direction, Ends, Except, Policy, Ports, Rule, Selector, Shape};
 
 impl Policy {
     /// Reads a policy file.
@@ -18,7 +19,7 @@ impl Policy {
         Policy::parse(path, &shunt_config::read_text(path)?)
     }
 
-    pub(super) fn parse(path: &Path, text: &str) -> Result<Policy, Fault> {
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Policy, Fault> {
         let written: Written = shunt_config::parse(path, text)?;
         Policy::of(written).map_err(|Wrong { at, what }| Fault::at(path, text, at, what))
     }
@@ -53,6 +54,7 @@ fn wrong<T>(span: Range<usize>, what: String) -> Result<T, Wrong> {
     Err(Wrong { at: span.start, what })
 }
 
+/// The groups of containers that have names, under `[labels]`.
 type Labels<'a> = BTreeMap<&'a str, Vec<IpNet>>;
 
 /// The file's content before it is checked.
@@ -73,12 +75,34 @@ struct Written {
 struct WrittenRule {
     name: Spanned<String>,
     action: Action,
-    from: Option<Spanned<Vec<Spanned<String>>>>,
-    to: Option<Spanned<Vec<Spanned<String>>>>,
+    direction: Option<Direction>,
+    from: Option<Spanned<Vec<Spanned<WrittenEnds>>>>,
+    to: Option<Spanned<Vec<Spanned<WrittenEnds>>>>,
     ports: Option<Spanned<Vec<Spanned<NumberOrText>>>>,
+    source_ports: Option<Spanned<Vec<Spanned<NumberOrText>>>>,
     rate: Option<Spanned<String>>,
     dscp: Option<Spanned<NumberOrText>>,
     priority: Option<Spanned<NumberOrText>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a prefix, an address, a name of [labels], or a table with labels, namespace and namespace-labels, or with prefix and except"
+)]
+enum WrittenEnds {
+    Text(String),
+    Table(WrittenTable),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct WrittenTable {
+    prefix: Option<String>,
+    except: Option<Vec<String>>,
+    labels: Option<String>,
+    namespace: Option<String>,
+    namespace_labels: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -94,16 +118,18 @@ fn allow() -> Default {
 
 impl WrittenRule {
     fn check(&self, labels: &Labels<'_>) -> Result<Rule, Wrong> {
-        let prefixes = |written: &Option<Spanned<Vec<Spanned<String>>>>, key: &str| match written {
+        let ends_of = |written: &Option<Spanned<Vec<Spanned<WrittenEnds>>>>, key: &str| match written {
             None => Ok(None),
-            Some(written) => containers(key, written, labels).map(Some),
+            Some(written) => ends(key, written, labels).map(Some),
         };
         Ok(Rule {
             name: self.name.get_ref().clone(),
             action: self.action,
-            from: prefixes(&self.from, "from")?,
-            to: prefixes(&self.to, "to")?,
-            ports: self.ports.as_ref().map(ports).transpose()?,
+            direction: self.direction,
+            from: ends_of(&self.from, "from")?,
+            to: ends_of(&self.to, "to")?,
+            ports: self.ports.as_ref().map(|it| ports("ports", it)).transpose()?,
+            source_ports: self.source_ports.as_ref().map(source_ports).transpose()?,
             shape: self.shape()?,
         })
     }
@@ -146,54 +172,112 @@ fn label(name: &str, written: &Spanned<Vec<Spanned<String>>>) -> Result<Vec<IpNe
             format!("the label {name:?} looks like an address: give it another name"),
         );
     }
-    containers(name, written, &Labels::new())
-}
-
-/// Returns the prefixes of a list of prefixes, single addresses and labels.
-fn containers(
-    key: &str,
-    written: &Spanned<Vec<Spanned<String>>>,
-    labels: &Labels<'_>,
-) -> Result<Vec<IpNet>, Wrong> {
     let mut found = Vec::new();
     for word in written.get_ref() {
-        let text = word.get_ref().as_str();
-        match (prefix(text), labels.get(text)) {
-            (Some(net), _) => found.push(net),
-            (None, Some(of_label)) => found.extend(of_label),
-            (None, None) => {
-                let what = "is neither a prefix, as 10.50.1.0/24, nor an address, nor one of [labels]";
-                return wrong(word.span(), format!("{text:?} {what}"));
+        found.extend(named(word.get_ref(), word.span(), &Labels::new())?);
+    }
+    not_empty(name, written.span(), found)
+}
+
+/// Returns the addresses that an entry gives by a prefix, a single address or a label.
+fn named(text: &str, span: Range<usize>, labels: &Labels<'_>) -> Result<Vec<IpNet>, Wrong> {
+    match (prefix(text), labels.get(text)) {
+        (Some(net), _) => Ok(vec![net]),
+        (None, Some(of_label)) => Ok(of_label.clone()),
+        (None, None) => {
+            let what = "is neither a prefix, as 10.50.1.0/24, nor an address, nor one of [labels]";
+            wrong(span, format!("{text:?} {what}"))
+        }
+    }
+}
+
+fn not_empty<T>(key: &str, span: Range<usize>, found: Vec<T>) -> Result<Vec<T>, Wrong> {
+    match found.is_empty() {
+        true => {
+            wrong(span, format!("{key} is empty and matches nothing: name a container, or leave it out"))
+        }
+        false => Ok(found),
+    }
+}
+
+/// Returns the entries of `from` or `to`.
+fn ends(
+    key: &str,
+    written: &Spanned<Vec<Spanned<WrittenEnds>>>,
+    labels: &Labels<'_>,
+) -> Result<Vec<Ends>, Wrong> {
+    let mut found = Vec::new();
+    for entry in written.get_ref() {
+        match entry.get_ref() {
+            WrittenEnds::Text(text) => {
+                found.extend(named(text, entry.span(), labels)?.into_iter().map(Ends::Prefix));
+            }
+            WrittenEnds::Table(table) => {
+                found.push(table.check().map_err(|what| Wrong { at: entry.span().start, what })?);
             }
         }
     }
-    if found.is_empty() {
-        return wrong(
-            written.span(),
-            format!("{key} is empty and matches nothing: name a container, or leave it out"),
-        );
+    not_empty(key, written.span(), found)
+}
+
+impl WrittenTable {
+    fn check(&self) -> Result<Ends, String> {
+        let WrittenTable { prefix: whole, except, labels, namespace, namespace_labels } = self;
+        let requirements = |text: &Option<String>| {
+            text.as_deref().map(str::parse::<Requirements>).transpose()
+        };
+        let selector = Selector {
+            labels: requirements(labels)?,
+            namespace: namespace.clone(),
+            namespace_labels: requirements(namespace_labels)?,
+        };
+        let net = |text: &String| {
+            prefix(text).ok_or_else(|| format!("{text:?} is neither a prefix, as 10.50.1.0/24, nor an address"))
+        };
+        match (whole, except, selector == Selector::default()) {
+            (None, None, false) => Ok(Ends::Selected(selector)),
+            (Some(whole), except, true) => {
+                let (whole, except) = (net(whole)?, except.iter().flatten().map(net));
+                let except = except.collect::<Result<Vec<_>, _>>()?;
+                match except.iter().find(|it| !whole.contains(*it)) {
+                    Some(outside) => Err(format!("{outside} is not within {whole}, so it needs no exception")),
+                    None if except.is_empty() => Ok(Ends::Prefix(whole)),
+                    None => Ok(Ends::Except(Except { prefix: whole, except })),
+                }
+            }
+            _ => Err("say either labels, namespace and namespace-labels, or prefix and except".to_owned()),
+        }
     }
-    Ok(found)
 }
 
 fn prefix(text: &str) -> Option<IpNet> {
     text.parse::<IpNet>().or_else(|_| text.parse().map(|address: std::net::IpAddr| address.into())).ok()
 }
 
-/// Parses a list of port numbers and of ranges such as "6000-6010".
-fn ports(written: &Spanned<Vec<Spanned<NumberOrText>>>) -> Result<Vec<Ports>, Wrong> {
+/// Parses a list of port numbers, of ranges such as "6000-6010", and of names.
+fn ports(key: &str, written: &Spanned<Vec<Spanned<NumberOrText>>>) -> Result<Vec<Ports>, Wrong> {
     if written.get_ref().is_empty() {
-        return wrong(written.span(), "ports is empty and matches nothing: name one, or leave it out".into());
+        return wrong(written.span(), format!("{key} is empty and matches nothing: name one, or leave it out"));
     }
     let parse = |word: &Spanned<NumberOrText>| {
         let text = word.get_ref().text();
         let (first, last) = text.split_once('-').unwrap_or((&text, &text));
         match (first.parse(), last.parse()) {
-            (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(Ports(first..=last)),
+            (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(Ports::Range(first..=last)),
+            _ if text.chars().any(char::is_alphabetic) => Ok(Ports::Named(text)),
             _ => wrong(word.span(), format!("{text} is no port: say 80, or a range, as \"6000-6010\"")),
         }
     };
     written.get_ref().iter().map(parse).collect()
+}
+
+/// Parses a list of the connecting container's ports, which have no names.
+fn source_ports(written: &Spanned<Vec<Spanned<NumberOrText>>>) -> Result<Vec<RangeInclusive<u16>>, Wrong> {
+    let range = |port| match port {
+        Ports::Range(range) => Ok(range),
+        Ports::Named(name) => wrong(written.span(), format!("{name:?}: only the server's ports have names")),
+    };
+    ports("source-ports", written)?.into_iter().map(range).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,189 @@
+//! Reads the sources of labels, and applies the policy again when they name other containers.
+//!
+//! ```text
+//!           ┌── every 500 ms, or a supervisor in another network namespace ──┐
+//!           ▼                                                                │
+//!  Reading: Docker's API, changed files, etcd ── all read ──► Current ───────┘
+//!           │                                                 ▲
+//!           └── a source fails: what it named last stays ─────┘
+//! ```
+//!
+//! A container may get the address of one that has ended. So the labels of a container on this host
+//! count as unknown until the sources have been read since its first supervisor came
+//! ([`Labels::are_current`]). The other host's router does the same for its containers.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use shunt_sys::addresses;
+use tokio::time::{sleep, timeout};
+
+use crate::blocking_pool::elsewhere;
+use crate::enforce;
+use crate::kubernetes;
+use crate::lock::lock;
+use crate::shared::Shared;
+use crate::workloads::{Workload, Workloads, docker};
+
+/// The sources of labels, in the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct LabelSources {
+    /// The socket of Docker's API.
+    pub(crate) docker: Option<PathBuf>,
+    /// Files with pods and namespaces, as `kubectl get -o yaml` prints them.
+    #[serde(default)]
+    pub(crate) kubernetes: Vec<PathBuf>,
+}
+
+/// The interval at which the sources are read.
+const LOOK: Duration = Duration::from_millis(500);
+
+type Named = Vec<(IpAddr, Arc<Workload>)>;
+
+/// The state of the sources.
+#[derive(Debug, Default)]
+pub(crate) struct Labels(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// When the last complete reading began.
+    current: Option<Instant>,
+    docker: Source,
+    kubernetes: Source,
+    /// The number of addresses whose container is known.
+    known: usize,
+}
+
+/// What a source has named last.
+#[derive(Debug, Default)]
+struct Source {
+    named: Named,
+    /// The files that were read, as they were then.
+    files: HashMap<PathBuf, (SystemTime, u64)>,
+    /// Why it could not be read.
+    error: Option<String>,
+}
+
+impl Labels {
+    /// Returns `true` if all sources have been read since that time.
+    pub(crate) fn are_current(&self, since: Instant) -> bool {
+        lock(&self.0).current.is_some_and(|current| current >= since)
+    }
+
+    /// Returns the containers of this host that Docker names.
+    pub(crate) fn of_docker(&self) -> Named {
+        lock(&self.0).docker.named.clone()
+    }
+
+    pub(crate) fn report(&self) -> Value {
+        let state = lock(&self.0);
+        json!({
+            "known": state.known,
+            "docker": { "named": state.docker.named.len(), "error": state.docker.error },
+            "kubernetes": { "named": state.kubernetes.named.len(), "error": state.kubernetes.error },
+        })
+    }
+}
+
+/// Reads the sources once, before the router applies its first policy. Existing connections are not
+/// ended because the sources have not been read.
+pub(crate) async fn begin(shared: &Arc<Shared>) {
+    if let Some(workloads) = read(shared).await {
+        enforce::identify(shared, workloads).await;
+    }
+}
+
+/// Reads the sources, for ever.
+pub(crate) async fn run(shared: &Arc<Shared>) {
+    loop {
+        let _ = timeout(LOOK, shared.registry.has_new_namespace()).await;
+        // Supervisors come in groups.
+        sleep(Duration::from_millis(5)).await;
+        if let Some(workloads) = read(shared).await {
+            enforce::identify(shared, workloads).await;
+        }
+    }
+}
+
+/// Reads all sources. Returns the containers if they differ from those of the policy in effect.
+async fn read(shared: &Arc<Shared>) -> Option<Arc<Workloads>> {
+    let began = Instant::now();
+    let config = shared.loaded();
+    let sources = &config.config.label_sources;
+    match &sources.docker {
+        Some(socket) => shared.labels.note(|it| &mut it.docker, socket, docker::containers(socket).await),
+        None => lock(&shared.labels.0).docker = Source::default(),
+    }
+    let (files, known) = (sources.kubernetes.clone(), lock(&shared.labels.0).kubernetes.files.clone());
+    if let Some((files, result)) = elsewhere(move || changed(&files, &known)).await {
+        let place = sources.kubernetes.first().map(PathBuf::as_path).unwrap_or(Path::new(""));
+        shared.labels.note(|it| &mut it.kubernetes, place, result);
+        lock(&shared.labels.0).kubernetes.files = files;
+    }
+    let hosts = addresses::open().and_then(|asker| addresses::all(&asker)).unwrap_or_default();
+    let mut workloads = Workloads::new(config.config.prefixes.clone(), hosts.into_iter().collect());
+    let mut state = lock(&shared.labels.0);
+    for (address, workload) in state.docker.named.iter().chain(&state.kubernetes.named) {
+        workloads.add(*address, workload.clone());
+    }
+    shared.published(|published| {
+        for (address, workload) in &published.labels {
+            workloads.add(*address, workload.clone());
+        }
+    });
+    state.known = workloads.known().count();
+    let is_same = *shared.connections.policy().workloads == workloads;
+    state.current = Some(began);
+    drop(state);
+    (!is_same).then(|| Arc::new(workloads))
+}
+
+impl Labels {
+    /// Records what a source names, or keeps what it named before. Logs an error once.
+    fn note<E: std::fmt::Display>(
+        &self,
+        of: impl FnOnce(&mut State) -> &mut Source,
+        place: &Path,
+        named: Result<Named, E>,
+    ) {
+        let mut state = lock(&self.0);
+        let source = of(&mut state);
+        match named {
+            Ok(named) => (source.named, source.error) = (named, None),
+            Err(error) => {
+                let error = error.to_string();
+                if source.error.as_ref() != Some(&error) {
+                    let place = place.display();
+                    tracing::warn!(%error, "{place}: labels stay as they were read last");
+                }
+                source.error = Some(error);
+            }
+        }
+    }
+}
+
+type Files = HashMap<PathBuf, (SystemTime, u64)>;
+
+/// Reads the files again if one of them has changed. Returns them as they are, and what they name.
+fn changed(files: &[PathBuf], known: &Files) -> Option<(Files, Result<Named, shunt_config::Fault>)> {
+    let now: Files = files
+        .iter()
+        .map(|file| {
+            let about = std::fs::metadata(file);
+            let changed = about.as_ref().ok().and_then(|it| it.modified().ok()).unwrap_or(SystemTime::UNIX_EPOCH);
+            (file.clone(), (changed, about.map_or(u64::MAX, |it| it.len())))
+        })
+        .collect();
+    if now == *known {
+        return None;
+    }
+    let read = files.iter().map(|file| Ok((file.as_path(), shunt_config::read_text(file)?)));
+    let read = read.collect::<Result<Vec<_>, _>>().and_then(|texts| kubernetes::pods(&texts));
+    Some((now, read))
+}
