@@ -818,6 +818,18 @@ pub(crate) enum OverlayPolicy {
         #[arg(long, value_name = "SOCKET", default_value = shunt_overlay::DEFAULT_CONTROL)]
         control: PathBuf,
     },
+    /// Make a policy file of Kubernetes NetworkPolicies and print it; no router is needed
+    Import {
+        /// YAML or JSON, as manifests or `kubectl get networkpolicies -A -o yaml` have it
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+        /// The namespace of policies that name none
+        #[arg(long, value_name = "NAME", default_value = "")]
+        namespace: String,
+        /// Print the policy file and the notes as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Show the rules that hold, and how many connections are by which
     Show {
         /// The control socket of the router

@@ -1,8 +1,10 @@
 //! `shunt overlay policy`: checks a policy file, prints the policy in effect, and sets another one.
 
-use anyhow::Result;
-use serde_json::Value;
-use shunt_overlay::{Policy, Request};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value, json};
+use shunt_overlay::{Imported, Policy, Request};
 
 use crate::args::OverlayPolicy;
 use crate::table::{Column, left, render, right};
@@ -15,6 +17,17 @@ pub(super) fn run(part: &OverlayPolicy) -> Result<()> {
         OverlayPolicy::Apply { file, control } => {
             let applied = shunt_overlay::ask(control, &Request::Apply(Policy::read(file)?))?;
             print!("{}", done(&applied));
+        }
+        OverlayPolicy::Import { files, namespace, json } => {
+            let read = |file: &PathBuf| std::fs::read_to_string(file).with_context(|| file.display().to_string());
+            let texts = files.iter().map(|file| Ok((file.as_path(), read(file)?))).collect::<Result<Vec<_>>>()?;
+            let Imported { text, notes } = shunt_overlay::import(&texts, namespace)?;
+            if *json {
+                println!("{:#}", json!({ "policy": text, "notes": notes }));
+            } else {
+                print!("{text}");
+                notes.iter().for_each(|note| eprintln!("shunt: {note}"));
+            }
         }
         OverlayPolicy::Show { control, json } => {
             let shown = shunt_overlay::ask(control, &Request::Policy)?;
@@ -52,7 +65,7 @@ fn report(shown: &Value) -> String {
         .map(|(rule, count)| row(rule, count))
         .collect();
     let rest = [word(&Value::Null), word(&policy["default"])].into_iter();
-    let empty = std::iter::repeat_n(String::new(), 6);
+    let empty = std::iter::repeat_n(String::new(), 8);
     rows.push(rest.chain(empty).chain([shown["connections"]["default"].to_string()]).collect());
     format!("router {}, {} rules\n\n{}", word(&shown["name"]), rules.len(), render(&RULES, &rows))
 }
@@ -63,7 +76,9 @@ fn row(rule: &Value, count: &Value) -> Vec<String> {
     vec![
         word(&rule["name"]),
         word(&rule["action"]),
+        word(&rule["direction"]),
         list(&rule["from"]),
+        list(&rule["source-ports"]),
         list(&rule["to"]),
         list(&rule["ports"]),
         rate,
@@ -90,6 +105,7 @@ fn word(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
+        Value::Object(ends) if !ends.contains_key("start") => ends_of(ends),
         // A range of ports.
         Value::Object(range) if range.get("start") == range.get("end") => word(&range["start"]),
         Value::Object(range) => format!("{}-{}", range["start"], range["end"]),
@@ -97,10 +113,21 @@ fn word(value: &Value) -> String {
     }
 }
 
-const RULES: [Column; 9] = [
+/// Formats a selector, or a prefix with exceptions.
+fn ends_of(ends: &Map<String, Value>) -> String {
+    let parts = ends.iter().map(|(key, value)| match value {
+        Value::Array(_) => format!("{key} {}", list(value)),
+        value => format!("{key} {}", word(value)),
+    });
+    format!("[{}]", parts.collect::<Vec<_>>().join("; "))
+}
+
+const RULES: [Column; 11] = [
     left("RULE", 0),
     left("ACTION", 0),
+    left("DIRECTION", 0),
     left("FROM", 0),
+    left("SOURCE PORTS", 0),
     left("TO", 0),
     left("PORTS", 0),
     right("RATE", 0),
@@ -112,7 +139,6 @@ const RULES: [Column; 9] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn rules_are_shown_as_they_are_written() {
@@ -122,15 +148,21 @@ mod tests {
                 { "name": "ssh", "action": "deny", "from": ["10.50.1.0/24"], "to": null,
                   "ports": [{ "start": 22, "end": 22 }, { "start": 2200, "end": 2299 }],
                   "shape": { "rate": null, "dscp": null, "priority": null } },
+                { "name": "sql", "action": "allow", "direction": "ingress",
+                  "from": [{ "labels": "app in (a,b)", "namespace": "shop" }, { "prefix": "10.0.0.0/8", "except": ["10.1.0.0/16"] }],
+                  "source-ports": [{ "start": 1, "end": 1023 }], "to": null, "ports": ["sql"],
+                  "shape": { "rate": null, "dscp": null, "priority": null } },
                 { "name": "backup", "action": "allow", "from": null, "to": ["10.50.2.7/32"], "ports": null,
                   "shape": { "rate": 1_000_000, "dscp": 8, "priority": 0x1_0020 } },
             ] },
-            "connections": { "rules": [0, 3], "default": 12 },
+            "connections": { "rules": [0, 1, 3], "default": 12 },
         });
         let lines: Vec<Vec<String>> =
             report(&shown).lines().map(|line| line.split_whitespace().map(str::to_owned).collect()).collect();
         assert_eq!(lines[3], ["ssh", "deny", "10.50.1.0/24", "22,2200-2299", "0"]);
-        assert_eq!(lines[4], ["backup", "allow", "10.50.2.7/32", "8000000bit/s", "8", "1:20", "3"]);
-        assert_eq!(lines[5], ["allow", "12"]);
+        let ends = "[labels app in (a,b); namespace shop],[except 10.1.0.0/16; prefix 10.0.0.0/8]";
+        assert!(lines[4].join(" ").contains(ends) && lines[4].ends_with(&["1-1023".into(), "sql".into(), "1".into()]), "{:?}", lines[4]);
+        assert_eq!(lines[5], ["backup", "allow", "10.50.2.7/32", "8000000bit/s", "8", "1:20", "3"]);
+        assert_eq!(lines[6], ["allow", "12"]);
     }
 }
