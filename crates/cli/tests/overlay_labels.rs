@@ -24,7 +24,7 @@ spec:
     ports: [{port: sql}]
 ";
 
-/// Prints how connecting to each port ends, and what is answered.
+/// Prints the result of connecting to each port, and checks the answer.
 const ASK: &str = "
 import errno, socket
 def ask(port):
@@ -123,9 +123,10 @@ fn an_imported_network_policy_follows_the_labels_of_pods() {
 
     // A file that cannot be read changes nothing.
     list(&lab, &[web.clone(), db.clone()]);
-    lab::await_until(|| ask(&lab) == "connected ECONNREFUSED" && lab.paths(A, "client").0 > on_host, || {
-        lab.status(A).to_string()
-    });
+    lab::await_until(
+        || ask(&lab) == "connected ECONNREFUSED" && lab.paths(A, "client").0 > on_host,
+        || lab.status(A).to_string(),
+    );
     fs::write(lab.path("pods.json"), "kind: Pod\nmetadata: 1\n").unwrap();
     let error = || lab.status(A)["now"]["labels"]["kubernetes"]["error"].clone();
     lab::await_until(|| error().is_string(), || lab.status(A).to_string());

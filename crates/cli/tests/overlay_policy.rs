@@ -106,6 +106,39 @@ fn what_only_some_may_do_is_denied_to_all_others() {
     assert!(text.contains("10.50.2.2/32") && text.contains("9001-9010"), "{text}");
 }
 
+/// The port is known when the client's socket is connected: the overlay connection is ended then.
+#[test]
+fn a_rule_can_be_about_the_port_of_the_client() {
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    let from = |lab: &Lab, port: u16| {
+        let script = format!(
+            "import errno, socket\nwith socket.socket() as s:\n    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n    \
+             s.bind(('', {port}))\n    try:\n        s.connect(('10.50.2.2', 9000))\n        s.sendall(b'name 5\\n12345')\n        \
+             print('answered' if s.recv(1000) else 'ended')\n    except OSError as error:\n        print(errno.errorcode[error.errno])"
+        );
+        python(lab, true, &script)
+    };
+    for host in [A, B] {
+        lab.apply(
+            host,
+            "[[rule]]\nname = 'one'\naction = 'deny'\nsource-ports = ['7000-7009']\nports = [9000]\n",
+        );
+        for port in [7000, 7009] {
+            let said = from(&lab, port);
+            assert!(
+                ["ECONNREFUSED\n", "ECONNABORTED\n", "ECONNRESET\n", "ended\n"].contains(&said.as_str()),
+                "{host} {said}"
+            );
+        }
+        for port in [6999, 7010] {
+            assert_eq!(from(&lab, port), "answered\n", "{host}");
+        }
+        lab.apply(host, "");
+    }
+    assert_eq!(lab.paths(A, "client").0, 4, "{}", lab.status(A));
+}
+
 /// A reload for another reason does not permit again what has just been forbidden.
 #[test]
 fn a_policy_that_was_set_outlasts_a_reload_until_the_policy_file_changes() {

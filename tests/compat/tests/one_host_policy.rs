@@ -28,14 +28,12 @@ fn far<'h>(host: &'h Host, net: &Net, words: &str) -> Launch<'h> {
 /// Writes the policy file of the overlay's router, which allows shared memory for connections to
 /// the container or not.
 fn publish(host: &Host, shared: bool) {
-    let rule =
-        format!(
-            r#"{{"from":null,"to":{{"prefixes":["192.0.2.2/32"],"possible":[],"unknown":false}},"ports":[[{PORT},{PORT}]],"source-ports":null,"shared":{shared}}}"#
-        );
-    let text =
-        format!(
-            r#"{{"version":2,"prefixes":["192.0.2.0/24"],"known":[],"rules":[{rule}],"egress":[],"ingress":[],"shared-by-default":true}}"#
-        );
+    let rule = format!(
+        r#"{{"from":null,"to":{{"prefixes":["192.0.2.2/32"],"possible":[],"unknown":false}},"ports":[[{PORT},{PORT}]],"source-ports":null,"shared":{shared}}}"#
+    );
+    let text = format!(
+        r#"{{"version":2,"prefixes":["192.0.2.0/24"],"known":[],"rules":[{rule}],"egress":[],"ingress":[],"shared-by-default":true}}"#
+    );
     host.replace("overlay.policy", text);
 }
 

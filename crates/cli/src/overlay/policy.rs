@@ -19,8 +19,10 @@ pub(super) fn run(part: &OverlayPolicy) -> Result<()> {
             print!("{}", done(&applied));
         }
         OverlayPolicy::Import { files, namespace, json } => {
-            let read = |file: &PathBuf| std::fs::read_to_string(file).with_context(|| file.display().to_string());
-            let texts = files.iter().map(|file| Ok((file.as_path(), read(file)?))).collect::<Result<Vec<_>>>()?;
+            let read =
+                |file: &PathBuf| std::fs::read_to_string(file).with_context(|| file.display().to_string());
+            let texts =
+                files.iter().map(|file| Ok((file.as_path(), read(file)?))).collect::<Result<Vec<_>>>()?;
             let Imported { text, notes } = shunt_overlay::import(&texts, namespace)?;
             if *json {
                 println!("{:#}", json!({ "policy": text, "notes": notes }));
@@ -161,7 +163,12 @@ mod tests {
             report(&shown).lines().map(|line| line.split_whitespace().map(str::to_owned).collect()).collect();
         assert_eq!(lines[3], ["ssh", "deny", "10.50.1.0/24", "22,2200-2299", "0"]);
         let ends = "[labels app in (a,b); namespace shop],[except 10.1.0.0/16; prefix 10.0.0.0/8]";
-        assert!(lines[4].join(" ").contains(ends) && lines[4].ends_with(&["1-1023".into(), "sql".into(), "1".into()]), "{:?}", lines[4]);
+        assert!(
+            lines[4].join(" ").contains(ends)
+                && lines[4].ends_with(&["1-1023".into(), "sql".into(), "1".into()]),
+            "{:?}",
+            lines[4]
+        );
         assert_eq!(lines[5], ["backup", "allow", "10.50.2.7/32", "8000000bit/s", "8", "1:20", "3"]);
         assert_eq!(lines[6], ["allow", "12"]);
     }

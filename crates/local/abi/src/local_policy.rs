@@ -101,13 +101,13 @@ impl LocalPolicy {
         match self.chain(&self.rules, flow) {
             Decided::Shared => true,
             Decided::NotShared => false,
-            Decided::Open => [&self.egress, &self.ingress].into_iter().all(|rules| {
-                match self.chain(rules, flow) {
+            Decided::Open => {
+                [&self.egress, &self.ingress].into_iter().all(|rules| match self.chain(rules, flow) {
                     Decided::Shared => true,
                     Decided::NotShared => false,
                     Decided::Open => self.shared_by_default,
-                }
-            }),
+                })
+            }
         }
     }
 
@@ -126,9 +126,8 @@ impl LocalPolicy {
 
     fn matches(&self, rule: &LocalRule, flow: LocalFlow) -> Matches {
         let has = |ports: &Option<Vec<(u16, u16)>>, port| {
-            let within = |ports: &Vec<(u16, u16)>| {
-                ports.iter().any(|(first, last)| (*first..=*last).contains(&port))
-            };
+            let within =
+                |ports: &Vec<(u16, u16)>| ports.iter().any(|(first, last)| (*first..=*last).contains(&port));
             match ports.as_ref().is_none_or(within) {
                 true => Matches::Yes,
                 false => Matches::No,

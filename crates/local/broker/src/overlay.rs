@@ -277,7 +277,10 @@ mod tests {
         assert_eq!(against(), None, "no overlay");
         published(directory.path(), "");
         assert_eq!(against(), None);
-        published(directory.path(), r#"{"from":null,"to":null,"ports":null,"source-ports":null,"shared":false}"#);
+        published(
+            directory.path(),
+            r#"{"from":null,"to":null,"ports":null,"source-ports":null,"shared":false}"#,
+        );
         assert_eq!(against(), Some(Reason::OverlayPolicy));
         let doubtful: [&dyn Fn(); 4] = [
             &|| std::fs::write(&path, "{").unwrap(),

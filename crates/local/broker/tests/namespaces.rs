@@ -134,14 +134,12 @@ fn containers_of_one_bridge_are_paired() {
 /// Publishes a policy, as the overlay's router does. It decides whether connections to a port of
 /// the containers may take shared memory.
 fn publish_policy(path: &Path, port: u16, shared: bool) {
-    let rule =
-        format!(
-            r#"{{"from":null,"to":{{"prefixes":["172.30.0.0/24"],"possible":[],"unknown":false}},"ports":[[{port},{port}]],"source-ports":null,"shared":{shared}}}"#
-        );
-    let text =
-        format!(
-            r#"{{"version":2,"prefixes":["172.30.0.0/24"],"known":[],"rules":[{rule}],"egress":[],"ingress":[],"shared-by-default":true}}"#
-        );
+    let rule = format!(
+        r#"{{"from":null,"to":{{"prefixes":["172.30.0.0/24"],"possible":[],"unknown":false}},"ports":[[{port},{port}]],"source-ports":null,"shared":{shared}}}"#
+    );
+    let text = format!(
+        r#"{{"version":2,"prefixes":["172.30.0.0/24"],"known":[],"rules":[{rule}],"egress":[],"ingress":[],"shared-by-default":true}}"#
+    );
     let beside = path.with_extension("new");
     std::fs::write(&beside, text).unwrap();
     std::fs::rename(beside, path).unwrap();

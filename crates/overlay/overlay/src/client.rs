@@ -95,7 +95,12 @@ pub(crate) async fn connect(
     let source = bound.or_else(|| known.source(destination)).unwrap_or_else(|| any(destination));
     let flow = Flow { source, source_port: None, destination };
     let mut has_begun = false;
-    let made = match shared.connections.may_permit(flow).and(checked).and_then(|()| shared.knows_labels(namespace)) {
+    let made = match shared
+        .connections
+        .may_permit(flow)
+        .and(checked)
+        .and_then(|()| shared.knows_labels(namespace))
+    {
         Ok(()) => make(shared, channel, namespace, flow, socket.clone(), &mut has_begun).await,
         Err(reason) => Err(reason),
     };

@@ -197,7 +197,7 @@ impl Connections {
         self.state().stayed.retain(|cookie, _| open.contains(cookie));
     }
 
-    /// Replaces the policy, or what is known about containers. Removes the connections that it
+    /// Replaces the policy, or its containers. Removes the connections that it
     /// forbids; the caller has to end them. No forbidden connection is entered afterwards.
     ///
     pub(crate) fn replace(&self, policy: InEffect, unclear: Unclear) -> Changes {

@@ -267,9 +267,8 @@ async fn publish(
             client.delete(&at, &sealed(key, &at, name)).await?;
         }
         let current = labels_of(shared, &here);
-        let (to_put, to_delete) = shared.published(|published| {
-            own_labels.due(current, is_watching.then_some(published), now)
-        });
+        let (to_put, to_delete) =
+            shared.published(|published| own_labels.due(current, is_watching.then_some(published), now));
         for (container, body) in to_put {
             put(LABELS, &container.to_string(), &body).await?;
         }

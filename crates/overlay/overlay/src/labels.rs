@@ -10,7 +10,7 @@
 //!
 //! A container may get the address of one that has ended. So the labels of a container on this host
 //! count as unknown until the sources have been read since its first supervisor came
-//! ([`Labels::are_current`]). The other host's router does the same for its containers.
+//! ([`Labels::are_current`]). The other host's router checks this for its own containers.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -176,7 +176,8 @@ fn changed(files: &[PathBuf], known: &Files) -> Option<(Files, Result<Named, shu
         .iter()
         .map(|file| {
             let about = std::fs::metadata(file);
-            let changed = about.as_ref().ok().and_then(|it| it.modified().ok()).unwrap_or(SystemTime::UNIX_EPOCH);
+            let changed =
+                about.as_ref().ok().and_then(|it| it.modified().ok()).unwrap_or(SystemTime::UNIX_EPOCH);
             (file.clone(), (changed, about.map_or(u64::MAX, |it| it.len())))
         })
         .collect();

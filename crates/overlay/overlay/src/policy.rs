@@ -179,12 +179,9 @@ impl Policy {
 
     /// Returns `true` if a rule selects containers by their labels.
     pub(crate) fn uses_labels(&self) -> bool {
-        let selects = |ends: &Option<Vec<Ends>>| {
-            ends.iter().flatten().any(|it| matches!(it, Ends::Selected(_)))
-        };
-        let names = |rule: &Rule| {
-            rule.ports.iter().flatten().any(|it| matches!(it, Ports::Named(_)))
-        };
+        let selects =
+            |ends: &Option<Vec<Ends>>| ends.iter().flatten().any(|it| matches!(it, Ends::Selected(_)));
+        let names = |rule: &Rule| rule.ports.iter().flatten().any(|it| matches!(it, Ports::Named(_)));
         self.rules.iter().any(|rule| selects(&rule.from) || selects(&rule.to) || names(rule))
     }
 

@@ -117,7 +117,7 @@ impl Reason {
             }
             Reason::Busy => "Have fewer connections begin at once in one container.",
             Reason::UnknownLabels => {
-                "Look at `now.labels` in `shunt overlay status --json`; set [labels] in the configuration of every router, or use addresses in the rule."
+                "Look at `now.labels` in `shunt overlay status --json`; set `label-sources` in the configuration of every router, or use addresses in the rule."
             }
             Reason::Denied | Reason::Dropped | Reason::PacketPolicy => {
                 "Change the policy, if it should be otherwise: `shunt overlay policy show` on both hosts."

@@ -118,9 +118,13 @@ mod tests {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let overlay = vec!["10.50.0.0/16".parse().unwrap()];
         let mut workloads = Workloads::new(overlay, HashSet::from([ip("10.50.1.1")]));
-        for (address, name) in
-            [("10.50.1.2", "a"), ("10.50.1.2", "a"), ("10.50.1.3", "a"), ("10.50.1.3", "b"), ("10.50.1.1", "c")]
-        {
+        for (address, name) in [
+            ("10.50.1.2", "a"),
+            ("10.50.1.2", "a"),
+            ("10.50.1.3", "a"),
+            ("10.50.1.3", "b"),
+            ("10.50.1.1", "c"),
+        ] {
             workloads.add(ip(address), workload(name));
         }
         assert_eq!(workloads.of(ip("10.50.1.2")), Identity::Known(&workload("a")));

@@ -127,7 +127,8 @@ impl Writer {
         };
         let (name, direction) = (quoted(name), direction.word());
         let text = &mut self.text;
-        let _ = write!(text, "\n[[rule]]\nname = {name}\naction = \"{action}\"\ndirection = \"{direction}\"\n");
+        let _ =
+            write!(text, "\n[[rule]]\nname = {name}\naction = \"{action}\"\ndirection = \"{direction}\"\n");
         for (key, list) in [("from", from), ("to", to), ("ports", ports)] {
             if let Some(list) = list {
                 let _ = writeln!(text, "{key} = [{}]", list.join(", "));

@@ -125,7 +125,11 @@ impl Cluster {
             1 => Port::Of { protocol: Some(random.of(&["UDP", "SCTP"])), port: Some(80), last: None },
             2 => Port::Of { protocol: Some("TCP"), port: None, last: None },
             3 => Port::Of { protocol: None, port: Some(80), last: Some(random.of(&[80, 83, 6000])) },
-            _ => Port::Of { protocol: random.of(&[None, Some("TCP")]), port: Some(random.of(&PORTS)), last: None },
+            _ => Port::Of {
+                protocol: random.of(&[None, Some("TCP")]),
+                port: Some(random.of(&PORTS)),
+                last: None,
+            },
         };
         let rules = |random: &mut Random| {
             random.list(2, |it| Rule { peers: it.list(2, peer), ports: it.list(2, port) })
@@ -181,7 +185,8 @@ impl Cluster {
         applying.into_iter().any(|policy| {
             let rules = if direction == "Ingress" { &policy.ingress } else { &policy.egress };
             rules.iter().flatten().any(|rule| {
-                (rule.peers.is_empty() || rule.peers.iter().any(|it| self.is_peer(it, policy.namespace, other)))
+                (rule.peers.is_empty()
+                    || rule.peers.iter().any(|it| self.is_peer(it, policy.namespace, other)))
                     && (rule.ports.is_empty() || rule.ports.iter().any(|it| self.is_port(it, to)))
             })
         })
@@ -209,9 +214,7 @@ impl Cluster {
                 let (first, end) = (port.unwrap_or(0), last.or(*port).unwrap_or(u16::MAX));
                 matches!(protocol, None | Some("TCP")) && (first..=end).contains(&to.port())
             }
-            Port::Named(name) => {
-                self.pod(to.ip()).is_some_and(|pod| pod.ports.contains(&(*name, to.port())))
-            }
+            Port::Named(name) => self.pod(to.ip()).is_some_and(|pod| pod.ports.contains(&(*name, to.port()))),
         }
     }
 
@@ -274,16 +277,23 @@ fn selector(Selector { labels, expressions }: &Selector) -> String {
     match (labels.is_empty(), expressions.is_empty()) {
         (true, true) => "{}".to_owned(),
         (false, true) => format!("{{matchLabels: {{{}}}}}", labels.join(", ")),
-        _ => format!("{{matchLabels: {{{}}}, matchExpressions: [{}]}}", labels.join(", "), expressions.join(", ")),
+        _ => format!(
+            "{{matchLabels: {{{}}}, matchExpressions: [{}]}}",
+            labels.join(", "),
+            expressions.join(", ")
+        ),
     }
 }
 
 fn rule(Rule { peers, ports }: &Rule, key: &str) -> String {
     let peer = |peer: &Peer| match peer {
-        Peer::Block { cidr, except } => format!("{{ipBlock: {{cidr: {cidr}, except: [{}]}}}}", except.join(", ")),
+        Peer::Block { cidr, except } => {
+            format!("{{ipBlock: {{cidr: {cidr}, except: [{}]}}}}", except.join(", "))
+        }
         Peer::Pods { pods, namespaces } => {
             let parts = [("podSelector", pods), ("namespaceSelector", namespaces)];
-            let parts = parts.into_iter().filter_map(|(key, it)| Some(format!("{key}: {}", selector(it.as_ref()?))));
+            let parts =
+                parts.into_iter().filter_map(|(key, it)| Some(format!("{key}: {}", selector(it.as_ref()?))));
             format!("{{{}}}", parts.collect::<Vec<_>>().join(", "))
         }
     };
@@ -312,7 +322,8 @@ fn rule(Rule { peers, ports }: &Rule, key: &str) -> String {
 fn in_effect(cluster: &Cluster, is_known: impl Fn(IpAddr) -> bool) -> InEffect {
     let (policies, listed) = cluster.written();
     let Imported { text, .. } = import(&[(Path::new("policies.yaml"), policies)], "").unwrap();
-    let policy = Policy::parse(Path::new("policy.toml"), &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let policy =
+        Policy::parse(Path::new("policy.toml"), &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let mut workloads = Workloads::new(vec!["10.50.0.0/16".parse().unwrap()], HashSet::new());
     for (address, workload) in pods(&[(Path::new("pods.json"), listed)]).unwrap() {
         if is_known(address) {
@@ -348,7 +359,7 @@ fn imported_policies_decide_as_kubernetes_documents() {
                 );
                 assert!(matches!(verdict, Verdict::Allow(_) | Verdict::Deny(_)), "{verdict:?}");
                 counts[usize::from(allows)] += 1;
-                // Without knowing one of the pods, what is decided is decided in the same way.
+                // If one of the pods is unknown, each certain verdict stays the same.
                 match without.verdict(flow) {
                     Verdict::Unclear(Doubt::Labels) => {
                         assert!([source, to].contains(&missing));
@@ -359,7 +370,7 @@ fn imported_policies_decide_as_kubernetes_documents() {
             }
         }
     }
-    // Neither verdict is rare, and most of what is about an unknown pod stays open.
+    // Neither verdict is rare, and unknown pods leave many verdicts open.
     assert!(counts.iter().all(|count| *count > 20_000) && unclear > 5_000, "{counts:?} {unclear}");
 }
 
@@ -449,7 +460,10 @@ fn what_cannot_be_expressed_is_refused_with_its_line() {
         assert!(POLICY.contains(from), "{from}");
         let text = POLICY.replacen(from, to, 1);
         let said = import(&[(Path::new("db.yaml"), text)], "").expect_err(to).to_string();
-        assert!(said.starts_with(&format!("db.yaml:{line}: ")) && said.contains(what), "{line} {what}: {said}");
+        assert!(
+            said.starts_with(&format!("db.yaml:{line}: ")) && said.contains(what),
+            "{line} {what}: {said}"
+        );
     }
     let twice = [(Path::new("a.yaml"), POLICY.to_owned()), (Path::new("b.yaml"), format!("---\n{POLICY}"))];
     assert_eq!(import(&twice, "").unwrap_err().to_string(), "b.yaml:2: two policies are shop/db");

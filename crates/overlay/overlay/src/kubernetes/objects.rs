@@ -19,7 +19,7 @@ pub(super) struct Objects {
     pub(super) policies: Vec<NetworkPolicy>,
 }
 
-/// A pod with addresses of its own.
+/// A pod with addresses that no other one has.
 #[derive(Debug)]
 pub(super) struct Pod {
     pub(super) name: String,
@@ -50,7 +50,13 @@ impl Objects {
     }
 
     /// Adds an object. The items of a PodList have no kind of their own in some outputs.
-    fn add(&mut self, node: Node<'_>, of_list: Option<&str>, path: &Path, namespace: &str) -> Result<(), Wrong> {
+    fn add(
+        &mut self,
+        node: Node<'_>,
+        of_list: Option<&str>,
+        path: &Path,
+        namespace: &str,
+    ) -> Result<(), Wrong> {
         let kind = match (node.get("kind"), of_list) {
             (Some(kind), _) => kind.text()?,
             (None, Some(kind)) => kind,
@@ -79,7 +85,7 @@ impl Objects {
     }
 }
 
-/// Reads a pod. Returns `None` if it has no address of its own: it is on the host's network, was not
+/// Reads a pod. Returns `None` if it has no such address: it is on the host's network, was not
 /// started, or has ended.
 fn pod(node: Node<'_>, namespace: &str) -> Result<Option<Pod>, Wrong> {
     let (metadata, spec, status) = (node.need("metadata")?, node.get("spec"), node.get("status"));

@@ -33,7 +33,10 @@ pub(super) struct Allowed {
 
 #[derive(Debug)]
 pub(super) enum Peer {
-    Block { prefix: IpNet, except: Vec<IpNet> },
+    Block {
+        prefix: IpNet,
+        except: Vec<IpNet>,
+    },
     Pods {
         /// `None`: those of the policy's namespace.
         namespaces: Option<Requirements>,
@@ -145,10 +148,11 @@ fn port(node: Node<'_>) -> Result<Port, Wrong> {
             other => return protocol.wrong(format!("there is no protocol {other}: say TCP, UDP or SCTP")),
         },
     };
-    let number = |node: Node<'_>| match node.number().and_then(|it| u16::try_from(it).ok()).filter(|it| *it > 0) {
-        Some(number) => Ok(number),
-        None => node.wrong("expected a port from 1 to 65535"),
-    };
+    let number =
+        |node: Node<'_>| match node.number().and_then(|it| u16::try_from(it).ok()).filter(|it| *it > 0) {
+            Some(number) => Ok(number),
+            None => node.wrong("expected a port from 1 to 65535"),
+        };
     let last = node.get("endPort").map(|it| Ok((it, number(it)?))).transpose()?;
     let ports = match (node.get("port"), last) {
         (None, None) => Port::All,

@@ -193,9 +193,7 @@ fn named(text: &str, span: Range<usize>, labels: &Labels<'_>) -> Result<Vec<IpNe
 
 fn not_empty<T>(key: &str, span: Range<usize>, found: Vec<T>) -> Result<Vec<T>, Wrong> {
     match found.is_empty() {
-        true => {
-            wrong(span, format!("{key} is empty and matches nothing: name a container, or leave it out"))
-        }
+        true => wrong(span, format!("{key} is empty and matches nothing: name a container, or leave it out")),
         false => Ok(found),
     }
 }
@@ -223,16 +221,16 @@ fn ends(
 impl WrittenTable {
     fn check(&self) -> Result<Ends, String> {
         let WrittenTable { prefix: whole, except, labels, namespace, namespace_labels } = self;
-        let requirements = |text: &Option<String>| {
-            text.as_deref().map(str::parse::<Requirements>).transpose()
-        };
+        let requirements =
+            |text: &Option<String>| text.as_deref().map(str::parse::<Requirements>).transpose();
         let selector = Selector {
             labels: requirements(labels)?,
             namespace: namespace.clone(),
             namespace_labels: requirements(namespace_labels)?,
         };
         let net = |text: &String| {
-            prefix(text).ok_or_else(|| format!("{text:?} is neither a prefix, as 10.50.1.0/24, nor an address"))
+            prefix(text)
+                .ok_or_else(|| format!("{text:?} is neither a prefix, as 10.50.1.0/24, nor an address"))
         };
         match (whole, except, selector == Selector::default()) {
             (None, None, false) => Ok(Ends::Selected(selector)),
@@ -240,7 +238,9 @@ impl WrittenTable {
                 let (whole, except) = (net(whole)?, except.iter().flatten().map(net));
                 let except = except.collect::<Result<Vec<_>, _>>()?;
                 match except.iter().find(|it| !whole.contains(*it)) {
-                    Some(outside) => Err(format!("{outside} is not within {whole}, so it needs no exception")),
+                    Some(outside) => {
+                        Err(format!("{outside} is not within {whole}, so it needs no exception"))
+                    }
                     None if except.is_empty() => Ok(Ends::Prefix(whole)),
                     None => Ok(Ends::Except(Except { prefix: whole, except })),
                 }
@@ -257,7 +257,10 @@ fn prefix(text: &str) -> Option<IpNet> {
 /// Parses a list of port numbers, of ranges such as "6000-6010", and of names.
 fn ports(key: &str, written: &Spanned<Vec<Spanned<NumberOrText>>>) -> Result<Vec<Ports>, Wrong> {
     if written.get_ref().is_empty() {
-        return wrong(written.span(), format!("{key} is empty and matches nothing: name one, or leave it out"));
+        return wrong(
+            written.span(),
+            format!("{key} is empty and matches nothing: name one, or leave it out"),
+        );
     }
     let parse = |word: &Spanned<NumberOrText>| {
         let text = word.get_ref().text();

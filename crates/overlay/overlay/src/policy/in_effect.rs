@@ -1,4 +1,4 @@
-//! Decides about connections: a policy, with what is known about the containers that it selects.
+//! Decides about connections by a policy and the known containers that it selects.
 //!
 //! A rule whose selector concerns an unknown container may match or not. The decision follows all
 //! possibilities. If they lead to different verdicts, the verdict is [`Verdict::Unclear`], by which
@@ -36,8 +36,11 @@ impl InEffect {
 
     /// Decides for every port that a connection without one may get.
     fn without_port(&self, flow: Flow) -> Verdict {
-        let mut verdicts =
-            self.policy.distinct_ports().into_iter().map(|port| self.verdict(Flow { source_port: Some(port), ..flow }));
+        let mut verdicts = self
+            .policy
+            .distinct_ports()
+            .into_iter()
+            .map(|port| self.verdict(Flow { source_port: Some(port), ..flow }));
         let first = verdicts.next().expect("it has port 0");
         verdicts.fold(first, |all, one| match (all, one) {
             (Verdict::Unclear(Doubt::Labels), _) | (_, Verdict::Unclear(Doubt::Labels)) => {
@@ -59,7 +62,9 @@ impl InEffect {
         match first(None) {
             Some(rule) => vec![rule],
             None if !self.has_directions(flow) => Vec::new(),
-            None => [Direction::Egress, Direction::Ingress].into_iter().filter_map(|it| first(Some(it))).collect(),
+            None => {
+                [Direction::Egress, Direction::Ingress].into_iter().filter_map(|it| first(Some(it))).collect()
+            }
         }
     }
 
@@ -107,7 +112,8 @@ impl InEffect {
     /// Returns `true` if rules with a direction apply. As in Kubernetes, a container may always
     /// connect to itself, and this host to its containers and back.
     fn has_directions(&self, Flow { source, destination, .. }: Flow) -> bool {
-        source != destination.ip() && ![source, destination.ip()].iter().any(|it| self.workloads.is_hosts(*it))
+        source != destination.ip()
+            && ![source, destination.ip()].iter().any(|it| self.workloads.is_hosts(*it))
     }
 }
 
@@ -133,7 +139,7 @@ fn stricter(one: Verdict, other: Verdict) -> Verdict {
 }
 
 impl Policy {
-    /// Returns a port of each range within which the rules do not tell source ports apart.
+    /// Returns one source port of each range in which all ports match the same rules.
     fn distinct_ports(&self) -> BTreeSet<u16> {
         let ranges = self.rules.iter().filter_map(|rule| rule.source_ports.as_ref()).flatten();
         let bounds = ranges.flat_map(|it| [Some(*it.start()), it.end().checked_add(1)]);
@@ -145,9 +151,7 @@ impl Rule {
     fn matches(&self, flow: Flow, workloads: &Workloads) -> Match {
         let ports = match &self.ports {
             None => Match::Yes,
-            Some(ports) => {
-                ports.iter().map(|it| it.has(flow, workloads)).max().unwrap_or(Match::No)
-            }
+            Some(ports) => ports.iter().map(|it| it.has(flow, workloads)).max().unwrap_or(Match::No),
         };
         let source_ports = match (&self.source_ports, flow.source_port) {
             (None, _) => Match::Yes,
@@ -161,9 +165,9 @@ impl Rule {
         // The cheap one first.
         match ports.and(source_ports) {
             Match::No => Match::No,
-            matches => matches
-                .and(within(&self.from, flow.source))
-                .and(within(&self.to, flow.destination.ip())),
+            matches => {
+                matches.and(within(&self.from, flow.source)).and(within(&self.to, flow.destination.ip()))
+            }
         }
     }
 }
@@ -254,7 +258,6 @@ pub(super) mod tests {
         assert!(policy.rules(flow("10.50.1.4", "10.50.2.2:80")).is_empty());
         assert_eq!(InEffect::open().verdict(flow("1.2.3.4", "5.6.7.8:9")), Verdict::Allow(Shape::default()));
     }
-
 
     #[test]
     fn a_selector_decides_only_about_containers_that_are_known() {

@@ -172,7 +172,9 @@ mod tests {
         for text in policies {
             let policy = in_effect(text);
             for (at, source) in addresses.iter().enumerate() {
-                for destination in addresses.iter().enumerate().filter_map(|(it, address)| (it != at).then_some(address)) {
+                for destination in
+                    addresses.iter().enumerate().filter_map(|(it, address)| (it != at).then_some(address))
+                {
                     let destination = format!("{destination}:5432");
                     let verdict = policy.verdict(flow(source, &destination));
                     let shared = allows(&policy, source, &destination);

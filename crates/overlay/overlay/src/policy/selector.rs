@@ -259,7 +259,9 @@ mod tests {
             assert_eq!(read.hold(&all), holds, "{text}");
             assert_eq!(read.to_string().parse::<Requirements>().unwrap(), read, "{text}");
         }
-        for text in ["", "=web", "app=(web)", "app in web", "app of (web)", "app in (a", "a b", "app=a=b", "a,"] {
+        for text in
+            ["", "=web", "app=(web)", "app in web", "app of (web)", "app in (a", "a b", "app=a=b", "a,"]
+        {
             assert!(text.parse::<Requirements>().unwrap_err().contains("say app=web"), "{text}");
         }
     }

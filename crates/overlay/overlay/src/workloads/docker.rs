@@ -120,8 +120,10 @@ mod tests {
             {"Id":"2f","Names":[],"Labels":null,"NetworkSettings":{"Networks":null}},
             {"Id":"3f","NetworkSettings":{"Networks":{"bridge":{"IPAddress":"172.17.0.2"}}}}]"#;
         let found = parse(answer.as_bytes()).unwrap();
-        let listed: Vec<_> =
-            found.iter().map(|(address, it)| (address.to_string(), it.name.as_str(), it.labels.len())).collect();
+        let listed: Vec<_> = found
+            .iter()
+            .map(|(address, it)| (address.to_string(), it.name.as_str(), it.labels.len()))
+            .collect();
         let expected = [("10.50.1.2", "web", 1), ("fd00::2", "web", 1), ("172.17.0.2", "3f", 0)];
         assert_eq!(listed, expected.map(|(address, name, labels)| (address.to_owned(), name, labels)));
         assert!(parse(b"{}").is_err());
