@@ -113,7 +113,7 @@ fn an_imported_network_policy_follows_the_labels_of_pods() {
     assert!(said.contains("ConnectionAbortedError") || said.contains("ConnectionResetError"), "{said}");
 
     // Without labels the client may be permitted on one port, and never on the other.
-    list(&lab, &[db.clone()]);
+    list(&lab, std::slice::from_ref(&db));
     await_result(&lab, "connected ECONNREFUSED");
     let on_host = lab.paths(A, "client").0;
     assert_eq!(ask(&lab), "connected ECONNREFUSED");
