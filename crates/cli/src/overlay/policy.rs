@@ -54,6 +54,18 @@ fn done(applied: &Value) -> String {
             unchanged => format!(", {unchanged} with the one that they had: the router's log says why\n"),
         };
     }
+    let off = list(&applied["off-shared-memory"]);
+    if !off.is_empty() {
+        text +=
+            &format!("not on shared memory, so containers of this host stay on TCP with each other: {off}\n");
+    }
+    let udp = &applied["udp"];
+    if udp["namespaces"] != 0 {
+        text += &format!("rules for UDP are in effect in {} network namespaces\n", udp["namespaces"]);
+    }
+    for (error, count) in udp["failed"].as_object().into_iter().flatten() {
+        text += &format!("rules for UDP are not in effect in {count} network namespaces: {error}\n");
+    }
     text
 }
 
@@ -77,7 +89,7 @@ fn row(rule: &Value, count: &Value) -> Vec<String> {
     let rate = shape["rate"].as_u64().map(|bytes| format!("{}bit/s", bytes * 8)).unwrap_or_default();
     vec![
         word(&rule["name"]),
-        word(&rule["action"]),
+        word(&rule["action"]) + if rule["protocol"] == "udp" { " udp" } else { "" },
         word(&rule["direction"]),
         list(&rule["from"]),
         list(&rule["source-ports"]),

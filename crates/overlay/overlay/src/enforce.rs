@@ -15,6 +15,7 @@ use crate::namespace::Namespace;
 use crate::policy::{InEffect, Policy};
 use crate::published;
 use crate::shared::Shared;
+use crate::udp;
 use crate::workloads::Workloads;
 
 /// The number of threads that end connections of one network namespace. A program can block one of
@@ -51,6 +52,7 @@ async fn put_in_effect(shared: &Arc<Shared>, policy: InEffect, unclear: Unclear)
     let rules = policy.policy.rules();
     published::publish(&shared.loaded().config, &policy);
     let Changes { forbidden, stayed, shapes } = shared.connections.replace(policy, unclear);
+    udp::apply(shared).await;
     // Wait until all routers have forgotten their answers. Until then a connection could begin that
     // only the former policy permits.
     shared.guests.forget(shared.loaded().config.ask()).await;
@@ -74,6 +76,8 @@ async fn put_in_effect(shared: &Arc<Shared>, policy: InEffect, unclear: Unclear)
         "left": left,
         "changed": changed,
         "unchanged": unchanged,
+        "off-shared-memory": shared.connections.policy().policy.off_shared_memory(),
+        "udp": shared.udp.report(),
         "seconds": seconds,
     })
 }

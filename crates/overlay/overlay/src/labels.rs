@@ -102,7 +102,9 @@ pub(crate) async fn begin(shared: &Arc<Shared>) {
 /// Reads the sources, for ever.
 pub(crate) async fn run(shared: &Arc<Shared>) {
     loop {
-        let _ = timeout(LOOK, shared.registry.has_new_namespace()).await;
+        if timeout(LOOK, shared.registry.has_new_namespace()).await.is_ok() {
+            shared.udp.want();
+        }
         // Supervisors come in groups.
         sleep(Duration::from_millis(5)).await;
         if let Some(workloads) = read(shared).await {

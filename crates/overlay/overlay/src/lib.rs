@@ -65,6 +65,7 @@ mod shared;
 mod stand_by;
 mod supervise;
 mod supervisor;
+mod udp;
 mod unserved;
 mod wire;
 mod workloads;

@@ -1,6 +1,7 @@
 //! A container's network namespace, which the router knows by a socket that was passed to it.
 
 use std::collections::HashSet;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -98,6 +99,11 @@ impl Namespace {
     /// Lists all connections in the namespace.
     pub(crate) fn connections(&self) -> Result<Vec<Listed>, Errno> {
         listed::connections(&self.asker.lock().expect(NEVER))
+    }
+
+    /// Runs `work` inside the namespace, on another thread.
+    pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        netns::inside(self.handle.as_fd(), || Ok(work()))?
     }
 
     /// Returns another netlink socket in the namespace, for callers whose question may block.

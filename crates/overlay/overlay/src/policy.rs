@@ -12,8 +12,10 @@
 mod file;
 mod in_effect;
 mod local;
+mod resolved;
 mod selector;
 mod shape;
+mod udp;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -26,6 +28,7 @@ use shunt_sys::Errno;
 pub(crate) use in_effect::InEffect;
 pub(crate) use selector::{Requirement, Requirements, Selector, Test};
 pub(crate) use shape::Shape;
+pub(crate) use udp::{UdpRule, UdpVerdict};
 
 /// A policy. Its parts are consistent, because it comes from a file that was checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +62,8 @@ enum Action {
 struct Rule {
     name: String,
     action: Action,
+    #[serde(default)]
+    protocol: Protocol,
     /// `None`: the rule comes before those with a direction, and decides alone.
     #[serde(default)]
     direction: Option<Direction>,
@@ -71,6 +76,15 @@ struct Rule {
     #[serde(default)]
     source_ports: Option<Vec<RangeInclusive<u16>>>,
     shape: Shape,
+}
+
+/// The protocol of a rule. Rules for UDP are the kernel's ([`crate::udp`]).
+#[derive(Clone, Copy, Debug, std::default::Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Protocol {
+    #[default]
+    Tcp,
+    Udp,
 }
 
 /// The end of a connection for which a rule decides. Both have to permit it.
@@ -183,6 +197,16 @@ impl Policy {
             |ends: &Option<Vec<Ends>>| ends.iter().flatten().any(|it| matches!(it, Ends::Selected(_)));
         let names = |rule: &Rule| rule.ports.iter().flatten().any(|it| matches!(it, Ports::Named(_)));
         self.rules.iter().any(|rule| selects(&rule.from) || selects(&rule.to) || names(rule))
+    }
+
+    /// Returns the names of the rules that keep connections of this host's containers with each other
+    /// off shared memory, although they permit them.
+    pub(crate) fn off_shared_memory(&self) -> Vec<&str> {
+        let is_kept_off = |rule: &&Rule| match rule.verdict() {
+            Verdict::Allow(shape) => rule.protocol == Protocol::Tcp && shape.rate.is_some(),
+            verdict => verdict == Verdict::Overlay,
+        };
+        self.rules.iter().filter(is_kept_off).map(|rule| rule.name.as_str()).collect()
     }
 
     pub(crate) fn rules(&self) -> usize {

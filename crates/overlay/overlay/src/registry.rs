@@ -106,6 +106,12 @@ impl Registry {
         lock(&self.state).namespaces.values().map(|(known, _)| known.clone()).collect()
     }
 
+    /// Returns the namespaces that have supervisors, with their cookies.
+    pub(crate) fn by_cookie(&self) -> Vec<(u64, Arc<Namespace>)> {
+        let state = lock(&self.state);
+        state.namespaces.iter().map(|(cookie, (known, _))| (*cookie, known.clone())).collect()
+    }
+
     /// Returns the namespace with that cookie while it has a supervisor.
     pub(crate) fn namespace(&self, cookie: u64) -> Option<Arc<Namespace>> {
         lock(&self.state).namespaces.get(&cookie).map(|(known, _)| known.clone())

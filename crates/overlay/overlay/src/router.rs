@@ -28,7 +28,7 @@ use crate::request::{ROUTER, Request};
 use crate::resume::Former;
 use crate::secure::Guard;
 use crate::shared::Shared;
-use crate::{adopt, discovery, enforce, labels, listing, local, server, wire};
+use crate::{adopt, discovery, enforce, labels, listing, local, server, udp, wire};
 
 /// The reason for which a router does not run.
 #[derive(Debug, Error)]
@@ -98,6 +98,7 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     let shared = Shared::new(loaded, names, guard, reader).map_err(Error::Wait)?;
     let shared = Arc::new(shared);
     adopt::connections(&shared);
+    udp::begin(&shared);
     labels::begin(&shared).await;
     enforce::begin(&shared, shared.loaded().policy.clone()).await;
     shared.publish(Published::default());
@@ -119,9 +120,11 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
         () = reload(&shared, path, hangup) => {}
         () = discover(&shared) => {}
         () = labels::run(&shared) => {}
+        () = udp::run(&shared) => {}
         () = serve_page(&shared, page) => {}
         ended = local::serve(shared.clone(), supervisors) => ended.map_err(Error::Wait)?,
     }
+    udp::end(&shared).await;
     shared.discovery.withdraw().await;
     Ok(())
 }

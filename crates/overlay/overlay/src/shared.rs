@@ -33,6 +33,7 @@ use crate::reason::Reason;
 use crate::registry::{Process, Registered, Registry, Takers};
 use crate::resume;
 use crate::secure::Guard;
+use crate::udp::Udp;
 
 /// The shared state of a router.
 #[derive(Debug)]
@@ -51,6 +52,7 @@ pub(crate) struct Shared {
     pub(crate) encryption: Encryption,
     pub(crate) spares: Spares,
     pub(crate) labels: Labels,
+    pub(crate) udp: Udp,
     /// The lines that this router keeps to others. `guests` has those that others keep to it.
     pub(crate) peers: Peers,
     pub(crate) guests: Guests,
@@ -96,6 +98,7 @@ impl Shared {
             encryption: Encryption::new()?,
             spares: Spares::default(),
             labels: Labels::default(),
+            udp: Udp::default(),
             promises: Arc::new(Promises::new(registry.clone())),
             registry,
             quotas: Arc::new(Quotas::new()),
@@ -231,6 +234,7 @@ impl Shared {
             "listeners": listeners,
             "promises": self.promises.count(),
             "labels": self.labels.report(),
+            "udp": self.udp.report(),
             "etcd": self.loaded().config.etcd.as_ref().map(|_| self.discovery.report()),
             "lines": {
                 "to": lines,

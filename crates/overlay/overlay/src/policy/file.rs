@@ -11,7 +11,7 @@ use toml::Spanned;
 
 use super::selector::Requirements;
 use super::shape::{parse_dscp, parse_priority, parse_rate};
-use super::{Action, Default, Direction, Ends, Except, Policy, Ports, Rule, Selector, Shape};
+use super::{Action, Default, Direction, Ends, Except, Policy, Ports, Protocol, Rule, Selector, Shape};
 
 impl Policy {
     /// Reads a policy file.
@@ -75,6 +75,7 @@ struct Written {
 struct WrittenRule {
     name: Spanned<String>,
     action: Action,
+    protocol: Option<Spanned<Protocol>>,
     direction: Option<Direction>,
     from: Option<Spanned<Vec<Spanned<WrittenEnds>>>>,
     to: Option<Spanned<Vec<Spanned<WrittenEnds>>>>,
@@ -125,6 +126,7 @@ impl WrittenRule {
         Ok(Rule {
             name: self.name.get_ref().clone(),
             action: self.action,
+            protocol: self.protocol()?,
             direction: self.direction,
             from: ends_of(&self.from, "from")?,
             to: ends_of(&self.to, "to")?,
@@ -132,6 +134,28 @@ impl WrittenRule {
             source_ports: self.source_ports.as_ref().map(source_ports).transpose()?,
             shape: self.shape()?,
         })
+    }
+
+    /// Returns the protocol. The kernel has no equivalent of some keys for UDP.
+    fn protocol(&self) -> Result<Protocol, Wrong> {
+        let Some(protocol) = &self.protocol else { return Ok(Protocol::Tcp) };
+        let has_names = self.ports.as_ref().is_some_and(|ports| {
+            ports.get_ref().iter().any(|it| it.get_ref().text().chars().any(char::is_alphabetic))
+        });
+        let cannot = match protocol.get_ref() {
+            Protocol::Tcp => None,
+            _ if self.action == Action::Overlay => Some("action = \"overlay\": UDP never leaves it"),
+            _ if self.direction.is_some() => Some("direction"),
+            _ if has_names => Some("names of ports"),
+            _ if self.rate.is_some() || self.dscp.is_some() || self.priority.is_some() => {
+                Some("rate, dscp and priority")
+            }
+            Protocol::Udp => None,
+        };
+        match cannot {
+            None => Ok(*protocol.get_ref()),
+            Some(what) => wrong(protocol.span(), format!("a rule for UDP cannot have {what}")),
+        }
     }
 
     fn shape(&self) -> Result<Shape, Wrong> {

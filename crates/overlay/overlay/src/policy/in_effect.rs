@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::selector::Match;
-use super::{Direction, Doubt, Ends, Flow, Policy, Ports, Rule, Shape, Verdict};
+use super::{Direction, Doubt, Ends, Flow, Policy, Ports, Protocol, Rule, Shape, Verdict};
 use crate::workloads::{Identity, Workloads};
 
 /// A policy, and the containers that it can select.
@@ -56,7 +56,9 @@ impl InEffect {
         let first = |direction| {
             let mut rules = self.policy.rules.iter();
             rules.position(|rule| {
-                rule.direction == direction && rule.matches(flow, &self.workloads) == Match::Yes
+                rule.protocol == Protocol::Tcp
+                    && rule.direction == direction
+                    && rule.matches(flow, &self.workloads) == Match::Yes
             })
         };
         match first(None) {
@@ -96,7 +98,8 @@ impl InEffect {
     /// Adds the verdicts of the rules with that direction. Returns `true` if possibly none of them
     /// matches.
     fn chain(&self, direction: Option<Direction>, flow: Flow, possible: &mut Vec<Verdict>) -> bool {
-        for rule in self.policy.rules.iter().filter(|rule| rule.direction == direction) {
+        let of_tcp = self.policy.rules.iter().filter(|rule| rule.protocol == Protocol::Tcp);
+        for rule in of_tcp.filter(|rule| rule.direction == direction) {
             match rule.matches(flow, &self.workloads) {
                 Match::No => {}
                 Match::Maybe => add(possible, rule.verdict()),

@@ -6,8 +6,9 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 use shunt_abi::local_policy::{self, LocalEnds, LocalPolicy, LocalRule, Prefix};
 
+use super::resolved::Resolved;
 use super::selector::Match;
-use super::{Direction, Ends, Except, InEffect, Ports, Rule, Shape, Verdict};
+use super::{Direction, Ends, InEffect, Ports, Protocol, Rule, Shape, Verdict};
 
 impl InEffect {
     /// Translates the policy. Connections may use shared memory if the policy allows them without a
@@ -15,7 +16,8 @@ impl InEffect {
     /// applies to the host network.
     pub(crate) fn on_one_host(&self, overlay: &[IpNet]) -> LocalPolicy {
         let rules = |direction| {
-            let rules = self.policy.rules.iter().filter(|rule| rule.direction == direction);
+            let of_tcp = self.policy.rules.iter().filter(|rule| rule.protocol == Protocol::Tcp);
+            let rules = of_tcp.filter(|rule| rule.direction == direction);
             rules.flat_map(|rule| self.local(rule)).collect()
         };
         LocalPolicy {
@@ -75,26 +77,9 @@ impl InEffect {
     }
 
     fn ends(&self, ends: &[Ends]) -> LocalEnds {
-        let mut local = LocalEnds { prefixes: Vec::new(), possible: Vec::new(), unknown: false };
-        for it in ends {
-            match it {
-                Ends::Prefix(net) => local.prefixes.push(prefix(*net)),
-                Ends::Except(Except { prefix: whole, except }) => {
-                    local.prefixes.extend(without(*whole, except).into_iter().map(prefix));
-                }
-                Ends::Selected(_) => {
-                    local.unknown = true;
-                    for (address, _) in self.workloads.known() {
-                        match it.has(address, &self.workloads) {
-                            Match::No => {}
-                            Match::Maybe => local.possible.push(prefix(address.into())),
-                            Match::Yes => local.prefixes.push(prefix(address.into())),
-                        }
-                    }
-                }
-            }
-        }
-        local
+        let Resolved { certain, possible, unknown } = self.resolve(ends);
+        let prefixes = |nets: Vec<IpNet>| nets.into_iter().map(prefix).collect();
+        LocalEnds { prefixes: prefixes(certain), possible: prefixes(possible), unknown }
     }
 }
 
@@ -104,19 +89,6 @@ fn is_shared(verdict: Verdict) -> bool {
 
 fn prefix(net: IpNet) -> Prefix {
     Prefix::new(net.addr(), net.prefix_len())
-}
-
-/// Returns the prefixes that together have the addresses of `whole` that no `except` has.
-fn without(whole: IpNet, except: &[IpNet]) -> Vec<IpNet> {
-    if except.iter().any(|it| it.contains(&whole)) {
-        return Vec::new();
-    }
-    if !except.iter().any(|it| whole.contains(it)) {
-        return vec![whole];
-    }
-    // Another prefix is within this one, so it can be divided.
-    let halves = whole.subnets(whole.prefix_len() + 1).expect("it is no single address");
-    halves.flat_map(|half| without(half, except)).collect()
 }
 
 #[cfg(test)]
@@ -182,16 +154,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn a_prefix_without_others_is_divided() {
-        let nets = |texts: &[&str]| texts.iter().map(|it| it.parse().unwrap()).collect::<Vec<IpNet>>();
-        let without = |whole: &str, except: &[&str]| without(whole.parse().unwrap(), &nets(except));
-        assert_eq!(without("10.0.0.0/30", &["10.0.0.1/32"]), nets(&["10.0.0.0/32", "10.0.0.2/31"]));
-        assert_eq!(without("10.0.0.0/30", &["10.1.0.0/16"]), nets(&["10.0.0.0/30"]));
-        assert!(without("10.0.0.0/30", &["10.0.0.0/8"]).is_empty());
-        assert_eq!(without("fd00::/127", &["fd00::1/128", "10.0.0.0/8"]), nets(&["fd00::/128"]));
-        assert_eq!(without("0.0.0.0/0", &["10.50.0.0/16"]).len(), 16);
     }
 }
