@@ -79,7 +79,10 @@ fn rules_for_udp_hold_at_both_ends_until_they_are_removed() {
     let said = lab.apply(B, &rule("deny", ""));
     assert!(said.contains("rules for UDP are in effect in 1 network namespaces"), "{said}");
     assert_eq!(ask(&lab), "refused 12345", "the default is for TCP");
-    lab.apply(B, &rule("drop", "from = ['10.50.1.0/24']\nto = ['10.50.2.2']\nsource-ports = ['5999-6001']\n"));
+    lab.apply(
+        B,
+        &rule("drop", "from = ['10.50.1.0/24']\nto = ['10.50.2.2']\nsource-ports = ['5999-6001']\n"),
+    );
     assert_eq!(ask(&lab), "nothing 12345");
     for other in ["from = ['10.50.9.0/24']\n", "to = ['10.50.2.3']\n", "source-ports = [6001]\n"] {
         lab.apply(B, &rule("drop", other));
@@ -89,7 +92,11 @@ fn rules_for_udp_hold_at_both_ends_until_they_are_removed() {
     lab.apply(B, "");
     assert!(!tables(&lab, B).contains("shunt"));
     lab.apply(A, &rule("drop", "[[rule]]\nname = 'two'\nprotocol = 'udp'\naction = 'deny'\n"));
-    assert!(["forbidden refused", "forbidden forbidden", "nothing refused"].contains(&ask(&lab).as_str()), "{}", ask(&lab));
+    assert!(
+        ["forbidden refused", "forbidden forbidden", "nothing refused"].contains(&ask(&lab).as_str()),
+        "{}",
+        ask(&lab)
+    );
     assert!(tables(&lab, A).contains("shunt"));
     assert_eq!(lab.status(A)["now"]["udp"]["namespaces"], 1);
 

@@ -338,7 +338,7 @@ fn imported_policies_decide_as_kubernetes_documents() {
     let mut random = Random(0x5eed);
     let mut counts = [0; 2];
     let mut unclear = 0;
-    for _ in 0..400 {
+    for _ in 0..150 {
         let cluster = Cluster::random(&mut random);
         let known = in_effect(&cluster, |_| true);
         let missing = random.of(&cluster.pods).address;
@@ -371,7 +371,7 @@ fn imported_policies_decide_as_kubernetes_documents() {
         }
     }
     // Neither verdict is rare, and unknown pods leave many verdicts open.
-    assert!(counts.iter().all(|count| *count > 20_000) && unclear > 5_000, "{counts:?} {unclear}");
+    assert!(counts.iter().all(|count| *count > 8_000) && unclear > 2_000, "{counts:?} {unclear}");
 }
 
 const POLICY: &str = "\
