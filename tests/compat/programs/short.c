@@ -4,20 +4,23 @@
  *
  * The first argument is the number of connections. The second is "set" if the server registers
  * them in an epoll instance, "plain" if not, and "stays" for a single connection with that
- * number of exchanges. "server" and "client" are the two ends of one connection in two
+ * number of exchanges. "select" and "poll" make that number of calls on many connections, one of
+ * which is readable. "server" and "client" are the two ends of one connection in two
  * processes. The server counts after a long conversation, and the third argument is the port. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/select.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { LENGTH = 64, BACKLOG = 8, LONG_EXCHANGES = 20000, LONG_SECONDS = 4 };
+enum { LENGTH = 64, BACKLOG = 8, LONG_EXCHANGES = 20000, LONG_SECONDS = 4, WATCHED = 100 };
 
 static char message[LENGTH], buffer[4096];
 static struct sockaddr_in address = { .sin_family = AF_INET };
@@ -110,6 +113,45 @@ static void exchange(int set, int listener, int left)
     }
 }
 
+/* Both arrays lie within one page each, because the library checks each page that they touch. */
+static struct pollfd watched[WATCHED] __attribute__((aligned(1024)));
+static fd_set watched_set __attribute__((aligned(128)));
+
+__attribute__((noinline)) void measured_select(int count, fd_set *set)
+{
+    check(select(count, set, NULL, NULL, NULL) == 1, "select");
+}
+
+__attribute__((noinline)) void measured_poll(void)
+{
+    check(poll(watched, WATCHED, -1) == 1, "poll");
+}
+
+static void watch(int listener, int left, int selects)
+{
+    int last = 0;
+    for (int one = 0; one < WATCHED; one++) {
+        int client = socket(AF_INET, SOCK_STREAM, 0);
+        check(!connect(client, (struct sockaddr *)&address, sizeof address), "connect");
+        int server = accept(listener, NULL, NULL);
+        check(server >= 0, "accept");
+        if (one == 0)
+            check(send(server, message, LENGTH, 0) == LENGTH, "send");
+        watched[one] = (struct pollfd) { .fd = client, .events = POLLIN };
+        last = client > last ? client : last;
+    }
+    for (; left > 0; left--) {
+        if (!selects) {
+            measured_poll();
+            continue;
+        }
+        FD_ZERO(&watched_set);
+        for (int one = 0; one < WATCHED; one++)
+            FD_SET(watched[one].fd, &watched_set);
+        measured_select(last + 1, &watched_set);
+    }
+}
+
 static void serve(int set, int listener, int left)
 {
     int fd = measured_set_answers(set, listener);
@@ -154,6 +196,11 @@ int main(int count, char **arguments)
     }
     if (!strcmp(arguments[2], "server")) {
         serve(set, listener, atoi(arguments[1]));
+        return 0;
+    }
+    int selects = !strcmp(arguments[2], "select");
+    if (selects || !strcmp(arguments[2], "poll")) {
+        watch(listener, atoi(arguments[1]), selects);
         return 0;
     }
     for (int left = atoi(arguments[1]); left > 0; left--) {

@@ -153,6 +153,18 @@ pub(crate) fn poll_now(fds: &mut [pollfd]) -> usize {
     unsafe { call(libc::SYS_ppoll, [fds.as_mut_ptr() as _, fds.len() as _, time, 0, 0, 0]) }.unwrap_or(0)
 }
 
+/// Calls select without waiting.
+///
+/// # Safety
+/// The sets are null, or have room for `count` descriptors.
+pub(crate) unsafe fn select_now(count: c_int, sets: [*mut u64; 3]) -> Result<usize, i32> {
+    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let time = std::ptr::from_ref(&at_once) as c_long;
+    let [read, write, except] = sets.map(|set| set as c_long);
+    // SAFETY: the caller's promise.
+    unsafe { call(libc::SYS_pselect6, [count.into(), read, write, except, time, 0]) }
+}
+
 /// Calls epoll_wait without waiting. Returns 0 if it fails.
 pub(crate) fn epoll_now(epoll: RawFd, events: &mut [epoll_event]) -> usize {
     let (base, len) = (events.as_mut_ptr() as c_long, events.len() as c_long);

@@ -3,6 +3,7 @@
 
 pub(crate) mod alloc;
 pub(crate) mod arch;
+pub(crate) mod attempts;
 pub(crate) mod budget;
 pub(crate) mod by_number;
 pub(crate) mod children;

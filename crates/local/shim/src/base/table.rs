@@ -29,6 +29,8 @@ const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
 /// Number of descriptors in a word of an `fd_set`.
 pub(crate) const WORD: usize = 64;
+/// Number of such words in a chunk.
+const WORDS: usize = CHUNK / WORD;
 
 struct Chunk {
     cells: [AtomicU64; CHUNK],
@@ -36,7 +38,9 @@ struct Chunk {
     /// descriptor's cell, a call may take the fast path, see [`glance`].
     words: [AtomicPtr<AtomicU64>; CHUNK],
     /// A bit for each descriptor that has ever been a connection or an epoll instance.
-    pollable: [AtomicU64; CHUNK / WORD],
+    pollable: [AtomicU64; WORDS],
+    /// A bit for each descriptor that has ever been an epoll instance.
+    epolls: [AtomicU64; WORDS],
 }
 
 /// The upper level of the table. It shares its memory pages with no other data.
@@ -74,6 +78,9 @@ static IS_WIPED: AtomicBool = AtomicBool::new(false);
 static UPPER: Upper = Upper::new();
 /// A copy from which the upper level is restored. It is written after the upper level.
 static COPY: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+
+/// Whether a descriptor has ever been an epoll instance.
+static HAD_EPOLL: AtomicBool = AtomicBool::new(false);
 
 /// The word that stands for "nothing remembered". No cell has its value.
 static NOTHING: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -242,8 +249,24 @@ pub(crate) fn remember(fd: i32, word: *const AtomicU64) {
 /// descriptor may be a connection or an epoll instance.
 #[inline]
 pub(crate) fn pollable(index: usize) -> u64 {
-    const WORDS: usize = CHUNK / WORD;
     chunk(index / WORDS).map_or(0, |chunk| chunk.pollable[index % WORDS].load(Acquire))
+}
+
+/// Returns a bit for each of the descriptors from `WORD * index` on. A set bit means that the
+/// descriptor may be an epoll instance.
+#[inline]
+pub(crate) fn epolls(index: usize) -> u64 {
+    chunk(index / WORDS).map_or(0, |chunk| chunk.epolls[index % WORDS].load(Acquire))
+}
+
+/// Returns whether one of the descriptors may be an epoll instance.
+#[inline]
+pub(crate) fn may_have_epolls(mut fds: impl Iterator<Item = i32>) -> bool {
+    let may_be_epoll = |fd: i32| {
+        let at = fd as u32 as usize;
+        epolls(at / WORD) >> (at % WORD) & 1 != 0
+    };
+    HAD_EPOLL.load(Acquire) && fds.any(may_be_epoll)
 }
 
 /// Number of descriptors that the table has room for.
@@ -278,15 +301,24 @@ fn swap(fd: i32, entry: Entry) -> u64 {
     if !matches!(entry, Entry::Endpoint(_) | Entry::Epoll(_)) {
         return cell.swap(word, AcqRel);
     }
-    let (pollable, bit) = (&chunk.pollable[at / WORD], 1 << (at % WORD));
-    // Most descriptors have been one before, so the bit is set already.
-    if pollable.load(Relaxed) & bit == 0 {
-        pollable.fetch_or(bit, AcqRel);
+    mark(&chunk.pollable[at / WORD], at);
+    if matches!(entry, Entry::Epoll(_)) {
+        mark(&chunk.epolls[at / WORD], at);
+        HAD_EPOLL.store(true, Release);
     }
     let before = cell.swap(word, AcqRel);
     // In a call that began before the shim's end. Either `clear` finds the entry, or this finds the
     // end, which precedes `clear`. An entry without state does no harm.
     if process::has_ended() { forget_again(cell, before) } else { before }
+}
+
+/// Sets the bit of a descriptor in its word.
+fn mark(word: &AtomicU64, at: usize) {
+    let bit = 1 << (at % WORD);
+    // Most descriptors have been one before, so the bit is set already.
+    if word.load(Relaxed) & bit == 0 {
+        word.fetch_or(bit, AcqRel);
+    }
 }
 
 /// Forgets an entry that was written after the shim's end. Returns `before`, so that its caller need

@@ -9,6 +9,7 @@ use rustix::mm::munmap;
 use shunt_abi::intercept::BLOCK;
 
 use crate::base::arch;
+use crate::base::attempts::Attempts;
 use crate::base::thread_cache::ThreadCache;
 use crate::base::undo_log::UndoLog;
 use crate::base::upcall::Upcall;
@@ -47,6 +48,8 @@ pub(crate) struct Thread {
     pub(crate) lingerer: Spinner,
     /// The object that such a call last found empty.
     pub(crate) asked: Cell<usize>,
+    /// Attempts of poll and select to find something before they prepare a wait.
+    pub(crate) attempts: Attempts,
     /// The ranks of the locks that the thread holds.
     #[cfg(debug_assertions)]
     pub(crate) ranks: crate::base::rank::Ranks,

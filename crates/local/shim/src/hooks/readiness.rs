@@ -150,12 +150,16 @@ fn select_among(
 ) -> c_int {
     let mut sets = Sets::new(count, sets);
     match (limits.time)() {
-        Ok(nanos) if is_good_mask(limits.mask) && sets.concern_us() => {
+        Ok(nanos) if is_good_mask(limits.mask) && sets.may_concern_us() => {
             signal::point();
-            let _shield = Shield::raise();
-            let begin = process::now();
-            let result = sets.wait(nanos, limits.mask);
-            if let Some(nanos) = nanos {
+            let shield = Shield::raise();
+            let begin = nanos.map(|_| process::now());
+            let result = sets.answer_now(nanos, limits.mask).or_else(|| sets.wait(nanos, limits.mask));
+            let Some(result) = result else {
+                drop(shield);
+                return kernel(count);
+            };
+            if let (Some(nanos), Some(begin)) = (nanos, begin) {
                 (limits.leave)(nanos.saturating_sub(process::now() - begin));
             }
             result

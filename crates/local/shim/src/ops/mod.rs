@@ -16,6 +16,7 @@ pub(crate) mod receive;
 mod receive_step;
 pub(crate) mod ring;
 pub(crate) mod select;
+mod select_now;
 mod select_step;
 pub(crate) mod send;
 mod send_step;

@@ -133,7 +133,43 @@ pub(crate) fn poll(
     kernel: impl FnOnce() -> i32,
 ) -> i32 {
     control::poll_inbox();
+    let attempts = &thread::this().attempts;
+    let tries = timeout == Some(0) || mask.is_null() && attempts.begin();
+    if tries && kernel_knows_all(fds) {
+        if timeout == Some(0) {
+            return signal::open(Held::NOTHING, kernel);
+        }
+        let found = kernel::poll_now(fds);
+        attempts.note(found > 0);
+        if found > 0 && !has_attached(fds) {
+            settle(fds);
+            return found as i32;
+        }
+    }
     waiter::waiting(|| poll_all(fds, timeout, mask, kernel))
+}
+
+/// Polls as [`poll`] does, without an attempt before the wait is prepared.
+pub(super) fn prepare_and_poll(
+    fds: &mut [pollfd],
+    timeout: Option<u64>,
+    mask: *const sigset_t,
+    kernel: impl FnOnce() -> i32,
+) -> i32 {
+    control::poll_inbox();
+    waiter::waiting(|| poll_all(fds, timeout, mask, kernel))
+}
+
+/// Returns whether none of the fds is an epoll instance or a connection that is attached. A call that
+/// does not sleep is then the kernel's: see [`crate::ops::select_now`].
+fn kernel_knows_all(fds: &[pollfd]) -> bool {
+    !has_attached(fds) && !table::may_have_epolls(fds.iter().map(|entry| entry.fd))
+}
+
+/// Returns whether one of the fds is a connection that is attached.
+fn has_attached(fds: &[pollfd]) -> bool {
+    endpoint::any_is_attached()
+        && fds.iter().any(|entry| endpoint::behind(entry.fd).is_some_and(Endpoint::is_attached))
 }
 
 fn poll_all(

@@ -39,9 +39,9 @@ impl Sets {
         Sets { sets: sets.map(|set| set.cast()), count: count.max(0) as usize }
     }
 
-    /// Returns whether one of the descriptors is a connected TCP socket, and the kernel would
-    /// accept the addresses.
-    pub(crate) fn concern_us(&mut self) -> bool {
+    /// Returns whether one of the descriptors may be a connected TCP socket or an epoll instance, and
+    /// the kernel would accept the addresses.
+    pub(crate) fn may_concern_us(&mut self) -> bool {
         let known = 0..self.words().min(table::PLACES / BITS);
         if !known.into_iter().any(|index| table::pollable(index) & self.any(index) != 0) {
             return false;
@@ -53,10 +53,19 @@ impl Sets {
         {
             self.count = fewer as usize;
         }
-        self.are_good() && poll::concerns(self.members().map(|(fd, _)| fd))
+        self.are_good()
     }
 
-    fn words(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Returns whether the program has given this bitmap.
+    pub(super) fn is_given(&self, set: usize) -> bool {
+        !self.sets[set].is_null()
+    }
+
+    pub(super) fn words(&self) -> usize {
         self.count.div_ceil(BITS)
     }
 
@@ -68,7 +77,8 @@ impl Sets {
     /// Returns a word of a bitmap, which the kernel copies as a whole. A bitmap that cannot be read
     /// is empty. So is an absent one, without an attempt to read it: that would take a system call
     /// for each descriptor.
-    fn word(&self, set: usize, index: usize) -> u64 {
+    #[inline(always)]
+    pub(super) fn word(&self, set: usize, index: usize) -> u64 {
         if self.sets[set].is_null() {
             return 0;
         }
@@ -77,22 +87,28 @@ impl Sets {
     }
 
     /// Returns the descriptors of all three bitmaps in a word.
-    fn any(&self, index: usize) -> u64 {
-        (0..3).fold(0, |all, set| all | self.word(set, index))
+    pub(super) fn any(&self, index: usize) -> u64 {
+        self.word(0, index) | self.word(1, index) | self.word(2, index)
     }
 
-    fn members(&self) -> Members<'_> {
+    pub(super) fn members(&self) -> Members<'_> {
         Members { sets: self, next: 0, bits: [0; 3], any: 0 }
     }
 
     /// Returns a word of each bitmap, without the descriptors that the call does not have.
-    fn words_at(&self, index: usize) -> [u64; 3] {
+    pub(super) fn words_at(&self, index: usize) -> [u64; 3] {
         let beyond = ((index + 1) * BITS).saturating_sub(self.count);
-        [0, 1, 2].map(|set| self.word(set, index) & (u64::MAX >> beyond))
+        let mask = u64::MAX >> beyond;
+        [self.word(0, index) & mask, self.word(1, index) & mask, self.word(2, index) & mask]
     }
 
-    /// Waits as select does, with poll.
-    pub(crate) fn wait(&self, timeout: Option<u64>, mask: *const sigset_t) -> c_int {
+    /// Waits as select does, with poll. Returns `None` if the kernel's own select is enough, because
+    /// none of the descriptors is a connected TCP socket or shows lanes.
+    pub(crate) fn wait(&self, timeout: Option<u64>, mask: *const sigset_t) -> Option<c_int> {
+        poll::concerns(self.members().map(|(fd, _)| fd)).then(|| self.wait_by_poll(timeout, mask))
+    }
+
+    fn wait_by_poll(&self, timeout: Option<u64>, mask: *const sigset_t) -> c_int {
         let count = (0..self.words()).map(|index| self.any(index).count_ones() as usize).sum();
         let (mut fds, mut connections) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for (fd, events) in self.members() {
@@ -121,26 +137,35 @@ impl Sets {
     fn store(&self, fds: &[pollfd]) -> c_int {
         let words = self.words();
         let mut total = 0;
-        for set in (0..3).filter(|&set| !self.sets[set].is_null()) {
+        for set in (0..3).filter(|&set| self.is_given(set)) {
             let mut result = vec![0u64; words];
             for entry in fds.iter().filter(|entry| self.means(entry) & 1 << set != 0) {
                 result[entry.fd as usize / BITS] |= 1 << (entry.fd as usize % BITS);
                 total += 1;
             }
-            for (index, word) in result.into_iter().enumerate() {
-                // SAFETY: the program wants it there.
-                if !unsafe { memory::write(self.sets[set].wrapping_add(index), word) } {
-                    errno::set(libc::EFAULT);
-                    return -1;
-                }
+            if !self.store_words(set, &result) {
+                return -1;
             }
         }
         total
     }
+
+    /// Stores the words of a bitmap that the program has given. Returns `false`, with errno, if it
+    /// cannot be written.
+    pub(super) fn store_words(&self, set: usize, words: &[u64]) -> bool {
+        for (index, word) in words.iter().enumerate() {
+            // SAFETY: the program wants it there.
+            if !unsafe { memory::write(self.sets[set].wrapping_add(index), *word) } {
+                errno::set(libc::EFAULT);
+                return false;
+            }
+        }
+        true
+    }
 }
 
 /// The descriptors of a call, with the events that poll is to report for each.
-struct Members<'a> {
+pub(super) struct Members<'a> {
     sets: &'a Sets,
     /// The next word.
     next: usize,
@@ -230,7 +255,7 @@ impl Call<'_> {
         let left = deadline.map(|deadline| deadline.saturating_sub(process::now()));
         let until_look = (!hung_up.is_empty()).then_some(HUNG_UP_NANOS);
         let nanos = left.into_iter().chain(until_look).min();
-        let result = poll::poll(fds, nanos, mask, || {
+        let result = poll::prepare_and_poll(fds, nanos, mask, || {
             let timeout = nanos.map(crate::ops::sleep::as_timespec);
             let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
             // SAFETY: the array is ours; the callee fills it in while `poll` does not touch it.
