@@ -262,9 +262,15 @@ pub(crate) fn epolls(index: usize) -> u64 {
 /// Returns whether one of the descriptors may be an epoll instance.
 #[inline]
 pub(crate) fn may_have_epolls(mut fds: impl Iterator<Item = i32>) -> bool {
+    let first = chunk(0);
     let may_be_epoll = |fd: i32| {
         let at = fd as u32 as usize;
-        epolls(at / WORD) >> (at % WORD) & 1 != 0
+        // Most programs have descriptors of the first chunk only.
+        let word = match first {
+            Some(chunk) if at < CHUNK => chunk.epolls[at / WORD].load(Acquire),
+            _ => epolls(at / WORD),
+        };
+        word >> (at % WORD) & 1 != 0
     };
     HAD_EPOLL.load(Acquire) && fds.any(may_be_epoll)
 }
@@ -281,6 +287,10 @@ pub(crate) fn has_place_for(fd: i32) -> bool {
 /// and so on TCP.
 #[inline]
 pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
+    // Callers give a constant kind, so that most of them do not check it.
+    if matches!(entry, Entry::Epoll(_)) {
+        mark_epoll(fd, entry);
+    }
     Entry::unpack(swap(fd, entry))
 }
 
@@ -302,17 +312,26 @@ fn swap(fd: i32, entry: Entry) -> u64 {
         return cell.swap(word, AcqRel);
     }
     mark(&chunk.pollable[at / WORD], at);
-    if matches!(entry, Entry::Epoll(_)) {
-        mark(&chunk.epolls[at / WORD], at);
-        HAD_EPOLL.store(true, Release);
-    }
     let before = cell.swap(word, AcqRel);
     // In a call that began before the shim's end. Either `clear` finds the entry, or this finds the
     // end, which precedes `clear`. An entry without state does no harm.
     if process::has_ended() { forget_again(cell, before) } else { before }
 }
 
+/// Sets the bit that [`epolls`] returns, before the descriptor gets the entry.
+#[inline(never)]
+fn mark_epoll(fd: i32, entry: Entry) {
+    let (index, at) = (fd as usize / CHUNK, fd as usize % CHUNK);
+    if has_place_for(fd)
+        && let Some(chunk) = chunk(index).or_else(|| make(index, entry))
+    {
+        mark(&chunk.epolls[at / WORD], at);
+        HAD_EPOLL.store(true, Release);
+    }
+}
+
 /// Sets the bit of a descriptor in its word.
+#[inline(always)]
 fn mark(word: &AtomicU64, at: usize) {
     let bit = 1 << (at % WORD);
     // Most descriptors have been one before, so the bit is set already.
