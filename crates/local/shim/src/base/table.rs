@@ -318,7 +318,7 @@ fn swap(fd: i32, entry: Entry) -> u64 {
     if process::has_ended() { forget_again(cell, before) } else { before }
 }
 
-/// Sets the bit that [`epolls`] returns, before the descriptor gets the entry.
+/// Marks a descriptor for [`epolls`], before it gets the entry.
 #[inline(never)]
 fn mark_epoll(fd: i32, entry: Entry) {
     let (index, at) = (fd as usize / CHUNK, fd as usize % CHUNK);
