@@ -19,7 +19,7 @@ const FLOORS: [&[&str]; 10] = [
 
 /// The layers within `base`.
 const BASE: [&[&str]; 14] = [
-    &["arch", "errno", "names", "plan", "rank", "thread_cache", "undo_log", "upcall"],
+    &["arch", "attempts", "errno", "names", "plan", "rank", "thread_cache", "undo_log", "upcall"],
     &["code", "hidden", "library", "order", "thread"],
     &["split"],
     &["unwind"],
