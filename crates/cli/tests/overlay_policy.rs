@@ -547,6 +547,68 @@ fn connections_of_a_container_share_a_limit_and_are_counted_together() {
     assert!(said.starts_with("1 connections have been ended"), "{said}");
 }
 
+/// The router makes the classes itself, and leaves devices alone that have other ones.
+#[test]
+fn a_container_rate_limits_all_connections_of_a_container_together() {
+    const BYTES: u64 = 5_000_000;
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    let qdiscs = |lab: &Lab| {
+        let output = lab.hosts[A]
+            .net
+            .inside(|| Command::new("tc").args(["qdisc", "show", "dev", "wire"]).output().unwrap());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let rule = |rate: &str| {
+        format!(
+            "[[rule]]\nname = 'limited'\naction = 'allow'\nfrom = ['{CLIENT}']\ncontainer-rate = '{rate}'\n"
+        )
+    };
+    let client = |lab: &Lab, pause: &str| {
+        let mut client = lab.command(A, true, go("client"));
+        client.args([&format!("{SERVER}:9000"), "4", "4", &(BYTES / 4).to_string(), pause]);
+        client
+    };
+    let send = |lab: &Lab| {
+        let begun = Instant::now();
+        let output = lab.output(A, &mut client(lab, "0"));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "ok 4\n", "{output:?}");
+        begun.elapsed().as_secs_f64()
+    };
+    lab.apply(A, &rule("20mbit"));
+    let seconds = send(&lab);
+    // 5 MB at 2.5 MB/s take 2 s. A busy machine only takes longer.
+    assert!(seconds > 1.5, "{seconds}");
+    println!("5 MB of a container with 20 Mbit/s: {seconds:.2} s");
+    assert_eq!(lab.paths(A, "client"), (4, json!({})));
+    let limited = class_bytes(&lab, "5475:1");
+    assert!((BYTES..BYTES * 6 / 5).contains(&limited), "{limited}");
+    // Another rate has another class, also for connections in use.
+    let open = lab.launch(A, &mut client(&lab, "60000"), "");
+    lab::await_until(|| class_bytes(&lab, "5475:1") > limited + BYTES / 10, || lab.said(open));
+    let said = lab.apply(A, &rule("1gbit"));
+    assert!(said.contains("4 go on with another rate or class"), "{said}");
+    lab::await_until(|| lab.said(open).contains("paused"), || lab.said(open));
+    assert!(class_bytes(&lab, "5475:2") > BYTES / 10);
+    // Without such a rule there is no class, and connections continue.
+    lab.apply(A, "");
+    assert!(!qdiscs(&lab).contains("htb"), "{}", qdiscs(&lab));
+    assert!(!lab.has_ended(open));
+    lab.stop(open);
+
+    let on_host = lab.paths(A, "client").0;
+    lab.hosts[A].net.words("tc qdisc add dev wire root handle 1: htb default 10");
+    let said = lab.apply(A, &rule("20mbit"));
+    assert!(
+        said.contains("container-rate is not in effect") && said.contains("wire has the queueing"),
+        "{said}"
+    );
+    send(&lab);
+    assert_eq!(lab.paths(A, "client"), (on_host, json!({ "limit": 4 })));
+    lab.apply(A, "");
+    assert!(qdiscs(&lab).contains("htb 1:"), "{}", qdiscs(&lab));
+}
+
 /// A control group, which is removed when this is dropped. All processes in it must have ended by
 /// then.
 struct Group(PathBuf);

@@ -59,6 +59,11 @@ fn done(applied: &Value) -> String {
         text +=
             &format!("not on shared memory, so containers of this host stay on TCP with each other: {off}\n");
     }
+    if let Some(error) = applied["limits"]["error"].as_str() {
+        text += &format!(
+            "container-rate is not in effect, so connections that need it stay on the overlay: {error}\n"
+        );
+    }
     let udp = &applied["udp"];
     if udp["namespaces"] != 0 {
         text += &format!("rules for UDP are in effect in {} network namespaces\n", udp["namespaces"]);
@@ -86,7 +91,10 @@ fn report(shown: &Value) -> String {
 
 fn row(rule: &Value, count: &Value) -> Vec<String> {
     let shape = &rule["shape"];
-    let rate = shape["rate"].as_u64().map(|bytes| format!("{}bit/s", bytes * 8)).unwrap_or_default();
+    let rates = [("rate", ""), ("container-rate", " a container")]
+        .into_iter()
+        .filter_map(|(key, of)| Some(format!("{}bit/s{of}", shape[key].as_u64()? * 8)));
+    let rate = rates.collect::<Vec<_>>().join(", ");
     vec![
         word(&rule["name"]),
         word(&rule["action"]) + if rule["protocol"] == "udp" { " udp" } else { "" },

@@ -23,6 +23,7 @@ use crate::channel::{Channel, watch};
 use crate::config::addresses;
 use crate::connections::{Connection, Place, Stayed};
 use crate::enforce;
+use crate::limits;
 use crate::local::{self, Ends, written};
 use crate::map::Known;
 use crate::message::{Answer, MessageError, Request};
@@ -253,6 +254,7 @@ async fn take(
     local::name(shared, &connection, ends).map_err(|_| Reason::Failed)?;
     let entered = made.connection(&connection, told, shared.copied())?;
     let (cookie, stayed) = (entered.place.cookie, Stayed { namespace: made.namespace, flow: entered.flow });
+    limits::prepare(shared, End::Client, entered.flow).await?;
     shared.expected_gain.watch();
     shared.connections.enter(entered, &connection)?;
     local::secure(shared, &connection, told).map_err(|_| Reason::Failed)?;

@@ -1,7 +1,7 @@
 //! The table of connections that a router was asked about, and the policy that applies to them. One
 //! lock guards both, so that no connection is entered under a policy that has been replaced.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,6 +12,7 @@ use shunt_sys::{Errno, peer};
 
 use crate::blocking_pool::Theirs;
 use crate::expected_gain::Way;
+use crate::limits::{self, Limit, Limits};
 use crate::metrics::End;
 use crate::options::Options;
 use crate::policy::{Doubt, Flow, InEffect, Shape, Verdict};
@@ -25,6 +26,8 @@ const MOST: usize = 65_536;
 pub(crate) struct Connections {
     /// A netlink socket for questions about the host's sockets.
     asker: OwnedFd,
+    /// The classes of limits.
+    limits: Arc<Limits>,
     state: Mutex<State>,
 }
 
@@ -99,10 +102,10 @@ impl Place {
 
 impl Connections {
     /// Creates an empty table with a policy that permits everything.
-    pub(crate) fn new() -> Result<Connections, Errno> {
+    pub(crate) fn new(limits: Arc<Limits>) -> Result<Connections, Errno> {
         let policy = Arc::new(InEffect::open());
         let state = State { policy, connections: HashMap::new(), stayed: HashMap::new() };
-        Ok(Connections { asker: peer::open()?, state: Mutex::new(state) })
+        Ok(Connections { asker: peer::open()?, limits, state: Mutex::new(state) })
     }
 
     pub(crate) fn policy(&self) -> Arc<InEffect> {
@@ -137,10 +140,10 @@ impl Connections {
     /// Adds a connection if the policy permits it, and sets its options accordingly. The router
     /// must be the only process that has the socket.
     pub(crate) fn enter(&self, connection: Connection, socket: &OwnedFd) -> Result<(), Reason> {
-        let Connection { flow, own, .. } = connection;
+        let Connection { end, flow, own, .. } = connection;
         let mut shape = {
             let mut state = self.state();
-            let shape = permit(&state.policy, flow)?;
+            let shape = self.classed(permit(&state.policy, flow)?, end, flow)?;
             state.connections.insert(connection.place.cookie, connection);
             shape
         };
@@ -152,11 +155,28 @@ impl Connections {
                 set = wanted;
             }
             // A new policy may have changed the socket's options before this thread set them.
-            match self.permit(flow)? {
+            match self.classed(self.permit(flow)?, end, flow)? {
                 same if same == shape => return Ok(()),
                 other => shape = other,
             }
         }
+    }
+
+    /// Returns the limits that open connections need under a policy.
+    pub(crate) fn limits_under(&self, policy: &InEffect) -> BTreeSet<Limit> {
+        let state = self.state();
+        let limit = |it: &Connection| match policy.verdict(it.flow) {
+            Verdict::Allow(shape) => Some((limits::container(it.end, it.flow), shape.container_rate?)),
+            _ => None,
+        };
+        state.connections.values().filter_map(limit).collect()
+    }
+
+    /// Returns the shape with the class of the limit that it demands. Fails if there is no such class.
+    fn classed(&self, shape: Shape, end: End, flow: Flow) -> Result<Shape, Reason> {
+        let Some(rate) = shape.container_rate else { return Ok(shape) };
+        let class = self.limits.class((limits::container(end, flow), rate)).ok_or(Reason::Limit)?;
+        Ok(Shape { priority: Some(class), ..shape })
     }
 
     /// Returns the network namespace and the destination of a client's connection.
@@ -205,16 +225,17 @@ impl Connections {
         let State { policy: holds, connections, stayed } = &mut *state;
         let former = std::mem::replace(holds, Arc::new(policy));
         let mut changes = Changes::default();
-        connections.retain(|cookie, Connection { namespace, place, flow, own, .. }| {
+        connections.retain(|cookie, Connection { end, namespace, place, flow, own, .. }| {
             let verdict = holds.verdict(*flow);
             if unclear == Unclear::Continue && matches!(verdict, Verdict::Unclear(_)) {
                 return true;
             }
-            let Ok(shape) = permission(verdict) else {
+            let Ok(shape) = permission(verdict).and_then(|shape| self.classed(shape, *end, *flow)) else {
                 changes.forbidden.entry(*namespace).or_default().push(*place);
                 return false;
             };
-            let before = own.under(permit(&former, *flow).unwrap_or_default());
+            let before = permit(&former, *flow).and_then(|shape| self.classed(shape, *end, *flow));
+            let before = own.under(before.unwrap_or_default());
             let after = own.under(shape);
             if after != before {
                 changes.shapes.insert(*cookie, after.instead_of(before));
@@ -319,7 +340,7 @@ mod tests {
 
     #[test]
     fn what_was_needed_for_many_is_given_back() {
-        let connections = Connections::new().unwrap();
+        let connections = Connections::new(Arc::default()).unwrap();
         let flow = Flow::of("10.50.1.2:40000".parse().unwrap(), "10.50.2.2:80".parse().unwrap());
         let address: SocketAddr = "192.168.77.1:7450".parse().unwrap();
         for cookie in 0..5_000 {

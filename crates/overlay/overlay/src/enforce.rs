@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::blocking_pool::{Subject, elsewhere};
 use crate::connections::{Changes, Place, Unclear};
+use crate::limits;
 use crate::namespace::Namespace;
 use crate::policy::{InEffect, Policy};
 use crate::published;
@@ -51,6 +52,11 @@ async fn put_in_effect(shared: &Arc<Shared>, policy: InEffect, unclear: Unclear)
     let began = Instant::now();
     let rules = policy.policy.rules();
     published::publish(&shared.loaded().config, &policy);
+    let is_limiting = policy.policy.limits_containers();
+    if is_limiting {
+        // Without their classes, connections that need them end.
+        let _ = limits::ensure(shared, shared.connections.limits_under(&policy)).await;
+    }
     let Changes { forbidden, stayed, shapes } = shared.connections.replace(policy, unclear);
     udp::apply(shared).await;
     // Wait until all routers have forgotten their answers. Until then a connection could begin that
@@ -62,6 +68,9 @@ async fn put_in_effect(shared: &Arc<Shared>, policy: InEffect, unclear: Unclear)
     let Ended { ended, gone } = end(shared, doomed).await;
     let left = all - ended - gone;
     let Changed { changed, unchanged } = change(shared, shapes).await;
+    if !is_limiting {
+        limits::remove(shared).await;
+    }
     let seconds = began.elapsed().as_secs_f64();
     if left > 0 {
         tracing::warn!(
@@ -78,6 +87,7 @@ async fn put_in_effect(shared: &Arc<Shared>, policy: InEffect, unclear: Unclear)
         "unchanged": unchanged,
         "off-shared-memory": shared.connections.policy().policy.off_shared_memory(),
         "udp": shared.udp.report(),
+        "limits": shared.limits.report(),
         "seconds": seconds,
     })
 }

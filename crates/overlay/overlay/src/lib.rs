@@ -40,6 +40,7 @@ mod guests;
 mod keys;
 mod kubernetes;
 mod labels;
+mod limits;
 mod listing;
 mod local;
 mod lock;

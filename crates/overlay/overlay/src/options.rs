@@ -99,7 +99,8 @@ mod tests {
             let socket = TcpListener::bind(host).unwrap();
             let own = Options::of(&socket).unwrap();
             assert_eq!(own, Options::unset(traffic_class.is_some()));
-            let shape = Shape { rate: Some(1_000_000), dscp: Some(46), priority: Some(0x1_0020) };
+            let shape =
+                Shape { rate: Some(1_000_000), dscp: Some(46), priority: Some(0x1_0020), ..Shape::default() };
             own.under(shape).set(&socket).unwrap();
             let set = Options::of(&socket).unwrap();
             assert_eq!(set, Options { rate: 1_000_000, tos: 184, traffic_class, priority: 0x1_0020 });

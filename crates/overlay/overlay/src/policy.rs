@@ -203,10 +203,17 @@ impl Policy {
     /// off shared memory, although they permit them.
     pub(crate) fn off_shared_memory(&self) -> Vec<&str> {
         let is_kept_off = |rule: &&Rule| match rule.verdict() {
-            Verdict::Allow(shape) => rule.protocol == Protocol::Tcp && shape.rate.is_some(),
+            Verdict::Allow(shape) => {
+                rule.protocol == Protocol::Tcp && (shape.rate.is_some() || shape.container_rate.is_some())
+            }
             verdict => verdict == Verdict::Overlay,
         };
         self.rules.iter().filter(is_kept_off).map(|rule| rule.name.as_str()).collect()
+    }
+
+    /// Returns `true` if a rule limits all connections of a container together.
+    pub(crate) fn limits_containers(&self) -> bool {
+        self.rules.iter().any(|rule| rule.shape.container_rate.is_some())
     }
 
     pub(crate) fn rules(&self) -> usize {

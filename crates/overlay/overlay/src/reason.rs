@@ -75,6 +75,7 @@ reasons! {
     Ports = 25, "ports", "This host has no free port for another connection to that host's router.";
     Encrypted = 26, "encrypted", "The overlay to that host is encrypted, and the network between the hosts is not.";
     UnknownLabels = 27, "unknown-labels", "A rule of the policy of one of the hosts selects containers by labels, and no source of labels names this container.";
+    Limit = 28, "limit", "A rule limits the container, and this host cannot.";
     Brief = 24, "brief", "Connections from there to that place have lately been over before moving them had paid.";
 }
 
@@ -116,6 +117,9 @@ impl Reason {
                 "Nothing, if it has to be encrypted. Otherwise set `encrypted = false` in the configuration of both routers."
             }
             Reason::Busy => "Have fewer connections begin at once in one container.",
+            Reason::Limit => {
+                "Look at `now.limits` in `shunt overlay status --json`: the router needs tc, and a device without a queueing discipline of its own."
+            }
             Reason::UnknownLabels => {
                 "Look at `now.labels` in `shunt overlay status --json`; set `label-sources` in the configuration of every router, or use addresses in the rule."
             }

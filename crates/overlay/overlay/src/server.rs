@@ -24,6 +24,7 @@ use crate::blocking_pool::Theirs;
 use crate::channel::watch;
 use crate::connections::{Connection, Place, Stayed};
 use crate::guests::{self, Coming};
+use crate::limits;
 use crate::local::{self, Ends};
 use crate::marks::Mark;
 use crate::metrics::End;
@@ -147,7 +148,8 @@ async fn agree(
         false => None,
     };
     let flow = Flow::of(offer.source, ask.destination);
-    let promised = found.ok_or(Reason::NotFound).and_then(|found| {
+    let limited = limits::prepare(shared, End::Server, flow).await;
+    let promised = limited.and(found.ok_or(Reason::NotFound)).and_then(|found| {
         shared.connections.permit(flow)?;
         // The kernel changes the family (IPV6_ADDRFORM) of established connections only, so this
         // comes before the promise: until then, no process can have closed the connection.

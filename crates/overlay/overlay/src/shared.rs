@@ -23,6 +23,7 @@ use crate::encryption::Encryption;
 use crate::expected_gain::ExpectedGain;
 use crate::guests::Guests;
 use crate::labels::Labels;
+use crate::limits::Limits;
 use crate::lock::lock;
 use crate::map::{Map, Published};
 use crate::metrics::{End, Metrics};
@@ -53,6 +54,7 @@ pub(crate) struct Shared {
     pub(crate) spares: Spares,
     pub(crate) labels: Labels,
     pub(crate) udp: Udp,
+    pub(crate) limits: Arc<Limits>,
     /// The lines that this router keeps to others. `guests` has those that others keep to it.
     pub(crate) peers: Peers,
     pub(crate) guests: Guests,
@@ -76,7 +78,8 @@ impl Shared {
         guard: Option<Guard>,
         reader: Reader,
     ) -> io::Result<Shared> {
-        let connections = Connections::new()?;
+        let limits = Arc::<Limits>::default();
+        let connections = Connections::new(limits.clone())?;
         let own = loaded.host().address.ip();
         let registry = Arc::<Registry>::default();
         Ok(Shared {
@@ -99,6 +102,7 @@ impl Shared {
             spares: Spares::default(),
             labels: Labels::default(),
             udp: Udp::default(),
+            limits,
             promises: Arc::new(Promises::new(registry.clone())),
             registry,
             quotas: Arc::new(Quotas::new()),
@@ -235,6 +239,7 @@ impl Shared {
             "promises": self.promises.count(),
             "labels": self.labels.report(),
             "udp": self.udp.report(),
+            "limits": self.limits.report(),
             "etcd": self.loaded().config.etcd.as_ref().map(|_| self.discovery.report()),
             "lines": {
                 "to": lines,

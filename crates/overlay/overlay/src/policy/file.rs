@@ -82,6 +82,7 @@ struct WrittenRule {
     ports: Option<Spanned<Vec<Spanned<NumberOrText>>>>,
     source_ports: Option<Spanned<Vec<Spanned<NumberOrText>>>>,
     rate: Option<Spanned<String>>,
+    container_rate: Option<Spanned<String>>,
     dscp: Option<Spanned<NumberOrText>>,
     priority: Option<Spanned<NumberOrText>>,
 }
@@ -147,9 +148,8 @@ impl WrittenRule {
             _ if self.action == Action::Overlay => Some("action = \"overlay\": UDP never leaves it"),
             _ if self.direction.is_some() => Some("direction"),
             _ if has_names => Some("names of ports"),
-            _ if self.rate.is_some() || self.dscp.is_some() || self.priority.is_some() => {
-                Some("rate, dscp and priority")
-            }
+            _ if self.rate.is_some() || self.container_rate.is_some() => Some("rate and container-rate"),
+            _ if self.dscp.is_some() || self.priority.is_some() => Some("dscp and priority"),
             Protocol::Udp => None,
         };
         match cannot {
@@ -161,21 +161,28 @@ impl WrittenRule {
     fn shape(&self) -> Result<Shape, Wrong> {
         let spans = [
             self.rate.as_ref().map(Spanned::span),
+            self.container_rate.as_ref().map(Spanned::span),
             self.dscp.as_ref().map(Spanned::span),
             self.priority.as_ref().map(Spanned::span),
         ];
         if self.action != Action::Allow
             && let Some(span) = spans.into_iter().flatten().next()
         {
-            let what = "rate, dscp and priority are for connections that are allowed: say action = \"allow\", or leave it out";
+            let what = "rate, container-rate, dscp and priority are for connections that are allowed: say action = \"allow\", or leave it out";
             return wrong(span, what.into());
         }
         let located = |span: Range<usize>| move |what| Wrong { at: span.start, what };
-        let rate = self.rate.as_ref().map(|it| parse_rate(it.get_ref()).map_err(located(it.span())));
+        let rate_of = |key, it: &Spanned<String>| parse_rate(key, it.get_ref()).map_err(located(it.span()));
+        let rate = self.rate.as_ref().map(|it| rate_of("rate", it)).transpose()?;
+        let container_rate =
+            self.container_rate.as_ref().map(|it| rate_of("container-rate", it)).transpose()?;
+        if let (Some(_), Some(priority)) = (container_rate, &self.priority) {
+            return wrong(priority.span(), "container-rate needs the priority: leave one of them out".into());
+        }
         let dscp = self.dscp.as_ref().map(|it| parse_dscp(&it.get_ref().text()).map_err(located(it.span())));
         let priority =
             self.priority.as_ref().map(|it| parse_priority(&it.get_ref().text()).map_err(located(it.span())));
-        Ok(Shape { rate: rate.transpose()?, dscp: dscp.transpose()?, priority: priority.transpose()? })
+        Ok(Shape { rate, container_rate, dscp: dscp.transpose()?, priority: priority.transpose()? })
     }
 }
 

@@ -133,6 +133,7 @@ fn stricter(one: Verdict, other: Verdict) -> Verdict {
         (_, Verdict::Deny(_)) => other,
         (Verdict::Allow(one), Verdict::Allow(other)) => Verdict::Allow(Shape {
             rate: [one.rate, other.rate].into_iter().flatten().min(),
+            container_rate: [one.container_rate, other.container_rate].into_iter().flatten().min(),
             dscp: one.dscp.or(other.dscp),
             priority: one.priority.or(other.priority),
         }),
@@ -304,7 +305,7 @@ pub(super) mod tests {
         );
         let verdict = |source, destination| policy.verdict(flow(source, destination));
         let (allow, deny) = (Verdict::Allow(Shape::default()), Verdict::Deny(Denial::Refused));
-        let both = Verdict::Allow(Shape { rate: Some(2_000), dscp: Some(46), priority: None });
+        let both = Verdict::Allow(Shape { rate: Some(2_000), dscp: Some(46), ..Shape::default() });
         assert_eq!(verdict("10.50.1.2", "10.50.2.2:80"), both);
         assert_eq!(policy.rules(flow("10.50.1.2", "10.50.2.2:80")), [3, 1]);
         assert_eq!(verdict("10.50.1.2", "10.50.2.2:81"), deny, "by egress");

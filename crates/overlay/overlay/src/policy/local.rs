@@ -84,7 +84,7 @@ impl InEffect {
 }
 
 fn is_shared(verdict: Verdict) -> bool {
-    matches!(verdict, Verdict::Allow(Shape { rate: None, .. }))
+    matches!(verdict, Verdict::Allow(Shape { rate: None, container_rate: None, .. }))
 }
 
 fn prefix(net: IpNet) -> Prefix {

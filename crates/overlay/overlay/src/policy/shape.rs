@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Shape {
     /// The largest rate at which this end sends, in bytes per second.
     pub(crate) rate: Option<u64>,
+    /// The largest rate at which all connections of a container together send ([`crate::limits`]).
+    #[serde(default)]
+    pub(crate) container_rate: Option<u64>,
     /// The differentiated services code point.
     pub(crate) dscp: Option<u8>,
     /// The priority of the packets for queueing disciplines, or a class: the qdisc's number is in
@@ -26,9 +29,9 @@ const MAX_PRIORITY: u32 = 15;
 const RATES: RangeInclusive<u64> = 16_000..=34_000_000_000;
 
 /// Parses bits per second in tc's notation, and returns bytes per second.
-pub(super) fn parse_rate(text: &str) -> Result<u64, String> {
+pub(super) fn parse_rate(key: &str, text: &str) -> Result<u64, String> {
     let wrong =
-        || format!("rate = {text:?}: say bits per second, as in \"200mbit\" (bit, kbit, mbit or gbit)");
+        || format!("{key} = {text:?}: say bits per second, as in \"200mbit\" (bit, kbit, mbit or gbit)");
     let digits = text.len() - text.trim_start_matches(|each: char| each.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
     let unit: u64 = match unit {
@@ -41,7 +44,7 @@ pub(super) fn parse_rate(text: &str) -> Result<u64, String> {
     let bits = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(wrong)?;
     match RATES.contains(&bits) {
         true => Ok(bits / 8),
-        false => Err(format!("rate = {text:?}: say \"16kbit\" to \"34gbit\", or leave it out")),
+        false => Err(format!("{key} = {text:?}: say \"16kbit\" to \"34gbit\", or leave it out")),
     }
 }
 
@@ -86,14 +89,14 @@ mod tests {
 
     #[test]
     fn rates_are_bits_per_second() {
-        assert_eq!(parse_rate("8mbit"), Ok(1_000_000));
-        assert_eq!(parse_rate("16kbit"), Ok(2_000));
-        assert_eq!(parse_rate("1gbit"), Ok(125_000_000));
-        assert_eq!(parse_rate("80000bit"), Ok(10_000));
+        assert_eq!(parse_rate("rate", "8mbit"), Ok(1_000_000));
+        assert_eq!(parse_rate("rate", "16kbit"), Ok(2_000));
+        assert_eq!(parse_rate("rate", "1gbit"), Ok(125_000_000));
+        assert_eq!(parse_rate("rate", "80000bit"), Ok(10_000));
         for wrong in
             ["", "8", "mbit", "8MB", "-1mbit", "1.5mbit", "99999999999999gbit", "35gbit", "0mbit", "8kbit"]
         {
-            assert!(parse_rate(wrong).unwrap_err().contains("say"), "{wrong}");
+            assert!(parse_rate("rate", wrong).unwrap_err().contains("say"), "{wrong}");
         }
     }
 
