@@ -129,7 +129,8 @@ fn what_the_kernel_cannot_do_for_udp_is_refused() {
     let path = directory.path().join("policy.toml");
     for (key, what) in [
         ("action = 'overlay'", "action = \"overlay\""),
-        ("action = 'allow'\nrate = '1mbit'", "rate, dscp and priority"),
+        ("action = 'allow'\nrate = '1mbit'", "rate and container-rate"),
+        ("action = 'allow'\npriority = 3", "dscp and priority"),
         ("action = 'deny'\ndirection = 'egress'", "direction"),
         ("action = 'deny'\nports = ['dns']", "names of ports"),
     ] {

@@ -123,7 +123,8 @@ async fn read(shared: &Arc<Shared>) -> Option<Arc<Workloads>> {
         None => lock(&shared.labels.0).docker = Source::default(),
     }
     let (files, known) = (sources.kubernetes.clone(), lock(&shared.labels.0).kubernetes.files.clone());
-    if let Some((files, result)) = elsewhere(move || changed(&files, &known)).await {
+    let has_files = !files.is_empty() || !known.is_empty();
+    if has_files && let Some((files, result)) = elsewhere(move || changed(&files, &known)).await {
         let place = sources.kubernetes.first().map(PathBuf::as_path).unwrap_or(Path::new(""));
         shared.labels.note(|it| &mut it.kubernetes, place, result);
         lock(&shared.labels.0).kubernetes.files = files;
