@@ -8,11 +8,12 @@ use std::process::Command;
 
 /// The builtin services, each a C file of that name. src/service/builtin.rs has the same list, and the
 /// cache, whose half for user space is src/cache.
-const SERVICES: [&str; 10] = [
+const SERVICES: [&str; 11] = [
     CACHE,
     "echo",
     "length-echo",
     "length-router",
+    "line-cache",
     "line-counter",
     "line-echo",
     "line-hub",

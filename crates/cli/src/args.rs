@@ -577,6 +577,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) backends: Option<PathBuf>,
 
+    /// Fill a content store of the service with a file, or with the files of a directory, whose keys are
+    /// their paths in it. A reload reads them again. Give it several times for more
+    #[arg(long, value_name = "NAME=PATH")]
+    pub(crate) content: Vec<shunt_serve::engine::Files>,
+
     /// Where conversations are served
     #[arg(long, value_enum, default_value_t = ServeEngine::Auto)]
     pub(crate) engine: ServeEngine,
@@ -598,6 +603,11 @@ pub(crate) struct ServeArgs {
     /// How many of them may come together [default: the rate]
     #[arg(long, value_name = "N", requires = "rate", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) burst: Option<u64>,
+
+    /// Let the service add and remove backends by itself, with addresses in this network, as in 10.1.0.0/16. A
+    /// client may then decide where the messages of other clients go (docs/serve.md). Give it several times for more
+    #[arg(long, value_name = "NETWORK")]
+    pub(crate) allow_register: Vec<ipnet::IpNet>,
 
     /// Threads that serve conversations
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=256))]
@@ -637,6 +647,9 @@ pub(crate) enum ServeAction {
         /// connection
         #[arg(long)]
         stateful: bool,
+        /// Begin with a service that answers from a content store
+        #[arg(long, conflicts_with = "stateful")]
+        contents: bool,
     },
     /// Compile a service, for the kernel and for user space, into NAME.bpf.o
     Build {

@@ -20,7 +20,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
             process::register(&control.control, address, *weight)
         }
         Some(ServeAction::Unregister { address, control }) => process::unregister(&control.control, address),
-        Some(ServeAction::New { name, directory, stateful }) => workshop::new(name, directory, *stateful),
+        Some(ServeAction::New { name, directory, stateful, contents }) => {
+            workshop::new(name, directory, workshop::template(*stateful, *contents))
+        }
         Some(ServeAction::Build { source, output, define }) => {
             workshop::build(source, output.as_deref(), define)
         }

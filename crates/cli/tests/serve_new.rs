@@ -63,6 +63,24 @@ fn the_document_leads_to_a_stateful_service() {
     assert!(last.contains("6 tests passed, in user space and in the kernel"), "{last}");
 }
 
+#[test]
+fn the_document_leads_to_a_content_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let document = include_str!("../../../docs/serve.md");
+    let section = document.split("\n## ").find(|section| section.starts_with("Content stores\n")).unwrap();
+    let makes = |line: &&str| {
+        ["new", "build", "check"].iter().any(|word| line.starts_with(&format!("shunt serve {word}")))
+    };
+    let commands: Vec<&str> =
+        section.lines().filter_map(|line| line.strip_prefix("    ")).filter(makes).collect();
+    assert_eq!(commands.len(), 3, "{commands:?}");
+    let mut last = String::new();
+    for command in commands {
+        last = succeed(directory.path(), &command.split_whitespace().skip(1).collect::<Vec<_>>());
+    }
+    assert!(last.contains("14 tests passed, in user space and in the kernel"), "{last}");
+}
+
 /// A service that answers each line, with `body` in its `decide`.
 fn line_service(before: &str, body: &str) -> String {
     format!(

@@ -270,3 +270,35 @@ fn a_subscriber_that_does_not_read_is_closed_and_counted() {
     assert_eq!(publisher.ask("pub news last\n"), "ok\n");
     assert_eq!(good.line(), "pub news last\n");
 }
+
+/// `closed` runs for each connection when the service ends, also for those that still wait for an answer,
+/// and with the state that the kernel has left.
+#[test]
+fn connections_that_are_open_at_the_end_are_closed_too() {
+    for engine in ENGINES {
+        for waits in [false, true] {
+            let mut serving = Serving::draining(Net::new(), "line-hub", engine, Duration::from_millis(300));
+            let mut clients: Vec<Client> = (0..5).map(|_| Client::new(&serving)).collect();
+            for client in &mut clients {
+                for number in 0..100 {
+                    let line = format!("line {number}\n");
+                    assert_eq!(client.ask(&line), line);
+                }
+                if waits {
+                    client.send("wait 1000000\n");
+                }
+            }
+            if waits {
+                // So the connections are open until the time of the drain is over.
+                serving.wait("the messages are there", |status| {
+                    let count = |half: &str| status[half]["messages"].as_u64().unwrap();
+                    count("user") + count("kernel") == 505
+                });
+            }
+            serving.end();
+            // The third counter of the state.
+            let ended = serving.store.snapshot()[16..24].try_into().unwrap();
+            assert_eq!(u64::from_ne_bytes(ended), 5, "{engine:?}, waits {waits}");
+        }
+    }
+}

@@ -79,6 +79,8 @@ fn options(args: &ServeArgs) -> Result<Options> {
         limit: parts.limit,
         verify: parts.verify,
         listen: args.listen.clone(),
+        files: args.content.clone(),
+        may_register: args.allow_register.clone(),
         backends: args.backends.as_deref().map(std::path::absolute).transpose()?,
         engine: match args.engine {
             ServeEngine::Auto if args.service.as_deref() == Some(PUBSUB) => Engine::User,
@@ -168,6 +170,22 @@ fn report(status: &Value) -> String {
         text += &format!("slower after a time in the kernel, until the connection ends: {why}\n");
     }
     let list = |name: &str| status[name].as_array().cloned().unwrap_or_default();
+    if status["without-kernel"].is_null() && status["engine"] != "user" {
+        let without = list("backends").into_iter().filter(|backend| backend["kernel"] == false);
+        let without: Vec<String> = without.map(|backend| word(&backend, "address")).collect();
+        if !without.is_empty() {
+            let which = without.join(", ");
+            text += &format!(
+                "in user space only, as they have no place in the kernel until a restart: {which}\n"
+            );
+        }
+    }
+    let registrations = &status["registrations"];
+    if ["done", "refused"].iter().any(|name| registrations[name].as_u64().is_some_and(|count| count > 0)) {
+        let (done, refused) = (of(registrations, "done"), of(registrations, "refused"));
+        text +=
+            &format!("the service changed its backends {done} times, and was refused that {refused} times\n");
+    }
     let backends: Vec<Vec<String>> = list("backends")
         .iter()
         .map(|backend| {

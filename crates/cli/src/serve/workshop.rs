@@ -10,8 +10,16 @@ use shunt_serve::service::trial::Trial;
 use shunt_serve::workshop::Template;
 use shunt_serve::workshop::vectors::{self, Vector};
 
-pub(super) fn new(name: &str, directory: &Path, stateful: bool) -> Result<()> {
-    let template = if stateful { Template::Stateful } else { Template::Stateless };
+/// Returns the template that the flags ask for.
+pub(super) fn template(stateful: bool, contents: bool) -> Template {
+    match (stateful, contents) {
+        (_, true) => Template::Contents,
+        (true, false) => Template::Stateful,
+        (false, false) => Template::Stateless,
+    }
+}
+
+pub(super) fn new(name: &str, directory: &Path, template: Template) -> Result<()> {
     let files = shunt_serve::workshop::new(name, directory, template)?;
     let [source, tests] = files.each_ref().map(|file| file.strip_prefix(".").unwrap_or(file));
     println!("{} is a service to begin with, {} are its tests", source.display(), tests.display());

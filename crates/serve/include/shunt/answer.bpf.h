@@ -34,7 +34,7 @@ struct shunt_answer {
 	__u64 length;
 	__u32 until; // the end of the answer in TCP's sequence of sent bytes
 	__u32 unused;
-	__u8 bytes[SHUNT_ANSWER];
+	__u8 bytes[SHUNT_ANSWER + SHUNT_MAX_REPLY]; // whole pieces of a content may be copied
 };
 
 // Indexed by the number of the conversation. Later numbers have no kept answers.
@@ -106,6 +106,39 @@ SHUNT_INLINE int shunt_answer_reply(struct shunt_arrival *arrival, const struct 
 	struct shunt_answer *answer = shunt_take_answer(arrival, &tcp, &why);
 
 	return answer ? shunt_send_reply(arrival, answer, tcp, verdict) : why;
+}
+
+// Answers with the verdict's reply and a content of the state. If it fails, the content stays pinned:
+// user space then answers with it.
+SHUNT_FUNCTION int shunt_answer_stored(struct shunt_arrival *arrival, struct shunt_verdict *verdict)
+{
+	__u64 head = verdict->reply_length, length = verdict->key_length;
+	struct shunt_answer *answer;
+	struct tcp_sock *tcp;
+	void *memory;
+	int why, sent;
+
+	answer = shunt_take_answer(arrival, &tcp, &why);
+	if (!answer)
+		return why;
+	memory = shunt_memory(verdict);
+	SHUNT_OPAQUE(head);
+	if (!memory || head > SHUNT_MAX_REPLY || head + length > SHUNT_ANSWER || !(head + length))
+		return SHUNT_LEAVE_CONTENT;
+	__builtin_memcpy(answer->bytes, verdict->reply, SHUNT_MAX_REPLY);
+	for (__u32 at = 0; at < SHUNT_ANSWER; at += SHUNT_MAX_ELEMENT) {
+		void *from;
+
+		if (at >= length)
+			break;
+		from = shunt_piece(memory, verdict->number + at, SHUNT_MAX_ELEMENT);
+		if (!from || bpf_probe_read_kernel(answer->bytes + head + at, SHUNT_MAX_ELEMENT, from))
+			return SHUNT_LEAVE_CONTENT;
+	}
+	sent = shunt_send_answer(arrival, answer, tcp, head + length);
+	if (sent == SHUNT_SEND)
+		shunt_unpin_all(verdict);
+	return sent;
 }
 
 #ifdef SHUNT_WITH_CONTENTS

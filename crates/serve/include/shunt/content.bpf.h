@@ -199,7 +199,7 @@ SHUNT_FUNCTION int shunt_try_content(void *memory, struct shunt_content_head *he
 }
 
 // Answers from the content store, or with the verdict's reply if there is no content.
-SHUNT_FUNCTION int shunt_answer_content(struct shunt_arrival *arrival, struct shunt_verdict *verdict)
+SHUNT_FUNCTION int shunt_answer_cached(struct shunt_arrival *arrival, struct shunt_verdict *verdict)
 {
 	struct shunt_content_key key = { .words = (__u64 *)arrival->conversation->kept };
 	struct shunt_content_head *head;

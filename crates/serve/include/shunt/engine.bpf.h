@@ -16,7 +16,7 @@
 #include <asm/socket.h>
 
 // Bytes of a pending message that are kept, in order to refuse it or send it again.
-#define SHUNT_KEPT 512
+#define SHUNT_KEPT SHUNT_KEPT_MESSAGE
 // The most bytes sent to a socket that its peer has not acknowledged.
 #define SHUNT_UNDER_WAY (256 * 1024)
 // The most unanswered messages in a millisecond, and below, the most consecutive messages that
@@ -42,6 +42,7 @@ enum shunt_leave {
 	SHUNT_LEAVE_NO_REDIRECT,
 	SHUNT_LEAVE_KEY_HASH,
 	SHUNT_LEAVE_CONTENT,
+	SHUNT_LEAVE_NO_PLACE,
 };
 
 // The program's use of the service's state. User space waits until it is over before it takes the
@@ -383,7 +384,7 @@ SHUNT_INLINE int shunt_forward(struct shunt_arrival *arrival, struct shunt_socke
 	if (backend < 0)
 		return SHUNT_LEAVE_KEY_HASH;
 	if (backend + 1 >= 1u << shunt_stride_bits)
-		return SHUNT_LEAVE_NO_CONNECTION;
+		return SHUNT_LEAVE_NO_PLACE;
 	if (answered && conversation->outstanding)
 		return SHUNT_LEAVE_OUTSTANDING;
 	if (answered && shunt_service.retry && length > SHUNT_KEPT)
@@ -453,9 +454,12 @@ SHUNT_INLINE int shunt_follow(struct shunt_arrival *arrival, struct shunt_socket
 		return shunt_send(arrival, arrival->place, arrival->skb->len, SHUNT_LEAVE_CLIENT_FULL);
 	case SHUNT_REPLY:
 		return shunt_answer_reply(arrival, verdict);
+	case SHUNT_STORED:
+		return shunt_service.state ? shunt_answer_stored(arrival, (struct shunt_verdict *)verdict) :
+					     SHUNT_LEAVE_UNUSUAL;
 #ifdef SHUNT_WITH_CONTENTS
 	case SHUNT_CONTENT:
-		return shunt_answer_content(arrival, (struct shunt_verdict *)verdict);
+		return shunt_answer_cached(arrival, (struct shunt_verdict *)verdict);
 #endif
 	case SHUNT_FORWARD:
 		return shunt_forward(arrival, socket, verdict);
@@ -509,7 +513,7 @@ SHUNT_INLINE int shunt_reply(struct shunt_arrival *arrival, __u32 position)
 	struct shunt_conversation *conversation = arrival->conversation;
 	int length, sent;
 
-	if (!conversation->outstanding || conversation->backend != position)
+	if (!conversation->outstanding || conversation->backend != position || shunt_service.replied)
 		return SHUNT_LEAVE_REPLY;
 	length = shunt_parse_reply(&socket);
 	if (length <= 0 || (__u32)length != arrival->skb->len)

@@ -41,6 +41,8 @@ enum shunt_effect_kind {
 	SHUNT_SEND_TO, // to the connection `number`
 	SHUNT_ANSWER_TO, // the answer to the oldest deferred message of the connection `number`
 	SHUNT_ARM_SERVICE, // the timer `end` of the service, with the context `number`
+	SHUNT_REGISTER, // a backend of the weight `number`
+	SHUNT_UNREGISTER,
 };
 
 // What the engine keeps for a connection, right behind the state that the service keeps for it.
@@ -166,6 +168,23 @@ SHUNT_INLINE int shunt_subscribe(struct shunt_verdict *verdict, __u64 topic)
 SHUNT_INLINE int shunt_unsubscribe(struct shunt_verdict *verdict, __u64 topic)
 {
 	return shunt_effect(verdict, SHUNT_UNSUBSCRIBE, topic) ? 0 : -1;
+}
+
+// Adds a backend. Its address, ADDRESS:PORT, is the bytes written so far. `weight`, from 1 to 100, counts
+// for ketama. The operator must permit addresses of its network (--allow-register): otherwise, and if it
+// is a backend already, nothing happens, and the status counts that. The list changes a little later.
+//
+// A client that can have the service call this decides where the messages of other clients go. So check
+// which client asks, for example by a secret in the message.
+SHUNT_INLINE int shunt_register(struct shunt_verdict *verdict, __u32 weight)
+{
+	return shunt_send_away(verdict, SHUNT_REGISTER, weight);
+}
+
+// Removes the backend with the address that was written so far. It answers the messages that it has.
+SHUNT_INLINE int shunt_unregister(struct shunt_verdict *verdict)
+{
+	return shunt_send_away(verdict, SHUNT_UNREGISTER, 0);
 }
 
 // Keeps the place of this message's answer. shunt_answer_to sends it later, for example from `timer`

@@ -7,7 +7,7 @@
 #define SHUNT_NATIVE_H
 
 // Incremented when the table, struct shunt_service or a struct in a call changes.
-#define SHUNT_NATIVE_VERSION 5
+#define SHUNT_NATIVE_VERSION 6
 
 // Builtin services override the symbol, because all are linked into one program.
 #ifndef SHUNT_NATIVE
@@ -30,6 +30,11 @@ struct shunt_native {
 	void (*service_timer)(__u64 context, struct shunt_verdict *verdict);
 	void (*closed)(struct shunt_verdict *verdict);
 	void (*started)(struct shunt_verdict *verdict);
+	void (*replied)(const __u8 *message, __u32 message_length, const __u8 *reply, __u32 reply_length,
+			struct shunt_verdict *verdict);
+	// Stores a content for the key in the verdict, or deletes it if `bytes` is null. Returns 0 if it
+	// has done that.
+	int (*put)(const struct shunt_table *table, const __u8 *bytes, __u32 length, struct shunt_verdict *verdict);
 };
 
 static int shunt_native_parse(const __u8 *bytes, __u32 length)
@@ -85,6 +90,30 @@ static void shunt_native_started(struct shunt_verdict *verdict)
 	SHUNT_CALL(verdict, started, verdict);
 }
 
+static void shunt_native_replied(const __u8 *message, __u32 message_length, const __u8 *reply, __u32 reply_length,
+				 struct shunt_verdict *verdict)
+{
+	struct shunt_socket asked = { .bytes = message, .length = message_length };
+	struct shunt_socket socket = { .bytes = reply, .length = reply_length };
+
+	SHUNT_CALL(verdict, replied, &asked, &socket, verdict);
+}
+
+static int shunt_native_put(const struct shunt_table *table, const __u8 *bytes, __u32 length,
+			    struct shunt_verdict *verdict)
+{
+	struct shunt_socket socket = { .bytes = bytes, .length = length };
+	int done = 0;
+
+	verdict->pinned = 0;
+	if (bytes)
+		done = shunt_put_bytes(verdict, table, &socket, 0, length);
+	else if (shunt_look_up(verdict, table, 0))
+		shunt_delete_last(verdict, table);
+	shunt_unpin_all(verdict);
+	return done;
+}
+
 static int shunt_native_part(const __u8 *bytes, __u32 length, struct shunt_share *share, struct shunt_piece *piece)
 {
 	struct shunt_socket socket = { .bytes = bytes, .length = length };
@@ -119,6 +148,8 @@ __attribute__((visibility("default"))) const struct shunt_native SHUNT_NATIVE = 
 	.service_timer = shunt_native_service_timer,
 	.closed = shunt_native_closed,
 	.started = shunt_native_started,
+	.replied = shunt_native_replied,
+	.put = shunt_native_put,
 };
 
 #endif

@@ -26,6 +26,9 @@
 // The most bytes of an answer that a service makes itself.
 #define SHUNT_MAX_REPLY 256
 
+// The most bytes of a message that `replied` gets.
+#define SHUNT_KEPT_MESSAGE 512
+
 // The most bytes of a message, unless the service overrides it. Longer ones are refused.
 #define SHUNT_MAX_MESSAGE (64 * 1024)
 
@@ -85,6 +88,7 @@ enum shunt_action {
 	SHUNT_CONTENT, // answer with the content of the key, or with `reply` if there is none
 	SHUNT_IN_USER_SPACE, // ask again in user space. The service has not changed its state
 	SHUNT_DEFER, // it is answered later, by shunt_answer_to
+	SHUNT_STORED, // answer with `reply`, and the `key_length` bytes of the state from `number` on
 };
 
 enum shunt_key {
@@ -184,10 +188,16 @@ struct shunt_service {
 	// Is called when a timer of the service is due. It has no client: SHUNT_REPLY and SHUNT_CLOSE do
 	// nothing.
 	void (*service_timer)(struct shunt_verdict *verdict, __u64 context);
-	// Is called when a connection has ended, with its last state. It cannot answer.
+	// Is called when a connection has ended, with its last state; and when the service ends, for each
+	// connection that is still open after `--drain`. It cannot answer.
 	void (*closed)(struct shunt_verdict *verdict);
 	// Is called once, before the first client.
 	void (*started)(struct shunt_verdict *verdict);
+	// Is called with each reply of a backend, before the client gets it, and with the beginning of the
+	// message that it answers: at most SHUNT_KEPT_MESSAGE bytes. It can change the state, for example
+	// store the reply. It cannot change the answer. It runs in user space, so the kernel passes the
+	// replies of such a service on to user space.
+	void (*replied)(struct shunt_socket *message, struct shunt_socket *reply, struct shunt_verdict *verdict);
 };
 
 static const struct shunt_service shunt_service;
@@ -590,7 +600,9 @@ SHUNT_INLINE void shunt_decide_inline(struct shunt_socket *socket, struct shunt_
 SHUNT_FUNCTION void shunt_decide_with_state(struct shunt_socket *socket, struct shunt_verdict *verdict)
 {
 	shunt_decide_inline(socket, verdict);
-	shunt_unpin_all(verdict);
+	// The engine unpins a content once it has copied it.
+	if (verdict->action != SHUNT_STORED)
+		shunt_unpin_all(verdict);
 }
 
 SHUNT_INLINE void shunt_decide(struct shunt_socket *socket, struct shunt_verdict *verdict)

@@ -21,6 +21,8 @@
 //		SHUNT_LRU_HASH(clients, struct name, struct client, 4096);
 //	};
 //
+// Content stores (SHUNT_CONTENTS) are members too: see contents.h.
+//
 //	shunt_count(verdict, messages, 1);
 //	client = shunt_entry(verdict, clients, &name);
 //	if (client)
@@ -255,5 +257,6 @@ SHUNT_INLINE void *shunt_element_at(const struct shunt_verdict *verdict, __u64 a
 }
 
 #include "table.h"
+#include "contents.h"
 
 #endif

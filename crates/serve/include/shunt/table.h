@@ -24,6 +24,8 @@
 #ifndef SHUNT_TABLE_H
 #define SHUNT_TABLE_H
 
+struct shunt_content;
+
 #define SHUNT_ATTEMPTS 4
 #define SHUNT_KEY_WORDS (SHUNT_MAX_KEY / 8)
 
@@ -44,31 +46,29 @@ struct shunt_table {
 	__u32 value_at;
 	__u32 value;
 	__u32 is_lru;
+	// Of a content store (contents.h): where the contents are, and the bytes of each.
+	__u64 contents;
+	__u64 room;
 };
 
 #define SHUNT_SLOT(TABLE) SHUNT_MEMBER(TABLE).slots[0]
 
-#define SHUNT_TABLE(TABLE)                                                                           \
-	{                                                                       \
-		.head = SHUNT_OFFSET(TABLE.head),                                                    \
-		.sets = SHUNT_OFFSET(TABLE.sets),                                                    \
-		.clocks = SHUNT_OFFSET(TABLE.clocks),                                                \
-		.slots = SHUNT_OFFSET(TABLE.slots),                                                  \
-		.count = sizeof(SHUNT_MEMBER(TABLE).sets) / 8,                                       \
-		.slot = sizeof(SHUNT_SLOT(TABLE)) / 8,                                               \
-		.key = sizeof(SHUNT_SLOT(TABLE).key) / 8,                                            \
-		.value_at = SHUNT_VALUE_AT(TABLE) / 8,                                               \
-		.value = sizeof(SHUNT_SLOT(TABLE).value) / 8,                                        \
-		.is_lru = __builtin_types_compatible_p(__typeof__(SHUNT_MEMBER(TABLE).head),         \
-						       struct shunt_lru_head),                       \
-	}
+#define SHUNT_TABLE_MEMBERS(TABLE)                                                                   \
+	.head = SHUNT_OFFSET(TABLE.head), .sets = SHUNT_OFFSET(TABLE.sets),                          \
+	.clocks = SHUNT_OFFSET(TABLE.clocks), .slots = SHUNT_OFFSET(TABLE.slots),                    \
+	.count = sizeof(SHUNT_MEMBER(TABLE).sets) / 8, .slot = sizeof(SHUNT_SLOT(TABLE)) / 8,        \
+	.key = sizeof(SHUNT_SLOT(TABLE).key) / 8, .value_at = SHUNT_VALUE_AT(TABLE) / 8,             \
+	.value = sizeof(SHUNT_SLOT(TABLE).value) / 8,                                                \
+	.is_lru = __builtin_types_compatible_p(__typeof__(SHUNT_MEMBER(TABLE).head), struct shunt_lru_head)
+
+#define SHUNT_TABLE(TABLE) { SHUNT_TABLE_MEMBERS(TABLE) }
 
 #define SHUNT_VALUE_AT(TABLE) (SHUNT_OFFSET(TABLE.slots[0].value) - SHUNT_OFFSET(TABLE.slots[0]))
 
-#define SHUNT_LOOKUP(VERDICT, TABLE, KEY, INSERTS)                                                   \
+// Copies a key into the verdict.
+#define SHUNT_SET_KEY(VERDICT, TABLE, KEY)                                                           \
 	({                                                                                           \
 		const __typeof__(SHUNT_SLOT(TABLE).key) *shunt_key = (KEY);                          \
-		static const struct shunt_table shunt_table = SHUNT_TABLE(TABLE);                         \
 		_Static_assert(sizeof(*shunt_key) % 8 == 0 && sizeof(*shunt_key) <= SHUNT_MAX_KEY,   \
 			       "a key has a multiple of 8 bytes, and at most SHUNT_MAX_KEY");        \
 		_Static_assert(sizeof(SHUNT_SLOT(TABLE).value) % 8 == 0, "a value consists of __u64"); \
@@ -76,6 +76,15 @@ struct shunt_table {
 			       "a key and its value have at most 496 bytes");                        \
 		__builtin_memset((VERDICT)->key_words, 0, SHUNT_MAX_KEY);                            \
 		__builtin_memcpy((VERDICT)->key_words, shunt_key, sizeof(*shunt_key));               \
+	})
+
+#define SHUNT_LOOKUP(VERDICT, TABLE, KEY, INSERTS)                                                   \
+	({                                                                                           \
+		static const struct shunt_table shunt_table = SHUNT_TABLE(TABLE);                    \
+		_Static_assert(!(INSERTS) || !__builtin_types_compatible_p(                          \
+				       __typeof__(SHUNT_SLOT(TABLE).value), struct shunt_content),   \
+			       "shunt_put_content makes the entries of a content store");            \
+		SHUNT_SET_KEY(VERDICT, TABLE, KEY);                                                  \
 		__u64 shunt_found = shunt_look_up(VERDICT, &shunt_table, INSERTS);                   \
 		__u8 *shunt_at_slot = shunt_found ?                                                  \
 			shunt_at(VERDICT, shunt_found, sizeof(SHUNT_SLOT(TABLE))) : 0;               \

@@ -10,7 +10,7 @@
 // The caller's input, and below, its result. src/service/trial.rs has the same layouts.
 struct shunt_test_call {
 	__u32 begin; // offset of the message in the given bytes
-	__u32 why; // for refuse and hash
+	__u32 why; // for refuse and hash; for replied, the length of the message before the reply
 	__u64 context; // for timers
 };
 
@@ -106,6 +106,19 @@ SHUNT_TEST(closed)
 SHUNT_TEST(started)
 {
 	SHUNT_CALL(&result->verdict, started, &result->verdict);
+	return 0;
+}
+
+SHUNT_TEST(replied)
+{
+	struct shunt_socket reply = *socket;
+
+	if (call->why > socket->length)
+		return -1;
+	reply.begin += call->why;
+	reply.length -= call->why;
+	socket->length = call->why;
+	SHUNT_CALL(&result->verdict, replied, socket, &reply, &result->verdict);
 	return 0;
 }
 

@@ -221,7 +221,13 @@ impl Service for Cache {
     }
 
     fn properties(&self) -> Properties {
-        Properties { max_message: MAX_MESSAGE, replies: false, retry: false, answers: true }
+        Properties {
+            max_message: MAX_MESSAGE,
+            replies: false,
+            retry: false,
+            answers: true,
+            sees_replies: false,
+        }
     }
 
     fn parse(&self, bytes: &[u8]) -> Parse {

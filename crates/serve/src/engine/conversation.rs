@@ -34,12 +34,13 @@ use super::calm::Calm;
 use super::counts::{Counts, Loss, USER};
 use super::events::{Due, Timers};
 use super::hub::{Hub, Item};
-use super::kernel::Kernel;
+use super::kernel::{KEPT, Kernel};
 use super::limiter::Limit;
 use super::limits;
 use super::linger::Lingering;
 use super::link::{Left, Link, Recipient, receive};
 use super::place::Place;
+use super::shared::Shared;
 use super::waiting::{self, Turn, Waiting};
 use super::wheel::Wheel;
 use crate::service::store::{Session, Store};
@@ -121,6 +122,7 @@ pub(crate) struct Round<'a> {
     pub(crate) wants_calm: bool,
     pub(crate) limit: Option<(&'a Limit, &'a Store)>,
     pub(crate) hub: &'a Hub,
+    pub(crate) shared: &'a Shared,
     /// Effects of this round, for any thread.
     pub(crate) items: &'a mut Vec<Item>,
     pub(crate) wheel: &'a mut Wheel<Due>,
@@ -129,6 +131,17 @@ pub(crate) struct Round<'a> {
 
 /// Bytes of a message that are kept in order to refuse it later.
 pub(crate) const HEAD: usize = 128;
+impl Properties {
+    /// Returns how many bytes of a message are kept until it is answered.
+    pub(super) fn kept(&self) -> usize {
+        match (self.retry, self.sees_replies) {
+            (true, _) => usize::MAX,
+            (false, true) => KEPT,
+            (false, false) => HEAD,
+        }
+    }
+}
+
 /// Bytes of an incomplete message from which on it is not copied for each read.
 const APPEND: usize = 16 * 1024;
 /// The most attempts to send one message.
@@ -376,6 +389,10 @@ impl Conversation {
             Verdict::Drop => round.counts.lost(Loss::Service),
             Verdict::Echo => self.answer(None, message, false, round),
             Verdict::Reply(bytes) => self.answer(None, &bytes, false, round),
+            Verdict::Stored(stored) => {
+                let bytes = round.service.stored(stored);
+                self.answer(None, &bytes, false, round);
+            }
             Verdict::Close(bytes) => self.answer(None, &bytes, true, round),
             Verdict::Content { key, otherwise } => {
                 let content = round.service.content(&message[key]);
@@ -408,7 +425,7 @@ impl Conversation {
         let recipient = if self.paced {
             Recipient::OneWay(key)
         } else {
-            let kept = if round.properties.retry { message.len() } else { message.len().min(HEAD) };
+            let kept = message.len().min(round.properties.kept());
             let turn = self.waiting.push(&message[..kept]);
             self.waiting.set_key(turn, key);
             Recipient::Turn(turn)
@@ -510,8 +527,8 @@ impl Conversation {
             places.push(at);
         }
         self.paced = false;
-        let retry = round.properties.retry;
-        let kept = |part: &Vec<u8>| if retry { part.len() } else { part.len().min(HEAD) };
+        let most = round.properties.kept();
+        let kept = |part: &Vec<u8>| part.len().min(most);
         let first = self.waiting.push_parts(parts.iter().map(|(_, part)| &part[..kept(part)]));
         for ((at, (key, part)), turn) in places.into_iter().zip(parts).zip(first..) {
             self.waiting.set_key(turn, key);
@@ -571,13 +588,28 @@ impl Conversation {
             let reply = &bytes[used..used + length];
             let link = self.links[at].as_mut().expect("it has been read");
             match link.unanswered.pop_front() {
-                Some(turn) => self.answer(Some(turn), reply, false, round),
+                Some(turn) => {
+                    self.see_reply(turn, reply, round);
+                    self.answer(Some(turn), reply, false, round);
+                }
                 None => round.counts.lost(Loss::Surplus),
             }
             round.counts.replies.add(1);
             used += length;
         }
         Ok(used)
+    }
+
+    /// Shows the service a reply, if it wants to see it and its client is still there.
+    fn see_reply(&mut self, turn: Turn, reply: &[u8], round: &mut Round<'_>) {
+        if !round.properties.sees_replies {
+            return;
+        }
+        let Some(message) = self.waiting.kept(turn) else { return };
+        let message = &message[..message.len().min(KEPT)];
+        let answer = round.service.replied_in(&mut self.session, message, reply);
+        self.arm(round);
+        let _ = self.carry_out(answer, round);
     }
 
     /// Removes a connection whose next reply the service refuses, and refuses the message of that

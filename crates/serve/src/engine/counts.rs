@@ -48,7 +48,7 @@ macro_rules! reasons {
 
 reasons! {
     /// Why a conversation moved from one engine to the other. The reasons from the second on, up to
-    /// `Content`, are the kernel's, in the order of `enum shunt_leave` in engine.bpf.h.
+    /// `NoPlace`, are the kernel's, in the order of `enum shunt_leave` in engine.bpf.h.
     Move says text {
         Calm, "calm", "one message at a time: the kernel is faster";
         Partial, "partial", "a message did not arrive in one piece";
@@ -65,6 +65,7 @@ reasons! {
         NoRedirect, "no-redirect", "the kernel did not know where to send a message";
         KeyHash, "key-hash", "the kernel cannot choose a backend by this key";
         Content, "content", "the content store has no current answer that fits: user space looks again";
+        NoPlace, "no-place", "the backend has no place in the kernel: it came after the start, or is beyond the 255th";
         Ended, "ended", "an end closed its connection";
         Reload, "reload", "the backends changed";
         Stop, "stop", "shunt serve ends";

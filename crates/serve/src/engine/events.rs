@@ -22,7 +22,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::conversation::{Conversation, Round};
 use super::counts::Loss;
-use super::kernel::Kernel;
+use super::kernel::{Deciding, Kernel};
 use super::limits;
 use super::wheel::{Timer, Wheel};
 use crate::service::store::Session;
@@ -189,7 +189,7 @@ impl Conversation {
                         round.hub.unsubscribe(topic, self.handle());
                     }
                 }
-                other => round.hub.carry_out(other, round.items),
+                other => round.shared.carry_out(other, round.items),
             }
         }
     }
@@ -247,6 +247,20 @@ impl Conversation {
         }
     }
 
+    /// Ends a conversation that is still open when its thread ends, wherever it is served.
+    pub(crate) fn end_open(&mut self, round: &mut Round<'_>) {
+        if let (true, Some(number), Some(kernel)) =
+            (self.place.is_kernels(), self.place.number(), round.kernel.as_ref())
+        {
+            // The program decides in a softirq, which takes microseconds.
+            while kernel.deciding(number) == Deciding::Now {
+                std::thread::yield_now();
+            }
+            self.session = kernel.session(number);
+        }
+        self.end_events(round);
+    }
+
     /// Ends the timers and subscriptions of a conversation that is over, and calls `closed`.
     pub(super) fn end_events(&mut self, round: &mut Round<'_>) {
         for (timer, _) in self.timers.entries.iter_mut().filter_map(Option::take) {
@@ -256,7 +270,7 @@ impl Conversation {
             round.hub.unsubscribe(topic, self.handle());
         }
         if let Answer::With(effects, _) = round.service.closed_in(&mut self.session) {
-            effects.into_iter().for_each(|effect| round.hub.carry_out(effect, round.items));
+            effects.into_iter().for_each(|effect| round.shared.carry_out(effect, round.items));
         }
     }
 }

@@ -145,7 +145,11 @@ impl Hub {
             Effect::Arm { timer, after, every, context } => {
                 items.push(Item::Arm { timer, after, every, context });
             }
-            Effect::Subscribe(_) | Effect::Unsubscribe(_) => {}
+            // The connection's own, or those of all backends (see `Shared::carry_out`).
+            Effect::Subscribe(_)
+            | Effect::Unsubscribe(_)
+            | Effect::Register { .. }
+            | Effect::Unregister { .. } => {}
         }
     }
 

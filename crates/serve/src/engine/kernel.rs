@@ -68,7 +68,7 @@ const VERDICT_AT: usize = KEPT_AT + KEPT;
 const SESSION_AT: usize = VERDICT_AT + size_of::<RawVerdict>();
 const END: usize = 8 * 8;
 /// The size of `struct shunt_answer` in answer.bpf.h, and the most conversations that have one.
-const ANSWER: usize = 16 + 2048;
+const ANSWER: usize = 16 + 2048 + 256;
 const ANSWERS: u32 = 8192;
 /// `SHUNT_KEPT` and `SHUNT_POINTS` in engine.bpf.h.
 pub(crate) const KEPT: usize = 512;

@@ -213,8 +213,10 @@ pub(crate) fn status(shared: &Shared) -> Value {
     let backends: Vec<Value> = backends
         .list
         .iter()
-        .map(|backend| {
+        .enumerate()
+        .map(|(at, backend)| {
             json!({
+                "kernel": at < shared.reach,
                 "address": backend.address.to_string(),
                 "weight": backend.weight,
                 "up": backend.is_well(),
@@ -240,6 +242,7 @@ pub(crate) fn status(shared: &Shared) -> Value {
         "drops": drops,
         "moves": moves,
         "backends": backends,
+        "registrations": shared.registrar.counts(),
         "state": parts(shared),
     })
 }

@@ -6,8 +6,9 @@
 //! docs/serve-protocol.md describes the moves, and why no byte is lost in them.
 //!
 //! `backends` and `choose` map keys to backends. A `worker` is a thread with its conversations.
-//! `shared` is the state that all threads use, and `drain` ends them. `counts` and `metrics`
-//! report. `server` starts and stops the service.
+//! `shared` is the state that all threads use, and `drain` ends them. `files` fills
+//! content stores. `registrar` has the changes of backends that a service asks for. `counts` and
+//! `metrics` report. `server` starts and stops the service.
 
 mod address;
 mod backends;
@@ -19,6 +20,7 @@ mod conversation;
 mod counts;
 mod drain;
 mod events;
+mod files;
 mod hub;
 mod kernel;
 mod limiter;
@@ -27,6 +29,7 @@ mod linger;
 mod link;
 mod metrics;
 mod place;
+mod registrar;
 mod server;
 mod shared;
 mod waiting;
@@ -36,6 +39,7 @@ mod worker;
 pub use address::Address;
 pub use choose::Hashing;
 pub use drain::Drain;
+pub use files::Files;
 pub use limiter::Limit;
 pub use server::{DEFAULT_CONTROL, Error, Options, Request, ask, run, try_kernel};
 pub use shared::Engine;

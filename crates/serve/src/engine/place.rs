@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use shunt_sys::tcp::{self, Opener};
 use shunt_sys::tuning::set_receive_low_water;
 
-use super::conversation::{Conversation, Decided, HEAD, Round};
+use super::conversation::{Conversation, Decided, Round};
 use super::counts::{KERNEL, Move};
 use super::kernel::{Deciding, Has, Kernel, Of};
 use super::link::Link;
@@ -245,6 +245,8 @@ impl Conversation {
         kernel.forget_answer(number);
         if let Deciding::Done(verdict) = deciding {
             kernel.of(number, Of::Deciding).store(0, SeqCst);
+            // Now, because a content that it answers with is pinned.
+            let verdict = verdict.copied(&|stored| round.service.stored(stored));
             self.decided = Some(Decided::Whole(verdict));
         } else if deciding == Deciding::Paid {
             kernel.of(number, Of::Deciding).store(0, SeqCst);
@@ -405,7 +407,7 @@ impl Conversation {
     fn take_outstanding(&mut self, number: u32, kernel: &Kernel, round: &Round<'_>) {
         let backend = kernel.of(number, Of::Backend).load(SeqCst) as usize;
         let kept = kernel.kept(number);
-        let length = if round.properties.retry { kept.len() } else { kept.len().min(HEAD) };
+        let length = kept.len().min(round.properties.kept());
         let at = self.place.links.iter().position(|seat| seat.is_some_and(|seat| seat.position == backend));
         // The connection still exists: only user space removes a connection from the map.
         if let Some(link) = at.and_then(|at| self.links[at].as_mut()) {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use shunt_config::Fault;
@@ -23,9 +24,11 @@ use super::address::{Address, Bound, Listeners};
 use super::backends::{Backend, Backends, Changes};
 use super::choose::Hashing;
 use super::drain::Drain;
+use super::files::{self, Files, Filled};
 use super::kernel::{Kernel, Stores};
 use super::limiter::Limit;
 use super::metrics;
+use super::registrar::Permitted;
 use super::shared::{Engine, Shared};
 use super::worker::Worker;
 use crate::service::Service;
@@ -48,12 +51,16 @@ pub struct Options {
     pub verify: bool,
     /// The addresses that clients connect to.
     pub listen: Vec<Address>,
+    /// Files that content stores of the service are filled with.
+    pub files: Vec<Files>,
     /// The file of backends, if the service has any.
     pub backends: Option<PathBuf>,
     /// The engine that serves conversations.
     pub engine: Engine,
     /// The rate limit of each client address. The memory of the state has room for its buckets.
     pub limit: Option<Limit>,
+    /// Networks whose addresses the service may register and unregister by itself.
+    pub may_register: Vec<IpNet>,
     /// Overrides the hashing in the file of backends.
     pub hashing: Option<Hashing>,
     /// The number of threads that serve conversations.
@@ -104,6 +111,9 @@ pub enum Error {
     /// The file of backends is wrong.
     #[error(transparent)]
     Backends(#[from] Fault),
+    /// A content store cannot be filled with its files.
+    #[error("--content: {0}")]
+    Content(String),
     /// The kernel was required and rejected the service.
     #[error("the service cannot run in the kernel, as --engine kernel asks: {0}")]
     Kernel(#[from] LoadError),
@@ -153,8 +163,12 @@ pub async fn run(
     let state = (options.store.clone(), Layout::read(&options.object));
     let mut shared = Shared::new(options.service.clone(), state, engine, backends, drain);
     shared.limit = options.limit.clone();
+    shared.registrar.networks = options.may_register.clone();
+    shared.reach = kernels.first().map_or(0, Kernel::reach);
     let shared = Arc::new(shared);
     let stays = kernels.iter().find_map(Kernel::stays).map(ToString::to_string);
+    let filled = files::fill(&shared, &options.files, &Filled::default()).map_err(Error::Content)?;
+    let filled = RefCell::new(filled);
     shared.start();
     let (threads, paths) = crew(&options, &shared, kernels)?;
     if let Some(address) = options.metrics {
@@ -173,7 +187,11 @@ pub async fn run(
         tracing::info!(count, "the backends have changed");
         Ok(json!({ "backends": count }))
     };
-    let reload = || change(&Changes::restore);
+    let reload = || {
+        let now = files::fill(&shared, &options.files, &filled.borrow())?;
+        filled.replace(now);
+        change(&Changes::restore)
+    };
     let register = |address: &str, weight| {
         let address: Address = address.parse()?;
         let is_known = |backend: &Arc<Backend>| (&backend.address, backend.weight) == (&address, weight);
@@ -211,6 +229,16 @@ pub async fn run(
                         Request::Unregister(address) => unregister(&address),
                     };
                     let _ = answer.send(done);
+                }
+                change = shared.registrar.next() => {
+                    let done = match change {
+                        Permitted::Add(address, weight) => register(&address.to_string(), weight),
+                        Permitted::Remove(address) => unregister(&address.to_string()),
+                    };
+                    match done {
+                        Ok(_) => shared.registrar.made(),
+                        Err(why) => shared.registrar.refuse(&why),
+                    }
                 }
                 Some(()) = hangup.recv() => {
                     if let Err(why) = reload() {

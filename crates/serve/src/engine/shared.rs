@@ -8,11 +8,12 @@ use serde::Serialize;
 use super::backends::Backends;
 use super::counts::Counts;
 use super::drain::Drain;
-use super::hub::Hub;
+use super::hub::{Hub, Item};
 use super::limiter::Limit;
+use super::registrar::{Change, Registrar};
 use crate::service::layout::Layout;
 use crate::service::store::Store;
-use crate::service::{Answer, Service};
+use crate::service::{Answer, Effect, Service};
 
 /// The engine that serves conversations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -39,6 +40,10 @@ pub(crate) struct Shared {
     backends: RwLock<(u64, Arc<Backends>)>,
     pub(crate) hub: Hub,
     pub(crate) drain: Drain,
+    /// How many of the backends have places in the kernel.
+    pub(crate) reach: usize,
+    /// Changes of the backends that the service asks for.
+    pub(crate) registrar: Registrar,
 }
 
 impl std::fmt::Debug for Shared {
@@ -65,6 +70,8 @@ impl Shared {
             backends: RwLock::new((0, Arc::new(backends))),
             hub: Hub::new(drain.wakes()),
             drain,
+            reach: 0,
+            registrar: Registrar::default(),
         }
     }
 
@@ -72,8 +79,17 @@ impl Shared {
     pub(crate) fn start(&self) {
         let Answer::With(effects, _) = self.service.started() else { return };
         let mut items = Vec::new();
-        effects.into_iter().for_each(|effect| self.hub.carry_out(effect, &mut items));
+        effects.into_iter().for_each(|effect| self.carry_out(effect, &mut items));
         items.into_iter().for_each(|item| self.hub.send(item));
+    }
+
+    /// Carries out an effect that does not change its own connection, by items for any thread.
+    pub(crate) fn carry_out(&self, effect: Effect, items: &mut Vec<Item>) {
+        match effect {
+            Effect::Register { address, weight } => self.registrar.ask(Change::Add(address, weight)),
+            Effect::Unregister { address } => self.registrar.ask(Change::Remove(address)),
+            other => self.hub.carry_out(other, items),
+        }
     }
 
     pub(crate) fn backends(&self) -> (u64, Arc<Backends>) {

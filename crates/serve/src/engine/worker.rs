@@ -177,7 +177,7 @@ impl Worker {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "epoll_wait failed: this thread serves nobody any more");
-                    return;
+                    return self.close_all(now);
                 }
             }
             now = Instant::now();
@@ -209,7 +209,19 @@ impl Worker {
             }
             self.lingering.retain(|lingering| !lingering.is_done(now));
             if self.shared.drain.is_over(now) || self.shared.drain.is_stopping() && self.is_empty() {
-                return;
+                return self.close_all(now);
+            }
+        }
+    }
+
+    /// Calls `closed` for the connections that are still open when the thread ends. Their effects
+    /// are lost.
+    fn close_all(&mut self, now: Instant) {
+        for id in 0..self.conversations.len() as u32 {
+            self.demote(id, Move::Stop);
+            let (conversations, mut round) = self.parts(now);
+            if let Some(Some(conversation)) = conversations.get_mut(id as usize) {
+                conversation.end_open(&mut round);
             }
         }
     }
@@ -362,7 +374,7 @@ impl Worker {
                     found.entry = again.map(|at| self.wheel.insert(at, Due::Service(timer)));
                     if let Answer::With(effects, _) = self.shared.service.service_timer(found.context) {
                         let (_, round) = self.parts(now);
-                        effects.into_iter().for_each(|effect| round.hub.carry_out(effect, round.items));
+                        effects.into_iter().for_each(|effect| round.shared.carry_out(effect, round.items));
                     }
                 }
                 None => return,
@@ -573,6 +585,7 @@ impl Worker {
             served: &mut self.served,
             limit: self.shared.limit.as_ref().map(|limit| (limit, &*self.shared.store)),
             hub: &self.shared.hub,
+            shared: &self.shared,
             items: &mut self.items,
             wheel: &mut self.wheel,
             now,

@@ -40,7 +40,13 @@ impl Service for PubSub {
     }
 
     fn properties(&self) -> Properties {
-        Properties { max_message: MAX_MESSAGE, replies: false, retry: false, answers: false }
+        Properties {
+            max_message: MAX_MESSAGE,
+            replies: false,
+            retry: false,
+            answers: false,
+            sees_replies: false,
+        }
     }
 
     fn parse(&self, bytes: &[u8]) -> Parse {

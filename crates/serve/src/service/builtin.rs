@@ -30,6 +30,7 @@ pub fn all() -> Vec<Builtin> {
         builtin!("echo", native::echo()),
         builtin!("length-echo", native::length_echo()),
         builtin!("length-router", native::length_router()),
+        builtin!("line-cache", native::line_cache()),
         builtin!("line-counter", native::line_counter()),
         builtin!("line-echo", native::line_echo()),
         builtin!("line-hub", native::line_hub()),

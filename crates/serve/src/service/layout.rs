@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use super::btf::Types;
+use super::contents::Table;
 use super::store::Store;
 
 /// The layout of a service's state.
@@ -26,7 +27,22 @@ pub(crate) enum Kind {
     Counter,
     Histogram,
     Array(Elements),
-    Hash { is_lru: bool, sets: usize, slots: Elements, key: Field, value: Field },
+    Hash {
+        is_lru: bool,
+        sets: usize,
+        slots: Elements,
+        key: Field,
+        value: Field,
+    },
+    /// A hash table whose values are the lengths of contents.
+    Contents {
+        sets: usize,
+        slots: Elements,
+        key: Field,
+        value: Field,
+        clocks: usize,
+        contents: Elements,
+    },
 }
 
 /// Consecutive elements.
@@ -97,6 +113,9 @@ impl Layout {
             Kind::Hash { sets, slots, key, value, .. } => {
                 self.hash(part.offset, *sets, slots, [*key, *value], store)
             }
+            Kind::Contents { sets, slots, key, value, contents, .. } => {
+                self.contents(part.offset, *sets, slots, [*key, *value], contents, store)
+            }
         };
         Some(json!({ "name": name, "kind": part.kind(), "entries": entries }))
     }
@@ -117,14 +136,51 @@ impl Layout {
         [key, value]: [Field; 2],
         store: &Store,
     ) -> Vec<Value> {
-        let is_live = |slot: &usize| store.word(part + sets + slot / WAYS * 8) >> (slot % WAYS) & 1 == 1;
         let entry = |slot: usize| {
             let bytes = store.bytes(part + slots.offset + slot * slots.size, slots.size);
             let of = |field: Field| self.types.value(field.of, &bytes[field.offset..]);
             json!({ "key": plain(of(key)), "value": of(value) })
         };
-        (0..slots.count).filter(is_live).map(entry).collect()
+        live(part + sets, slots.count, store).map(entry).collect()
     }
+}
+
+impl Layout {
+    /// Returns the keys of a content store with the beginning, the length and a checksum of each
+    /// content. A content that is replaced meanwhile may have those of several.
+    fn contents(
+        &self,
+        part: usize,
+        sets: usize,
+        slots: &Elements,
+        fields: [Field; 2],
+        contents: &Elements,
+        store: &Store,
+    ) -> Vec<Value> {
+        let mut entries = self.hash(part, sets, slots, fields, store);
+        for (entry, slot) in entries.iter_mut().zip(live(part + sets, slots.count, store)) {
+            let length = entry["value"]["length"].as_u64().map_or(0, |length| length as usize);
+            let at = part + contents.offset + slot * contents.size;
+            let bytes = store.bytes(at, length.min(contents.size));
+            let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+                (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+            });
+            entry["value"] = json!({
+                "length": length,
+                "begins": bytes[..bytes.len().min(BEGINNING)].escape_ascii().to_string(),
+                "checksum": format!("{sum:016x}"),
+            });
+        }
+        entries
+    }
+}
+
+/// The most bytes of a content that a dump shows.
+const BEGINNING: usize = 64;
+
+/// Returns the slots that lookups see. `sets` is the offset of the sets' words.
+fn live(sets: usize, count: usize, store: &Store) -> impl Iterator<Item = usize> {
+    (0..count).filter(move |slot| store.word(sets + slot / WAYS * 8) >> (slot % WAYS) & 1 == 1)
 }
 
 /// Returns the only member of an object, or the value itself.
@@ -146,7 +202,32 @@ impl Part {
             Kind::Array(_) => "array",
             Kind::Hash { is_lru: false, .. } => "hash",
             Kind::Hash { is_lru: true, .. } => "lru-hash",
+            Kind::Contents { .. } => "contents",
         }
+    }
+
+    /// Returns the place of a content store, and the most bytes of its keys and contents.
+    pub(crate) fn contents(&self) -> Option<(Table, usize, usize)> {
+        let Kind::Contents { sets, slots, key, value, clocks, contents } = &self.kind else { return None };
+        let at = |offset: usize| (self.offset + offset) as u64;
+        let words = |bytes: usize| (bytes / 8) as u32;
+        // Behind the key comes the length.
+        let bytes = value.offset - key.offset;
+        let table = Table {
+            head: at(0),
+            sets: at(*sets),
+            clocks: at(*clocks),
+            slots: at(slots.offset),
+            count: (slots.count / WAYS) as u32,
+            slot: words(slots.size),
+            key: words(bytes),
+            value_at: words(value.offset),
+            value: 1,
+            is_lru: 1,
+            contents: at(contents.offset),
+            room: contents.size as u64,
+        };
+        Some((table, bytes, contents.size))
     }
 
     /// Returns the value of a counter.
@@ -168,7 +249,7 @@ impl Part {
                 let count = elements.count as u64;
                 Some(Fill { entries: count, capacity: count, evicted: 0, refused: 0 })
             }
-            Kind::Hash { slots, .. } => {
+            Kind::Hash { slots, .. } | Kind::Contents { slots, .. } => {
                 let [entries, refused, evicted] = [0, 1, 2].map(|at| store.word(self.offset + 8 * at));
                 Some(Fill { entries, capacity: slots.count as u64, evicted, refused })
             }
@@ -197,6 +278,16 @@ fn kind(types: &Types, of: u32) -> Option<Kind> {
         return Some(Kind::Array(array));
     }
     let slots = elements(member(of, "slots")?)?;
+    if let Some(field) = member(of, "contents") {
+        return Some(Kind::Contents {
+            sets: member(of, "sets")?.offset,
+            key: member(slots.of, "key")?,
+            value: member(slots.of, "value")?,
+            slots,
+            clocks: member(of, "clocks")?.offset,
+            contents: elements(field)?,
+        });
+    }
     Some(Kind::Hash {
         is_lru: types.name(member(of, "head")?.of) == "shunt_lru_head",
         sets: member(of, "sets")?.offset,

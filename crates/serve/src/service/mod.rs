@@ -3,6 +3,7 @@
 
 mod btf;
 pub mod builtin;
+pub mod contents;
 pub mod file;
 pub(crate) mod layout;
 #[allow(unsafe_code)]
@@ -18,6 +19,7 @@ pub use watched::{Watched, watch};
 use std::ops::Range;
 use std::sync::Arc;
 
+use contents::{Stored, Table};
 use store::Session;
 
 /// Parses messages and decides about them. The result depends on the bytes and on the service's state
@@ -70,6 +72,22 @@ pub trait Service: Send + Sync {
     /// Is called once before the first client. Only effects matter.
     fn started(&self) -> Answer {
         Answer::Nothing
+    }
+
+    /// Is called with a backend's reply and the beginning of the message that it answers, if
+    /// [`Properties::sees_replies`]. Only effects matter.
+    fn replied_in(&self, _session: &mut Session, _message: &[u8], _reply: &[u8]) -> Answer {
+        Answer::Nothing
+    }
+
+    /// Copies an answer from a content store.
+    fn stored(&self, stored: Stored) -> Vec<u8> {
+        stored.head
+    }
+
+    /// Stores a content for a key, or deletes it if it is `None`. Returns false if it does not fit.
+    fn put(&self, _table: &Table, _key: &[u8], _content: Option<&[u8]>) -> bool {
+        false
     }
 
     /// Is called when a connection has ended.
@@ -141,6 +159,8 @@ pub struct Properties {
     pub retry: bool,
     /// The kernel engine sends the service's own answers itself.
     pub answers: bool,
+    /// [`Service::replied_in`] gets the replies of backends.
+    pub sees_replies: bool,
 }
 
 /// The result of parsing the beginning of some bytes.
@@ -189,6 +209,8 @@ pub enum Verdict {
         /// The answer if there is no content.
         otherwise: Vec<u8>,
     },
+    /// Answer with a content of the state.
+    Stored(Stored),
 }
 
 impl Verdict {
@@ -200,6 +222,15 @@ impl Verdict {
             }
             Verdict::With(effects, verdict) => Verdict::With(effects, Box::new(verdict.within(message))),
             Verdict::Content { key, .. } if key.end > message => Verdict::Refuse(Refusal::Malformed),
+            verdict => verdict,
+        }
+    }
+
+    /// Replaces an answer from a content store by its bytes.
+    pub(crate) fn copied(self, copy: &dyn Fn(Stored) -> Vec<u8>) -> Verdict {
+        match self {
+            Verdict::Stored(stored) => Verdict::Reply(copy(stored)),
+            Verdict::With(effects, verdict) => Verdict::With(effects, Box::new(verdict.copied(copy))),
             verdict => verdict,
         }
     }
@@ -251,6 +282,18 @@ pub enum Effect {
         bytes: Arc<[u8]>,
         /// They are the answer to its oldest deferred message.
         is_answer: bool,
+    },
+    /// A backend is added, if the operator permits that.
+    Register {
+        /// ADDRESS:PORT, as the service has written it.
+        address: Arc<[u8]>,
+        /// Its weight, for ketama.
+        weight: u32,
+    },
+    /// A backend is removed.
+    Unregister {
+        /// ADDRESS:PORT, as the service has written it.
+        address: Arc<[u8]>,
     },
     /// A timer of the service is armed, or stopped with `after` 0.
     Arm {

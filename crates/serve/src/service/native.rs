@@ -13,6 +13,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use zerocopy::FromBytes;
 
+use super::contents::{Stored, Table as ContentTable};
 use super::store::{Session, Store};
 use super::{Answer, Effect, Joined, Key, Parse, Properties, Refusal, Service, Share, Verdict};
 
@@ -28,7 +29,7 @@ const PINS: usize = 4;
 /// `SHUNT_MAX_KEY` in service.h.
 const MAX_KEY: usize = 64;
 /// `SHUNT_NATIVE_VERSION` in native.h.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 /// `SHUNT_EFFECTS` in service.h.
 const EFFECTS: usize = 4;
 
@@ -49,6 +50,8 @@ struct Table {
     service_timer: unsafe extern "C" fn(u64, *mut RawVerdict),
     closed: unsafe extern "C" fn(*mut RawVerdict),
     started: unsafe extern "C" fn(*mut RawVerdict),
+    replied: unsafe extern "C" fn(*const u8, u32, *const u8, u32, *mut RawVerdict),
+    put: unsafe extern "C" fn(*const ContentTable, *const u8, u32, *mut RawVerdict) -> c_int,
 }
 
 // SAFETY: a table and everything that it points at is constant.
@@ -74,6 +77,7 @@ struct Declaration {
     service_timer: *const (),
     closed: *const (),
     started: *const (),
+    replied: *const (),
 }
 
 /// `struct shunt_piece`.
@@ -155,6 +159,7 @@ builtins!(
     shunt_builtin_echo echo,
     shunt_builtin_length_echo length_echo,
     shunt_builtin_length_router length_router,
+    shunt_builtin_line_cache line_cache,
     shunt_builtin_line_counter line_counter,
     shunt_builtin_line_echo line_echo,
     shunt_builtin_line_hub line_hub,
@@ -243,6 +248,7 @@ impl Service for Native {
             replies: !declaration.parse_reply.is_null(),
             retry: declaration.retry != 0,
             answers: declaration.answers != 0,
+            sees_replies: !declaration.replied.is_null(),
         }
     }
 
@@ -261,7 +267,7 @@ impl Service for Native {
         // SAFETY: the function reads what it is given, and writes the verdict and the state. The
         // store is mapped, the session is ours.
         unsafe { (self.table.decide)(message.as_ptr(), length(message), &mut verdict) };
-        verdict.verdict(message.len())
+        verdict.verdict(message.len()).copied(&|stored| self.stored(stored))
     }
 
     fn refuse_in(&self, session: &mut Session, head: &[u8], why: Refusal) -> Answer {
@@ -306,6 +312,38 @@ impl Service for Native {
         // SAFETY: as in `decide_in`.
         unsafe { (self.table.started)(&mut verdict) };
         verdict.answer()
+    }
+
+    fn replied_in(&self, session: &mut Session, message: &[u8], reply: &[u8]) -> Answer {
+        let mut verdict = self.verdict(session);
+        let (asked, given) = ((message.as_ptr(), length(message)), (reply.as_ptr(), length(reply)));
+        // SAFETY: as in `decide_in`, for both slices.
+        unsafe { (self.table.replied)(asked.0, asked.1, given.0, given.1, &mut verdict) };
+        verdict.answer()
+    }
+
+    fn stored(&self, stored: Stored) -> Vec<u8> {
+        match &self.store {
+            Some(store) => stored.take(store),
+            None => stored.head,
+        }
+    }
+
+    fn put(&self, table: &ContentTable, key: &[u8], content: Option<&[u8]>) -> bool {
+        let mut session = Session::default();
+        let mut verdict = self.verdict(&mut session);
+        let words = (table.key as usize).min(MAX_KEY / 8);
+        if key.len() > words * 8 {
+            return false;
+        }
+        let mut padded = [0; MAX_KEY];
+        padded[..key.len()].copy_from_slice(key);
+        for (word, bytes) in verdict.key_words.iter_mut().zip(padded.as_chunks().0) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        let (bytes, length) = content.map_or((std::ptr::null(), 0), |bytes| (bytes.as_ptr(), length(bytes)));
+        // SAFETY: as in `decide_in`. The table is that of a store in this state (see `Layout`).
+        unsafe { (self.table.put)(table, bytes, length, &mut verdict) == 0 }
     }
 
     fn part(&self, message: &[u8], share: &mut Share) -> Option<Vec<u8>> {
@@ -416,6 +454,12 @@ impl RawVerdict {
             },
             // 9 is only for the kernel.
             10 => Verdict::Defer,
+            11 => Verdict::Stored(Stored {
+                head: self.reply(),
+                at: self.number,
+                length: self.key_length,
+                pins: self.pins[..PINS.min(self.pinned as usize)].to_vec(),
+            }),
             _ => Verdict::Refuse(Refusal::Malformed),
         }
     }
@@ -437,6 +481,8 @@ impl RawVerdict {
                 3 => Effect::Publish { topic: effect.number, bytes: bytes() },
                 4 => Effect::Send { to: effect.number, bytes: bytes(), is_answer: false },
                 5 => Effect::Send { to: effect.number, bytes: bytes(), is_answer: true },
+                7 => Effect::Register { address: bytes(), weight: effect.number as u32 },
+                8 => Effect::Unregister { address: bytes() },
                 6 => Effect::Arm {
                     timer: (effect.end >> 16) as usize,
                     after: effect.after,
@@ -477,9 +523,9 @@ impl RawVerdict {
     }
 
     fn reply(&self) -> Vec<u8> {
-        // Kinds 3 to 5 are those that send bytes.
+        // Those that take bytes.
         let sent = self.effect[..EFFECTS.min(self.effects as usize)].iter();
-        let sent = sent.filter(|effect| (3..=5).contains(&effect.kind));
+        let sent = sent.filter(|effect| matches!(effect.kind, 3..=5 | 7 | 8));
         let begin = sent.map(|effect| effect.end as usize).max().unwrap_or(0);
         let end = MAX_REPLY.min(self.reply_length as usize);
         self.reply[begin.min(end)..end].to_vec()

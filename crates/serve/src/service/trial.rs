@@ -1,6 +1,8 @@
 //! Runs the BPF half of a service on given bytes, without a socket (BPF_PROG_RUN).
 //! `include/shunt/test.bpf.h` has the programs.
 
+use std::sync::Arc;
+
 use aya::Ebpf;
 use aya::maps::{Array, MapData};
 use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
@@ -9,13 +11,14 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::hash::Scheme;
 
+use super::contents::Stored;
 use super::native::{RawVerdict, parsed};
 use super::store::{Session, Store};
 use super::verifier::{Complaint, LoadError};
 use super::{Answer, Parse, Refusal, Verdict};
 
 /// The programs of test.bpf.h, one for each function of a service.
-pub const PROGRAMS: [&str; 10] = [
+pub const PROGRAMS: [&str; 11] = [
     "shunt_test_parse",
     "shunt_test_parse_reply",
     "shunt_test_decide",
@@ -25,6 +28,7 @@ pub const PROGRAMS: [&str; 10] = [
     "shunt_test_accepted",
     "shunt_test_closed",
     "shunt_test_started",
+    "shunt_test_replied",
     "shunt_test_hash",
 ];
 
@@ -41,6 +45,8 @@ pub struct Trial {
     loaded: Ebpf,
     /// The context of the next call of a timer.
     context: u64,
+    /// The state, if the service has one.
+    store: Option<Arc<Store>>,
 }
 
 /// An error that prevents a run.
@@ -72,12 +78,13 @@ impl Trial {
                 other => LoadError::of(&other),
             })?;
         }
-        Ok(Trial { loaded, context: 0 })
+        Ok(Trial { loaded, context: 0, store: None })
     }
 
     /// Gives the service the memory for its state.
-    pub fn with_store(mut self, store: &Store) -> Result<Trial, LoadError> {
+    pub fn with_store(mut self, store: &Arc<Store>) -> Result<Trial, LoadError> {
         store.lend(self.loaded.map_mut("shunt_memories").ok_or(LoadError::NotAService)?)?;
+        self.store = Some(store.clone());
         Ok(self)
     }
 
@@ -98,7 +105,12 @@ impl Trial {
 
     /// Runs the kernel's version of [`super::Service::decide_in`].
     pub fn decide_in(&mut self, session: &mut Session, message: &[u8]) -> Result<Verdict, RunError> {
-        Ok(self.run("shunt_test_decide", session, message, 0)?.1.verdict(message.len()))
+        let verdict = self.run("shunt_test_decide", session, message, 0)?.1.verdict(message.len());
+        let copy = |stored: Stored| match &self.store {
+            Some(store) => stored.take(store),
+            None => Vec::new(),
+        };
+        Ok(verdict.copied(&copy))
     }
 
     /// Runs the kernel's version of [`super::Service::refuse`].
@@ -121,6 +133,17 @@ impl Trial {
     pub fn event(&mut self, function: &str, session: &mut Session, context: u64) -> Result<Answer, RunError> {
         self.context = context;
         Ok(self.run(&format!("shunt_test_{function}"), session, &[], 0)?.1.answer())
+    }
+
+    /// Runs the kernel's version of [`super::Service::replied_in`].
+    pub fn replied_in(
+        &mut self,
+        session: &mut Session,
+        message: &[u8],
+        reply: &[u8],
+    ) -> Result<Answer, RunError> {
+        let bytes = [message, reply].concat();
+        Ok(self.run("shunt_test_replied", session, &bytes, message.len() as u32)?.1.answer())
     }
 
     /// Runs the kernel's version of [`crate::hash::one_at_a_time`] or [`crate::hash::ketama`].

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::contents::{Stored, Table};
 use super::store::Session;
 use super::{Answer, Joined, Parse, Properties, Refusal, Service, Share, Verdict};
 
@@ -16,7 +17,7 @@ use super::{Answer, Joined, Parse, Properties, Refusal, Service, Share, Verdict}
 pub struct Watched<S>(pub S);
 
 /// The functions of a service, by the index in [`Calls::function`].
-const FUNCTIONS: [&str; 11] = [
+const FUNCTIONS: [&str; 12] = [
     "parse",
     "parse_reply",
     "decide",
@@ -28,6 +29,7 @@ const FUNCTIONS: [&str; 11] = [
     "service_timer",
     "closed",
     "started",
+    "replied",
 ];
 
 /// The calls of one thread.
@@ -129,6 +131,18 @@ impl<S: Service> Service for Watched<S> {
 
     fn started(&self) -> Answer {
         observed(10, || self.0.started())
+    }
+
+    fn replied_in(&self, session: &mut Session, message: &[u8], reply: &[u8]) -> Answer {
+        observed(11, || self.0.replied_in(session, message, reply))
+    }
+
+    fn stored(&self, stored: Stored) -> Vec<u8> {
+        self.0.stored(stored)
+    }
+
+    fn put(&self, table: &Table, key: &[u8], content: Option<&[u8]>) -> bool {
+        self.0.put(table, key, content)
     }
 
     fn part(&self, message: &[u8], share: &mut Share) -> Option<Vec<u8>> {

@@ -13,6 +13,8 @@ pub enum Template {
     Stateless,
     /// It counts lines.
     Stateful,
+    /// It answers lines from a content store.
+    Contents,
 }
 
 impl Template {
@@ -24,6 +26,10 @@ impl Template {
             }
             Template::Stateful => {
                 [include_str!("../../template/stateful.c"), include_str!("../../template/stateful.tests")]
+            }
+            // A builtin service, whose name becomes that of the new one.
+            Template::Contents => {
+                [include_str!("../../services/line-cache.c"), include_str!("../../template/contents.tests")]
             }
         }
     }
@@ -45,6 +51,11 @@ pub enum NewError {
     },
 }
 
+/// Puts the name of the service into a template.
+fn named(text: &str, name: &str) -> String {
+    text.replace("NAME", name).replace("line-cache", name)
+}
+
 /// Writes NAME.c and NAME.tests to a directory and returns their paths. Fails if one exists.
 pub fn new(name: &str, directory: &Path, template: Template) -> Result<[PathBuf; 2], NewError> {
     let letter = name.starts_with(|first: char| first.is_ascii_alphabetic());
@@ -56,7 +67,7 @@ pub fn new(name: &str, directory: &Path, template: Template) -> Result<[PathBuf;
         [("c", source), ("tests", tests)].map(|(end, text)| (directory.join(name).with_extension(end), text));
     for (path, text) in &files {
         let written =
-            File::create_new(path).and_then(|mut file| file.write_all(text.replace("NAME", name).as_bytes()));
+            File::create_new(path).and_then(|mut file| file.write_all(named(text, name).as_bytes()));
         written.map_err(|error| NewError::File { path: path.clone(), error })?;
     }
     Ok(files.map(|(path, _)| path))

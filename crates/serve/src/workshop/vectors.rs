@@ -26,6 +26,8 @@ enum Function {
     ParseReply,
     Decide,
     Refuse(Refusal),
+    /// A backend's reply, behind so many bytes of the message.
+    Replied(usize),
     /// Begins another connection, whose state is zero.
     Connect,
     /// A callback without a message: its name, and the context of a timer.
@@ -89,6 +91,7 @@ fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
         "parse" => (Function::Parse, rest),
         "parse_reply" => (Function::ParseReply, rest),
         "decide" => (Function::Decide, rest),
+        "replied" => (Function::Replied(0), rest),
         "refuse" => {
             let (label, rest) = rest.split_once(' ').ok_or("expected refuse WHY \"BYTES\" = WHAT")?;
             let why = Refusal::ALL.into_iter().find(|why| why.label() == label);
@@ -96,12 +99,19 @@ fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
         }
         _ => {
             return Err(
-                "the functions are parse, parse_reply, decide, refuse, connect, timer, service_timer, accepted, \
-                        closed, started and armed",
+                "the functions are parse, parse_reply, decide, replied, refuse, connect, timer, service_timer, \
+                        accepted, closed, started and armed",
             );
         }
     };
-    let (bytes, rest) = literal(rest.trim_start())?;
+    let (mut bytes, mut rest) = literal(rest.trim_start())?;
+    let mut function = function;
+    if let Function::Replied(length) = &mut function {
+        *length = bytes.len();
+        let (reply, after) = literal(rest.trim_start())?;
+        bytes.extend(reply);
+        rest = after;
+    }
     if bytes.len() > MAX_BYTES {
         return Err("too many bytes for a test");
     }
@@ -117,7 +127,7 @@ fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
         (Function::Decide, "drop" | "echo" | "more" | "split" | "close" | "reply" | "backend" | "defer") => {
             true
         }
-        (Function::Refuse(_), "nothing" | "reply" | "close") => true,
+        (Function::Refuse(_) | Function::Replied(_), "nothing" | "reply" | "close") => true,
         _ => false,
     };
     if !fits {
@@ -230,6 +240,10 @@ impl Vector {
             Function::ParseReply => parsed(service.parse_reply(&self.bytes)),
             Function::Decide => decided(&self.bytes, &service.decide_in(session, &self.bytes)),
             Function::Refuse(why) => answered(&service.refuse_in(session, &self.bytes, why)),
+            Function::Replied(length) => {
+                let (message, reply) = self.bytes.split_at(length);
+                answered(&service.replied_in(session, message, reply))
+            }
             Function::Connect => connected(session),
             Function::Armed(number) => armed(session, number),
             Function::Event("timer", context) => answered(&service.timer_in(session, context)),
@@ -248,6 +262,10 @@ impl Vector {
             Function::ParseReply => parsed(trial.parse_reply(&self.bytes)?),
             Function::Decide => decided(&self.bytes, &trial.decide_in(session, &self.bytes)?),
             Function::Refuse(why) => answered(&trial.refuse_in(session, &self.bytes, why)?),
+            Function::Replied(length) => {
+                let (message, reply) = self.bytes.split_at(length);
+                answered(&trial.replied_in(session, message, reply)?)
+            }
             Function::Connect => connected(session),
             Function::Armed(number) => armed(session, number),
             // These have no connection.
@@ -287,6 +305,8 @@ fn effects(effects: &[Effect]) -> String {
         Effect::Publish { topic, bytes } => format!("publish {topic} {}; ", quoted(bytes)),
         Effect::Send { to, bytes, is_answer: false } => format!("send {to} {}; ", quoted(bytes)),
         Effect::Send { to, bytes, is_answer: true } => format!("answer {to} {}; ", quoted(bytes)),
+        Effect::Register { address, weight } => format!("register {weight} {}; ", quoted(address)),
+        Effect::Unregister { address } => format!("unregister {}; ", quoted(address)),
         Effect::Arm { timer, after, every, context } => {
             format!("arm {timer} {after} every {every} context {context}; ")
         }
@@ -327,6 +347,8 @@ fn decided(message: &[u8], verdict: &Verdict) -> String {
         Verdict::Reply(bytes) => format!("reply {}", quoted(bytes)),
         Verdict::Defer => "defer".to_owned(),
         Verdict::With(all, verdict) => effects(all) + &decided(message, verdict),
+        // Copied already, into a reply.
+        Verdict::Stored(_) => "stored".to_owned(),
         Verdict::Close(bytes) => closed(bytes),
         Verdict::Refuse(why) => format!("refuse {}", why.label()),
         Verdict::Content { key, otherwise } => {

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use serde_json::Value;
 use shunt_netns::Net;
 use shunt_serve::cache::{self, Cache};
-use shunt_serve::engine::{self, Address, Engine, Limit, Options, Request};
+use shunt_serve::engine::{self, Address, Engine, Files, Limit, Options, Request};
 use shunt_serve::pubsub::PubSub;
 use shunt_serve::service::store::Store;
 use shunt_serve::service::{Service, builtin};
@@ -24,6 +25,9 @@ use tokio::sync::oneshot;
 pub(crate) struct Serving {
     pub(crate) net: Net,
     pub(crate) address: SocketAddr,
+    /// The memory of the service's state, which outlives the service.
+    #[allow(dead_code, reason = "not every test reads it")]
+    pub(crate) store: Arc<Store>,
     directory: TempDir,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -34,6 +38,10 @@ pub(crate) struct Serving {
 struct Extra {
     limit: Option<Limit>,
     listen: Vec<Address>,
+    /// Files of content stores.
+    files: Vec<Files>,
+    may_register: Vec<IpNet>,
+    drain: Option<Duration>,
     /// The file of backends.
     backends: String,
 }
@@ -72,7 +80,43 @@ impl Serving {
         let builtin = builtin::named(name).expect("a builtin");
         let store = Store::new(builtin.native.state(), engine != Engine::User).unwrap();
         let service = Arc::new(builtin.native.with_store(store.clone()));
-        let extra = Extra { limit: None, listen: listen.to_vec(), backends: toml(backends) };
+        let extra = Extra { listen: listen.to_vec(), backends: toml(backends), ..Extra::default() };
+        Serving::run_with(net, (service, builtin.object), (store, None), engine, extra)
+    }
+
+    /// Starts a builtin service that cuts the connections that are open so long after its end began.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn draining(net: Net, name: &str, engine: Engine, drain: Duration) -> Serving {
+        let builtin = builtin::named(name).expect("a builtin");
+        let store = Store::new(builtin.native.state(), engine != Engine::User).unwrap();
+        let service = Arc::new(builtin.native.with_store(store.clone()));
+        let extra = Extra { drain: Some(drain), ..Extra::default() };
+        Serving::run_with(net, (service, builtin.object), (store, None), engine, extra)
+    }
+
+    /// Starts a builtin service that may register backends of a network, without one at first.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn registering(net: Net, name: &str, engine: Engine, network: &str) -> Serving {
+        let builtin = builtin::named(name).expect("a builtin");
+        let store = Store::new(builtin.native.state(), engine != Engine::User).unwrap();
+        let service = Arc::new(builtin.native.with_store(store.clone()));
+        let extra = Extra { may_register: vec![network.parse().unwrap()], ..Extra::default() };
+        Serving::run_with(net, (service, builtin.object), (store, None), engine, extra)
+    }
+
+    /// Starts a builtin service whose content stores are filled with files.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn filled(
+        net: Net,
+        name: &str,
+        engine: Engine,
+        files: &[Files],
+        backends: &[SocketAddr],
+    ) -> Serving {
+        let builtin = builtin::named(name).expect("a builtin");
+        let store = Store::new(builtin.native.state(), engine != Engine::User).unwrap();
+        let service = Arc::new(builtin.native.with_store(store.clone()));
+        let extra = Extra { files: files.to_vec(), backends: toml(backends), ..Extra::default() };
         Serving::run_with(net, (service, builtin.object), (store, None), engine, extra)
     }
 
@@ -110,7 +154,7 @@ impl Serving {
         engine: Engine,
         extra: Extra,
     ) -> Serving {
-        let directory = tempfile::tempdir().unwrap();
+        let (directory, kept) = (tempfile::tempdir().unwrap(), store.clone());
         let address = "127.0.0.1:4000".parse().unwrap();
         let file = directory.path().join("backends.toml");
         std::fs::write(&file, &extra.backends).unwrap();
@@ -121,6 +165,8 @@ impl Serving {
             contents,
             verify: false,
             listen: [vec![Address::Tcp(address)], extra.listen].concat(),
+            files: extra.files,
+            may_register: extra.may_register,
             backends: (!extra.backends.is_empty()).then_some(file),
             engine,
             hashing: None,
@@ -129,7 +175,7 @@ impl Serving {
             threads: 2,
             control: directory.path().join("control"),
             metrics: None,
-            drain: Duration::from_secs(2),
+            drain: extra.drain.unwrap_or(Duration::from_secs(2)),
         };
         let (stop, stopped) = oneshot::channel();
         let (ready, is_ready) = std::sync::mpsc::channel();
@@ -148,7 +194,7 @@ impl Serving {
             })
         });
         is_ready.recv().expect("the service runs; as root, for it loads programs into the kernel");
-        Serving { net, address, directory, stop: Some(stop), thread: Some(thread) }
+        Serving { net, address, store: kept, directory, stop: Some(stop), thread: Some(thread) }
     }
 
     pub(crate) fn connect(&self) -> TcpStream {
@@ -206,13 +252,20 @@ impl Serving {
     }
 }
 
-impl Drop for Serving {
-    fn drop(&mut self) {
+impl Serving {
+    /// Ends the service, and waits for that.
+    pub(crate) fn end(&mut self) {
         drop(self.stop.take());
-        let joined = self.thread.take().unwrap().join();
+        let joined = self.thread.take().map_or(Ok(()), JoinHandle::join);
         if !std::thread::panicking() {
             joined.unwrap();
         }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
