@@ -7,6 +7,8 @@ use serde::Deserialize;
 
 use super::routes::{Route, Routes};
 use super::{Config, Forwarding, Limits, Log, Timeouts};
+use crate::cache::Store;
+use crate::cache::store::Settings;
 use crate::engine::backends::{Backend, Balance, Health, Pool};
 
 #[derive(Debug, Default, Deserialize)]
@@ -59,6 +61,8 @@ struct RouteEntry {
     #[serde(default = "root")]
     path: String,
     pool: String,
+    /// Replies are stored, if they may be.
+    cache: Option<Settings>,
 }
 
 fn root() -> String {
@@ -94,7 +98,14 @@ pub(super) fn check(file: File, before: Option<&Config>) -> Result<Config, Strin
     for entry in file.routes {
         let pool = position(&entry.pool)
             .ok_or_else(|| format!("a route names the pool {}, which does not exist", entry.pool))?;
-        routes.push(Route::new(entry.host.as_deref(), &entry.path, pool)?);
+        let cache = match entry.cache {
+            Some(settings) => {
+                settings.check()?;
+                Some(Arc::new(Store::new(settings)))
+            }
+            None => None,
+        };
+        routes.push(Route::new(entry.host.as_deref(), &entry.path, pool)?.with(cache));
     }
     if let Some(pool) = position(DEFAULT) {
         let is_root = |route: &Route| route.is_for_everything();
@@ -237,6 +248,9 @@ mod tests {
             (&format!("{TWO}[[route]]\npath = 'x'\npool = 'app'"), "begins"),
             (&format!("{TWO}[[route]]\npath = '/app'\npool = 'app'"), "two routes"),
             (&format!("{TWO}[[route]]\nhost = 'a b'\npool = 'app'"), "a b"),
+            (&format!("{TWO}[[route]]\npool = 'app'\ncache = {{ bytes = 1 }}"), "bytes"),
+            (&format!("{TWO}[[route]]\npool = 'app'\ncache = {{ lifetime = -1.0 }}"), "lifetime"),
+            (&format!("{TWO}[[route]]\npool = 'app'\ncache = {{ object-bytes = 16000000 }}"), "object-bytes"),
             (&TWO[..TWO.find("[[route]]").unwrap()], "route"),
         ] {
             let why = parse(text, None).unwrap_err();

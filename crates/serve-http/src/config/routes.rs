@@ -3,7 +3,9 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use crate::cache::Store;
 use crate::message::target::{host_name, is_host};
 
 /// A route.
@@ -11,7 +13,16 @@ use crate::message::target::{host_name, is_host};
 pub(super) struct Route {
     host: Host,
     path: String,
-    pool: usize,
+    to: To,
+}
+
+/// Where the requests of a route go.
+#[derive(Clone, Debug)]
+pub struct To {
+    /// The position of the pool.
+    pub pool: usize,
+    /// The replies that are stored.
+    pub cache: Option<Arc<Store>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -46,7 +57,13 @@ impl Route {
                 "the path {path} of a route begins with /, and has no query, escapes or dots"
             ));
         }
-        Ok(Route { host, path: path.to_owned(), pool })
+        Ok(Route { host, path: path.to_owned(), to: To { pool, cache: None } })
+    }
+
+    /// Stores the replies of the route.
+    pub(super) fn with(mut self, cache: Option<Arc<Store>>) -> Route {
+        self.to.cache = cache;
+        self
     }
 
     pub(super) fn is_for_everything(&self) -> bool {
@@ -55,7 +72,7 @@ impl Route {
 }
 
 /// The paths of one host with their pools, the longest first.
-type Paths = Vec<(String, usize)>;
+type Paths = Vec<(String, To)>;
 
 /// All routes.
 #[derive(Debug, Default)]
@@ -86,7 +103,7 @@ impl Routes {
             if paths.iter().any(|(path, _)| *path == route.path) {
                 return Err(format!("there are two routes with the same host and the path {}", route.path));
             }
-            paths.push((route.path, route.pool));
+            paths.push((route.path, route.to));
         }
         routes.below.sort_by_key(|(domain, _)| std::cmp::Reverse(domain.len()));
         Ok(routes)
@@ -94,8 +111,21 @@ impl Routes {
 
     /// Returns the pool for a request to this host, with or without a port, and this path.
     pub fn choose(&self, host: &str, path: &str) -> Option<usize> {
-        let find =
-            |paths: &Paths| paths.iter().find(|(prefix, _)| is_prefix(prefix, path)).map(|(_, pool)| *pool);
+        self.route(host, path).map(|to| to.pool)
+    }
+
+    /// Returns the caches of all routes.
+    pub fn caches(&self) -> impl Iterator<Item = &Arc<Store>> {
+        let paths = self.names.values().chain(self.below.iter().map(|(_, paths)| paths)).chain([&self.any]);
+        paths.flatten().filter_map(|(_, to)| to.cache.as_ref())
+    }
+
+    /// Returns where a request to this host, with or without a port, and this path goes.
+    pub fn route(&self, host: &str, path: &str) -> Option<&To> {
+        fn find<'a>(paths: &'a Paths, path: &str) -> Option<&'a To> {
+            paths.iter().find(|(prefix, _)| is_prefix(prefix, path)).map(|(_, to)| to)
+        }
+        let find = |paths| find(paths, path);
         if self.names.is_empty() && self.below.is_empty() {
             return find(&self.any);
         }

@@ -12,6 +12,9 @@
 //!      Closing --flushed--> Lingering --client ended, or time is over--> gone
 //! ```
 //!
+//! A request of a route with a cache may be answered in `Head`, or wait in `Follows`, from which it goes
+//! on like one that comes from `Head`.
+//!
 //! In `Exchange`, the two directions are independent: the rest of the request goes to the backend
 //! while the reply arrives. The request is sent again only if no byte of a reply has arrived, and
 //! only if the connection had not been established, or it has no body and an idempotent method.
@@ -21,8 +24,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::backends::{Backend, Pool};
+use super::caching::Caching;
 use super::log::Line;
 use super::socket::{Output, Pipe, Socket};
+use super::timers::Set;
 use crate::message::{Body, Version};
 
 /// A client's connection.
@@ -38,6 +43,8 @@ pub(crate) struct Client {
     pub(crate) state: State,
     /// The time of the next intervention.
     pub(crate) deadline: Instant,
+    /// It comes then, or before.
+    pub(crate) timer: Option<Set>,
     /// Requests so far.
     pub(crate) requests: u64,
 }
@@ -49,6 +56,8 @@ pub(crate) enum State {
     Head(Head),
     /// A request waits for a connection to a backend.
     Waiting(Box<Exchange>),
+    /// A request waits for the reply to another one, which may be stored.
+    Follows(Box<Exchange>),
     /// A request is being served.
     Exchange(Box<Exchange>),
     /// It has switched to another protocol.
@@ -96,6 +105,8 @@ pub(crate) struct Exchange {
     pub(crate) request_pipe: Option<Pipe>,
     pub(crate) reply_pipe: Option<Pipe>,
     pub(crate) facts: Facts,
+    /// The request's way through the cache.
+    pub(crate) caching: Caching,
 }
 
 /// What the log and the metrics have of a request.
@@ -149,6 +160,8 @@ pub(crate) struct Upstream {
     pub(crate) is_reusable: bool,
     /// The end of the time in the pool.
     pub(crate) idle_until: Instant,
+    /// It comes then, or before.
+    pub(crate) timer: Option<Set>,
 }
 
 /// The user of a connection to a backend.

@@ -36,10 +36,11 @@ pub(crate) enum Failure {
     BackendGone,
     BadReply,
     BackendTooSlow,
+    NotStored,
 }
 
 impl Failure {
-    pub(crate) const ALL: [Failure; 10] = [
+    pub(crate) const ALL: [Failure; 11] = [
         Failure::BadPath,
         Failure::NoRoute,
         Failure::TooLarge,
@@ -50,6 +51,7 @@ impl Failure {
         Failure::BackendGone,
         Failure::BadReply,
         Failure::BackendTooSlow,
+        Failure::NotStored,
     ];
 
     pub(crate) fn label(self) -> &'static str {
@@ -75,6 +77,9 @@ impl Failure {
             Failure::Connect => (502, "connect", "the backend does not accept connections"),
             Failure::BackendGone => (502, "backend-gone", "the backend closed the connection"),
             Failure::BadReply => (502, "bad-reply", "the backend's reply is malformed"),
+            Failure::NotStored => {
+                (504, "not-stored", "the request asks for a stored reply only, and there is none")
+            }
             Failure::BackendTooSlow => (504, "backend-too-slow", "the backend did not reply in time"),
         }
     }
@@ -102,6 +107,16 @@ pub(crate) struct Counts {
     /// Replies that ended early, or clients that went away meanwhile.
     pub(crate) aborted: Count,
     pub(crate) lost_log_lines: Count,
+    /// Requests that a stored reply answered.
+    pub(crate) cache_hits: Count,
+    /// Requests of routes with a cache that went to a backend.
+    pub(crate) cache_misses: Count,
+    /// Requests that waited for the reply to another one.
+    pub(crate) cache_collapsed: Count,
+    /// Replies that were stored.
+    pub(crate) cache_stored: Count,
+    /// Replies that must not be stored, or are too long.
+    pub(crate) cache_refused: Count,
     pub(crate) refusals: [Count; Refusal::ALL.len()],
     pub(crate) failures: [Count; Failure::ALL.len()],
     pub(crate) durations: [Count; BUCKETS],

@@ -203,6 +203,7 @@ impl Worker {
             is_write_broken: false,
             is_reusable: false,
             idle_until: self.now,
+            timer: None,
         });
     }
 
@@ -311,6 +312,7 @@ impl Worker {
         upstream.idle_until = self.now + duration(self.config.timeouts.backend_idle);
         place.idle.push(at);
         place.counts.idle.add(1);
+        self.watch_idle(at);
         self.has_room = true;
     }
 
@@ -322,6 +324,7 @@ impl Worker {
 
     pub(super) fn remove_upstream(&mut self, at: usize) {
         let upstream = self.upstreams.remove(at);
+        self.timers.forget(upstream.timer);
         if let Some(place) = self.places.get_mut(&upstream.backend.id) {
             place.open -= 1;
             place.counts.open.subtract(1);

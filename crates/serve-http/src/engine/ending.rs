@@ -63,6 +63,11 @@ impl Worker {
                 self.drive(at);
             }
             State::Head(Head::New) => self.close(at),
+            State::Follows(exchange) => {
+                // The other request takes too long.
+                self.clients[at].state = State::Follows(exchange);
+                self.stop_following(at, true);
+            }
             State::Waiting(exchange) => {
                 self.fail(at, exchange, Failure::Full);
                 self.drive(at);
@@ -119,8 +124,12 @@ impl Worker {
     pub(super) fn check_rates(&mut self, elapsed: Duration) {
         let rate = self.config.limits.body_rate;
         let mut slow = Vec::new();
-        for (at, client) in &mut self.clients {
-            let Client { state: State::Exchange(exchange), socket, .. } = client else { continue };
+        self.forget_uploads();
+        for (at, _) in &self.uploads {
+            let Some(Client { state: State::Exchange(exchange), socket, .. }) = self.clients.get_mut(*at)
+            else {
+                continue;
+            };
             let upstream = exchange.upstream.map(|upstream| &self.upstreams[upstream]);
             let is_waiting = !exchange.body.is_done()
                 && !socket.is_readable
@@ -129,7 +138,7 @@ impl Worker {
                 let facts = &mut exchange.facts;
                 facts.waited_ms += elapsed.as_millis() as u64;
                 if facts.waited_ms > GRACE_MS && facts.received < rate * facts.waited_ms / 1000 {
-                    slow.push(at);
+                    slow.push(*at);
                 }
             }
         }
@@ -150,6 +159,7 @@ impl Worker {
     /// Forgets a client, whose exchange or tunnel has been ended before.
     pub(super) fn remove(&mut self, at: usize) {
         let client = self.clients.remove(at);
+        self.timers.forget(client.timer);
         match client.state {
             State::Exchange(exchange) => self.drop_exchange(*exchange),
             State::Tunnel(tunnel) => self.close_upstream(tunnel.upstream),

@@ -138,7 +138,8 @@ impl Worker {
                 exchange.reply = ReplyState::Done;
                 return Step::Finished;
             }
-            let received = if body.plain() >= SPLICED && from.socket.is_readable {
+            let stores = exchange.caching.stores();
+            let received = if body.plain() >= SPLICED && from.socket.is_readable && !stores {
                 if exchange.reply_pipe.is_none() {
                     exchange.reply_pipe = self.pipes.pop().or_else(Pipe::new);
                 }
@@ -165,6 +166,7 @@ impl Worker {
             match from.socket.receive(&mut self.scratch[..READ]) {
                 Received::Bytes(count) => {
                     self.tail.clear();
+                    exchange.caching.see_body(&self.scratch[..count], self.now, &self.counts);
                     let Ok(passed) = body.pass(&mut self.scratch[..count], &mut self.tail) else {
                         return Step::Lost;
                     };
@@ -251,6 +253,7 @@ impl Worker {
                 break Some(Body::UntilClose);
             }
             let framing = reply.body(exchange.is_head);
+            exchange.caching.see_head(&reply, framing, self.now, &self.counts);
             let decodes = decodes(exchange.version) && framing == Framing::Chunked;
             // The end of these is the end of the connection.
             let is_open = framing == Framing::UntilClose || decodes;
@@ -267,6 +270,7 @@ impl Worker {
         let is_switched = exchange.facts.status == 101;
         if let Some(mut body) = end {
             self.tail.clear();
+            exchange.caching.see_body(&scratch[begin..filled], self.now, &self.counts);
             let Ok(passed) = body.pass(&mut scratch[begin..filled], &mut self.tail) else {
                 return Step::Failed(Failure::BadReply);
             };

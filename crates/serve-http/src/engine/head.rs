@@ -3,6 +3,7 @@
 use std::mem::take;
 use std::net::IpAddr;
 
+use super::caching::{Caching, Consulted};
 use super::connection::{Exchange, Facts, Head, ReplyState, State};
 use super::counts::Failure;
 use super::log::Line;
@@ -12,6 +13,18 @@ use super::{answers, log};
 use crate::config::duration;
 use crate::message::request::{Additions, parse};
 use crate::message::{Body, Framing, Parsed, Refusal, Request, Version, no_fields};
+
+/// What becomes of a request whose head is complete.
+enum Begun {
+    /// It needs a backend.
+    Goes(Box<Exchange>),
+    /// It waits for another request.
+    Follows(Box<Exchange>),
+    /// It was answered from the cache.
+    Answered,
+    /// It cannot be served.
+    Failed(Failure, Option<Box<Line>>),
+}
 
 impl Worker {
     /// Takes a step of a client that waits for a head.
@@ -51,11 +64,13 @@ impl Worker {
                         let stays = request.keeps_alive
                             && request.framing == Framing::None
                             && request.version == Version::Http11;
-                        let begun = self.begin(at, &request);
+                        let begun = self.begin(at, &request, &scratch[..length]);
                         let rest = &mut scratch[length..filled];
                         match begun {
-                            Ok(exchange) => self.dispatch(at, exchange, rest),
-                            Err((failure, line)) => {
+                            Begun::Goes(exchange) => self.dispatch(at, exchange, rest),
+                            Begun::Follows(exchange) => self.follow(at, exchange, rest),
+                            Begun::Answered => self.clients[at].input.extend_from_slice(rest),
+                            Begun::Failed(failure, line) => {
                                 self.clients[at].input.extend_from_slice(rest);
                                 self.counts.failures[failure as usize].add(1);
                                 self.answer(at, failure.status(), failure.text(), !stays, is_head, line);
@@ -93,29 +108,37 @@ impl Worker {
         }
     }
 
-    /// Returns the state of a request that is to be served.
-    fn begin(
-        &mut self,
-        at: usize,
-        request: &Request<'_, '_>,
-    ) -> Result<Box<Exchange>, (Failure, Option<Box<Line>>)> {
+    /// Returns the state of a request that is to be served, or serves it. `raw` is its head.
+    fn begin(&mut self, at: usize, request: &Request<'_, '_>, raw: &[u8]) -> Begun {
         self.counts.requests.add(1);
         let client = &mut self.clients[at];
         client.requests += 1;
         let config = &self.config;
         let line = self.log.is_some().then(|| Box::new(Line::of(request)));
         let Some(path) = request.target.route_path() else {
-            return Err((Failure::BadPath, line));
+            return Begun::Failed(Failure::BadPath, line);
         };
-        let Some(pool) = config.routes.choose(request.host.unwrap_or_default(), &path) else {
-            return Err((Failure::NoRoute, line));
+        let Some(to) = config.routes.route(request.host.unwrap_or_default(), &path) else {
+            return Begun::Failed(Failure::NoRoute, line);
         };
         if let Framing::Length(length) = request.framing
             && config.limits.body != 0
             && length > config.limits.body
         {
-            return Err((Failure::TooLarge, line));
+            return Begun::Failed(Failure::TooLarge, line);
         }
+        let pool = config.pools[to.pool].clone();
+        let consulted = match to.cache.clone() {
+            Some(store) => self.consult(at, &store, request, raw, line),
+            None => Consulted::Goes(Caching::None, line),
+        };
+        let (caching, line, follows) = match consulted {
+            Consulted::Answered => return Begun::Answered,
+            Consulted::Refused(line) => return Begun::Failed(Failure::NotStored, line),
+            Consulted::Goes(caching, line) => (caching, line, false),
+            Consulted::Waits(caching, line) => (caching, line, true),
+        };
+        let (client, config) = (&mut self.clients[at], &self.config);
         let forwarding = &config.forwarding;
         let upgrade = request
             .upgrade
@@ -133,9 +156,9 @@ impl Worker {
         let mut head = Vec::with_capacity(request.length + 160);
         request.write(&additions, &mut head);
         let body = Body::new(request.framing, false);
-        Ok(Box::new(Exchange {
+        let exchange = Box::new(Exchange {
             upstream: None,
-            pool: config.pools[pool].clone(),
+            pool,
             head,
             has_body: !body.is_done(),
             body,
@@ -151,7 +174,12 @@ impl Worker {
             request_pipe: None,
             reply_pipe: None,
             facts: Facts { began: self.now, status: 0, received: 0, sent: 0, waited_ms: 0, line },
-        }))
+            caching,
+        });
+        if exchange.has_body {
+            self.note_upload(at);
+        }
+        if follows { Begun::Follows(exchange) } else { Begun::Goes(exchange) }
     }
 
     /// Answers a request that is not valid HTTP, after which nothing is known about the next one.

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::counts::{BUCKETS, BackendCounts, Count, Counts, Failure};
 use super::server::SERVICE;
 use super::shared::Shared;
+use crate::config::Config;
 use crate::message::Refusal;
 
 type Label = Vec<(&'static str, String)>;
@@ -32,7 +33,7 @@ impl Shared {
 /// A counter of a thread, with its name and its meaning.
 type Total = (&'static str, &'static str, fn(&Counts) -> &Count);
 
-const TOTALS: [Total; 9] = [
+const TOTALS: [Total; 14] = [
     ("clients", "Clients that connected", |counts| &counts.clients),
     ("requests", "Requests whose heads were accepted", |counts| &counts.requests),
     ("received_bytes", "Bytes of the bodies of requests", |counts| &counts.received_bytes),
@@ -41,6 +42,13 @@ const TOTALS: [Total; 9] = [
     ("retries", "Requests that were sent again", |counts| &counts.retries),
     ("upgrades", "Connections that have switched to another protocol", |counts| &counts.upgrades),
     ("aborted", "Replies that did not reach their client as a whole", |counts| &counts.aborted),
+    ("cache_hits", "Requests that a stored reply answered", |counts| &counts.cache_hits),
+    ("cache_misses", "Requests of routes with a cache that went to a backend", |counts| &counts.cache_misses),
+    ("cache_collapsed", "Requests that waited for the reply to another one", |counts| {
+        &counts.cache_collapsed
+    }),
+    ("cache_stored", "Replies that were stored", |counts| &counts.cache_stored),
+    ("cache_refused", "Replies that may not be stored, or are too long", |counts| &counts.cache_refused),
     ("evicted", "Clients between two requests that were closed to make room", |counts| &counts.evicted),
 ];
 
@@ -59,6 +67,19 @@ pub(crate) fn text(shared: &Shared) -> String {
     let open = Gauge::<i64>::default();
     open.set(shared.sum(|counts| &counts.open) as i64);
     registry.register("open_connections", "Clients that are connected", open);
+    let config = shared.current().config;
+    let (entries, bytes, evicted) = cached(&config);
+    let (cache_entries, cache_bytes) = (Gauge::<i64>::default(), Gauge::<i64>::default());
+    cache_entries.set(entries as i64);
+    cache_bytes.set(bytes as i64);
+    registry.register("cache_entries", "Stored replies", cache_entries);
+    registry.register("cache_bytes", "Bytes of stored replies", cache_bytes);
+    counters(
+        &mut registry,
+        "cache_evictions",
+        "Stored replies that made room for others, since the file was read",
+        [(Vec::new(), evicted)],
+    );
     let statuses = (0..5)
         .map(|at| (vec![("class", format!("{}xx", at + 1))], shared.sum(|counts| &counts.statuses[at])));
     counters(&mut registry, "responses", "Replies, by the class of their status", statuses);
@@ -169,6 +190,15 @@ impl EncodeMetric for Durations {
     }
 }
 
+/// Returns the number, the bytes and the evictions of stored replies.
+fn cached(config: &Config) -> (usize, usize, u64) {
+    config.routes.caches().fold((0, 0, 0), |(entries, bytes, evicted), store| {
+        let (more, longer) = store.fill();
+        let gone = store.evicted.load(std::sync::atomic::Ordering::Relaxed);
+        (entries + more, bytes + longer, evicted + gone)
+    })
+}
+
 /// Returns the counters as JSON.
 pub(crate) fn status(shared: &Shared) -> Value {
     let config = shared.current().config;
@@ -199,6 +229,10 @@ pub(crate) fn status(shared: &Shared) -> Value {
         "lost-log-lines": shared.sum(|counts| &counts.lost_log_lines),
         "backends": backends.collect::<Vec<_>>(),
     });
+    let (entries, bytes, evicted) = cached(&config);
+    status["cache-entries"] = json!(entries);
+    status["cache-bytes"] = json!(bytes);
+    status["cache-evictions"] = json!(evicted);
     for (name, _, of) in TOTALS {
         status[name.replace('_', "-")] = json!(shared.sum(of));
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use shunt_serve::engine::Drain;
 
 use super::counts::{BackendCounts, Counts};
+use crate::cache::Mail;
 use crate::config::Config;
 
 /// A configuration, with the number of those before it and the log.
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     /// The counters of backends, by their id and for each thread that has used them.
     pub(crate) backend_counts: Mutex<Vec<(usize, Arc<BackendCounts>)>>,
     pub(crate) drain: Drain,
+    /// Requests that have waited for the reply to another one.
+    pub(crate) mail: Arc<Mail>,
     /// Clients of all threads. Changed when a client comes or goes.
     pub(crate) clients: AtomicUsize,
 }
@@ -36,6 +39,7 @@ impl Shared {
             current: RwLock::new(Current { generation: 0, config: Arc::new(config), log }),
             counts: drain.wakes().iter().map(|_| Arc::default()).collect(),
             backend_counts: Mutex::default(),
+            mail: Mail::new(drain.wakes()),
             drain,
             clients: AtomicUsize::new(0),
         }

@@ -5,6 +5,7 @@
 //! then the end is reported by the next read.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -169,16 +170,21 @@ impl Pipe {
     }
 }
 
+/// The most shared bytes that are copied, to be sent in one call.
+const COPIED: usize = 16 * 1024;
+
 /// Bytes that the kernel has not taken yet.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     bytes: Vec<u8>,
     at: usize,
+    /// Bytes behind these that others use too, and how many of them were sent.
+    shared: Option<(Arc<[u8]>, usize)>,
 }
 
 impl Output {
     pub(crate) fn is_empty(&self) -> bool {
-        self.at == self.bytes.len()
+        self.at == self.bytes.len() && self.shared.is_none()
     }
 
     pub(crate) fn push(&mut self, bytes: &[u8]) {
@@ -194,12 +200,37 @@ impl Output {
         if self.is_empty() {
             return Ok(false);
         }
-        let sent = socket.send(&self.bytes[self.at..])?;
+        let mut sent = socket.send(&self.bytes[self.at..])?;
         self.at += sent;
+        if self.at == self.bytes.len()
+            && let Some((bytes, at)) = &mut self.shared
+        {
+            let more = socket.send(&bytes[*at..])?;
+            (sent, *at) = (sent + more, *at + more);
+            if *at == bytes.len() {
+                self.shared = None;
+            }
+        }
         if self.is_empty() {
             self.clear();
         }
         Ok(sent > 0)
+    }
+
+    /// Sends bytes, and then shared ones. Nothing waits before.
+    pub(crate) fn send_shared(
+        &mut self,
+        socket: &mut Socket,
+        bytes: &mut Vec<u8>,
+        shared: &Arc<[u8]>,
+    ) -> Result<(), Broken> {
+        if !self.is_empty() || shared.len() <= COPIED {
+            bytes.extend_from_slice(shared);
+            return self.send(socket, bytes);
+        }
+        self.push(bytes);
+        self.shared = Some((shared.clone(), 0));
+        self.flush(socket).map(drop)
     }
 
     /// Sends bytes after those that wait, and keeps what the kernel does not take.

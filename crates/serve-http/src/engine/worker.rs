@@ -1,6 +1,6 @@
 //! A thread of the proxy: its event loop, and the clients that come and go.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use super::counts::Counts;
 use super::dispatch::Places;
 use super::shared::{Current, Shared};
 use super::socket::{INTEREST, Output, Pipe, Socket};
+use super::timers::Timers;
 use crate::config::{Config, duration};
 
 /// A thread of the proxy.
@@ -28,6 +29,8 @@ pub(crate) struct Worker {
     pub(super) shared: Arc<Shared>,
     pub(super) counts: Arc<Counts>,
     pub(super) threads: usize,
+    /// The index of this thread.
+    pub(super) number: usize,
     pub(super) epoll: OwnedFd,
     /// `None` once no more clients are accepted.
     listener: Option<OwnedFd>,
@@ -53,7 +56,11 @@ pub(crate) struct Worker {
     /// The time at the beginning of this round.
     pub(super) now: Instant,
     next_generation: u32,
-    ticked: Instant,
+    /// The last time when rates were judged.
+    pub(super) ticked: Instant,
+    pub(super) timers: Timers,
+    /// Clients whose request bodies are under way, with their generations.
+    pub(super) uploads: HashSet<(usize, u32)>,
     /// The listener is not watched, because descriptors have run out.
     is_paused: bool,
     pub(super) is_stopping: bool,
@@ -66,7 +73,9 @@ pub(crate) struct Worker {
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 const OF_UPSTREAM: u64 = 1 << 63;
-/// The period of checks that no event triggers.
+/// A pause that has no other end than an event.
+const FOREVER: Duration = Duration::from_secs(3600);
+/// The period of checks that no event and no timer triggers.
 const TICK: Duration = Duration::from_millis(100);
 /// Bytes of one read.
 pub(super) const READ: usize = 128 * 1024;
@@ -92,6 +101,7 @@ impl Worker {
         Ok(Worker {
             counts: shared.counts[number].clone(),
             threads: shared.counts.len(),
+            number,
             epoll,
             listener: Some(listener),
             wake,
@@ -110,6 +120,8 @@ impl Worker {
             now,
             next_generation: 0,
             ticked: now,
+            timers: Timers::new(now),
+            uploads: HashSet::new(),
             is_paused: false,
             is_stopping: false,
             has_room: false,
@@ -122,18 +134,17 @@ impl Worker {
     /// Runs until the proxy stops and the last client has gone, or the deadline has passed.
     pub(crate) fn run(mut self) {
         let mut events: Vec<Event> = Vec::with_capacity(512);
-        let timeout = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
-        let forever = Timespec { tv_sec: 3600, tv_nsec: 0 };
         loop {
-            let is_alone =
-                self.clients.is_empty() && self.upstreams.is_empty() && !self.is_paused && !self.is_stopping;
-            let timeout = match () {
-                () if !self.again.is_empty() => &Timespec { tv_sec: 0, tv_nsec: 0 },
-                () if is_alone => &forever,
-                () => &timeout,
+            let pause = match () {
+                () if !self.again.is_empty() => Duration::ZERO,
+                () if self.ticks() => TICK,
+                () => FOREVER,
             };
+            // The clock has gone on since the round began.
+            let pause = self.timers.pause(Instant::now()).map_or(pause, |next| next.min(pause));
+            let timeout = Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() };
             events.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(timeout)) {
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "epoll_wait failed: this thread serves nobody any more");
@@ -154,7 +165,8 @@ impl Worker {
                     self.drive(at);
                 }
             }
-            if self.now - self.ticked >= TICK {
+            self.run_timers();
+            if self.ticks() && self.now - self.ticked >= TICK {
                 self.tick();
             }
             while std::mem::take(&mut self.has_room) {
@@ -165,6 +177,11 @@ impl Worker {
                 return;
             }
         }
+    }
+
+    /// Returns true if something must be checked from time to time.
+    fn ticks(&self) -> bool {
+        self.is_paused || self.is_stopping || !self.uploads.is_empty()
     }
 
     /// Takes an event of a connection.
@@ -192,11 +209,16 @@ impl Worker {
 
     /// Does all that can be done for a client without waiting, or as much as it may do at a time.
     pub(super) fn drive(&mut self, at: usize) {
+        self.take_steps(at);
+        self.watch_client(at);
+    }
+
+    fn take_steps(&mut self, at: usize) {
         for _ in 0..STEPS {
             let Some(client) = self.clients.get(at) else { return };
             let has_progress = match &client.state {
                 State::Head(_) => self.read_head(at),
-                State::Waiting(_) => self.check_waiting(at),
+                State::Waiting(_) | State::Follows(_) => self.check_waiting(at),
                 State::Exchange(_) => self.exchange(at),
                 State::Tunnel(_) => self.tunnel(at),
                 State::Closing => self.flush_last(at),
@@ -242,7 +264,8 @@ impl Worker {
 
     fn add(&mut self, socket: OwnedFd, address: IpAddr) {
         let (generation, entry) = (self.generation(), self.clients.vacant_entry());
-        let data = entry.key() as u64 | u64::from(generation) << 32;
+        let at = entry.key();
+        let data = at as u64 | u64::from(generation) << 32;
         if epoll::add(&self.epoll, &socket, EventData::new_u64(data), INTEREST).is_err() {
             return;
         }
@@ -254,8 +277,10 @@ impl Worker {
             output: Output::default(),
             state: State::Head(Head::New),
             deadline: self.now + duration(self.config.timeouts.head),
+            timer: None,
             requests: 0,
         });
+        self.watch_client(at);
         self.counts.clients.add(1);
         self.counts.open.add(1);
         self.shared.clients.fetch_add(1, Relaxed);
@@ -312,7 +337,7 @@ impl Worker {
         has_evicted
     }
 
-    /// Takes a new configuration, or a request to stop.
+    /// Takes a new configuration, requests whose wait for others is over, or a request to stop.
     fn take_changes(&mut self) {
         let mut value = [0; 8];
         let _ = rustix::io::read(&*self.wake, &mut value);
@@ -329,6 +354,7 @@ impl Worker {
                 self.dispatch_again(client, generation);
             }
         }
+        self.take_woken();
         if self.shared.drain.is_stopping() && !self.is_stopping {
             self.is_stopping = true;
             self.listener = None;
@@ -359,16 +385,7 @@ impl Worker {
             self.is_paused =
                 epoll::add(&self.epoll, listener, EventData::new_u64(LISTENER), EventFlags::IN).is_err();
         }
-        let late: Vec<usize> =
-            self.clients.iter().filter(|(_, client)| client.deadline <= self.now).map(|(at, _)| at).collect();
-        for at in late {
-            self.expire(at);
-        }
         self.check_rates(elapsed);
-        let is_late = |one: &Upstream| one.state == UpstreamState::Idle && one.idle_until <= self.now;
-        let late: Vec<usize> =
-            self.upstreams.iter().filter(|(_, one)| is_late(one)).map(|(at, _)| at).collect();
-        late.into_iter().for_each(|at| self.close_upstream(at));
     }
 
     fn write_log(&mut self) {

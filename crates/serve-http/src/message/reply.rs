@@ -128,10 +128,50 @@ pub enum After {
     Upgrade,
 }
 
-impl Reply<'_, '_> {
+impl<'a> Reply<'a, '_> {
     /// Returns true if the reply is not the final one.
     pub fn is_interim(&self) -> bool {
         self.status < 200 && self.status != 101
+    }
+
+    /// Returns the values of all fields with a name that are forwarded.
+    pub fn values<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'a [u8]> + 's
+    where
+        'a: 's,
+    {
+        let fields = self.fields.iter().enumerate();
+        let named =
+            fields.filter(move |(at, field)| field.name.eq_ignore_ascii_case(name) && !self.omitted.has(*at));
+        named.map(|(_, field)| field.value)
+    }
+
+    /// Appends the status line and the fields for a cache: those that are forwarded, without the framing
+    /// and the age.
+    pub(crate) fn write_stored(&self, out: &mut Vec<u8>, is_kept: impl Fn(&str) -> bool) {
+        self.write_line(out);
+        self.write_stored_fields(out, is_kept);
+    }
+
+    /// Appends these fields only.
+    pub(crate) fn write_stored_fields(&self, out: &mut Vec<u8>, is_kept: impl Fn(&str) -> bool) {
+        for (position, field) in self.fields.iter().enumerate() {
+            let is_stored = !self.omitted.has(position)
+                && !field.name.eq_ignore_ascii_case("age")
+                && Name::of(field.name) != Name::Trailer;
+            if is_stored && is_kept(field.name) {
+                fields::write(out, field.name, field.value);
+            }
+        }
+    }
+
+    fn write_line(&self, out: &mut Vec<u8>) {
+        let digits =
+            [self.status / 100, self.status / 10 % 10, self.status % 10].map(|digit| b'0' + digit as u8);
+        out.extend_from_slice(b"HTTP/1.1 ");
+        out.extend_from_slice(&digits);
+        out.push(b' ');
+        out.extend_from_slice(self.reason.as_bytes());
+        out.extend_from_slice(b"\r\n");
     }
 
     /// Returns how the body that follows is framed. Replies to HEAD, and some statuses, have none,
@@ -147,13 +187,7 @@ impl Reply<'_, '_> {
     /// Appends the head that the client gets. `is_chunked` is false if the client cannot decode
     /// chunks.
     pub fn write(&self, after: After, is_chunked: bool, out: &mut Vec<u8>) {
-        let digits =
-            [self.status / 100, self.status / 10 % 10, self.status % 10].map(|digit| b'0' + digit as u8);
-        out.extend_from_slice(b"HTTP/1.1 ");
-        out.extend_from_slice(&digits);
-        out.push(b' ');
-        out.extend_from_slice(self.reason.as_bytes());
-        out.extend_from_slice(b"\r\n");
+        self.write_line(out);
         for (position, field) in self.fields.iter().enumerate() {
             if !self.omitted.has(position) {
                 fields::write(out, field.name, field.value);
@@ -184,7 +218,7 @@ impl Reply<'_, '_> {
 }
 
 /// Appends a number.
-fn decimal(mut number: u64, out: &mut Vec<u8>) {
+pub(crate) fn decimal(mut number: u64, out: &mut Vec<u8>) {
     let (mut digits, mut at) = ([0; 20], 20);
     loop {
         at -= 1;

@@ -317,6 +317,12 @@ impl<'a> Request<'a, '_> {
         self.fields.iter().find(|field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
     }
 
+    /// Returns the values of all fields with a name.
+    pub fn values(&self, name: &str) -> impl Iterator<Item = &'a [u8]> {
+        let named = move |field: &&Header<'a>| field.name.eq_ignore_ascii_case(name);
+        self.fields.iter().filter(named).map(|field| field.value)
+    }
+
     /// Appends the head that a backend gets.
     pub fn write(&self, added: &Additions<'_>, out: &mut Vec<u8>) {
         out.extend_from_slice(self.method.as_bytes());

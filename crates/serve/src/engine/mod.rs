@@ -43,3 +43,4 @@ pub use files::Files;
 pub use limiter::Limit;
 pub use server::{DEFAULT_CONTROL, Error, Options, Request, ask, run, try_kernel};
 pub use shared::Engine;
+pub use wheel::{Timer, Wheel};

@@ -13,7 +13,7 @@
 
 /// A wheel of values with their times.
 #[derive(Debug)]
-pub(crate) struct Wheel<T> {
+pub struct Wheel<T> {
     now: u64,
     /// For each level, which of its slots have timers.
     occupied: [u64; LEVELS],
@@ -36,7 +36,7 @@ struct Entry<T> {
 
 /// A timer in a wheel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Timer(u32);
+pub struct Timer(u32);
 
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
@@ -46,7 +46,8 @@ const FARTHEST: u64 = (1 << (BITS as usize * LEVELS)) - 1;
 const NONE: u32 = u32::MAX;
 
 impl<T> Wheel<T> {
-    pub(crate) fn new(now: u64) -> Wheel<T> {
+    /// Makes a wheel without timers at a time.
+    pub fn new(now: u64) -> Wheel<T> {
         Wheel {
             now,
             occupied: [0; LEVELS],
@@ -57,7 +58,7 @@ impl<T> Wheel<T> {
     }
 
     /// Inserts a value. A time that has passed is due now.
-    pub(crate) fn insert(&mut self, at: u64, value: T) -> Timer {
+    pub fn insert(&mut self, at: u64, value: T) -> Timer {
         let entry = Entry { at, value: Some(value), before: NONE, next: NONE, slot: 0 };
         let index = match self.free {
             NONE => {
@@ -75,19 +76,19 @@ impl<T> Wheel<T> {
     }
 
     /// Removes a timer, which is in the wheel.
-    pub(crate) fn remove(&mut self, timer: Timer) -> Option<T> {
+    pub fn remove(&mut self, timer: Timer) -> Option<T> {
         self.unlink(timer.0);
         self.release(timer.0)
     }
 
     /// Returns the time of the next call of [`Self::pop`] that can return something: at or before
     /// the first timer.
-    pub(crate) fn next(&self) -> Option<u64> {
+    pub fn next(&self) -> Option<u64> {
         self.first().map(|(_, _, at)| at)
     }
 
     /// Advances to `now`. Returns a value whose time has come, or `None` after the last.
-    pub(crate) fn pop(&mut self, now: u64) -> Option<T> {
+    pub fn pop(&mut self, now: u64) -> Option<T> {
         while let Some((level, slot, at)) = self.first() {
             if at > now {
                 break;

@@ -39,7 +39,7 @@ impl Stored {
         for pin in self.pins {
             let Some(word) = usize::try_from(pin).ok().and_then(|pin| store.at(pin)) else { continue };
             if word.fetch_sub(1, SeqCst) == DYING + 1 {
-                // Whoever pins it again frees it.
+                // The last of several pins frees it.
                 let _ = word.compare_exchange(DYING, 0, SeqCst, SeqCst);
             }
         }
