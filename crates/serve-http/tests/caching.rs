@@ -20,7 +20,7 @@ fn cached(more: &str) -> String {
     )
 }
 
-/// Sends a request on a connection of its own, and returns the reply.
+/// Sends a request on a new connection, and returns the reply.
 fn ask(lab: &Lab, to: SocketAddr, method: &str, path: &str, fields: &str) -> Reply {
     let mut stream = lab.connect_to(to);
     let request = format!("{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{fields}\r\n");
@@ -412,7 +412,7 @@ fn requests_that_come_together_ask_once() {
     is_open.store(true, SeqCst);
     finish(followers);
     wait_until("the backend has seen them", || requests.count() == 3);
-    // What may not be stored is asked for by each.
+    // Each asks for a reply that may not be stored.
     is_open.store(false, SeqCst);
     let before = lab.status();
     let streams = start("/c", "no-store", 20);

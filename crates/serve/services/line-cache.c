@@ -30,7 +30,7 @@ struct shunt_state {
 // The words of a line.
 struct command {
 	struct line_word verb, key;
-	__u32 text; // the offset of what comes after the key
+	__u32 text; // the offset of the bytes after the key
 	struct name name;
 };
 

@@ -55,7 +55,7 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// Takes what is stored of a reply's head. `request` has the values of a request's fields.
+    /// Takes the parts of a reply's head that are stored. `request` has the values of a request's fields.
     pub fn new(
         reply: &Reply<'_, '_>,
         storable: Storable,

@@ -15,7 +15,7 @@
 //!      └── none, and one is under way ──► waits for that one ◄───┘ then looks again
 //! ```
 //!
-//! What is not certain is not stored: a reply with Set-Cookie, without an explicit lifetime (unless the
+//! In doubt a reply is not stored: a reply with Set-Cookie, without an explicit lifetime (unless the
 //! route has one for such replies), with `no-cache` or with malformed directives. A stale reply is not
 //! validated but fetched again.
 

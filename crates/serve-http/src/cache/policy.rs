@@ -9,7 +9,7 @@ use crate::message::{Reply, Request};
 pub enum Use {
     /// It goes to the backend, and its reply is not stored.
     Pass,
-    /// As [`Use::Pass`], and a reply that is no error makes what is stored for its target useless.
+    /// As [`Use::Pass`], and a reply that is no error makes the stored ones for its target useless.
     Change,
     /// It is answered by a stored reply, if that is fresh enough; else its reply may be stored.
     Look(Asked),

@@ -188,7 +188,7 @@ impl Store {
         }
     }
 
-    /// Removes what is stored for a target.
+    /// Removes the replies for a target.
     pub fn forget(&self, key: &str) {
         let mut inner = self.inner();
         for entry in inner.entries.remove(key).unwrap_or_default() {

@@ -1,11 +1,11 @@
 //! The way of a request through the cache of its route: an answer from there, the wait for another
-//! request's reply, and the storing of its own.
+//! request's reply, and the storing of a reply.
 //!
 //! ```text
 //!  Leads ── the head of a reply that may be stored ──► Stores ── the body is complete ──► None, stored
 //!    └───── another one ───────────────────────────────► None     └── it is too long ───► None
 //!  Follows ── the other request has ended ──► answered, Leads, Follows or None
-//!  Changes ── a reply that is no error ─────► None: what is stored for the target is forgotten
+//!  Changes ── a reply that is no error ─────► None: the stored replies for the target are removed
 //! ```
 
 use std::mem::take;
@@ -31,7 +31,7 @@ pub(crate) enum Caching {
     /// The cache is not concerned.
     #[default]
     None,
-    /// It may change what is stored for its target.
+    /// It may make the stored replies for its target useless.
     Changes(Arc<Store>, String),
     /// Its reply may be stored.
     Leads(Box<Leading>),
@@ -62,7 +62,7 @@ pub(crate) struct Following {
 pub(crate) struct Storing {
     flight: Flight,
     begun: Begun,
-    /// What is left of it, without chunks.
+    /// The rest of it, without chunks.
     rest: Body,
     body: Vec<u8>,
     most: usize,

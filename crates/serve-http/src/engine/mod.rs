@@ -3,8 +3,8 @@
 //! A [`worker`] has its own listener, clients and connections to backends, and shares only
 //! counters, health and the configuration with other threads. `connection` has the states of a
 //! client. The steps are in `head` (a request's head), `dispatch` (its backend), `exchange` and
-//! `forward` (body and reply), `caching` (stored replies), `timers` (time limits), `tunnel` (after an upgrade) and `ending`.
-//! `server` starts and stops everything.
+//! `forward` (body and reply), `caching` (stored replies), `tunnel` (after an upgrade) and `ending`.
+//! `timers` has the time limits. `server` starts and stops everything.
 
 mod answers;
 pub(crate) mod backends;
