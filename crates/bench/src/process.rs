@@ -1,5 +1,6 @@
 //! A started program: its output lines, its processor time and its end. Dropping it kills it.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -14,6 +15,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid,
 };
 use serde::de::DeserializeOwned;
+use shunt_sys::proc::pids;
 
 use crate::interrupt;
 use crate::worker::{BEGIN, READY};
@@ -347,6 +349,24 @@ impl Stat {
     pub(crate) fn cpu(&self) -> Duration {
         let ended: u64 = self.ended_ticks.iter().sum();
         cpu(self.pid) + Duration::from_secs_f64(ended as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+}
+
+/// Processor times of several processes at one moment.
+pub(crate) struct Times(BTreeMap<u32, Duration>);
+
+impl Times {
+    /// Returns the times so far of the processes that `is_counted` chooses.
+    pub(crate) fn of(is_counted: impl Fn(&Stat) -> bool) -> Times {
+        let stats = pids().filter_map(Stat::of).filter(is_counted);
+        Times(stats.map(|stat| (stat.pid, stat.cpu())).collect())
+    }
+
+    /// Returns the time that the processes have used since `earlier`. A process that has ended since
+    /// then, for example one of the kernel's workers, does not count.
+    pub(crate) fn since(&self, earlier: &Times) -> Duration {
+        let before = |pid| earlier.0.get(pid).copied().unwrap_or_default();
+        self.0.iter().map(|(pid, time)| time.saturating_sub(before(pid))).sum()
     }
 }
 

@@ -5,11 +5,10 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use shunt_sys::proc::pids;
 
 use super::closed::Closed;
 use super::load::{CACHE_CLIENTS, Sample, connect};
-use crate::process::Stat;
+use crate::process::{Stat, Times};
 
 const KEYS: usize = 1000;
 
@@ -31,15 +30,15 @@ pub(super) fn run(bytes: usize, outstanding: usize, time: Duration, server: u32)
         keys[number] = (keys[number] + 1) % KEYS;
         request.extend(format!("get key-{:06}\r\n", keys[number]).into_bytes());
     };
-    Closed { server: "cache", length, outstanding, time }.run(streams, || processor_time(server), ask)
+    Closed { server: "cache", length, outstanding, time }.run(streams, || processor_times(server), ask)
 }
 
-/// Returns the processor time so far of the server, of this process, and of the kernel's threads that
+/// Returns the processor times so far of the server, of this process, and of the kernel's threads that
 /// serve sockets: the kernel's half of a service runs there, and in the process that sends.
-fn processor_time(server: u32) -> Duration {
+fn processor_times(server: u32) -> Times {
     let is_counted = |stat: &Stat| {
         let is_kernels = stat.name.starts_with("(kworker") || stat.name.starts_with("(ksoftirqd");
         stat.pid == server || stat.pid == std::process::id() || is_kernels
     };
-    pids().filter_map(Stat::of).filter(is_counted).map(|stat| stat.cpu()).sum()
+    Times::of(is_counted)
 }

@@ -11,6 +11,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 use super::load::{Sample, WARM, sample};
 use crate::latency::Latencies;
+use crate::process::Times;
 
 /// A closed load.
 #[derive(Clone, Copy, Debug)]
@@ -33,12 +34,12 @@ struct Client {
 }
 
 impl Closed<'_> {
-    /// Runs over these connections. `spent` returns the processor time so far, and `ask` appends the
+    /// Runs over these connections. `spent` returns the processor times so far, and `ask` appends the
     /// next request of the connection with this number.
     pub(super) fn run(
         self,
         streams: Vec<TcpStream>,
-        spent: impl Fn() -> Duration,
+        spent: impl Fn() -> Times,
         mut ask: impl FnMut(usize, &mut Vec<u8>),
     ) -> Result<Sample> {
         let Closed { server, length, outstanding, time } = self;
@@ -60,7 +61,7 @@ impl Closed<'_> {
                 before = Some(spent());
             }
             if now - begin >= WARM + time {
-                let spent = spent() - before.context("set above")?;
+                let spent = spent().since(&before.context("set above")?);
                 let mut sample = sample(&latencies, latencies.count(), time);
                 sample.processor_us = spent.as_secs_f64() * 1e6 / latencies.count().max(1) as f64;
                 return Ok(sample);

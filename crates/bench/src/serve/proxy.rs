@@ -20,7 +20,7 @@ use crate::comparison::take_turns;
 use crate::find;
 use crate::interrupt::wait_until;
 use crate::nginx::{LARGE, SMALL, configure, write_files};
-use crate::process::{Process, cpu_of_trees};
+use crate::process::{Process, Times, trees};
 use crate::progress::Progress;
 use crate::report::TextLine;
 use crate::stats::Spread;
@@ -171,7 +171,12 @@ fn fetch(name: &str, bytes: usize, time: Duration, proxy: u32) -> Result<Sample>
         streams.push(stream);
     }
     let load = Closed { server: "proxy", length, outstanding: 1, time };
-    load.run(streams, || cpu_of_trees(&[proxy]), |_, next| next.extend(request.as_bytes()))
+    let processes = trees(&[proxy]);
+    load.run(
+        streams,
+        || Times::of(|stat| processes.contains(&stat.pid)),
+        |_, next| next.extend(request.as_bytes()),
+    )
 }
 
 /// Reads a reply whose body has this length, and returns its length with the head.
