@@ -10,6 +10,7 @@
 
 pub mod calls;
 mod cgroup;
+pub mod delay;
 mod load;
 mod lsm;
 mod mount;

@@ -28,7 +28,8 @@ pub(crate) struct Calm {
     /// of segments that those reads can have needed.
     segments: u32,
     least: u32,
-    /// The conversation was calm when it came back because user space was faster.
+    /// The conversation was calm when it came back because user space was faster, or
+    /// because the kernel was late.
     was_calm: bool,
 }
 
@@ -109,9 +110,9 @@ impl Calm {
     /// messages.
     pub(crate) fn left(&mut self, why: Move, messages: u64, now: Instant) {
         (self.run, self.since, self.busy) = (0, now, 0);
-        self.was_calm = why == Move::Slower;
+        self.was_calm = matches!(why, Move::Slower | Move::Late);
         let restless =
-            !matches!(why, Move::NoConnection | Move::Ended | Move::Reload | Move::Stop | Move::Slower);
+            !self.was_calm && !matches!(why, Move::NoConnection | Move::Ended | Move::Reload | Move::Stop);
         if messages > 64 * u64::from(self.needed) {
             self.needed = NEEDED.0;
         } else if restless {

@@ -73,6 +73,7 @@ reasons! {
         Silent, "silent", "a backend has not answered within the reply-timeout";
         Event, "event", "a timer is due, or another connection sends something";
         Slower, "slower", "measured: user space serves these clients faster";
+        Late, "late", "the kernel's worker threads have to wait for a processor";
     }
 }
 

@@ -18,6 +18,7 @@ mod choose;
 mod contest;
 mod conversation;
 mod counts;
+mod delays;
 mod drain;
 mod events;
 mod files;

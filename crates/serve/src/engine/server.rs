@@ -257,6 +257,7 @@ pub async fn run(
         () = look_after(&shared) => {}
     }
     shared.drain.stop(options.drain);
+    shared.delays.stop();
     let joined = move || threads.into_iter().for_each(|thread| drop(thread.join()));
     let _ = tokio::task::spawn_blocking(joined).await;
     drop(paths);
@@ -331,6 +332,11 @@ fn crew(
         let worker = worker.map_err(|error| Error::Threads(error.into()))?;
         let thread = std::thread::Builder::new().name(format!("serve-{number}"));
         threads.push(thread.spawn(move || worker.run()).map_err(Error::Threads)?);
+    }
+    if shared.engine == Engine::Auto {
+        let (thread, shared) = (std::thread::Builder::new().name("serve-delays".to_owned()), shared.clone());
+        let watch = move || shared.delays.watch(&shared);
+        threads.push(thread.spawn(watch).map_err(Error::Threads)?);
     }
     Ok((threads, paths))
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::backends::Backends;
 use super::counts::Counts;
+use super::delays::Delays;
 use super::drain::Drain;
 use super::hub::{Hub, Item};
 use super::limiter::Limit;
@@ -44,6 +45,7 @@ pub(crate) struct Shared {
     pub(crate) reach: usize,
     /// Changes of the backends that the service asks for.
     pub(crate) registrar: Registrar,
+    pub(crate) delays: Delays,
 }
 
 impl std::fmt::Debug for Shared {
@@ -72,6 +74,7 @@ impl Shared {
             drain,
             reach: 0,
             registrar: Registrar::default(),
+            delays: Delays::default(),
         }
     }
 

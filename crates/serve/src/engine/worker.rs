@@ -52,6 +52,8 @@ pub(crate) struct Worker {
     /// Messages that this thread has served.
     served: u64,
     contest: Contest,
+    /// The kernel's worker threads are late, as far as this thread knows.
+    is_late: bool,
     /// The index of this thread.
     number: usize,
     /// Distinguishes connections with the same index.
@@ -143,6 +145,7 @@ impl Worker {
             ticked: Instant::now(),
             served: 0,
             contest: Contest::new(),
+            is_late: false,
             number,
             accepted: 0,
             items: Vec::new(),
@@ -228,7 +231,7 @@ impl Worker {
 
     /// Returns true if this thread can choose between the engines.
     fn compares(&self) -> bool {
-        self.kernel.is_some() && self.shared.engine == Engine::Auto
+        self.kernel.is_some() && self.shared.engine == Engine::Auto && !self.is_late
     }
 
     /// Goes on with the comparison of the engines. Moves the conversations if it needs them elsewhere.
@@ -311,6 +314,7 @@ impl Worker {
         let (generation, backends) = self.shared.backends();
         let changed = generation != self.generation;
         let stops = self.shared.drain.is_stopping();
+        self.look_at_delays(now);
         if stops {
             self.listeners.clear();
         }
@@ -332,6 +336,22 @@ impl Worker {
         }
         if let Some(kernel) = &self.kernel {
             kernel.set_backends(&self.backends);
+        }
+    }
+
+    /// Has the conversations leave the kernel when its worker threads are late. What they may do is
+    /// measured again afterwards.
+    fn look_at_delays(&mut self, now: Instant) {
+        let is_late = self.shared.engine == Engine::Auto && self.shared.delays.are_late();
+        if is_late == self.is_late {
+            return;
+        }
+        (self.is_late, self.contest) = (is_late, Contest::new());
+        if is_late {
+            (0..self.conversations.len() as u32).for_each(|id| self.demote(id, Move::Late));
+        } else {
+            let conversations = self.conversations.iter_mut().flatten();
+            conversations.for_each(|conversation| conversation.calm.resume(now));
         }
     }
 
@@ -516,7 +536,9 @@ impl Worker {
             let wants = match engine {
                 Engine::User => false,
                 Engine::Kernel => true,
-                Engine::Auto => round.wants_calm && conversation.is_calm(now),
+                Engine::Auto => {
+                    round.wants_calm && conversation.is_calm(now) && round.shared.delays.may_enter()
+                }
             };
             let can_leave = round.kernel.as_ref().is_some_and(|kernel| kernel.stays().is_none());
             let wants_out = conversation.wants_out() || !round.wants_calm && conversation.place.could_leave();
@@ -580,7 +602,7 @@ impl Worker {
             epoll: &self.epoll,
             scratch: &mut self.scratch,
             lingering: &mut self.lingering,
-            wants_calm: self.kernel.is_some() && self.contest.wants_calm(),
+            wants_calm: self.kernel.is_some() && self.contest.wants_calm() && !self.is_late,
             kernel: &mut self.kernel,
             served: &mut self.served,
             limit: self.shared.limit.as_ref().map(|limit| (limit, &*self.shared.store)),

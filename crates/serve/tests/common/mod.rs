@@ -247,6 +247,27 @@ impl Serving {
         }
     }
 
+    /// Has a client do `more` until the status satisfies `is_so`. On a busy machine, the automatic
+    /// engine waits before it moves a conversation.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn until(&self, mut more: impl FnMut(), is_so: impl Fn(&Value) -> bool) {
+        let began = Instant::now();
+        loop {
+            let status = self.status();
+            if is_so(&status) {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE * 6, "{status:#}");
+            more();
+        }
+    }
+
+    /// Has a client do `more` until the kernel has a conversation.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn until_in_kernel(&self, more: impl FnMut()) {
+        self.until(more, |status| status["in-kernel"] == 1);
+    }
+
     fn control(&self) -> PathBuf {
         self.directory.path().join("control")
     }
