@@ -1,6 +1,7 @@
 //! Tests that the automatic engine leaves the kernel while its worker threads get no processor.
 //! Needs root.
 
+#[allow(dead_code, reason = "the service has no backends")]
 mod common;
 
 use std::io::{Read, Write};

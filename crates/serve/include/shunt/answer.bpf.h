@@ -19,6 +19,9 @@
 //	sent     the sequence has reached `until`. shunt_sending makes it `none` when it sees that, and
 //	         shunt_arrived replaces it
 //
+// The kernel sends a message in as many pieces as its buffer has: what the network driver copied, and
+// parts of pages. shunt_sending has it collect them (bpf_msg_cork_bytes), and replaces all of them.
+//
 // An answer is kept only while TCP has all that was redirected to the socket before. A message that
 // arrives earlier goes to user space with the conversation. If a send fails, and is repeated, the
 // answer is still kept. Both programs run under the socket's lock.
@@ -28,12 +31,14 @@
 
 // The most bytes of an answer from the kernel.
 #define SHUNT_ANSWER 2048
+// The most bytes of a message that is replaced. More need memory that the kernel may not find.
+#define SHUNT_REPLACED 4096
 
 // src/engine/kernel.rs accesses the first word.
 struct shunt_answer {
 	__u64 length;
 	__u32 until; // the end of the answer in TCP's sequence of sent bytes
-	__u32 unused;
+	__u32 message; // bytes of the message
 	__u8 bytes[SHUNT_ANSWER + SHUNT_MAX_REPLY]; // whole pieces of a content may be copied
 };
 
@@ -67,6 +72,7 @@ SHUNT_INLINE int shunt_send_answer(struct shunt_arrival *arrival, struct shunt_a
 	int sent;
 
 	answer->until = tcp->write_seq + length;
+	answer->message = arrival->skb->len;
 	answer->length = length;
 	sent = shunt_send(arrival, arrival->place, length, SHUNT_LEAVE_CLIENT_FULL);
 	if (sent != SHUNT_SEND)
@@ -82,7 +88,7 @@ SHUNT_INLINE struct shunt_answer *shunt_take_answer(struct shunt_arrival *arriva
 
 	*why = SHUNT_LEAVE_UNUSUAL;
 	*tcp = sk ? bpf_skc_to_tcp_sock(sk) : 0;
-	if (!answer || !*tcp)
+	if (!answer || !*tcp || arrival->skb->len > SHUNT_REPLACED)
 		return 0;
 	*why = SHUNT_LEAVE_OUTSTANDING;
 	if (arrival->conversation->outstanding || !shunt_is_free(arrival, *tcp) || shunt_is_several(arrival))
@@ -195,12 +201,16 @@ int shunt_sending(struct sk_msg_md *message)
 		fill.answer->length = 0;
 		return SK_PASS;
 	}
-	if (length > SHUNT_ANSWER)
+	if (former < fill.answer->message)
+		return bpf_msg_cork_bytes(message, fill.answer->message) ? SK_DROP : SK_PASS;
+	if (length > SHUNT_ANSWER || former > fill.answer->message)
 		return SK_DROP;
 	// After a failure the kernel resets the connection. The message cannot be taken back.
-	if (bpf_msg_push_data(message, 0, length, 0) || bpf_msg_pop_data(message, length, former, 0) ||
-	    bpf_msg_pull_data(message, 0, length, 0))
+	if (bpf_msg_pull_data(message, 0, former, 0) || bpf_msg_push_data(message, 0, length, 0) ||
+	    bpf_msg_pop_data(message, length, former, 0) || bpf_msg_pull_data(message, 0, length, 0))
 		return SK_DROP;
+	// Otherwise the kernel would wait for more pieces, if the answer is shorter than the message.
+	bpf_msg_cork_bytes(message, 0);
 	bpf_loop(length / 8, shunt_fill_step, &fill, 0);
 	data = (__u8 *)(long)message->data;
 	end = (__u8 *)(long)message->data_end;
