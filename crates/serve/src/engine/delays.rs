@@ -17,17 +17,20 @@
 //! The hold is one second. After conversations were in the kernel it doubles, if the time between two
 //! holds was short.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use shunt_kernel::delay::Probe;
 
+use super::events::milliseconds;
 use super::shared::Shared;
 
 /// A probe that takes longer is late.
 const LIMIT: Duration = Duration::from_millis(20);
+/// After so many milliseconds the other threads do not wait for the result of a probe.
+const OVERDUE: u64 = 100;
 /// The interval between probes while conversations are in the kernel, and their number.
 const INTERVAL: Duration = Duration::from_millis(200);
 const PROBES: usize = 2;
@@ -42,6 +45,9 @@ const FORGET: u32 = 4;
 #[derive(Debug, Default)]
 pub(crate) struct Delays {
     known: AtomicU8,
+    /// When the current probe began, in milliseconds, or 0. The thread that probes may get no processor
+    /// to say that the probe is late.
+    began: AtomicU64,
     /// A conversation wants to move to the kernel.
     is_asked: AtomicBool,
     is_stopped: Mutex<bool>,
@@ -65,12 +71,17 @@ impl Delays {
             drop(self.is_stopped.lock().expect(NEVER));
             self.changed.notify_all();
         }
-        known == Known::InTime as u8
+        known == Known::InTime as u8 && !self.is_overdue()
     }
 
     /// Returns true if conversations must leave the kernel.
     pub(crate) fn are_late(&self) -> bool {
-        self.known.load(Relaxed) == Known::Late as u8
+        self.known.load(Relaxed) == Known::Late as u8 || self.is_overdue()
+    }
+
+    fn is_overdue(&self) -> bool {
+        let began = self.began.load(Relaxed);
+        began > 0 && milliseconds().saturating_sub(began) > OVERDUE
     }
 
     /// Ends [`Self::watch`].
@@ -93,8 +104,13 @@ impl Delays {
             let mut probes = |count: usize| {
                 let count = count.min(processors.count());
                 (0..count).all(|_| {
+                    // Until this thread runs there, others wait there too.
+                    let began = Instant::now();
+                    self.began.store(milliseconds(), Relaxed);
                     processors.go_to_next();
-                    matches!(probe.measure(LIMIT), Ok(Some(delay)) if delay <= LIMIT)
+                    let is_back = matches!(probe.measure(LIMIT), Ok(Some(_)));
+                    self.began.store(0, Relaxed);
+                    is_back && began.elapsed() <= LIMIT
                 })
             };
             let event = match state.phase {

@@ -573,6 +573,7 @@ impl Worker {
     /// other conversations have freed.
     fn tick(&mut self, now: Instant) {
         self.ticked = now;
+        self.look_at_delays(now);
         let (conversations, mut round) = self.parts(now);
         let limit = round.backends.reply_timeout;
         let mut silent = Vec::new();
