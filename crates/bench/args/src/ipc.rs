@@ -14,6 +14,9 @@ pub const MAX_MESSAGE: usize = 64 << 20;
 /// The most descriptors of a message of the message channel.
 pub const MAX_DESCRIPTORS: usize = 253;
 
+/// The most receivers of a publisher here.
+const MOST_RECEIVERS: usize = 64;
+
 /// `shunt bench ipc`
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -46,6 +49,10 @@ pub struct Arguments {
     /// Keep the processors of both ends busy with other work
     #[arg(long)]
     pub busy: bool,
+
+    /// How many receivers a publisher has in the table that compares it with a datagram to each
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,8", value_parser = parse_receivers)]
+    pub receivers: Vec<usize>,
 
     /// Only these ways [default: all but iceoryx2]
     #[arg(long, value_enum, value_name = "WAY,...", value_delimiter = ',')]
@@ -135,9 +142,37 @@ impl Way {
     }
 }
 
+/// A way for messages that go to several receivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FanOut {
+    /// Our message channel's publisher, whose subscribers borrow each message
+    Publish,
+    /// A datagram to each receiver, over a Unix socket
+    Datagram,
+}
+
+impl FanOut {
+    /// All of them.
+    pub const ALL: [FanOut; 2] = [FanOut::Publish, FanOut::Datagram];
+
+    /// Returns the title of its column.
+    pub fn label(self) -> &'static str {
+        match self {
+            FanOut::Publish => "publisher",
+            FanOut::Datagram => "datagram to each",
+        }
+    }
+}
+
 fn parse_size(text: &str) -> Result<usize, String> {
     let size = text.parse().ok().filter(|size| *size <= MAX_MESSAGE);
     size.ok_or_else(|| format!("expected bytes, from 0 to {}", MAX_MESSAGE))
+}
+
+fn parse_receivers(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| (1..=MOST_RECEIVERS).contains(count));
+    count.ok_or_else(|| format!("expected a number from 1 to {MOST_RECEIVERS}"))
 }
 
 /// Parses a number of descriptors: at most one less than the kernel passes in a message, because

@@ -7,6 +7,7 @@
 mod article;
 mod busy;
 mod calls;
+mod fan_out;
 mod points;
 mod report;
 mod turn;
@@ -22,6 +23,7 @@ use crate::output::write_with_svg;
 use crate::progress::Progress;
 use busy::Busy;
 use calls::Traced;
+use fan_out::FanOutRow;
 use report::Report;
 use turn::{Exchange, ONE_WAY, Place, SESSIONS, Sample, Turn};
 
@@ -45,6 +47,8 @@ struct Measured {
     sessions: Row,
     /// Sessions with short messages without descriptors.
     round_trips: Row,
+    /// One sender and several receivers.
+    fan_out: Vec<FanOutRow>,
     traced: Traced,
 }
 
@@ -75,10 +79,11 @@ fn measure(arguments: &Arguments, place: &Place) -> Result<Measured> {
     let rows = arguments.sizes.iter().map(one_way).collect::<Result<Vec<_>>>()?;
     let sessions = of(SESSIONS, article::SIZE, descriptors)?;
     let round_trips = of(SESSIONS, SHORT, 0)?;
+    let fan_out = fan_out::measure(arguments, place, &progress)?;
     progress.end();
     drop(busy);
     let traced = Traced::measure(place, &ways, descriptors)?;
-    Ok(Measured { rows, sessions, round_trips, traced })
+    Ok(Measured { rows, sessions, round_trips, fan_out, traced })
 }
 
 fn measure_size(

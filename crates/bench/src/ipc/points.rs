@@ -5,14 +5,17 @@ use std::time::Duration;
 use anyhow::Result;
 use shunt_bench_args::ipc::{Arguments, Way};
 
+#[cfg(test)]
+use super::FanOutRow;
 use super::calls::{CallFigures, WayCalls};
 use super::turn::{Place, Sample};
-use super::{AROUND, Measured, Row, measure};
+use super::{AROUND, Measured, Row, fan_out, measure};
 use crate::comparison::{Comparison, Figure, Line, Point, Quantity, Taken};
 
 impl Comparison for Arguments {
     fn length(&self) -> (u64, Duration) {
-        let turns = (self.sizes.len() + 2) * self.ways().len() * self.output.repeats as usize;
+        let round = (self.sizes.len() + 2) * self.ways().len() + fan_out::turns(self);
+        let turns = round * self.output.repeats as usize;
         (turns as u64, Duration::from_secs_f64(self.seconds) + AROUND)
     }
 
@@ -28,15 +31,16 @@ impl Comparison for Arguments {
             super::calls::Traced { missing: None, ways: self.ways().into_iter().map(of_way).collect() };
         let rows = self.sizes.iter().map(row).collect();
         let (sessions, round_trips) = (row(&super::article::SIZE), row(&super::SHORT));
-        points(self, &Measured { rows, sessions, round_trips, traced })
+        points(self, &Measured { rows, sessions, round_trips, fan_out: FanOutRow::outline(self), traced })
     }
 }
 
 fn points(arguments: &Arguments, measured: &Measured) -> Vec<Point> {
-    let Measured { rows, sessions, round_trips, traced } = measured;
+    let Measured { rows, sessions, round_trips, fan_out, traced } = measured;
     let mut points: Vec<Point> = rows.iter().flat_map(|row| of_row(arguments, row)).collect();
     points.extend(of_sessions(arguments, sessions));
     points.extend(of_round_trips(arguments, round_trips));
+    points.extend(fan_out.iter().flat_map(|row| row.points()));
     points.extend(traced.ways.iter().flat_map(of_calls));
     let untraced = traced.missing.iter().flat_map(|missing| {
         let missing = |line: &str, way: Way| call(line, way, Vec::new(), Some(missing.clone()));

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::article::{self, Figures};
 use super::calls::{CallFigures, Traced};
+use super::fan_out::{self, FanOutCell, FanOutRow};
 use super::turn::{Place, Sample};
 use super::{Arguments, Measured, Row};
 use crate::machine::Machine;
@@ -30,6 +31,8 @@ pub(super) struct Report {
     sessions: Line,
     /// Sessions of short messages without descriptors.
     round_trips: Line,
+    /// One sender and several receivers.
+    receivers: Vec<FanOutCell>,
     /// Whether the processors of both ends had other work.
     busy: bool,
     calls: Traced,
@@ -83,6 +86,7 @@ impl Report {
             sizes: measured.rows.iter().map(|row| Line::of(row, ways)).collect(),
             sessions: Line::of(&measured.sessions, ways),
             round_trips: Line::of(&measured.round_trips, ways),
+            receivers: measured.fan_out.iter().flat_map(FanOutRow::cells).collect(),
             busy: arguments.busy,
             calls: measured.traced,
         }
@@ -140,6 +144,7 @@ impl Report {
         append_percentiles(&mut out, &self.sizes);
         append_sessions(&mut out, &self.sessions);
         append_round_trips(&mut out, &self.round_trips);
+        fan_out::append(&mut out, &self.receivers);
         append_calls(&mut out, &self.calls);
         out.push_str(
             "\nEMSGSIZE: the way does not carry messages of that size here (or ENOBUFS: memory is fragmented).\n\

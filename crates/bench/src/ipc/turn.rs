@@ -15,8 +15,8 @@ use shunt_bench_args::ipc::Way;
 
 /// The directory where the processes meet, and their processors.
 pub(super) struct Place {
-    directory: TempDir,
-    program: std::path::PathBuf,
+    pub(super) directory: TempDir,
+    pub(super) program: std::path::PathBuf,
     /// The processors of the receiver and the sender, if there are two.
     pub(super) cpus: Option<(usize, usize)>,
     /// The file system of temporary files.
@@ -85,16 +85,7 @@ impl Place {
 
     /// Returns how many messages take about this time, or `None` if the way does not support them.
     pub(super) fn find_messages(&self, turn: Turn, time: Duration) -> Result<Option<u64>> {
-        let mut messages = FEW;
-        loop {
-            let Some(sample) = self.take(turn, messages)? else { return Ok(None) };
-            let fitting = (time.as_secs_f64() * 1e6 / sample.wall) as u64;
-            let next = fitting.clamp(FEW, MANY).min(messages * 20);
-            if next <= messages * 2 {
-                return Ok(Some(next));
-            }
-            messages = next;
-        }
+        find_messages(time, |messages| self.take(turn, messages))
     }
 
     /// Runs a turn. Returns `None` if the way does not support such messages.
@@ -134,6 +125,23 @@ impl Place {
         sender.expect(BEGIN)?;
         let asks = exchange == SESSIONS;
         Ok(Pair { receiver, sender, messages, asks, _meeting: meeting })
+    }
+}
+
+/// Returns how many messages take about this time, or `None` if `take` returns that for a turn.
+pub(super) fn find_messages(
+    time: Duration,
+    mut take: impl FnMut(u64) -> Result<Option<Sample>>,
+) -> Result<Option<u64>> {
+    let mut messages = FEW;
+    loop {
+        let Some(sample) = take(messages)? else { return Ok(None) };
+        let fitting = (time.as_secs_f64() * 1e6 / sample.wall) as u64;
+        let next = fitting.clamp(FEW, MANY).min(messages * 20);
+        if next <= messages * 2 {
+            return Ok(Some(next));
+        }
+        messages = next;
     }
 }
 

@@ -37,6 +37,7 @@ pub(crate) use cache::Cache;
 pub(crate) use calls::Call;
 pub(crate) use download::Download;
 pub(crate) use flow::now;
+pub(crate) use ipc::fan_out::FanOutEnd;
 pub(crate) use ipc::{Ipc, IpcMeasured};
 pub(crate) use probe::Copying;
 use socket::Address;
@@ -158,6 +159,10 @@ pub(crate) enum Worker {
     IpcSend(Ipc),
     /// Receives them
     IpcReceive(Ipc),
+    /// Sends every message to several receivers
+    FanOutSend(FanOutEnd),
+    /// Is one of these receivers
+    FanOutReceive(FanOutEnd),
     /// Begins sessions of five messages, each of which is sent when the one before has come
     IpcAsk(Ipc),
     /// The other end of those
@@ -297,6 +302,8 @@ pub(crate) fn run(worker: &Worker) -> Result<()> {
         Worker::Hold { from, connections } => download::hold(*from, *connections),
         Worker::IpcSend(ipc) => ipc::send(ipc),
         Worker::IpcReceive(ipc) => ipc::receive(ipc),
+        Worker::FanOutSend(end) => ipc::fan_out::send(end),
+        Worker::FanOutReceive(end) => ipc::fan_out::receive(end),
         Worker::IpcAsk(ipc) => ipc::session(ipc, true),
         Worker::IpcAnswer(ipc) => ipc::session(ipc, false),
         Worker::Probe(probe) => probe::run(probe),

@@ -5,6 +5,7 @@
 //! its measurements, or that the way does not support such messages.
 
 mod channel;
+pub(super) mod fan_out;
 mod files;
 #[cfg(feature = "iceoryx2")]
 mod iceoryx;

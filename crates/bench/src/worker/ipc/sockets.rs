@@ -116,6 +116,19 @@ impl Receive for Selected {
     }
 }
 
+/// Listens at `path`, calls `ready`, and returns the first connection.
+pub(super) fn accept_one(
+    kind: SocketType,
+    path: &Path,
+    ready: impl FnOnce() -> Result<()>,
+) -> Result<OwnedFd> {
+    let listener = socket(kind)?;
+    bind(&listener, &SocketAddrUnix::new(path)?)?;
+    listen(&listener, 1)?;
+    ready()?;
+    Ok(accept_with(&listener, SocketFlags::CLOEXEC)?)
+}
+
 /// A connection, which is accepted when the first message is requested.
 pub(super) struct Connection {
     listener: OwnedFd,
