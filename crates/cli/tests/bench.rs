@@ -236,6 +236,15 @@ fn messages_go_by_every_way_that_carries_them() {
         let [p50, p99] = ["p50_us", "p99_us"].map(|figure| cell[figure]["median"].as_f64().unwrap());
         assert!(0.0 < p50 && p50 <= p99, "{cell}");
     }
+    let receivers = report["receivers"].as_array().unwrap();
+    // Four sizes, three numbers of receivers, and two ways.
+    assert_eq!(receivers.len(), 24);
+    for cell in receivers {
+        let may_be_refused = cell["way"] == "datagram" && cell["size"] == 1 << 20;
+        assert!(may_be_refused || cell["refused"] == false, "{cell}");
+        let is_measured = cell["wall_us"]["median"].as_f64().is_some_and(|wall| wall > 0.0);
+        assert_eq!(is_measured, cell["refused"] == false, "{cell}");
+    }
     let calls = report["calls"]["ways"].as_array().unwrap();
     let missing = &report["calls"]["missing"];
     assert!(!missing.is_null() || calls.len() == 18, "{missing}");

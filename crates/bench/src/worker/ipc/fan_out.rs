@@ -1,5 +1,5 @@
-//! One sender of messages for several receivers, each of which gets every message and is a process
-//! of its own. The sender publishes, or sends a datagram to each.
+//! One sender of messages for several receivers, each of which gets every message, and is a separate
+//! process. The sender publishes, or sends a datagram to each.
 //!
 //! Each receiver listens at its own place and prints `ready`. Then the sender connects to all of
 //! them.
