@@ -50,6 +50,9 @@ pub enum Group {
     Cache,
     /// 50 connections that fetch files of 1 KiB and 1 MiB, through builtin:http-proxy, nginx or HAProxy
     Proxy,
+    /// 50 connections that fetch a file of 1 KiB: from nginx, its proxy_cache or the cache of
+    /// builtin:http-proxy
+    Static,
 }
 
 impl Arguments {

@@ -1,6 +1,6 @@
 //! `shunt bench serve`: the two benchmarks of the Slick thesis, an echo and a forwarder of Thrift
 //! messages, and a cache. It compares a plain program in user space with each engine of `shunt
-//! serve`. `proxy` compares HTTP proxies. All take turns in every round, and the first one rotates.
+//! serve`. `proxy` compares HTTP proxies and caches. All take turns in every round, and the first one rotates.
 
 mod cache;
 mod closed;
@@ -67,15 +67,19 @@ fn measure(arguments: &Arguments) -> Result<(Vec<Line>, Vec<proxy::Row>)> {
         let (repeats, label) = (arguments.output.repeats, line.load.label());
         line.samples = take_turns(&progress, repeats, &label, &WAYS.map(Way::label), turn)?;
     }
-    let proxies =
-        if wants_proxy(arguments) { proxy::measure(arguments, &stage, &progress)? } else { Vec::new() };
+    let mut proxies = Vec::new();
+    for contest in contests(arguments) {
+        proxies.extend(proxy::measure(contest, arguments, &stage, &progress)?);
+    }
     progress.end();
     Ok((lines, proxies))
 }
 
-/// Returns true if the HTTP proxy is measured.
-fn wants_proxy(arguments: &Arguments) -> bool {
-    arguments.only.is_empty() || arguments.only.contains(&Group::Proxy)
+/// Returns what is measured of the HTTP proxy.
+fn contests(arguments: &Arguments) -> Vec<proxy::Contest> {
+    let all = [(Group::Proxy, proxy::PROXIES), (Group::Static, proxy::STATIC)];
+    let is_wanted = |group: &Group| arguments.only.is_empty() || arguments.only.contains(group);
+    all.into_iter().filter(|(group, _)| is_wanted(group)).map(|(_, contest)| contest).collect()
 }
 
 fn lines(arguments: &Arguments) -> Vec<Line> {
@@ -89,8 +93,8 @@ fn lines(arguments: &Arguments) -> Vec<Line> {
             Group::Forward => payloads.map(|payload| Load::Forward { payload }).collect(),
             Group::Sparse => payloads.map(|payload| Load::Sparse { payload }).collect(),
             Group::Cache => [1, 16].map(|outstanding| Load::Cache { bytes: CACHED, outstanding }).to_vec(),
-            // Its sides are other programs.
-            Group::Proxy => Vec::new(),
+            // Their sides are other programs.
+            Group::Proxy | Group::Static => Vec::new(),
         }
     };
     let groups = Group::value_variants().iter().copied();

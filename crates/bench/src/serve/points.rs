@@ -17,8 +17,7 @@ impl Comparison for Arguments {
     }
 
     fn length(&self) -> (u64, Duration) {
-        let proxies =
-            if super::wants_proxy(self) { super::proxy::FILES.len() * super::proxy::TURNS } else { 0 };
+        let proxies: usize = super::contests(self).into_iter().map(super::proxy::Contest::turns).sum();
         let turns = (lines(self).len() * WAYS.len() + proxies) * self.output.repeats as usize;
         (turns as u64, self.time() + AROUND)
     }

@@ -1,6 +1,9 @@
 //! `shunt serve builtin:http-proxy` against nginx and HAProxy as proxies, each with one thread. The
 //! backend is nginx. A thread with many connections fetches files of one size, over connections
 //! that stay open.
+//!
+//! `static` compares what answers static content without a backend: nginx with the file, nginx's
+//! proxy_cache, and the cache of the proxy.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -29,18 +32,50 @@ use crate::stats::Spread;
 const BACKEND: u16 = 6000;
 /// The connections of the load.
 const CLIENTS: usize = 50;
-pub(super) const FILES: [(&str, usize); 2] = [SMALL, LARGE];
 
 /// A proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 enum Side {
     Nginx,
     Haproxy,
     Shunt,
+    NginxFile,
+    NginxCache,
+    ShuntCache,
 }
 
-const SIDES: [Side; 3] = [Side::Nginx, Side::Haproxy, Side::Shunt];
+/// A comparison: its sides, of which shunt's is the last, and the files.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Contest {
+    name: &'static str,
+    title: &'static str,
+    sides: [Side; 3],
+    files: &'static [(&'static str, usize)],
+}
+
+/// The proxies.
+pub(super) const PROXIES: Contest = Contest {
+    name: "proxy",
+    title: "HTTP proxy",
+    sides: [Side::Nginx, Side::Haproxy, Side::Shunt],
+    files: &[SMALL, LARGE],
+};
+
+/// Static content.
+pub(super) const STATIC: Contest = Contest {
+    name: "static",
+    title: "Static content",
+    sides: [Side::NginxFile, Side::NginxCache, Side::ShuntCache],
+    files: &[SMALL],
+};
+
+impl Contest {
+    /// Returns the number of turns in a round.
+    pub(super) fn turns(self) -> usize {
+        self.files.len() * self.sides.len()
+    }
+}
 
 impl Side {
     fn label(self) -> &'static str {
@@ -48,16 +83,17 @@ impl Side {
             Side::Nginx => "nginx",
             Side::Haproxy => "HAProxy",
             Side::Shunt => "shunt",
+            Side::NginxFile => "nginx, file",
+            Side::NginxCache => "nginx, cache",
+            Side::ShuntCache => "shunt, cache",
         }
     }
 }
 
-/// The number of sides.
-pub(super) const TURNS: usize = SIDES.len();
-
 /// The samples of one file's size.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
+    of: &'static str,
     bytes: usize,
     cells: Vec<Cell>,
 }
@@ -75,7 +111,13 @@ struct Cell {
 }
 
 /// Measures all sizes.
-pub(super) fn measure(arguments: &Arguments, stage: &Stage, progress: &Progress) -> Result<Vec<Row>> {
+pub(super) fn measure(
+    contest: Contest,
+    arguments: &Arguments,
+    stage: &Stage,
+    progress: &Progress,
+) -> Result<Vec<Row>> {
+    let sides = contest.sides;
     let directory = stage.path("backend");
     write_files(&directory)?;
     let http = format!(
@@ -85,16 +127,18 @@ pub(super) fn measure(arguments: &Arguments, stage: &Stage, progress: &Progress)
     let _backend = start(stage, nginx(stage, &directory, &http)?, "the backend", BACKEND)?;
     let row = |(name, bytes): (&str, usize)| {
         let turn = |side: usize| {
-            let command = SIDES[side].command(stage)?;
-            let proxy = start(stage, command, SIDES[side].label(), ADDRESS.port())?;
+            let command = sides[side].command(stage)?;
+            let proxy = start(stage, command, sides[side].label(), ADDRESS.port())?;
             let id = proxy.id();
-            stage.namespace.inside(|| fetch(name, bytes, arguments.time(), id)).map(Some)
+            // The length of an Age changes after ten seconds.
+            let time = arguments.time().min(LONGEST);
+            stage.namespace.inside(|| fetch(name, bytes, time, id)).map(Some)
         };
-        let label = format!("proxy, {bytes} B");
-        let samples = take_turns(progress, arguments.output.repeats, &label, &SIDES.map(Side::label), turn)?;
-        Row::of(bytes, &samples).context("each side has samples")
+        let label = format!("{}, {bytes} B", contest.name);
+        let samples = take_turns(progress, arguments.output.repeats, &label, &sides.map(Side::label), turn)?;
+        Row::of(contest, bytes, &samples).context("each side has samples")
     };
-    FILES.into_iter().map(row).collect()
+    contest.files.iter().copied().map(row).collect()
 }
 
 fn nginx(stage: &Stage, directory: &Path, http: &str) -> Result<Command> {
@@ -112,7 +156,7 @@ fn start(stage: &Stage, mut command: Command, name: &str, port: u16) -> Result<P
 
 impl Side {
     fn command(self, stage: &Stage) -> Result<Command> {
-        let directory = stage.path(self.label());
+        let directory = stage.path(&self.label().replace(", ", "-"));
         std::fs::create_dir_all(&directory)?;
         match self {
             Side::Nginx => {
@@ -138,10 +182,31 @@ impl Side {
                 command.args(["-db", "-f"]).arg(file);
                 Ok(command)
             }
-            Side::Shunt => {
+            Side::NginxFile => {
+                let http = format!(
+                    "open_file_cache max=10; server {{ listen {ADDRESS} backlog=4096; root {}; }}",
+                    stage.path("backend").display()
+                );
+                nginx(stage, &directory, &http)
+            }
+            Side::NginxCache => {
+                let http = format!(
+                    "proxy_cache_path {}/cache keys_zone=zone:1m; open_file_cache max=10; proxy_cache zone;
+                     proxy_cache_valid 200 1h; server {{ listen {ADDRESS} backlog=4096;
+                     location / {{ proxy_pass http://127.0.0.1:{BACKEND}; }} }}",
+                    directory.display()
+                );
+                nginx(stage, &directory, &http)
+            }
+            Side::Shunt | Side::ShuntCache => {
                 let file = directory.join("proxy.toml");
-                let text =
-                    format!("[health]\ninterval = 3600.0\n[[backend]]\naddress = '127.0.0.1:{BACKEND}'\n");
+                let cache = match self {
+                    Side::ShuntCache => "[[route]]\npool = 'default'\ncache = { lifetime = 3600.0 }\n",
+                    _ => "",
+                };
+                let text = format!(
+                    "[health]\ninterval = 3600.0\n[[backend]]\naddress = '127.0.0.1:{BACKEND}'\n{cache}"
+                );
                 std::fs::write(&file, text)?;
                 let mut command = stage.namespace.command(find::shunt()?);
                 command.args([
@@ -159,6 +224,9 @@ impl Side {
     }
 }
 
+/// The longest turn.
+const LONGEST: Duration = Duration::from_secs(8);
+
 /// Fetches a file for `time` over all connections.
 fn fetch(name: &str, bytes: usize, time: Duration, proxy: u32) -> Result<Sample> {
     let request = format!("GET /{name} HTTP/1.1\r\nHost: localhost\r\n\r\n");
@@ -166,7 +234,10 @@ fn fetch(name: &str, bytes: usize, time: Duration, proxy: u32) -> Result<Sample>
     for _ in 0..CLIENTS {
         let mut stream = connect()?;
         stream.write_all(request.as_bytes())?;
-        // Each side's replies have the same length.
+        // The first reply of a cache is the backend's, without an age.
+        read_first(&mut stream, &mut buffer, bytes)?;
+        stream.write_all(request.as_bytes())?;
+        // Each side's replies have the same length from now on.
         length = read_first(&mut stream, &mut buffer, bytes)?;
         streams.push(stream);
     }
@@ -196,7 +267,12 @@ fn read_first(stream: &mut TcpStream, buffer: &mut [u8], body: usize) -> Result<
 }
 
 impl Row {
-    fn of(bytes: usize, samples: &[Vec<Sample>]) -> Option<Row> {
+    /// Returns true if it belongs to a comparison.
+    pub(super) fn is_of(&self, contest: Contest) -> bool {
+        self.of == contest.name
+    }
+
+    fn of(contest: Contest, bytes: usize, samples: &[Vec<Sample>]) -> Option<Row> {
         let (rate, processor) =
             (|sample: &Sample| sample.rate, |sample: &Sample| sample.processor_us.max(0.01));
         let shunt = samples.last()?;
@@ -210,23 +286,25 @@ impl Row {
                 shunt_to_processor: Spread::of_ratios(shunt, samples, processor)?,
             })
         };
-        let cells: Option<Vec<Cell>> = SIDES.into_iter().zip(samples).map(cell).collect();
-        Some(Row { bytes, cells: cells? })
+        let cells: Option<Vec<Cell>> = contest.sides.into_iter().zip(samples).map(cell).collect();
+        Some(Row { of: contest.name, bytes, cells: cells? })
     }
 }
 
-/// Appends the table.
-pub(super) fn write(rows: &[Row], out: &mut String) {
-    let _ = writeln!(out, "\nHTTP proxy, {CLIENTS} connections, one thread (requests a second)");
-    let ratios = [Side::Nginx, Side::Haproxy].map(|side| format!("shunt to {}", side.label()));
-    TextLine::new("", 24).cells(10, SIDES.map(Side::label)).cells(22, &ratios).end(out);
-    for Row { bytes, cells } in rows {
-        let others = || cells.iter().filter(|cell| cell.side != Side::Shunt);
+/// Appends the table of a comparison.
+pub(super) fn write(contest: Contest, rows: &[Row], out: &mut String) {
+    let [.., shunt] = contest.sides;
+    let others = &contest.sides[..contest.sides.len() - 1];
+    let _ = writeln!(out, "\n{}, {CLIENTS} connections, one thread (requests a second)", contest.title);
+    let ratios: Vec<String> = others.iter().map(|side| format!("shunt to {}", side.label())).collect();
+    TextLine::new("", 24).cells(14, contest.sides.map(Side::label)).cells(26, &ratios).end(out);
+    for Row { bytes, cells, .. } in rows.iter().filter(|row| row.is_of(contest)) {
+        let others = || cells.iter().filter(|cell| cell.side != shunt);
         let rates = cells.iter().map(|cell| format!("{:.0}", cell.rate.median));
-        let line = TextLine::new(format!("{bytes} B"), 24).cells(10, rates);
-        line.cells(22, others().map(|cell| cell.shunt_to_rate.as_ratio())).end(out);
+        let line = TextLine::new(format!("{bytes} B"), 24).cells(14, rates);
+        line.cells(26, others().map(|cell| cell.shunt_to_rate.as_ratio())).end(out);
         let times = cells.iter().map(|cell| format!("{:.1}", cell.processor_us.median));
-        let line = TextLine::new("  processor time, us", 24).cells(10, times);
-        line.cells(22, others().map(|cell| cell.shunt_to_processor.as_ratio())).end(out);
+        let line = TextLine::new("  processor time, us", 24).cells(14, times);
+        line.cells(26, others().map(|cell| cell.shunt_to_processor.as_ratio())).end(out);
     }
 }

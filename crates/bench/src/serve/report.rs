@@ -83,8 +83,10 @@ impl Report {
         for table in &self.tables {
             table.write(&mut out);
         }
-        if !self.proxies.is_empty() {
-            proxy::write(&self.proxies, &mut out);
+        for contest in [proxy::PROXIES, proxy::STATIC] {
+            if self.proxies.iter().any(|row| row.is_of(contest)) {
+                proxy::write(contest, &self.proxies, &mut out);
+            }
         }
         out
     }
@@ -110,7 +112,7 @@ impl Table {
                 "cache",
                 format!("Cache, {CACHE_CLIENTS} connections, items of {} B, one thread", super::CACHED),
             ),
-            Group::Proxy => unreachable!("it has a table of another kind"),
+            Group::Proxy | Group::Static => unreachable!("it has a table of another kind"),
         };
         let is_latency = group == Group::Sparse;
         let lines = lines.iter().map(|line| Row::of(line, is_latency)).collect();
