@@ -38,7 +38,7 @@ fn report(lab: &Lab, address: &str) -> Value {
     let url = format!("http://{address}/");
     let flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"];
     let quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync"];
-    // With this port, which nobody uses, the browser stays until it is killed.
+    // With this port, which no program uses, the browser stays until it is killed.
     let page = ["--remote-debugging-port=0", &profile, &url];
     let _browser = Running::start(lab, "chromium", &[&flags[..], &quiet[..], &page[..]].concat());
     let file = own.join("report");

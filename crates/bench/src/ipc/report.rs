@@ -92,8 +92,9 @@ impl Report {
         }
     }
 
-    /// Returns a plot of the time by message size, with a line for each way.
-    pub(super) fn plot(&self) -> Plot {
+    /// Returns a plot of the time by message size, with a line for each way, if there is anything to
+    /// draw: messages without bytes are not drawn.
+    pub(super) fn plot(&self) -> Option<Plot> {
         let mut ways: Vec<Way> = self.sizes.iter().flat_map(|line| &line.ways).map(|cell| cell.way).collect();
         ways.sort();
         ways.dedup();
@@ -104,13 +105,14 @@ impl Report {
             walls.collect::<Vec<_>>()
         };
         let series = ways.into_iter().map(|way| Series { label: way.label(), points: points(way) });
-        Plot {
+        let series: Vec<Series> = series.filter(|series| !series.points.is_empty()).collect();
+        (!series.is_empty()).then(|| Plot {
             title: format!("Time of a message with {} descriptors", self.descriptors),
             x_label: "bytes".to_owned(),
             y_label: "microseconds, lower is better".to_owned(),
             axes: Axes::Logarithmic,
-            series: series.filter(|series| !series.points.is_empty()).collect(),
-        }
+            series,
+        })
     }
 
     pub(super) fn text(&self) -> String {

@@ -75,7 +75,7 @@ fn measure(arguments: &Arguments) -> Result<(Vec<Line>, Vec<proxy::Row>)> {
     Ok((lines, proxies))
 }
 
-/// Returns what is measured of the HTTP proxy.
+/// Returns the comparisons of the HTTP proxy that are wanted.
 fn contests(arguments: &Arguments) -> Vec<proxy::Contest> {
     let all = [(Group::Proxy, proxy::PROXIES), (Group::Static, proxy::STATIC)];
     let is_wanted = |group: &Group| arguments.only.is_empty() || arguments.only.contains(group);
