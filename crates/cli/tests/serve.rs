@@ -91,7 +91,13 @@ fn backends_are_shown_and_read_again() {
     assert!(!done && said.contains("backends.toml"), "{said}");
     exchange(&mut client, 10);
     let (done, shown) = serving.say(&["status"]);
-    assert!(done && shown.contains("127.0.0.1:5001  up") && shown.contains("calm"), "{shown}");
+    assert!(done && shown.contains("127.0.0.1:5001  up"), "{shown}");
+    // On a busy machine, the connection moves to the kernel later.
+    let began = Instant::now();
+    while !serving.say(&["status"]).1.contains("calm") {
+        assert!(began.elapsed() < PATIENCE, "{:#}", serving.status());
+        exchange(&mut client, 100);
+    }
 }
 
 #[test]
