@@ -175,7 +175,13 @@ fn back_and_forth_under_load() {
         let status = serving.status();
         let moves: u64 =
             status["moves"].as_array().unwrap().iter().map(|of| of["count"].as_u64().unwrap()).sum();
-        assert_eq!(moves > 0, engine != Engine::User, "{status:#}");
+        // On a busy machine, the automatic engine may stay in user space.
+        let is_right = match engine {
+            Engine::User => moves == 0,
+            Engine::Kernel => moves > 0,
+            Engine::Auto => true,
+        };
+        assert!(is_right, "{status:#}");
         assert_eq!((&status["queued-bytes"], &status["in-kernel"]), (&0.into(), &0.into()), "{status:#}");
     }
 }
