@@ -62,7 +62,14 @@ pub(crate) fn compare(arguments: &Arguments) -> Result<()> {
     let measured = measure(arguments, &place)?;
     let report = Report::new(machine, &place, arguments, &ways, measured, begin.elapsed());
     let (output, svg) = (&arguments.output, arguments.svg.as_deref());
-    write_with_svg(output, "shunt bench ipc", &report, report.plot().map(|plot| ("ipc", plot)), svg, &report.text())
+    write_with_svg(
+        output,
+        "shunt bench ipc",
+        &report,
+        report.plot().map(|plot| ("ipc", plot)),
+        svg,
+        &report.text(),
+    )
 }
 
 fn measure(arguments: &Arguments, place: &Place) -> Result<Measured> {
