@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
+use shunt_broker::Mode;
 use shunt_sys::{Errno, guard, seqpacket};
 
 use crate::config::OfBroker;
@@ -15,7 +16,7 @@ use crate::config::OfBroker;
 pub(crate) const START_LIMIT: Duration = Duration::from_secs(1);
 /// How long the broker that `shunt run` starts outlives its last program.
 const IDLE_EXIT_SECONDS: &str = "300";
-/// Extra time for the other broker, if ours ended because another one was already starting.
+/// How long to wait for another broker after ours has ended, if no broker is known to be starting.
 const RACE_LIMIT: Duration = Duration::from_millis(250);
 const POLL: Duration = Duration::from_millis(5);
 
@@ -162,8 +163,12 @@ pub(crate) fn myself() -> Command {
 /// Waits until a broker accepts connections at `path`, and returns its pid.
 ///
 /// Fails if no broker answers in time. `ended` returns the error of the started process once that
-/// process has ended.
-pub(crate) fn await_start(path: &Path, mut ended: impl FnMut() -> Option<String>) -> Result<u32, String> {
+/// process has ended, for example because another broker is starting.
+pub(crate) fn await_start(
+    path: &Path,
+    mode: Mode,
+    mut ended: impl FnMut() -> Option<String>,
+) -> Result<u32, String> {
     let mut deadline = Instant::now() + START_LIMIT;
     let mut complaint = None;
     loop {
@@ -174,7 +179,7 @@ pub(crate) fn await_start(path: &Path, mut ended: impl FnMut() -> Option<String>
         }
         if complaint.is_none() {
             complaint = ended();
-            if complaint.is_some() {
+            if complaint.is_some() && shunt_broker::lock_holder(path, mode).is_none() {
                 deadline = deadline.min(Instant::now() + RACE_LIMIT);
             }
         }

@@ -175,7 +175,8 @@ fn detach(args: &DaemonArgs, socket: &Path) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut broker = command.spawn().context("the broker cannot be started")?;
     let mut output = broker.stderr.take();
-    let started = broker::await_start(socket, || {
+    let mode = if args.system { Mode::System } else { Mode::User };
+    let started = broker::await_start(socket, mode, || {
         broker.try_wait().ok().flatten()?;
         let mut text = String::new();
         output.take()?.read_to_string(&mut text).ok()?;

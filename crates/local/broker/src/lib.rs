@@ -55,7 +55,7 @@ mod unowned_sockets;
 mod watch;
 
 pub use config::{Config, Limits, Mode, OVERLAY_POLICY};
-pub use listener::ListenError;
+pub use listener::{ListenError, lock_holder};
 pub use paths::{PathError, SYSTEM_SOCKET, make_user_socket, socket_candidates, user_socket};
 pub use server::{Error, run};
 pub use status::{Report, StatusError, report, status, status_with_latency};

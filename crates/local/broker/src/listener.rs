@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with, sockopt,
 };
-use rustix::process::geteuid;
+use rustix::process::{Pid, geteuid, test_kill_process};
 use shunt_sys::{Errno, seqpacket};
 use thiserror::Error;
 
@@ -250,6 +250,14 @@ impl Lock {
             return Ok(Lock { path, file });
         }
     }
+}
+
+/// Returns the process that has the lock of this socket: a broker that runs, or that is starting and
+/// does not listen yet.
+pub fn lock_holder(socket: &Path, mode: Mode) -> Option<u32> {
+    let text = std::fs::read_to_string(lock_of(socket, mode)).ok()?;
+    let pid = text.trim().parse::<i32>().ok().and_then(Pid::from_raw)?;
+    test_kill_process(pid).is_ok().then(|| pid.as_raw_nonzero().get().unsigned_abs())
 }
 
 /// Returns the path of a broker's lock file. For a system broker it is next to the socket's
