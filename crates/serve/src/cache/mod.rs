@@ -11,6 +11,7 @@
 //!         ── get of several keys ──► Get ── a key ──► Get ── line end ──► Command
 //! ```
 
+mod binary;
 mod commands;
 mod items;
 pub(crate) mod memory;
@@ -231,6 +232,10 @@ impl Service for Cache {
     }
 
     fn parse(&self, bytes: &[u8]) -> Parse {
+        if binary::is_binary(bytes) {
+            let is_there = binary::refusal(bytes).is_some();
+            return if is_there { Parse::Refused(Refusal::UnknownVersion) } else { Parse::More };
+        }
         let end = match Cache::line(bytes) {
             Ok(end) => end,
             Err(parse) => return parse,
@@ -272,12 +277,12 @@ impl Service for Cache {
         self.command(session, &Tokens::read(without_end(&message[..=end])), data)
     }
 
-    fn refuse_in(&self, _: &mut Session, _: &[u8], why: Refusal) -> Answer {
+    fn refuse_in(&self, _: &mut Session, head: &[u8], why: Refusal) -> Answer {
         if why == Refusal::TooMany {
             return Answer::Reply(b"SERVER_ERROR too many requests\r\n".to_vec());
         }
-        // memcached closes without a word.
-        Answer::Close(Vec::new())
+        // To others memcached says nothing.
+        Answer::Close(binary::refusal(head).unwrap_or_default())
     }
 
     fn accepted_in(&self, _: &mut Session) -> Answer {
