@@ -81,6 +81,8 @@ const REVIEWED: Reviewed = Reviewed {
         ("fork::begin_child", &["ops::undo::"]),
         ("announced::calls_on", &["ops::undo::"]),
         ("undo::own_calls", &["undo::counted_once", "undo::calls_of_poll"]),
+        // The compiler has put that function into this one.
+        ("ops::descriptors::forget", &["undo::counted_once", "undo::calls_of_poll"]),
         ("std::sys::sync::once::futex::Once", &["Once::call_once_force"]),
     ],
     never: &[

@@ -45,9 +45,9 @@ const FORGET: u32 = 4;
 #[derive(Debug, Default)]
 pub(crate) struct Delays {
     known: AtomicU8,
-    /// When the current probe began, in milliseconds, or 0. The thread that probes may get no processor
-    /// to say that the probe is late.
-    began: AtomicU64,
+    /// When the current probe began, or when the next one will, in milliseconds, or 0 if there is none.
+    /// The thread that probes may get no processor to say that it is late.
+    due: AtomicU64,
     /// A conversation wants to move to the kernel.
     is_asked: AtomicBool,
     is_stopped: Mutex<bool>,
@@ -80,8 +80,8 @@ impl Delays {
     }
 
     fn is_overdue(&self) -> bool {
-        let began = self.began.load(Relaxed);
-        began > 0 && milliseconds().saturating_sub(began) > OVERDUE
+        let due = self.due.load(Relaxed);
+        due > 0 && milliseconds().saturating_sub(due) > OVERDUE
     }
 
     /// Ends [`Self::watch`].
@@ -100,18 +100,26 @@ impl Delays {
             }
         };
         let (mut state, mut processors) = (State::new(), Processors::new());
-        while self.wait(state.pause(Instant::now())) {
+        loop {
+            let due = match state.phase {
+                Phase::InTime => milliseconds() + INTERVAL.as_millis() as u64,
+                _ => 0,
+            };
+            self.due.store(due, Relaxed);
+            if !self.wait(state.pause(Instant::now())) {
+                return;
+            }
             let mut probes = |count: usize| {
                 let count = count.min(processors.count());
-                (0..count).all(|_| {
+                let are_in_time = (0..count).all(|_| {
                     // Until this thread runs there, others wait there too.
                     let began = Instant::now();
-                    self.began.store(milliseconds(), Relaxed);
+                    self.due.store(milliseconds(), Relaxed);
                     processors.go_to_next();
-                    let is_back = matches!(probe.measure(LIMIT), Ok(Some(_)));
-                    self.began.store(0, Relaxed);
-                    is_back && began.elapsed() <= LIMIT
-                })
+                    matches!(probe.measure(LIMIT), Ok(Some(_))) && began.elapsed() <= LIMIT
+                });
+                processors.go_anywhere();
+                are_in_time
             };
             let event = match state.phase {
                 Phase::Unknown => Event::Probed(probes(FIRST_PROBES)),
@@ -216,6 +224,7 @@ impl State {
 
 /// The processors that this thread may use. It visits them in turn.
 struct Processors {
+    set: CpuSet,
     all: Vec<usize>,
     next: usize,
 }
@@ -223,11 +232,16 @@ struct Processors {
 impl Processors {
     fn new() -> Processors {
         let set = sched_getaffinity(None).unwrap_or_default();
-        Processors { all: (0..CpuSet::MAX_CPU).filter(|processor| set.is_set(*processor)).collect(), next: 0 }
+        let all = (0..CpuSet::MAX_CPU).filter(|processor| set.is_set(*processor)).collect();
+        Processors { set, all, next: 0 }
     }
 
     fn count(&self) -> usize {
         self.all.len().max(1)
+    }
+
+    fn go_anywhere(&self) {
+        let _ = sched_setaffinity(None, &self.set);
     }
 
     fn go_to_next(&mut self) {

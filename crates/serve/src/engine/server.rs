@@ -336,7 +336,8 @@ fn crew(
     if shared.engine == Engine::Auto {
         let (thread, shared) = (std::thread::Builder::new().name("serve-delays".to_owned()), shared.clone());
         let watch = move || shared.delays.watch(&shared);
-        threads.push(thread.spawn(watch).map_err(Error::Threads)?);
+        // It is not awaited at the end: it may be waiting for a processor.
+        drop(thread.spawn(watch).map_err(Error::Threads)?);
     }
     Ok((threads, paths))
 }
