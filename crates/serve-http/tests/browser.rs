@@ -19,6 +19,8 @@ impl Running {
         command.arg(format!("--net={}", lab.net.path().display()));
         // When the first process of a namespace of processes ends, the others do too.
         command.args(["unshare", "--pid", "--fork", "--kill-child"]);
+        // The browser leaves files there when it is killed.
+        command.env("TMPDIR", lab.directory.path());
         command.arg(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
         Running(command.stderr(Stdio::null()).spawn().expect("it is installed"))
     }
