@@ -29,55 +29,44 @@ fn fail(directory: &Path, arguments: &[&str]) -> String {
     said(&output)
 }
 
-#[test]
-fn the_document_leads_from_a_template_to_a_verified_service() {
-    let directory = tempfile::tempdir().unwrap();
+/// Returns the commands of a section of docs/serve.md that make a service, and the other lines of its
+/// blocks.
+fn section(heading: &str) -> (Vec<&'static str>, Vec<&'static str>) {
     let document = include_str!("../../../docs/serve.md");
-    let section = document.split("\n## ").find(|section| section.starts_with("From a template")).unwrap();
-    let lines: Vec<&str> = section.lines().filter_map(|line| line.strip_prefix("    ")).collect();
-    let commands: Vec<&&str> = lines.iter().filter(|line| line.starts_with("shunt ")).collect();
+    let heading = format!("{heading}\n");
+    let section = document.split("\n## ").find(|section| section.starts_with(&heading)).unwrap();
+    let makes = |line: &&str| {
+        ["new", "build", "check"].iter().any(|word| line.starts_with(&format!("shunt serve {word}")))
+    };
+    section.lines().filter_map(|line| line.strip_prefix("    ")).partition(makes)
+}
+
+/// Runs the three commands of a section, and returns the output of the last.
+fn follow(commands: &[&str]) -> String {
+    let directory = tempfile::tempdir().unwrap();
     assert_eq!(commands.len(), 3, "{commands:?}");
     let mut last = String::new();
     for command in commands {
         last = succeed(directory.path(), &command.split_whitespace().skip(1).collect::<Vec<_>>());
     }
-    let promised: Vec<&str> = lines.into_iter().filter(|line| !line.starts_with("shunt ")).collect();
-    assert_eq!(last.lines().collect::<Vec<_>>(), promised);
+    last
+}
+
+#[test]
+fn the_document_leads_from_a_template_to_a_verified_service() {
+    let (commands, promised) = section("From a template");
+    assert_eq!(follow(&commands).lines().collect::<Vec<_>>(), promised);
 }
 
 #[test]
 fn the_document_leads_to_a_stateful_service() {
-    let directory = tempfile::tempdir().unwrap();
-    let document = include_str!("../../../docs/serve.md");
-    let section = document.split("\n## ").find(|section| section.starts_with("State\n")).unwrap();
-    let makes = |line: &&str| {
-        ["new", "build", "check"].iter().any(|word| line.starts_with(&format!("shunt serve {word}")))
-    };
-    let commands: Vec<&str> =
-        section.lines().filter_map(|line| line.strip_prefix("    ")).filter(makes).collect();
-    assert_eq!(commands.len(), 3, "{commands:?}");
-    let mut last = String::new();
-    for command in commands {
-        last = succeed(directory.path(), &command.split_whitespace().skip(1).collect::<Vec<_>>());
-    }
+    let last = follow(&section("State").0);
     assert!(last.contains("6 tests passed, in user space and in the kernel"), "{last}");
 }
 
 #[test]
 fn the_document_leads_to_a_content_store() {
-    let directory = tempfile::tempdir().unwrap();
-    let document = include_str!("../../../docs/serve.md");
-    let section = document.split("\n## ").find(|section| section.starts_with("Content stores\n")).unwrap();
-    let makes = |line: &&str| {
-        ["new", "build", "check"].iter().any(|word| line.starts_with(&format!("shunt serve {word}")))
-    };
-    let commands: Vec<&str> =
-        section.lines().filter_map(|line| line.strip_prefix("    ")).filter(makes).collect();
-    assert_eq!(commands.len(), 3, "{commands:?}");
-    let mut last = String::new();
-    for command in commands {
-        last = succeed(directory.path(), &command.split_whitespace().skip(1).collect::<Vec<_>>());
-    }
+    let last = follow(&section("Content stores").0);
     assert!(last.contains("14 tests passed, in user space and in the kernel"), "{last}");
 }
 
