@@ -14,12 +14,12 @@
 //! ```
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use shunt_serve::engine::Inboxes;
 
 use super::entry::{Begun, Entry, Fit};
 use super::policy::Asked;
@@ -76,29 +76,7 @@ pub struct Woken {
 }
 
 /// The followers that each thread has to continue with.
-#[derive(Debug)]
-pub struct Mail {
-    boxes: Vec<Mutex<Vec<Woken>>>,
-    wakes: Vec<Arc<OwnedFd>>,
-}
-
-impl Mail {
-    /// `wakes` has the eventfd of each thread.
-    pub fn new(wakes: &[Arc<OwnedFd>]) -> Arc<Mail> {
-        Arc::new(Mail { boxes: wakes.iter().map(|_| Mutex::default()).collect(), wakes: wakes.to_vec() })
-    }
-
-    fn send(&self, thread: usize, woken: Woken) {
-        let (Some(place), Some(wake)) = (self.boxes.get(thread), self.wakes.get(thread)) else { return };
-        locked(place).push(woken);
-        let _ = rustix::io::write(&**wake, &1u64.to_ne_bytes());
-    }
-
-    /// Takes the followers of a thread.
-    pub fn take(&self, thread: usize) -> Vec<Woken> {
-        self.boxes.get(thread).map(|place| std::mem::take(&mut *locked(place))).unwrap_or_default()
-    }
-}
+pub type Mail = Inboxes<Woken>;
 
 /// The replies of a route.
 #[derive(Debug)]
@@ -244,7 +222,7 @@ impl Store {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        locked(&self.inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -267,10 +245,6 @@ impl Inner {
         self.bytes -= entry.size();
         self.count -= 1;
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A request to a backend whose reply may be stored. Its followers continue when it is dropped.
@@ -339,7 +313,7 @@ mod tests {
     fn lab(bytes: usize) -> (Arc<Store>, Arc<Mail>, Instant) {
         let wake = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap());
         let settings = Settings { bytes, object_bytes: bytes / 8, lifetime: 0.0 };
-        (Arc::new(Store::new(settings)), Mail::new(&[wake]), Instant::now())
+        (Arc::new(Store::new(settings)), Arc::new(Mail::new(&[wake])), Instant::now())
     }
 
     fn look(store: &Arc<Store>, mail: &Arc<Mail>, key: &str, client: usize, now: Instant) -> Found {

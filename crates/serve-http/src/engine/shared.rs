@@ -39,7 +39,7 @@ impl Shared {
             current: RwLock::new(Current { generation: 0, config: Arc::new(config), log }),
             counts: drain.wakes().iter().map(|_| Arc::default()).collect(),
             backend_counts: Mutex::default(),
-            mail: Mail::new(drain.wakes()),
+            mail: Arc::new(Mail::new(drain.wakes())),
             drain,
             clients: AtomicUsize::new(0),
         }

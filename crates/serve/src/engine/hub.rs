@@ -6,9 +6,10 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::inboxes::Inboxes;
 use crate::service::Effect;
 
 /// Something that a thread does for a callback of another connection, or of the service.
@@ -23,18 +24,11 @@ pub(crate) enum Item {
 /// The inboxes and topics of a service.
 #[derive(Debug)]
 pub(crate) struct Hub {
-    inboxes: Vec<Inbox>,
+    inboxes: Inboxes<Item>,
     /// The handles of the subscribers of each topic.
     topics: Mutex<HashMap<u64, Vec<u64>>>,
     /// Bytes in all inboxes.
     queued: AtomicI64,
-}
-
-#[derive(Debug)]
-struct Inbox {
-    items: Mutex<Vec<Item>>,
-    is_filled: AtomicBool,
-    wake: Arc<OwnedFd>,
 }
 
 /// The most bytes in all inboxes. A connection whose bytes do not fit loses them, and is closed.
@@ -70,22 +64,16 @@ impl Item {
 impl Hub {
     /// `wakes` has the eventfd of each thread.
     pub(crate) fn new(wakes: &[Arc<OwnedFd>]) -> Hub {
-        let inbox = |wake: &Arc<OwnedFd>| Inbox {
-            items: Mutex::new(Vec::new()),
-            is_filled: AtomicBool::new(false),
-            wake: wake.clone(),
-        };
-        Hub {
-            inboxes: wakes.iter().map(inbox).collect(),
-            topics: Mutex::new(HashMap::new()),
-            queued: AtomicI64::new(0),
-        }
+        Hub { inboxes: Inboxes::new(wakes), topics: Mutex::new(HashMap::new()), queued: AtomicI64::new(0) }
     }
 
     /// Puts an item into the inbox of its thread. If bytes do not fit, the receiver gets no bytes
     /// instead, for which it is closed.
     pub(crate) fn send(&self, item: Item) {
-        let Some(inbox) = self.inboxes.get(item.thread()) else { return };
+        let thread = item.thread();
+        if !self.inboxes.has(thread) {
+            return;
+        }
         let size = item.size();
         let item = match item {
             Item::Bytes { to, .. } if self.queued.load(SeqCst) + size > QUEUED => {
@@ -94,19 +82,12 @@ impl Hub {
             item => item,
         };
         self.queued.fetch_add(item.size(), SeqCst);
-        inbox.items.lock().unwrap_or_else(PoisonError::into_inner).push(item);
-        if !inbox.is_filled.swap(true, SeqCst) {
-            let _ = rustix::io::write(&*inbox.wake, &1u64.to_ne_bytes());
-        }
+        self.inboxes.send(thread, item);
     }
 
     /// Takes the items of a thread's inbox.
     pub(crate) fn take(&self, thread: usize) -> Vec<Item> {
-        let Some(inbox) = self.inboxes.get(thread) else { return Vec::new() };
-        if !inbox.is_filled.load(SeqCst) || !inbox.is_filled.swap(false, SeqCst) {
-            return Vec::new();
-        }
-        let items = std::mem::take(&mut *inbox.items.lock().unwrap_or_else(PoisonError::into_inner));
+        let items = self.inboxes.take(thread);
         self.queued.fetch_sub(items.iter().map(Item::size).sum::<i64>(), SeqCst);
         items
     }
