@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use shunt_serve::engine::Inboxes;
 
-use super::entry::{Begun, Entry, Fit};
+use super::entry::{Entry, StoredHead};
 use super::policy::Asked;
 
 /// The settings of a route's cache.
@@ -127,9 +127,7 @@ impl Store {
         field: &impl Fn(&str) -> Vec<u8>,
         now: Instant,
     ) -> Option<Arc<Entry>> {
-        let inner = self.inner();
-        let mut entries = inner.entries.get(key)?.iter();
-        entries.find(|entry| entry.fits(asked, field, now) == Fit::Answers).cloned()
+        self.inner().find(key, asked, field, now)
     }
 
     /// Finds a reply, or makes the request a leader or a follower.
@@ -143,9 +141,8 @@ impl Store {
         now: Instant,
     ) -> Found {
         let mut inner = self.inner();
-        let known = inner.entries.get(key).map_or(&[][..], Vec::as_slice);
-        if let Some(entry) = known.iter().find(|entry| entry.fits(asked, field, now) == Fit::Answers) {
-            return Found::Hit(entry.clone());
+        if let Some(entry) = inner.find(key, asked, field, now) {
+            return Found::Hit(entry);
         }
         match inner.flights.get_mut(key) {
             // It cannot use the reply to another request.
@@ -183,15 +180,9 @@ impl Store {
     fn insert(&self, entry: Entry, now: Instant) {
         let entry = Arc::new(entry);
         let mut inner = self.inner();
-        let mut same = inner.entries.remove(&entry.key).unwrap_or_default();
-        let mut former: Vec<Arc<Entry>> = Vec::new();
-        same.retain(|other| {
-            let stays = !entry.replaces(other) && !other.is_stale(now);
-            if !stays {
-                former.push(other.clone());
-            }
-            stays
-        });
+        let known = inner.entries.remove(&entry.key).unwrap_or_default().into_iter();
+        let (mut same, mut former): (Vec<_>, Vec<_>) =
+            known.partition(|other| !entry.replaces(other) && !other.is_stale(now));
         if same.len() >= VARIANTS {
             former.push(same.remove(0));
         }
@@ -227,6 +218,16 @@ impl Store {
 }
 
 impl Inner {
+    fn find(
+        &self,
+        key: &str,
+        asked: &Asked,
+        field: &impl Fn(&str) -> Vec<u8>,
+        now: Instant,
+    ) -> Option<Arc<Entry>> {
+        self.entries.get(key)?.iter().find(|entry| entry.fits(asked, field, now)).cloned()
+    }
+
     fn has(&self, entry: &Arc<Entry>) -> bool {
         self.entries.get(&entry.key).is_some_and(|all| all.iter().any(|one| Arc::ptr_eq(one, entry)))
     }
@@ -277,8 +278,8 @@ impl Flight {
     }
 
     /// Stores the reply, and ends the flight.
-    pub(crate) fn store(self, begun: Begun, body: Vec<u8>, now: Instant) {
-        self.store.insert(begun.finish(self.key.clone(), body), now);
+    pub(crate) fn store(self, head: StoredHead, body: Vec<u8>, now: Instant) {
+        self.store.insert(head.finish(self.key.clone(), body), now);
     }
 }
 
@@ -301,13 +302,13 @@ mod tests {
 
     const NOTHING: fn(&str) -> Vec<u8> = |_| Vec::new();
 
-    fn begun(fields: &str, request: impl Fn(&str) -> Vec<u8>, now: Instant) -> Begun {
+    fn begun(fields: &str, request: impl Fn(&str) -> Vec<u8>, now: Instant) -> StoredHead {
         let bytes = format!("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n{fields}\r\n");
         let mut slots = no_fields();
         let Ok(Parsed::Complete(reply)) = parse(bytes.as_bytes(), &mut slots, 4096, false) else { panic!() };
         let time = SystemTime::now();
         let storable = of_reply(&reply, &Asked::default(), time, Duration::ZERO, Duration::from_secs(60));
-        Begun::new(&reply, storable.expect("storable"), request, (now, time))
+        StoredHead::new(&reply, storable.expect("storable"), request, (now, time))
     }
 
     fn lab(bytes: usize) -> (Arc<Store>, Arc<Mail>, Instant) {

@@ -110,6 +110,7 @@ impl Routes {
     }
 
     /// Returns the pool for a request to this host, with or without a port, and this path.
+    #[cfg(test)]
     pub fn choose(&self, host: &str, path: &str) -> Option<usize> {
         self.route(host, path).map(|to| to.pool)
     }

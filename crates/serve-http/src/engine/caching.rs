@@ -14,16 +14,16 @@ use std::time::{Instant, SystemTime};
 
 use super::connection::{Exchange, Head, State};
 use super::counts::Counts;
-use super::log::{Line, Outcome};
+use super::log::Line;
 use super::worker::Worker;
-use crate::cache::entry::Begun;
+use crate::cache::entry::StoredHead;
 use crate::cache::policy::{self, Use};
 use crate::cache::store::Found;
 use crate::cache::{Entry, Flight, Follower, Store, Woken};
 use crate::config::duration;
 use crate::message::reply::After;
 use crate::message::request::parse;
-use crate::message::{Body, Framing, Parsed, Reply, Request, Version, no_fields};
+use crate::message::{Body, Framing, Parsed, Reply, Request, no_fields};
 
 /// The state of a request in the cache of its route.
 #[derive(Debug, Default)]
@@ -61,7 +61,7 @@ pub(crate) struct Following {
 #[derive(Debug)]
 pub(crate) struct Storing {
     flight: Flight,
-    begun: Begun,
+    head: StoredHead,
     /// The rest of it, without chunks.
     rest: Body,
     body: Vec<u8>,
@@ -150,8 +150,8 @@ impl Caching {
     fn settle(&mut self, now: Instant, counts: &Counts) {
         *self = match take(self) {
             Caching::Stores(storing) if storing.rest.is_done() => {
-                let Storing { flight, begun, body, .. } = *storing;
-                flight.store(begun, body, now);
+                let Storing { flight, head, body, .. } = *storing;
+                flight.store(head, body, now);
                 counts.cache_stored.add(1);
                 Caching::None
             }
@@ -178,13 +178,13 @@ fn store_reply(
         // Whether it is complete cannot be known.
         Framing::UntilClose => false,
     };
-    let begun = storable.filter(|_| fits).and_then(|storable| {
-        again(&raw, |request| Begun::new(reply, storable, |name| combined(request, name), (now, time)))
+    let head = storable.filter(|_| fits).and_then(|storable| {
+        again(&raw, |request| StoredHead::new(reply, storable, |name| combined(request, name), (now, time)))
     });
-    match begun {
-        Some(begun) => {
+    match head {
+        Some(head) => {
             let rest = Body::new(framing, true);
-            Caching::Stores(Box::new(Storing { flight, begun, rest, body: Vec::new(), most }))
+            Caching::Stores(Box::new(Storing { flight, head, rest, body: Vec::new(), most }))
         }
         None => {
             counts.cache_refused.add(1);
@@ -248,14 +248,10 @@ impl Worker {
     ) -> Consulted {
         let client = &mut self.clients[at];
         let stays = request.keeps_alive && client.requests < self.config.limits.requests && !self.is_stopping;
-        let after = match (stays, request.version) {
-            (false, _) => After::Close,
-            (true, Version::Http11) => After::Stays,
-            (true, Version::Http10) => After::KeepAlive,
-        };
+        let after = After::of(stays, request.version);
         let is_not_modified = entry.is_at(request);
-        let status = if is_not_modified { 304 } else { entry.status };
-        let has_body = !is_not_modified && request.method != "HEAD" && entry.status != 204;
+        let status = if is_not_modified { 304 } else { entry.status() };
+        let has_body = !is_not_modified && request.method != "HEAD" && entry.status() != 204;
         self.out.clear();
         entry.answer(after, is_not_modified, self.now, &mut self.out);
         let sent = if has_body { entry.body.len() as u64 } else { 0 };
@@ -274,10 +270,7 @@ impl Worker {
         self.counts.cache_hits.add(1);
         self.counts.sent_bytes.add(sent);
         self.count_status(status);
-        if let Some((line, log)) = line.zip(self.config.log.as_ref()) {
-            let outcome = Outcome { client: self.clients[at].address, status, bytes: sent, micros };
-            line.write(log.format, outcome, SystemTime::now(), &mut self.lines);
-        }
+        self.log_line(at, line, status, sent, micros);
         Consulted::Answered
     }
 

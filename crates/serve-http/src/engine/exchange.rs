@@ -5,7 +5,6 @@ use std::mem::{replace, take};
 
 use super::connection::{Exchange, Head, ReplyState, State, Tunnel, UpstreamState};
 use super::counts::Failure;
-use super::log::Outcome;
 use super::socket::Received;
 use super::worker::Worker;
 use crate::config::duration;
@@ -180,10 +179,7 @@ impl Worker {
         // 499 is what others write if the client has gone before the reply.
         let status = if facts.status == 0 { 499 } else { facts.status };
         self.count_status(status);
-        if let Some((line, log)) = facts.line.take().zip(self.config.log.as_ref()) {
-            let outcome = Outcome { client: self.clients[at].address, status, bytes: facts.sent, micros };
-            line.write(log.format, outcome, std::time::SystemTime::now(), &mut self.lines);
-        }
+        self.log_line(at, facts.line.take(), status, facts.sent, micros);
     }
 
     /// Turns an exchange into a tunnel.

@@ -259,11 +259,7 @@ impl Worker {
             let is_open = framing == Framing::UntilClose || decodes;
             exchange.keeps_alive &= !is_open && exchange.body.is_done() && !self.is_stopping;
             from.is_reusable = reply.keeps_alive && framing != Framing::UntilClose && exchange.body.is_done();
-            let after = match (exchange.keeps_alive, exchange.version) {
-                (false, _) => After::Close,
-                (true, Version::Http11) => After::Stays,
-                (true, Version::Http10) => After::KeepAlive,
-            };
+            let after = After::of(exchange.keeps_alive, exchange.version);
             reply.write(after, !decodes, &mut self.out);
             break Some(Body::new(framing, decodes));
         };

@@ -2,14 +2,15 @@
 
 use std::mem::take;
 use std::net::IpAddr;
+use std::time::SystemTime;
 
+use super::answers;
 use super::caching::{Caching, Consulted};
 use super::connection::{Exchange, Facts, Head, ReplyState, State};
 use super::counts::Failure;
-use super::log::Line;
+use super::log::{Line, Outcome};
 use super::socket::Received;
 use super::worker::{READ, Worker};
-use super::{answers, log};
 use crate::config::duration;
 use crate::message::request::{Additions, parse};
 use crate::message::{Body, Framing, Parsed, Refusal, Request, Version, no_fields};
@@ -207,11 +208,9 @@ impl Worker {
         self.out.clear();
         answers::write(status, text, closes, is_head, &mut self.out);
         self.count_status(status);
-        if let Some(log) = &self.config.log {
-            let line = line.unwrap_or_else(|| Box::new(Line::unknown()));
-            let outcome = log::Outcome { client: self.clients[at].address, status, bytes: 0, micros: 0 };
-            line.write(log.format, outcome, std::time::SystemTime::now(), &mut self.lines);
-        }
+        let unknown = || self.config.log.is_some().then(|| Box::new(Line::unknown()));
+        let line = line.or_else(unknown);
+        self.log_line(at, line, status, 0, 0);
         let client = &mut self.clients[at];
         let _ = client.output.send(&mut client.socket, &self.out);
         if closes || self.is_stopping {
@@ -220,6 +219,21 @@ impl Worker {
         let client = &mut self.clients[at];
         client.state = State::Head(Head::New);
         client.deadline = self.now + duration(self.config.timeouts.idle);
+    }
+
+    /// Writes the line of a request in the log, if there is a log.
+    pub(super) fn log_line(
+        &mut self,
+        at: usize,
+        line: Option<Box<Line>>,
+        status: u16,
+        bytes: u64,
+        micros: u64,
+    ) {
+        if let Some((line, log)) = line.zip(self.config.log.as_ref()) {
+            let outcome = Outcome { client: self.clients[at].address, status, bytes, micros };
+            line.write(log.format, outcome, SystemTime::now(), &mut self.lines);
+        }
     }
 
     pub(super) fn count_status(&self, status: u16) {

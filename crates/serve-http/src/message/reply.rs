@@ -128,6 +128,17 @@ pub enum After {
     Upgrade,
 }
 
+impl After {
+    /// Returns what the connection of a client of this version does, if it stays open or not.
+    pub fn of(stays: bool, version: Version) -> After {
+        match (stays, version) {
+            (false, _) => After::Close,
+            (true, Version::Http11) => After::Stays,
+            (true, Version::Http10) => After::KeepAlive,
+        }
+    }
+}
+
 impl<'a> Reply<'a, '_> {
     /// Returns true if the reply is not the final one.
     pub fn is_interim(&self) -> bool {
