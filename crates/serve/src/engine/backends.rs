@@ -239,7 +239,7 @@ impl Backends {
     }
 }
 
-const MAX_WEIGHT: u32 = 100;
+pub(crate) const MAX_WEIGHT: u32 = 100;
 pub(crate) const MAX_BACKENDS: usize = 1000;
 
 #[cfg(test)]

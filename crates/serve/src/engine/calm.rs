@@ -28,8 +28,8 @@ pub(crate) struct Calm {
     /// of segments that those reads can have needed.
     segments: u32,
     least: u32,
-    /// The conversation was calm when it came back because user space was faster, or
-    /// because the kernel was late.
+    /// The conversation was calm when it came back because user space was faster, or because the
+    /// kernel was late.
     was_calm: bool,
 }
 

@@ -131,6 +131,11 @@ pub(crate) struct Round<'a> {
 
 /// Bytes of a message that are kept in order to refuse it later.
 pub(crate) const HEAD: usize = 128;
+/// Bytes of an incomplete message from which on it is not copied for each read.
+const APPEND: usize = 16 * 1024;
+/// The most attempts to send one message.
+const ATTEMPTS: u8 = 3;
+
 impl Properties {
     /// Returns how many bytes of a message are kept until it is answered.
     pub(super) fn kept(&self) -> usize {
@@ -141,11 +146,6 @@ impl Properties {
         }
     }
 }
-
-/// Bytes of an incomplete message from which on it is not copied for each read.
-const APPEND: usize = 16 * 1024;
-/// The most attempts to send one message.
-const ATTEMPTS: u8 = 3;
 
 impl Conversation {
     pub(crate) fn new(

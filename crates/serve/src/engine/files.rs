@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::shared::Shared;
+use crate::service::contents::Table;
+use crate::service::layout::Part;
 
 /// Files for a content store: `NAME=PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,26 +38,27 @@ impl FromStr for Files {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Filled(BTreeMap<String, Vec<Vec<u8>>>);
 
+/// The contents of files, by their keys.
+type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
+
 /// The most levels of directories.
 const LEVELS: usize = 16;
 
 /// Puts the files into the stores, and deletes what `before` has and the files do not. Changes nothing
 /// if a file cannot be read or does not fit.
 pub(crate) fn fill(shared: &Shared, files: &[Files], before: &Filled) -> Result<Filled, String> {
-    let mut read: BTreeMap<&str, BTreeMap<Vec<u8>, Vec<u8>>> = BTreeMap::new();
+    let mut read: BTreeMap<&str, (Table, Contents)> = BTreeMap::new();
     for Files { store, path } in files {
-        let (_, key, room) = part(shared, store)?;
-        let found = read.entry(store).or_default();
+        let (part, (table, key, room)) = part(shared, store)?;
+        let (_, found) = read.entry(store).or_insert((table, Contents::new()));
         collect(path, found, key, room)?;
-        let part = shared.layout.parts.iter().find(|part| part.name == *store);
-        let capacity = part.and_then(|part| part.fill(&shared.store)).map_or(0, |fill| fill.capacity);
+        let capacity = part.fill(&shared.store).map_or(0, |fill| fill.capacity);
         if found.len() as u64 > capacity {
             return Err(format!("{}: more files than the {capacity} of {store}", path.display()));
         }
     }
     let mut filled = Filled::default();
-    for (store, contents) in read {
-        let (table, ..) = part(shared, store)?;
+    for (store, (table, contents)) in read {
         let former = before.0.get(store).map_or(&[][..], Vec::as_slice);
         for key in former.iter().filter(|key| !contents.contains_key(*key)) {
             shared.service.put(&table, key, None);
@@ -71,11 +74,11 @@ pub(crate) fn fill(shared: &Shared, files: &[Files], before: &Filled) -> Result<
     Ok(filled)
 }
 
-/// Returns the place of a content store, and the most bytes of its keys and contents.
-fn part(shared: &Shared, name: &str) -> Result<(crate::service::contents::Table, usize, usize), String> {
-    let stores = || shared.layout.parts.iter().filter_map(|part| Some((&part.name, part.contents()?)));
-    stores().find(|(one, _)| *one == name).map(|(_, found)| found).ok_or_else(|| {
-        let names: Vec<&str> = stores().map(|(name, _)| name.as_str()).collect();
+/// Returns a content store with its place, and the most bytes of its keys and contents.
+fn part<'a>(shared: &'a Shared, name: &str) -> Result<(&'a Part, (Table, usize, usize)), String> {
+    let stores = || shared.layout.parts.iter().filter_map(|part| Some((part, part.contents()?)));
+    stores().find(|(part, _)| part.name == name).ok_or_else(|| {
+        let names: Vec<&str> = stores().map(|(part, _)| part.name.as_str()).collect();
         match names.is_empty() {
             true => "the service has no content store (SHUNT_CONTENTS)".to_owned(),
             false => format!("the service has no content store {name}; there are: {}", names.join(", ")),
@@ -84,12 +87,7 @@ fn part(shared: &Shared, name: &str) -> Result<(crate::service::contents::Table,
 }
 
 /// Reads a file, or the files of a directory.
-fn collect(
-    path: &Path,
-    found: &mut BTreeMap<Vec<u8>, Vec<u8>>,
-    most: usize,
-    room: usize,
-) -> Result<(), String> {
+fn collect(path: &Path, found: &mut Contents, most: usize, room: usize) -> Result<(), String> {
     let of = |error: std::io::Error, path: &Path| format!("{}: {error}", path.display());
     let mut read = |path: &Path, key: Vec<u8>| {
         if key.len() > most {

@@ -17,6 +17,7 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
+use super::backends::MAX_WEIGHT;
 use super::counts::Count;
 
 /// A change that a service asks for, with the address as it wrote it.
@@ -43,9 +44,8 @@ pub(crate) struct Registrar {
     refused: Count,
 }
 
-/// The most changes that wait, and the largest weight of a backend.
+/// The most changes that wait.
 const QUEUED: usize = 1024;
-const MAX_WEIGHT: u32 = 100;
 
 impl Registrar {
     /// Queues a change, or counts it as refused.

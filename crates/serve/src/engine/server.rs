@@ -192,21 +192,18 @@ pub async fn run(
         filled.replace(now);
         change(&Changes::restore)
     };
-    let register = |address: &str, weight| {
-        let address: Address = address.parse()?;
+    let register = |address: Address, weight| {
         let is_known = |backend: &Arc<Backend>| (&backend.address, backend.weight) == (&address, weight);
         match shared.backends().1.list.iter().any(is_known) {
             true => Err(format!("{address} is a backend already")),
             false => change(&|changes| changes.add(address.clone(), weight)),
         }
     };
-    let unregister = |address: &str| {
-        let address: Address = address.parse()?;
-        match shared.backends().1.list.iter().any(|backend| backend.address == address) {
+    let unregister =
+        |address: Address| match shared.backends().1.list.iter().any(|backend| backend.address == address) {
             true => change(&|changes| changes.remove(address.clone())),
             false => Err(format!("{address} is no backend")),
-        }
-    };
+        };
     let began = Instant::now();
     let status = || {
         let mut status = metrics::status(&shared);
@@ -225,15 +222,17 @@ pub async fn run(
                         Request::Status => Ok(status()),
                         Request::Reload => reload(),
                         Request::Dump(name) => dump(&shared, &name),
-                        Request::Register { address, weight } => register(&address, weight),
-                        Request::Unregister(address) => unregister(&address),
+                        Request::Register { address, weight } => {
+                            address.parse().and_then(|address| register(address, weight))
+                        }
+                        Request::Unregister(address) => address.parse().and_then(unregister),
                     };
                     let _ = answer.send(done);
                 }
                 change = shared.registrar.next() => {
                     let done = match change {
-                        Permitted::Add(address, weight) => register(&address.to_string(), weight),
-                        Permitted::Remove(address) => unregister(&address.to_string()),
+                        Permitted::Add(address, weight) => register(Address::Tcp(address), weight),
+                        Permitted::Remove(address) => unregister(Address::Tcp(address)),
                     };
                     match done {
                         Ok(_) => shared.registrar.made(),

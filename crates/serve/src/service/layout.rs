@@ -143,9 +143,7 @@ impl Layout {
         };
         live(part + sets, slots.count, store).map(entry).collect()
     }
-}
 
-impl Layout {
     /// Returns the keys of a content store with the beginning, the length and a checksum of each
     /// content. A content that is replaced meanwhile may have those of several.
     fn contents(
