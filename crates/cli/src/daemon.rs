@@ -33,11 +33,16 @@ pub(crate) fn run(args: &DaemonArgs) -> Result<()> {
     if args.detach { detach(args, &socket) } else { serve(args, socket) }
 }
 
+impl DaemonArgs {
+    fn mode(&self) -> Mode {
+        if self.system { Mode::System } else { Mode::User }
+    }
+}
+
 fn serve(args: &DaemonArgs, socket: PathBuf) -> Result<()> {
     let configured = OfBroker::read(args.system)?.under(args);
     start_log(configured.log_file.as_deref(), configured.log.as_deref())?;
-    let mode = if args.system { Mode::System } else { Mode::User };
-    let mut config = Config::new(socket, mode);
+    let mut config = Config::new(socket, args.mode());
     config.idle_exit = configured.idle_exit.map(Duration::from_secs);
     config.ring_bytes = configured.ring_bytes.unwrap_or(config.ring_bytes);
     config.metrics = configured.metrics;
@@ -175,8 +180,7 @@ fn detach(args: &DaemonArgs, socket: &Path) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut broker = command.spawn().context("the broker cannot be started")?;
     let mut output = broker.stderr.take();
-    let mode = if args.system { Mode::System } else { Mode::User };
-    let started = broker::await_start(socket, mode, || {
+    let started = broker::await_start(socket, args.mode(), || {
         broker.try_wait().ok().flatten()?;
         let mut text = String::new();
         output.take()?.read_to_string(&mut text).ok()?;

@@ -66,6 +66,7 @@ mod shared;
 mod stand_by;
 mod supervise;
 mod supervisor;
+mod tools;
 mod udp;
 mod unserved;
 mod wire;

@@ -14,7 +14,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use serde::Deserialize;
@@ -26,6 +25,7 @@ use crate::metrics::End;
 use crate::policy::Flow;
 use crate::reason::Reason;
 use crate::shared::Shared;
+use crate::tools;
 
 /// The number of the qdisc, which tc shows as `5475:`.
 const MAJOR: u32 = 0x5475;
@@ -168,7 +168,7 @@ fn devices(hosts: &[IpAddr]) -> Result<BTreeSet<String>, String> {
     }
     let mut devices = BTreeSet::new();
     for host in hosts {
-        let listed = run("ip", &["-j", "route", "get", &host.to_string()])?;
+        let listed = tools::run("ip", "iproute2", &["-j", "route", "get", &host.to_string()], "")?;
         let routes: Vec<Route> = serde_json::from_str(&listed).map_err(|error| format!("ip: {error}"))?;
         devices.extend(routes.into_iter().map(|route| route.dev));
     }
@@ -218,20 +218,5 @@ fn make(device: &str) -> Result<(), String> {
 }
 
 fn tc(words: &[&str]) -> Result<String, String> {
-    run("tc", words)
-}
-
-fn run(program: &str, words: &[&str]) -> Result<String, String> {
-    let output = Command::new(program).args(words).stdin(Stdio::null()).output();
-    let output = output.map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => format!("there is no {program}: install iproute2"),
-        _ => format!("{program}: {error}"),
-    })?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            Err(format!("{program}: {}", said.lines().next().unwrap_or("it failed")))
-        }
-    }
+    tools::run("tc", "iproute2", words, "")
 }

@@ -199,6 +199,12 @@ impl Policy {
         self.rules.iter().any(|rule| selects(&rule.from) || selects(&rule.to) || names(rule))
     }
 
+    /// Returns the rules for TCP with this direction, each with its position among all rules.
+    fn of_tcp(&self, direction: Option<Direction>) -> impl Iterator<Item = (usize, &Rule)> {
+        let is_wanted = move |rule: &Rule| rule.protocol == Protocol::Tcp && rule.direction == direction;
+        self.rules.iter().enumerate().filter(move |(_, rule)| is_wanted(rule))
+    }
+
     /// Returns the names of the rules that keep connections of this host's containers with each other
     /// off shared memory, although they permit them.
     pub(crate) fn off_shared_memory(&self) -> Vec<&str> {

@@ -16,9 +16,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -32,6 +31,7 @@ use crate::lock::lock;
 use crate::namespace::Namespace;
 use crate::policy::{InEffect, UdpRule, UdpVerdict};
 use crate::shared::Shared;
+use crate::tools;
 
 /// The interval at which namespaces without supervisors are looked for.
 const LOOK: Duration = Duration::from_millis(500);
@@ -165,21 +165,8 @@ fn script(table: Option<&str>) -> String {
 
 /// Runs nft in a network namespace.
 fn nft(namespace: &Namespace, script: &str) -> io::Result<()> {
-    namespace.inside(|| {
-        let mut command = Command::new("nft");
-        command.args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => io::Error::other("there is no nft: install nftables"),
-            _ => error,
-        })?;
-        child.stdin.take().expect("it is piped").write_all(script.as_bytes())?;
-        let output = child.wait_with_output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(io::Error::other(format!("nft: {}", said.lines().next().unwrap_or("it failed")))),
-        }
-    })
+    let run = || tools::run("nft", "nftables", &["-f", "-"], script).map_err(io::Error::other);
+    namespace.inside(run).map(drop)
 }
 
 /// Returns the table, or `None` if the policy has no rules for UDP.

@@ -7,7 +7,7 @@
 //! ```text
 //! no descriptor is attached    the kernel, without a wait        still none is attached
 //!            |                              |                              |
-//!            +---------- otherwise ---------+--- nothing, or an error -----+---> Sets::wait
+//!            +---------- otherwise ---------+--- nothing, or an error -----+---> a wait
 //! ```
 //!
 //! A connection that another thread attaches meanwhile had nothing in its lane when the call began.

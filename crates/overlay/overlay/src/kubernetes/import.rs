@@ -173,22 +173,22 @@ fn ends_of(peer: &Peer, namespace: &str) -> String {
                 true => "kubernetes.io/metadata.name".to_owned(),
                 false => namespaces.to_string(),
             };
-            let labels = match pods.0.is_empty() {
-                true => String::new(),
-                false => format!(", labels = {}", quoted(&pods.to_string())),
-            };
-            format!("{{ namespace-labels = {}{labels} }}", quoted(&namespaces))
+            format!("{{ namespace-labels = {}{} }}", quoted(&namespaces), and_labels(pods))
         }
     }
 }
 
 /// Returns the selector of a namespace's pods.
 fn pods(namespace: &str, pods: &Requirements) -> String {
-    let labels = match pods.0.is_empty() {
+    format!("{{ namespace = {}{} }}", quoted(namespace), and_labels(pods))
+}
+
+/// Returns the rest of a selector for pods with these labels.
+fn and_labels(pods: &Requirements) -> String {
+    match pods.0.is_empty() {
         true => String::new(),
         false => format!(", labels = {}", quoted(&pods.to_string())),
-    };
-    format!("{{ namespace = {}{labels} }}", quoted(namespace))
+    }
 }
 
 /// Returns a string as TOML has it.

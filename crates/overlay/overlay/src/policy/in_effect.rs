@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::selector::Match;
-use super::{Direction, Doubt, Ends, Flow, Policy, Ports, Protocol, Rule, Shape, Verdict};
+use super::{Direction, Doubt, Ends, Flow, Policy, Ports, Rule, Shape, Verdict};
 use crate::workloads::{Identity, Workloads};
 
 /// A policy, and the containers that it can select.
@@ -53,14 +53,9 @@ impl InEffect {
 
     /// Returns the rules that decide: one, or one for each direction. None: the default does.
     pub(crate) fn rules(&self, flow: Flow) -> Vec<usize> {
-        let first = |direction| {
-            let mut rules = self.policy.rules.iter();
-            rules.position(|rule| {
-                rule.protocol == Protocol::Tcp
-                    && rule.direction == direction
-                    && rule.matches(flow, &self.workloads) == Match::Yes
-            })
-        };
+        let matches = |rule: &Rule| rule.matches(flow, &self.workloads) == Match::Yes;
+        let first =
+            |direction| self.policy.of_tcp(direction).find(|(_, rule)| matches(rule)).map(|(at, _)| at);
         match first(None) {
             Some(rule) => vec![rule],
             None if !self.has_directions(flow) => Vec::new(),
@@ -98,8 +93,7 @@ impl InEffect {
     /// Adds the verdicts of the rules with that direction. Returns `true` if possibly none of them
     /// matches.
     fn chain(&self, direction: Option<Direction>, flow: Flow, possible: &mut Vec<Verdict>) -> bool {
-        let of_tcp = self.policy.rules.iter().filter(|rule| rule.protocol == Protocol::Tcp);
-        for rule in of_tcp.filter(|rule| rule.direction == direction) {
+        for (_, rule) in self.policy.of_tcp(direction) {
             match rule.matches(flow, &self.workloads) {
                 Match::No => {}
                 Match::Maybe => add(possible, rule.verdict()),

@@ -8,18 +8,15 @@ use shunt_abi::local_policy::{self, LocalEnds, LocalPolicy, LocalRule, Prefix};
 
 use super::resolved::Resolved;
 use super::selector::Match;
-use super::{Direction, Ends, InEffect, Ports, Protocol, Rule, Shape, Verdict};
+use super::{Direction, Ends, InEffect, Ports, Rule, Shape, Verdict};
 
 impl InEffect {
     /// Translates the policy. Connections may use shared memory if the policy allows them without a
     /// rate and without inspecting their packets. A traffic class does not matter here, since it
     /// applies to the host network.
     pub(crate) fn on_one_host(&self, overlay: &[IpNet]) -> LocalPolicy {
-        let rules = |direction| {
-            let of_tcp = self.policy.rules.iter().filter(|rule| rule.protocol == Protocol::Tcp);
-            let rules = of_tcp.filter(|rule| rule.direction == direction);
-            rules.flat_map(|rule| self.local(rule)).collect()
-        };
+        let rules =
+            |direction| self.policy.of_tcp(direction).flat_map(|(_, rule)| self.local(rule)).collect();
         LocalPolicy {
             version: local_policy::VERSION,
             prefixes: overlay.iter().copied().map(prefix).collect(),
