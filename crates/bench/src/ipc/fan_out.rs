@@ -1,7 +1,6 @@
 //! The table of several receivers: a publisher, and a datagram to each of them.
 
 use std::fmt::Write;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -82,22 +81,13 @@ fn line(size: usize, receivers: usize) -> String {
 fn take(place: &Place, way: FanOut, size: usize, receivers: usize, messages: u64) -> Result<Option<Sample>> {
     let meeting = tempfile::Builder::new().prefix("turn-").tempdir_in(place.directory.path())?;
     let command = |role: &str, index: usize, cpu: Option<usize>| {
-        let mut command = Command::new(&place.program);
-        command.args(["bench-worker", role, "--way", &name(way), "--at"]);
-        command.arg(meeting.path().join("socket"));
         let numbers = [
             ("--receivers", receivers as u64),
             ("--index", index as u64),
             ("--size", size as u64),
             ("--messages", messages),
         ];
-        for (flag, number) in numbers {
-            command.arg(flag).arg(number.to_string());
-        }
-        if let Some(cpu) = cpu {
-            command.arg("--cpu").arg(cpu.to_string());
-        }
-        command
+        place.worker(role, &name(way), &meeting, &numbers, cpu)
     };
     let mut receiving = Vec::new();
     for index in 0..receivers {
@@ -174,8 +164,7 @@ pub(super) fn append(out: &mut String, cells: &[FanOutCell]) {
         "bytes", "receivers", "", "us", "CPU", "to the datagrams"
     );
     for cell in cells {
-        let ratio =
-            cell.to_datagram.map(|ratio| format!("{:.2}x ({:.2}-{:.2})", ratio.median, ratio.min, ratio.max));
+        let ratio = cell.to_datagram.map(Spread::as_ratio);
         let wall = cell.wall_us.map(|wall| number(wall.median));
         let wall = if cell.refused { "EMSGSIZE".to_owned() } else { or_dash(wall) };
         let start = format!("{:>9} {:>9} {:18}", cell.size, cell.receivers, cell.way.label());

@@ -93,6 +93,27 @@ impl Place {
         self.start(turn, messages, |_| Ok(()))?.sample()
     }
 
+    /// Returns the command of a process that meets others in a directory, on a processor.
+    pub(super) fn worker(
+        &self,
+        role: &str,
+        way: &str,
+        meeting: &TempDir,
+        numbers: &[(&str, u64)],
+        cpu: Option<usize>,
+    ) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(["bench-worker", role, "--way", way, "--at"]);
+        command.arg(meeting.path().join("socket"));
+        for (flag, number) in numbers {
+            command.arg(flag).arg(number.to_string());
+        }
+        if let Some(cpu) = cpu {
+            command.arg("--cpu").arg(cpu.to_string());
+        }
+        command
+    }
+
     /// Starts both processes, and calls `between` for each before it does anything.
     pub(super) fn start(
         &self,
@@ -101,20 +122,9 @@ impl Place {
         mut between: impl FnMut(&Process) -> Result<()>,
     ) -> Result<Pair> {
         let meeting = tempfile::Builder::new().prefix("turn-").tempdir_in(self.directory.path())?;
-        let command = |role: &str, cpu: Option<usize>| {
-            let mut command = Command::new(&self.program);
-            command.args(["bench-worker", role, "--way", &name(way), "--at"]);
-            command.arg(meeting.path().join("socket"));
-            let numbers =
-                [("--size", size as u64), ("--descriptors", descriptors as u64), ("--messages", messages)];
-            for (flag, number) in numbers {
-                command.arg(flag).arg(number.to_string());
-            }
-            if let Some(cpu) = cpu {
-                command.arg("--cpu").arg(cpu.to_string());
-            }
-            command
-        };
+        let numbers =
+            [("--size", size as u64), ("--descriptors", descriptors as u64), ("--messages", messages)];
+        let command = |role, cpu| self.worker(role, &name(way), &meeting, &numbers, cpu);
         let (receiving, sending) = (self.cpus.map(|cpus| cpus.0), self.cpus.map(|cpus| cpus.1));
         let mut receiver =
             Process::spawn_with_lines(&mut command(exchange.receiver, receiving), "the receiver")?;

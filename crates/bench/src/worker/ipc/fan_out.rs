@@ -15,9 +15,7 @@ use shunt_bench_args::ipc::FanOut;
 use shunt_channel::{Borrowed, Message, Publisher, PublisherOptions, Subscriber, Wait};
 
 use super::sockets::{self, Datagrams};
-use super::{
-    BEGIN, IpcMeasured, Meter, READY, Receive, WARM, beside, content, finish, is_too_long, say, stay_on,
-};
+use super::{READY, Receive, beside, content, receive_all, say, send_all, stay_on};
 
 /// What each end needs to know.
 #[derive(Debug, Args)]
@@ -50,31 +48,6 @@ impl FanOutEnd {
         self.cpu.map_or(Ok(()), stay_on)
     }
 
-    fn all(&self) -> u64 {
-        self.messages + self.warm()
-    }
-
-    fn warm(&self) -> u64 {
-        self.messages / WARM
-    }
-
-    /// Sends all messages by `send`, and measures it.
-    fn measure(&self, mut send: impl FnMut(&[u8]) -> Result<()>) -> Result<IpcMeasured> {
-        let bytes = content(self.size);
-        say(BEGIN)?;
-        let mut meter = Meter::start();
-        for index in 0..self.all() {
-            if index == self.warm() {
-                meter = Meter::start();
-            }
-            if let Err(error) = send(&bytes) {
-                ensure!(is_too_long(&error), error);
-                return Ok(IpcMeasured { refused: true, ..IpcMeasured::default() });
-            }
-        }
-        Ok(meter.stop())
-    }
-
     fn connect(&self, kind: SocketType) -> Result<Vec<OwnedFd>> {
         (0..self.receivers).map(|index| sockets::connect_to(kind, &place(&self.at, index))).collect()
     }
@@ -87,6 +60,7 @@ fn place(at: &Path, index: usize) -> PathBuf {
 
 pub(crate) fn send(end: &FanOutEnd) -> Result<()> {
     end.pin()?;
+    let bytes = content(end.size);
     match end.way {
         FanOut::Publish => {
             // A subscriber must not miss a message.
@@ -95,24 +69,22 @@ pub(crate) fn send(end: &FanOutEnd) -> Result<()> {
             for socket in end.connect(SocketType::SEQPACKET)? {
                 publisher.adopt(socket)?;
             }
-            let measured = end.measure(|bytes| {
-                publisher.publish(bytes)?;
+            send_all(end.messages, || {
+                publisher.publish(&bytes)?;
                 if publisher.is_behind() {
                     publisher.flush(Wait::Forever)?;
                 }
                 Ok(())
-            })?;
-            finish(measured)
+            })
         }
         FanOut::Datagram => {
             let receivers = end.connect(SocketType::DGRAM)?;
-            let measured = end.measure(|bytes| {
+            send_all(end.messages, || {
                 for receiver in &receivers {
-                    sockets::send(receiver, &[IoSlice::new(bytes)], &[])?;
+                    sockets::send(receiver, &[IoSlice::new(&bytes)], &[])?;
                 }
                 Ok(())
-            })?;
-            finish(measured)
+            })
         }
     }
 }
@@ -151,15 +123,10 @@ pub(crate) fn receive(end: &FanOutEnd) -> Result<()> {
     }
 }
 
-/// Takes all messages by `next`, which returns the length of one, and measures it.
+/// Takes all messages by `next`, which returns the length of one, and prints the measurements.
 fn take_all(end: &FanOutEnd, mut next: impl FnMut(bool) -> Result<usize>) -> Result<()> {
-    let mut meter = Meter::start();
-    for index in 0..end.all() {
-        if index == end.warm() {
-            meter = Meter::start();
-        }
+    receive_all(end.messages, |index| {
         ensure!(next(index == 0)? == end.size, "a message that nobody has sent");
-        meter.lap();
-    }
-    finish(meter.stop())
+        Ok(())
+    })
 }

@@ -100,18 +100,46 @@ pub(super) fn send(ipc: &Ipc) -> Result<()> {
     let bytes = content(ipc.size);
     let files = ipc.files()?;
     let fds: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+    send_all(ipc.messages, || end.send(&bytes, &fds))
+}
+
+/// Sends all messages of a turn, and prints the measurements.
+fn send_all(messages: u64, mut send: impl FnMut() -> Result<()>) -> Result<()> {
     say(BEGIN)?;
     let mut meter = Meter::start();
-    for index in 0..ipc.all() {
-        if index == ipc.warm() {
+    for index in 0..all(messages) {
+        if index == warm(messages) {
             meter = Meter::start();
         }
-        if let Err(error) = end.send(&bytes, &fds) {
+        if let Err(error) = send() {
             ensure!(is_too_long(&error), error);
             return finish(IpcMeasured { refused: true, ..IpcMeasured::default() });
         }
     }
     finish(meter.stop())
+}
+
+/// Receives all messages of a turn by `receive`, which gets the number of each, and prints the
+/// measurements.
+fn receive_all(messages: u64, mut receive: impl FnMut(u64) -> Result<()>) -> Result<()> {
+    let mut meter = Meter::start();
+    for index in 0..all(messages) {
+        if index == warm(messages) {
+            meter = Meter::start();
+        }
+        receive(index)?;
+        meter.lap();
+    }
+    finish(meter.stop())
+}
+
+/// Returns how many messages come before those that are measured.
+fn warm(messages: u64) -> u64 {
+    messages / WARM
+}
+
+fn all(messages: u64) -> u64 {
+    messages + warm(messages)
 }
 
 pub(super) fn receive(ipc: &Ipc) -> Result<()> {
@@ -121,18 +149,13 @@ pub(super) fn receive(ipc: &Ipc) -> Result<()> {
     let expected = content(ipc.size);
     let mut buffer = vec![0; ipc.size];
     let mut fds = Vec::new();
-    let mut meter = Meter::start();
-    for index in 0..ipc.all() {
-        if index == ipc.warm() {
-            meter = Meter::start();
-        }
+    receive_all(ipc.messages, |index| {
         fds.clear();
         let len = end.receive(&mut buffer, &mut fds)?;
-        meter.lap();
         ensure!(len == ipc.size && fds.len() == ipc.descriptors, "a message that nobody has sent");
         ensure!(index > 0 || buffer[..len] == expected, "a message with other bytes");
-    }
-    finish(meter.stop())
+        Ok(())
+    })
 }
 
 /// Messages of a session, as in the article.
@@ -157,8 +180,8 @@ pub(super) fn session(ipc: &Ipc, asks: bool) -> Result<()> {
     let fds: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
     let (mut buffer, mut received) = (vec![0; ipc.size], Vec::new());
     let mut meter = Meter::start();
-    for message in 0..ipc.all() * SESSION {
-        if message == ipc.warm() * SESSION {
+    for message in 0..all(ipc.messages) * SESSION {
+        if message == warm(ipc.messages) * SESSION {
             meter = Meter::start();
         }
         if message.is_multiple_of(2) != asks {
@@ -243,14 +266,6 @@ impl Ipc {
 
     fn files(&self) -> Result<Vec<File>> {
         Ok((0..self.descriptors).map(|_| File::open("/dev/null")).collect::<Result<_, _>>()?)
-    }
-
-    fn warm(&self) -> u64 {
-        self.messages / WARM
-    }
-
-    fn all(&self) -> u64 {
-        self.messages + self.warm()
     }
 
     fn pin(&self) -> Result<()> {
