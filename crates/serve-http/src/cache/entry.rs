@@ -18,7 +18,7 @@ pub struct Entry {
     pub(super) is_used: AtomicBool,
 }
 
-/// What is stored of a reply without its body.
+/// The parts of a reply's head that are stored.
 #[derive(Debug)]
 pub struct StoredHead {
     /// The status line and the fields, without those that [`Entry::answer`] adds.

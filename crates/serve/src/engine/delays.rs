@@ -90,15 +90,21 @@ impl Delays {
         self.changed.notify_all();
     }
 
-    /// Probes until [`Self::stop`]. If the kernel has no probes, conversations may always move.
-    pub(crate) fn watch(&self, shared: &Shared) {
-        let mut probe = match Probe::load() {
-            Ok(probe) => probe,
-            Err(error) => {
-                tracing::warn!(%error, "the delay of the kernel's worker threads is not measured");
-                return self.known.store(Known::InTime as u8, Relaxed);
-            }
-        };
+    /// Loads the probe. If that fails, conversations may always move.
+    ///
+    /// This reads all types of the kernel. The memory of the thread that does so stays large, so the
+    /// thread is the one that has loaded the service too.
+    pub(crate) fn prepare(&self) -> Option<Probe> {
+        let probe = Probe::load();
+        if let Err(error) = &probe {
+            tracing::warn!(%error, "the delay of the kernel's worker threads is not measured");
+            self.known.store(Known::InTime as u8, Relaxed);
+        }
+        probe.ok()
+    }
+
+    /// Probes until [`Self::stop`].
+    pub(crate) fn watch(&self, mut probe: Probe, shared: &Shared) {
         let (mut state, mut processors) = (State::new(), Processors::new());
         loop {
             let due = match state.phase {

@@ -332,9 +332,11 @@ fn crew(
         let thread = std::thread::Builder::new().name(format!("serve-{number}"));
         threads.push(thread.spawn(move || worker.run()).map_err(Error::Threads)?);
     }
-    if shared.engine == Engine::Auto {
+    if shared.engine == Engine::Auto
+        && let Some(probe) = shared.delays.prepare()
+    {
         let (thread, shared) = (std::thread::Builder::new().name("serve-delays".to_owned()), shared.clone());
-        let watch = move || shared.delays.watch(&shared);
+        let watch = move || shared.delays.watch(probe, &shared);
         // It is not awaited at the end: it may be waiting for a processor.
         drop(thread.spawn(watch).map_err(Error::Threads)?);
     }
