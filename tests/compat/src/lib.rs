@@ -8,6 +8,7 @@
 
 mod answers;
 mod both;
+mod compiled;
 mod containerd;
 mod conversation;
 mod dir;
@@ -28,6 +29,7 @@ pub use answers::ask_statically;
 pub use both::both;
 pub use both::both_at_once;
 pub use both::under_shunt;
+pub use compiled::{compile, compile_cgo, compile_cpp, compile_for_musl, compile_go};
 pub use containerd::{Node, Pod};
 pub use conversation::Way;
 pub use conversation::converse;
@@ -42,12 +44,8 @@ pub use launch::Finished;
 pub use launch::Launch;
 pub use launch::Program;
 pub use phases::Phase;
-pub use phases::compile;
-pub use phases::compile_cgo;
-pub use phases::compile_go;
 pub use phases::run_phases;
 pub use phases::run_with_itself;
-pub use phases::{compile_cpp, compile_for_musl};
 pub use programs::Tools;
 pub use programs::find as find_program;
 pub use programs::node_package;

@@ -2,13 +2,11 @@
 //! phases. Under shunt each phase lasts until the connection is on the transport that the test
 //! expects.
 
+use crate::compiled::compile;
 use crate::host::Host;
 use crate::launch::{Launch, Program};
-use crate::programs::find;
 use shunt_abi::reason::{Reason, Transport as Taken};
 use shunt_abi::status::{Connection, Direction};
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -22,64 +20,6 @@ pub enum Phase {
     Tcp(Reason),
     /// Any transport: the status does not show the connection.
     Unseen,
-}
-
-/// Compiles a C test program into the host's directory, where it can be started as `./NAME`.
-pub fn compile(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
-    compile_by("gcc", host, name, flags)
-}
-
-/// Compiles a C++ program of ours, as [`compile`] does. Its file is named as those of C are.
-pub fn compile_cpp(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
-    compile_by("g++", host, name, flags)
-}
-
-/// Compiles a test program as [`compile`] does, with musl.
-pub fn compile_for_musl(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
-    compile_by("musl-gcc", host, name, flags)
-}
-
-fn compile_by(compiler: &str, host: &Host, name: &str, flags: &[&str]) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(format!("{name}.c"));
-    let program = host.path(name);
-    let compiled = Command::new(find(compiler))
-        .args(["-O1", "-Wall", "-Werror", "-pthread", "-o"])
-        .arg(&program)
-        .arg(source)
-        .args(flags)
-        .status()
-        .expect("the compiler can be started");
-    assert!(compiled.success(), "{compiler} did not accept {name}.c");
-    program
-}
-
-/// Compiles a Go test program without cgo into a directory that is kept between tests.
-pub fn compile_go(kept: &Path, name: &str) -> PathBuf {
-    compile_go_as(kept, &format!("static-{name}"), &[name], "0")
-}
-
-/// Compiles a Go test program of several sources with cgo, so that it is linked with libc.
-pub fn compile_cgo(kept: &Path, names: &[&str]) -> PathBuf {
-    compile_go_as(kept, &format!("linked-{}", names[0]), names, "1")
-}
-
-fn compile_go_as(kept: &Path, program: &str, names: &[&str], cgo: &str) -> PathBuf {
-    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
-    let program = kept.join(program);
-    let built = Command::new(find("go"))
-        .args(["build", "-o"])
-        .arg(&program)
-        .args(names.iter().map(|name| programs.join(format!("{name}.go"))))
-        .envs([
-            ("CGO_ENABLED", cgo),
-            ("GOFLAGS", "-mod=mod"),
-            ("GO111MODULE", "off"),
-            ("GOTOOLCHAIN", "local"),
-        ])
-        .env("GOCACHE", kept.join("go"))
-        .status();
-    assert!(built.expect("go can be started").success(), "go did not accept {names:?}");
-    program
 }
 
 /// Runs a compiled program that has both ends of its connections, and returns its output. Under

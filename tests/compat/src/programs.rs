@@ -33,13 +33,17 @@ impl Tools {
     pub fn copy_to(&self, dir: &Path) -> Tools {
         let copy = Tools { shunt: dir.join("shunt"), library: dir.join("libshunt.so") };
         for (from, to) in [(&self.shunt, &copy.shunt), (&self.library, &copy.library)] {
-            // `cp` makes the copies, because a test that forks in the meantime would inherit a
-            // writable descriptor of this process. The file could then not be executed (ETXTBSY).
-            let copied = Command::new("cp").args([from, to]).status().expect("cp runs").success();
-            assert!(copied, "copying {} failed", from.display());
+            copy_executable(from, to);
         }
         copy
     }
+}
+
+/// Copies an executable by `cp`, because a test that forks in the meantime would inherit a writable
+/// descriptor of this process. The file could then not be executed (ETXTBSY).
+pub(crate) fn copy_executable(from: &Path, to: &Path) {
+    let copied = Command::new("cp").args([from, to]).status().expect("cp runs").success();
+    assert!(copied, "copying {} failed", from.display());
 }
 
 /// Returns the directory of a package of PyPI that Debian does not have, or only an older version
