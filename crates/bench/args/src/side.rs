@@ -18,6 +18,8 @@ pub enum Side {
     Sockmap,
     /// A Unix stream socket.
     Unix,
+    /// The same again in each round: the control of comparisons with Unix sockets.
+    UnixAgain,
     /// No sockets: two threads that copy through one ring, plainly. The most that a stream can get.
     ProbePlain,
     /// The two threads of the probe, of which the writer copies past the caches.
@@ -53,11 +55,12 @@ impl Side {
         &[Side::Tcp, Side::TcpNodelay, Side::Unix, Side::ShuntSleep, Side::Shunt];
     /// For bulk data, with TCP twice as a control.
     pub const BULK: &[Side] = &[Side::TcpNodelay, Side::TcpAgain, Side::Unix, Side::ShuntSleep, Side::Shunt];
-    /// The sides of bulk data, and the probe.
+    /// The sides of bulk data, with Unix sockets twice, and the probe.
     pub const BULK_PROBED: &[Side] = &[
         Side::TcpNodelay,
         Side::TcpAgain,
         Side::Unix,
+        Side::UnixAgain,
         Side::ProbePlain,
         Side::ProbeStreaming,
         Side::ShuntSleep,
@@ -84,6 +87,7 @@ impl Side {
             Side::TcpAgain => "TCP again",
             Side::Sockmap => "sockmap",
             Side::Unix => "Unix",
+            Side::UnixAgain => "Unix again",
             Side::ProbePlain => "probe plain",
             Side::ProbeStreaming => "probe stream",
             Side::ShuntSleep => "shunt, no spin",
@@ -108,7 +112,12 @@ impl Side {
 
     /// Returns true if the synthetic loads set TCP_NODELAY. Under shunt they do.
     pub fn nodelay(self) -> bool {
-        !matches!(self, Side::Tcp | Side::Unix)
+        self != Side::Tcp && !self.is_unix()
+    }
+
+    /// Returns true if connections are Unix sockets.
+    pub fn is_unix(self) -> bool {
+        matches!(self, Side::Unix | Side::UnixAgain)
     }
 
     /// Returns true if both directions should use shared memory.

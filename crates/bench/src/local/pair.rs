@@ -18,7 +18,7 @@ const GO: &str = "go";
 
 /// Returns the address that a server of this side gets.
 pub(super) fn listen_at(stage: &Stage, side: Side, placement: Placement) -> Result<String> {
-    if side != Side::Unix {
+    if !side.is_unix() {
         return Ok(format!("{}:0", stage.host(placement)?));
     }
     let socket = stage.path("bench.sock");

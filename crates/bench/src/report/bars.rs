@@ -131,7 +131,7 @@ fn color(side: Side) -> usize {
         Side::Tcp => 0,
         Side::TcpNodelay | Side::TcpAgain => 1,
         Side::Sockmap | Side::ProbePlain | Side::ProbeStreaming => 2,
-        Side::Unix => 3,
+        Side::Unix | Side::UnixAgain => 3,
         Side::ShuntSleep | Side::ShuntFixed | Side::ServerOnly | Side::ClientOnly => 4,
         Side::Shunt => OURS,
     }

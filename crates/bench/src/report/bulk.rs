@@ -12,7 +12,13 @@ use crate::stats::Spread;
 pub(super) fn against(sides: &[Side]) -> Vec<(Side, Side)> {
     let tcp = [Side::TcpNodelay, Side::Tcp].into_iter().find(|tcp| sides.contains(tcp));
     let to_tcp = [Side::TcpAgain, Side::ShuntSleep, Side::Shunt].map(|ours| tcp.map(|tcp| (ours, tcp)));
-    let others = [(Side::Shunt, Side::Unix), (Side::ProbeStreaming, Side::ProbePlain)].map(Some);
+    let others = [
+        (Side::UnixAgain, Side::Unix),
+        (Side::ProbePlain, Side::Unix),
+        (Side::Shunt, Side::Unix),
+        (Side::ProbeStreaming, Side::ProbePlain),
+    ]
+    .map(Some);
     let all = to_tcp.into_iter().chain(others).flatten();
     all.filter(|(ours, theirs)| sides.contains(ours) && sides.contains(theirs)).collect()
 }
@@ -32,9 +38,11 @@ pub(super) fn to_best_probe(point: &Point, samples: &[Sample]) -> Option<Spread>
     Spread::of(samples.iter().zip(best).map(|(sample, best)| sample.rate / best))
 }
 
-/// Appends the least of the ratios of all rounds, which a program meets in its worst moment.
+/// Appends the least of the ratios of all rounds, which a program meets in its worst moment. Those of the control and
+/// of the probe show how much of that is due to the machine.
 pub(super) fn append_worst(out: &mut String, table: &TableReport, against: &[(Side, Side)], width: usize) {
-    let pairs: Vec<_> = against.iter().filter(|(ours, _)| ours.is_under_shunt()).collect();
+    let pairs: Vec<_> =
+        against.iter().filter(|(ours, theirs)| ours.is_under_shunt() || *theirs == Side::Unix).collect();
     if pairs.is_empty() {
         return;
     }
@@ -72,9 +80,10 @@ mod tests {
 
     #[test]
     fn a_ratio_needs_both_of_its_sides() {
-        use Side::{ProbePlain, ProbeStreaming, Shunt, Tcp, TcpAgain, TcpNodelay, Unix};
+        use Side::{ProbePlain, ProbeStreaming, Shunt, Tcp, TcpAgain, TcpNodelay, Unix, UnixAgain};
         assert_eq!(against(&[Tcp, TcpAgain, Shunt]), [(TcpAgain, Tcp), (Shunt, Tcp)]);
         assert_eq!(against(&[TcpNodelay, Unix, Shunt]), [(Shunt, TcpNodelay), (Shunt, Unix)]);
+        assert_eq!(against(&[Unix, UnixAgain, ProbePlain]), [(UnixAgain, Unix), (ProbePlain, Unix)]);
         assert_eq!(against(Side::PROBES), [(ProbeStreaming, ProbePlain)]);
         assert_eq!(against(&[Shunt]), []);
     }

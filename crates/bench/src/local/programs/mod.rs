@@ -112,7 +112,7 @@ impl<P: Program> Served<P> {
 
     fn start(&self, stage: &Stage, side: Side) -> Result<Running> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let socket = (side == Side::Unix).then(|| self.program.socket(stage, port).display().to_string());
+        let socket = side.is_unix().then(|| self.program.socket(stage, port).display().to_string());
         let (placement, host) = (self.placement, stage.host(self.placement)?);
         let address = Address { placement, host, port, socket };
         let processes = self.program.start(stage, side, &address)?;
