@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use serde_json::Value;
 use shunt_netns::Net;
 
 use crate::common::serving::PATIENCE;
@@ -62,3 +63,15 @@ pub(crate) fn python(script: &str) -> Command {
 
 /// The directory of these tests' programs.
 pub(crate) const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve_peers");
+
+/// Checks that messages were served by an engine. On a busy machine, the automatic one stays in user
+/// space.
+pub(crate) fn expect_engine(status: &Value, engine: &str) {
+    let in_kernel = status["kernel"]["messages"].as_u64().unwrap();
+    let is_right = match engine {
+        "user" => in_kernel == 0,
+        "kernel" => in_kernel > 0,
+        _ => true,
+    };
+    assert!(is_right, "{status:#}");
+}
