@@ -23,9 +23,10 @@ fn cells(report: &Value) -> Vec<(&Value, &Value)> {
 
 #[test]
 fn our_own_loads_are_on_the_transports_that_they_are_measured_on() {
-    let report = bench(&["round-trip", "crowd"]);
+    // Each turn starts its programs anew, which takes longer than it measures.
+    let report = bench(&["round-trip", "crowd", "--sides", "tcp-nodelay,unix,shunt"]);
     let cells = cells(&report);
-    assert!(cells.len() >= 5 * (9 + 3 * 3 + 1), "{} cells", cells.len());
+    assert!(cells.len() >= 2 * (9 + 3 * 3 + 1), "{} cells", cells.len());
     for (line, cell) in cells {
         assert!(cell["figure"]["median"].as_f64().unwrap() > 0.0, "{line}");
         let side = cell["side"].as_str().unwrap();
