@@ -182,6 +182,7 @@ fn begin_child() {
     epoll::after_fork_in_child();
     waiter::after_fork_in_child();
     for endpoint in endpoint::all() {
+        attach::forget_returning(endpoint);
         endpoint.set_entry(None);
         endpoint.offer.restart();
         endpoint.change(Event::EndOffer);
@@ -229,8 +230,9 @@ pub(crate) fn stray() {
     process::renew_id();
     process::forget_page();
     for endpoint in endpoint::all() {
-        // The row belongs to the parent.
+        // The row belongs to the parent, and so do bytes that TCP has yet to take.
         endpoint.set_entry(None);
+        attach::forget_returning(endpoint);
         attach::go_back(endpoint, Reason::Fork);
         endpoint.bar(Reason::Shared);
     }

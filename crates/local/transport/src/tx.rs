@@ -263,6 +263,13 @@ impl Tx {
         }
     }
 
+    /// Forgets the bytes that TCP has yet to take, because another process sends them.
+    pub fn forget_returning(&mut self) {
+        if let State::Returning(_) = self.state {
+            self.leave(self.reason);
+        }
+    }
+
     /// L2: ends the lane after the published bytes; everything else goes to TCP. Bytes that the
     /// receiver has returned are still sent first.
     pub fn close(&mut self, lane: &LaneHeader, reason: Reason) {
@@ -354,6 +361,12 @@ impl Tx {
     #[inline]
     pub fn on_lane(&self) -> bool {
         matches!(self.state, State::Lane(_) | State::Returning(..))
+    }
+
+    /// Returns whether TCP must take bytes that the receiver has returned before anything else.
+    #[inline]
+    pub fn is_returning(&self) -> bool {
+        matches!(self.state, State::Returning(..))
     }
 
     /// Returns whether the direction has a lane that it may still move to.

@@ -36,7 +36,8 @@ use crate::socket::endpoint::Endpoint;
 use crate::socket::incoming::{self, Found};
 use crate::socket::links::{Link, Pin};
 use crate::socket::tcp::Tcp;
-use crate::socket::{lost, outgoing};
+use crate::socket::lost;
+use crate::socket::outgoing::{self, Room};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
@@ -199,7 +200,7 @@ impl Inner {
         self.mark_where(|one, endpoint| {
             !one.answered.is_by_marks()
                 && (one.may_have_some(endpoint, shared)
-                    || outgoing::is_returned(endpoint)
+                    || outgoing::has_unseen_return(endpoint)
                     || lost::is_lost(endpoint, endpoint.fd())
                     || shared && incoming::unread(endpoint) == 0)
         });
@@ -342,6 +343,13 @@ impl Inner {
             && registration.events & (IN | URGENT) != 0;
         let found = incoming::look(endpoint, socket, registration.events & IN != 0);
         if is_drained || found.returned && outgoing::is_returned(endpoint) {
+            self.returned.push(endpoint);
+        }
+        // An edge of room is due only where a send has found none. With new bytes, room is reported
+        // as well.
+        let asks_for_room = registration.events & OUT != 0
+            && (registration.events & EDGE == 0 || registration.due || is_new);
+        if asks_for_room && outgoing::leave_ended(endpoint, socket) {
             self.returned.push(endpoint);
         }
         let Answer { mut reported, full, behind, left, by_tcp } =
@@ -872,12 +880,14 @@ fn judge(endpoint: &Endpoint, found: &Found, wanted: u32, slot: Option<Slot>) ->
     let is_told = found.readable || found.arrived && wanted & EDGE != 0;
     let mut events = if is_told { IN } else { 0 };
     let behind = found.arrived && !is_told || found.unsaid;
-    let (room, left) = if wanted & OUT != 0 { outgoing::room(endpoint, slot) } else { (None, false) };
-    if room == Some(true) {
+    let (room, left) =
+        if wanted & OUT != 0 { outgoing::room(endpoint, slot) } else { (Room::OfTcp, false) };
+    if room == Room::Some {
         events |= OUT;
     }
-    let by_tcp = wanted & OUT != 0 && room.is_none();
-    Answer { reported: events & wanted, full: room == Some(false), behind, left, by_tcp }
+    let by_tcp = wanted & OUT != 0 && room == Room::OfTcp;
+    let full = matches!(room, Room::None | Room::Returning);
+    Answer { reported: events & wanted, full, behind, left, by_tcp }
 }
 
 /// Returns the events that the death of a peer with unread bytes adds, for a caller that holds the

@@ -27,7 +27,7 @@ use crate::base::waiter::Slot;
 use crate::base::{order, process, real, table};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::links::Link;
-use crate::socket::outgoing;
+use crate::socket::outgoing::{self, Room};
 use crate::socket::tcp::Tcp;
 
 /// Returns whether the registration under this key has had another fd, which has been closed: see
@@ -877,9 +877,10 @@ impl Inner {
         if !self.registrations.get(&fd).is_some_and(waits) {
             return;
         }
-        match outgoing::writability(endpoint, endpoint.owner()) {
-            Some(false) => {}
-            None if !self.exposure.is_shared() => self.set_kernel_events(fd, Some(endpoint)),
+        match outgoing::room(endpoint, endpoint.owner()).0 {
+            // The end of the return registers the connection again.
+            Room::None | Room::Returning => {}
+            Room::OfTcp if !self.exposure.is_shared() => self.set_kernel_events(fd, Some(endpoint)),
             _ => {
                 self.mark_due(fd);
                 self.wake();

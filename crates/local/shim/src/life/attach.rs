@@ -18,6 +18,7 @@
 //! bytes by TCP (`send_again`), and then whatever follows. When both lanes are done with,
 //! `let_go_if_done` detaches the endpoint, and the broker may reuse the lanes.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::lane::End;
@@ -26,9 +27,10 @@ use crate::base::names::EndpointRef;
 use crate::base::private::borrow;
 use crate::base::table::{self, Entry};
 use crate::base::upcall::Upcall;
-use crate::base::{code, kernel, process};
+use crate::base::{code, process};
 use crate::epoll::{self, Leaving};
 use crate::life::resets::notice_reset;
+use crate::life::unread_timeout;
 use crate::socket::endpoint::{self, Endpoint, Event, Phase, RxSide, Seen, TxSide};
 use crate::socket::keepalive::{Keepalive, Silence};
 use crate::socket::links::{Attachment, Link};
@@ -36,13 +38,21 @@ use crate::socket::lost::has_unread_at_peer;
 use crate::socket::low_water::LowWater;
 use crate::socket::sharing::{self, Heirs};
 use crate::socket::tcp::Tcp;
-use crate::socket::{offer_policy, outgoing, peer_locality};
+use crate::socket::outgoing::{self, could_take_back};
+use crate::socket::{offer_policy, peer_locality};
 
 /// Reports to the broker that this process has detached from a connection of a link. Other
 /// processes may still drain the lanes.
 pub(crate) static RELEASE: Upcall<(Attachment, Heirs)> = Upcall::new();
 /// Asks the broker to forget an offer.
 pub(crate) static WITHDRAW: Upcall<EndpointRef> = Upcall::new();
+
+const NANOS: u64 = 1_000_000_000;
+/// The longest wait for TCP to take returned bytes before a non-blocking socket is closed or shut
+/// down.
+const NON_BLOCKING_WAIT: u64 = NANOS;
+/// The same for a blocking socket.
+const BLOCKING_WAIT: u64 = 10 * NANOS;
 
 /// Makes an endpoint fall back in the way that an epoll instance with it requires.
 pub(crate) fn leave_for_a_set((endpoint, how, reason): (&Endpoint, Leaving, Reason)) {
@@ -224,12 +234,6 @@ fn leaves_nothing(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, reason
     may_send && side.tx.unread(at.outgoing().0) > 0 && could_take_back(endpoint, &at)
 }
 
-/// Returns whether reclaimed bytes would arrive by TCP. The peer's kernel answers them by a reset
-/// once the peer has shut down both directions. This end's kernel sends nothing after its own FIN.
-pub(crate) fn could_take_back(endpoint: &Endpoint, at: &Attachment) -> bool {
-    !matches!(at.incoming().0.end(), End::Closed | End::Died) && !endpoint.has_shut_writing()
-}
-
 /// Reclaims the unread bytes of the lane before a fork or an exec, because no process can reclaim
 /// them afterwards. It does so only if TCP surely has room for all of them now. Otherwise the rest
 /// would remain for two processes to send.
@@ -310,32 +314,52 @@ pub(crate) fn send_again_if_returned(endpoint: &Endpoint, fd: i32) {
 pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
     let mut side = endpoint.tx.lock();
     let Some(at) = side.at else { return true };
-    let (lane, ring) = at.outgoing();
-    side.tx.notice_return(lane);
-    while let Some(range) = side.tx.returning() {
-        let (base, len) = ring.run(range.start, (range.end - range.start) as usize);
-        // A send would take the error, which the program has to get.
-        if kernel::has_error(fd) {
-            side.tx.returned(len);
-            continue;
-        }
-        // SAFETY: a run of the mapped ring. The kernel copies it, whatever the peer does to it
-        // meanwhile.
-        match unsafe { kernel::send_now(fd, base, len) } {
-            Ok(count) => {
-                endpoint.count_sent(count);
-                side.tx.returned(count);
-            }
-            Err(libc::EAGAIN) => return false,
-            // The connection is over, and its bytes will not be read.
-            Err(_) => side.tx.returned(len),
-        }
+    side.tx.notice_return(at.outgoing().0);
+    if !outgoing::offer_returned(endpoint, &mut side, &at, fd) {
+        // Threads that sleep meanwhile send the rest.
+        unread_timeout::note_sent(endpoint, &side.seen);
+        return false;
     }
     endpoint.report_tx(&side);
     drop(side);
     epoll::refresh(endpoint);
     let_go_if_done(endpoint);
     true
+}
+
+/// Waits until TCP has taken the bytes that were in the lane, because no later call can send them.
+/// On TCP, the send of these bytes would have waited. Returns `false` if TCP has not taken all of
+/// them after [`NON_BLOCKING_WAIT`] or [`BLOCKING_WAIT`], depending on the socket's mode.
+pub(crate) fn finish_returning(endpoint: &Endpoint, fd: i32) -> bool {
+    if !outgoing::is_returned(endpoint) || send_again(endpoint, fd) {
+        return true;
+    }
+    let longest = if endpoint.options.is_nonblocking() { NON_BLOCKING_WAIT } else { BLOCKING_WAIT };
+    let end = process::now() + longest;
+    loop {
+        let left = end.saturating_sub(process::now());
+        let mut polled = [PollFd::from_borrowed_fd(borrow(fd), PollFlags::OUT)];
+        let left_time = Timespec { tv_sec: (left / NANOS) as i64, tv_nsec: (left % NANOS) as i64 };
+        let _ = poll(&mut polled, Some(&left_time));
+        if send_again(endpoint, fd) {
+            return true;
+        }
+        if left == 0 {
+            return false;
+        }
+    }
+}
+
+/// Forgets the bytes that TCP has yet to take, in a forked child. The parent sends them.
+pub(crate) fn forget_returning(endpoint: &Endpoint) {
+    endpoint.tx.lock().tx.forget_returning();
+}
+
+/// Leaves a lane that the receiver has ended, for a call that waits for room.
+pub(crate) fn leave_ended(endpoint: &Endpoint, fd: i32) {
+    if outgoing::leave_ended(endpoint, fd) {
+        send_again(endpoint, fd);
+    }
 }
 
 /// Reclaims bytes of the lane that the receiver has not read in time (L9). They are sent by TCP, as
@@ -450,7 +474,7 @@ pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) {
     }
     finish_sending(endpoint, &mut tx, at, writes);
     drop(tx);
-    send_again_if_returned(endpoint, endpoint.fd());
+    finish_returning(endpoint, endpoint.fd());
 }
 
 /// Makes the sending direction fall back. If the stream `ends` here and all the rest of it is in
@@ -482,7 +506,7 @@ pub(crate) fn after_shutdown(endpoint: &Endpoint) {
 }
 
 /// Publishes the end to the peer before the last descriptor of an endpoint is closed. Returns
-/// `true` if unread bytes demand a reset.
+/// `true` if unread bytes, or bytes that TCP has not taken, demand a reset.
 pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
     epoll::bury_everywhere(endpoint);
     let unread = {
@@ -507,8 +531,8 @@ pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
             finish_sending(endpoint, &mut tx, at, !unread && !resets_on_close(endpoint, fd));
         }
     }
-    send_again_if_returned(endpoint, fd);
-    unread
+    // A stream that ends early must not look complete.
+    !finish_returning(endpoint, fd) || unread
 }
 
 /// Returns whether the kernel answers a close of this socket by a reset. The kernel is queried only

@@ -11,6 +11,7 @@
 //!                     nothing unread, or not reclaimable ---> clear the bit
 //!                     the receiver has made progress -------> begin the time anew
 //!                     no progress for 40 ms, or 1 s --------> reclaim, and fall back to TCP
+//!                     bytes that TCP has yet to take -------> offer them to TCP again
 //! ```
 //!
 //! Example: a server waits for its requests by a system call that the shim does not see. A client
@@ -29,6 +30,7 @@ use crate::base::rank;
 use crate::life::{attach, ending};
 use crate::socket::endpoint::{self, Endpoint, Seen, TxSide};
 use crate::socket::links::Attachment;
+use crate::socket::outgoing;
 
 /// The time between two checks.
 const LOOK_NANOS: u64 = 20_000_000;
@@ -59,6 +61,8 @@ enum Found {
     Early,
     /// The receiver should have read.
     Overdue,
+    /// TCP has yet to take bytes that were in the lane.
+    Returning,
 }
 
 /// Notes that bytes were published. The caller holds the lock of the direction, which a check takes
@@ -116,8 +120,12 @@ fn look(now: u64) {
             if ending::look(endpoint, now) {
                 look_again_at(endpoint);
             }
-            if find(endpoint, now) == Found::Overdue {
-                attach::take_back(endpoint, Reason::Unread);
+            match find(endpoint, now) {
+                Found::Overdue => attach::take_back(endpoint, Reason::Unread),
+                Found::Returning => {
+                    attach::send_again(endpoint, endpoint.fd());
+                }
+                Found::Nothing | Found::Early => {}
             }
         }
     }
@@ -136,8 +144,11 @@ fn find(endpoint: &Endpoint, now: u64) -> Found {
 
 fn find_in(endpoint: &Endpoint, side: &mut TxSide, now: u64) -> Found {
     let TxSide { tx, at: Some(at), seen, .. } = side else { return Found::Nothing };
+    if tx.is_returning() {
+        return Found::Returning;
+    }
     let unread = if tx.on_lane() { tx.unread(at.outgoing().0) } else { 0 };
-    if unread == 0 || !attach::could_take_back(endpoint, at) {
+    if unread == 0 || !outgoing::could_take_back(endpoint, at) {
         seen.unread_since = None;
         return Found::Nothing;
     }

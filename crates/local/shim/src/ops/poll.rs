@@ -44,7 +44,8 @@ use crate::ops::socket_reference::number_of;
 use crate::ops::{send, sleep, undo};
 use crate::socket::endpoint::{self, Endpoint, RxSide};
 use crate::socket::links::Attachment;
-use crate::socket::{incoming, lost, outgoing};
+use crate::socket::outgoing::{self, Room};
+use crate::socket::{incoming, lost};
 
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM;
@@ -374,7 +375,7 @@ impl Watch {
     /// Returns whether there is something to do or to report before the call sleeps.
     fn is_ready(&self, fds: &[pollfd]) -> bool {
         let finds = |one: &Watched| !self.is_closed(one.index) && finds(one, fds[one.index].events);
-        self.watched.iter().any(|one| has_chores(one) || finds(one))
+        self.watched.iter().any(|one| has_chores(one, fds[one.index].events) || finds(one))
             || self.closed.iter().any(|one| self.news(one, fds).is_some_and(|news| one.told != Some(news)))
     }
 
@@ -411,9 +412,12 @@ impl Watch {
             if lost::is_lost(one.endpoint, one.fd) {
                 resets::reset_if_lost(one.endpoint, one.fd);
             }
-            // Even where other descriptors always have events.
-            if fds[one.index].events & OUT != 0 && outgoing::has_stalled(one.endpoint) {
-                send::give_up(one.endpoint);
+            if fds[one.index].events & OUT != 0 {
+                attach::leave_ended(one.endpoint, one.fd);
+                // Even where other descriptors always have events.
+                if outgoing::has_stalled(one.endpoint) {
+                    send::give_up(one.endpoint);
+                }
             }
         }
     }
@@ -630,7 +634,7 @@ fn answer(fds: &mut [pollfd], watch: &Watch) -> i32 {
         if entry.events & IN != 0 && incoming::is_readable(one.endpoint, one.fd) {
             entry.revents |= entry.events & IN;
         }
-        if entry.events & OUT != 0 && outgoing::writability(one.endpoint, None) == Some(true) {
+        if entry.events & OUT != 0 && has_room(one) {
             entry.revents |= entry.events & OUT;
         }
         ready += i32::from(entry.revents != 0);
@@ -655,12 +659,18 @@ fn answer_sets(fds: &mut [pollfd], watch: &Watch) -> i32 {
 /// Returns whether lanes have one of `events`.
 fn finds(one: &Watched, events: c_short) -> bool {
     events & IN != 0 && incoming::is_readable(one.endpoint, one.fd)
-        || events & OUT != 0 && outgoing::writability(one.endpoint, None) == Some(true)
+        || events & OUT != 0 && has_room(one)
+}
+
+fn has_room(one: &Watched) -> bool {
+    outgoing::room(one.endpoint, None).0 == Room::Some
 }
 
 /// Returns whether something must be done before the call can wait.
-fn has_chores(one: &Watched) -> bool {
-    outgoing::is_returned(one.endpoint) || lost::is_lost(one.endpoint, one.fd)
+fn has_chores(one: &Watched, events: c_short) -> bool {
+    outgoing::has_unseen_return(one.endpoint)
+        || lost::is_lost(one.endpoint, one.fd)
+        || events & OUT != 0 && outgoing::room(one.endpoint, None).0 == Room::Ended
 }
 
 /// Returns whether there are lanes, without an event now, and this thread has no waiter.
@@ -696,7 +706,7 @@ fn announce(fds: &[pollfd], watch: &mut Watch, slot: Option<Slot>) -> Option<u64
         if let Some(slot) = slot {
             one.at.link.view().waiter(one.at.link.side, slot.0).announce_sleep();
         }
-        if events & OUT != 0 && outgoing::writability(one.endpoint, slot) == Some(false) {
+        if events & OUT != 0 && matches!(outgoing::room(one.endpoint, slot).0, Room::None | Room::Returning) {
             at_most(Some(outgoing::longest_sleep(one.endpoint)));
         }
     }

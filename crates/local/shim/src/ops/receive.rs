@@ -922,7 +922,7 @@ fn sleep_for_bytes(
     // If the lane has ended just now, TCP may have urgent data, which the caller has not waited for
     // on the lane.
     let has_ended = || more == 0 && !endpoint.rx.lock().rx.is_attached();
-    let woken = if is_readable(endpoint, fd) || outgoing::is_returned(endpoint) || has_ended() {
+    let woken = if is_readable(endpoint, fd) || outgoing::has_unseen_return(endpoint) || has_ended() {
         Woken::LookAgain { tcp: false }
     } else {
         let held = undo::sleep(endpoint, at, slot.filter(|_| owns));

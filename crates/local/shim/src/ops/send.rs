@@ -27,7 +27,7 @@ use shunt_ring::copy::Method;
 use shunt_ring::user::Piece;
 use shunt_ring::{LaneHeader, Source, WaiterLine};
 use shunt_sys::memory::{self, Access};
-use shunt_transport::{Sent, Tx};
+use shunt_transport::Sent;
 
 use crate::base::lock::Guard;
 use crate::base::rank;
@@ -436,7 +436,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
                 Verdict::FallBack => break Lane::Stalled,
                 Verdict::HoldSpill(_) | Verdict::Wait(_) => break Lane::Full,
             },
-            Sent::Ended => leave_ended(endpoint, &mut side.tx, &at),
+            Sent::Ended => outgoing::leave_ended_lane(endpoint, side, &at),
             Sent::UseTcp => break Lane::Left,
             Sent::SendAgain => break Lane::Returned,
             Sent::Fault => break Lane::Fault,
@@ -457,19 +457,6 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
             Lane::Left
         }
         outcome => outcome,
-    }
-}
-
-/// Leaves a lane that the receiver has ended, to go on in TCP. L9: the receiver may wait there in a
-/// way that notices nothing else. So the bytes that it has not read go there too, as the next write
-/// finds out.
-#[cold]
-fn leave_ended(endpoint: &Endpoint, tx: &mut Tx, at: &Attachment) {
-    let lane = at.outgoing().0;
-    if attach::could_take_back(endpoint, at) {
-        tx.take_back(lane, Reason::PeerWentBack);
-    } else {
-        tx.close(lane, Reason::PeerWentBack);
     }
 }
 
@@ -497,7 +484,7 @@ pub(crate) fn give_up(endpoint: &Endpoint) {
 /// Has the socket's waiter woken for room, after a non-blocking send that found none. Returns
 /// `true` if there is some by now.
 fn arm_for_space(endpoint: &Endpoint) -> bool {
-    let is_full = outgoing::writability(endpoint, endpoint.owner()) == Some(false);
+    let is_full = outgoing::is_full(endpoint, endpoint.owner());
     if is_full {
         epoll::watch_for_space(endpoint);
     }
@@ -510,7 +497,7 @@ fn wait_for_space(hold: &SocketReference, endpoint: &'static Endpoint, deadline:
 }
 
 fn sleep_for_space(hold: &SocketReference, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
-    if sleep::spin(|| outgoing::writability(endpoint, None) != Some(false)) {
+    if sleep::spin(|| !outgoing::is_full(endpoint, None)) {
         return Woken::LookAgain { tcp: false };
     }
     let slot = sleep::thread_slot();
@@ -520,7 +507,7 @@ fn sleep_for_space(hold: &SocketReference, endpoint: &'static Endpoint, deadline
     if let Some(line) = line {
         line.announce_sleep();
     }
-    let woken = if outgoing::writability(endpoint, slot) == Some(false) {
+    let woken = if outgoing::is_full(endpoint, slot) {
         let held = undo::sleep(endpoint, at, slot);
         sleep::sleep(hold, 0, slot, deadline, Some(outgoing::longest_sleep(endpoint)), held)
     } else {
@@ -707,7 +694,7 @@ fn file_onto_lane(
             Moved::Bytes(count)
         }
         Sent::Ended => {
-            leave_ended(endpoint, &mut side.tx, at);
+            outgoing::leave_ended_lane(endpoint, side, at);
             Moved::Ended
         }
         Sent::UseTcp => Moved::Ended,
