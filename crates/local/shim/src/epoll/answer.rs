@@ -35,9 +35,9 @@ use crate::base::waiter::Slot;
 use crate::socket::endpoint::Endpoint;
 use crate::socket::incoming::{self, Found};
 use crate::socket::links::{Link, Pin};
-use crate::socket::tcp::Tcp;
 use crate::socket::lost;
 use crate::socket::outgoing::{self, Room};
+use crate::socket::tcp::Tcp;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
@@ -347,8 +347,8 @@ impl Inner {
         }
         // An edge of room is due only where a send has found none. With new bytes, room is reported
         // as well.
-        let asks_for_room = registration.events & OUT != 0
-            && (registration.events & EDGE == 0 || registration.due || is_new);
+        let asks_for_room =
+            registration.events & OUT != 0 && (registration.events & EDGE == 0 || registration.due || is_new);
         if asks_for_room && outgoing::leave_ended(endpoint, socket) {
             self.returned.push(endpoint);
         }
@@ -880,8 +880,7 @@ fn judge(endpoint: &Endpoint, found: &Found, wanted: u32, slot: Option<Slot>) ->
     let is_told = found.readable || found.arrived && wanted & EDGE != 0;
     let mut events = if is_told { IN } else { 0 };
     let behind = found.arrived && !is_told || found.unsaid;
-    let (room, left) =
-        if wanted & OUT != 0 { outgoing::room(endpoint, slot) } else { (Room::OfTcp, false) };
+    let (room, left) = if wanted & OUT != 0 { outgoing::room(endpoint, slot) } else { (Room::OfTcp, false) };
     if room == Room::Some {
         events |= OUT;
     }

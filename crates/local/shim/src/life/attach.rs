@@ -36,9 +36,9 @@ use crate::socket::keepalive::{Keepalive, Silence};
 use crate::socket::links::{Attachment, Link};
 use crate::socket::lost::has_unread_at_peer;
 use crate::socket::low_water::LowWater;
+use crate::socket::outgoing::{self, could_take_back};
 use crate::socket::sharing::{self, Heirs};
 use crate::socket::tcp::Tcp;
-use crate::socket::outgoing::{self, could_take_back};
 use crate::socket::{offer_policy, peer_locality};
 
 /// Reports to the broker that this process has detached from a connection of a link. Other

@@ -658,8 +658,7 @@ fn answer_sets(fds: &mut [pollfd], watch: &Watch) -> i32 {
 
 /// Returns whether lanes have one of `events`.
 fn finds(one: &Watched, events: c_short) -> bool {
-    events & IN != 0 && incoming::is_readable(one.endpoint, one.fd)
-        || events & OUT != 0 && has_room(one)
+    events & IN != 0 && incoming::is_readable(one.endpoint, one.fd) || events & OUT != 0 && has_room(one)
 }
 
 fn has_room(one: &Watched) -> bool {

@@ -23,8 +23,8 @@ use shunt_abi::reason::Reason;
 use shunt_ring::lane::End;
 use shunt_transport::Spill;
 
-use crate::base::{kernel, process};
 use crate::base::waiter::Slot;
+use crate::base::{kernel, process};
 use crate::socket::endpoint::{Endpoint, Seen, TxSide};
 use crate::socket::links::Attachment;
 use crate::socket::stall::{self, Look, Verdict};
