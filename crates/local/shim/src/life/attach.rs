@@ -51,7 +51,7 @@ const NANOS: u64 = 1_000_000_000;
 /// The longest wait for TCP to take returned bytes before a non-blocking socket is closed or shut
 /// down.
 const NON_BLOCKING_WAIT: u64 = NANOS;
-/// The same for a blocking socket.
+/// The longest such wait if the socket is a blocking one.
 const BLOCKING_WAIT: u64 = 10 * NANOS;
 
 /// Makes an endpoint fall back in the way that an epoll instance with it requires.
