@@ -155,7 +155,7 @@ pub(crate) struct Loaded {
     pub(crate) config: Config,
     pub(crate) keys: Arc<KeyFile>,
     /// The initial policy.
-    pub(crate) policy: Policy,
+    pub(crate) policy: Arc<Policy>,
     /// The index of this host in the hosts.
     pub(crate) own: usize,
 }
@@ -165,7 +165,7 @@ impl Loaded {
         let config: Config = shunt_config::read(path)?;
         let own = config.check().map_err(ConfigError::Contradiction)?;
         let policy = config.policy.as_deref().map_or_else(|| Ok(Policy::open()), Policy::read)?;
-        Ok(Loaded { keys: Arc::new(KeyFile::read(&config.key)?), policy, config, own })
+        Ok(Loaded { keys: Arc::new(KeyFile::read(&config.key)?), policy: Arc::new(policy), config, own })
     }
 
     pub(crate) fn host(&self) -> &Host {
@@ -421,7 +421,12 @@ mod tests {
         let loaded = |text: &str| {
             let config: Config = toml::from_str(text).unwrap();
             let own = config.check().unwrap();
-            Loaded { config, keys: Arc::new(KeyFile::read(&key).unwrap()), policy: Policy::open(), own }
+            Loaded {
+                config,
+                keys: Arc::new(KeyFile::read(&key).unwrap()),
+                policy: Arc::new(Policy::open()),
+                own,
+            }
         };
         let before = loaded(GOOD);
         let more = format!("ask-ms = 7\n{}", GOOD.replace("10.50.2.0/24", "10.50.3.0/24"));

@@ -1,12 +1,14 @@
 //! The table of connections that a router was asked about, and the policy that applies to them. One
-//! lock guards both, so that no connection is entered under a policy that has been replaced.
+//! lock guards both, so that no connection is entered under a policy that has been replaced
+//! (`replace`).
+
+mod replace;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use shunt_kernel::shape as kernel;
 use shunt_sys::identity::normalise;
 use shunt_sys::{Errno, peer};
 
@@ -18,8 +20,13 @@ use crate::options::Options;
 use crate::policy::{Doubt, Flow, InEffect, Shape, Verdict};
 use crate::reason::Reason;
 
+pub(crate) use replace::{Changes, Unclear};
+
 /// The largest number of entries. Most entries keep the overlay's socket, which is a descriptor.
 const MOST: usize = 65_536;
+/// The number of connections for which the table is locked at a time, by threads that visit all.
+/// The router's thread waits no longer than that takes: some microseconds.
+const GROUP: usize = 64;
 
 /// The table of connections, with their policy.
 #[derive(Debug)]
@@ -70,28 +77,6 @@ pub(crate) struct Place {
     pub(crate) cookie: u64,
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
-}
-
-/// The consequences of a policy change for the current connections.
-#[derive(Debug, Default)]
-pub(crate) struct Changes {
-    /// Connections on the host network that must end, by the network namespaces of their programs.
-    pub(crate) forbidden: HashMap<u64, Vec<Place>>,
-    /// The cookies of overlay connections that must end, by the network namespaces of their
-    /// programs.
-    pub(crate) stayed: HashMap<u64, HashSet<u64>>,
-    /// New socket options for connections that continue, by the cookies of their sockets.
-    pub(crate) shapes: HashMap<u64, kernel::Shape>,
-}
-
-/// What becomes of connections on the host network about which a policy is unclear, because
-/// containers are not known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unclear {
-    /// They continue: the same policy has permitted them.
-    Continue,
-    /// They end: another policy has permitted them.
-    End,
 }
 
 impl Place {
@@ -162,14 +147,13 @@ impl Connections {
         }
     }
 
-    /// Returns the limits that open connections need under a policy.
+    /// Returns the limits that open connections need under a policy. Not for the router's thread.
     pub(crate) fn limits_under(&self, policy: &InEffect) -> BTreeSet<Limit> {
-        let state = self.state();
-        let limit = |it: &Connection| match policy.verdict(it.flow) {
-            Verdict::Allow(shape) => Some((limits::container(it.end, it.flow), shape.container_rate?)),
+        let limit = |(end, flow)| match policy.verdict(flow) {
+            Verdict::Allow(shape) => Some((limits::container(end, flow), shape.container_rate?)),
             _ => None,
         };
-        state.connections.values().filter_map(limit).collect()
+        self.copied(|it| (it.end, it.flow)).into_iter().filter_map(limit).collect()
     }
 
     /// Returns the shape with the class of the limit that it demands. Fails if there is no such class.
@@ -217,45 +201,9 @@ impl Connections {
         self.state().stayed.retain(|cookie, _| open.contains(cookie));
     }
 
-    /// Replaces the policy, or its containers. Removes the connections that it
-    /// forbids; the caller has to end them. No forbidden connection is entered afterwards.
-    ///
-    pub(crate) fn replace(&self, policy: InEffect, unclear: Unclear) -> Changes {
-        let mut state = self.state();
-        let State { policy: holds, connections, stayed } = &mut *state;
-        let former = std::mem::replace(holds, Arc::new(policy));
-        let mut changes = Changes::default();
-        connections.retain(|cookie, Connection { end, namespace, place, flow, own, .. }| {
-            let verdict = holds.verdict(*flow);
-            if unclear == Unclear::Continue && matches!(verdict, Verdict::Unclear(_)) {
-                return true;
-            }
-            let Ok(shape) = permission(verdict).and_then(|shape| self.classed(shape, *end, *flow)) else {
-                changes.forbidden.entry(*namespace).or_default().push(*place);
-                return false;
-            };
-            let before = permit(&former, *flow).and_then(|shape| self.classed(shape, *end, *flow));
-            let before = own.under(before.unwrap_or_default());
-            let after = own.under(shape);
-            if after != before {
-                changes.shapes.insert(*cookie, after.instead_of(before));
-            }
-            true
-        });
-        stayed.retain(|cookie, (Stayed { namespace, flow }, _)| {
-            let is_forbidden = matches!(holds.verdict(*flow), Verdict::Deny(_));
-            if is_forbidden {
-                changes.stayed.entry(*namespace).or_default().insert(*cookie);
-            }
-            !is_forbidden
-        });
-        changes
-    }
-
     /// Forgets connections that have ended.
     pub(crate) fn sweep(&self) {
-        let places: Vec<Place> = self.state().connections.values().map(|it| it.place).collect();
-        for place in places {
+        for place in self.copied(|it| it.place) {
             // If the kernel gives no answer, the connection is kept: it may have lacked memory for
             // one.
             let found = peer::find(&self.asker, place.local, place.remote);
@@ -268,13 +216,13 @@ impl Connections {
         self.state().shrink();
     }
 
-    /// Returns the number of connections that each rule permits. `None` is the default. If the rules
-    /// of both directions permit a connection, it counts for both.
-    pub(crate) fn by_rule(&self) -> HashMap<Option<usize>, usize> {
-        let state = self.state();
+    /// Returns the number of connections that each rule of a policy permits. `None` is the default. If
+    /// the rules of both directions permit a connection, it counts for both. Not for the router's
+    /// thread.
+    pub(crate) fn by_rule(&self, policy: &InEffect) -> HashMap<Option<usize>, usize> {
         let mut counts = HashMap::new();
-        for connection in state.connections.values() {
-            let rules = state.policy.rules(connection.flow);
+        for flow in self.copied(|it| it.flow) {
+            let rules = policy.rules(flow);
             let default = rules.is_empty().then_some(None);
             for rule in rules.into_iter().map(Some).chain(default) {
                 *counts.entry(rule).or_default() += 1;
@@ -285,7 +233,18 @@ impl Connections {
 
     /// Returns the connections on the host network: end, host addresses and program addresses.
     pub(crate) fn on_host(&self) -> Vec<(End, Place, Flow)> {
-        self.state().connections.values().map(|it| (it.end, it.place, it.flow)).collect()
+        self.copied(|it| (it.end, it.place, it.flow))
+    }
+
+    /// Copies something of each connection.
+    fn copied<T>(&self, copy: impl Fn(&Connection) -> T) -> Vec<T> {
+        let cookies: Vec<u64> = self.state().connections.keys().copied().collect();
+        let mut copied = Vec::with_capacity(cookies.len());
+        for group in cookies.chunks(GROUP) {
+            let state = self.state();
+            copied.extend(group.iter().filter_map(|cookie| state.connections.get(cookie)).map(&copy));
+        }
+        copied
     }
 
     /// Returns the connections on the overlay, by network namespace and cookie. Some may have

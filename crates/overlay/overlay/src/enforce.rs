@@ -1,4 +1,22 @@
-//! Applies a new policy, and ends the connections that it forbids.
+//! Applies a new policy, or the same one to other containers, and ends the connections that it forbids.
+//!
+//! With thousands of rules and containers, that takes longer than a call may wait for the router's
+//! thread. So another thread does what grows with their number:
+//!
+//! | step | where | decides about new connections | connections that exist |
+//! | --- | --- | --- | --- |
+//! | compile the rules, find the containers that they select | another thread | the former policy | continue |
+//! | publish the policy for the broker | another thread | the former one; for shared memory, the new one | continue |
+//! | make classes for limits | another thread | the same | continue |
+//! | replace the policy | the router's, under the table's lock | the new one from here on | continue |
+//! | compare the connections with it | another thread | the new one | those forbidden leave the table |
+//! | make other routers forget their answers | the router's, waiting | the new one | continue |
+//! | end the forbidden connections | others | the new one | end |
+//!
+//! `policy_turn` is held up to the comparison, so each policy is made of the one that it replaces. At
+//! each time one whole policy decides. Labels that have been read count as current when the policy
+//! with them is in effect ([`crate::labels`]), so a container that has got the address of another one
+//! is unknown until then: the former policy permits nothing by the other one's labels.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -7,6 +25,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use shunt_kernel::shape::{Outcome, Shape, Shaper};
 use shunt_sys::{destroy, peer};
+use tokio::sync::MutexGuard;
 use tokio::task::JoinSet;
 
 use crate::blocking_pool::{Subject, elsewhere};
@@ -23,41 +42,77 @@ use crate::workloads::Workloads;
 /// them for each socket whose lock it holds.
 const WORKERS: usize = 4;
 
+/// A policy that has been put in effect, and what it changes for the connections that exist.
+pub(crate) struct Applied {
+    began: Instant,
+    policy: Arc<InEffect>,
+    changes: Changes,
+}
+
 /// Applies the policy of a router that starts. A former router's connections continue if it is not
 /// known yet which containers have them.
-pub(crate) async fn begin(shared: &Arc<Shared>, policy: Policy) {
-    let workloads = shared.connections.policy().workloads.clone();
-    put_in_effect(shared, InEffect { policy, workloads }, Unclear::Continue).await;
+pub(crate) async fn begin(shared: &Arc<Shared>, policy: Arc<Policy>) {
+    let turn = shared.policy_turn.lock().await;
+    let applied = put_in_effect(shared, turn, with_rules(policy), Unclear::Continue).await;
+    settle(shared, applied).await;
 }
 
 /// Replaces the policy and ends the connections that the new one forbids. Returns a report when all
 /// of that is done.
-pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
-    let workloads = shared.connections.policy().workloads.clone();
-    put_in_effect(shared, InEffect { policy, workloads }, Unclear::End).await
+pub(crate) async fn apply(shared: &Arc<Shared>, policy: Arc<Policy>) -> Value {
+    let turn = shared.policy_turn.lock().await;
+    let applied = put_in_effect(shared, turn, with_rules(policy), Unclear::End).await;
+    settle(shared, applied).await
 }
 
-/// Applies the same policy to other containers, or to those that have other labels.
-pub(crate) async fn identify(shared: &Arc<Shared>, workloads: Arc<Workloads>) {
-    let policy = shared.connections.policy().policy.clone();
-    let in_effect = InEffect { policy, workloads };
-    if in_effect.policy.uses_labels() {
-        put_in_effect(shared, in_effect, Unclear::Continue).await;
-    } else {
-        shared.connections.replace(in_effect, Unclear::Continue);
+fn with_rules(policy: Arc<Policy>) -> impl FnOnce(&InEffect) -> InEffect + Send + 'static {
+    move |former| InEffect::new(policy, former.workloads.clone())
+}
+
+/// Applies the same policy to other containers, or to those that have other labels. The caller then
+/// calls [`settle`]. Returns `None` if no rule depends on labels.
+pub(crate) async fn identify(shared: &Arc<Shared>, workloads: Arc<Workloads>) -> Option<Applied> {
+    let turn = shared.policy_turn.lock().await;
+    let former = shared.connections.policy();
+    if former.uses_labels() {
+        let with_containers = move |former: &InEffect| former.with(workloads);
+        return Some(put_in_effect(shared, turn, with_containers, Unclear::Continue).await);
     }
+    let replaced = shared.connections.replace(Arc::new(former.with(workloads)));
+    elsewhere(move || drop((former, replaced))).await;
+    None
 }
 
-async fn put_in_effect(shared: &Arc<Shared>, policy: InEffect, unclear: Unclear) -> Value {
+/// Puts the policy that `make` makes of the present one in effect.
+async fn put_in_effect(
+    shared: &Arc<Shared>,
+    _turn: MutexGuard<'_, ()>,
+    make: impl FnOnce(&InEffect) -> InEffect + Send + 'static,
+    unclear: Unclear,
+) -> Applied {
     let began = Instant::now();
-    let rules = policy.policy.rules();
-    published::publish(&shared.loaded().config, &policy);
-    let is_limiting = policy.policy.limits_containers();
-    if is_limiting {
+    let (former, loaded) = (shared.connections.policy(), shared.loaded());
+    let policy = elsewhere(move || {
+        let policy = Arc::new(make(&former));
+        published::publish(&loaded.config, &policy);
+        policy
+    });
+    let policy = policy.await;
+    if policy.policy.limits_containers() {
+        let (table, under) = (shared.clone(), policy.clone());
+        let needed = elsewhere(move || table.connections.limits_under(&under)).await;
         // Without their classes, connections that need them end.
-        let _ = limits::ensure(shared, shared.connections.limits_under(&policy)).await;
+        let _ = limits::ensure(shared, needed).await;
     }
-    let Changes { forbidden, stayed, shapes } = shared.connections.replace(policy, unclear);
+    let replaced = shared.connections.replace(policy.clone());
+    let table = shared.clone();
+    let changes = elsewhere(move || table.connections.compare(&replaced, unclear)).await;
+    Applied { began, policy, changes }
+}
+
+/// Ends the connections that a policy forbids, and gives the other ones its options. Returns a report.
+pub(crate) async fn settle(shared: &Arc<Shared>, applied: Applied) -> Value {
+    let Applied { began, policy, changes: Changes { forbidden, stayed, shapes } } = applied;
     udp::apply(shared).await;
     // Wait until all routers have forgotten their answers. Until then a connection could begin that
     // only the former policy permits.
@@ -68,10 +123,8 @@ async fn put_in_effect(shared: &Arc<Shared>, policy: InEffect, unclear: Unclear)
     let Ended { ended, gone } = end(shared, doomed).await;
     let left = all - ended - gone;
     let Changed { changed, unchanged } = change(shared, shapes).await;
-    if !is_limiting {
-        limits::remove(shared).await;
-    }
-    let seconds = began.elapsed().as_secs_f64();
+    remove_unused_limits(shared).await;
+    let (rules, seconds) = (policy.policy.rules(), began.elapsed().as_secs_f64());
     if left > 0 {
         tracing::warn!(
             left,
@@ -85,22 +138,31 @@ async fn put_in_effect(shared: &Arc<Shared>, policy: InEffect, unclear: Unclear)
         "left": left,
         "changed": changed,
         "unchanged": unchanged,
-        "off-shared-memory": shared.connections.policy().policy.off_shared_memory(),
+        "off-shared-memory": policy.policy.off_shared_memory(),
         "udp": shared.udp.report(),
         "limits": shared.limits.report(),
         "seconds": seconds,
     })
 }
 
+/// Removes the classes for limits, unless the present policy needs them.
+async fn remove_unused_limits(shared: &Arc<Shared>) {
+    let _turn = shared.policy_turn.lock().await;
+    if !shared.connections.policy().policy.limits_containers() {
+        limits::remove(shared).await;
+    }
+}
+
 /// Returns the policy, and the number of connections that each rule permits.
+/// Not for the router's thread.
 pub(crate) fn report(shared: &Shared) -> Value {
     let policy = shared.connections.policy();
-    let counts = shared.connections.by_rule();
+    let counts = shared.connections.by_rule(&policy);
     let count = |rule: Option<usize>| counts.get(&rule).copied().unwrap_or(0);
     let by_rule: Vec<usize> = (0..policy.policy.rules()).map(|at| count(Some(at))).collect();
     json!({
         "name": shared.loaded().config.name,
-        "policy": policy.policy,
+        "policy": *policy.policy,
         "connections": { "rules": by_rule, "default": count(None) },
     })
 }

@@ -1,16 +1,19 @@
 //! Reads the sources of labels, and applies the policy again when they name other containers.
 //!
 //! ```text
-//!           ┌── every 500 ms, or a supervisor in another network namespace ──┐
-//!           ▼                                                                │
-//!  Reading: Docker's API, changed files, etcd ── all read ──► Current ───────┘
-//!           │                                                 ▲
-//!           └── a source fails: what it named last stays ─────┘
+//!           ┌────────── every 500 ms, or a supervisor in another network namespace ─────────┐
+//!           ▼                                                                               │
+//!  Reading: Docker's API, changed files, etcd ──► Combined ── the same containers ────► Current
+//!           │                                     ▲   │                                   ▲
+//!           └── a source fails: what it named ────┘   └── others: the policy is applied ──┘
+//!               last stays                                to them (enforce)
 //! ```
 //!
 //! A container may get the address of one that has ended. So the labels of a container on this host
-//! count as unknown until the sources have been read since its first supervisor came
-//! ([`Labels::are_current`]). The other host's router checks this for its own containers.
+//! count as unknown until the sources have been read since its first supervisor came, and the policy
+//! in effect has what they name ([`Labels::are_current`]). The other host's router checks this for its
+//! own containers. Other threads read files, combine the sources and apply the policy, since the
+//! router's thread answers calls meanwhile.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -52,7 +55,7 @@ pub(crate) struct Labels(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// When the last complete reading began.
+    /// When the reading began whose labels are in effect.
     current: Option<Instant>,
     docker: Source,
     kubernetes: Source,
@@ -71,9 +74,21 @@ struct Source {
 }
 
 impl Labels {
-    /// Returns `true` if all sources have been read since that time.
+    /// Returns `true` if all sources have been read since that time, and their labels are in effect.
     pub(crate) fn are_current(&self, since: Instant) -> bool {
         lock(&self.0).current.is_some_and(|current| current >= since)
+    }
+
+    /// Returns what all sources name.
+    fn named(&self, shared: &Shared) -> Named {
+        let mut named = {
+            let state = lock(&self.0);
+            [state.docker.named.as_slice(), &state.kubernetes.named].concat()
+        };
+        shared.published(|published| {
+            named.extend(published.labels.iter().map(|(address, workload)| (*address, workload.clone())));
+        });
+        named
     }
 
     /// Returns the containers of this host that Docker names.
@@ -94,9 +109,7 @@ impl Labels {
 /// Reads the sources once, before the router applies its first policy. Existing connections are not
 /// ended because the sources have not been read.
 pub(crate) async fn begin(shared: &Arc<Shared>) {
-    if let Some(workloads) = read(shared).await {
-        enforce::identify(shared, workloads).await;
-    }
+    renew(shared).await;
 }
 
 /// Reads the sources, for ever.
@@ -107,15 +120,27 @@ pub(crate) async fn run(shared: &Arc<Shared>) {
         }
         // Supervisors come in groups.
         sleep(Duration::from_millis(5)).await;
-        if let Some(workloads) = read(shared).await {
-            enforce::identify(shared, workloads).await;
-        }
+        renew(shared).await;
     }
 }
 
-/// Reads all sources. Returns the containers if they differ from those of the policy in effect.
-async fn read(shared: &Arc<Shared>) -> Option<Arc<Workloads>> {
+/// Reads all sources, and applies the policy to the containers that they name.
+async fn renew(shared: &Arc<Shared>) {
     let began = Instant::now();
+    read(shared).await;
+    let applied = match combine(shared).await {
+        Some(workloads) => enforce::identify(shared, workloads).await,
+        None => None,
+    };
+    // Not before the policy in effect has these labels: until then it has those of an earlier container.
+    lock(&shared.labels.0).current = Some(began);
+    if let Some(applied) = applied {
+        enforce::settle(shared, applied).await;
+    }
+}
+
+/// Reads all sources.
+async fn read(shared: &Arc<Shared>) {
     let config = shared.loaded();
     let sources = &config.config.label_sources;
     match &sources.docker {
@@ -129,22 +154,23 @@ async fn read(shared: &Arc<Shared>) -> Option<Arc<Workloads>> {
         shared.labels.note(|it| &mut it.kubernetes, place, result);
         lock(&shared.labels.0).kubernetes.files = files;
     }
-    let hosts = addresses::open().and_then(|asker| addresses::all(&asker)).unwrap_or_default();
-    let mut workloads = Workloads::new(config.config.prefixes.clone(), hosts.into_iter().collect());
-    let mut state = lock(&shared.labels.0);
-    for (address, workload) in state.docker.named.iter().chain(&state.kubernetes.named) {
-        workloads.add(*address, workload.clone());
-    }
-    shared.published(|published| {
-        for (address, workload) in &published.labels {
-            workloads.add(*address, workload.clone());
+}
+
+/// Returns the containers that the sources name, if they differ from those of the policy in effect.
+async fn combine(shared: &Arc<Shared>) -> Option<Arc<Workloads>> {
+    let shared = shared.clone();
+    let combine = move || {
+        let hosts = addresses::open().and_then(|asker| addresses::all(&asker)).unwrap_or_default();
+        let prefixes = shared.loaded().config.prefixes.clone();
+        let mut workloads = Workloads::new(prefixes, hosts.into_iter().collect());
+        for (address, workload) in shared.labels.named(&shared) {
+            workloads.add(address, workload);
         }
-    });
-    state.known = workloads.known().count();
-    let is_same = *shared.connections.policy().workloads == workloads;
-    state.current = Some(began);
-    drop(state);
-    (!is_same).then(|| Arc::new(workloads))
+        lock(&shared.labels.0).known = workloads.known().count();
+        let is_same = *shared.connections.policy().workloads == workloads;
+        (!is_same).then(|| Arc::new(workloads))
+    };
+    elsewhere(combine).await
 }
 
 impl Labels {

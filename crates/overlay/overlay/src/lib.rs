@@ -55,6 +55,8 @@ mod policy;
 mod promises;
 mod published;
 mod quotas;
+#[cfg(test)]
+mod random;
 mod reason;
 mod registry;
 mod request;

@@ -203,7 +203,7 @@ fn levels(registry: &mut Registry, shared: &Shared) {
     registry.register("open_connections", "Ends of connections on the host network", open);
 
     let policy = shared.connections.policy();
-    let counts = shared.connections.by_rule();
+    let counts = shared.connections.by_rule(&policy);
     let by_rule = Family::<By, Gauge>::default();
     let names = policy.policy.names().enumerate().map(|(at, name)| (Some(at), name));
     for (rule, name) in names.chain([(None, "default")]) {

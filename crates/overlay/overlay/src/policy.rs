@@ -11,7 +11,11 @@
 
 mod file;
 mod in_effect;
+mod index;
 mod local;
+mod members;
+#[cfg(test)]
+mod plain;
 mod resolved;
 mod selector;
 mod shape;
@@ -26,6 +30,8 @@ use serde::{Deserialize, Serialize};
 use shunt_sys::Errno;
 
 pub(crate) use in_effect::InEffect;
+#[cfg(test)]
+use in_effect::stricter;
 pub(crate) use selector::{Requirement, Requirements, Selector, Test};
 pub(crate) use shape::Shape;
 pub(crate) use udp::{UdpRule, UdpVerdict};
@@ -143,7 +149,7 @@ impl Flow {
 }
 
 /// The policy's decision about a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Verdict {
     /// The connection is permitted, with this shape.
     Allow(Shape),
@@ -157,7 +163,7 @@ pub(crate) enum Verdict {
 }
 
 /// What a verdict depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Doubt {
     /// The labels of a container, which no source has named.
     Labels,
@@ -166,7 +172,7 @@ pub(crate) enum Doubt {
 }
 
 /// The way in which a program learns that a connection is denied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Denial {
     /// As from a host that refuses the connection.
@@ -192,7 +198,7 @@ impl Policy {
     }
 
     /// Returns `true` if a rule selects containers by their labels.
-    pub(crate) fn uses_labels(&self) -> bool {
+    fn uses_labels(&self) -> bool {
         let selects =
             |ends: &Option<Vec<Ends>>| ends.iter().flatten().any(|it| matches!(it, Ends::Selected(_)));
         let names = |rule: &Rule| rule.ports.iter().flatten().any(|it| matches!(it, Ports::Named(_)));

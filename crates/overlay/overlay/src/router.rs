@@ -132,7 +132,8 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
 /// Reads the configuration again on SIGHUP.
 async fn reload(shared: &Arc<Shared>, path: &Path, mut hangup: Signal) {
     while hangup.recv().await.is_some() {
-        match Loaded::read(path) {
+        let path = path.to_owned();
+        match elsewhere(move || Loaded::read(&path)).await {
             Ok(read) => {
                 let (loaded, kept) = shared.loaded().renewed(read);
                 if !kept.is_empty() {
@@ -230,8 +231,11 @@ async fn answer(shared: &Arc<Shared>, asked: &mut mpsc::Receiver<Asked<Request>>
                 let shared = shared.clone();
                 elsewhere(move || listing::report(&shared)).await
             }
-            Request::Policy => enforce::report(shared),
-            Request::Apply(policy) => enforce::apply(shared, policy).await,
+            Request::Policy => {
+                let shared = shared.clone();
+                elsewhere(move || enforce::report(&shared)).await
+            }
+            Request::Apply(policy) => enforce::apply(shared, Arc::new(policy)).await,
         };
         let _ = answer.send(Ok(answered));
     }

@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) guard: Option<Guard>,
     pub(crate) reader: Mutex<Reader>,
     pub(crate) connections: Connections,
+    /// Held while a policy is made of the one in effect, and replaces it.
+    pub(crate) policy_turn: tokio::sync::Mutex<()>,
     pub(crate) expected_gain: ExpectedGain,
     pub(crate) encryption: Encryption,
     pub(crate) spares: Spares,
@@ -97,6 +99,7 @@ impl Shared {
             guard,
             reader: Mutex::new(reader),
             connections,
+            policy_turn: tokio::sync::Mutex::default(),
             expected_gain: ExpectedGain::default(),
             encryption: Encryption::new()?,
             spares: Spares::default(),
@@ -148,7 +151,7 @@ impl Shared {
     /// Fails if the policy selects containers by labels, and those of that namespace may have changed
     /// since the sources were read.
     pub(crate) fn knows_labels(&self, namespace: u64) -> Result<(), Reason> {
-        if !self.connections.policy().policy.uses_labels() {
+        if !self.connections.policy().uses_labels() {
             return Ok(());
         }
         let since = self.registry.since(namespace);

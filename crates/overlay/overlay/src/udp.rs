@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -49,8 +49,12 @@ pub(crate) struct Udp {
 
 #[derive(Debug, Default)]
 struct State {
+    /// The policy of which `text` was made.
+    policy: Weak<InEffect>,
+    /// The table. `None`: there are no rules for UDP.
+    text: Option<Arc<str>>,
     /// The namespaces that have a table, by their cookies, with its text.
-    applied: HashMap<u64, (Arc<Namespace>, String)>,
+    applied: HashMap<u64, (Arc<Namespace>, Arc<str>)>,
     /// A former router has left tables, so namespaces may have one that this router has not made.
     is_left: bool,
     /// Why namespaces lack their table, by the error, with their number.
@@ -86,13 +90,13 @@ impl Udp {
 /// Brings the tables of all namespaces up to date.
 pub(crate) async fn apply(shared: &Arc<Shared>) {
     let _pass = shared.udp.pass.lock().await;
-    let text = table(&shared.connections.policy(), &shared.loaded().config.prefixes);
+    let text = text(shared).await;
     let here: HashMap<u64, Arc<Namespace>> = shared.registry.by_cookie().into_iter().collect();
     let (to_make, to_remove) = {
         let state = lock(&shared.udp.state);
         let is_current = |cookie: &u64| {
-            let applied = state.applied.get(cookie).map(|(_, applied)| applied.as_str());
-            applied == text.as_deref() && !(applied.is_none() && state.is_left)
+            let applied = state.applied.get(cookie).map(|(_, applied)| applied);
+            applied == text.as_ref() && !(applied.is_none() && state.is_left)
         };
         let to_make: Vec<_> = here.iter().filter(|(cookie, _)| !is_current(cookie)).map(copied).collect();
         let is_over = |cookie: &u64| text.is_none() || !here.contains_key(cookie);
@@ -136,6 +140,22 @@ pub(crate) async fn apply(shared: &Arc<Shared>) {
         state.is_left = false;
         let _ = std::fs::remove_file(&place);
     }
+}
+
+/// Returns the table for the policy in effect. Makes it on another thread, once for each policy.
+async fn text(shared: &Arc<Shared>) -> Option<Arc<str>> {
+    let policy = shared.connections.policy();
+    {
+        let state = lock(&shared.udp.state);
+        if state.policy.as_ptr() == Arc::as_ptr(&policy) {
+            return state.text.clone();
+        }
+    }
+    let (loaded, of) = (shared.loaded(), policy.clone());
+    let text = elsewhere(move || table(&of, &loaded.config.prefixes).map(Arc::from)).await;
+    let mut state = lock(&shared.udp.state);
+    (state.policy, state.text) = (Arc::downgrade(&policy), text);
+    state.text.clone()
 }
 
 fn copied((cookie, namespace): (&u64, &Arc<Namespace>)) -> (u64, Arc<Namespace>) {

@@ -12,32 +12,8 @@ use ipnet::IpNet;
 use super::{Imported, import};
 use crate::kubernetes::pods;
 use crate::policy::{Doubt, Flow, InEffect, Policy, Verdict};
+use crate::random::Random;
 use crate::workloads::Workloads;
-
-/// A generator of numbers (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-
-    fn one_in(&mut self, count: u64) -> bool {
-        self.below(count) == 0
-    }
-
-    fn of<T: Clone>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len() as u64) as usize].clone()
-    }
-
-    /// Returns a list of up to `most` values.
-    fn list<T>(&mut self, most: u64, mut one: impl FnMut(&mut Random) -> T) -> Vec<T> {
-        (0..self.below(most + 1)).map(|_| one(self)).collect()
-    }
-}
 
 type Labels = BTreeMap<&'static str, &'static str>;
 
@@ -330,7 +306,7 @@ fn in_effect(cluster: &Cluster, is_known: impl Fn(IpAddr) -> bool) -> InEffect {
             workloads.add(address, workload);
         }
     }
-    InEffect { policy, workloads: Arc::new(workloads) }
+    InEffect::new(Arc::new(policy), Arc::new(workloads))
 }
 
 #[test]

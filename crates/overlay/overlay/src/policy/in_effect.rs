@@ -8,39 +8,66 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::index::{Identified, Index};
+use super::members::Members;
 use super::selector::Match;
-use super::{Direction, Doubt, Ends, Flow, Policy, Ports, Rule, Shape, Verdict};
-use crate::workloads::{Identity, Workloads};
+use super::{Direction, Doubt, Ends, Flow, Policy, Shape, Verdict};
+use crate::workloads::Workloads;
 
 /// A policy, and the containers that it can select.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct InEffect {
-    pub(crate) policy: Policy,
+    pub(crate) policy: Arc<Policy>,
     pub(crate) workloads: Arc<Workloads>,
+    uses_labels: bool,
+    /// The policy's rules.
+    index: Arc<Index>,
+    /// The containers, as the index selects them.
+    members: Members,
 }
 
 impl InEffect {
+    /// Takes time that grows with the numbers of rules and of containers.
+    pub(crate) fn new(policy: Arc<Policy>, workloads: Arc<Workloads>) -> InEffect {
+        let index = Arc::new(Index::new(&policy));
+        let members = Members::new(&index, &workloads, None);
+        InEffect { uses_labels: policy.uses_labels(), policy, workloads, index, members }
+    }
+
+    /// Returns the same policy with other containers. Takes time that grows with the number of those
+    /// that differ, and little time for each other one.
+    pub(crate) fn with(&self, workloads: Arc<Workloads>) -> InEffect {
+        let InEffect { policy, workloads: former, uses_labels, index, members } = self;
+        let members = Members::new(index, &workloads, Some((members, former)));
+        let (policy, index) = (policy.clone(), index.clone());
+        InEffect { policy, workloads, uses_labels: *uses_labels, index, members }
+    }
+
     /// Returns the policy of a router without a policy file: everything is permitted.
     pub(crate) fn open() -> InEffect {
-        InEffect { policy: Policy::open(), workloads: Arc::default() }
+        InEffect::new(Arc::new(Policy::open()), Arc::default())
+    }
+
+    /// Returns `true` if a rule selects containers by their labels.
+    pub(crate) fn uses_labels(&self) -> bool {
+        self.uses_labels
     }
 
     pub(crate) fn verdict(&self, flow: Flow) -> Verdict {
-        let possible = self.possible(flow);
+        let connection = self.identified(flow);
+        let possible = self.possible(connection);
         match possible.as_slice() {
             [one] => *one,
-            _ if flow.source_port.is_none() => self.without_port(flow),
+            _ if flow.source_port.is_none() => self.without_port(connection),
             _ => Verdict::Unclear(Doubt::Labels),
         }
     }
 
     /// Decides for every port that a connection without one may get.
-    fn without_port(&self, flow: Flow) -> Verdict {
-        let mut verdicts = self
-            .policy
-            .distinct_ports()
-            .into_iter()
-            .map(|port| self.verdict(Flow { source_port: Some(port), ..flow }));
+    fn without_port(&self, connection: Identified<'_>) -> Verdict {
+        let Identified { flow, .. } = connection;
+        let verdict = |port| self.verdict(Flow { source_port: Some(port), ..flow });
+        let mut verdicts = self.distinct_ports(connection).into_iter().map(verdict);
         let first = verdicts.next().expect("it has port 0");
         verdicts.fold(first, |all, one| match (all, one) {
             (Verdict::Unclear(Doubt::Labels), _) | (_, Verdict::Unclear(Doubt::Labels)) => {
@@ -51,11 +78,18 @@ impl InEffect {
         })
     }
 
+    /// Returns one source port of each range in which all ports match the same rules.
+    fn distinct_ports(&self, connection: Identified<'_>) -> BTreeSet<u16> {
+        let rules = self.index.deciding(connection).map(|rule| &self.policy.rules[rule]);
+        let ranges = rules.filter_map(|rule| rule.source_ports.as_ref()).flatten();
+        let bounds = ranges.flat_map(|it| [Some(*it.start()), it.end().checked_add(1)]);
+        bounds.flatten().chain([0]).collect()
+    }
+
     /// Returns the rules that decide: one, or one for each direction. None: the default does.
     pub(crate) fn rules(&self, flow: Flow) -> Vec<usize> {
-        let matches = |rule: &Rule| rule.matches(flow, &self.workloads) == Match::Yes;
-        let first =
-            |direction| self.policy.of_tcp(direction).find(|(_, rule)| matches(rule)).map(|(at, _)| at);
+        let connection = self.identified(flow);
+        let first = |direction| self.index.first(direction, connection);
         match first(None) {
             Some(rule) => vec![rule],
             None if !self.has_directions(flow) => Vec::new(),
@@ -65,22 +99,28 @@ impl InEffect {
         }
     }
 
+    fn identified(&self, flow: Flow) -> Identified<'_> {
+        let selected = |address| self.members.of(address, &self.workloads);
+        Identified { flow, source: selected(flow.source), destination: selected(flow.destination.ip()) }
+    }
+
     /// Returns the different verdicts that are possible, at least one.
-    fn possible(&self, flow: Flow) -> Vec<Verdict> {
-        let mut possible = Vec::new();
-        if !self.chain(None, flow, &mut possible) {
+    fn possible(&self, connection: Identified<'_>) -> Vec<Verdict> {
+        let all = self.index.possible(None, connection);
+        let mut possible = all.verdicts;
+        if !all.is_open {
             return possible;
         }
-        if !self.has_directions(flow) {
+        if !self.has_directions(connection.flow) {
             add(&mut possible, self.policy.default.verdict());
             return possible;
         }
         let [egress, ingress] = [Direction::Egress, Direction::Ingress].map(|direction| {
-            let mut possible = Vec::new();
-            if self.chain(Some(direction), flow, &mut possible) {
-                add(&mut possible, self.policy.default.verdict());
+            let mut of_direction = self.index.possible(Some(direction), connection);
+            if of_direction.is_open {
+                add(&mut of_direction.verdicts, self.policy.default.verdict());
             }
-            possible
+            of_direction.verdicts
         });
         for of_client in egress {
             for of_server in &ingress {
@@ -88,22 +128,6 @@ impl InEffect {
             }
         }
         possible
-    }
-
-    /// Adds the verdicts of the rules with that direction. Returns `true` if possibly none of them
-    /// matches.
-    fn chain(&self, direction: Option<Direction>, flow: Flow, possible: &mut Vec<Verdict>) -> bool {
-        for (_, rule) in self.policy.of_tcp(direction) {
-            match rule.matches(flow, &self.workloads) {
-                Match::No => {}
-                Match::Maybe => add(possible, rule.verdict()),
-                Match::Yes => {
-                    add(possible, rule.verdict());
-                    return false;
-                }
-            }
-        }
-        true
     }
 
     /// Returns `true` if rules with a direction apply. As in Kubernetes, a container may always
@@ -121,7 +145,7 @@ fn add(possible: &mut Vec<Verdict>, verdict: Verdict) {
 }
 
 /// Returns the verdict of two that both have to permit a connection.
-fn stricter(one: Verdict, other: Verdict) -> Verdict {
+pub(super) fn stricter(one: Verdict, other: Verdict) -> Verdict {
     match (one, other) {
         (Verdict::Deny(_), _) => one,
         (_, Verdict::Deny(_)) => other,
@@ -133,53 +157,6 @@ fn stricter(one: Verdict, other: Verdict) -> Verdict {
         }),
         (Verdict::Allow(_), other) => other,
         (one, _) => one,
-    }
-}
-
-impl Policy {
-    /// Returns one source port of each range in which all ports match the same rules.
-    fn distinct_ports(&self) -> BTreeSet<u16> {
-        let ranges = self.rules.iter().filter_map(|rule| rule.source_ports.as_ref()).flatten();
-        let bounds = ranges.flat_map(|it| [Some(*it.start()), it.end().checked_add(1)]);
-        bounds.flatten().chain([0]).collect()
-    }
-}
-
-impl Rule {
-    fn matches(&self, flow: Flow, workloads: &Workloads) -> Match {
-        let ports = match &self.ports {
-            None => Match::Yes,
-            Some(ports) => ports.iter().map(|it| it.has(flow, workloads)).max().unwrap_or(Match::No),
-        };
-        let source_ports = match (&self.source_ports, flow.source_port) {
-            (None, _) => Match::Yes,
-            (Some(_), None) => Match::Maybe,
-            (Some(ports), Some(port)) => Match::of(ports.iter().any(|range| range.contains(&port))),
-        };
-        let within = |ends: &Option<Vec<Ends>>, address: IpAddr| match ends {
-            None => Match::Yes,
-            Some(ends) => ends.iter().map(|it| it.has(address, workloads)).max().unwrap_or(Match::No),
-        };
-        // The cheap one first.
-        match ports.and(source_ports) {
-            Match::No => Match::No,
-            matches => {
-                matches.and(within(&self.from, flow.source)).and(within(&self.to, flow.destination.ip()))
-            }
-        }
-    }
-}
-
-impl Ports {
-    pub(super) fn has(&self, Flow { destination, .. }: Flow, workloads: &Workloads) -> Match {
-        match (self, workloads.of(destination.ip())) {
-            (Ports::Range(range), _) => Match::of(range.contains(&destination.port())),
-            (Ports::Named(_), Identity::Unknown) => Match::Maybe,
-            (Ports::Named(_), Identity::Outside) => Match::No,
-            (Ports::Named(name), Identity::Known(workload)) => {
-                Match::of(workload.ports.get(name).is_some_and(|it| it.contains(&destination.port())))
-            }
-        }
     }
 }
 
@@ -228,7 +205,7 @@ pub(super) mod tests {
             workloads.add(address.parse().unwrap(), Arc::new(workload));
         }
         let policy = Policy::parse("f".as_ref(), text).unwrap();
-        InEffect { policy, workloads: Arc::new(workloads) }
+        InEffect::new(Arc::new(policy), Arc::new(workloads))
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) enum Match {
 }
 
 /// Selects the containers that match all of its parts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Selector {
     /// Requirements on the labels of the container, or of its pod.
@@ -33,19 +33,19 @@ pub(crate) struct Selector {
 }
 
 /// Requirements on labels, all of which must hold. Written as `app=web,tier in (a,b),!old`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Requirements(pub(crate) Vec<Requirement>);
 
 /// A requirement on one label.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Requirement {
     pub(crate) key: String,
     pub(crate) test: Test,
 }
 
 /// A test of a label. `NotIn` also holds if there is no such label, as in Kubernetes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Test {
     In(Vec<String>),
     NotIn(Vec<String>),
