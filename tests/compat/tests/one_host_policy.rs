@@ -29,10 +29,10 @@ fn far<'h>(host: &'h Host, net: &Net, words: &str) -> Launch<'h> {
 /// the container or not.
 fn publish(host: &Host, shared: bool) {
     let rule = format!(
-        r#"{{"from":null,"to":{{"prefixes":["192.0.2.2/32"],"possible":[],"unknown":false}},"ports":[[{PORT},{PORT}]],"source-ports":null,"shared":{shared}}}"#
+        r#"{{"to":{{"prefixes":["192.0.2.2/32"]}},"ports":{{"numbers":[[{PORT},{PORT}]]}},"shared":{shared}}}"#
     );
     let text = format!(
-        r#"{{"version":2,"prefixes":["192.0.2.0/24"],"known":[],"rules":[{rule}],"egress":[],"ingress":[],"shared-by-default":true}}"#
+        r#"{{"version":3,"prefixes":["192.0.2.0/24"],"hosts":[],"known":{{}},"rules":[{rule}],"egress":[],"ingress":[],"shared-by-default":true}}"#
     );
     host.replace("overlay.policy", text);
 }

@@ -15,6 +15,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
+use serde::Deserialize;
 use shunt_abi::local_policy::{LocalFlow, LocalPolicy, VERSION};
 use shunt_abi::reason::Reason;
 use thiserror::Error;
@@ -73,7 +74,7 @@ enum Unclear {
     #[error("{0}")]
     Malformed(#[from] serde_json::Error),
     #[error("its version is {0}, and this broker reads {VERSION}: start the older of router and broker anew")]
-    Version(u64),
+    Version(u32),
 }
 
 impl Overlay {
@@ -159,11 +160,17 @@ fn read(path: &Path) -> Result<LocalPolicy, Unclear> {
     }
     let mut text = String::new();
     file.take(LONGEST).read_to_string(&mut text)?;
-    let value: serde_json::Value = serde_json::from_str(&text)?;
-    match value["version"].as_u64() {
-        Some(other) if other != u64::from(VERSION) => Err(Unclear::Version(other)),
-        _ => Ok(serde_json::from_value(value)?),
+    let Version { version } = serde_json::from_str(&text)?;
+    match version {
+        VERSION => Ok(serde_json::from_str(&text)?),
+        other => Err(Unclear::Version(other)),
     }
+}
+
+/// The part of the file that every version has.
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
 }
 
 impl State {
@@ -231,7 +238,7 @@ mod tests {
         std::fs::write(
             &beside,
             format!(
-                r#"{{"version":2,"prefixes":["10.50.0.0/16"],"known":[],"rules":[{rule}],"egress":[],"ingress":[],"shared-by-default":true}}"#
+                r#"{{"version":3,"prefixes":["10.50.0.0/16"],"hosts":[],"known":{{}},"rules":[{rule}],"egress":[],"ingress":[],"shared-by-default":true}}"#
             ),
         )
         .unwrap();
@@ -244,7 +251,7 @@ mod tests {
     fn a_policy_is_asked_by_who_has_called_connect() {
         let directory = tempfile::tempdir().unwrap();
         let (one, other) = ends();
-        let rule = r#"{"from":{"prefixes":["10.50.1.1/32"],"possible":[],"unknown":false},"to":{"prefixes":["10.50.1.2/32"],"possible":[],"unknown":false},"ports":[[80,80]],"source-ports":null,"shared":false}"#;
+        let rule = r#"{"from":{"prefixes":["10.50.1.1/32"]},"to":{"prefixes":["10.50.1.2/32"]},"ports":{"numbers":[[80,80]]},"shared":false}"#;
         let mut overlay = Overlay::new(published(directory.path(), rule));
         assert_eq!(overlay.against(&one, &other), None, "nothing has been read");
         overlay.renew();
@@ -277,14 +284,11 @@ mod tests {
         assert_eq!(against(), None, "no overlay");
         published(directory.path(), "");
         assert_eq!(against(), None);
-        published(
-            directory.path(),
-            r#"{"from":null,"to":null,"ports":null,"source-ports":null,"shared":false}"#,
-        );
+        published(directory.path(), r#"{"shared":false}"#);
         assert_eq!(against(), Some(Reason::OverlayPolicy));
         let doubtful: [&dyn Fn(); 4] = [
             &|| std::fs::write(&path, "{").unwrap(),
-            &|| std::fs::write(&path, r#"{"version":3,"more":1}"#).unwrap(),
+            &|| std::fs::write(&path, r#"{"version":4,"more":1}"#).unwrap(),
             &|| {
                 published(directory.path(), "");
                 std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o620)).unwrap();

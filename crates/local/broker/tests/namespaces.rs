@@ -135,10 +135,10 @@ fn containers_of_one_bridge_are_paired() {
 /// the containers may take shared memory.
 fn publish_policy(path: &Path, port: u16, shared: bool) {
     let rule = format!(
-        r#"{{"from":null,"to":{{"prefixes":["172.30.0.0/24"],"possible":[],"unknown":false}},"ports":[[{port},{port}]],"source-ports":null,"shared":{shared}}}"#
+        r#"{{"to":{{"prefixes":["172.30.0.0/24"]}},"ports":{{"numbers":[[{port},{port}]]}},"shared":{shared}}}"#
     );
     let text = format!(
-        r#"{{"version":2,"prefixes":["172.30.0.0/24"],"known":[],"rules":[{rule}],"egress":[],"ingress":[],"shared-by-default":true}}"#
+        r#"{{"version":3,"prefixes":["172.30.0.0/24"],"hosts":[],"known":{{}},"rules":[{rule}],"egress":[],"ingress":[],"shared-by-default":true}}"#
     );
     let beside = path.with_extension("new");
     std::fs::write(&beside, text).unwrap();

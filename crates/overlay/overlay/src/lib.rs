@@ -14,6 +14,7 @@
 //!   `expected_gain` stops moving connections that are too short for it.
 //! - `policy` decides which connections are permitted. `connections` has the current ones, with
 //!   their socket `options`, and `enforce` applies another policy to them.
+//!   `cost` measures what that takes.
 //! - `map` says which host has a container. `discovery` keeps it current, by way of `etcd`.
 //! - `account` makes sockets for containers, `secure` tags them, `adopt` finds the connections that
 //!   an earlier router made, and `listing` reports them. `unserved` has the containers without a supervisor.
@@ -31,6 +32,7 @@ mod channel;
 mod client;
 mod config;
 mod connections;
+mod cost;
 mod discovery;
 mod encryption;
 mod enforce;
@@ -76,6 +78,7 @@ mod workloads;
 
 pub use admit::supervise_apart;
 pub use config::{ConfigError, DEFAULT_CONTROL, DEFAULT_SOCKET};
+pub use cost::{Cost, measure as measure_policy};
 pub use kubernetes::{Imported, import};
 pub use policy::Policy;
 pub use request::{Request, ask};

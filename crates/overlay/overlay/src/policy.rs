@@ -21,6 +21,7 @@ mod selector;
 mod shape;
 mod udp;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -203,6 +204,16 @@ impl Policy {
             |ends: &Option<Vec<Ends>>| ends.iter().flatten().any(|it| matches!(it, Ends::Selected(_)));
         let names = |rule: &Rule| rule.ports.iter().flatten().any(|it| matches!(it, Ports::Named(_)));
         self.rules.iter().any(|rule| selects(&rule.from) || selects(&rule.to) || names(rule))
+    }
+
+    /// Returns the names of ports that rules have.
+    fn port_names(&self) -> BTreeSet<&str> {
+        let ports = self.rules.iter().filter_map(|rule| rule.ports.as_ref()).flatten();
+        let names = ports.filter_map(|it| match it {
+            Ports::Named(name) => Some(name.as_str()),
+            Ports::Range(_) => None,
+        });
+        names.collect()
     }
 
     /// Returns the rules for TCP with this direction, each with its position among all rules.

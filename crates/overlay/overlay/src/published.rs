@@ -13,7 +13,8 @@ use crate::policy::InEffect;
 /// cannot parse it, and keeps connections between containers on TCP.
 pub(crate) fn publish(config: &Config, policy: &InEffect) {
     let path = place(&config.control);
-    let local = serde_json::to_vec(&policy.on_one_host(&config.prefixes)).expect("it has no maps");
+    let local =
+        serde_json::to_vec(&policy.on_one_host(&config.prefixes)).expect("the keys of its maps are strings");
     if let Err(error) = replace(&path, &local) {
         let path = path.display();
         tracing::error!(%error, "{path} cannot be written: connections of containers of this host stay on TCP");

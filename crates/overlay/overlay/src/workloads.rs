@@ -93,6 +93,11 @@ impl Workloads {
         self.hosts.contains(&address)
     }
 
+    /// Returns the addresses of this host itself.
+    pub(crate) fn hosts(&self) -> impl Iterator<Item = IpAddr> {
+        self.hosts.iter().copied()
+    }
+
     /// Returns the addresses whose container is known.
     pub(crate) fn known(&self) -> impl Iterator<Item = (IpAddr, &Workload)> {
         self.named.keys().filter_map(|address| match self.of(*address) {

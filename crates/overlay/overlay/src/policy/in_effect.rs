@@ -21,9 +21,9 @@ pub(crate) struct InEffect {
     pub(crate) workloads: Arc<Workloads>,
     uses_labels: bool,
     /// The policy's rules.
-    index: Arc<Index>,
+    pub(super) index: Arc<Index>,
     /// The containers, as the index selects them.
-    members: Members,
+    pub(super) members: Members,
 }
 
 impl InEffect {

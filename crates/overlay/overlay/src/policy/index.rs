@@ -35,6 +35,13 @@ pub(super) struct Index([Chain; CHAINS.len()]);
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Selected([chain::Selected; CHAINS.len()]);
 
+/// Rules by their positions in the policy: those of which `from` selects a container, and `to`.
+#[derive(Debug, Default)]
+pub(super) struct SelectedRules {
+    pub(super) from: Vec<usize>,
+    pub(super) to: Vec<usize>,
+}
+
 /// A connection, and the rules that select its containers. `None`: the container is not known.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Identified<'a> {
@@ -56,6 +63,16 @@ impl Index {
     /// Returns the rules that select a container.
     pub(super) fn selecting(&self, workload: &Workload) -> Selected {
         Selected(self.0.each_ref().map(|chain| chain.selecting(workload)))
+    }
+
+    /// Returns the rules that select a container for certain, and those that may select it.
+    pub(super) fn selected(&self, selected: &Selected) -> [SelectedRules; 2] {
+        let mut both = [SelectedRules::default(), SelectedRules::default()];
+        for (chain, selected) in self.0.iter().zip(&selected.0) {
+            let [certain, possible] = &mut both;
+            chain.selected(selected, certain, possible);
+        }
+        both
     }
 
     /// Returns the verdicts that are possible by the rules with this direction.

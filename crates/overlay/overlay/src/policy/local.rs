@@ -1,26 +1,43 @@
 //! Translates a policy for connections between containers of one host
 //! (docs/adr/0034-one-host-has-the-overlays-policy.md).
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use ipnet::IpNet;
-use shunt_abi::local_policy::{self, LocalEnds, LocalPolicy, LocalRule, Prefix};
+use shunt_abi::local_policy::{self, LocalContainer, LocalEnds, LocalPolicy, LocalPorts, LocalRule, Prefix};
 
-use super::resolved::Resolved;
-use super::selector::Match;
-use super::{Direction, Ends, InEffect, Ports, Rule, Shape, Verdict};
+use super::index::Selected;
+use super::resolved::without;
+use super::{Direction, Ends, Except, InEffect, Ports, Rule, Selector, Shape, Verdict};
+use crate::workloads::{Identity, Workload};
+
+/// The groups of containers that rules select: one for each different list of selectors.
+#[derive(Debug, Default)]
+struct Groups<'a> {
+    numbers: HashMap<Vec<&'a Selector>, u32>,
+    /// The groups of `from` and of `to` of each rule of the policy.
+    from: Vec<Option<u32>>,
+    to: Vec<Option<u32>>,
+}
 
 impl InEffect {
     /// Translates the policy. Connections may use shared memory if the policy allows them without a
     /// rate and without inspecting their packets. A traffic class does not matter here, since it
     /// applies to the host network.
     pub(crate) fn on_one_host(&self, overlay: &[IpNet]) -> LocalPolicy {
-        let rules =
-            |direction| self.policy.of_tcp(direction).flat_map(|(_, rule)| self.local(rule)).collect();
+        let groups = Groups::of(&self.policy.rules);
+        let rules = |direction| {
+            let all = self.policy.of_tcp(direction);
+            all.map(|(at, rule)| local(rule, groups.from[at], groups.to[at])).collect()
+        };
         LocalPolicy {
             version: local_policy::VERSION,
             prefixes: overlay.iter().copied().map(prefix).collect(),
-            known: self.workloads.known().map(|(address, _)| prefix(address.into())).collect(),
+            hosts: self.workloads.hosts().collect(),
+            known: self.containers(&groups),
             rules: rules(None),
             egress: rules(Some(Direction::Egress)),
             ingress: rules(Some(Direction::Ingress)),
@@ -28,56 +45,97 @@ impl InEffect {
         }
     }
 
-    /// Translates a rule. Ports that have names become rules for each known pod, and one for all
-    /// others, which it may match.
-    fn local(&self, rule: &Rule) -> Vec<LocalRule> {
-        let ends = |ends: &Option<Vec<Ends>>| ends.as_deref().map(|ends| self.ends(ends));
-        let bounds = |it: &RangeInclusive<u16>| (*it.start(), *it.end());
-        let whole = LocalRule {
-            from: ends(&rule.from),
-            to: ends(&rule.to),
-            ports: None,
-            source_ports: rule.source_ports.as_ref().map(|it| it.iter().map(bounds).collect()),
-            shared: is_shared(rule.verdict()),
+    /// Returns the known containers with their groups. Containers with the same labels are in the
+    /// same groups.
+    fn containers(&self, groups: &Groups<'_>) -> BTreeMap<IpAddr, LocalContainer> {
+        let mut made: HashMap<*const Selected, LocalContainer> = HashMap::new();
+        let names = self.policy.port_names();
+        let container = |(address, selected): (IpAddr, &Arc<Selected>)| {
+            let Identity::Known(workload) = self.workloads.of(address) else { return None };
+            let container = made.entry(Arc::as_ptr(selected));
+            let container = container.or_insert_with(|| {
+                let [certain, possible] = self.groups_of(selected, groups);
+                let possible = possible.difference(&certain).copied().collect();
+                LocalContainer {
+                    groups: certain.into_iter().collect(),
+                    possible,
+                    ports: named_ports(workload, &names),
+                }
+            });
+            Some((address, container.clone()))
         };
-        let Some(ports) = &rule.ports else { return vec![whole] };
-        let mut numbers = Vec::new();
-        let mut names = Vec::new();
-        for it in ports {
-            match it {
-                Ports::Range(range) => numbers.push(bounds(range)),
-                Ports::Named(name) => names.push(name),
-            }
-        }
-        let mut rules = Vec::new();
-        if !numbers.is_empty() {
-            rules.push(LocalRule { ports: Some(numbers), ..whole.clone() });
-        }
-        if names.is_empty() {
-            return rules;
-        }
-        for (address, workload) in self.workloads.known() {
-            let ports = names.iter().filter_map(|name| workload.ports.get(*name)).flatten();
-            let ports: Vec<_> = ports.map(|port| (*port, *port)).collect();
-            let to = rule.to.as_ref().map(|to| to.iter().map(|it| it.has(address, &self.workloads)).max());
-            let (prefixes, possible) = match to {
-                None | Some(Some(Match::Yes)) => (vec![prefix(address.into())], Vec::new()),
-                Some(Some(Match::Maybe)) => (Vec::new(), vec![prefix(address.into())]),
-                Some(Some(Match::No) | None) => continue,
-            };
-            let to = Some(LocalEnds { prefixes, possible, unknown: false });
-            rules.push(LocalRule { to, ports: Some(ports), ..whole.clone() });
-        }
-        let to = Some(LocalEnds { prefixes: Vec::new(), possible: Vec::new(), unknown: true });
-        rules.push(LocalRule { to, ..whole });
-        rules
+        self.members.iter().filter_map(container).collect()
     }
 
-    fn ends(&self, ends: &[Ends]) -> LocalEnds {
-        let Resolved { certain, possible, unknown } = self.resolve(ends);
-        let prefixes = |nets: Vec<IpNet>| nets.into_iter().map(prefix).collect();
-        LocalEnds { prefixes: prefixes(certain), possible: prefixes(possible), unknown }
+    /// Returns the groups that a container is in, and those that it may be in.
+    fn groups_of(&self, selected: &Selected, groups: &Groups<'_>) -> [BTreeSet<u32>; 2] {
+        self.index.selected(selected).map(|rules| {
+            let from = rules.from.into_iter().filter_map(|rule| groups.from[rule]);
+            let to = rules.to.into_iter().filter_map(|rule| groups.to[rule]);
+            from.chain(to).collect()
+        })
     }
+}
+
+impl<'a> Groups<'a> {
+    fn of(rules: &'a [Rule]) -> Groups<'a> {
+        let mut groups = Groups::default();
+        for rule in rules {
+            let from = groups.number(rule.from.as_deref());
+            groups.from.push(from);
+            let to = groups.number(rule.to.as_deref());
+            groups.to.push(to);
+        }
+        groups
+    }
+
+    /// Returns the group that the selectors among these entries make.
+    fn number(&mut self, ends: Option<&'a [Ends]>) -> Option<u32> {
+        let selectors = ends.into_iter().flatten().filter_map(|it| match it {
+            Ends::Selected(selector) => Some(selector),
+            Ends::Prefix(_) | Ends::Except(_) => None,
+        });
+        let selectors: Vec<&Selector> = selectors.collect();
+        let next = self.numbers.len() as u32;
+        (!selectors.is_empty()).then(|| *self.numbers.entry(selectors).or_insert(next))
+    }
+}
+
+fn local(rule: &Rule, from: Option<u32>, to: Option<u32>) -> LocalRule {
+    let bounds = |it: &RangeInclusive<u16>| (*it.start(), *it.end());
+    LocalRule {
+        from: rule.from.as_deref().map(|it| ends(it, from)),
+        to: rule.to.as_deref().map(|it| ends(it, to)),
+        ports: rule.ports.as_deref().map(ports),
+        source_ports: rule.source_ports.as_ref().map(|it| it.iter().map(bounds).collect()),
+        shared: is_shared(rule.verdict()),
+    }
+}
+
+fn ends(ends: &[Ends], group: Option<u32>) -> LocalEnds {
+    let prefixes = ends.iter().flat_map(|it| match it {
+        Ends::Prefix(net) => vec![*net],
+        Ends::Except(Except { prefix, except }) => without(*prefix, except),
+        Ends::Selected(_) => Vec::new(),
+    });
+    LocalEnds { prefixes: prefixes.map(prefix).collect(), group }
+}
+
+fn ports(ports: &[Ports]) -> LocalPorts {
+    let mut local = LocalPorts::default();
+    for it in ports {
+        match it {
+            Ports::Range(range) => local.numbers.push((*range.start(), *range.end())),
+            Ports::Named(name) => local.names.push(name.clone()),
+        }
+    }
+    local
+}
+
+/// Returns the ports of a container to which it gives one of these names.
+fn named_ports(workload: &Workload, names: &BTreeSet<&str>) -> BTreeMap<String, Vec<u16>> {
+    let named = workload.ports.iter().filter(|(name, _)| names.contains(name.as_str()));
+    named.map(|(name, ports)| (name.clone(), ports.iter().copied().collect())).collect()
 }
 
 fn is_shared(verdict: Verdict) -> bool {

@@ -53,6 +53,11 @@ impl Members {
         Members { by_address: workloads.known().map(&mut selected).collect(), none: Selected::default() }
     }
 
+    /// Returns the rules that select each known container. Returns nothing if no rule selects by labels.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (IpAddr, &Arc<Selected>)> {
+        self.by_address.iter().map(|(address, selected)| (*address, selected))
+    }
+
     /// Returns the rules that select a container. `None`: it is not known.
     pub(super) fn of(&self, address: IpAddr, workloads: &Workloads) -> Option<&Selected> {
         match workloads.of(address) {

@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use shunt_abi::local_policy::LocalFlow;
 
 use super::selector::Match;
 use super::{
@@ -293,6 +294,35 @@ fn the_index_decides_as_a_comparison_with_each_rule() {
     }
     // No kind of verdict is rare.
     assert!(counts.len() == 4 && counts.values().all(|count| *count > 1_000), "{counts:?}");
+}
+
+/// Shared memory is permitted by what is allowed for certain, and by nothing that is denied or that
+/// has to stay where packets are.
+#[test]
+fn what_is_shared_on_one_host_is_allowed() {
+    let mut random = Random(0xbeef);
+    let overlay = ["10.50.0.0/16", "fd00:50::/32"].map(|it| it.parse().unwrap());
+    let (mut shared, mut kept_off) = (0, 0);
+    for _ in 0..1_000 {
+        let in_effect = InEffect::new(Arc::new(policy(&mut random)), Arc::new(workloads(&mut random)));
+        let local = in_effect.on_one_host(&overlay);
+        for _ in 0..20 {
+            let flow = Flow { source_port: Some(random.of(&PORTS)), ..flow(&mut random) };
+            let ends = [flow.source, flow.destination.ip()];
+            if !ends.iter().any(|end| overlay.iter().any(|it: &IpNet| it.contains(end))) {
+                continue;
+            }
+            let source = SocketAddr::new(flow.source, flow.source_port.unwrap());
+            let allows = local.allows(&[LocalFlow { source, destination: flow.destination }]);
+            match in_effect.verdict(flow) {
+                Verdict::Allow(Shape { rate: None, .. }) => assert!(allows, "{flow:?} {in_effect:#?}"),
+                Verdict::Unclear(_) => {}
+                verdict => assert!(!allows, "{flow:?} {verdict:?} {in_effect:#?}"),
+            }
+            *(if allows { &mut shared } else { &mut kept_off }) += 1;
+        }
+    }
+    assert!(shared > 500 && kept_off > 500, "{shared} {kept_off}");
 }
 
 #[test]

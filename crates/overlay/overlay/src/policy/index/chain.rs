@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::SelectedRules;
 use super::conditions::{EndsIndex, Found, PortsIndex, SourcePortsIndex};
 use super::rule_set::{Builder, Joined, RuleSet, Words, positions};
 use crate::policy::{Direction, Flow, Policy, Rule, Verdict};
@@ -76,6 +77,21 @@ impl Chain {
             to: self.to.selecting(workload),
             ports: self.ports.named(workload),
         }
+    }
+
+    /// Adds the positions of the rules that select a container for certain, and of those that may, in
+    /// the policy.
+    pub(super) fn selected(
+        &self,
+        selected: &Selected,
+        certain: &mut SelectedRules,
+        possible: &mut SelectedRules,
+    ) {
+        let rules = |set: &RuleSet| set.iter().map(|rule| self.rules[rule]).collect::<Vec<_>>();
+        certain.from.extend(rules(&selected.from.certain));
+        certain.to.extend(rules(&selected.to.certain));
+        possible.from.extend(rules(&selected.from.possible));
+        possible.to.extend(rules(&selected.to.possible));
     }
 
     /// Returns the verdicts that are possible.
