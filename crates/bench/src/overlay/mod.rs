@@ -11,6 +11,7 @@ mod migration;
 mod over_time;
 mod points;
 mod report;
+mod rules;
 mod side;
 
 use std::time::{Duration, Instant};
@@ -27,6 +28,7 @@ use load::{Load, Sample};
 use migration::Migration;
 use over_time::OverTime;
 use report::Report;
+use rules::Rules;
 use side::Side;
 
 /// The overhead of a turn: its programs start.
@@ -56,6 +58,7 @@ struct Taken {
     lines: Vec<Line>,
     over_time: Option<OverTime>,
     migration: Option<Migration>,
+    rules: Option<Rules>,
 }
 
 fn measure(arguments: &Arguments, lab: &Lab) -> Result<Taken> {
@@ -79,8 +82,9 @@ fn measure(arguments: &Arguments, lab: &Lab) -> Result<Taken> {
         measured
     };
     let migration = turns_of_migration(arguments).map(measure).transpose()?;
+    let rules = arguments.wants(Group::Rules).then(rules::measure).transpose()?;
     progress.end();
-    Ok(Taken { lines, over_time, migration })
+    Ok(Taken { lines, over_time, migration, rules })
 }
 
 fn lab(arguments: &Arguments) -> Result<Lab> {

@@ -11,6 +11,7 @@ use super::lab::Lab;
 use super::load::{Load, Sample};
 use super::migration::Migration;
 use super::over_time::OverTime;
+use super::rules::Rules;
 use super::side::Side;
 use super::{Arguments, Line, Taken};
 use crate::comparison::{self, Quantity, less};
@@ -33,6 +34,8 @@ pub(super) struct Report {
     over_time: Option<OverTime>,
     #[serde(skip_serializing_if = "Option::is_none")]
     migration: Option<Migration>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rules: Option<Rules>,
 }
 
 /// The results of a load.
@@ -81,6 +84,7 @@ impl Report {
             loads: taken.lines.iter().map(Table::of).collect(),
             over_time: taken.over_time,
             migration: taken.migration,
+            rules: taken.rules,
         }
     }
 
@@ -133,6 +137,7 @@ impl Report {
         self.loads.iter().for_each(|table| table.write(&mut out));
         self.over_time.iter().for_each(|over_time| over_time.write(&mut out));
         self.migration.iter().for_each(|migration| migration.write(&mut out));
+        self.rules.iter().for_each(|rules| rules.write(&mut out));
         out += "\nhost: both programs on the hosts themselves. shunt: secure = false. shunt secure: secure = true. CPU: processor time of both hosts, routers and supervisors included; sleeps: how often a thread of any of them went to sleep, to be woken again.\n";
         out
     }
