@@ -843,6 +843,21 @@ pub(crate) enum OverlayPolicy {
         #[arg(long)]
         json: bool,
     },
+    /// Say what the policy that holds decides about a connection, and by which rules
+    Decide {
+        /// The client's address, with its port if source-ports matter
+        #[arg(value_name = "CLIENT", value_parser = client)]
+        client: (IpAddr, Option<u16>),
+        /// The server's address and port
+        #[arg(value_name = "SERVER:PORT")]
+        server: SocketAddr,
+        /// The control socket of the router
+        #[arg(long, value_name = "SOCKET", default_value = shunt_overlay::DEFAULT_CONTROL)]
+        control: PathBuf,
+        /// Print everything it says as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Show the rules that hold, and how many connections are by which
     Show {
         /// The control socket of the router
@@ -852,6 +867,15 @@ pub(crate) enum OverlayPolicy {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// Parses an address with or without a port.
+fn client(text: &str) -> Result<(IpAddr, Option<u16>), String> {
+    match (text.parse::<SocketAddr>(), text.parse::<IpAddr>()) {
+        (Ok(client), _) => Ok((client.ip(), Some(client.port()))),
+        (_, Ok(address)) => Ok((address, None)),
+        _ => Err("expected an address, as 10.50.1.2, or one with a port, as 10.50.1.2:40000".to_owned()),
+    }
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,7 @@
 //! `shunt overlay policy`: checks a policy file, prints the policy in effect, and sets another one.
 
+mod decide;
+
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -30,6 +32,11 @@ pub(super) fn run(part: &OverlayPolicy) -> Result<()> {
                 print!("{text}");
                 notes.iter().for_each(|note| eprintln!("shunt: {note}"));
             }
+        }
+        OverlayPolicy::Decide { client: (client, port), server, control, json } => {
+            let request = Request::Decide { client: *client, port: *port, server: *server };
+            let decided = shunt_overlay::ask(control, &request)?;
+            print!("{}", if *json { format!("{decided:#}\n") } else { decide::report(&decided) });
         }
         OverlayPolicy::Show { control, json } => {
             let shown = shunt_overlay::ask(control, &Request::Policy)?;

@@ -157,8 +157,9 @@ pub struct Control {
     listener: UnixListener,
 }
 
-/// The largest length of a request, in bytes.
-const LINE: u64 = 1 << 20;
+/// The largest length of a request, in bytes. A policy of an overlay with 5,000 rules has two
+/// million.
+const LINE: u64 = 64 << 20;
 
 impl Control {
     /// Opens a control socket. Replaces the file of a daemon that was killed, but not that of a
@@ -206,7 +207,10 @@ fn may_ask(stream: &UnixStream) -> bool {
     stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == geteuid().as_raw())
 }
 
-async fn answer<Request: DeserializeOwned>(mut stream: UnixStream, asked: mpsc::Sender<Asked<Request>>) {
+async fn answer<Request: DeserializeOwned + Send + 'static>(
+    mut stream: UnixStream,
+    asked: mpsc::Sender<Asked<Request>>,
+) {
     // A stranger's request is not read, so that it keeps neither a task nor a descriptor.
     let answer = if may_ask(&stream) {
         request(&mut stream, asked).await
@@ -214,19 +218,26 @@ async fn answer<Request: DeserializeOwned>(mut stream: UnixStream, asked: mpsc::
         Some(Answer::Failed("only the user that it runs as and root may ask it".to_owned()))
     };
     let Some(answer) = answer else { return };
-    let text = serde_json::to_string(&answer).expect("it was JSON");
+    let text = elsewhere(move || serde_json::to_string(&answer).expect("it was JSON")).await;
+    let Some(text) = text else { return };
     let _ = timeout(ASK_WITHIN, stream.write_all(format!("{text}\n").as_bytes())).await;
 }
 
+/// Runs work on another thread. Long requests and answers would delay the daemon's other tasks. Returns
+/// `None` if the daemon ends.
+async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    tokio::task::spawn_blocking(work).await.ok()
+}
+
 /// Reads a request, and returns its answer. Returns `None` if there is no request or no daemon.
-async fn request<Request: DeserializeOwned>(
+async fn request<Request: DeserializeOwned + Send + 'static>(
     stream: &mut UnixStream,
     asked: mpsc::Sender<Asked<Request>>,
 ) -> Option<Answer> {
     let mut line = String::new();
     let mut read = AsyncReader::new(stream.take(LINE));
     timeout(ASK_WITHIN, read.read_line(&mut line)).await.ok()?.ok()?;
-    let request = match serde_json::from_str(&line) {
+    let request = match elsewhere(move || serde_json::from_str(&line)).await? {
         Err(error) => return Some(Answer::Failed(format!("this is no request: {error}"))),
         Ok(request) => request,
     };

@@ -10,8 +10,8 @@ use tokio::time::timeout;
 
 use crate::admission::{Gate, Pass, Shares};
 
-/// Answers all requests with the result of `text`.
-pub async fn serve(text: impl Fn() -> String, listener: TcpListener) {
+/// Answers all requests with the result of `text`, which may be computed on another thread.
+pub async fn serve(text: impl AsyncFn() -> String, listener: TcpListener) {
     let (gate, mut asking) = (Gate::new(SHARES), FuturesUnordered::new());
     loop {
         tokio::select! {
@@ -40,14 +40,14 @@ const HEAD: usize = 8192;
 const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Answers a request, unless the connection is evicted in favour of a later one.
-async fn answer_or_go(text: impl Fn() -> String, stream: TcpStream, pass: Pass) -> std::io::Result<()> {
+async fn answer_or_go(text: &impl AsyncFn() -> String, stream: TcpStream, pass: Pass) -> std::io::Result<()> {
     tokio::select! {
         answered = answer(text, stream) => answered,
         () = pass.evicted() => Ok(()),
     }
 }
 
-async fn answer(text: impl Fn() -> String, mut stream: TcpStream) -> std::io::Result<()> {
+async fn answer(text: &impl AsyncFn() -> String, mut stream: TcpStream) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.windows(4).any(|end| end == b"\r\n\r\n") && head.len() < HEAD {
         if stream.read_buf(&mut head).await? == 0 {
@@ -55,7 +55,7 @@ async fn answer(text: impl Fn() -> String, mut stream: TcpStream) -> std::io::Re
         }
     }
     let (status, body) = match head.starts_with(b"GET /metrics ") {
-        true => ("200 OK", text()),
+        true => ("200 OK", text().await),
         false => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
     };
     let length = body.len();
@@ -92,7 +92,7 @@ mod tests {
             }
         };
         tokio::select! {
-            () = serve(|| "one 1\n".to_owned(), listener) => unreachable!("it ends never"),
+            () = serve(async || "one 1\n".to_owned(), listener) => unreachable!("it ends never"),
             () = asked => {}
         }
     }

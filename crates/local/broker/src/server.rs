@@ -115,7 +115,7 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     served.spawn_local(overlay::watch(state.clone()));
     if let Some(listener) = metrics {
         let metrics = Metrics::of(state.clone(), config.latency);
-        served.spawn_local(serve_metrics(move || metrics.text(), listener));
+        served.spawn_local(serve_metrics(async move || metrics.text(), listener));
     }
     let mut keeper = Keeper::new(listener, config.socket.clone(), config.mode);
     let accepting = accept(socket, state.clone(), config.idle_exit, &mut keeper);

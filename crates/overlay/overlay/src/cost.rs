@@ -116,31 +116,39 @@ struct Cluster {
 
 /// The rules of a workload: its neighbours and what collects metrics may connect to it, it may connect
 /// to its namespace, and to addresses outside.
-const RULES: [&str; 5] = [
-    "action = 'allow'\ndirection = 'ingress'\nto = [OWN]\nfrom = [{ namespace = 'NAMESPACE', labels = 'app in (APP,NEXT)' }]\nports = [8080, 'sql']",
-    "action = 'allow'\ndirection = 'ingress'\nto = [OWN]\nfrom = [{ namespace-labels = 'kubernetes.io/metadata.name', labels = 'job=scrape' }]\nports = [9100]",
-    "action = 'allow'\ndirection = 'egress'\nfrom = [OWN]\nto = [{ namespace = 'NAMESPACE' }, { prefix = '0.0.0.0/0', except = ['10.0.0.0/8'] }]",
-    "action = 'deny'\ndirection = 'ingress'\nto = [OWN]",
-    "action = 'deny'\ndirection = 'egress'\nfrom = [OWN]",
+const RULES: [(&str, &str); 5] = [
+    (
+        "ingress 1",
+        "action = 'allow'\ndirection = 'ingress'\nto = [OWN]\nfrom = [{ namespace = 'NAMESPACE', labels = 'app in (APP,NEXT)' }]\nports = [8080, 'sql']",
+    ),
+    (
+        "ingress 2",
+        "action = 'allow'\ndirection = 'ingress'\nto = [OWN]\nfrom = [{ namespace-labels = 'kubernetes.io/metadata.name', labels = 'job=scrape' }]\nports = [9100]",
+    ),
+    (
+        "egress 1",
+        "action = 'allow'\ndirection = 'egress'\nfrom = [OWN]\nto = [{ namespace = 'NAMESPACE' }, { prefix = '0.0.0.0/0', except = ['10.0.0.0/8'] }]",
+    ),
+    ("no other ingress", "action = 'deny'\ndirection = 'ingress'\nto = [OWN]"),
+    ("no other egress", "action = 'deny'\ndirection = 'egress'\nfrom = [OWN]"),
 ];
 
 impl Cluster {
     fn policy(&self) -> Policy {
-        let rule = |workload: usize, (at, text): (usize, &&str)| {
+        let rule = |workload: usize, (name, text): &(&str, &str)| {
             let text = text
                 .replace("OWN", "{ namespace = 'NAMESPACE', labels = 'app=APP' }")
                 .replace("NAMESPACE", &namespace(workload))
                 .replace("APP", &app(workload))
                 .replace("NEXT", &app(workload + 1));
-            format!("[[rule]]\nname = '{workload} {at}'\n{text}\n")
+            format!("[[rule]]\nname = 'n/{workload} {name}'\n{text}\n")
         };
         // An import has all rules that allow before those that deny.
-        let (allow, deny) = RULES.split_at(3);
-        let rules = [allow, deny].into_iter().flat_map(|kind| {
-            (0..self.workloads)
-                .flat_map(move |workload| kind.iter().enumerate().map(move |it| rule(workload, it)))
-        });
-        let text: String = rules.collect();
+        let (allow, deny) = (&RULES[..3], &RULES[3..]);
+        let of = |kind: &[(&str, &str)]| -> String {
+            (0..self.workloads).flat_map(|workload| kind.iter().map(move |it| rule(workload, it))).collect()
+        };
+        let text = of(allow) + &of(deny);
         Policy::parse(Path::new("policy.toml"), &text).expect("it is a policy")
     }
 
@@ -167,10 +175,10 @@ impl Cluster {
         }
     }
 
-    /// Returns a connection of a container: to one of the next workload, or far away.
+    /// Returns a connection of a container: to one of the workload before, or far away.
     fn flow(&self, at: usize) -> Flow {
         let far = if at.is_multiple_of(4) { self.containers / 2 } else { REPLICAS };
-        let destination = SocketAddr::new(address((at + far) % self.containers), 8080);
+        let destination = SocketAddr::new(address((at + self.containers - far) % self.containers), 8080);
         Flow::of(SocketAddr::new(address(at % self.containers), 40_000), destination)
     }
 
@@ -200,4 +208,20 @@ fn app(workload: usize) -> String {
 fn address(at: usize) -> IpAddr {
     let first = u32::from(Ipv4Addr::new(10, 50, 0, 2));
     Ipv4Addr::from(first + at as u32).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Verdict;
+
+    #[test]
+    fn a_measured_policy_has_the_rules_that_decide() {
+        let cost = measure(20, 60).unwrap();
+        assert_eq!((cost.rules, cost.containers), (20, 60));
+        let cluster = Cluster { workloads: 100, containers: 300 };
+        let in_effect = InEffect::new(Arc::new(cluster.policy()), Arc::new(cluster.known(None)));
+        let allowed = |at| matches!(in_effect.verdict(cluster.flow(at)), Verdict::Allow(_));
+        assert!((0..CONNECTIONS).any(allowed) && !(0..CONNECTIONS).all(allowed));
+    }
 }

@@ -14,7 +14,7 @@
 //!   `expected_gain` stops moving connections that are too short for it.
 //! - `policy` decides which connections are permitted. `connections` has the current ones, with
 //!   their socket `options`, and `enforce` applies another policy to them.
-//!   `cost` measures what that takes.
+//!   `decide` explains its verdicts, and `cost` measures what they take.
 //! - `map` says which host has a container. `discovery` keeps it current, by way of `etcd`.
 //! - `account` makes sockets for containers, `secure` tags them, `adopt` finds the connections that
 //!   an earlier router made, and `listing` reports them. `unserved` has the containers without a supervisor.
@@ -33,6 +33,7 @@ mod client;
 mod config;
 mod connections;
 mod cost;
+mod decide;
 mod discovery;
 mod encryption;
 mod enforce;

@@ -30,9 +30,9 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use shunt_sys::Errno;
 
-pub(crate) use in_effect::InEffect;
 #[cfg(test)]
 use in_effect::stricter;
+pub(crate) use in_effect::{Deciding, InEffect};
 pub(crate) use selector::{Requirement, Requirements, Selector, Test};
 pub(crate) use shape::Shape;
 pub(crate) use udp::{UdpRule, UdpVerdict};
@@ -97,7 +97,7 @@ enum Protocol {
 /// The end of a connection for which a rule decides. Both have to permit it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Direction {
+pub(crate) enum Direction {
     /// The connecting container may connect there.
     Egress,
     /// The accepting container may be connected to.

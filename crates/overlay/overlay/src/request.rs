@@ -1,5 +1,6 @@
 //! The requests that a running router answers on its control socket.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,17 @@ pub enum Request {
     Connections,
     /// Returns the current policy.
     Policy,
+    /// Returns the verdict about a connection, and the rules that decide. Without the client's port, it
+    /// may be any.
+    Decide {
+        /// The client's address.
+        client: IpAddr,
+        /// The client's port.
+        #[serde(default)]
+        port: Option<u16>,
+        /// The server's address and port.
+        server: SocketAddr,
+    },
     /// Applies this policy.
     Apply(Policy),
 }

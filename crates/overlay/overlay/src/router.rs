@@ -23,12 +23,12 @@ use tokio::task::JoinSet;
 use crate::blocking_pool::elsewhere;
 use crate::config::{ConfigError, Loaded};
 use crate::map::Published;
-use crate::policy::Policy;
+use crate::policy::{Flow, Policy};
 use crate::request::{ROUTER, Request};
 use crate::resume::Former;
 use crate::secure::Guard;
 use crate::shared::Shared;
-use crate::{adopt, discovery, enforce, labels, listing, local, server, udp, wire};
+use crate::{adopt, decide, discovery, enforce, labels, listing, local, server, udp, wire};
 
 /// The reason for which a router does not run.
 #[derive(Debug, Error)]
@@ -192,7 +192,13 @@ fn after_reload(former: &Policy, read: &Policy, current: &Policy) -> Next {
 /// Serves the metrics page, if there is one, until the router ends.
 async fn serve_page(shared: &Arc<Shared>, page: Option<TcpListener>) {
     match page {
-        Some(listener) => serve_metrics(|| shared.metrics.text(shared), listener).await,
+        Some(listener) => {
+            let text = async || {
+                let shared = shared.clone();
+                elsewhere(move || shared.metrics.text(&shared)).await
+            };
+            serve_metrics(text, listener).await;
+        }
         None => std::future::pending().await,
     }
 }
@@ -234,6 +240,10 @@ async fn answer(shared: &Arc<Shared>, asked: &mut mpsc::Receiver<Asked<Request>>
             Request::Policy => {
                 let shared = shared.clone();
                 elsewhere(move || enforce::report(&shared)).await
+            }
+            Request::Decide { client, port, server } => {
+                let flow = Flow { source: client, source_port: port, destination: server };
+                decide::report(&shared.connections.policy(), flow)
             }
             Request::Apply(policy) => enforce::apply(shared, Arc::new(policy)).await,
         };

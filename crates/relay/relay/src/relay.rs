@@ -301,7 +301,8 @@ impl Relay {
                     TcpListener::from_std(listener)
                 });
                 let listener = listener.map_err(listening(address))?;
-                let text = move || shared.metrics.text(shared.strangers.count(), shared.levels().into_iter());
+                let text =
+                    async move || shared.metrics.text(shared.strangers.count(), shared.levels().into_iter());
                 Task::new(serve_metrics(text, listener))
             }
         })

@@ -174,7 +174,7 @@ pub async fn run(
     if let Some(address) = options.metrics {
         let listener = TcpListener::bind(address).await.map_err(listening(address))?;
         let page = shared.clone();
-        tokio::spawn(serve_metrics(move || metrics::text(&page), listener));
+        tokio::spawn(serve_metrics(async move || metrics::text(&page), listener));
     }
     // Makes a change if the list is right with it.
     let change = |make: &dyn Fn(&mut Changes)| {

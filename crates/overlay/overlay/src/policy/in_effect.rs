@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::index::{Identified, Index};
+use super::index::{CHAINS, Identified, Index};
 use super::members::Members;
 use super::selector::Match;
 use super::{Direction, Doubt, Ends, Flow, Policy, Shape, Verdict};
@@ -24,6 +24,15 @@ pub(crate) struct InEffect {
     pub(super) index: Arc<Index>,
     /// The containers, as the index selects them.
     pub(super) members: Members,
+}
+
+/// What decides about a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Deciding {
+    /// `None`: in both directions.
+    pub(crate) direction: Option<Direction>,
+    /// The position of the rule. `None`: the default decides.
+    pub(crate) rule: Option<usize>,
 }
 
 impl InEffect {
@@ -80,23 +89,41 @@ impl InEffect {
 
     /// Returns one source port of each range in which all ports match the same rules.
     fn distinct_ports(&self, connection: Identified<'_>) -> BTreeSet<u16> {
-        let rules = self.index.deciding(connection).map(|rule| &self.policy.rules[rule]);
-        let ranges = rules.filter_map(|rule| rule.source_ports.as_ref()).flatten();
+        let rules = CHAINS.into_iter().flat_map(|direction| self.index.deciding(direction, connection));
+        let ranges = rules
+            .map(|rule| &self.policy.rules[rule])
+            .filter_map(|rule| rule.source_ports.as_ref())
+            .flatten();
         let bounds = ranges.flat_map(|it| [Some(*it.start()), it.end().checked_add(1)]);
         bounds.flatten().chain([0]).collect()
     }
 
     /// Returns the rules that decide: one, or one for each direction. None: the default does.
     pub(crate) fn rules(&self, flow: Flow) -> Vec<usize> {
+        self.deciding(flow).into_iter().filter_map(|it| it.rule).collect()
+    }
+
+    /// Returns what decides: a rule or the default, or that for each direction.
+    pub(crate) fn deciding(&self, flow: Flow) -> Vec<Deciding> {
         let connection = self.identified(flow);
-        let first = |direction| self.index.first(direction, connection);
-        match first(None) {
-            Some(rule) => vec![rule],
-            None if !self.has_directions(flow) => Vec::new(),
-            None => {
-                [Direction::Egress, Direction::Ingress].into_iter().filter_map(|it| first(Some(it))).collect()
-            }
+        let first = |direction| Deciding { direction, rule: self.index.first(direction, connection) };
+        let all = first(None);
+        if all.rule.is_some() || !self.has_directions(flow) {
+            return vec![all];
         }
+        let directed = [Direction::Egress, Direction::Ingress].map(|direction| first(Some(direction)));
+        match directed.iter().all(|it| it.rule.is_none()) {
+            true => vec![all],
+            false => directed.to_vec(),
+        }
+    }
+
+    /// Returns the rules that may decide: more than those that do, if something is not known.
+    pub(crate) fn possible_rules(&self, flow: Flow) -> Vec<usize> {
+        let connection = self.identified(flow);
+        let is_open = self.index.possible(None, connection).is_open && self.has_directions(flow);
+        let chains = if is_open { &CHAINS[..] } else { &CHAINS[..1] };
+        chains.iter().flat_map(|direction| self.index.deciding(*direction, connection)).collect()
     }
 
     fn identified(&self, flow: Flow) -> Identified<'_> {

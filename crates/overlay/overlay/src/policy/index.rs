@@ -25,7 +25,7 @@ use chain::Chain;
 pub(super) use chain::Possible;
 
 /// The chains of a policy: the rules without a direction come first.
-const CHAINS: [Option<Direction>; 3] = [None, Some(Direction::Egress), Some(Direction::Ingress)];
+pub(super) const CHAINS: [Option<Direction>; 3] = [None, Some(Direction::Egress), Some(Direction::Ingress)];
 
 /// The rules for TCP of a policy.
 #[derive(Debug)]
@@ -87,9 +87,10 @@ impl Index {
         self.0[at].first(connection.in_chain(at))
     }
 
-    /// Returns the rules that may decide.
-    pub(super) fn deciding(&self, connection: Identified<'_>) -> impl Iterator<Item = usize> {
-        self.0.iter().enumerate().flat_map(move |(at, chain)| chain.deciding(connection.in_chain(at)))
+    /// Returns the rules with this direction that may decide.
+    pub(super) fn deciding(&self, direction: Option<Direction>, connection: Identified<'_>) -> Vec<usize> {
+        let at = position(direction);
+        self.0[at].deciding(connection.in_chain(at))
     }
 }
 
