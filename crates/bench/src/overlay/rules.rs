@@ -59,7 +59,7 @@ impl Rules {
         let Some(OfPolicy { containers, connections, .. }) = all.first() else { return };
         let _ = writeln!(
             out,
-            "\na policy of the router, with {containers} containers that it selects by labels, and {connections} connections"
+            "\na policy of the router, with {containers} containers that it selects by labels, and {connections} connections (processor time)"
         );
         TextLine::new("rules", 46).cells(10, all.iter().map(|it| it.rules)).end(out);
         let lines: [(&str, fn(&OfPolicy) -> f64); 6] = [
