@@ -1,5 +1,5 @@
-//! Explains the policy's verdict about a connection, for operators: who its ends are, and which rules
-//! decide.
+//! Explains the policy's verdict about a connection, for operators: which containers its ends are, and
+//! which rules decide.
 
 use std::net::IpAddr;
 

@@ -3,15 +3,15 @@
 //! With thousands of rules and containers, that takes longer than a call may wait for the router's
 //! thread. So another thread does what grows with their number:
 //!
-//! | step | where | decides about new connections | connections that exist |
+//! | step | thread | decides about new connections | forbidden ones |
 //! | --- | --- | --- | --- |
-//! | compile the rules, find the containers that they select | another thread | the former policy | continue |
-//! | publish the policy for the broker | another thread | the former one; for shared memory, the new one | continue |
-//! | make classes for limits | another thread | the same | continue |
-//! | replace the policy | the router's, under the table's lock | the new one from here on | continue |
-//! | compare the connections with it | another thread | the new one | those forbidden leave the table |
-//! | make other routers forget their answers | the router's, waiting | the new one | continue |
-//! | end the forbidden connections | others | the new one | end |
+//! | compile the rules, find the containers that they select | another | former policy | continue |
+//! | publish the policy for the broker | another | former; shared memory: new | continue |
+//! | make classes for limits | another | former | continue |
+//! | replace the policy | the router's | new from here on | continue |
+//! | compare the connections with it | another | new | leave the table |
+//! | make other routers forget their answers | none: waits | new | continue |
+//! | end the forbidden connections | others | new | end |
 //!
 //! `policy_turn` is held up to the comparison, so each policy is made of the one that it replaces. At
 //! each time one whole policy decides. Labels that have been read count as current when the policy

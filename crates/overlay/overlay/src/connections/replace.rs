@@ -6,8 +6,8 @@
 //!  which connections there are  ────────────► compare, for a group of them at a time:
 //!                                               copies them, under the lock
 //!                                               decides by both policies
-//!                                               removes what is forbidden, under the lock
-//!  the caller ends what was removed ◄──────── Changes
+//!                                               removes the forbidden ones, under the lock
+//!  the caller ends these ◄─────────────────── Changes
 //! ```
 //!
 //! A connection that is entered after the swap has been judged by the new policy. So each connection is
@@ -162,5 +162,100 @@ impl Known {
     fn of(connection: &Connection) -> Known {
         let Connection { end, namespace, place, flow, own, _overlay: _ } = *connection;
         Known { end, namespace, place, flow, own }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+    use crate::reason::Reason;
+    use crate::workloads::{Labels, Workload, Workloads};
+
+    /// Returns a policy for an overlay in which the first containers, of 10.50.1.1 onwards, have these
+    /// labels `app`.
+    fn policy(text: &str, apps: &[&str]) -> Arc<InEffect> {
+        let policy = Policy::parse("f".as_ref(), text).unwrap();
+        let mut workloads = Workloads::new(vec!["10.50.0.0/16".parse().unwrap()], HashSet::new());
+        for (at, app) in apps.iter().enumerate() {
+            let workload = Workload {
+                name: (*app).to_owned(),
+                namespace: None,
+                labels: Labels::from([("app".to_owned(), (*app).to_owned())]),
+                namespace_labels: None,
+                ports: [].into(),
+            };
+            workloads.add(format!("10.50.1.{}", at + 1).parse().unwrap(), Arc::new(workload));
+        }
+        Arc::new(InEffect::new(Arc::new(policy), Arc::new(workloads)))
+    }
+
+    fn flow(client: &str) -> Flow {
+        let client = format!("{client}:40000").parse().unwrap();
+        Flow::of(client, "10.50.2.2:80".parse().unwrap())
+    }
+
+    /// Adds a connection of that client for each cookie, to both tables.
+    fn add(connections: &Connections, clients: &[(u64, &str)]) {
+        for (cookie, client) in clients {
+            let place = Place::new(*cookie, "192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap());
+            let (flow, own) = (flow(client), Options::unset(false));
+            let connection = Connection { end: End::Client, namespace: 7, place, flow, own, _overlay: None };
+            connections.adopt(std::iter::once(connection));
+            connections.stay(*cookie, Stayed { namespace: 7, flow }, Reason::Options);
+        }
+    }
+
+    fn left(connections: &Connections) -> (Vec<u64>, Vec<u64>) {
+        let state = connections.state();
+        let sorted = |cookies: &mut dyn Iterator<Item = u64>| {
+            let mut cookies: Vec<u64> = cookies.collect();
+            cookies.sort_unstable();
+            cookies
+        };
+        (sorted(&mut state.connections.keys().copied()), sorted(&mut state.stayed.keys().copied()))
+    }
+
+    const WEB: &str = "default = 'deny'\n[[rule]]\nname = 'a'\naction = 'allow'\nfrom = [{ labels = 'app=web' }]\n";
+
+    #[test]
+    fn forbidden_connections_leave_the_table() {
+        for (unclear, unknown_continues) in [(Unclear::Continue, true), (Unclear::End, false)] {
+            let connections = Connections::new(Arc::default()).unwrap();
+            // A known client that is selected, one that is not, and one that is not known.
+            add(&connections, &[(1, "10.50.1.1"), (2, "10.50.1.2"), (3, "10.50.1.3")]);
+            let replaced = connections.replace(policy(WEB, &["web", "db"]));
+            let changes = connections.compare(&replaced, unclear);
+            let on_host: Vec<u64> = if unknown_continues { vec![1, 3] } else { vec![1] };
+            assert_eq!(left(&connections), (on_host, vec![1, 3]), "{unclear:?}");
+            assert_eq!(changes.stayed, HashMap::from([(7, HashSet::from([2]))]));
+            let ended: HashSet<u64> = changes.forbidden[&7].iter().map(|place| place.cookie).collect();
+            assert_eq!(ended.contains(&3), !unknown_continues);
+            assert!(ended.contains(&2) && !ended.contains(&1));
+        }
+    }
+
+    #[test]
+    fn a_connection_that_is_entered_after_the_swap_is_not_compared() {
+        let connections = Connections::new(Arc::default()).unwrap();
+        let replaced = connections.replace(policy(WEB, &["web", "db"]));
+        assert_eq!(connections.permit(flow("10.50.1.2")), Err(Reason::Denied), "from the swap on");
+        add(&connections, &[(2, "10.50.1.2")]);
+        let changes = connections.compare(&replaced, Unclear::End);
+        assert!(changes.forbidden.is_empty() && changes.stayed.is_empty());
+    }
+
+    #[test]
+    fn more_connections_than_a_group_are_all_compared() {
+        let connections = Connections::new(Arc::default()).unwrap();
+        let all: Vec<(u64, &str)> = (0..GROUP as u64 * 3 + 1).map(|cookie| (cookie, "10.50.1.1")).collect();
+        add(&connections, &all);
+        let slow = "[[rule]]\nname = 'a'\naction = 'allow'\nrate = '8mbit'\n";
+        let replaced = connections.replace(policy(slow, &[]));
+        assert_eq!(connections.compare(&replaced, Unclear::End).shapes.len(), all.len());
+        let replaced = connections.replace(policy("default = 'deny'", &[]));
+        let changes = connections.compare(&replaced, Unclear::End);
+        assert_eq!((changes.forbidden[&7].len(), changes.stayed[&7].len()), (all.len(), all.len()));
+        assert_eq!(left(&connections), (vec![], vec![]));
     }
 }

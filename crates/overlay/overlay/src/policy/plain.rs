@@ -296,8 +296,8 @@ fn the_index_decides_as_a_comparison_with_each_rule() {
     assert!(counts.len() == 4 && counts.values().all(|count| *count > 1_000), "{counts:?}");
 }
 
-/// Shared memory is permitted by what is allowed for certain, and by nothing that is denied or that
-/// has to stay where packets are.
+/// The policy for the broker permits shared memory if the verdict allows a connection without a rate,
+/// and does not if the verdict denies it or keeps it on the overlay.
 #[test]
 fn what_is_shared_on_one_host_is_allowed() {
     let mut random = Random(0xbeef);
