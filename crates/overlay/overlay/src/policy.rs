@@ -1,6 +1,8 @@
 //! The policy: which connections of containers are permitted, and how they are treated. `file` reads
-//! policy.toml, `selector` selects containers by labels, `in_effect` decides about connections, and
-//! `shape` has the parameters that a rule sets in the host's kernel.
+//! policy.toml, and `selector` selects containers by labels. `in_effect` decides about connections: it
+//! looks the rules up in `index`, and `members` has those that select each container. `shape` has the
+//! parameters that a rule sets in the host's kernel. `local` and `udp` translate the rules for the
+//! broker and for the kernel, by the addresses that `resolved` finds.
 //!
 //! ```text
 //! rules without a direction ── one matches ──────────────────────────► it decides
