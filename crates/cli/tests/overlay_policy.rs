@@ -109,7 +109,10 @@ fn what_only_some_may_do_is_denied_to_all_others() {
         String::from_utf8(decided.stdout).unwrap()
     };
     let (allowed, denied) = (decide("10.50.2.2:9001"), decide("10.50.2.2:9000"));
-    assert!(allowed.starts_with("allow\n") && allowed.ends_with("decided by the rule \"web\"\n"), "{allowed}");
+    assert!(
+        allowed.starts_with("allow\n") && allowed.ends_with("decided by the rule \"web\"\n"),
+        "{allowed}"
+    );
     assert!(denied.starts_with("deny\n") && denied.ends_with("decided by the default\n"), "{denied}");
 }
 
@@ -120,7 +123,9 @@ fn a_policy_with_thousands_of_rules_is_applied() {
     serve(&mut lab);
     let rule = |at: u32| {
         let (high, low) = (at / 250, at % 250);
-        format!("[[rule]]\nname = 'rule {at}'\naction = 'deny'\nfrom = ['10.50.{high}.{low}/32', '10.51.{high}.{low}/32']\n")
+        format!(
+            "[[rule]]\nname = 'rule {at}'\naction = 'deny'\nfrom = ['10.50.{high}.{low}/32', '10.51.{high}.{low}/32']\n"
+        )
     };
     // The client is 10.50.1.2.
     let others: String = (0..6_000).filter(|at| *at != 252).map(rule).collect();

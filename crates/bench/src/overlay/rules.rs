@@ -17,6 +17,9 @@ const CONTAINERS: usize = 2_000;
 #[derive(Debug, Serialize)]
 pub(super) struct Rules(Vec<OfPolicy>);
 
+/// A line of the table: its label and its figure.
+type Line = (&'static str, fn(&OfPolicy) -> f64);
+
 #[derive(Debug, Serialize)]
 struct OfPolicy {
     rules: usize,
@@ -62,7 +65,7 @@ impl Rules {
             "\na policy of the router, with {containers} containers that it selects by labels, and {connections} connections (processor time)"
         );
         TextLine::new("rules", 46).cells(10, all.iter().map(|it| it.rules)).end(out);
-        let lines: [(&str, fn(&OfPolicy) -> f64); 6] = [
+        let lines: [Line; 6] = [
             ("a verdict (us)", |it| it.verdict_ns as f64 / 1e3),
             ("a verdict, labels not known (us)", |it| it.verdict_unknown_ns as f64 / 1e3),
             ("a container's labels change (ms)", |it| it.change_us as f64 / 1e3),

@@ -216,7 +216,8 @@ mod tests {
         (sorted(&mut state.connections.keys().copied()), sorted(&mut state.stayed.keys().copied()))
     }
 
-    const WEB: &str = "default = 'deny'\n[[rule]]\nname = 'a'\naction = 'allow'\nfrom = [{ labels = 'app=web' }]\n";
+    const WEB: &str =
+        "default = 'deny'\n[[rule]]\nname = 'a'\naction = 'allow'\nfrom = [{ labels = 'app=web' }]\n";
 
     #[test]
     fn forbidden_connections_leave_the_table() {
