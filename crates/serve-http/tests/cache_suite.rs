@@ -38,7 +38,15 @@ fn undici() -> PathBuf {
         let half = packages.join(format!("undici.{}", std::process::id()));
         fs::create_dir_all(&half).expect("a directory");
         let mut npm = Command::new("npm");
-        npm.args(["install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund", "--no-save", "--prefix"]);
+        npm.args([
+            "install",
+            "--silent",
+            "--ignore-scripts",
+            "--no-audit",
+            "--no-fund",
+            "--no-save",
+            "--prefix",
+        ]);
         let fetched = npm.arg(&half).arg(format!("undici@{UNDICI}")).status();
         assert!(fetched.expect("npm runs").success(), "fetching undici failed");
         // A test in another process may have been faster.
@@ -68,7 +76,8 @@ fn node(lab: &Lab, script: &str) -> Command {
 
 /// Starts the suite's server, in a copy of the suite.
 fn server(lab: &Lab) -> Running {
-    let (source, own) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cache_suite"), lab.directory.path());
+    let (source, own) =
+        (Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cache_suite"), lab.directory.path());
     let suite = own.join("suite");
     copy(&source.join("suite"), &suite);
     fs::copy(source.join("run.mjs"), suite.join("run.mjs")).expect("a copy");
@@ -118,7 +127,8 @@ struct Outcome {
 
 /// Runs tests of the suite against a cache. No names mean all of them.
 fn run(lab: &Lab, address: &str, names: &[&str]) -> BTreeMap<String, Outcome> {
-    let output = node(lab, "run.mjs").arg(format!("http://{address}")).args(names).output().expect("node runs");
+    let output =
+        node(lab, "run.mjs").arg(format!("http://{address}")).args(names).output().expect("node runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("text");
     let outcome = |line: &str| {
@@ -158,9 +168,9 @@ fn the_suite_for_http_caches_has_the_expected_results() {
     );
     let mut outcomes = run(&lab, &PROXY.to_string(), &[]);
     let known = expected();
-    let is_other = |(id, outcome): (&String, &Outcome)| known.get(&id[..]).unwrap_or(&"pass") != &outcome.result;
-    let others: Vec<String> =
-        outcomes.iter().filter(|it| is_other(*it)).map(|(id, _)| id.clone()).collect();
+    let is_other =
+        |(id, outcome): (&String, &Outcome)| known.get(&id[..]).unwrap_or(&"pass") != &outcome.result;
+    let others: Vec<String> = outcomes.iter().filter(|it| is_other(*it)).map(|(id, _)| id.clone()).collect();
     if !others.is_empty() {
         let names: Vec<&str> = others.iter().map(|id| &id[..]).collect();
         outcomes.extend(run(&lab, &PROXY.to_string(), &names));

@@ -2,7 +2,8 @@
 //!
 //! - [`policy`]: which requests may be answered from the cache, which replies are stored, and for how
 //!   long they are fresh. Pure functions.
-//! - [`entry`]: a stored reply, and the answers that are made of it.
+//! - [`entry`]: a stored reply, the answers that are made of it, and its validation.
+//! - [`range`]: the part of a stored reply that a request asks for. Pure functions.
 //! - [`store`]: the replies of one route, bounded in bytes, and the requests that wait for one.
 //!
 //! ```text
@@ -10,18 +11,21 @@
 //!      │
 //!      ├── a fresh reply is stored ────────────────────────► answer
 //!      │
+//!      ├── a stale one, and none under way ────────────────► backend, with conditions: after a 304 the
+//!      │                                                     updated reply is stored, and the answer
 //!      ├── none, and no request for it is under way ───────► backend; the reply is stored if it may be
 //!      │                                                         │
 //!      └── none, and one is under way ──► waits for that one ◄───┘ then looks again
 //! ```
 //!
-//! In doubt a reply is not stored: a reply with Set-Cookie, without an explicit lifetime (unless the
-//! route has one for such replies), with `no-cache` or with malformed directives. A stale reply is not
-//! validated but fetched again.
+//! In doubt a reply is not stored: a reply with Set-Cookie, or with neither a lifetime nor a validator.
+//! A request whose fields change the meaning of its target for some backends passes the cache.
 
 pub mod entry;
 pub mod policy;
+mod range;
 pub mod store;
 
 pub use entry::Entry;
-pub use store::{Flight, Follower, Mail, Store, Woken};
+pub(crate) use range::part;
+pub use store::{End, Flight, Follower, Mail, Store, Woken};

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use crate::message::fields::Name;
 use crate::message::{Reply, Request};
 
 /// How a request may use the cache.
@@ -22,6 +23,10 @@ pub struct Asked {
     pub is_head: bool,
     /// It has an Authorization.
     pub is_authorized: bool,
+    /// It has a Cookie.
+    pub has_cookie: bool,
+    /// It asks for a part. Its own reply is not stored.
+    pub has_range: bool,
     /// A stored reply must be validated first (`no-cache`), so it is not used.
     pub refetches: bool,
     /// The largest age of a reply, in seconds.
@@ -42,6 +47,7 @@ struct Directives {
     private: bool,
     public: bool,
     must_revalidate: bool,
+    must_understand: bool,
     only_if_cached: bool,
     max_age: Option<u64>,
     shared_max_age: Option<u64>,
@@ -75,6 +81,7 @@ impl Directives {
                     b"private" => found.private = true,
                     b"public" => found.public = true,
                     b"must-revalidate" => found.must_revalidate = true,
+                    b"must-understand" => found.must_understand = true,
                     b"only-if-cached" => found.only_if_cached = true,
                     b"max-age" => found.max_age = lower(found.max_age, value),
                     b"s-maxage" => found.shared_max_age = lower(found.shared_max_age, value),
@@ -124,8 +131,21 @@ pub fn of_request(request: &Request<'_, '_>, has_body: bool) -> Use {
         "OPTIONS" => return Use::Pass,
         _ => return Use::Change,
     }
-    // Ranges and preconditions are for the backend, which has the representation itself.
-    const OTHERS: [&str; 4] = ["range", "if-range", "if-match", "if-unmodified-since"];
+    // Preconditions of changes are for the backend. The others change the meaning of a request for
+    // many backends, and are not part of the key: what such a request gets is for itself.
+    const OTHERS: [&str; 11] = [
+        "if-match",
+        "if-unmodified-since",
+        "x-forwarded-port",
+        "x-forwarded-prefix",
+        "x-forwarded-scheme",
+        "x-forwarded-server",
+        "x-host",
+        "x-http-method-override",
+        "x-method-override",
+        "x-original-url",
+        "x-rewrite-url",
+    ];
     if has_body || request.upgrade.is_some() || OTHERS.iter().any(|name| request.field(name).is_some()) {
         return Use::Pass;
     }
@@ -141,6 +161,9 @@ pub fn of_request(request: &Request<'_, '_>, has_body: bool) -> Use {
     Use::Look(Asked {
         is_head: request.method == "HEAD",
         is_authorized: request.field("authorization").is_some(),
+        has_cookie: request.field("cookie").is_some(),
+        has_range: request.method == "GET"
+            && ["range", "if-range"].iter().any(|name| request.field(name).is_some()),
         refetches: directives.no_cache || pragma,
         max_age: directives.max_age,
         min_fresh: directives.min_fresh,
@@ -152,14 +175,18 @@ pub fn of_request(request: &Request<'_, '_>, has_body: bool) -> Use {
 }
 
 /// How a reply may be used from the cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Storable {
-    /// For how long it is fresh.
+    /// For how long it is fresh. Not at all if each use needs a validation.
     pub lifetime: Duration,
     /// Its age when it arrived.
     pub age: Duration,
     /// It may answer requests with an Authorization.
     pub is_for_authorized: bool,
+    /// It may answer requests with a Cookie.
+    pub is_for_cookies: bool,
+    /// A backend can say whether it is still right.
+    pub can_be_validated: bool,
     /// The names in Vary, in small letters.
     pub vary: Vec<String>,
     /// It has no Date, so the time of its arrival is added.
@@ -168,7 +195,7 @@ pub struct Storable {
 
 /// Statuses that are stored. Of the second list, only those with an explicit lifetime.
 const DEFAULT: [u16; 11] = [200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501];
-const EXPLICIT: [u16; 2] = [302, 307];
+const EXPLICIT: [u16; 3] = [302, 303, 307];
 
 /// Returns how a reply may be used, or `None` if it must not be stored. `waited` is the time since the
 /// request was sent, and `default` the lifetime of replies that have none.
@@ -179,9 +206,14 @@ pub fn of_reply(
     waited: Duration,
     default: Duration,
 ) -> Option<Storable> {
-    let directives = Directives::read(reply.values("cache-control"));
+    // What is for caches that a site's owner controls replaces what is for all (RFC 9213).
+    let is_targeted = reply.values("cdn-cache-control").next().is_some();
+    let name = if is_targeted { "cdn-cache-control" } else { "cache-control" };
+    let mut directives = Directives::read(reply.values(name));
+    // All statuses that are stored are understood (RFC 9111, section 5.2.2.3).
+    directives.no_store &= !directives.must_understand;
     let (is_default, is_explicit) = (DEFAULT.contains(&reply.status), EXPLICIT.contains(&reply.status));
-    if !(is_default || is_explicit) || directives.no_store || directives.private || directives.no_cache {
+    if !(is_default || is_explicit) || directives.no_store || directives.private {
         return None;
     }
     let is_for_authorized =
@@ -191,31 +223,69 @@ pub fn of_reply(
     }
     let mut vary = Vec::new();
     for name in reply.values("vary").flat_map(list) {
-        if name == b"*" {
+        let name = std::str::from_utf8(name).ok()?.to_ascii_lowercase();
+        // A backend sees other values of these than the client has sent.
+        if name == "*" || Name::of(&name).differs_behind_proxy() {
             return None;
         }
-        vary.push(String::from_utf8_lossy(name).to_ascii_lowercase());
+        vary.push(name);
     }
-    let mut dates = reply.values("date");
-    let date = dates.next().and_then(read_date);
-    let age = reply.values("age").next().map_or(Some(0), seconds)?;
+    let date = reply.values("date").next().and_then(read_date);
+    // Of several ages the first one counts, and none that cannot be read (RFC 9111, section 5.1).
+    let age = reply.values("age").flat_map(list).next().and_then(seconds).unwrap_or(0);
     let apparent = date.and_then(|date| now.duration_since(date).ok()).unwrap_or_default();
     let age = apparent.max(Duration::from_secs(age) + waited);
     let explicit = directives.shared_max_age.or(directives.max_age).map(Duration::from_secs);
-    let lifetime = match (explicit, reply.values("expires").next()) {
+    let expires = reply.values("expires").next().filter(|_| !is_targeted);
+    let lifetime = match (explicit, expires) {
+        _ if directives.no_cache => Duration::ZERO,
         (Some(lifetime), _) => lifetime,
         // A date that cannot be read is in the past.
-        (None, Some(expires)) => read_date(expires)?.duration_since(date.unwrap_or(now)).unwrap_or_default(),
+        (None, Some(expires)) => read_date(expires)
+            .and_then(|expires| expires.duration_since(date.unwrap_or(now)).ok())
+            .unwrap_or_default(),
         (None, None) if is_default => default,
         (None, None) => return None,
     };
-    let lacks_date = date.is_none();
-    (lifetime > age).then_some(Storable { lifetime, age, is_for_authorized, vary, lacks_date })
+    // Replies to cookies often depend on them without a Vary. The backend has to show that it knows.
+    let is_for_cookies = explicit.is_some()
+        || expires.is_some()
+        || directives.public
+        || directives.must_revalidate
+        || directives.no_cache
+        || !default.is_zero();
+    let can_be_validated = reply.status == 200
+        && (reply.values("etag").next().is_some()
+            || reply.values("last-modified").next().and_then(read_date).is_some());
+    let is_useful = lifetime > age || can_be_validated;
+    (is_useful && (is_for_cookies || !asked.has_cookie)).then_some(Storable {
+        lifetime,
+        age,
+        is_for_authorized,
+        is_for_cookies,
+        can_be_validated,
+        vary,
+        lacks_date: date.is_none(),
+    })
 }
 
-/// Reads a date of HTTP, in any of its three forms.
+/// Reads a date of HTTP, in any of its three forms, with letters of either case.
 pub fn read_date(value: &[u8]) -> Option<SystemTime> {
-    httpdate::parse_http_date(std::str::from_utf8(value).ok()?.trim()).ok()
+    let text = std::str::from_utf8(value).ok()?.trim();
+    httpdate::parse_http_date(text).ok().or_else(|| {
+        let (mut usual, mut is_first) = (String::with_capacity(text.len()), true);
+        for letter in text.chars() {
+            usual.push(if is_first { letter.to_ascii_uppercase() } else { letter.to_ascii_lowercase() });
+            is_first = !letter.is_ascii_alphabetic();
+        }
+        httpdate::parse_http_date(&usual.replace("Gmt", "GMT")).ok()
+    })
+}
+
+/// Returns true if two entity tags are the same in the weak comparison (RFC 9110, section 8.8.3.2).
+pub(super) fn is_same_tag(one: &[u8], other: &[u8]) -> bool {
+    let opaque = |tag| <[u8]>::strip_prefix(tag, b"W/").unwrap_or(tag).to_vec();
+    opaque(one) == opaque(other)
 }
 
 /// Returns true if the request's preconditions show that its client has this representation already
@@ -223,10 +293,9 @@ pub fn read_date(value: &[u8]) -> Option<SystemTime> {
 pub fn is_not_modified(request: &Request<'_, '_>, etag: Option<&[u8]>, modified: Option<SystemTime>) -> bool {
     let mut wanted = request.values("if-none-match").peekable();
     if wanted.peek().is_some() {
-        let opaque = |tag: &[u8]| tag.strip_prefix(b"W/").unwrap_or(tag).to_vec();
         return wanted
             .flat_map(list)
-            .any(|one| one == b"*" || etag.is_some_and(|etag| opaque(one) == opaque(etag)));
+            .any(|one| one == b"*" || etag.is_some_and(|etag| is_same_tag(one, etag)));
     }
     let since = request.field("if-modified-since").and_then(read_date);
     since.zip(modified).is_some_and(|(since, modified)| modified <= since)
@@ -301,13 +370,55 @@ mod tests {
             "Cache-Control: x=\"a, max-age=5\", no-store\r\n",
             "Cache-Control: max-age=100\r\nSet-Cookie: a=b\r\n",
             "Cache-Control: max-age=100\r\nVary: accept, *\r\n",
-            "Cache-Control: max-age=100\r\nAge: x\r\n",
+            "Cache-Control: max-age=100\r\nVary: X-Forwarded-For\r\n",
+            "Cache-Control: max-age=100\r\nVary: accept, via\r\n",
             "Cache-Control: max-age=100\r\nAge: 100\r\n",
+            "Cache-Control: max-age=100\r\nAge: 100, 0\r\n",
+            "Cache-Control: max-age=100\r\nCDN-Cache-Control: no-store\r\n",
+            "Cache-Control: max-age=100\r\nCDN-Cache-Control: private\r\n",
         ] {
             assert_eq!(lifetime(fields), None, "{fields}");
         }
         // In a quoted string, nothing is a directive.
         assert_eq!(lifetime("Cache-Control: x=\"no-store, private\", max-age=5\r\n"), Some(5));
+        for fields in [
+            "Cache-Control: max-age=5\r\nAge: x\r\n",
+            "Cache-Control: max-age=5\r\nAge: 0, 100\r\n",
+            "Cache-Control: max-age=5\r\nVary: X-Forwarded-Proto, Host\r\n",
+            "Cache-Control: no-store, must-understand, max-age=5\r\n",
+            "Cache-Control: no-store\r\nCDN-Cache-Control: max-age=5\r\nExpires: 0\r\n",
+        ] {
+            assert_eq!(lifetime(fields), Some(5), "{fields}");
+        }
+    }
+
+    #[test]
+    fn what_can_be_validated_is_stored_without_a_lifetime() {
+        let tag = "ETag: \"a\"\r\n";
+        for (fields, is_stored) in [
+            ("Cache-Control: no-cache\r\n", false),
+            (&format!("Cache-Control: no-cache\r\n{tag}"), true),
+            (&format!("Cache-Control: max-age=0\r\n{tag}"), true),
+            (&format!("Expires: 0\r\n{tag}"), true),
+            ("Cache-Control: no-cache\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n", true),
+            ("Cache-Control: no-cache\r\nLast-Modified: yesterday\r\n", false),
+            (&format!("Cache-Control: no-store\r\n{tag}"), false),
+            (&format!("Cache-Control: private, no-cache\r\n{tag}"), false),
+        ] {
+            assert_eq!(lifetime(fields).is_some(), is_stored, "{fields}");
+        }
+        assert_eq!(lifetime(&format!("Cache-Control: max-age=100, no-cache\r\n{tag}")), Some(0));
+        // Only what says that it may be shared is shared among those that have cookies.
+        let cookie = Asked { has_cookie: true, ..Asked::default() };
+        let stored = |fields: &str| {
+            let bytes = format!("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n{fields}\r\n");
+            let mut slots = no_fields();
+            let Ok(Parsed::Complete(reply)) = parse_reply(bytes.as_bytes(), &mut slots, 4096, false) else {
+                panic!("{fields}")
+            };
+            of_reply(&reply, &cookie, SystemTime::now(), Duration::ZERO, Duration::ZERO).is_some()
+        };
+        assert!(!stored(tag) && stored(&format!("Cache-Control: max-age=0\r\n{tag}")));
     }
 
     #[test]
@@ -321,7 +432,8 @@ mod tests {
             (206, false, false),
             (301, true, true),
             (302, false, true),
-            (303, false, false),
+            (303, false, true),
+            (206, false, false),
             (304, false, false),
             (400, false, false),
             (404, true, true),
@@ -373,9 +485,11 @@ mod tests {
         assert!(!look("Pragma: no-cache\r\nCache-Control: max-age=5\r\n").refetches);
         assert!(look("Cache-Control: only-if-cached\r\n").only_if_cached);
         assert!(look("Authorization: Basic x\r\n").is_authorized);
+        assert!(look("Range: bytes=0-1\r\n").has_range && look("Cookie: a=b\r\n").has_cookie);
         for fields in [
             "Cache-Control: no-store\r\n",
-            "Range: bytes=0-1\r\n",
+            "X-HTTP-Method-Override: DELETE\r\n",
+            "X-Original-URL: /other\r\n",
             "If-Match: \"a\"\r\n",
             "If-Unmodified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n",
         ] {

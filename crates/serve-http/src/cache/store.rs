@@ -3,18 +3,23 @@
 //! Entries are bounded in bytes together. A new one evicts those that were not used since they were
 //! last considered (second chance). A reload of the configuration makes new stores, without entries.
 //!
-//! A *flight* is a request to a backend whose reply may be stored. Others for the same target follow
-//! it:
+//! A *flight* is a request to a backend whose reply may be stored, or that validates a stored one. Others
+//! for the same target follow it:
 //!
 //! ```text
-//!  look: none ──► Leader(Flight) ── the reply is stored ──► followers look again: answered
-//!                       │
-//!                       ├── it may not be stored ─────────► each follower asks the backend
+//!  look: none ──► Leader(Flight) ── the reply is stored ──► followers look again: answered; else one
+//!                       │                                   leads, and none of them follows again
+//!                       ├── it answers nobody else ───────► each follower asks the backend
 //!                       └── it fails, or is dropped ──────► followers look again: one of them leads
 //! ```
+//!
+//! A change of the target makes its flights *void*: their replies may be older than the change, so they
+//! are not stored, and nobody follows them any more.
+//!
+//! The bodies that flights collect are bounded like those that are stored, by as many bytes again.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -71,8 +76,19 @@ pub struct Follower {
 pub struct Woken {
     /// The client's place, and its generation.
     pub client: (usize, u32),
-    /// The reply may not be stored, so there is no use in looking again.
-    pub goes_alone: bool,
+    /// How the flight has ended.
+    pub end: End,
+}
+
+/// How a flight ends for its followers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// A reply was stored, which may be for them.
+    Stored,
+    /// The reply is for nobody else, so there is no use in looking again.
+    Alone,
+    /// There is no reply. One of them leads.
+    Failed,
 }
 
 /// The followers that each thread has to continue with.
@@ -83,6 +99,8 @@ pub type Mail = Inboxes<Woken>;
 pub struct Store {
     pub(crate) settings: Settings,
     inner: Mutex<Inner>,
+    /// Bytes of bodies of which a part has arrived.
+    collected: AtomicUsize,
     pub(crate) evicted: AtomicU64,
 }
 
@@ -93,7 +111,16 @@ struct Inner {
     order: VecDeque<Arc<Entry>>,
     bytes: usize,
     count: usize,
-    flights: HashMap<Arc<str>, Vec<Follower>>,
+    flights: HashMap<Arc<str>, Underway>,
+    /// The number of the next flight.
+    next: u64,
+}
+
+/// A flight that others may follow.
+#[derive(Debug)]
+struct Underway {
+    number: u64,
+    followers: Vec<Follower>,
 }
 
 /// What becomes of a request.
@@ -116,7 +143,12 @@ const FOLLOWERS: usize = 4096;
 impl Store {
     /// Makes a store without entries.
     pub fn new(settings: Settings) -> Store {
-        Store { settings, inner: Mutex::default(), evicted: AtomicU64::new(0) }
+        Store {
+            settings,
+            inner: Mutex::default(),
+            collected: AtomicUsize::new(0),
+            evicted: AtomicU64::new(0),
+        }
     }
 
     /// Returns a stored reply that answers a request.
@@ -130,44 +162,70 @@ impl Store {
         self.inner().find(key, asked, field, now)
     }
 
-    /// Finds a reply, or makes the request a leader or a follower.
+    /// Finds a reply, or makes the request a leader or a follower. It does not follow again if it has
+    /// followed a flight whose reply does not answer it.
     pub fn look(
         self: &Arc<Store>,
         key: &str,
         asked: &Asked,
         field: &impl Fn(&str) -> Vec<u8>,
-        follower: Follower,
+        follower: Option<Follower>,
         mail: &Arc<Mail>,
         now: Instant,
     ) -> Found {
-        let mut inner = self.inner();
+        let mut guard = self.inner();
+        let inner = &mut *guard;
         if let Some(entry) = inner.find(key, asked, field, now) {
             return Found::Hit(entry);
         }
         match inner.flights.get_mut(key) {
             // It cannot use the reply to another request.
             Some(_) if asked.refetches || asked.is_authorized => Found::Alone,
-            Some(followers) if followers.len() >= FOLLOWERS => Found::Alone,
-            Some(followers) => {
-                followers.push(follower);
-                Found::Follows
-            }
+            Some(flight) if flight.followers.len() >= FOLLOWERS => Found::Alone,
+            Some(flight) => match follower {
+                Some(follower) => {
+                    flight.followers.push(follower);
+                    Found::Follows
+                }
+                None => Found::Alone,
+            },
             // Their replies are not stored.
-            None if asked.is_head || asked.is_conditional => Found::Alone,
+            None if asked.is_head || asked.has_range => Found::Alone,
             None => {
-                let key: Arc<str> = key.into();
-                inner.flights.insert(key.clone(), Vec::new());
-                let (store, mail) = (self.clone(), mail.clone());
-                Found::Lead(Flight { store, mail, key, asked: *asked, end: End::Again })
+                let former = inner.former(key, asked, field);
+                // A backend may answer the client's conditions with a 304.
+                if asked.is_conditional && former.is_none() {
+                    return Found::Alone;
+                }
+                let (key, number): (Arc<str>, u64) = (key.into(), inner.next);
+                inner.next += 1;
+                inner.flights.insert(key.clone(), Underway { number, followers: Vec::new() });
+                let (store, mail, asked) = (self.clone(), mail.clone(), *asked);
+                let end = End::Failed;
+                Found::Lead(Flight { store, mail, key, number, asked, former, collected: 0, end })
             }
         }
     }
 
-    /// Removes the replies for a target.
-    pub fn forget(&self, key: &str) {
+    /// Removes the replies for a target, and makes its flight void. The followers are for the caller to
+    /// continue with.
+    pub fn forget(&self, key: &str, mail: &Mail) {
         let mut inner = self.inner();
         for entry in inner.entries.remove(key).unwrap_or_default() {
             inner.gone(&entry);
+        }
+        let flight = inner.flights.remove(key);
+        drop(inner);
+        if let Some(flight) = flight {
+            wake(mail, flight, End::Failed);
+        }
+    }
+
+    /// Removes the reply that a flight was to validate.
+    fn forget_former(&self, flight: &Flight) {
+        let mut inner = self.inner();
+        if let Some(former) = flight.former.as_ref().filter(|former| inner.has(former)) {
+            inner.remove(former);
         }
     }
 
@@ -177,12 +235,15 @@ impl Store {
         (inner.count, inner.bytes)
     }
 
-    fn insert(&self, entry: Entry, now: Instant) {
-        let entry = Arc::new(entry);
+    /// Inserts the reply to a flight, unless that is void.
+    fn insert(&self, entry: Arc<Entry>, flight: u64, now: Instant) -> bool {
         let mut inner = self.inner();
+        if inner.flights.get(&entry.key).is_none_or(|it| it.number != flight) {
+            return false;
+        }
         let known = inner.entries.remove(&entry.key).unwrap_or_default().into_iter();
         let (mut same, mut former): (Vec<_>, Vec<_>) =
-            known.partition(|other| !entry.replaces(other) && !other.is_stale(now));
+            known.partition(|other| !entry.replaces(other) && other.is_useful(now));
         if same.len() >= VARIANTS {
             former.push(same.remove(0));
         }
@@ -197,7 +258,7 @@ impl Store {
             if !inner.has(&oldest) {
                 continue;
             }
-            if oldest.is_used.swap(false, Relaxed) && !oldest.is_stale(now) {
+            if oldest.is_used.swap(false, Relaxed) && oldest.is_useful(now) {
                 inner.order.push_back(oldest);
                 continue;
             }
@@ -210,6 +271,7 @@ impl Store {
             order.retain(|entry| inner.has(entry));
             inner.order = order;
         }
+        true
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -226,6 +288,11 @@ impl Inner {
         now: Instant,
     ) -> Option<Arc<Entry>> {
         self.entries.get(key)?.iter().find(|entry| entry.fits(asked, field, now)).cloned()
+    }
+
+    /// Returns a reply that answers a request once it was validated.
+    fn former(&self, key: &str, asked: &Asked, field: &impl Fn(&str) -> Vec<u8>) -> Option<Arc<Entry>> {
+        self.entries.get(key)?.iter().find(|entry| entry.fits_if_validated(asked, field)).cloned()
     }
 
     fn has(&self, entry: &Arc<Entry>) -> bool {
@@ -254,16 +321,13 @@ pub struct Flight {
     store: Arc<Store>,
     mail: Arc<Mail>,
     key: Arc<str>,
+    number: u64,
     pub(crate) asked: Asked,
+    /// The stored reply that it validates.
+    pub(crate) former: Option<Arc<Entry>>,
+    /// The bytes that it has of all that are collected.
+    collected: usize,
     end: End,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    /// Followers look again.
-    Again,
-    /// They go to the backend.
-    Alone,
 }
 
 impl Flight {
@@ -272,23 +336,58 @@ impl Flight {
         (Duration::from_secs_f64(self.store.settings.lifetime), self.store.settings.object_bytes)
     }
 
+    /// Counts bytes of a body that is collected. Returns false if there are too many.
+    pub(crate) fn collect(&mut self, more: usize) -> bool {
+        self.collected += more;
+        let before = self.store.collected.fetch_add(more, Relaxed);
+        self.collected <= self.store.settings.object_bytes && before + more <= self.store.settings.bytes
+    }
+
     /// Ends the flight: its reply may not be stored.
     pub(crate) fn give_up(mut self) {
         self.end = End::Alone;
     }
 
-    /// Stores the reply, and ends the flight.
-    pub(crate) fn store(self, head: StoredHead, body: Vec<u8>, now: Instant) {
-        self.store.insert(head.finish(self.key.clone(), body), now);
+    /// Ends the flight, and removes what is stored for its target: the reply that took its place may not be
+    /// stored.
+    pub(crate) fn give_up_former(mut self) {
+        self.end = End::Alone;
+        self.store.forget_former(&self);
+    }
+
+    /// Stores the reply, unless the flight is void, and ends the flight. Returns true if it was stored.
+    pub(crate) fn store(mut self, entry: Arc<Entry>, now: Instant) -> bool {
+        let is_stored = self.store.insert(entry.clone(), self.number, now);
+        // What each use validates is of no use to those that wait for it.
+        self.end = if entry.is_stale(now) { End::Alone } else { End::Stored };
+        is_stored
+    }
+
+    /// Returns the entry that a reply becomes.
+    pub(crate) fn entry(&self, head: StoredHead, body: Arc<[u8]>) -> Arc<Entry> {
+        Arc::new(head.finish(self.key.clone(), body))
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        let followers = self.store.inner().flights.remove(&self.key).unwrap_or_default();
-        for Follower { thread, client } in followers {
-            self.mail.send(thread, Woken { client, goes_alone: self.end == End::Alone });
+        self.store.collected.fetch_sub(self.collected, Relaxed);
+        let mut inner = self.store.inner();
+        // A void one was removed, and there may be another one.
+        if inner.flights.get(&self.key).is_some_and(|it| it.number == self.number) {
+            let flight = inner.flights.remove(&self.key);
+            drop(inner);
+            if let Some(flight) = flight {
+                wake(&self.mail, flight, self.end);
+            }
         }
+    }
+}
+
+/// Continues with the followers of a flight.
+fn wake(mail: &Mail, flight: Underway, end: End) {
+    for Follower { thread, client } in flight.followers {
+        mail.send(thread, Woken { client, end });
     }
 }
 
@@ -319,12 +418,17 @@ mod tests {
 
     fn look(store: &Arc<Store>, mail: &Arc<Mail>, key: &str, client: usize, now: Instant) -> Found {
         let follower = Follower { thread: 0, client: (client, 0) };
-        store.look(key, &Asked::default(), &NOTHING, follower, mail, now)
+        store.look(key, &Asked::default(), &NOTHING, Some(follower), mail, now)
+    }
+
+    fn store_reply(flight: Flight, head: StoredHead, body: &[u8], now: Instant) -> bool {
+        let entry = flight.entry(head, body.into());
+        flight.store(entry, now)
     }
 
     fn fetch(store: &Arc<Store>, mail: &Arc<Mail>, key: &str, length: usize, now: Instant) {
         let Found::Lead(flight) = look(store, mail, key, 0, now) else { panic!("{key} is there") };
-        flight.store(begun("", NOTHING, now), vec![b'x'; length], now);
+        store_reply(flight, begun("", NOTHING, now), &vec![b'x'; length], now);
     }
 
     #[test]
@@ -334,8 +438,8 @@ mod tests {
         assert!(matches!(look(&store, &mail, "a/", 2, now), Found::Follows));
         assert!(matches!(look(&store, &mail, "b/", 3, now), Found::Lead(_)));
         assert_eq!(mail.take(0), []);
-        flight.store(begun("", NOTHING, now), b"text".to_vec(), now);
-        assert_eq!(mail.take(0), [Woken { client: (2, 0), goes_alone: false }]);
+        store_reply(flight, begun("", NOTHING, now), b"text", now);
+        assert_eq!(mail.take(0), [Woken { client: (2, 0), end: End::Stored }]);
         assert!(matches!(look(&store, &mail, "a/", 2, now), Found::Hit(entry) if *entry.body == *b"text"));
         // Stale after its lifetime.
         assert!(matches!(look(&store, &mail, "a/", 2, now + Duration::from_secs(60)), Found::Lead(_)));
@@ -347,13 +451,81 @@ mod tests {
         let Found::Lead(flight) = look(&store, &mail, "a/", 1, now) else { panic!() };
         assert!(matches!(look(&store, &mail, "a/", 2, now), Found::Follows));
         flight.give_up();
-        assert_eq!(mail.take(0), [Woken { client: (2, 0), goes_alone: true }]);
+        assert_eq!(mail.take(0), [Woken { client: (2, 0), end: End::Alone }]);
         // One that fails lets another one lead.
         let Found::Lead(flight) = look(&store, &mail, "a/", 1, now) else { panic!() };
         assert!(matches!(look(&store, &mail, "a/", 2, now), Found::Follows));
         drop(flight);
-        assert_eq!(mail.take(0), [Woken { client: (2, 0), goes_alone: false }]);
+        assert_eq!(mail.take(0), [Woken { client: (2, 0), end: End::Failed }]);
         assert!(matches!(look(&store, &mail, "a/", 2, now), Found::Lead(_)));
+    }
+
+    #[test]
+    fn a_change_makes_flights_void() {
+        let (store, mail, now) = lab(1 << 20);
+        let Found::Lead(old) = look(&store, &mail, "a/", 1, now) else { panic!() };
+        assert!(matches!(look(&store, &mail, "a/", 2, now), Found::Follows));
+        store.forget("a/", &mail);
+        assert_eq!(mail.take(0), [Woken { client: (2, 0), end: End::Failed }]);
+        // Another one is under way when the void one ends.
+        let Found::Lead(new) = look(&store, &mail, "a/", 2, now) else { panic!() };
+        assert!(!store_reply(old, begun("", NOTHING, now), b"old", now));
+        assert_eq!(store.fill(), (0, 0));
+        assert!(matches!(look(&store, &mail, "a/", 3, now), Found::Follows));
+        assert!(store_reply(new, begun("", NOTHING, now), b"new", now));
+        assert_eq!(mail.take(0), [Woken { client: (3, 0), end: End::Stored }]);
+        assert!(matches!(look(&store, &mail, "a/", 3, now), Found::Hit(entry) if *entry.body == *b"new"));
+    }
+
+    #[test]
+    fn who_has_followed_a_reply_for_others_does_not_follow_again() {
+        let (store, mail, now) = lab(1 << 20);
+        let again = || store.look("a/", &Asked::default(), &NOTHING, None, &mail, now);
+        let Found::Lead(_first) = again() else { panic!() };
+        assert!(matches!(again(), Found::Alone));
+    }
+
+    #[test]
+    fn bodies_that_are_collected_are_bounded() {
+        let (store, mail, now) = lab(100 * 1024);
+        let flights = (0..10).map(|number| look(&store, &mail, &format!("{number}"), 1, now));
+        let mut flights: Vec<Flight> =
+            flights.map(|found| if let Found::Lead(flight) = found { flight } else { panic!() }).collect();
+        let collected = flights.iter_mut().map(|flight| flight.collect(12 * 1024)).collect::<Vec<_>>();
+        assert_eq!(collected.iter().filter(|fits| **fits).count(), 8);
+        flights.truncate(3);
+        assert!(flights[0].collect(100) && !flights[1].collect(12 * 1024));
+        drop(flights);
+        assert_eq!(store.collected.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_stale_reply_with_a_validator_is_updated_by_a_304() {
+        let (store, mail, now) = lab(1 << 20);
+        let fields =
+            "ETag: \"a\"\r\nCache-Control: max-age=10\r\nX: 1\r\nX: 2\r\nContent-Type: text/html\r\n";
+        let Found::Lead(flight) = look(&store, &mail, "a/", 1, now) else { panic!() };
+        assert!(flight.former.is_none());
+        store_reply(flight, begun(fields, NOTHING, now), b"text", now);
+        let later = now + Duration::from_secs(20);
+        let Found::Lead(flight) = look(&store, &mail, "a/", 1, later) else { panic!() };
+        let former = flight.former.clone().expect("it has a validator");
+        assert_eq!(former.conditions(), b"If-None-Match: \"a\"\r\n");
+        let updated = |fields: &str| {
+            let bytes = format!("HTTP/1.1 304 Not Modified\r\n{fields}\r\n");
+            let mut slots = no_fields();
+            let Ok(Parsed::Complete(reply)) = parse(bytes.as_bytes(), &mut slots, 4096, false) else {
+                panic!()
+            };
+            former.updated(&reply).map(|head| String::from_utf8(head).expect("text"))
+        };
+        let new = "ETag: W/\"a\"\r\nX: 3\r\nContent-Length: 99\r\nContent-Type: none\r\nAge: 4\r\nY: 5\r\n";
+        assert_eq!(
+            updated(new).expect("the same"),
+            "HTTP/1.1 200 OK\r\nCache-Control: max-age=10\r\nContent-Type: text/html\r\n\
+             ETag: W/\"a\"\r\nX: 3\r\nY: 5\r\nAge: 4\r\n\r\n"
+        );
+        assert_eq!(updated("ETag: \"b\"\r\n"), None);
     }
 
     #[test]
@@ -367,7 +539,7 @@ mod tests {
             assert!(matches!(look(&store, &mail, "key-0", 1, now), Found::Hit(_)), "after {number}");
         }
         assert_eq!(store.evicted.load(Relaxed) as usize + store.fill().0, 1000);
-        store.forget("key-0");
+        store.forget("key-0", &mail);
         assert!(store.find("key-0", &Asked::default(), &NOTHING, now).is_none());
     }
 
@@ -379,10 +551,10 @@ mod tests {
         let follower = Follower { thread: 0, client: (1, 0) };
         for (language, text) in [(&french as &dyn Fn(&str) -> Vec<u8>, "oui"), (&german, "ja")] {
             let field = |name: &str| language(name);
-            let found = store.look("a/", &Asked::default(), &field, follower, &mail, now);
+            let found = store.look("a/", &Asked::default(), &field, Some(follower), &mail, now);
             let Found::Lead(flight) = found else { panic!("{found:?}") };
             let begun = begun("Vary: Accept-Language\r\n", field, now);
-            flight.store(begun, text.as_bytes().to_vec(), now);
+            store_reply(flight, begun, text.as_bytes(), now);
         }
         let find = |field: &dyn Fn(&str) -> Vec<u8>| {
             store.find("a/", &Asked::default(), &|name: &str| field(name), now).map(|it| it.body.to_vec())

@@ -3,7 +3,9 @@
 //!
 //! ```text
 //!  Leads ── the head of a reply that may be stored ──► Stores ── the body is complete ──► None, stored
-//!    └───── another one ───────────────────────────────► None     └── it is too long ───► None
+//!    │                                                   └── it is too long ───► None
+//!    ├───── a 304 for the stored reply ────────────────► None: answered with the stored reply
+//!    └───── another one ───────────────────────────────► None
 //!  Follows ── the other request has ended ──► answered, Leads, Follows or None
 //!  Changes ── a reply that is no error ─────► None: the stored replies for the target are removed
 //! ```
@@ -16,13 +18,14 @@ use super::connection::{Exchange, Head, State};
 use super::counts::Counts;
 use super::log::Line;
 use super::worker::Worker;
-use crate::cache::entry::StoredHead;
-use crate::cache::policy::{self, Use};
+use crate::cache::entry::{StoredHead, What};
+use crate::cache::policy::{self, Asked, Use};
 use crate::cache::store::Found;
-use crate::cache::{Entry, Flight, Follower, Store, Woken};
+use crate::cache::{End, Entry, Flight, Follower, Mail, Store, Woken};
 use crate::config::duration;
-use crate::message::reply::After;
+use crate::message::reply::{After, parse as parse_reply};
 use crate::message::request::parse;
+use crate::message::target::same_host;
 use crate::message::{Body, Framing, Parsed, Reply, Request, no_fields};
 
 /// The state of a request in the cache of its route.
@@ -32,13 +35,21 @@ pub(crate) enum Caching {
     #[default]
     None,
     /// It may make the stored replies for its target useless.
-    Changes(Arc<Store>, String),
+    Changes(Box<Changing>),
     /// Its reply may be stored.
     Leads(Box<Leading>),
     /// It waits for the reply to another request.
     Follows(Box<Following>),
     /// Its reply is being stored.
     Stores(Box<Storing>),
+}
+
+/// A change whose reply has not begun.
+#[derive(Debug)]
+pub(crate) struct Changing {
+    store: Arc<Store>,
+    mail: Arc<Mail>,
+    key: Key,
 }
 
 /// A request whose reply has not begun.
@@ -65,7 +76,24 @@ pub(crate) struct Storing {
     /// The rest of it, without chunks.
     rest: Body,
     body: Vec<u8>,
-    most: usize,
+}
+
+/// What the final head of a reply means for the client.
+pub(super) enum Seen {
+    /// It is for the client.
+    Forward,
+    /// A stored reply is.
+    Answer(Arc<Entry>, What),
+    /// It answers no question.
+    Bad,
+}
+
+/// What a request needs on its way through the cache.
+pub(super) struct Asking {
+    pub(super) line: Option<Box<Line>>,
+    pub(super) began: Instant,
+    /// It has not waited for a reply that does not answer it.
+    pub(super) may_follow: bool,
 }
 
 /// What becomes of a request.
@@ -80,18 +108,74 @@ pub(super) enum Consulted {
     Waits(Caching, Option<Box<Line>>),
 }
 
-/// Returns the key of a request's target: its host, in one form, and the target.
-fn key(request: &Request<'_, '_>) -> String {
-    let host = request.host.unwrap_or("localhost").to_ascii_lowercase();
-    let host = host.strip_suffix(":80").or_else(|| host.strip_suffix(':')).unwrap_or(&host);
-    let mut key = host.as_bytes().to_vec();
-    request.target.write(&mut key);
-    String::from_utf8_lossy(&key).into_owned()
+/// The key of a target: its host, in one form, the target, and what trusted proxies say of the request
+/// that they got.
+#[derive(Debug)]
+struct Key {
+    host: String,
+    target: String,
+    origin: String,
 }
 
-/// Returns the values of a field, combined.
+impl Key {
+    fn of(request: &Request<'_, '_>, trusts_client: bool) -> Key {
+        let host = request.host.unwrap_or("localhost").to_ascii_lowercase();
+        let host = host.strip_suffix(":80").or_else(|| host.strip_suffix(':')).unwrap_or(&host).to_owned();
+        let mut target = Vec::new();
+        request.target.write(&mut target);
+        let mut origin = String::new();
+        if trusts_client {
+            let mut add = |value: &[u8]| origin += &format!("\n{}", value.trim_ascii().escape_ascii());
+            ["x-forwarded-host", "x-forwarded-proto"]
+                .iter()
+                .for_each(|name| request.values(name).for_each(&mut add));
+            for parameter in
+                request.values("forwarded").flat_map(|value| value.split(|byte| b",;".contains(byte)))
+            {
+                let parameter = parameter.trim_ascii().to_ascii_lowercase();
+                if parameter.starts_with(b"host") || parameter.starts_with(b"proto") {
+                    add(&parameter);
+                }
+            }
+        }
+        Key { host, target: String::from_utf8_lossy(&target).into_owned(), origin }
+    }
+
+    fn text(&self) -> String {
+        self.with(&self.target)
+    }
+
+    fn with(&self, target: &str) -> String {
+        format!("{}{target}{}", self.host, self.origin)
+    }
+
+    /// Returns the key of a reference in a reply, if its host is the same.
+    fn referred(&self, reference: &[u8]) -> Option<String> {
+        let reference = std::str::from_utf8(reference).ok()?.split('#').next()?;
+        let target = match reference.split_once("://") {
+            Some((_, rest)) => {
+                let path = rest.find('/')?;
+                same_host(&rest[..path], &self.host).then_some(&rest[path..])?
+            }
+            None => reference,
+        };
+        (target.starts_with('/') && !target.starts_with("//")).then(|| self.with(target))
+    }
+}
+
+/// Returns the values of a field that a backend gets, combined. Spaces around commas mean nothing.
 fn combined(request: &Request<'_, '_>, name: &str) -> Vec<u8> {
-    request.values(name).map(<[u8]>::trim_ascii).collect::<Vec<_>>().join(&b", "[..])
+    let values = request.forwarded_values(name);
+    let parts = values.flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii);
+    parts.collect::<Vec<_>>().join(&b", "[..])
+}
+
+/// Returns what an answer has of a stored reply, or `None` if it has not what is asked for.
+fn what(request: &Request<'_, '_>, asked: &Asked, entry: &Entry) -> Option<What> {
+    if entry.is_at(request) {
+        return Some(What::NotModified);
+    }
+    if asked.has_range { entry.part(request).map(What::Part) } else { Some(What::Whole) }
 }
 
 /// Parses a head that was parsed before.
@@ -109,6 +193,16 @@ impl Caching {
         matches!(self, Caching::Stores(_))
     }
 
+    /// Returns the fields of a request that validates a stored reply.
+    pub(super) fn conditions(&self) -> Vec<u8> {
+        match self {
+            Caching::Leads(leading) => {
+                leading.flight.former.as_ref().map(|former| former.conditions()).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Takes the final head of a reply.
     pub(super) fn see_head(
         &mut self,
@@ -116,18 +210,25 @@ impl Caching {
         framing: Framing,
         now: Instant,
         counts: &Counts,
-    ) {
+    ) -> Seen {
         *self = match take(self) {
-            Caching::Changes(store, key) => {
+            Caching::Changes(changing) => {
                 if (200..400).contains(&reply.status) {
-                    store.forget(&key);
+                    let Changing { store, mail, key } = *changing;
+                    let others = ["location", "content-location"].iter().flat_map(|name| reply.values(name));
+                    let others = others.filter_map(|reference| key.referred(reference));
+                    others.chain([key.text()]).for_each(|key| store.forget(&key, &mail));
                 }
                 Caching::None
             }
-            Caching::Leads(leading) => store_reply(*leading, reply, framing, now, counts),
+            Caching::Leads(leading) => match leading.flight.former.clone() {
+                Some(former) if reply.status == 304 => return update(*leading, &former, reply, now, counts),
+                _ => store_reply(*leading, reply, framing, now, counts),
+            },
             other => other,
         };
         self.settle(now, counts);
+        Seen::Forward
     }
 
     /// Takes bytes of a reply's body as they arrive.
@@ -137,7 +238,7 @@ impl Caching {
         let passed = storing.rest.pass(&mut copy, &mut tail).map(|passed| passed.kept);
         let fits = passed.is_ok_and(|kept| {
             storing.body.extend_from_slice(&copy[..kept]);
-            storing.body.len() <= storing.most
+            storing.flight.collect(kept)
         });
         if !fits && let Caching::Stores(storing) = take(self) {
             counts.cache_refused.add(1);
@@ -151,8 +252,10 @@ impl Caching {
         *self = match take(self) {
             Caching::Stores(storing) if storing.rest.is_done() => {
                 let Storing { flight, head, body, .. } = *storing;
-                flight.store(head, body, now);
-                counts.cache_stored.add(1);
+                let entry = flight.entry(head, body.into());
+                if flight.store(entry, now) {
+                    counts.cache_stored.add(1);
+                }
                 Caching::None
             }
             other => other,
@@ -184,14 +287,54 @@ fn store_reply(
     match head {
         Some(head) => {
             let rest = Body::new(framing, true);
-            Caching::Stores(Box::new(Storing { flight, head, rest, body: Vec::new(), most }))
+            Caching::Stores(Box::new(Storing { flight, head, rest, body: Vec::new() }))
         }
         None => {
             counts.cache_refused.add(1);
-            flight.give_up();
+            // An error says nothing about the stored reply.
+            if reply.status < 500 {
+                flight.give_up_former();
+            } else {
+                flight.give_up();
+            }
             Caching::None
         }
     }
+}
+
+/// Updates a stored reply after a 304, and returns it as the answer.
+fn update(leading: Leading, former: &Entry, reply: &Reply<'_, '_>, now: Instant, counts: &Counts) -> Seen {
+    let Leading { flight, raw, began } = leading;
+    let (default, _) = flight.limits();
+    let time = SystemTime::now();
+    let Some(updated) = former.updated(reply) else {
+        flight.give_up_former();
+        return Seen::Bad;
+    };
+    let mut slots = no_fields();
+    let Ok(Parsed::Complete(reply)) = parse_reply(&updated, &mut slots, usize::MAX, false) else {
+        flight.give_up_former();
+        return Seen::Bad;
+    };
+    let storable = policy::of_reply(&reply, &flight.asked, time, now - began, default);
+    let is_storable = storable.is_some();
+    let made = again(&raw, |request| {
+        let storable = storable.unwrap_or_default();
+        let head = StoredHead::new(&reply, storable, |name| combined(request, name), (now, time));
+        let entry = flight.entry(head, former.body.clone());
+        // Its client asked for all of it.
+        let what = what(request, &flight.asked, &entry).unwrap_or(What::Whole);
+        (entry, what)
+    });
+    let Some((entry, what)) = made else { return Seen::Bad };
+    counts.cache_validated.add(1);
+    if is_storable {
+        flight.store(entry.clone(), now);
+    } else {
+        counts.cache_refused.add(1);
+        flight.give_up_former();
+    }
+    Seen::Answer(entry, what)
 }
 
 impl Worker {
@@ -202,38 +345,55 @@ impl Worker {
         store: &Arc<Store>,
         request: &Request<'_, '_>,
         raw: &[u8],
-        line: Option<Box<Line>>,
+        asking: Asking,
     ) -> Consulted {
         let has_body = !matches!(request.framing, Framing::None | Framing::Length(0));
+        let key = Key::of(request, self.config.forwarding.trust_clients);
         let asked = match policy::of_request(request, has_body) {
-            Use::Pass => return Consulted::Goes(Caching::None, line),
-            Use::Change => return Consulted::Goes(Caching::Changes(store.clone(), key(request)), line),
+            Use::Pass => return Consulted::Goes(Caching::None, asking.line),
+            Use::Change => {
+                let (store, mail) = (store.clone(), self.shared.mail.clone());
+                let changing = Changing { store, mail, key };
+                return Consulted::Goes(Caching::Changes(Box::new(changing)), asking.line);
+            }
             Use::Look(asked) => asked,
         };
-        let key = key(request);
-        let field = |name: &str| combined(request, name);
-        if asked.only_if_cached {
-            return match store.find(&key, &asked, &field, self.now) {
-                Some(entry) => self.answer_stored(at, request, &entry, line),
-                None => Consulted::Refused(line),
+        let (key, field) = (key.text(), |name: &str| combined(request, name));
+        if asked.only_if_cached || asked.has_range {
+            let found = store.find(&key, &asked, &field, self.now);
+            let found = found.and_then(|entry| {
+                let what = what(request, &asked, &entry);
+                Some((what.or(asked.only_if_cached.then_some(What::Whole))?, entry))
+            });
+            return match found {
+                Some((what, entry)) => self.answer_stored(at, request, &entry, &what, asking),
+                None if asked.only_if_cached => Consulted::Refused(asking.line),
+                None => {
+                    self.counts.cache_misses.add(1);
+                    Consulted::Goes(Caching::None, asking.line)
+                }
             };
         }
         let follower = Follower { thread: self.number, client: (at, self.clients[at].generation) };
+        let follower = asking.may_follow.then_some(follower);
         match store.look(&key, &asked, &field, follower, &self.shared.mail, self.now) {
-            Found::Hit(entry) => self.answer_stored(at, request, &entry, line),
+            Found::Hit(entry) => {
+                let what = what(request, &asked, &entry).unwrap_or(What::Whole);
+                self.answer_stored(at, request, &entry, &what, asking)
+            }
             Found::Lead(flight) => {
                 self.counts.cache_misses.add(1);
                 let leading = Leading { flight, raw: raw.to_vec(), began: self.now };
-                Consulted::Goes(Caching::Leads(Box::new(leading)), line)
+                Consulted::Goes(Caching::Leads(Box::new(leading)), asking.line)
             }
             Found::Follows => {
                 self.counts.cache_collapsed.add(1);
                 let (store, raw) = (store.clone(), raw.to_vec());
-                Consulted::Waits(Caching::Follows(Box::new(Following { store, raw })), line)
+                Consulted::Waits(Caching::Follows(Box::new(Following { store, raw })), asking.line)
             }
             Found::Alone => {
                 self.counts.cache_misses.add(1);
-                Consulted::Goes(Caching::None, line)
+                Consulted::Goes(Caching::None, asking.line)
             }
         }
     }
@@ -244,33 +404,30 @@ impl Worker {
         at: usize,
         request: &Request<'_, '_>,
         entry: &Entry,
-        line: Option<Box<Line>>,
+        what: &What,
+        asking: Asking,
     ) -> Consulted {
         let client = &mut self.clients[at];
         let stays = request.keeps_alive && client.requests < self.config.limits.requests && !self.is_stopping;
         let after = After::of(stays, request.version);
-        let is_not_modified = entry.is_at(request);
-        let status = if is_not_modified { 304 } else { entry.status() };
-        let has_body = !is_not_modified && request.method != "HEAD" && entry.status() != 204;
+        let status = entry.status(what);
         self.out.clear();
-        entry.answer(after, is_not_modified, self.now, &mut self.out);
-        let sent = if has_body { entry.body.len() as u64 } else { 0 };
+        entry.answer(after, what, self.now, &mut self.out);
+        let bytes = if request.method == "HEAD" { 0..0 } else { entry.bytes(what) };
+        let sent = bytes.len() as u64;
         // A client that has gone is noticed at the next read.
-        let _ = match has_body {
-            true => client.output.send_shared(&mut client.socket, &mut self.out, &entry.body),
-            false => client.output.send(&mut client.socket, &self.out),
-        };
+        let _ = client.output.send_shared(&mut client.socket, &mut self.out, &entry.body, bytes);
         client.state = State::Head(Head::New);
         client.deadline = self.now + duration(self.config.timeouts.idle);
         if !stays {
             self.end_after_output(at);
         }
-        let micros = self.now.elapsed().as_micros() as u64;
+        let micros = asking.began.elapsed().as_micros() as u64;
         self.counts.observe(micros);
         self.counts.cache_hits.add(1);
         self.counts.sent_bytes.add(sent);
         self.count_status(status);
-        self.log_line(at, line, status, sent, micros);
+        self.log_line(at, asking.line, status, sent, micros);
         Consulted::Answered
     }
 
@@ -284,15 +441,15 @@ impl Worker {
 
     /// Continues with requests whose wait for another one is over.
     pub(super) fn take_woken(&mut self) {
-        for Woken { client: (at, generation), goes_alone } in self.shared.mail.take(self.number) {
+        for Woken { client: (at, generation), end } in self.shared.mail.take(self.number) {
             if self.clients.get(at).is_some_and(|client| client.generation == generation) {
-                self.stop_following(at, goes_alone);
+                self.stop_following(at, end);
             }
         }
     }
 
     /// Ends a request's wait for another one.
-    pub(super) fn stop_following(&mut self, at: usize, goes_alone: bool) {
+    pub(super) fn stop_following(&mut self, at: usize, end: End) {
         let client = &mut self.clients[at];
         let mut exchange = match std::mem::replace(&mut client.state, State::Closing) {
             State::Follows(exchange) => exchange,
@@ -302,10 +459,21 @@ impl Worker {
             }
         };
         let Caching::Follows(following) = take(&mut exchange.caching) else { return };
-        if !goes_alone {
+        if end == End::Alone {
+            self.counts.cache_misses.add(1);
+        } else {
             let Following { store, raw } = *following;
-            let line = exchange.facts.line.take();
-            let consulted = again(&raw, |request| self.consult(at, &store, request, &raw, line));
+            let facts = &mut exchange.facts;
+            let (line, may_follow) = (facts.line.take(), end == End::Failed);
+            let asking = Asking { line, began: facts.began, may_follow };
+            let consulted = again(&raw, |request| {
+                let consulted = self.consult(at, &store, request, &raw, asking);
+                // It may have become one that validates.
+                if let Consulted::Goes(caching, _) = &consulted {
+                    exchange.head = self.head_for(at, request, caching);
+                }
+                consulted
+            });
             match consulted {
                 None | Some(Consulted::Answered | Consulted::Refused(_)) => return self.drive(at),
                 Some(Consulted::Waits(caching, line)) => {
@@ -317,8 +485,6 @@ impl Worker {
                     (exchange.caching, exchange.facts.line) = (caching, line);
                 }
             }
-        } else {
-            self.counts.cache_misses.add(1);
         }
         let mut rest = take(&mut self.clients[at].input);
         self.dispatch(at, exchange, &mut rest);

@@ -3,6 +3,8 @@
 use std::mem::replace;
 use std::time::Duration;
 
+use crate::cache::End;
+
 use super::connection::{Client, Head, ReplyState, State, UpstreamState};
 use super::counts::Failure;
 use super::socket::Received;
@@ -66,7 +68,7 @@ impl Worker {
             State::Follows(exchange) => {
                 // The other request takes too long.
                 self.clients[at].state = State::Follows(exchange);
-                self.stop_following(at, true);
+                self.stop_following(at, End::Alone);
             }
             State::Waiting(exchange) => {
                 self.fail(at, exchange, Failure::Full);

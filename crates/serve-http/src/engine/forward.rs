@@ -3,6 +3,7 @@
 
 use std::mem::take;
 
+use super::caching::Seen;
 use super::connection::{Exchange, ReplyState};
 use super::counts::Failure;
 use super::exchange::Step;
@@ -119,7 +120,8 @@ impl Worker {
                 }
                 continue;
             }
-            if !client.output.is_empty() {
+            // A reply that is being stored is for other clients too, which a slow one must not delay.
+            if !client.output.is_empty() && !exchange.caching.stores() {
                 break;
             }
             let body = match &mut exchange.reply {
@@ -219,7 +221,7 @@ impl Worker {
             Received::Nothing => {}
             Received::End | Received::Failed => return Step::Failed(Failure::BackendGone),
         }
-        let mut begin = 0;
+        let (mut begin, mut stored) = (0, None);
         self.out.clear();
         let end = loop {
             let mut slots = no_fields();
@@ -253,7 +255,23 @@ impl Worker {
                 break Some(Body::UntilClose);
             }
             let framing = reply.body(exchange.is_head);
-            exchange.caching.see_head(&reply, framing, self.now, &self.counts);
+            match exchange.caching.see_head(&reply, framing, self.now, &self.counts) {
+                Seen::Forward => {}
+                Seen::Answer(entry, what) => {
+                    exchange.keeps_alive &= exchange.body.is_done() && !self.is_stopping;
+                    from.is_reusable = reply.keeps_alive && exchange.body.is_done();
+                    exchange.facts.status = entry.status(&what);
+                    entry.answer(
+                        After::of(exchange.keeps_alive, exchange.version),
+                        &what,
+                        self.now,
+                        &mut self.out,
+                    );
+                    stored = Some((entry, what));
+                    break Some(Body::Done);
+                }
+                Seen::Bad => return Step::Failed(Failure::BadReply),
+            }
             let decodes = decodes(exchange.version) && framing == Framing::Chunked;
             // The end of these is the end of the connection.
             let is_open = framing == Framing::UntilClose || decodes;
@@ -279,7 +297,15 @@ impl Worker {
         if self.out.is_empty() {
             return Step::Waits;
         }
-        match client.output.send(&mut client.socket, &self.out) {
+        let sent = match stored {
+            None => client.output.send(&mut client.socket, &self.out),
+            Some((entry, what)) => {
+                let bytes = entry.bytes(&what);
+                exchange.facts.sent += bytes.len() as u64;
+                client.output.send_shared(&mut client.socket, &mut self.out, &entry.body, bytes)
+            }
+        };
+        match sent {
             Ok(()) if is_switched => Step::Switched,
             Ok(()) => Step::Went,
             Err(_) => Step::Lost,

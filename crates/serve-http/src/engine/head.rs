@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::SystemTime;
 
 use super::answers;
-use super::caching::{Caching, Consulted};
+use super::caching::{Asking, Caching, Consulted};
 use super::connection::{Exchange, Facts, Head, ReplyState, State};
 use super::counts::Failure;
 use super::log::{Line, Outcome};
@@ -130,7 +130,10 @@ impl Worker {
         }
         let pool = config.pools[to.pool].clone();
         let consulted = match to.cache.clone() {
-            Some(store) => self.consult(at, &store, request, raw, line),
+            Some(store) => {
+                let asking = Asking { line, began: self.now, may_follow: true };
+                self.consult(at, &store, request, raw, asking)
+            }
             None => Consulted::Goes(Caching::None, line),
         };
         let (caching, line, follows) = match consulted {
@@ -139,23 +142,8 @@ impl Worker {
             Consulted::Goes(caching, line) => (caching, line, false),
             Consulted::Waits(caching, line) => (caching, line, true),
         };
+        let head = self.head_for(at, request, &caching);
         let (client, config) = (&mut self.clients[at], &self.config);
-        let forwarding = &config.forwarding;
-        let upgrade = request
-            .upgrade
-            .filter(|asked| forwarding.upgrades.iter().any(|known| known.eq_ignore_ascii_case(asked)));
-        let mut address = Address::default();
-        let additions = Additions {
-            client: address.text(client.address),
-            trusts_client: forwarding.trust_clients,
-            x_forwarded: forwarding.x_forwarded,
-            forwarded: forwarding.forwarded,
-            via: forwarding.via.as_deref(),
-            host: "localhost",
-            upgrade,
-        };
-        let mut head = Vec::with_capacity(request.length + 160);
-        request.write(&additions, &mut head);
         let body = Body::new(request.framing, false);
         let exchange = Box::new(Exchange {
             upstream: None,
@@ -168,7 +156,7 @@ impl Worker {
             is_idempotent: request.is_idempotent(),
             version: request.version,
             keeps_alive: request.keeps_alive && client.requests < config.limits.requests && !self.is_stopping,
-            upgrade: upgrade.map(str::to_owned),
+            upgrade: wanted(request, &config.forwarding.upgrades).map(str::to_owned),
             attempts: 0,
             queued_until: None,
             failed: None,
@@ -181,6 +169,25 @@ impl Worker {
             self.note_upload(at);
         }
         if follows { Begun::Follows(exchange) } else { Begun::Goes(exchange) }
+    }
+
+    /// Returns the head of a request as a backend gets it.
+    pub(super) fn head_for(&self, at: usize, request: &Request<'_, '_>, caching: &Caching) -> Vec<u8> {
+        let forwarding = &self.config.forwarding;
+        let (mut address, conditions) = (Address::default(), caching.conditions());
+        let additions = Additions {
+            client: address.text(self.clients[at].address),
+            trusts_client: forwarding.trust_clients,
+            x_forwarded: forwarding.x_forwarded,
+            forwarded: forwarding.forwarded,
+            via: forwarding.via.as_deref(),
+            host: "localhost",
+            upgrade: wanted(request, &forwarding.upgrades),
+            conditions: &conditions,
+        };
+        let mut head = Vec::with_capacity(request.length + 160 + conditions.len());
+        request.write(&additions, &mut head);
+        head
     }
 
     /// Answers a request that is not valid HTTP, after which nothing is known about the next one.
@@ -239,6 +246,11 @@ impl Worker {
     pub(super) fn count_status(&self, status: u16) {
         self.counts.statuses[usize::from(status / 100).clamp(1, 5) - 1].add(1);
     }
+}
+
+/// Returns the protocol that a request asks to switch to, if it is one of these.
+fn wanted<'a>(request: &Request<'a, '_>, known: &[String]) -> Option<&'a str> {
+    request.upgrade.filter(|asked| known.iter().any(|known| known.eq_ignore_ascii_case(asked)))
 }
 
 /// Memory for the text of an address.

@@ -33,7 +33,7 @@ impl Shared {
 /// A counter of a thread, with its name and its meaning.
 type Total = (&'static str, &'static str, fn(&Counts) -> &Count);
 
-const TOTALS: [Total; 14] = [
+const TOTALS: [Total; 15] = [
     ("clients", "Clients that connected", |counts| &counts.clients),
     ("requests", "Requests whose heads were accepted", |counts| &counts.requests),
     ("received_bytes", "Bytes of the bodies of requests", |counts| &counts.received_bytes),
@@ -43,6 +43,9 @@ const TOTALS: [Total; 14] = [
     ("upgrades", "Connections that have switched to another protocol", |counts| &counts.upgrades),
     ("aborted", "Replies that did not reach their client as a whole", |counts| &counts.aborted),
     ("cache_hits", "Requests that a stored reply answered", |counts| &counts.cache_hits),
+    ("cache_validated", "Stored replies that a backend has said are still right", |counts| {
+        &counts.cache_validated
+    }),
     ("cache_misses", "Requests of routes with a cache that went to a backend", |counts| &counts.cache_misses),
     ("cache_collapsed", "Requests that waited for the reply to another one", |counts| {
         &counts.cache_collapsed

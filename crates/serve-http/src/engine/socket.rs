@@ -4,6 +4,7 @@
 //! A read that returns less than it could shows that nothing is left, unless the peer has ended:
 //! then the end is reported by the next read.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -178,8 +179,8 @@ const COPIED: usize = 16 * 1024;
 pub(crate) struct Output {
     bytes: Vec<u8>,
     at: usize,
-    /// Bytes behind these that others use too, and how many of them were sent.
-    shared: Option<(Arc<[u8]>, usize)>,
+    /// Bytes behind these that others use too, and the positions of those that are left.
+    shared: Option<(Arc<[u8]>, Range<usize>)>,
 }
 
 impl Output {
@@ -203,11 +204,11 @@ impl Output {
         let mut sent = socket.send(&self.bytes[self.at..])?;
         self.at += sent;
         if self.at == self.bytes.len()
-            && let Some((bytes, at)) = &mut self.shared
+            && let Some((bytes, left)) = &mut self.shared
         {
-            let more = socket.send(&bytes[*at..])?;
-            (sent, *at) = (sent + more, *at + more);
-            if *at == bytes.len() {
+            let more = socket.send(&bytes[left.clone()])?;
+            (sent, left.start) = (sent + more, left.start + more);
+            if left.start >= left.end {
                 self.shared = None;
             }
         }
@@ -217,19 +218,20 @@ impl Output {
         Ok(sent > 0)
     }
 
-    /// Sends bytes, and then shared ones. Nothing waits before.
+    /// Sends bytes, and then a part of shared ones.
     pub(crate) fn send_shared(
         &mut self,
         socket: &mut Socket,
         bytes: &mut Vec<u8>,
         shared: &Arc<[u8]>,
+        part: Range<usize>,
     ) -> Result<(), Broken> {
-        if !self.is_empty() || shared.len() <= COPIED {
-            bytes.extend_from_slice(shared);
+        if !self.is_empty() || part.len() <= COPIED {
+            bytes.extend_from_slice(&shared[part]);
             return self.send(socket, bytes);
         }
         self.push(bytes);
-        self.shared = Some((shared.clone(), 0));
+        self.shared = Some((shared.clone(), part));
         self.flush(socket).map(drop)
     }
 

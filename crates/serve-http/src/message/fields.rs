@@ -100,6 +100,26 @@ impl Name {
         matches!(self, Name::Host | Name::ContentLength | Name::TransferEncoding | Name::Expect)
     }
 
+    /// Returns true if a backend sees another value of the field than the client has sent, and not one
+    /// that the host decides.
+    pub(crate) fn differs_behind_proxy(self) -> bool {
+        use Name::{
+            Connection, Expect, Forwarded, KeepAlive, ProxyConnection, Te, Upgrade, Via, XForwardedFor,
+        };
+        matches!(
+            self,
+            Connection
+                | Expect
+                | Forwarded
+                | KeepAlive
+                | ProxyConnection
+                | Te
+                | Upgrade
+                | Via
+                | XForwardedFor
+        )
+    }
+
     /// Returns true if the field must not be in a trailer.
     pub(crate) fn is_forbidden_in_trailer(self, name: &str) -> bool {
         const OTHERS: [&str; 8] = [

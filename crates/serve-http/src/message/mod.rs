@@ -13,7 +13,7 @@
 
 pub mod body;
 mod chunked;
-mod fields;
+pub(crate) mod fields;
 pub mod reply;
 pub mod request;
 pub mod target;

@@ -304,7 +304,12 @@ pub struct Additions<'a> {
     pub host: &'a str,
     /// The protocol that the client and the backend may switch to.
     pub upgrade: Option<&'a str>,
+    /// Fields that replace the client's If-None-Match and If-Modified-Since, unless there are none.
+    pub conditions: &'a [u8],
 }
+
+/// What [`Additions::conditions`] replaces.
+const CONDITIONS: [&str; 2] = ["if-none-match", "if-modified-since"];
 
 impl<'a> Request<'a, '_> {
     /// Returns true if the method may be sent twice.
@@ -323,6 +328,15 @@ impl<'a> Request<'a, '_> {
         self.fields.iter().filter(named).map(|field| field.value)
     }
 
+    /// Returns the values of all fields with a name that a backend gets from the client as they are.
+    /// Those that Connection names are not among them.
+    pub fn forwarded_values(&self, name: &str) -> impl Iterator<Item = &'a [u8]> {
+        let fields = self.fields.iter().enumerate();
+        let named =
+            fields.filter(move |(at, field)| field.name.eq_ignore_ascii_case(name) && !self.omitted.has(*at));
+        named.map(|(_, field)| field.value)
+    }
+
     /// Appends the head that a backend gets.
     pub fn write(&self, added: &Additions<'_>, out: &mut Vec<u8>) {
         out.extend_from_slice(self.method.as_bytes());
@@ -337,10 +351,13 @@ impl<'a> Request<'a, '_> {
             let is_origin =
                 added.trusts_client && self.origin.has(position) && !self.is_replaced(field, added);
             let is_host = self.target.authority.is_some() && Name::of(field.name) == Name::Host;
-            if (!self.omitted.has(position) || is_origin) && !is_host {
+            let is_condition = !added.conditions.is_empty()
+                && CONDITIONS.iter().any(|name| field.name.eq_ignore_ascii_case(name));
+            if (!self.omitted.has(position) || is_origin) && !is_host && !is_condition {
                 fields::write(out, field.name, field.value);
             }
         }
+        out.extend_from_slice(added.conditions);
         match self.framing {
             Framing::Length(length) => {
                 out.extend_from_slice(format!("Content-Length: {length}\r\n").as_bytes());
