@@ -174,16 +174,11 @@ impl Entry {
         out
     }
 
-    /// Returns the head of the reply that a 304 makes of it (RFC 9111, sections 3.2 and 4.3.4), or `None`
-    /// if the 304 is about another representation.
-    pub(crate) fn updated(&self, reply: &Reply<'_, '_>) -> Option<Vec<u8>> {
-        // These describe the stored body.
-        const KEPT: [&str; 3] = ["content-encoding", "content-range", "content-type"];
-        if let (Some(etag), Some(new)) = (&self.head.etag, reply.values("etag").next())
-            && !policy::is_same_tag(etag, new)
-        {
-            return None;
-        }
+    /// Returns the head of the reply that a 304 makes of it (RFC 9111, sections 3.2 and 4.3.4).
+    pub(crate) fn updated(&self, reply: &Reply<'_, '_>) -> Vec<u8> {
+        // These describe the stored body. Some backends send another tag than the one that they were asked
+        // about, as without a coding.
+        const KEPT: [&str; 4] = ["content-encoding", "content-range", "content-type", "etag"];
         let is_replaced = |name: &str| {
             name.eq_ignore_ascii_case("date")
                 || reply.values(name).next().is_some()
@@ -201,7 +196,7 @@ impl Entry {
             fields::write(&mut out, "Age", age);
         }
         out.extend_from_slice(b"\r\n");
-        Some(out)
+        out
     }
 
     /// Returns true if the request's client has this representation already.

@@ -2,6 +2,7 @@
 //!
 //! - [`policy`]: which requests may be answered from the cache, which replies are stored, and for how
 //!   long they are fresh. Pure functions.
+//! - [`directives`]: Cache-Control, and what replaces it.
 //! - [`entry`]: a stored reply, the answers that are made of it, and its validation.
 //! - [`range`]: the part of a stored reply that a request asks for. Pure functions.
 //! - [`store`]: the replies of one route, bounded in bytes, and the requests that wait for one.
@@ -21,6 +22,7 @@
 //! In doubt a reply is not stored: a reply with Set-Cookie, or with neither a lifetime nor a validator.
 //! A request whose fields change the meaning of its target for some backends passes the cache.
 
+mod directives;
 pub mod entry;
 pub mod policy;
 mod range;

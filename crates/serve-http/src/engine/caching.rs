@@ -125,16 +125,17 @@ impl Key {
         request.target.write(&mut target);
         let mut origin = String::new();
         if trusts_client {
-            let mut add = |value: &[u8]| origin += &format!("\n{}", value.trim_ascii().escape_ascii());
-            ["x-forwarded-host", "x-forwarded-proto"]
-                .iter()
-                .for_each(|name| request.values(name).for_each(&mut add));
-            for parameter in
-                request.values("forwarded").flat_map(|value| value.split(|byte| b",;".contains(byte)))
-            {
+            let mut add = |name: &str, value: &[u8]| {
+                origin += &format!("\n{name}={}", value.trim_ascii().escape_ascii())
+            };
+            for name in ["x-forwarded-host", "x-forwarded-proto"] {
+                request.values(name).for_each(|value| add(name, value));
+            }
+            let values = request.values("forwarded");
+            for parameter in values.flat_map(|value| value.split(|byte| b",;".contains(byte))) {
                 let parameter = parameter.trim_ascii().to_ascii_lowercase();
                 if parameter.starts_with(b"host") || parameter.starts_with(b"proto") {
-                    add(&parameter);
+                    add("forwarded", &parameter);
                 }
             }
         }
@@ -307,10 +308,7 @@ fn update(leading: Leading, former: &Entry, reply: &Reply<'_, '_>, now: Instant,
     let Leading { flight, raw, began } = leading;
     let (default, _) = flight.limits();
     let time = SystemTime::now();
-    let Some(updated) = former.updated(reply) else {
-        flight.give_up_former();
-        return Seen::Bad;
-    };
+    let updated = former.updated(reply);
     let mut slots = no_fields();
     let Ok(Parsed::Complete(reply)) = parse_reply(&updated, &mut slots, usize::MAX, false) else {
         flight.give_up_former();

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
+pub(crate) mod cached;
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
