@@ -167,15 +167,16 @@ fn the_suite_for_http_caches_has_the_expected_results() {
          [[route]]\npool = 'app'\ncache = {}\n",
     );
     let mut outcomes = run(&lab, &PROXY.to_string(), &[]);
+    println!("shunt: {}", summary(&outcomes));
     let known = expected();
     let is_other =
         |(id, outcome): (&String, &Outcome)| known.get(&id[..]).unwrap_or(&"pass") != &outcome.result;
     let others: Vec<String> = outcomes.iter().filter(|it| is_other(*it)).map(|(id, _)| id.clone()).collect();
     if !others.is_empty() {
+        others.iter().for_each(|id| println!("again: {id} {}", outcomes[id].result));
         let names: Vec<&str> = others.iter().map(|id| &id[..]).collect();
         outcomes.extend(run(&lab, &PROXY.to_string(), &names));
     }
-    println!("shunt: {}", summary(&outcomes));
     println!("nginx: {}", summary(&run(&lab, "127.0.0.1:9002", &[])));
     assert!(outcomes.len() > 350, "{} tests", outcomes.len());
     for id in known.keys() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::held::StoredBody;
 use super::policy::{self, Asked, Storable};
 use crate::message::reply::{After, decimal};
 use crate::message::{Reply, Request, fields};
@@ -14,7 +15,7 @@ use crate::message::{Reply, Request, fields};
 pub struct Entry {
     pub(super) key: Arc<str>,
     head: StoredHead,
-    pub(crate) body: Arc<[u8]>,
+    pub(crate) body: Arc<StoredBody>,
     /// It was used since it was last considered for eviction.
     pub(super) is_used: AtomicBool,
 }
@@ -81,7 +82,7 @@ impl StoredHead {
         }
     }
 
-    pub(super) fn finish(self, key: Arc<str>, body: Arc<[u8]>) -> Entry {
+    pub(super) fn finish(self, key: Arc<str>, body: Arc<StoredBody>) -> Entry {
         Entry { key, head: self, body, is_used: AtomicBool::new(false) }
     }
 }

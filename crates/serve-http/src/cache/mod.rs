@@ -2,9 +2,10 @@
 //!
 //! - [`policy`]: which requests may be answered from the cache, which replies are stored, and for how
 //!   long they are fresh. Pure functions.
-//! - [`directives`]: Cache-Control, and what replaces it.
+//! - `directives`: Cache-Control, and what replaces it.
 //! - [`entry`]: a stored reply, the answers that are made of it, and its validation.
-//! - [`range`]: the part of a stored reply that a request asks for. Pure functions.
+//! - `held`: the bytes of bodies in memory.
+//! - `range`: the part of a stored reply that a request asks for. Pure functions.
 //! - [`store`]: the replies of one route, bounded in bytes, and the requests that wait for one.
 //!
 //! ```text
@@ -24,10 +25,12 @@
 
 mod directives;
 pub mod entry;
+pub(crate) mod held;
 pub mod policy;
 mod range;
 pub mod store;
 
 pub use entry::Entry;
+pub use held::StoredBody;
 pub(crate) use range::part;
 pub use store::{End, Flight, Follower, Mail, Store, Woken};

@@ -16,7 +16,8 @@
 //! A change of the target makes its flights *void*: their replies may be older than the change, so they
 //! are not stored, and nobody follows them any more.
 //!
-//! The bodies that flights collect are bounded like those that are stored, by as many bytes again.
+//! Bodies that arrive, and those that wait for slow clients when they are not stored any more, are bounded
+//! by as many bytes again: while there are more, nothing is stored.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -27,6 +28,7 @@ use serde::Deserialize;
 use shunt_serve::engine::Inboxes;
 
 use super::entry::{Entry, StoredHead};
+use super::held::{Held, StoredBody};
 use super::policy::Asked;
 
 /// The settings of a route's cache.
@@ -99,8 +101,7 @@ pub type Mail = Inboxes<Woken>;
 pub struct Store {
     pub(crate) settings: Settings,
     inner: Mutex<Inner>,
-    /// Bytes of bodies of which a part has arrived.
-    collected: AtomicUsize,
+    held: Arc<AtomicUsize>,
     pub(crate) evicted: AtomicU64,
 }
 
@@ -143,12 +144,7 @@ const FOLLOWERS: usize = 4096;
 impl Store {
     /// Makes a store without entries.
     pub fn new(settings: Settings) -> Store {
-        Store {
-            settings,
-            inner: Mutex::default(),
-            collected: AtomicUsize::new(0),
-            evicted: AtomicU64::new(0),
-        }
+        Store { settings, inner: Mutex::default(), held: Arc::default(), evicted: AtomicU64::new(0) }
     }
 
     /// Returns a stored reply that answers a request.
@@ -201,8 +197,8 @@ impl Store {
                 inner.next += 1;
                 inner.flights.insert(key.clone(), Underway { number, followers: Vec::new() });
                 let (store, mail, asked) = (self.clone(), mail.clone(), *asked);
-                let end = End::Failed;
-                Found::Lead(Flight { store, mail, key, number, asked, former, collected: 0, end })
+                let (collected, end) = (Held::new(&self.held), End::Failed);
+                Found::Lead(Flight { store, mail, key, number, asked, former, collected, end })
             }
         }
     }
@@ -325,8 +321,8 @@ pub struct Flight {
     pub(crate) asked: Asked,
     /// The stored reply that it validates.
     pub(crate) former: Option<Arc<Entry>>,
-    /// The bytes that it has of all that are collected.
-    collected: usize,
+    /// The bytes of the body that have arrived.
+    collected: Held,
     end: End,
 }
 
@@ -336,11 +332,21 @@ impl Flight {
         (Duration::from_secs_f64(self.store.settings.lifetime), self.store.settings.object_bytes)
     }
 
-    /// Counts bytes of a body that is collected. Returns false if there are too many.
+    /// Counts bytes of a body that arrives. Returns false if there are too many.
     pub(crate) fn collect(&mut self, more: usize) -> bool {
-        self.collected += more;
-        let before = self.store.collected.fetch_add(more, Relaxed);
-        self.collected <= self.store.settings.object_bytes && before + more <= self.store.settings.bytes
+        let bytes = self.collected.bytes() + more;
+        let all = self.collected.set(bytes);
+        bytes <= self.store.settings.object_bytes && all <= 2 * self.store.settings.bytes
+    }
+
+    /// Returns what counts the bytes that wait for the client, if they may become more.
+    pub(crate) fn ahead(&self) -> Option<Held> {
+        (self.store.held.load(Relaxed) < 2 * self.store.settings.bytes).then(|| Held::new(&self.store.held))
+    }
+
+    /// Returns a body that has arrived.
+    pub(crate) fn body(&self, bytes: Vec<u8>) -> Arc<StoredBody> {
+        Arc::new(StoredBody::new(bytes, Held::new(&self.store.held)))
     }
 
     /// Ends the flight: its reply may not be stored.
@@ -364,14 +370,13 @@ impl Flight {
     }
 
     /// Returns the entry that a reply becomes.
-    pub(crate) fn entry(&self, head: StoredHead, body: Arc<[u8]>) -> Arc<Entry> {
+    pub(crate) fn entry(&self, head: StoredHead, body: Arc<StoredBody>) -> Arc<Entry> {
         Arc::new(head.finish(self.key.clone(), body))
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.store.collected.fetch_sub(self.collected, Relaxed);
         let mut inner = self.store.inner();
         // A void one was removed, and there may be another one.
         if inner.flights.get(&self.key).is_some_and(|it| it.number == self.number) {
@@ -422,7 +427,7 @@ mod tests {
     }
 
     fn store_reply(flight: Flight, head: StoredHead, body: &[u8], now: Instant) -> bool {
-        let entry = flight.entry(head, body.into());
+        let entry = flight.entry(head, flight.body(body.to_vec()));
         flight.store(entry, now)
     }
 
@@ -486,17 +491,35 @@ mod tests {
     }
 
     #[test]
-    fn bodies_that_are_collected_are_bounded() {
+    fn bodies_in_memory_are_bounded() {
         let (store, mail, now) = lab(100 * 1024);
-        let flights = (0..10).map(|number| look(&store, &mail, &format!("{number}"), 1, now));
-        let mut flights: Vec<Flight> =
-            flights.map(|found| if let Found::Lead(flight) = found { flight } else { panic!() }).collect();
+        let lead = |key: &str| match look(&store, &mail, key, 1, now) {
+            Found::Lead(flight) => flight,
+            other => panic!("{other:?}"),
+        };
+        let mut flights: Vec<Flight> = (0..20).map(|number| lead(&format!("{number}"))).collect();
         let collected = flights.iter_mut().map(|flight| flight.collect(12 * 1024)).collect::<Vec<_>>();
-        assert_eq!(collected.iter().filter(|fits| **fits).count(), 8);
+        assert_eq!(collected.iter().filter(|fits| **fits).count(), 16);
+        assert!(flights[0].ahead().is_none());
         flights.truncate(3);
-        assert!(flights[0].collect(100) && !flights[1].collect(12 * 1024));
+        assert!(flights[0].collect(100) && !flights[1].collect(12 * 1024) && flights[0].ahead().is_some());
         drop(flights);
-        assert_eq!(store.collected.load(Relaxed), 0);
+        assert_eq!(store.held.load(Relaxed), 0);
+        // What clients still read counts, although it was evicted.
+        let slow: Vec<Arc<StoredBody>> = (0..30)
+            .filter_map(|number| {
+                let mut flight = lead(&format!("slow-{number}"));
+                flight.collect(10 * 1024).then(|| {
+                    let body = flight.body(vec![0; 10 * 1024]);
+                    let entry = flight.entry(begun("", NOTHING, now), body.clone());
+                    flight.store(entry, now);
+                    body
+                })
+            })
+            .collect();
+        assert_eq!((slow.len(), store.held.load(Relaxed)), (20, 200 * 1024));
+        drop(slow);
+        assert!(store.held.load(Relaxed) <= 100 * 1024 && lead("other").collect(10 * 1024));
     }
 
     #[test]

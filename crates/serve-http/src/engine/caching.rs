@@ -19,6 +19,7 @@ use super::counts::Counts;
 use super::log::Line;
 use super::worker::Worker;
 use crate::cache::entry::{StoredHead, What};
+use crate::cache::held::Held;
 use crate::cache::policy::{self, Asked, Use};
 use crate::cache::store::Found;
 use crate::cache::{End, Entry, Flight, Follower, Mail, Store, Woken};
@@ -189,6 +190,15 @@ fn again<T>(raw: &[u8], with: impl FnOnce(&Request<'_, '_>) -> T) -> Option<T> {
 }
 
 impl Caching {
+    /// Returns what counts bytes of a reply that wait for the client, if more of them may be read: a reply that
+    /// is stored is for other clients too, which a slow one must not delay.
+    pub(super) fn ahead(&self) -> Option<Held> {
+        match self {
+            Caching::Stores(storing) => storing.flight.ahead(),
+            _ => None,
+        }
+    }
+
     /// Returns true if all bytes of the reply are needed here.
     pub(super) fn stores(&self) -> bool {
         matches!(self, Caching::Stores(_))
@@ -253,7 +263,7 @@ impl Caching {
         *self = match take(self) {
             Caching::Stores(storing) if storing.rest.is_done() => {
                 let Storing { flight, head, body, .. } = *storing;
-                let entry = flight.entry(head, body.into());
+                let entry = flight.entry(head, flight.body(body));
                 if flight.store(entry, now) {
                     counts.cache_stored.add(1);
                 }

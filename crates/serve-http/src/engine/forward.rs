@@ -120,9 +120,11 @@ impl Worker {
                 }
                 continue;
             }
-            // A reply that is being stored is for other clients too, which a slow one must not delay.
-            if !client.output.is_empty() && !exchange.caching.stores() {
-                break;
+            if !client.output.is_empty() {
+                match exchange.caching.ahead() {
+                    Some(held) => client.output.hold(held),
+                    None => break,
+                }
             }
             let body = match &mut exchange.reply {
                 ReplyState::Done => return Step::Finished,

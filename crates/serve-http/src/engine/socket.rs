@@ -8,6 +8,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::cache::StoredBody;
+use crate::cache::held::Held;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
@@ -180,7 +182,9 @@ pub(crate) struct Output {
     bytes: Vec<u8>,
     at: usize,
     /// Bytes behind these that others use too, and the positions of those that are left.
-    shared: Option<(Arc<[u8]>, Range<usize>)>,
+    shared: Option<(Arc<StoredBody>, Range<usize>)>,
+    /// What counts the bytes, where there may be many.
+    held: Option<Held>,
 }
 
 impl Output {
@@ -190,6 +194,15 @@ impl Output {
 
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
+        if let Some(held) = &mut self.held {
+            held.set(self.bytes.len());
+        }
+    }
+
+    /// Counts the bytes that wait, and those that are added, until there are none.
+    pub(crate) fn hold(&mut self, held: Held) {
+        let bytes = self.bytes.len();
+        self.held.get_or_insert(held).set(bytes);
     }
 
     pub(crate) fn clear(&mut self) {
@@ -223,7 +236,7 @@ impl Output {
         &mut self,
         socket: &mut Socket,
         bytes: &mut Vec<u8>,
-        shared: &Arc<[u8]>,
+        shared: &Arc<StoredBody>,
         part: Range<usize>,
     ) -> Result<(), Broken> {
         if !self.is_empty() || part.len() <= COPIED {
