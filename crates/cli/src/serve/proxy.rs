@@ -68,7 +68,8 @@ pub(super) fn report(status: &Value) -> String {
     let names = ["1xx", "2xx", "3xx", "4xx", "5xx"];
     let classes = names.map(|name| format!("{name} {}", of(&status["responses"], name)));
     text += &format!("replies: {}\n", classes.join(", "));
-    let cached = ["hits", "misses", "collapsed", "stored", "refused", "entries", "bytes", "evictions"];
+    let cached =
+        ["hits", "validated", "misses", "collapsed", "stored", "refused", "entries", "bytes", "evictions"];
     let cached = cached.map(|name| (name, of(status, &format!("cache-{name}"))));
     if cached.iter().any(|(_, count)| count != "0") {
         let cached = cached.map(|(name, count)| format!("{name} {count}"));

@@ -445,7 +445,7 @@ mod tests {
         assert_eq!(mail.take(0), []);
         store_reply(flight, begun("", NOTHING, now), b"text", now);
         assert_eq!(mail.take(0), [Woken { client: (2, 0), end: End::Stored }]);
-        assert!(matches!(look(&store, &mail, "a/", 2, now), Found::Hit(entry) if *entry.body == *b"text"));
+        assert!(matches!(look(&store, &mail, "a/", 2, now), Found::Hit(entry) if **entry.body == *b"text"));
         // Stale after its lifetime.
         assert!(matches!(look(&store, &mail, "a/", 2, now + Duration::from_secs(60)), Found::Lead(_)));
     }
@@ -479,7 +479,7 @@ mod tests {
         assert!(matches!(look(&store, &mail, "a/", 3, now), Found::Follows));
         assert!(store_reply(new, begun("", NOTHING, now), b"new", now));
         assert_eq!(mail.take(0), [Woken { client: (3, 0), end: End::Stored }]);
-        assert!(matches!(look(&store, &mail, "a/", 3, now), Found::Hit(entry) if *entry.body == *b"new"));
+        assert!(matches!(look(&store, &mail, "a/", 3, now), Found::Hit(entry) if **entry.body == *b"new"));
     }
 
     #[test]
