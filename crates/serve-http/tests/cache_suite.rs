@@ -2,8 +2,8 @@
 //! and against nginx. Needs root, Node, npm, and the network for the first run.
 //!
 //! `cache_suite/expected.txt` has the results of tests that do not pass, and the answers "no" to those that
-//! only ask how a cache behaves. Tests whose result is another one run again, alone, because the suite has pauses of
-//! seconds that a busy machine can exceed.
+//! only ask how a cache behaves. Tests whose result is another one run again, without the others, because
+//! the suite has pauses of seconds that a busy machine can exceed.
 
 mod common;
 

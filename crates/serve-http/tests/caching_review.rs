@@ -1,5 +1,5 @@
 //! The cache where clients and backends do what a cache is easily wrong about: stale replies and 304,
-//! changes meanwhile, parts, replies that end early, slow clients, and what is not in the key. Needs root.
+//! changes meanwhile, parts, replies that end early, slow clients, and the parts of a key. Needs root.
 
 mod common;
 
@@ -46,7 +46,7 @@ fn a_stale_reply_is_validated() {
         (200, &b"body 1"[..], Some("second"))
     );
     assert_eq!(second.field("content-length"), Some("6"));
-    // What the 304 has replaces what is stored.
+    // The fields of the 304 replace stored ones.
     let third = get(&lab, "/", "X-More: Cache-Control: max-age=100\r\n");
     assert_eq!((&third.body[..], third.field("x-own")), (&b"body 1"[..], Some("second")));
     let seen = requests.take();
@@ -60,7 +60,7 @@ fn a_stale_reply_is_validated() {
         b"body 1"
     );
     assert_eq!(requests.count(), 1);
-    // The client's own conditions are answered from what is stored then.
+    // The stored reply answers the client's conditions then.
     let reply = get(&lab, "/", "If-None-Match: \"b\"\r\n");
     assert_eq!((reply.status(), &reply.body[..]), (200, &b"body 1"[..]));
     let reply = get(&lab, "/", "If-None-Match: \"b\", \"a\"\r\n");

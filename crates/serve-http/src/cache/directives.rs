@@ -90,7 +90,7 @@ pub(super) fn seconds(value: &[u8]) -> Option<u64> {
 
 impl Directives {
     /// Returns those of a reply for a cache that the owner of the site controls, and true if they replace
-    /// Expires too. A valid CDN-Cache-Control replaces what is for all caches (RFC 9213).
+    /// Expires too. A valid CDN-Cache-Control replaces the directives for all caches (RFC 9213).
     pub(super) fn of_reply(reply: &Reply<'_, '_>) -> (Directives, bool) {
         let mut targeted = reply.values("cdn-cache-control").flat_map(list).peekable();
         let is_targeted = targeted.peek().is_some() && targeted.all(is_member);

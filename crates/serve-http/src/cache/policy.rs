@@ -335,6 +335,23 @@ mod tests {
     }
 
     #[test]
+    fn dates_have_three_forms_and_letters_of_either_case() {
+        let expected = read_date(NOW.as_bytes());
+        assert!(expected.is_some());
+        for date in [
+            "sun, 06 NOV 1994 08:49:37 gmt",
+            "Sunday, 06-Nov-94 08:49:37 GMT",
+            "SUNDAY, 06-nov-94 08:49:37 Gmt",
+            "Sun Nov  6 08:49:37 1994",
+        ] {
+            assert_eq!(read_date(date.as_bytes()), expected, "{date}");
+        }
+        for date in ["Mon Nov  6 08:49:37 1994", "Sun, 06 Nov 1994 08:49:37", "0", ""] {
+            assert_eq!(read_date(date.as_bytes()), None, "{date}");
+        }
+    }
+
+    #[test]
     fn the_status_decides_too() {
         let plain = |status| lifetime_for(Asked::default(), status, "").is_some();
         let with_age =

@@ -9,12 +9,12 @@
 //! ```text
 //!  look: none ──► Leader(Flight) ── the reply is stored ──► followers look again: answered; else one
 //!                       │                                   leads, and none of them follows again
-//!                       ├── it answers nobody else ───────► each follower asks the backend
+//!                       ├── it answers no other request ──► each follower asks the backend
 //!                       └── it fails, or is dropped ──────► followers look again: one of them leads
 //! ```
 //!
 //! A change of the target makes its flights *void*: their replies may be older than the change, so they
-//! are not stored, and nobody follows them any more.
+//! are not stored, and no request follows them any more.
 //!
 //! Bodies that arrive, and those that wait for slow clients when they are not stored any more, are bounded
 //! by as many bytes again: while there are more, nothing is stored.
@@ -87,7 +87,7 @@ pub struct Woken {
 pub enum End {
     /// A reply was stored, which may be for them.
     Stored,
-    /// The reply is for nobody else, so there is no use in looking again.
+    /// The reply answers no other request, so there is no use in looking again.
     Alone,
     /// There is no reply. One of them leads.
     Failed,
@@ -354,8 +354,8 @@ impl Flight {
         self.end = End::Alone;
     }
 
-    /// Ends the flight, and removes what is stored for its target: the reply that took its place may not be
-    /// stored.
+    /// Ends the flight, and removes the stored reply that it was to validate: a reply that may not be stored
+    /// has replaced it.
     pub(crate) fn give_up_former(mut self) {
         self.end = End::Alone;
         self.store.forget_former(&self);

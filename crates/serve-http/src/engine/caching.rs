@@ -172,7 +172,7 @@ fn combined(request: &Request<'_, '_>, name: &str) -> Vec<u8> {
     parts.collect::<Vec<_>>().join(&b", "[..])
 }
 
-/// Returns what an answer has of a stored reply, or `None` if it has not what is asked for.
+/// Returns what an answer has of a stored reply, or `None` if it has not the part that is asked for.
 fn what(request: &Request<'_, '_>, asked: &Asked, entry: &Entry) -> Option<What> {
     if entry.is_at(request) {
         return Some(What::NotModified);
