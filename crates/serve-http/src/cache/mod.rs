@@ -1,5 +1,6 @@
 //! A cache of static content for routes that ask for one (RFC 9111), as a shared cache.
 //!
+//! - `key`: the keys of targets. Pure functions.
 //! - [`policy`]: which requests may be answered from the cache, which replies are stored, and for how
 //!   long they are fresh. Pure functions.
 //! - `directives`: Cache-Control, and what replaces it.
@@ -26,6 +27,7 @@
 mod directives;
 pub mod entry;
 pub(crate) mod held;
+pub(crate) mod key;
 pub mod policy;
 mod range;
 pub mod store;

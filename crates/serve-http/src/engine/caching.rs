@@ -20,13 +20,13 @@ use super::log::Line;
 use super::worker::Worker;
 use crate::cache::entry::{StoredHead, What};
 use crate::cache::held::Held;
+use crate::cache::key::{Key, combined};
 use crate::cache::policy::{self, Asked, Use};
 use crate::cache::store::Found;
 use crate::cache::{End, Entry, Flight, Follower, Mail, Store, Woken};
 use crate::config::duration;
 use crate::message::reply::{After, parse as parse_reply};
 use crate::message::request::parse;
-use crate::message::target::same_host;
 use crate::message::{Body, Framing, Parsed, Reply, Request, no_fields};
 
 /// The state of a request in the cache of its route.
@@ -107,69 +107,6 @@ pub(super) enum Consulted {
     Goes(Caching, Option<Box<Line>>),
     /// It waits for another request.
     Waits(Caching, Option<Box<Line>>),
-}
-
-/// The key of a target: its host, in one form, the target, and what trusted proxies say of the request
-/// that they got.
-#[derive(Debug)]
-struct Key {
-    host: String,
-    target: String,
-    origin: String,
-}
-
-impl Key {
-    fn of(request: &Request<'_, '_>, trusts_client: bool) -> Key {
-        let host = request.host.unwrap_or("localhost").to_ascii_lowercase();
-        let host = host.strip_suffix(":80").or_else(|| host.strip_suffix(':')).unwrap_or(&host).to_owned();
-        let mut target = Vec::new();
-        request.target.write(&mut target);
-        let mut origin = String::new();
-        if trusts_client {
-            let mut add = |name: &str, value: &[u8]| {
-                origin += &format!("\n{name}={}", value.trim_ascii().escape_ascii())
-            };
-            for name in ["x-forwarded-host", "x-forwarded-proto"] {
-                request.values(name).for_each(|value| add(name, value));
-            }
-            let values = request.values("forwarded");
-            for parameter in values.flat_map(|value| value.split(|byte| b",;".contains(byte))) {
-                let parameter = parameter.trim_ascii().to_ascii_lowercase();
-                if parameter.starts_with(b"host") || parameter.starts_with(b"proto") {
-                    add("forwarded", &parameter);
-                }
-            }
-        }
-        Key { host, target: String::from_utf8_lossy(&target).into_owned(), origin }
-    }
-
-    fn text(&self) -> String {
-        self.with(&self.target)
-    }
-
-    fn with(&self, target: &str) -> String {
-        format!("{}{target}{}", self.host, self.origin)
-    }
-
-    /// Returns the key of a reference in a reply, if its host is the same.
-    fn referred(&self, reference: &[u8]) -> Option<String> {
-        let reference = std::str::from_utf8(reference).ok()?.split('#').next()?;
-        let target = match reference.split_once("://") {
-            Some((_, rest)) => {
-                let path = rest.find('/')?;
-                same_host(&rest[..path], &self.host).then_some(&rest[path..])?
-            }
-            None => reference,
-        };
-        (target.starts_with('/') && !target.starts_with("//")).then(|| self.with(target))
-    }
-}
-
-/// Returns the values of a field that a backend gets, combined. Spaces around commas mean nothing.
-fn combined(request: &Request<'_, '_>, name: &str) -> Vec<u8> {
-    let values = request.forwarded_values(name);
-    let parts = values.flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii);
-    parts.collect::<Vec<_>>().join(&b", "[..])
 }
 
 /// Returns what an answer has of a stored reply, or `None` if it has not the part that is asked for.
