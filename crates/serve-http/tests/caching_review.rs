@@ -360,3 +360,39 @@ fn a_slow_client_delays_nobody() {
     assert!(read_reply(&mut BufReader::new(slow), false).unwrap().body == file);
     lab.stop();
 }
+
+#[test]
+fn a_client_that_reads_slowly_gets_all_of_a_stored_reply() {
+    let mut lab = Lab::new();
+    let file = content(8 << 20);
+    let sent = file.clone();
+    lab.replying(9001, move |_| {
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nCache-Control: max-age=100\r\nContent-Length: {}\r\n\r\n",
+            sent.len()
+        );
+        [head.as_bytes(), &sent].concat()
+    });
+    let file_text = cached("bytes = 100000000, object-bytes = 10000000");
+    lab.start(&format!("{file_text}[timeouts]\nidle = 0.1\nbody = 3600.0\n"));
+    // Returns once a client that came later was closed, because it sent nothing.
+    let wait_for_idle = || {
+        let mut idle = BufReader::new(begin(&lab, "/", "Range: bytes=0-1\r\n"));
+        assert_eq!(read_reply(&mut idle, false).unwrap().status(), 206);
+        assert_eq!(idle.read(&mut [0]).unwrap(), 0);
+    };
+    assert!(get(&lab, "/", "").body == file);
+    let slow = ["", "Connection: close\r\n", "X-Late: yes\r\n"].map(|fields| begin(&lab, "/", fields));
+    lab.wait_for("they are answered", |status| status["cache-hits"] == 3);
+    wait_for_idle();
+    let [first, second, third] = slow;
+    for stream in [first, second] {
+        assert!(read_reply(&mut BufReader::new(stream), false).unwrap().body == file);
+    }
+    // The proxy ends after it.
+    let mut idle = lab.connect();
+    lab.begin_to_stop();
+    let _ = idle.read_to_end(&mut Vec::new());
+    assert!(read_reply(&mut BufReader::new(third), false).unwrap().body == file);
+    lab.stop();
+}

@@ -363,9 +363,9 @@ impl Worker {
         // A client that has gone is noticed at the next read.
         let _ = client.output.send_shared(&mut client.socket, &mut self.out, &entry.body, bytes);
         client.state = State::Head(Head::New);
-        client.deadline = self.now + duration(self.config.timeouts.idle);
-        if !stays {
-            self.end_after_output(at);
+        match stays {
+            true => self.await_request(at),
+            false => self.end_after_output(at),
         }
         let micros = asking.began.elapsed().as_micros() as u64;
         self.counts.observe(micros);

@@ -24,6 +24,14 @@ impl Worker {
         client.deadline = self.now + duration(self.config.timeouts.body);
     }
 
+    /// Gives a client between two requests its time: for the next one, or for what it has not read yet.
+    pub(super) fn await_request(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        let timeouts = &self.config.timeouts;
+        let time = if client.output.is_empty() { timeouts.idle } else { timeouts.body };
+        client.deadline = self.now + duration(time);
+    }
+
     /// Takes a step of a client whose last answer is being sent.
     pub(super) fn flush_last(&mut self, at: usize) -> bool {
         let client = &mut self.clients[at];
@@ -32,6 +40,9 @@ impl Worker {
             return false;
         };
         if !client.output.is_empty() {
+            if has_progress {
+                client.deadline = self.now + duration(self.config.timeouts.body);
+            }
             return has_progress;
         }
         client.socket.shut_down();

@@ -128,7 +128,7 @@ impl Worker {
         self.report(at, &mut exchange);
         let client = &mut self.clients[at];
         if exchange.keeps_alive && exchange.body.is_done() && !self.is_stopping {
-            client.deadline = self.now + duration(self.config.timeouts.idle);
+            self.await_request(at);
         } else {
             client.state = State::Closing;
             client.deadline = self.now + duration(self.config.timeouts.body);

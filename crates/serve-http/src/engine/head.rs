@@ -31,11 +31,15 @@ impl Worker {
     /// Takes a step of a client that waits for a head.
     pub(super) fn read_head(&mut self, at: usize) -> bool {
         let client = &mut self.clients[at];
-        if client.output.flush(&mut client.socket).is_err() {
+        let Ok(has_progress) = client.output.flush(&mut client.socket) else {
             self.remove(at);
             return false;
+        };
+        let is_empty = client.output.is_empty();
+        if has_progress {
+            self.await_request(at);
         }
-        if !client.output.is_empty() {
+        if !is_empty {
             return false;
         }
         let mut scratch = take(&mut self.scratch);

@@ -370,8 +370,14 @@ impl Worker {
         for at in idle {
             // A request may have arrived meanwhile.
             self.drive(at);
-            if self.clients.get(at).is_some_and(is_idle) {
-                self.close(at);
+            match self.clients.get(at).filter(|client| is_idle(client)) {
+                Some(client) if client.output.is_empty() => self.close(at),
+                // It still reads its last reply.
+                Some(_) => {
+                    self.end_after_output(at);
+                    self.drive(at);
+                }
+                None => {}
             }
         }
     }
