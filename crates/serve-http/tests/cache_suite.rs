@@ -180,7 +180,7 @@ fn the_suite_for_http_caches_has_the_expected_results() {
     };
     let others: Vec<String> = outcomes.iter().filter(|it| is_other(*it)).map(|(id, _)| id.clone()).collect();
     if !others.is_empty() {
-        others.iter().for_each(|id| println!("again: {id} {}", outcomes[id].result));
+        others.iter().for_each(|id| println!("again: {id} {} {}", outcomes[id].result, outcomes[id].message));
         let names: Vec<&str> = others.iter().map(|id| &id[..]).collect();
         outcomes.extend(run(&lab, &PROXY.to_string(), &names));
     }

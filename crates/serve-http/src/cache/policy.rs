@@ -146,8 +146,9 @@ pub fn of_reply(
     let date = reply.values("date").next().and_then(read_date);
     // Of several ages the first one counts, and none that cannot be read (RFC 9111, section 5.1).
     let age = reply.values("age").flat_map(list).next().and_then(seconds).unwrap_or(0);
-    let apparent = date.and_then(|date| now.duration_since(date).ok()).unwrap_or_default();
-    let age = apparent.max(Duration::from_secs(age) + waited);
+    // Dates have whole seconds. With a fraction here, a lifetime of a second would be shorter by it.
+    let apparent = date.and_then(|date| now.duration_since(date).ok()).unwrap_or_default().as_secs();
+    let age = Duration::from_secs(apparent).max(Duration::from_secs(age) + waited);
     let explicit = directives.shared_max_age.or(directives.max_age).map(Duration::from_secs);
     let expires = reply.values("expires").next().filter(|_| !is_targeted);
     let lifetime = match (explicit, expires) {
@@ -332,6 +333,19 @@ mod tests {
             of_reply(&reply, &cookie, SystemTime::now(), Duration::ZERO, Duration::ZERO).is_some()
         };
         assert!(!stored(tag) && stored(&format!("Cache-Control: max-age=0\r\n{tag}")));
+    }
+
+    #[test]
+    fn a_fraction_of_a_second_makes_no_reply_older() {
+        let bytes = format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nCache-Control: max-age=1\r\nDate: {NOW}\r\n\r\n"
+        );
+        let mut slots = no_fields();
+        let reply = parse_reply(bytes.as_bytes(), &mut slots, 4096, false);
+        let Ok(Parsed::Complete(reply)) = reply else { panic!() };
+        let now = read_date(NOW.as_bytes()).unwrap() + Duration::from_millis(900);
+        let storable = of_reply(&reply, &Asked::default(), now, Duration::ZERO, Duration::ZERO);
+        assert_eq!(storable.map(|it| it.age), Some(Duration::ZERO));
     }
 
     #[test]
