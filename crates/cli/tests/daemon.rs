@@ -116,7 +116,8 @@ fn the_log_has_a_filter_and_a_file() {
     let mut command = shell.shunt(["daemon", "--detach", "--log-file"]);
     command.arg(&log);
     Ended::of(command).quietly(0);
-    assert!(std::fs::read_to_string(&log).unwrap().contains("listening"));
+    // The broker accepts programs shortly before it says so.
+    eventually("the log is written", || std::fs::read_to_string(&log).unwrap().contains("listening"));
     let mut command = shell.shunt(["daemon", "--socket"]);
     command.arg(shell.path("b.sock")).env("SHUNT_LOG", "shunt_broker=loud");
     Ended::of(command).saying(1, &["SHUNT_LOG", "shunt_broker=debug"]);
