@@ -881,7 +881,9 @@ fn judge(endpoint: &Endpoint, found: &Found, wanted: u32, slot: Option<Slot>) ->
     let mut events = if is_told { IN } else { 0 };
     let behind = found.arrived && !is_told || found.unsaid;
     let (room, left) = if wanted & OUT != 0 { outgoing::room(endpoint, slot) } else { (Room::OfTcp, false) };
-    if room == Room::Some {
+    // The end of a lane is an edge of room, as an event of the socket is on TCP. A send finds out what
+    // TCP takes.
+    if matches!(room, Room::Some | Room::Ended) {
         events |= OUT;
     }
     let by_tcp = wanted & OUT != 0 && room == Room::OfTcp;
