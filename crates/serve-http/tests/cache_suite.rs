@@ -11,11 +11,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use common::{Lab, PROXY, wait_until};
 use serde_json::Value;
+use shunt_built::node_package;
 
 /// What the suite's client sends interim replies through.
 const UNDICI: &str = "7.30.2";
@@ -28,31 +29,6 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// Returns a directory with the suite's only dependency. Labs have no network, so it is fetched before.
-fn undici() -> PathBuf {
-    let packages = Path::new(env!("CARGO_TARGET_TMPDIR")).join("node");
-    let place = packages.join(format!("undici-{UNDICI}"));
-    if !place.exists() {
-        let half = packages.join(format!("undici.{}", std::process::id()));
-        fs::create_dir_all(&half).expect("a directory");
-        let mut npm = Command::new("npm");
-        npm.args([
-            "install",
-            "--silent",
-            "--ignore-scripts",
-            "--no-audit",
-            "--no-fund",
-            "--no-save",
-            "--prefix",
-        ]);
-        let fetched = npm.arg(&half).arg(format!("undici@{UNDICI}")).status();
-        assert!(fetched.expect("npm runs").success(), "fetching undici failed");
-        // A test in another process may have been faster.
-        let _ = fs::rename(&half, &place);
-    }
-    place.join("node_modules")
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -81,7 +57,10 @@ fn server(lab: &Lab) -> Running {
     let suite = own.join("suite");
     copy(&source.join("suite"), &suite);
     fs::copy(source.join("run.mjs"), suite.join("run.mjs")).expect("a copy");
-    std::os::unix::fs::symlink(undici(), suite.join("node_modules")).expect("a link");
+    // Labs have no network, so the suite's only dependency is fetched here.
+    let undici = node_package("undici", UNDICI);
+    let modules = undici.parent().expect("it is in a directory");
+    std::os::unix::fs::symlink(modules, suite.join("node_modules")).expect("a link");
     let mut command = node(lab, "test-engine/server/server.mjs");
     command.env("npm_config_protocol", "http").env("npm_config_port", "9001");
     command.env("npm_config_pidfile", own.join("server.pid")).stdout(Stdio::piped());

@@ -4,13 +4,12 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 use std::{fs, io};
 
-use shunt_built::release_dir;
+use shunt_built::{copy_executable, kept};
 
 use crate::host::Host;
-use crate::programs::{copy_executable, find};
+use crate::programs::find;
 
 /// Compiles a C test program, and copies it into the host's directory, where it can be started as
 /// `./NAME`.
@@ -18,7 +17,7 @@ pub fn compile(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
     compile_by("gcc", host, name, flags)
 }
 
-/// Compiles a C++ program of ours, as [`compile`] does. Its file is named as those of C are.
+/// Compiles a test program in C++ as [`compile`] does. Its source is also `NAME.c`.
 pub fn compile_cpp(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
     compile_by("g++", host, name, flags)
 }
@@ -34,31 +33,21 @@ fn compile_by(compiler: &str, host: &Host, name: &str, flags: &[&str]) -> PathBu
     program
 }
 
-/// Returns a compiled program, which is kept next to cargo's files. The tests of a file mostly use
-/// the same one, each of them natively and under shunt.
+/// Returns a compiled program. The tests of a file mostly use the same one, each of them natively and
+/// under shunt.
 fn compiled(compiler: &str, name: &str, flags: &[&str]) -> PathBuf {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
     let source = sources.join(format!("{name}.c"));
     let version = version(compiler, &sources, &source, flags).expect("the sources are there");
-    let kept = release_dir().with_file_name("programs");
-    let program = kept.join(format!("{name}-{version:016x}"));
-    if program.exists() {
-        return program;
-    }
-    fs::create_dir_all(&kept).expect("a directory next to cargo's");
-    // The next run finds no half of a program.
-    let half = kept.join(format!("{name}-{version:016x}.{}", std::process::id()));
-    let status = Command::new(find(compiler))
-        .args(["-O1", "-Wall", "-Werror", "-pthread", "-o"])
-        .args([&half, &source])
-        .args(flags)
-        .status()
-        .expect("the compiler can be started");
-    assert!(status.success(), "{compiler} did not accept {name}.c");
-    fs::rename(&half, &program).expect("the same directory");
-    program
+    kept("programs", &format!("{name}-{version:016x}"), |half| {
+        let status = Command::new(find(compiler))
+            .args(["-O1", "-Wall", "-Werror", "-pthread", "-o"])
+            .args([half, &source])
+            .args(flags)
+            .status()
+            .expect("the compiler can be started");
+        assert!(status.success(), "{compiler} did not accept {name}.c");
+    })
 }
 
 /// Returns a number that is another one if the source, any header, the compiler or the flags are.

@@ -48,9 +48,8 @@ pub use phases::run_phases;
 pub use phases::run_with_itself;
 pub use programs::Tools;
 pub use programs::find as find_program;
-pub use programs::node_package;
-pub use programs::python_package;
 pub use router::{Known, Router, by_wire, two_hosts};
+pub use shunt_built::{node_package, python_package};
 pub use transport::Expected;
 pub use transport::TransportWatch;
 

@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use shunt_built::copy_executable;
+
 use crate::Broker;
 
 /// The rights of a stranger.
@@ -37,7 +39,7 @@ impl Stranger {
         // All users can reach this copy.
         let copy = broker.beside("attack");
         if !copy.exists() {
-            assert!(Command::new("cp").args([program, &copy]).status().expect("cp runs").success());
+            copy_executable(program, &copy);
         }
         let mut command = Command::new(match who {
             Who::User => "setpriv",

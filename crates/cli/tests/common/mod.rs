@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use shunt_built::copy_executable;
 use tempfile::TempDir;
 
 /// The longest time that a test waits for an event.
@@ -61,9 +62,7 @@ impl Shell {
         for (from, to) in
             [(Path::new(SHUNT).to_owned(), program.clone()), (library(), self.path("libshunt.so"))]
         {
-            // Another process makes the copy. If this process made it, a test that forks meanwhile
-            // would inherit a writable descriptor, and executing the copy would fail with ETXTBSY.
-            assert!(Command::new("cp").args([&from, &to]).status().unwrap().success());
+            copy_executable(&from, &to);
             fs::set_permissions(&to, Permissions::from_mode(0o755)).unwrap();
         }
         self.prepare(Command::new(program), &self.path("libshunt.so"))
