@@ -56,6 +56,15 @@ impl Directives {
         }
         found
     }
+
+    /// Returns those of a reply for a cache that the owner of the site controls, and true if they replace
+    /// Expires too. A valid CDN-Cache-Control replaces the directives for all caches (RFC 9213).
+    pub(super) fn of_reply(reply: &Reply<'_, '_>) -> (Directives, bool) {
+        let mut targeted = reply.values("cdn-cache-control").flat_map(list).peekable();
+        let is_targeted = targeted.peek().is_some() && targeted.all(is_member);
+        let name = if is_targeted { "cdn-cache-control" } else { "cache-control" };
+        (Directives::read(reply.values(name)), is_targeted)
+    }
 }
 
 /// Returns the elements of a list. A comma in a quoted string separates nothing.
@@ -86,17 +95,6 @@ pub(super) fn seconds(value: &[u8]) -> Option<u64> {
     let digits = &value[..value.len().min(11)];
     let number = digits.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0'));
     Some(if value.len() > 11 { MOST } else { number.min(MOST) })
-}
-
-impl Directives {
-    /// Returns those of a reply for a cache that the owner of the site controls, and true if they replace
-    /// Expires too. A valid CDN-Cache-Control replaces the directives for all caches (RFC 9213).
-    pub(super) fn of_reply(reply: &Reply<'_, '_>) -> (Directives, bool) {
-        let mut targeted = reply.values("cdn-cache-control").flat_map(list).peekable();
-        let is_targeted = targeted.peek().is_some() && targeted.all(is_member);
-        let name = if is_targeted { "cdn-cache-control" } else { "cache-control" };
-        (Directives::read(reply.values(name)), is_targeted)
-    }
 }
 
 /// Returns true for a member of a dictionary of structured fields (RFC 9651), as far as it matters here.

@@ -55,7 +55,7 @@ impl StoredHead {
         reply.write_stored_fields(&mut validators, |name| {
             const KEPT: [&str; 7] =
                 ["cache-control", "content-location", "date", "etag", "expires", "last-modified", "vary"];
-            KEPT.iter().any(|kept| name.eq_ignore_ascii_case(kept))
+            fields::is_one_of(name, &KEPT)
         });
         if storable.lacks_date {
             let date = format!("Date: {}\r\n", httpdate::fmt_http_date(now.1));
@@ -182,8 +182,7 @@ impl Entry {
         const KEPT: [&str; 4] = ["content-encoding", "content-range", "content-type", "etag"];
         let is_replaced = |name: &str| {
             name.eq_ignore_ascii_case("date")
-                || reply.values(name).next().is_some()
-                    && !KEPT.iter().any(|kept| name.eq_ignore_ascii_case(kept))
+                || reply.values(name).next().is_some() && !fields::is_one_of(name, &KEPT)
         };
         let mut out = Vec::with_capacity(self.head.text.len() + 64);
         for (number, line) in self.head.text.split_inclusive(|byte| *byte == b'\n').enumerate() {
@@ -192,7 +191,7 @@ impl Entry {
                 out.extend_from_slice(line);
             }
         }
-        reply.write_stored_fields(&mut out, |name| !KEPT.iter().any(|kept| name.eq_ignore_ascii_case(kept)));
+        reply.write_stored_fields(&mut out, |name| !fields::is_one_of(name, &KEPT));
         for age in reply.values("age") {
             fields::write(&mut out, "Age", age);
         }

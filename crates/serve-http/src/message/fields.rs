@@ -68,6 +68,11 @@ pub(crate) enum Name {
     Other,
 }
 
+/// Returns true if a field has one of these names.
+pub(crate) fn is_one_of(name: &str, names: &[&str]) -> bool {
+    names.iter().any(|one| name.eq_ignore_ascii_case(one))
+}
+
 impl Name {
     pub(crate) fn of(name: &str) -> Name {
         let is = |word: &str| name.eq_ignore_ascii_case(word);
@@ -132,7 +137,7 @@ impl Name {
             "proxy-authorization",
             "set-cookie",
         ];
-        self != Name::Other || OTHERS.iter().any(|other| name.eq_ignore_ascii_case(other))
+        self != Name::Other || is_one_of(name, &OTHERS)
     }
 }
 

@@ -351,8 +351,7 @@ impl<'a> Request<'a, '_> {
             let is_origin =
                 added.trusts_client && self.origin.has(position) && !self.is_replaced(field, added);
             let is_host = self.target.authority.is_some() && Name::of(field.name) == Name::Host;
-            let is_condition = !added.conditions.is_empty()
-                && CONDITIONS.iter().any(|name| field.name.eq_ignore_ascii_case(name));
+            let is_condition = !added.conditions.is_empty() && fields::is_one_of(field.name, &CONDITIONS);
             if (!self.omitted.has(position) || is_origin) && !is_host && !is_condition {
                 fields::write(out, field.name, field.value);
             }
