@@ -40,6 +40,7 @@ use crate::socket::outgoing::{self, could_take_back};
 use crate::socket::sharing::{self, Heirs};
 use crate::socket::tcp::Tcp;
 use crate::socket::{offer_policy, peer_locality};
+use std::time::Duration;
 
 /// Reports to the broker that this process has detached from a connection of a link. Other
 /// processes may still drain the lanes.
@@ -47,12 +48,11 @@ pub(crate) static RELEASE: Upcall<(Attachment, Heirs)> = Upcall::new();
 /// Asks the broker to forget an offer.
 pub(crate) static WITHDRAW: Upcall<EndpointRef> = Upcall::new();
 
-const NANOS: u64 = 1_000_000_000;
 /// The longest wait for TCP to take returned bytes before a non-blocking socket is closed or shut
 /// down.
-const NON_BLOCKING_WAIT: u64 = NANOS;
+const NON_BLOCKING_WAIT_NANOS: u64 = 1_000_000_000;
 /// The longest such wait if the socket is a blocking one.
-const BLOCKING_WAIT: u64 = 10 * NANOS;
+const BLOCKING_WAIT_NANOS: u64 = 10_000_000_000;
 
 /// Makes an endpoint fall back in the way that an epoll instance with it requires.
 pub(crate) fn leave_for_a_set((endpoint, how, reason): (&Endpoint, Leaving, Reason)) {
@@ -329,18 +329,19 @@ pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
 
 /// Waits until TCP has taken the bytes that were in the lane, because no later call can send them.
 /// On TCP, the send of these bytes would have waited. Returns `false` if TCP has not taken all of
-/// them after [`NON_BLOCKING_WAIT`] or [`BLOCKING_WAIT`], depending on the socket's mode.
+/// them after [`NON_BLOCKING_WAIT_NANOS`] or [`BLOCKING_WAIT_NANOS`], depending on the socket's mode.
 pub(crate) fn finish_returning(endpoint: &Endpoint, fd: i32) -> bool {
     if !outgoing::is_returned(endpoint) || send_again(endpoint, fd) {
         return true;
     }
-    let longest = if endpoint.options.is_nonblocking() { NON_BLOCKING_WAIT } else { BLOCKING_WAIT };
+    let longest =
+        if endpoint.options.is_nonblocking() { NON_BLOCKING_WAIT_NANOS } else { BLOCKING_WAIT_NANOS };
     let end = process::now() + longest;
     loop {
         let left = end.saturating_sub(process::now());
         let mut polled = [PollFd::from_borrowed_fd(borrow(fd), PollFlags::OUT)];
-        let left_time = Timespec { tv_sec: (left / NANOS) as i64, tv_nsec: (left % NANOS) as i64 };
-        let _ = poll(&mut polled, Some(&left_time));
+        let timeout = Timespec::try_from(Duration::from_nanos(left)).unwrap_or_default();
+        let _ = poll(&mut polled, Some(&timeout));
         if send_again(endpoint, fd) {
             return true;
         }

@@ -121,7 +121,6 @@ pub(crate) fn room(endpoint: &Endpoint, slot: Option<Slot>) -> (Room, bool) {
         // A send finds this and goes to TCP. The result from TCP is the next event to wait for.
         _ if left && side.tx.on_lane() => Room::Some,
         _ if lane.is_closed() && side.tx.on_lane() => Room::Ended,
-        _ if left => Room::OfTcp,
         None => Room::OfTcp,
         Some(true) => {
             end_wait(&mut side.seen);
