@@ -52,21 +52,20 @@ pub(crate) struct Applied {
 /// Applies the policy of a router that starts. A former router's connections continue if it is not
 /// known yet which containers have them.
 pub(crate) async fn begin(shared: &Arc<Shared>, policy: Arc<Policy>) {
-    let turn = shared.policy_turn.lock().await;
-    let applied = put_in_effect(shared, turn, with_rules(policy), Unclear::Continue).await;
-    settle(shared, applied).await;
+    replace(shared, policy, Unclear::Continue).await;
 }
 
 /// Replaces the policy and ends the connections that the new one forbids. Returns a report when all
 /// of that is done.
 pub(crate) async fn apply(shared: &Arc<Shared>, policy: Arc<Policy>) -> Value {
-    let turn = shared.policy_turn.lock().await;
-    let applied = put_in_effect(shared, turn, with_rules(policy), Unclear::End).await;
-    settle(shared, applied).await
+    replace(shared, policy, Unclear::End).await
 }
 
-fn with_rules(policy: Arc<Policy>) -> impl FnOnce(&InEffect) -> InEffect + Send + 'static {
-    move |former| InEffect::new(policy, former.workloads.clone())
+async fn replace(shared: &Arc<Shared>, policy: Arc<Policy>, unclear: Unclear) -> Value {
+    let turn = shared.policy_turn.lock().await;
+    let with_rules = move |former: &InEffect| InEffect::new(policy, former.workloads.clone());
+    let applied = put_in_effect(shared, turn, with_rules, unclear).await;
+    settle(shared, applied).await
 }
 
 /// Applies the same policy to other containers, or to those that have other labels. The caller then
@@ -153,8 +152,8 @@ async fn remove_unused_limits(shared: &Arc<Shared>) {
     }
 }
 
-/// Returns the policy, and the number of connections that each rule permits.
-/// Not for the router's thread.
+/// Returns the policy, and the number of connections that each rule permits. Not for the router's
+/// thread.
 pub(crate) fn report(shared: &Shared) -> Value {
     let policy = shared.connections.policy();
     let counts = shared.connections.by_rule(&policy);
