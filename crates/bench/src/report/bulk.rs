@@ -38,8 +38,8 @@ pub(super) fn to_best_probe(point: &Point, samples: &[Sample]) -> Option<Spread>
     Spread::of(samples.iter().zip(best).map(|(sample, best)| sample.rate / best))
 }
 
-/// Appends the least of the ratios of all rounds, which a program meets in its worst moment. Those of the control and
-/// of the probe show how much of that is due to the machine.
+/// Appends the least of the ratios of all rounds, which a program meets in its worst moment. Those of
+/// the control and of the probe show how much of that is due to the machine.
 pub(super) fn append_worst(out: &mut String, table: &TableReport, against: &[(Side, Side)], width: usize) {
     let pairs: Vec<_> =
         against.iter().filter(|(ours, theirs)| ours.is_under_shunt() || *theirs == Side::Unix).collect();
