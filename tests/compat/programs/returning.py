@@ -3,13 +3,15 @@
     returning.py PORT GATE STYLE END
 
 STYLE is how the sender waits: poll, select, epoll, or edge (an epoll instance with EPOLLET). END is what it does before the receiver reads:
-shut down (shut), close, or fork first. The two ends exchange bytes until the file GATE exists. Prints whether the sender was busy while
-nothing could be sent, and whether the receiver has got everything once.
+shut down (shut), close, exit without a close, or be killed (kill). With fork, a child of it sends more while the receiver reads. The two ends
+exchange bytes until the file GATE exists. Prints whether the sender was busy while nothing could be sent, and whether the receiver has got
+everything once and in order.
 """
 
 import hashlib
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -41,8 +43,6 @@ class Receiver:
         socket.send_fds(near, [b"x"], [sock.fileno()])
         os.write(self.answers, b"passed")
         assert os.read(self.orders_end, 1) == b"r"
-        # The sender ends the stream meanwhile.
-        time.sleep(0.2)
         digest = hashlib.sha256()
         while chunk := sock.recv(65536):
             digest.update(chunk)
@@ -86,9 +86,33 @@ class Sender:
         self.count += sent
 
 
-def main(port, gate, style, end):
-    listener = socket.create_server(("127.0.0.1", port))
-    receiver = Receiver(port)
+class Process:
+    """The sender. It ends as it is told, and leaves the digest of what it has sent."""
+
+    def __init__(self, listener, gate, style, end):
+        self.receiver = Receiver(listener.getsockname()[1])
+        self.digest_end, digest = os.pipe()
+        quit_end, self.quit = os.pipe()
+        self.child = os.fork()
+        if self.child == 0:
+            os.close(self.quit)
+            sock, sender, wait = fill(listener, gate, style, self.receiver)
+            if end in ("exit", "kill"):
+                os.write(digest, sender.digest.hexdigest().encode())
+                finish(sock, end)
+            if end == "fork":
+                self.receiver.tell(b"r")
+                send_from_child(sock, sender)
+                sock.close()
+            else:
+                finish(sock, end)
+            os.write(digest, sender.digest.hexdigest().encode())
+            os.read(quit_end, 1)
+            os._exit(0)
+        os.close(digest)
+
+
+def fill(listener, gate, style, receiver):
     sock, _ = listener.accept()
     while not os.path.exists(gate):
         sock.sendall(b".")
@@ -111,25 +135,50 @@ def main(port, gate, style, end):
     before, until = time.process_time(), time.monotonic() + 1
     while (left := until - time.monotonic()) > 0:
         wait.is_ready(False, left)
-    print("busy:", time.process_time() - before > 0.2)
+    print("busy:", time.process_time() - before > 0.2, flush=True)
     sock.setblocking(True)
     if wait.is_ready(True, 0):
         sender.send()
+    return sock, sender, wait
 
-    receiver.tell(b"r")
-    if end == "fork":
-        child = os.fork()
-        if child == 0:
-            Wait("poll", sock).is_ready(True, 20)
-            os._exit(0)
-        os.waitpid(child, 0)
+
+def finish(sock, end):
     if end == "shut":
         sock.shutdown(socket.SHUT_WR)
-    else:
+    elif end == "close":
         sock.close()
-    got = receiver.answer().decode()
-    print("whole:", got == sender.digest.hexdigest())
-    os.waitpid(receiver.child, 0)
+    elif end == "exit":
+        os._exit(0)
+    elif end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def send_from_child(sock, sender):
+    """A child sends more, while its parent waits for it."""
+    last = b"the last words"
+    child = os.fork()
+    if child == 0:
+        sock.sendall(last)
+        os._exit(0)
+    os.waitpid(child, 0)
+    sender.digest.update(last)
+
+
+def main(port, gate, style, end):
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        sender = Process(listener, gate, style, end)
+    digest = b""
+    while chunk := os.read(sender.digest_end, 100):
+        digest += chunk
+        if end not in ("exit", "kill"):
+            break
+    if end != "fork":
+        # Only now, when nothing more is called in the sender.
+        sender.receiver.tell(b"r")
+    print("whole:", sender.receiver.answer() == digest)
+    os.close(sender.quit)
+    os.waitpid(sender.child, 0)
+    os.waitpid(sender.receiver.child, 0)
 
 
 main(int(sys.argv[1]), *sys.argv[2:])

@@ -1,5 +1,5 @@
 //! Bytes that go back from a lane to TCP while TCP has no room for all of them. The sender is not
-//! ready to send, does not spin, and everything arrives once.
+//! ready to send, does not spin, and everything arrives once, also if the sender is gone then.
 
 use shunt_compat::both;
 use std::time::Duration;
@@ -46,6 +46,16 @@ fn edge_triggered_epoll_waits_until_tcp_has_the_returned_bytes() {
 }
 
 #[test]
-fn forked_child_does_not_send_the_returned_bytes_again() {
+fn forked_child_sends_after_the_returned_bytes() {
     return_to_full_tcp("poll", "fork");
+}
+
+#[test]
+fn returned_bytes_arrive_after_an_exit() {
+    return_to_full_tcp("poll", "exit");
+}
+
+#[test]
+fn returned_bytes_arrive_after_a_kill() {
+    return_to_full_tcp("epoll", "kill");
 }

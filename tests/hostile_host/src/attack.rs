@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::fs::{FlockOperation, SealFlags, fcntl_add_seals, flock};
 use rustix::process::{Resource, getrlimit, getuid, setrlimit};
-use shunt_abi::control::{Announce, Offer, Reply, Request, Status};
+use shunt_abi::control::{Announce, Keep, Offer, Reply, Request, SendKept, Status};
 use shunt_abi::geometry::{Geometry, MIN_RING_BYTES, RINGS_OFFSET, Side, WAITER_SLEEPING_OFFSET, WAITERS};
 use shunt_abi::page::{ENTRIES, EntryCopy, PAGE_BYTES};
 use shunt_ring::Source;
@@ -30,7 +30,7 @@ use crate::{punch, server};
 type Attack = fn(&Path);
 
 /// All attacks, by name.
-const ATTACKS: [(&str, Attack); 22] = [
+const ATTACKS: [(&str, Attack); 23] = [
     ("silent-clients", silent_clients),
     ("processes", processes),
     ("one-page", one_page),
@@ -47,6 +47,7 @@ const ATTACKS: [(&str, Attack); 22] = [
     ("punched-pages", punched_pages),
     ("watched-sockets", watched_sockets),
     ("slow-doorbells", slow_doorbells),
+    ("endless-remainders", endless_remainders),
     ("punched-channel", punched_channel),
     ("punched-links", punched_links),
     ("punching-peer", punching_peer),
@@ -603,6 +604,35 @@ fn slow_doorbells(broker: &Path) {
             at_work(format!("{slow} slow doorbells"));
         }
         ended += 1;
+    }
+}
+
+/// Has the broker send as much as possible to peers that read nothing, or slowly, and from things that
+/// are no file.
+fn endless_remainders(broker: &Path) {
+    let Ok(client) = Client::connect(broker) else { return at_work("no client") };
+    let Ok(file) = memfd::create_fixed("endless", 1 << 40) else { return at_work("no file") };
+    let mut pairs = Vec::new();
+    for ticket in 0.. {
+        let Ok((socket, mut peer)) = loopback() else { continue };
+        let keep = |bytes| Keep { ticket, position: u64::MAX, bytes };
+        let slow = client.say(keep(16 << 20), &[socket.as_fd(), file.as_fd()]);
+        let odd = client.say(keep(u64::MAX), &[socket.as_fd(), peer.as_fd()]);
+        let sent = client.say(SendKept { ticket, then_shut: 0, pad: 0 }, &[]);
+        let again = client
+            .say(keep(16 << 20), &[socket.as_fd(), file.as_fd()])
+            .and_then(|()| client.say(SendKept { ticket, then_shut: 1, pad: 0 }, &[]));
+        if ticket == 200 {
+            at_work(pairs.len());
+        }
+        if [slow, odd, sent, again].iter().any(Result::is_err) {
+            return at_work("hung up");
+        }
+        while let Ok(Reply::NotKept(_)) = client.next(Duration::ZERO) {}
+        let _ = peer.set_nonblocking(true).and_then(|()| peer.read(&mut [0; 4096]));
+        if pairs.len() < MANY {
+            pairs.push((socket, peer));
+        }
     }
 }
 

@@ -103,6 +103,7 @@ attacks! {
     pages_into_which_holes_are_punched: "punched-pages" by User, Container;
     sockets_that_are_watched_without_end: "watched-sockets" by User, Container;
     doorbells_that_are_watched_without_end: "slow-doorbells" by User, Container;
+    bytes_to_send_for_it_without_end: "endless-remainders" by User, Container;
     links_into_which_holes_are_punched: "punched-links" by User, Container;
 }
 

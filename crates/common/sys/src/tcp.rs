@@ -67,6 +67,14 @@ pub fn sent(fd: impl AsFd, opener: Opener) -> Result<Option<u64>> {
     Ok(count.and_then(|count| count.checked_sub(u64::from(opener == Opener::Us))))
 }
 
+/// Returns the position in the stream of the byte that a send would send next. The origin is unknown,
+/// but it is the same for all positions of a connection. Returns `None` if the connection is over.
+/// Fails with EAGAIN if the counts do not settle.
+pub fn position(fd: impl AsFd) -> Result<Option<u64>> {
+    let (info, queued) = info_and_queued(fd.as_fd())?.ok_or(Errno::AGAIN)?;
+    Ok(position_of(&info, queued))
+}
+
 /// Returns the number of bytes that the program has read from this socket.
 ///
 /// Fails with ECONNRESET if the socket is closed with an error: the kernel then no longer reports
@@ -152,6 +160,11 @@ pub fn is_whole(fd: impl AsFd) -> bool {
     state(fd) == Ok(ESTABLISHED) && !polled(fd, PollFlags::RDHUP).unwrap_or(true)
 }
 
+/// Returns whether this end has sent a FIN, or the connection is over.
+pub fn has_sent_fin(fd: impl AsFd) -> bool {
+    state(fd).map_or(true, |state| ![ESTABLISHED, CLOSE_WAIT].contains(&state))
+}
+
 /// Returns `true` if unread bytes have been received. Closing the socket would then reset the
 /// connection.
 pub fn has_unread(fd: impl AsFd) -> bool {
@@ -168,12 +181,16 @@ pub fn state(fd: impl AsFd) -> Result<u8> {
 /// It derives from sequence numbers and is exact. The kernel's count of bytes sent is only a
 /// statistic: it stays wrong after the host itself has dropped an outgoing segment.
 fn acknowledged_and_queued(fd: BorrowedFd<'_>) -> Result<Option<u64>> {
-    let Some((info, queued)) = info_and_queued(fd)? else { return Ok(None) };
+    Ok(info_and_queued(fd)?.and_then(|(info, queued)| position_of(&info, queued)))
+}
+
+/// Returns how many bytes the kernel counts as written, or `None` if the socket is not connected.
+fn position_of(info: &Info, queued: u64) -> Option<u64> {
     if !CONNECTED.contains(&info.state) {
-        return Ok(None);
+        return None;
     }
     let fin = u64::from(![ESTABLISHED, CLOSE_WAIT].contains(&info.state));
-    Ok((info.bytes_acked + queued).checked_sub(fin))
+    (info.bytes_acked + queued).checked_sub(fin)
 }
 
 /// Returns the counts of a socket and the length of its send queue at one time. Returns `None` if

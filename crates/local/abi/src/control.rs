@@ -182,6 +182,31 @@ messages! {
             /// The ticket of the offer.
             ticket: u64,
         }
+        /// Passes bytes that were in a lane and that TCP has yet to take: the socket, and a file with
+        /// the bytes. The broker sends them once this process has ended, or at `SendKept`. Replaces
+        /// an earlier message with the ticket.
+        Keep = 10, fds 2 {
+            /// The shim's identifier of the endpoint.
+            ticket: u64,
+            /// The position of the TCP stream at which the bytes begin, as the kernel counts it.
+            position: u64,
+            /// The number of the bytes.
+            bytes: u64,
+        }
+        /// Asks the broker to send what `Keep` has passed. This process does not send it any more.
+        SendKept = 11, fds 0 {
+            /// The ticket of the `Keep`.
+            ticket: u64,
+            /// 1: a shutdown of the sending direction follows. 0: it does not.
+            then_shut: u32,
+            /// Zero.
+            pad: u32,
+        }
+        /// TCP has all that `Keep` has passed, or the connection is over.
+        DropKept = 12, fds 0 {
+            /// The ticket of the `Keep`.
+            ticket: u64,
+        }
         /// Asks for the state of everything: see [`crate::status`]. Like `Capture` it needs no
         /// hello.
         Status = 16, fds 0 {
@@ -297,6 +322,12 @@ messages! {
         /// a hint: the endpoint may be offered again.
         Wanted = 9, fds 0 {
             /// The ticket of the offer that was given up.
+            ticket: u64,
+        }
+        /// Reports that the broker keeps too much already, so that it does not send what a `Keep` has
+        /// passed.
+        NotKept = 10, fds 0 {
+            /// The ticket of the `Keep`.
             ticket: u64,
         }
         /// Answers `Status`. A [`crate::status::Snapshot`] as JSON follows, in datagrams of

@@ -24,7 +24,7 @@ pub mod status;
 
 /// Version of the control protocol and of the shared layouts. A different version is refused, never
 /// guessed.
-pub const VERSION: u16 = 19;
+pub const VERSION: u16 = 20;
 
 /// Environment variables shared by `shunt run` and the shim.
 pub mod env {

@@ -85,6 +85,8 @@ pub struct Limits {
     pub status_bytes: usize,
     /// Clients that capture, in all.
     pub captures: usize,
+    /// Connections in all of which the broker has bytes that TCP has yet to take.
+    pub remainders: usize,
     /// Time that a client has to send its hello.
     pub hello_within: Duration,
 }
@@ -95,13 +97,14 @@ pub(crate) const DESCRIPTORS: usize = 262_144;
 impl Limits {
     /// Returns the limits for a process that can have this many descriptors. A client costs three:
     /// for itself, for its page during the hello, and for a netlink socket in its namespace.
-    /// Doorbells and links cost one each. One eighth is reserved for descriptors that are being
-    /// closed.
+    /// Doorbells and links cost one each, and remainders two. Three thirty-seconds are reserved for
+    /// descriptors that are being closed.
     pub(crate) fn within(self, descriptors: usize) -> Limits {
         Limits {
             clients: self.clients.min(descriptors / 12),
             doorbells: self.doorbells.min(descriptors / 2),
             links: self.links.min(descriptors / 8),
+            remainders: self.remainders.min(descriptors / 64),
             ..self
         }
     }
@@ -120,6 +123,7 @@ impl Default for Limits {
             status_rows: 65_536,
             status_bytes: 192 << 20,
             captures: 32,
+            remainders: 1024,
             hello_within: Duration::from_secs(10),
         }
     }
@@ -133,8 +137,9 @@ mod tests {
     fn everything_that_is_taken_on_has_its_descriptors() {
         let usual = Limits::default();
         for descriptors in [64, 1024, 20_000, DESCRIPTORS, 1 << 20] {
-            let Limits { clients, doorbells, links, .. } = usual.within(descriptors);
-            assert!(3 * clients + doorbells + links <= descriptors / 8 * 7, "{descriptors}");
+            let Limits { clients, doorbells, links, remainders, .. } = usual.within(descriptors);
+            let all = 3 * clients + doorbells + links + 2 * remainders;
+            assert!(all <= descriptors / 32 * 29, "{descriptors}");
             let is_whole = (clients, doorbells, links) == (usual.clients, usual.doorbells, usual.links);
             assert_eq!(is_whole, descriptors >= DESCRIPTORS, "{descriptors}");
         }

@@ -144,12 +144,14 @@ pub(crate) async fn serve(
     if client.principal != principal {
         state.borrow_mut().departed(client.principal);
     }
-    let Client { outbox, process, capture, fds, .. } = client;
+    let Client { outbox, process, capture, fds, life, .. } = client;
     if let Some(capture) = capture.and_then(|reading| reading.id) {
         state.borrow_mut().end_capture(capture);
     }
     if let Some(process) = process {
-        state.borrow_mut().end(process);
+        let mut state = state.borrow_mut();
+        state.remainders.end(process, life);
+        state.end(process);
     }
     fds.into_iter().for_each(|fd| pool.close(principal, fd));
     if let Ok(outbox) = Rc::try_unwrap(outbox) {
@@ -432,6 +434,12 @@ impl Client {
                 self.fds.extend(fd);
                 Err(BadMessage::BeforeHello)
             }
+            (Some(process), Request::Keep(keep), Some(file)) => {
+                // `decode` has found two descriptors.
+                let socket = self.fds.pop().ok_or(DecodeError::Descriptors(1))?;
+                state.keep(process, &keep, [socket, file]);
+                Ok(())
+            }
             (Some(process), request, fd) => state.request(process, request, fd),
         }
     }
@@ -457,6 +465,9 @@ fn padding(request: &Request) -> u64 {
         | Request::GiveUp(_)
         | Request::Release(_)
         | Request::Leave(_)
+        | Request::Keep(_)
+        | Request::DropKept(_)
         | Request::Mapped(_) => 0,
+        Request::SendKept(body) => body.pad.into(),
     }
 }

@@ -45,6 +45,7 @@ mod present;
 mod principal;
 mod privileges;
 mod rate_limited_log;
+mod remainders;
 mod server;
 mod setup;
 mod state;

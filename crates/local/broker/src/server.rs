@@ -45,7 +45,8 @@ use crate::watch::watch;
 const SEND_BUFFER: usize = 32 * 1024;
 /// Delay before another attempt to accept when the broker is out of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(100);
-/// The longest time that a broker which stops takes to wake its clients. Doorbells can be slow.
+/// The longest time that a broker which stops takes to wake its clients, and to send bytes for others.
+/// Doorbells can be slow.
 const FAREWELL: Duration = Duration::from_millis(500);
 
 /// Why the broker did not start, or stopped early.
@@ -139,7 +140,12 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
 async fn say_farewell(state: &Rc<RefCell<State>>) {
     state.borrow().disconnect_all();
     let deadline = Instant::now() + FAREWELL;
-    while state.borrow().is_notifying() && Instant::now() < deadline {
+    let is_busy = |state: &State| state.is_notifying() || state.remainders.is_sending();
+    while is_busy(&state.borrow()) && Instant::now() < deadline {
+        sleep(Duration::from_millis(1)).await;
+    }
+    state.borrow().remainders.give_up();
+    while state.borrow().remainders.is_sending() && Instant::now() < deadline + FAREWELL {
         sleep(Duration::from_millis(1)).await;
     }
 }
@@ -194,6 +200,10 @@ async fn accept(
                 Step::End => return Ok(()),
             },
             () = sleep_until(idle_until.unwrap_or(idle_since)), if idle_until.is_some() => {
+                if state.borrow().remainders.is_sending() {
+                    idle_since = Instant::now();
+                    continue;
+                }
                 tracing::info!("nobody left to serve");
                 return Ok(());
             }

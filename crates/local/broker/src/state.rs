@@ -12,8 +12,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use prometheus_client::metrics::histogram::Histogram;
 use rustix::fs::fstat;
 use shunt_abi::control::{
-    DecodeError, Doorbell as NewDoorbell, Hello, Leave, Mapped, PeerDoorbell, PeerGone, Release, Reply,
-    Request, Unlink, Vacate, Welcome,
+    DecodeError, Doorbell as NewDoorbell, DropKept, Hello, Keep, Leave, Mapped, NotKept, PeerDoorbell,
+    PeerGone, Release, Reply, Request, SendKept, Unlink, Vacate, Welcome,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{BOARD_BYTES, PAGE_BYTES, Page, Reach};
@@ -46,6 +46,7 @@ use crate::overlay::Overlay;
 use crate::pairing::{Offers, ProcessId};
 use crate::principal::{Budget, Charge, Principal};
 use crate::rate_limited_log::RateLimitedLog;
+use crate::remainders::Remainders;
 use crate::setup::Setups;
 use crate::status;
 use crate::unowned_sockets::UnownedSockets;
@@ -103,6 +104,8 @@ pub(crate) struct State {
     /// Notified when an offer becomes open: see [`crate::expiry`].
     pub(crate) opened: Rc<Notify>,
     notifier: Notifier,
+    /// Bytes that TCP has yet to take.
+    pub(crate) remainders: Remainders,
     pub(crate) unowned: UnownedSockets,
     /// Links that are being made.
     pub(crate) setups: Setups,
@@ -249,6 +252,7 @@ impl State {
             emptied: Rc::default(),
             opened: Rc::default(),
             notifier: Notifier::new(pool.clone()),
+            remainders: Remainders::new(limits.remainders, pool.clone()),
             unowned: UnownedSockets::default(),
             setups: Setups::new(limits.all_offers),
             sealer,
@@ -336,6 +340,13 @@ impl State {
                 self.links.leave(id, place(link, conn, side)?);
             }
             (Request::Doorbell(doorbell), Some(fd)) => self.doorbell(id, &doorbell, fd)?,
+            (Request::SendKept(SendKept { ticket, then_shut, .. }), None) => {
+                if then_shut > 1 {
+                    return Err(DecodeError::Field("then_shut").into());
+                }
+                self.remainders.send_kept(id, ticket, then_shut == 1);
+            }
+            (Request::DropKept(DropKept { ticket }), None) => self.remainders.drop_kept(id, ticket),
             (Request::Hello(_), fd) => {
                 self.close_all(id, fd);
                 return Err(BadMessage::SecondHello);
@@ -347,6 +358,14 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    /// Keeps bytes that TCP has yet to take.
+    pub(crate) fn keep(&mut self, id: ProcessId, keep: &Keep, fds: [OwnedFd; 2]) {
+        let Some(whose) = self.principal(id) else { return self.close_all(id, fds) };
+        if !self.remainders.keep(id, whose, keep, fds) {
+            self.say(id, NotKept { ticket: keep.ticket }, None);
+        }
     }
 
     /// Counts a message for which the client's connection is closed.

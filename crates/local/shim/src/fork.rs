@@ -67,6 +67,7 @@ fn prepare() {
         for endpoint in endpoint::all() {
             attach::take_back_little(endpoint, Reason::Fork);
             attach::go_back(endpoint, Reason::Fork);
+            attach::hand_over_before_fork(endpoint);
             endpoint.expect_child();
         }
         epoll::share();

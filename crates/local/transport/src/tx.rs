@@ -251,6 +251,14 @@ impl Tx {
         }
     }
 
+    /// Returns the positions of all bytes that must go to TCP.
+    pub fn all_returning(&self) -> [Range<u64>; 2] {
+        match &self.state {
+            State::Returning(ranges) => ranges.clone(),
+            _ => [0..0, 0..0],
+        }
+    }
+
     /// Records that `count` of those bytes have gone to TCP.
     pub fn returned(&mut self, count: usize) {
         if let State::Returning(ranges) = &mut self.state {

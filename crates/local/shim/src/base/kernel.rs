@@ -46,6 +46,15 @@ pub(crate) unsafe fn send_now(fd: RawFd, base: *const u8, len: usize) -> Result<
     unsafe { call(libc::SYS_sendto, [fd.into(), base as _, len as _, flags.into(), 0, 0]) }
 }
 
+/// Calls pwrite on a regular file.
+///
+/// # Safety
+/// As pwrite.
+pub(crate) unsafe fn write_at(file: RawFd, base: *const u8, len: usize, offset: i64) -> Result<usize, i32> {
+    // SAFETY: the caller's promise.
+    unsafe { call(libc::SYS_pwrite64, [file.into(), base as _, len as _, offset, 0, 0]) }
+}
+
 /// Sends a byte of urgent data, which is not part of the stream. Returns whether that worked.
 pub(crate) fn send_urgent_now(fd: RawFd) -> bool {
     let byte = [0u8];
@@ -136,6 +145,12 @@ pub(crate) fn shut_down_reading(fd: RawFd) {
 pub(crate) fn has_error(fd: RawFd) -> bool {
     let mut polled = [pollfd { fd, events: 0, revents: 0 }];
     poll_now(&mut polled) > 0 && polled[0].revents & libc::POLLERR != 0
+}
+
+/// Returns whether a send would not wait.
+pub(crate) fn has_room(fd: RawFd) -> bool {
+    let mut polled = [pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+    poll_now(&mut polled) > 0
 }
 
 /// Returns whether urgent data is waiting.

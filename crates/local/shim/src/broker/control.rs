@@ -64,6 +64,8 @@ use crate::socket::sharing::{self, Heirs};
 use crate::socket::tcp::Tcp;
 use crate::socket::{offer_policy, peer_locality, settings};
 
+pub(crate) mod remainder;
+
 /// Operations until an endpoint that found no broker is considered again.
 const RETRY_AFTER: u32 = 256;
 /// Pause between two attempts to connect to a broker.
@@ -134,6 +136,8 @@ enum Deed {
     /// This process has no descriptor left for a doorbell of the peer: all connections with the
     /// peer fall back.
     Mute(&'static Peer),
+    /// The broker has not kept the bytes of this endpoint that TCP has yet to take.
+    KeepBytes(EndpointRef),
     /// The broker asks that all connections fall back from this link.
     Vacate(&'static Link),
     LostBroker,
@@ -251,6 +255,11 @@ fn carry_out(deeds: Vec<Deed>) {
             Deed::Vacate(link) => {
                 for endpoint in (0..CONNS).filter_map(|conn| link.endpoint(conn)?.resolve()) {
                     attach::go_back(endpoint, Reason::LinkRetired);
+                }
+            }
+            Deed::KeepBytes(name) => {
+                if let Some(endpoint) = name.resolve() {
+                    endpoint.tx.lock().custody.refuse();
                 }
             }
             Deed::LostBroker => {
@@ -966,6 +975,7 @@ impl Control {
                     _ => deeds.push(Deed::Reopen(vec![name])),
                 }
             }
+            (Reply::NotKept(body), None) => deeds.push(Deed::KeepBytes(EndpointRef::unpack(body.ticket))),
             (Reply::PeerGone(body), None) => self.forget_peer(body.peer, deeds),
             (Reply::Unlink(body), None) => self.unlink(body, deeds),
             (Reply::Vacate(body), None) => {

@@ -9,6 +9,7 @@ use crate::base::signal::Shield;
 use crate::base::table::{self, Entry};
 use crate::base::{errno, order, process, real};
 use crate::epoll;
+use crate::life::attach::Rest;
 use crate::life::{attach, resets};
 use crate::ops::options::Setting;
 use crate::ops::{descriptors, options};
@@ -95,12 +96,18 @@ pub unsafe extern "C-unwind" fn accept4(
 pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let endpoint = endpoint::behind(fd);
     let _shield = Shield::raise();
-    if let Some(endpoint) = endpoint {
+    let rest = endpoint.map_or(Rest::Sent, |endpoint| {
         resets::notice_reset(endpoint, fd);
-        attach::before_shutdown(endpoint, how);
-    }
-    // SAFETY: the program's own call.
-    let result = unsafe { real::shutdown(fd, how) };
+        attach::before_shutdown(endpoint, how)
+    });
+    let result = match (rest, how) {
+        // The broker does this once it has sent the rest.
+        (Rest::Handed, libc::SHUT_WR) => 0,
+        // SAFETY: as the program's own call.
+        (Rest::Handed, libc::SHUT_RDWR) => unsafe { real::shutdown(fd, libc::SHUT_RD) },
+        // SAFETY: the program's own call.
+        _ => unsafe { real::shutdown(fd, how) },
+    };
     if let Some(endpoint) = endpoint {
         attach::after_shutdown(endpoint);
         order::note_by_tcp();

@@ -45,6 +45,8 @@ use std::time::Duration;
 /// Reports to the broker that this process has detached from a connection of a link. Other
 /// processes may still drain the lanes.
 pub(crate) static RELEASE: Upcall<(Attachment, Heirs)> = Upcall::new();
+/// Tells the broker about bytes that TCP has yet to take, for a socket whose descriptor is open.
+pub(crate) static PASS_ON: Upcall<(EndpointRef, i32, PassOn)> = Upcall::new();
 /// Asks the broker to forget an offer.
 pub(crate) static WITHDRAW: Upcall<EndpointRef> = Upcall::new();
 
@@ -53,6 +55,39 @@ pub(crate) static WITHDRAW: Upcall<EndpointRef> = Upcall::new();
 const NON_BLOCKING_WAIT_NANOS: u64 = 1_000_000_000;
 /// The longest such wait if the socket is a blocking one.
 const BLOCKING_WAIT_NANOS: u64 = 10_000_000_000;
+
+/// What the broker is told about bytes that TCP has yet to take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PassOn {
+    /// It gets a copy, unless it has one.
+    Copy,
+    /// It sends them now.
+    Send { then_shut: bool },
+    /// TCP has them.
+    Drop,
+}
+
+/// The state of bytes that TCP had yet to take, after a call that is the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// TCP has them.
+    Sent,
+    /// The broker sends them.
+    Handed,
+    /// They are lost.
+    Lost,
+}
+
+/// How a close ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// As the kernel does.
+    Plain,
+    /// By a reset: bytes are unread, or TCP has not taken all bytes.
+    Reset,
+    /// The broker ends it.
+    ByBroker,
+}
 
 /// Makes an endpoint fall back in the way that an epoll instance with it requires.
 pub(crate) fn leave_for_a_set((endpoint, how, reason): (&Endpoint, Leaving, Reason)) {
@@ -310,7 +345,7 @@ pub(crate) fn send_again_if_returned(endpoint: &Endpoint, fd: i32) {
 }
 
 /// Sends by TCP the bytes that the receiver has returned. Returns `false` if TCP cannot take all of
-/// them now.
+/// them now. The broker gets a copy then. The caller holds no lock.
 pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
     let mut side = endpoint.tx.lock();
     let Some(at) = side.at else { return true };
@@ -318,22 +353,38 @@ pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
     if !outgoing::offer_returned(endpoint, &mut side, &at, fd) {
         // Threads that sleep meanwhile send the rest.
         unread_timeout::note_sent(endpoint, &side.seen);
+        drop(side);
+        PASS_ON.call((endpoint.reference(), fd, PassOn::Copy));
         return false;
     }
+    let has_copy = side.custody.end();
     endpoint.report_tx(&side);
     drop(side);
+    if has_copy {
+        PASS_ON.call((endpoint.reference(), fd, PassOn::Drop));
+    }
     epoll::refresh(endpoint);
     let_go_if_done(endpoint);
     true
 }
 
-/// Waits until TCP has taken the bytes that were in the lane, because no later call can send them.
-/// On TCP, the send of these bytes would have waited. Returns `false` if TCP has not taken all of
-/// them after [`NON_BLOCKING_WAIT_NANOS`] or [`BLOCKING_WAIT_NANOS`], depending on the socket's mode.
-pub(crate) fn finish_returning(endpoint: &Endpoint, fd: i32) -> bool {
-    if !outgoing::is_returned(endpoint) || send_again(endpoint, fd) {
-        return true;
+/// Has the broker send the bytes that TCP has yet to take. Returns whether it does.
+fn hand_over(endpoint: &Endpoint, fd: i32, then_shut: bool) -> bool {
+    PASS_ON.call((endpoint.reference(), fd, PassOn::Send { then_shut }));
+    endpoint.tx.lock().custody.is_handed()
+}
+
+/// Has the broker send the bytes that TCP has yet to take, so that parent and child need not.
+pub(crate) fn hand_over_before_fork(endpoint: &Endpoint) {
+    if endpoint.tx.lock().tx.is_returning() {
+        hand_over(endpoint, endpoint.fd(), false);
     }
+}
+
+/// Waits until TCP has taken the bytes that were in the lane. On TCP, the send of these bytes would
+/// have waited. Returns `false` if TCP has not taken all of them after [`NON_BLOCKING_WAIT_NANOS`]
+/// or [`BLOCKING_WAIT_NANOS`], depending on the socket's mode.
+fn wait_for_tcp(endpoint: &Endpoint, fd: i32) -> bool {
     let longest =
         if endpoint.options.is_nonblocking() { NON_BLOCKING_WAIT_NANOS } else { BLOCKING_WAIT_NANOS };
     let end = process::now() + longest;
@@ -351,9 +402,47 @@ pub(crate) fn finish_returning(endpoint: &Endpoint, fd: i32) -> bool {
     }
 }
 
-/// Forgets the bytes that TCP has yet to take, in a forked child. The parent sends them.
+/// Finishes the sending of bytes that were in the lane, because this process makes no later call:
+/// TCP takes them, or the broker does.
+fn finish_returning(endpoint: &Endpoint, fd: i32, then_shut: bool) -> Rest {
+    if !outgoing::is_returned(endpoint) || send_again(endpoint, fd) {
+        Rest::Sent
+    } else if hand_over(endpoint, fd, then_shut) {
+        Rest::Handed
+    } else if wait_for_tcp(endpoint, fd) {
+        Rest::Sent
+    } else {
+        Rest::Lost
+    }
+}
+
+/// Gives up the bytes that TCP has yet to take, because the connection is reset.
+fn abandon_returning(endpoint: &Endpoint, fd: i32) {
+    let mut side = endpoint.tx.lock();
+    side.tx.forget_returning();
+    if side.custody.end() {
+        drop(side);
+        PASS_ON.call((endpoint.reference(), fd, PassOn::Drop));
+    }
+}
+
+/// Finishes the sending of bytes that were in the lane before an exec. The next program may send
+/// more, which must follow them.
+pub(crate) fn finish_before_exec(endpoint: &Endpoint) {
+    let fd = endpoint.fd();
+    if outgoing::is_returned(endpoint) && !send_again(endpoint, fd) && !wait_for_tcp(endpoint, fd) {
+        hand_over(endpoint, fd, false);
+    }
+}
+
+/// Forgets the bytes that TCP has yet to take, in a forked child, unless the broker sends them. The
+/// parent sends them.
 pub(crate) fn forget_returning(endpoint: &Endpoint) {
-    endpoint.tx.lock().tx.forget_returning();
+    let mut side = endpoint.tx.lock();
+    if !side.custody.is_handed() {
+        side.tx.forget_returning();
+        side.custody.end();
+    }
 }
 
 /// Leaves a lane that the receiver has ended, for a call that waits for room.
@@ -456,13 +545,15 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
     RELEASE.call((*at, sharing::heirs(endpoint)));
 }
 
-/// Publishes a shutdown to the peer, before a call shuts a direction down.
-pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) {
+/// Publishes a shutdown to the peer, before a call shuts a direction down. Returns the state of
+/// bytes that TCP had yet to take. If they are handed to the broker, it shuts the sending direction
+/// down.
+pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) -> Rest {
     let reads = matches!(how, libc::SHUT_RD | libc::SHUT_RDWR);
     let writes = matches!(how, libc::SHUT_WR | libc::SHUT_RDWR);
     let shut = endpoint.add_shut(reads, writes);
     let mut tx = endpoint.tx.lock();
-    let Some(at) = tx.at.filter(|_| writes || shut.both) else { return };
+    let Some(at) = tx.at.filter(|_| writes || shut.both) else { return Rest::Sent };
     // The end is published before the FIN, so that a peer that finds the FIN also finds every byte
     // and this end. Once both directions are shut down, TCP answers any data by a reset. So the
     // peer must stop using its lane.
@@ -475,7 +566,7 @@ pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) {
     }
     finish_sending(endpoint, &mut tx, at, writes);
     drop(tx);
-    finish_returning(endpoint, endpoint.fd());
+    finish_returning(endpoint, endpoint.fd(), writes)
 }
 
 /// Makes the sending direction fall back. If the stream `ends` here and all the rest of it is in
@@ -506,9 +597,8 @@ pub(crate) fn after_shutdown(endpoint: &Endpoint) {
     }
 }
 
-/// Publishes the end to the peer before the last descriptor of an endpoint is closed. Returns
-/// `true` if unread bytes, or bytes that TCP has not taken, demand a reset.
-pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
+/// Publishes the end to the peer before the last descriptor of an endpoint is closed.
+pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> Ending {
     epoll::bury_everywhere(endpoint);
     let unread = {
         let mut rx = endpoint.rx.lock();
@@ -532,17 +622,30 @@ pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
             finish_sending(endpoint, &mut tx, at, !unread && !resets_on_close(endpoint, fd));
         }
     }
-    // A stream that ends early must not look complete.
-    !finish_returning(endpoint, fd) || unread
+    if unread || outgoing::is_returned(endpoint) && resets(fd) {
+        abandon_returning(endpoint, fd);
+        return Ending::Reset;
+    }
+    match finish_returning(endpoint, fd, false) {
+        Rest::Sent => Ending::Plain,
+        Rest::Handed => Ending::ByBroker,
+        // A stream that ends early must not look complete.
+        Rest::Lost => Ending::Reset,
+    }
 }
 
 /// Returns whether the kernel answers a close of this socket by a reset. The kernel is queried only
 /// where a FIN may be lost.
 fn resets_on_close(endpoint: &Endpoint, fd: i32) -> bool {
-    endpoint.keepalive.is_needed()
-        && (shunt_sys::tcp::has_unread(borrow(fd))
-            || rustix::net::sockopt::socket_linger(borrow(fd))
-                .is_ok_and(|linger| linger.is_some_and(|time| time.is_zero())))
+    endpoint.keepalive.is_needed() && resets(fd)
+}
+
+/// Returns whether the kernel answers a close of the last descriptor by a reset, and drops what TCP
+/// has not sent.
+fn resets(fd: i32) -> bool {
+    let linger = rustix::net::sockopt::socket_linger(borrow(fd));
+    shunt_sys::tcp::has_unread(borrow(fd))
+        || linger.is_ok_and(|linger| linger.is_some_and(|time| time.is_zero()))
 }
 
 /// Detaches and frees an endpoint after its last descriptor was closed.

@@ -22,7 +22,7 @@ use crate::base::undo_log::Held;
 use crate::base::{children, errno, kernel, order, process, real, waiter};
 use crate::broker::control;
 use crate::epoll::{self, Epoll};
-use crate::life::attach;
+use crate::life::attach::{self, Ending};
 use crate::ops::{exec, ring, undo};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::tcp::Tcp;
@@ -227,8 +227,17 @@ fn begin_end(endpoint: &Endpoint, fd: RawFd) {
     if endpoint.is_in_a_set() && may_live_on() {
         epoll::leave_everywhere(endpoint);
     }
-    if endpoint.is_attached() && attach::before_close(endpoint, fd) && !is_held_elsewhere(endpoint, fd) {
-        reset_on_close(fd);
+    let ending = if endpoint.is_attached() { attach::before_close(endpoint, fd) } else { Ending::Plain };
+    match ending {
+        Ending::Plain => {}
+        Ending::Reset if is_held_elsewhere(endpoint, fd) => {}
+        Ending::Reset => reset_on_close(fd),
+        Ending::ByBroker => {
+            if !is_held_elsewhere(endpoint, fd) {
+                forget_in_kernel_sets(endpoint, fd);
+            }
+            return;
+        }
     }
     if control::may_be_held_by_broker(endpoint, fd) && !is_held_elsewhere(endpoint, fd) {
         finish_for_broker(endpoint, fd);
@@ -356,10 +365,7 @@ fn finish_for_broker(endpoint: &Endpoint, fd: RawFd) {
     // An urgent byte, which is in no count, is unread too.
     let has_unread =
         || shunt_sys::tcp::has_unread(crate::base::private::borrow(fd)) || Tcp { endpoint, fd }.at_mark();
-    // The program's epoll instances see nothing of this: at the close the kernel forgets the socket
-    // there.
-    epoll::remove_everywhere(endpoint);
-    if endpoint.was_closed_in_epoll() && !epoll::remove_closed(fd) {
+    if !forget_in_kernel_sets(endpoint, fd) {
         // They would report the end of a socket that the program has closed. So the end comes once
         // the broker has closed its descriptor.
         errno::set(before);
@@ -374,6 +380,16 @@ fn finish_for_broker(endpoint: &Endpoint, fd: RawFd) {
         unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
     }
     errno::set(before);
+}
+
+/// Removes a socket from the program's epoll instances, where the kernel forgets it at the close if
+/// no other process holds it. Returns `false` if that cannot be done.
+fn forget_in_kernel_sets(endpoint: &Endpoint, fd: RawFd) -> bool {
+    let before = errno::get();
+    epoll::remove_everywhere(endpoint);
+    let is_forgotten = !endpoint.was_closed_in_epoll() || epoll::remove_closed(fd);
+    errno::set(before);
+    is_forgotten
 }
 
 /// Does the work after the kernel's close: see [`begin_close`].

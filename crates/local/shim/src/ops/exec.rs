@@ -56,7 +56,7 @@ pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const
         let path = path.filter(|_| unsafe { handover::preloads_us(environment) });
         let mut held = Vec::new();
         give_back_unread(path.is_some());
-        endpoint::all().for_each(finish_returning);
+        endpoint::all().for_each(attach::finish_before_exec);
         for (fd, endpoint) in inheritable() {
             attach::take_back_little(endpoint, Reason::Exec);
             attach::give_back(endpoint, Reason::Exec);
@@ -101,7 +101,7 @@ pub(crate) fn before_variadic_exec() {
     }
     keeping_errno(|| {
         give_back_unread(false);
-        endpoint::all().for_each(finish_returning);
+        endpoint::all().for_each(attach::finish_before_exec);
         for (_, endpoint) in inheritable() {
             sharing::pass_beyond(endpoint);
             attach::take_back_little(endpoint, Reason::Exec);
@@ -157,11 +157,6 @@ pub(crate) fn before_child() {
 /// Prepares for such a child to get `fd` by name.
 pub(crate) fn hand_out(fd: RawFd) {
     keeping_errno(|| descriptors::hand_on(fd, Reason::Exec));
-}
-
-/// Has TCP take the bytes that were in lanes, which the next program does not know.
-fn finish_returning(endpoint: &Endpoint) {
-    attach::finish_returning(endpoint, endpoint.fd());
 }
 
 /// Returns the unread bytes of all inherited connections, the first half of falling back. Only this

@@ -32,6 +32,7 @@ use crate::base::pace::{Pace, Unanswered};
 use crate::base::rank;
 use crate::base::table::{self, Entry};
 use crate::base::upcall::Upcall;
+use crate::socket::custody::Custody;
 use crate::socket::keepalive::Keepalive;
 use crate::socket::links::{Attachment, Growth, Peer};
 use crate::socket::low_water::LowWater;
@@ -58,6 +59,8 @@ pub(crate) struct TxSide {
     pub(crate) tx: Tx,
     pub(crate) at: Option<Attachment>,
     pub(crate) seen: Seen,
+    /// The sender of the bytes that TCP has yet to take.
+    pub(crate) custody: Custody,
     /// Set when TCP has ended while bytes of this end are unread at the peer, and the broker has
     /// been given time to report why.
     pub(crate) awaited_death: bool,
@@ -418,7 +421,7 @@ mod tests {
             request_clock,
         } = endpoint;
         let (tx, rx) = (tx.lock(), rx.lock());
-        let TxSide { tx, at, seen, awaited_death, looked_for_holder } = &*tx;
+        let TxSide { tx, at, seen, custody, awaited_death, looked_for_holder } = &*tx;
         let RxSide { rx, at: rx_at, told_on_lane, pace } = &*rx;
         assert!(at.is_none() && rx_at.is_none(), "a test has no link");
         vec![
@@ -438,6 +441,7 @@ mod tests {
             ("holders", format!("{holders:?}")),
             ("unanswered", format!("{unanswered:?}")),
             ("tx", format!("{tx:?}")),
+            ("custody", format!("{custody:?}")),
             ("seen", format!("{seen:?}")),
             ("awaited_death", format!("{awaited_death:?}")),
             ("looked_for_holder", format!("{looked_for_holder:?}")),
@@ -471,6 +475,7 @@ mod tests {
         let mut tx = endpoint.tx.lock();
         tx.tx.adopt();
         tx.seen.sends = 13;
+        tx.custody = Custody::Refused;
         tx.awaited_death = true;
         tx.looked_for_holder = true;
         let mut rx = endpoint.rx.lock();

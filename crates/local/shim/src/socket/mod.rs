@@ -1,6 +1,7 @@
 //! A connected TCP socket: its state, its link and the processes that hold it. These modules report
 //! state; `crate::life` decides what to do about it.
 
+pub(crate) mod custody;
 pub(crate) mod endpoint;
 pub(crate) mod finished;
 pub(crate) mod incoming;

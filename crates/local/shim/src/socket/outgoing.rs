@@ -25,6 +25,7 @@ use shunt_transport::Spill;
 
 use crate::base::waiter::Slot;
 use crate::base::{kernel, process};
+use crate::socket::custody;
 use crate::socket::endpoint::{Endpoint, Seen, TxSide};
 use crate::socket::links::Attachment;
 use crate::socket::stall::{self, Look, Verdict};
@@ -175,9 +176,12 @@ pub(crate) fn leave_ended(endpoint: &Endpoint, fd: i32) -> bool {
     true
 }
 
-/// Sends by TCP the bytes that were in the lane, without waiting. Returns `false` if TCP has no room
-/// for all of them.
+/// Sends by TCP the bytes that were in the lane, without waiting, or notes how many of them the broker
+/// has sent. Returns `false` if TCP does not have all of them.
 pub(crate) fn offer_returned(endpoint: &Endpoint, side: &mut TxSide, at: &Attachment, fd: i32) -> bool {
+    if side.custody.is_handed() {
+        return custody::follow(endpoint, side, fd);
+    }
     let ring = at.outgoing().1;
     while let Some(range) = side.tx.returning() {
         let (base, len) = ring.run(range.start, (range.end - range.start) as usize);
