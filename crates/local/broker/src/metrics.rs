@@ -119,6 +119,8 @@ fn text(state: &State) -> String {
     }
     gauge(registry, "processes", "Processes under shunt", state.processes.len());
     gauge(registry, "links", "Links in use that this broker has made", state.links.len());
+    let help = "Connections with bytes that TCP has yet to take, which the broker sends or may have to send";
+    gauge(registry, "remainders", help, state.remainders.len());
     registry.register(
         "open_connections",
         "Ends of connections, by the transport that each direction takes",

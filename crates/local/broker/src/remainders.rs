@@ -146,6 +146,11 @@ impl Remainders {
         });
     }
 
+    /// Returns the number of connections whose bytes are kept or being sent.
+    pub(crate) fn len(&self) -> usize {
+        self.budget.borrow().all()
+    }
+
     /// Returns whether bytes are being sent.
     pub(crate) fn is_sending(&self) -> bool {
         Rc::strong_count(&self.sender.stop) > 1
