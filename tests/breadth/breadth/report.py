@@ -1,10 +1,10 @@
-"""The table of docs/breadth.md, and what counts as a difference."""
+"""The table of tests/breadth/RESULTS.md, and what counts as a difference."""
 
 HEAD = """# Breadth
 
 The tests that Debian's packages carry themselves, each run natively and with shunt for the whole system
 (`/etc/ld.so.preload` and a system broker), by `sudo tests/breadth/run`, which writes this page. How it is done and how to
-read it: [tests/breadth](../tests/breadth/README.md).
+read it: [README.md](README.md).
 
 """
 
@@ -120,7 +120,10 @@ def page(results, missing):
         f"Programs used {used} ends of connections; {offered} of them were offered, at their first use, and {lanes} took shared memory.",
         "The others were over before both ends had been offered, or have one end that is not under shunt.",
         "",
-        table(asked),
+        table([found for found in asked if accepted(found) or differences([found])]),
+        "No connection was made in the tests of these packages, which pass under shunt too:",
+        ", ".join(found["package"] for found in asked if not accepted(found) and not differences([found])) + ".",
+        "",
         "## What was not asked",
         "",
     ]
@@ -131,5 +134,5 @@ def page(results, missing):
     ]
     lines += [f"- {what}: {', '.join(names)}." for what, names in groups if names]
     if missing:
-        lines.append(f"- Not run yet: the other {len(missing)} of [the list](../tests/breadth/packages).")
+        lines.append(f"- Not run yet: the other {len(missing)} of [the list](packages).")
     return HEAD + "\n".join(lines) + "\n"
