@@ -56,7 +56,7 @@ pub(crate) fn take_turns<T>(
     progress: &Progress,
     repeats: u32,
     line: &str,
-    sides: &[&'static str],
+    sides: &[&str],
     mut turn: impl FnMut(usize) -> Result<Option<T>>,
 ) -> Result<Vec<Vec<T>>> {
     let mut samples: Vec<Vec<T>> = sides.iter().map(|_| Vec::new()).collect();

@@ -8,6 +8,7 @@ mod load;
 mod points;
 mod proxy;
 mod report;
+mod side;
 mod way;
 
 use std::time::{Duration, Instant};

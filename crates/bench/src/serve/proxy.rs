@@ -4,11 +4,14 @@
 //!
 //! `static` compares what answers static content without a backend: nginx with the file, nginx's
 //! proxy_cache, and the cache of the proxy.
+//!
+//! Two sides are controls. One is nginx once more, which shows how far two equal programs differ. The
+//! other one is the *floor*: a program of a few lines that only receives and sends each message. What it
+//! takes is the least that a server with epoll can take.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -18,39 +21,25 @@ use shunt_bench_args::serve::Arguments;
 
 use super::closed::Closed;
 use super::load::{Sample, connect};
+use super::side::{BACKEND, REPLY, Side, nginx};
 use super::way::{ADDRESS, PATIENCE, Stage};
 use crate::comparison::take_turns;
-use crate::find;
 use crate::interrupt::wait_until;
-use crate::nginx::{LARGE, SMALL, configure, write_files};
+use crate::nginx::{LARGE, SMALL, write_files};
 use crate::process::{Process, Times, trees};
 use crate::progress::Progress;
 use crate::report::TextLine;
 use crate::stats::Spread;
 
-/// The port of the backend.
-const BACKEND: u16 = 6000;
 /// The connections of the load.
 const CLIENTS: usize = 50;
 
-/// A proxy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Side {
-    Nginx,
-    Haproxy,
-    Shunt,
-    NginxFile,
-    NginxCache,
-    ShuntCache,
-}
-
-/// A comparison: its sides, of which shunt's is the last, and the files.
+/// A comparison: its sides and the files. The first two sides are equal, and shunt's is the last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contest {
     name: &'static str,
     title: &'static str,
-    sides: [Side; 3],
+    sides: &'static [Side],
     files: &'static [(&'static str, usize)],
 }
 
@@ -58,7 +47,7 @@ pub(super) struct Contest {
 pub(super) const PROXIES: Contest = Contest {
     name: "proxy",
     title: "HTTP proxy",
-    sides: [Side::Nginx, Side::Haproxy, Side::Shunt],
+    sides: &[Side::Nginx, Side::NginxAgain, Side::Haproxy, Side::FloorForwarder, Side::Shunt],
     files: &[SMALL, LARGE],
 };
 
@@ -66,7 +55,7 @@ pub(super) const PROXIES: Contest = Contest {
 pub(super) const STATIC: Contest = Contest {
     name: "static",
     title: "Static content",
-    sides: [Side::NginxFile, Side::NginxCache, Side::ShuntCache],
+    sides: &[Side::NginxFile, Side::NginxFileAgain, Side::NginxCache, Side::FloorServer, Side::ShuntCache],
     files: &[SMALL],
 };
 
@@ -77,25 +66,16 @@ impl Contest {
     }
 }
 
-impl Side {
-    fn label(self) -> &'static str {
-        match self {
-            Side::Nginx => "nginx",
-            Side::Haproxy => "HAProxy",
-            Side::Shunt => "shunt",
-            Side::NginxFile => "nginx, file",
-            Side::NginxCache => "nginx, cache",
-            Side::ShuntCache => "shunt, cache",
-        }
-    }
-}
-
 /// The samples of one file's size.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     of: &'static str,
     bytes: usize,
+    /// The sides that were measured with these files. Shunt's is the last.
     cells: Vec<Cell>,
+    /// The ratios of two equal sides within each round.
+    again_rate: Spread,
+    again_processor: Spread,
 }
 
 #[derive(Debug, Serialize)]
@@ -125,8 +105,13 @@ pub(super) fn measure(
         directory.display()
     );
     let _backend = start(stage, nginx(stage, &directory, &http)?, "the backend", BACKEND)?;
+    std::fs::write(stage.path(REPLY), stage.namespace.inside(reply)?)?;
     let row = |(name, bytes): (&str, usize)| {
         let turn = |side: usize| {
+            // It has no place for more, and others forward these without copying them.
+            if sides[side] == Side::FloorForwarder && bytes > SMALL.1 {
+                return Ok(None);
+            }
             let command = sides[side].command(stage)?;
             let proxy = start(stage, command, sides[side].label(), ADDRESS.port())?;
             let id = proxy.id();
@@ -135,16 +120,11 @@ pub(super) fn measure(
             stage.namespace.inside(|| fetch(name, bytes, time, id)).map(Some)
         };
         let label = format!("{}, {bytes} B", contest.name);
-        let samples = take_turns(progress, arguments.output.repeats, &label, &sides.map(Side::label), turn)?;
+        let labels: Vec<&str> = sides.iter().map(|side| side.label()).collect();
+        let samples = take_turns(progress, arguments.output.repeats, &label, &labels, turn)?;
         Row::of(contest, bytes, &samples).context("each side has samples")
     };
     contest.files.iter().copied().map(row).collect()
-}
-
-fn nginx(stage: &Stage, directory: &Path, http: &str) -> Result<Command> {
-    let mut command = stage.namespace.command("nginx");
-    command.args(configure(directory, http)?);
-    Ok(command)
 }
 
 fn start(stage: &Stage, mut command: Command, name: &str, port: u16) -> Result<Process> {
@@ -154,82 +134,25 @@ fn start(stage: &Stage, mut command: Command, name: &str, port: u16) -> Result<P
     Ok(process)
 }
 
-impl Side {
-    fn command(self, stage: &Stage) -> Result<Command> {
-        let directory = stage.path(&self.label().replace(", ", "-"));
-        std::fs::create_dir_all(&directory)?;
-        match self {
-            Side::Nginx => {
-                // Bodies stay in memory, as with the others.
-                let http = format!(
-                    "upstream backend {{ server 127.0.0.1:{BACKEND}; keepalive 64; keepalive_requests 100000000; }}
-                     server {{ listen {ADDRESS} backlog=4096; location / {{ proxy_pass http://backend;
-                     proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_set_header Host $http_host;
-                     proxy_set_header X-Forwarded-For $remote_addr; proxy_max_temp_file_size 0;
-                     proxy_buffers 16 64k; proxy_buffer_size 64k; proxy_busy_buffers_size 128k; }} }}"
-                );
-                nginx(stage, &directory, &http)
-            }
-            Side::Haproxy => {
-                let file = directory.join("haproxy.cfg");
-                let text = format!(
-                    "global\n nbthread 1\n maxconn 4096\ndefaults\n mode http\n timeout client 60s\n timeout server 60s\n \
-                     timeout connect 5s\n option splice-auto\n option forwardfor\n http-reuse always\nfrontend clients\n \
-                     bind {ADDRESS}\n default_backend files\nbackend files\n server one 127.0.0.1:{BACKEND}\n"
-                );
-                std::fs::write(&file, text)?;
-                let mut command = stage.namespace.command("haproxy");
-                command.args(["-db", "-f"]).arg(file);
-                Ok(command)
-            }
-            Side::NginxFile => {
-                let http = format!(
-                    "open_file_cache max=10; server {{ listen {ADDRESS} backlog=4096; root {}; }}",
-                    stage.path("backend").display()
-                );
-                nginx(stage, &directory, &http)
-            }
-            Side::NginxCache => {
-                let http = format!(
-                    "proxy_cache_path {}/cache keys_zone=zone:1m; open_file_cache max=10; proxy_cache zone;
-                     proxy_cache_valid 200 1h; server {{ listen {ADDRESS} backlog=4096;
-                     location / {{ proxy_pass http://127.0.0.1:{BACKEND}; }} }}",
-                    directory.display()
-                );
-                nginx(stage, &directory, &http)
-            }
-            Side::Shunt | Side::ShuntCache => {
-                let file = directory.join("proxy.toml");
-                let cache = match self {
-                    Side::ShuntCache => "[[route]]\npool = 'default'\ncache = { lifetime = 3600.0 }\n",
-                    _ => "",
-                };
-                let text = format!(
-                    "[health]\ninterval = 3600.0\n[[backend]]\naddress = '127.0.0.1:{BACKEND}'\n{cache}"
-                );
-                std::fs::write(&file, text)?;
-                let mut command = stage.namespace.command(find::shunt()?);
-                command.args([
-                    "serve",
-                    "builtin:http-proxy",
-                    "--listen",
-                    &ADDRESS.to_string(),
-                    "--drain",
-                    "0",
-                ]);
-                command.arg("--backends").arg(file).arg("--control").arg(stage.path("control"));
-                Ok(command)
-            }
-        }
-    }
-}
-
 /// The longest turn.
 const LONGEST: Duration = Duration::from_secs(8);
 
+/// Returns the backend's reply with the small file.
+fn reply() -> Result<Vec<u8>> {
+    let (mut stream, mut buffer) = (TcpStream::connect(("127.0.0.1", BACKEND))?, vec![0; 1 << 16]);
+    stream.write_all(request(SMALL.0).as_bytes())?;
+    let length = read_first(&mut stream, &mut buffer, SMALL.1)?;
+    buffer.truncate(length);
+    Ok(buffer)
+}
+
+fn request(name: &str) -> String {
+    format!("GET /{name} HTTP/1.1\r\nHost: localhost\r\n\r\n")
+}
+
 /// Fetches a file for `time` over all connections.
 fn fetch(name: &str, bytes: usize, time: Duration, proxy: u32) -> Result<Sample> {
-    let request = format!("GET /{name} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let request = request(name);
     let (mut streams, mut buffer, mut length) = (Vec::new(), vec![0; 1 << 18], 0);
     for _ in 0..CLIENTS {
         let mut stream = connect()?;
@@ -275,7 +198,7 @@ impl Row {
     fn of(contest: Contest, bytes: usize, samples: &[Vec<Sample>]) -> Option<Row> {
         let (rate, processor) =
             (|sample: &Sample| sample.rate, |sample: &Sample| sample.processor_us.max(0.01));
-        let shunt = samples.last()?;
+        let [first, again, .., shunt] = samples else { return None };
         let cell = |(side, samples): (Side, &Vec<Sample>)| {
             Some(Cell {
                 side,
@@ -286,25 +209,32 @@ impl Row {
                 shunt_to_processor: Spread::of_ratios(shunt, samples, processor)?,
             })
         };
-        let cells: Option<Vec<Cell>> = contest.sides.into_iter().zip(samples).map(cell).collect();
-        Some(Row { of: contest.name, bytes, cells: cells? })
+        Some(Row {
+            of: contest.name,
+            bytes,
+            cells: contest.sides.iter().copied().zip(samples).filter_map(cell).collect(),
+            again_rate: Spread::of_ratios(again, first, rate)?,
+            again_processor: Spread::of_ratios(again, first, processor)?,
+        })
     }
 }
 
-/// Appends the table of a comparison.
+/// Appends the tables of a comparison.
 pub(super) fn write(contest: Contest, rows: &[Row], out: &mut String) {
-    let [.., shunt] = contest.sides;
-    let others = &contest.sides[..contest.sides.len() - 1];
-    let _ = writeln!(out, "\n{}, {CLIENTS} connections, one thread (requests a second)", contest.title);
-    let ratios: Vec<String> = others.iter().map(|side| format!("shunt to {}", side.label())).collect();
-    TextLine::new("", 24).cells(14, contest.sides.map(Side::label)).cells(26, &ratios).end(out);
-    for Row { bytes, cells, .. } in rows.iter().filter(|row| row.is_of(contest)) {
-        let others = || cells.iter().filter(|cell| cell.side != shunt);
-        let rates = cells.iter().map(|cell| format!("{:.0}", cell.rate.median));
-        let line = TextLine::new(format!("{bytes} B"), 24).cells(14, rates);
-        line.cells(26, others().map(|cell| cell.shunt_to_rate.as_ratio())).end(out);
-        let times = cells.iter().map(|cell| format!("{:.1}", cell.processor_us.median));
-        let line = TextLine::new("  processor time, us", 24).cells(14, times);
-        line.cells(26, others().map(|cell| cell.shunt_to_processor.as_ratio())).end(out);
+    for Row { bytes, cells, again_rate, again_processor, .. } in rows.iter().filter(|row| row.is_of(contest)) {
+        let _ = writeln!(out, "\n{} of {bytes} B, {CLIENTS} connections, one thread", contest.title);
+        let head = TextLine::new("", 24).cells(12, ["requests/s"]).cells(24, ["shunt to it"]);
+        head.cells(16, ["processor, us"]).cells(24, ["shunt to it"]).end(out);
+        for cell in cells {
+            let is_shunt = Some(&cell.side) == contest.sides.last();
+            let ratio = |ratio: Spread| if is_shunt { String::new() } else { ratio.as_ratio() };
+            let line = TextLine::new(cell.side.label(), 24).cells(12, [format!("{:.0}", cell.rate.median)]);
+            let line = line.cells(24, [ratio(cell.shunt_to_rate)]);
+            let line = line.cells(16, [format!("{:.1}", cell.processor_us.median)]);
+            line.cells(24, [ratio(cell.shunt_to_processor)]).end(out);
+        }
+        let line = TextLine::new("nginx, again to nginx", 24).cells(12, [""]);
+        let line = line.cells(24, [again_rate.as_ratio()]).cells(16, [""]);
+        line.cells(24, [again_processor.as_ratio()]).end(out);
     }
 }

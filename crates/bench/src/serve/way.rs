@@ -125,7 +125,9 @@ impl Stage {
     }
 }
 
-const PROGRAMS: [(&str, &str, &[&str]); 2] = [
+const PROGRAMS: [(&str, &str, &[&str]); 4] = [
+    ("epoll_constant", include_str!("programs/epoll_constant.c"), &[]),
     ("epoll_echo", include_str!("programs/epoll_echo.c"), &[]),
+    ("epoll_forwarder", include_str!("programs/epoll_forwarder.c"), &[]),
     ("libevent_forwarder", include_str!("programs/libevent_forwarder.c"), &["-levent"]),
 ];

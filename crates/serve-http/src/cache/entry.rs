@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::held::StoredBody;
@@ -10,7 +13,7 @@ use super::policy::{self, Asked, Storable};
 use crate::message::reply::{After, decimal};
 use crate::message::{Reply, Request, fields};
 
-/// A stored reply. It does not change.
+/// A stored reply. What it answers does not change.
 #[derive(Debug)]
 pub struct Entry {
     pub(super) key: Arc<str>,
@@ -18,6 +21,8 @@ pub struct Entry {
     pub(crate) body: Arc<StoredBody>,
     /// It was used since it was last considered for eviction.
     pub(super) is_used: AtomicBool,
+    /// It was removed from its store.
+    has_left: AtomicBool,
 }
 
 /// The parts of a reply's head that are stored.
@@ -83,7 +88,8 @@ impl StoredHead {
     }
 
     pub(super) fn finish(self, key: Arc<str>, body: Arc<StoredBody>) -> Entry {
-        Entry { key, head: self, body, is_used: AtomicBool::new(false) }
+        let [is_used, has_left] = [AtomicBool::new(false), AtomicBool::new(false)];
+        Entry { key, head: self, body, is_used, has_left }
     }
 }
 
@@ -127,6 +133,27 @@ impl Entry {
         self.head.vary == other.head.vary
     }
 
+    /// Notes that it was removed from its store: no thread recalls it any more.
+    pub(super) fn leave(&self) {
+        self.has_left.store(true, Release);
+    }
+
+    /// Returns true if it is stored and fresh, so that it answers a request that it has answered before.
+    pub(super) fn still_answers(&self, now: Instant) -> bool {
+        let answers = !self.has_left.load(Acquire) && !self.is_stale(now);
+        if answers {
+            self.note_use();
+        }
+        answers
+    }
+
+    fn note_use(&self) {
+        // Threads share the cache line: it is written to only when something changes.
+        if !self.is_used.load(Relaxed) {
+            self.is_used.store(true, Relaxed);
+        }
+    }
+
     pub(super) fn is_stale(&self, now: Instant) -> bool {
         self.current_age(now) >= self.head.lifetime
     }
@@ -148,7 +175,7 @@ impl Entry {
         if asked.refetches || !is_fresh || !self.matches(asked, field) {
             return false;
         }
-        self.is_used.store(true, Relaxed);
+        self.note_use();
         true
     }
 

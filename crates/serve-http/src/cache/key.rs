@@ -7,23 +7,24 @@ use crate::message::target::same_host;
 /// that they got.
 #[derive(Debug)]
 pub(crate) struct Key {
-    host: String,
-    target: String,
-    origin: String,
+    text: String,
+    /// The end of the host, and of the target.
+    ends: (usize, usize),
 }
 
 impl Key {
     /// Returns the key of a request. `trusts_client` means that a backend gets what the client says of its origin.
     pub(crate) fn of(request: &Request<'_, '_>, trusts_client: bool) -> Key {
-        let host = request.host.unwrap_or("localhost").to_ascii_lowercase();
-        let host = host.strip_suffix(":80").or_else(|| host.strip_suffix(':')).unwrap_or(&host).to_owned();
-        let mut target = Vec::new();
-        request.target.write(&mut target);
-        let mut origin = String::new();
+        let host = request.host.unwrap_or("localhost");
+        let host = host.strip_suffix(":80").or_else(|| host.strip_suffix(':')).unwrap_or(host);
+        let mut text = String::with_capacity(request.length);
+        text += host;
+        text.make_ascii_lowercase();
+        text.extend(request.target.parts());
+        let ends = (host.len(), text.len());
         if trusts_client {
-            let mut add = |name: &str, value: &[u8]| {
-                origin += &format!("\n{name}={}", value.trim_ascii().escape_ascii())
-            };
+            let mut add =
+                |name: &str, value: &[u8]| text += &format!("\n{name}={}", value.trim_ascii().escape_ascii());
             for name in ["x-forwarded-host", "x-forwarded-proto"] {
                 request.values(name).for_each(|value| add(name, value));
             }
@@ -35,16 +36,16 @@ impl Key {
                 }
             }
         }
-        Key { host, target: String::from_utf8_lossy(&target).into_owned(), origin }
+        Key { text, ends }
     }
 
     /// Returns the key as a text.
-    pub(crate) fn text(&self) -> String {
-        self.with(&self.target)
+    pub(crate) fn text(&self) -> &str {
+        &self.text
     }
 
-    fn with(&self, target: &str) -> String {
-        format!("{}{target}{}", self.host, self.origin)
+    fn host(&self) -> &str {
+        &self.text[..self.ends.0]
     }
 
     /// Returns the key of a reference in a reply, if its host is the same.
@@ -53,11 +54,12 @@ impl Key {
         let target = match reference.split_once("://") {
             Some((_, rest)) => {
                 let path = rest.find('/')?;
-                same_host(&rest[..path], &self.host).then_some(&rest[path..])?
+                same_host(&rest[..path], self.host()).then_some(&rest[path..])?
             }
             None => reference,
         };
-        (target.starts_with('/') && !target.starts_with("//")).then(|| self.with(target))
+        let origin = &self.text[self.ends.1..];
+        (target.starts_with('/') && !target.starts_with("//")).then(|| [self.host(), target, origin].concat())
     }
 }
 

@@ -7,6 +7,7 @@
 //! - [`entry`]: a stored reply, the answers that are made of it, and its validation.
 //! - `held`: the bytes of bodies in memory.
 //! - `range`: the part of a stored reply that a request asks for. Pure functions.
+//! - `recall`: the requests that a thread need not parse again.
 //! - [`store`]: the replies of one route, bounded in bytes, and the requests that wait for one.
 //!
 //! ```text
@@ -30,6 +31,7 @@ pub(crate) mod held;
 pub(crate) mod key;
 pub mod policy;
 mod range;
+pub(crate) mod recall;
 pub mod store;
 
 pub use entry::Entry;

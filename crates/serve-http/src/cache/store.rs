@@ -306,6 +306,7 @@ impl Inner {
     }
 
     fn gone(&mut self, entry: &Entry) {
+        entry.leave();
         self.bytes -= entry.size();
         self.count -= 1;
     }
@@ -397,7 +398,7 @@ fn wake(mail: &Mail, flight: Underway, end: End) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::cache::policy::of_reply;
     use crate::message::reply::parse;
@@ -413,6 +414,12 @@ mod tests {
         let time = SystemTime::now();
         let storable = of_reply(&reply, &Asked::default(), time, Duration::ZERO, Duration::from_secs(60));
         StoredHead::new(&reply, storable.expect("storable"), request, (now, time))
+    }
+
+    /// Returns a reply that is fresh for a minute.
+    pub(in crate::cache) fn entry(now: Instant) -> Arc<Entry> {
+        let body = StoredBody::new(b"text".to_vec(), Held::new(&Arc::default()));
+        Arc::new(begun("", NOTHING, now).finish("a/".into(), Arc::new(body)))
     }
 
     fn lab(bytes: usize) -> (Arc<Store>, Arc<Mail>, Instant) {

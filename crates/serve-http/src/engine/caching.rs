@@ -22,6 +22,7 @@ use crate::cache::entry::{StoredHead, What};
 use crate::cache::held::Held;
 use crate::cache::key::{Key, combined};
 use crate::cache::policy::{self, Asked, Use};
+use crate::cache::recall::{Asker, Recalled};
 use crate::cache::store::Found;
 use crate::cache::{End, Entry, Flight, Follower, Mail, Store, Woken};
 use crate::config::duration;
@@ -165,7 +166,7 @@ impl Caching {
                     let Changing { store, mail, key } = *changing;
                     let others = ["location", "content-location"].iter().flat_map(|name| reply.values(name));
                     let others = others.filter_map(|reference| key.referred(reference));
-                    others.chain([key.text()]).for_each(|key| store.forget(&key, &mail));
+                    others.chain([key.text().to_owned()]).for_each(|key| store.forget(&key, &mail));
                 }
                 Caching::None
             }
@@ -305,13 +306,13 @@ impl Worker {
         };
         let (key, field) = (key.text(), |name: &str| combined(request, name));
         if asked.only_if_cached || asked.has_range {
-            let found = store.find(&key, &asked, &field, self.now);
+            let found = store.find(key, &asked, &field, self.now);
             let found = found.and_then(|entry| {
                 let what = what(request, &asked, &entry);
                 Some((what.or(asked.only_if_cached.then_some(What::Whole))?, entry))
             });
             return match found {
-                Some((what, entry)) => self.answer_stored(at, request, &entry, &what, asking),
+                Some((what, entry)) => self.answer_stored(at, Asker::of(request), &entry, &what, asking),
                 None if asked.only_if_cached => Consulted::Refused(asking.line),
                 None => {
                     self.counts.cache_misses.add(1);
@@ -321,10 +322,12 @@ impl Worker {
         }
         let follower = Follower { thread: self.number, client: (at, self.clients[at].generation) };
         let follower = asking.may_follow.then_some(follower);
-        match store.look(&key, &asked, &field, follower, &self.shared.mail, self.now) {
+        match store.look(key, &asked, &field, follower, &self.shared.mail, self.now) {
             Found::Hit(entry) => {
                 let what = what(request, &asked, &entry).unwrap_or(What::Whole);
-                self.answer_stored(at, request, &entry, &what, asking)
+                let asker = Asker::of(request);
+                self.recall.note(raw, &asked, asker, &what, &entry);
+                self.answer_stored(at, asker, &entry, &what, asking)
             }
             Found::Lead(flight) => {
                 self.counts.cache_misses.add(1);
@@ -343,22 +346,36 @@ impl Worker {
         }
     }
 
+    /// Answers the head at the beginning of `bytes` as it was answered before, if nothing has changed since
+    /// then, and returns its length. With a log, each request is parsed for its line.
+    pub(super) fn answer_again(&mut self, at: usize, bytes: &[u8]) -> Option<usize> {
+        if self.log.is_some() {
+            return None;
+        }
+        let Recalled { length, entry, what, asker } = self.recall.find(bytes, self.now)?;
+        self.counts.requests.add(1);
+        self.clients[at].requests += 1;
+        let asking = Asking { line: None, began: self.now, may_follow: true };
+        self.answer_stored(at, asker, &entry, &what, asking);
+        Some(length)
+    }
+
     /// Answers with a stored reply.
     fn answer_stored(
         &mut self,
         at: usize,
-        request: &Request<'_, '_>,
+        asker: Asker,
         entry: &Entry,
         what: &What,
         asking: Asking,
     ) -> Consulted {
         let client = &mut self.clients[at];
-        let stays = request.keeps_alive && client.requests < self.config.limits.requests && !self.is_stopping;
-        let after = After::of(stays, request.version);
+        let stays = asker.keeps_alive && client.requests < self.config.limits.requests && !self.is_stopping;
+        let after = After::of(stays, asker.version);
         let status = entry.status(what);
         self.out.clear();
         entry.answer(after, what, self.now, &mut self.out);
-        let bytes = if request.method == "HEAD" { 0..0 } else { entry.bytes(what) };
+        let bytes = if asker.is_head { 0..0 } else { entry.bytes(what) };
         let sent = bytes.len() as u64;
         // A client that has gone is noticed at the next read.
         let _ = client.output.send_shared(&mut client.socket, &mut self.out, &entry.body, bytes);

@@ -58,6 +58,10 @@ impl Worker {
         loop {
             // Only a line feed completes a head, so fewer bytes need not be examined.
             if may_be_complete || filled >= limit {
+                if let Some(length) = self.answer_again(at, &scratch[..filled]) {
+                    self.clients[at].input.extend_from_slice(&scratch[length..filled]);
+                    return true;
+                }
                 let mut slots = no_fields();
                 match parse(&scratch[..filled], &mut slots, limit) {
                     Err(refusal) => {

@@ -21,6 +21,7 @@ use super::dispatch::Places;
 use super::shared::{Current, Shared};
 use super::socket::{INTEREST, Output, Pipe, Socket};
 use super::timers::Timers;
+use crate::cache::recall::Recall;
 use crate::config::{Config, duration};
 
 /// A thread of the proxy.
@@ -45,6 +46,8 @@ pub(crate) struct Worker {
     /// Clients that wait for a place, with their generations, for each pool of `config`.
     pub(super) waiting: Vec<VecDeque<(usize, u32)>>,
     pub(super) places: Places,
+    /// Requests that the cache has answered under `config`.
+    pub(super) recall: Recall,
     /// Bytes that are being examined. Empty while a step uses it.
     pub(super) scratch: Vec<u8>,
     /// The output of a step.
@@ -112,6 +115,7 @@ impl Worker {
             turns: vec![Turn::default(); config.pools.len()],
             waiting: vec![VecDeque::new(); config.pools.len()],
             places: Places::default(),
+            recall: Recall::new(),
             scratch: vec![0; config.limits.head.max(64 * 1024) + READ],
             out: Vec::with_capacity(READ),
             tail: Vec::new(),
@@ -347,6 +351,7 @@ impl Worker {
             self.turns = vec![Turn::default(); config.pools.len()];
             self.waiting = vec![VecDeque::new(); config.pools.len()];
             (self.generation, self.config, self.log) = (generation, config, log);
+            self.recall.clear();
             self.scratch.resize(self.config.limits.head.max(64 * 1024) + READ, 0);
             self.close_unknown_idle();
             // Requests that wait for a place ask for one again.

@@ -45,10 +45,13 @@ impl<'a> Target<'a> {
 
     /// Appends the target as a backend gets it.
     pub fn write(&self, out: &mut Vec<u8>) {
-        if self.path.is_empty() || self.path.starts_with('?') {
-            out.push(b'/');
-        }
-        out.extend_from_slice(self.path.as_bytes());
+        self.parts().iter().for_each(|part| out.extend_from_slice(part.as_bytes()));
+    }
+
+    /// Returns the parts of the target as a backend gets it.
+    pub(crate) fn parts(&self) -> [&'a str; 2] {
+        let lacks_path = self.path.is_empty() || self.path.starts_with('?');
+        [if lacks_path { "/" } else { "" }, self.path]
     }
 
     /// Returns the path that a route is chosen by, or `None` if it leaves the root.
