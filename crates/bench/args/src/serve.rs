@@ -46,12 +46,14 @@ pub enum Group {
     Forward,
     /// One client that sends a message each millisecond: how long it takes
     Sparse,
-    /// 50 connections that read items of 100 bytes, from memcached or from builtin:cache
+    /// 50 connections that read items of 100 bytes, from memcached, from builtin:cache, or from a floor: a
+    /// program that only receives and sends
     Cache,
-    /// 50 connections that fetch files of 1 KiB and 1 MiB, through builtin:http-proxy, nginx or HAProxy
+    /// 50 connections that fetch files of 1 KiB and 1 MiB, through builtin:http-proxy, nginx, HAProxy or a
+    /// floor
     Proxy,
-    /// 50 connections that fetch a file of 1 KiB: from nginx, its proxy_cache or the cache of
-    /// builtin:http-proxy
+    /// 50 connections that fetch a file of 1 KiB: from nginx, its proxy_cache, the cache of
+    /// builtin:http-proxy or a floor
     Static,
 }
 

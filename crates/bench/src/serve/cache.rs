@@ -12,8 +12,14 @@ use crate::process::{Stat, Times};
 
 const KEYS: usize = 1000;
 
-/// Stores the items, and reads them for `time`, with so many requests outstanding on each connection.
-pub(super) fn run(bytes: usize, outstanding: usize, time: Duration, server: u32) -> Result<Sample> {
+/// Returns the answer with an item.
+pub(super) fn answer(key: usize, bytes: usize) -> Vec<u8> {
+    let line = format!("VALUE key-{key:06} 0 {bytes}\r\n");
+    [line.as_bytes(), &vec![b'v'; bytes], b"\r\nEND\r\n"].concat()
+}
+
+/// Stores the items.
+pub(super) fn fill(bytes: usize) -> Result<()> {
     let mut stream = connect()?;
     for key in 0..KEYS {
         let line = format!("set key-{key:06} 0 0 {bytes}\r\n");
@@ -22,7 +28,12 @@ pub(super) fn run(bytes: usize, outstanding: usize, time: Duration, server: u32)
         stream.read_exact(&mut stored)?;
         ensure!(&stored == b"STORED\r\n", "an item is not stored");
     }
-    let length = format!("VALUE key-000000 0 {bytes}\r\n").len() + bytes + b"\r\nEND\r\n".len();
+    Ok(())
+}
+
+/// Reads the items for `time`, with so many requests outstanding on each connection.
+pub(super) fn run(bytes: usize, outstanding: usize, time: Duration, server: u32) -> Result<Sample> {
+    let length = answer(0, bytes).len();
     let streams = (0..CACHE_CLIENTS).map(|_| connect()).collect::<Result<_>>()?;
     // The next key of each connection.
     let mut keys: Vec<usize> = (0..CACHE_CLIENTS).map(|number| number * 7).collect();

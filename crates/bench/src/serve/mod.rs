@@ -39,6 +39,17 @@ struct Line {
     samples: Vec<Vec<Sample>>,
 }
 
+impl Line {
+    /// Returns the ways that are measured. Only the cache has controls: of the other loads, the plain program
+    /// of the echo is a floor, and that of the forwarder sends more.
+    fn ways(&self) -> &'static [Way] {
+        // With more outstanding, a server may answer several messages with one send.
+        let has_floor = !matches!(self.load, Load::Cache { outstanding, .. } if outstanding > 1);
+        let ways = way::ways(self.group == Group::Cache);
+        if has_floor { ways } else { &ways[..ways.len() - 1] }
+    }
+}
+
 /// Compares, and prints the report.
 pub(crate) fn compare(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.payloads.iter().all(|payload| *payload >= 32), "a payload has 32 bytes at least");
@@ -57,16 +68,23 @@ fn measure(arguments: &Arguments) -> Result<(Vec<Line>, Vec<proxy::Row>)> {
     let (turns, turn) = arguments.length();
     let progress = Progress::begin(turns, turn);
     for line in &mut lines {
+        let ways = line.ways();
         let turn = |way: usize| {
-            if WAYS[way] == Way::Again && line.group != Group::Cache {
-                return Ok(None);
-            }
-            let server = stage.start(WAYS[way], line.load)?;
+            let server = stage.start(ways[way], line.load)?;
             let id = server.id();
-            stage.namespace.inside(|| line.load.run(&sinks, time, id)).map(Some)
+            let run = || {
+                if let Load::Cache { bytes, .. } = line.load
+                    && ways[way] != Way::Floor
+                {
+                    cache::fill(bytes)?;
+                }
+                line.load.run(&sinks, time, id)
+            };
+            stage.namespace.inside(run).map(Some)
         };
         let (repeats, label) = (arguments.output.repeats, line.load.label());
-        line.samples = take_turns(&progress, repeats, &label, &WAYS.map(Way::label), turn)?;
+        let labels: Vec<&str> = ways.iter().map(|way| way.label()).collect();
+        line.samples = take_turns(&progress, repeats, &label, &labels, turn)?;
     }
     let mut proxies = Vec::new();
     for contest in contests(arguments) {

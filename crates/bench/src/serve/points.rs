@@ -6,7 +6,6 @@ use anyhow::Result;
 use shunt_bench_args::serve::Arguments;
 
 use super::load::Sample;
-use super::way::WAYS;
 use super::{AROUND, Line, lines, measure};
 use crate::comparison::{self, Comparison, Figure, Point, Quantity, Taken, root_only};
 use crate::worker::name;
@@ -18,7 +17,8 @@ impl Comparison for Arguments {
 
     fn length(&self) -> (u64, Duration) {
         let proxies: usize = super::contests(self).into_iter().map(super::proxy::Contest::turns).sum();
-        let turns = (lines(self).len() * WAYS.len() + proxies) * self.output.repeats as usize;
+        let ways: usize = lines(self).iter().map(|line| line.ways().len()).sum();
+        let turns = (ways + proxies) * self.output.repeats as usize;
         (turns as u64, self.time() + AROUND)
     }
 
@@ -39,9 +39,7 @@ fn points(lines: &[Line]) -> Vec<Point> {
 fn of_line(line: &Line) -> Vec<Point> {
     const FIGURES: [Figure<Sample>; 2] =
         [(Quantity::RATE, |sample| Some(sample.rate)), (Quantity::MEDIAN, |sample| Some(sample.p50_us))];
-    // Only the cache has a control.
-    let ways = if line.group == super::Group::Cache { WAYS.len() } else { WAYS.len() - 1 };
-    let sides = WAYS.into_iter().zip(&line.samples).take(ways);
+    let sides = line.ways().iter().zip(&line.samples);
     let of = comparison::Line {
         table: name(line.group),
         line: match line.load {

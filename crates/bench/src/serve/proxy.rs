@@ -221,7 +221,8 @@ impl Row {
 
 /// Appends the tables of a comparison.
 pub(super) fn write(contest: Contest, rows: &[Row], out: &mut String) {
-    for Row { bytes, cells, again_rate, again_processor, .. } in rows.iter().filter(|row| row.is_of(contest)) {
+    for Row { bytes, cells, again_rate, again_processor, .. } in rows.iter().filter(|row| row.is_of(contest))
+    {
         let _ = writeln!(out, "\n{} of {bytes} B, {CLIENTS} connections, one thread", contest.title);
         let head = TextLine::new("", 24).cells(12, ["requests/s"]).cells(24, ["shunt to it"]);
         head.cells(16, ["processor, us"]).cells(24, ["shunt to it"]).end(out);

@@ -6,10 +6,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::load::{CACHE_CLIENTS, CLIENTS, Load, SINKS, Sample};
-use super::way::{WAYS, Way};
+use super::way::{WAYS, Way, ways};
 use super::{Arguments, Group, Line, proxy};
 use crate::machine::Machine;
-use crate::report::{Axes, Plot, Series, TextLine};
+use crate::report::{Axes, Plot, Series, TextLine, or_dash};
 use crate::stats::Spread;
 
 /// The report.
@@ -126,19 +126,22 @@ impl Table {
         // The columns of the latency and of the processor time are those of one table each.
         let latency = (self.name == "echo").then_some(0);
         let is_cache = self.name == "cache";
-        let ways = &WAYS[..if is_cache { WAYS.len() } else { WAYS.len() - 1 }];
+        let ways = ways(is_cache);
         let head = TextLine::new("", 24).cells(10, ways.iter().map(|way| way.label()));
         let head = head.cells(22, ways[1..].iter().map(|way| format!("{} to plain", way.label())));
         head.cells(0, latency.map(|_| "  latency p50, us")).end(out);
         for row in &self.lines {
-            let figures = row.cells.iter().map(|cell| format!("{:.1}", cell.figure.median));
-            let ratios = row.cells.iter().skip(1).map(|cell| cell.to_plain.as_ratio());
+            let cells = || ways.iter().map(|way| row.cells.iter().find(|cell| cell.way == *way));
+            let figures = cells().map(|cell| or_dash(cell.map(|cell| format!("{:.1}", cell.figure.median))));
+            let ratios = cells().skip(1).map(|cell| or_dash(cell.map(|cell| cell.to_plain.as_ratio())));
             let p50 = row.cells.iter().map(|cell| format!("{:.0}", cell.p50_us.median));
             let p50 = latency.map(|_| format!("  {}", p50.collect::<Vec<_>>().join(" / ")));
             TextLine::new(row.load.label(), 24).cells(10, figures).cells(22, ratios).cells(0, p50).end(out);
             if is_cache {
-                let times = row.cells.iter().map(|cell| format!("{:.2}", cell.processor_us.median));
-                let ratios = row.cells.iter().skip(1).map(|cell| cell.processor_to_plain.as_ratio());
+                let times =
+                    cells().map(|cell| or_dash(cell.map(|cell| format!("{:.2}", cell.processor_us.median))));
+                let ratios =
+                    cells().skip(1).map(|cell| or_dash(cell.map(|cell| cell.processor_to_plain.as_ratio())));
                 TextLine::new("  processor time, us", 24).cells(10, times).cells(22, ratios).end(out);
             }
         }

@@ -27,9 +27,18 @@ pub(super) enum Way {
     Auto,
     /// The plain program once more, for the cache: how far two equal programs differ.
     Again,
+    /// A program that sends the same answer to each message, for the cache: what TCP and epoll leave to
+    /// every server in user space.
+    Floor,
 }
 
-pub(super) const WAYS: [Way; 5] = [Way::Plain, Way::User, Way::Kernel, Way::Auto, Way::Again];
+pub(super) const WAYS: [Way; 6] = [Way::Plain, Way::User, Way::Kernel, Way::Auto, Way::Again, Way::Floor];
+
+/// Returns the ways that are compared, with the controls or without.
+pub(super) fn ways(with_controls: bool) -> &'static [Way] {
+    const COMPARED: usize = 4;
+    if with_controls { &WAYS } else { &WAYS[..COMPARED] }
+}
 
 /// The server's address and, below, the port of the first sink.
 pub(super) const ADDRESS: SocketAddr =
@@ -47,6 +56,7 @@ impl Way {
             Way::Kernel => "kernel",
             Way::Auto => "auto",
             Way::Again => "again",
+            Way::Floor => "floor",
         }
     }
 }
@@ -84,7 +94,14 @@ impl Stage {
                 command.arg(ADDRESS.port().to_string());
                 command
             }
-            (Way::Plain | Way::Again, _) => {
+            (Way::Floor, Load::Cache { bytes, .. }) => {
+                let reply = self.path("answer");
+                std::fs::write(&reply, super::cache::answer(0, bytes))?;
+                let mut command = self.namespace.command(self.path("epoll_constant"));
+                command.arg(ADDRESS.port().to_string()).arg(reply);
+                command
+            }
+            (Way::Plain | Way::Again | Way::Floor, _) => {
                 let mut command = self.namespace.command(self.path("libevent_forwarder"));
                 command.args([ADDRESS.port(), SINKS, super::load::SINKS].map(|it| it.to_string()));
                 command

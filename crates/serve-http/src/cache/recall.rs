@@ -4,9 +4,9 @@
 //! A head has one slot, by its hash. It is noted when a stored reply answers it, and kept the second time:
 //!
 //! ```text
-//!  empty ──► noted ── answered again ──► kept ── the reply is gone or stale ──► noted
-//!              │                          │
-//!              └─ another head ──► noted ◄┘
+//!  empty ──► noted ── answered again ──► kept ── the reply is gone or stale, and another one answers ──┐
+//!              │                          │ ▲                                                          │
+//!              └── another head ─► noted ◄┘ └──────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! What answers a head is decided by its bytes, the configuration and what is stored: so all heads are
@@ -99,26 +99,19 @@ impl Recall {
     }
 
     /// Notes or keeps a head that a stored reply has just answered.
-    pub(crate) fn note(
-        &mut self,
-        head: &[u8],
-        asked: &Asked,
-        asker: Asker,
-        what: &What,
-        entry: &Arc<Entry>,
-    ) {
+    pub(crate) fn note(&mut self, head: &[u8], asked: &Asked, asker: Asker, what: &What, entry: &Arc<Entry>) {
         // With these, the reply may be too old before it is stale.
         if head.len() > LONGEST || asked.max_age.is_some() || asked.min_fresh > 0 {
             return;
         }
         let hash = hash(head);
         let slot = &mut self.slots[place(hash)];
-        if slot.hash == hash && slot.kept.is_none() {
+        let is_again = slot.hash == hash;
+        let kept = || {
             let (head, entry, what) = (head.into(), Arc::downgrade(entry), what.clone());
-            slot.kept = Some(Box::new(Kept { head, entry, what, asker }));
-        } else {
-            *slot = Slot { hash, kept: None };
-        }
+            Box::new(Kept { head, entry, what, asker })
+        };
+        *slot = Slot { hash, kept: is_again.then(kept) };
     }
 }
 
@@ -184,7 +177,7 @@ mod tests {
         assert!(recall.find(HEAD, now).is_none());
         // A new reply takes its place.
         let new = entry(now);
-        (0..2).for_each(|_| note(&mut recall, HEAD, &new));
+        note(&mut recall, HEAD, &new);
         assert!(recall.find(HEAD, now).is_some());
     }
 

@@ -150,6 +150,8 @@ impl Backend {
 pub(crate) struct Turn {
     /// Credit of each backend, for the smooth weighted round robin.
     credit: Vec<i64>,
+    /// The positions of the backends to choose from, with the requests under way at each. Memory only.
+    candidates: Vec<(usize, usize)>,
 }
 
 impl Turn {
@@ -162,7 +164,8 @@ impl Turn {
         busy: impl Fn(&Backend) -> Option<usize>,
     ) -> Choice {
         let mut has_usable = false;
-        let mut candidates: Vec<(usize, usize)> = Vec::new();
+        let mut candidates = std::mem::take(&mut self.candidates);
+        candidates.clear();
         for wanted in 0..3 {
             for (at, backend) in pool.backends.iter().enumerate() {
                 let is_wanted = match wanted {
@@ -188,6 +191,7 @@ impl Turn {
                 candidates.iter().min_by_key(|one| load(one)).map(|(at, _)| *at)
             }
         };
+        self.candidates = candidates;
         match chosen {
             Some(at) => Choice::Backend(pool.backends[at].clone()),
             None if has_usable => Choice::Full,

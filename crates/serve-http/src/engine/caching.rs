@@ -354,6 +354,7 @@ impl Worker {
         }
         let Recalled { length, entry, what, asker } = self.recall.find(bytes, self.now)?;
         self.counts.requests.add(1);
+        self.counts.cache_recalled.add(1);
         self.clients[at].requests += 1;
         let asking = Asking { line: None, began: self.now, may_follow: true };
         self.answer_stored(at, asker, &entry, &what, asking);

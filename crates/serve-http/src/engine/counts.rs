@@ -109,6 +109,8 @@ pub(crate) struct Counts {
     pub(crate) lost_log_lines: Count,
     /// Requests that a stored reply answered.
     pub(crate) cache_hits: Count,
+    /// Those whose head was answered before, and not parsed again.
+    pub(crate) cache_recalled: Count,
     /// Stored replies that a backend has said are still right.
     pub(crate) cache_validated: Count,
     /// Requests of routes with a cache that went to a backend.

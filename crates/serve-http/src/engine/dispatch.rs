@@ -1,11 +1,11 @@
 //! Gives a request a connection to a backend: one of the pool of unused ones, a new one, or a place
 //! in the queue.
 
-use std::collections::HashMap;
 use std::mem::take;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, sockopt};
 
@@ -43,7 +43,7 @@ fn busy(places: &Places, threads: usize, backend: &Backend) -> Option<usize> {
 }
 
 /// The places of all backends, by their ids.
-pub(super) type Places = HashMap<usize, Place>;
+pub(super) type Places = FxHashMap<usize, Place>;
 
 /// The most connections that are tried for a request.
 const ATTEMPTS: u8 = 3;
@@ -57,7 +57,10 @@ impl Worker {
         let Some(position) = position else {
             return self.dispatch_to(at, exchange, rest, None);
         };
-        exchange.pool = self.config.pools[position].clone();
+        let pool = &self.config.pools[position];
+        if !Arc::ptr_eq(&exchange.pool, pool) {
+            exchange.pool = pool.clone();
+        }
         let (places, threads) = (&self.places, self.threads);
         let avoided = exchange.failed.as_ref().map(|backend| backend.id);
         let choice =

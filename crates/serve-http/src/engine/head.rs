@@ -182,9 +182,9 @@ impl Worker {
     /// Returns the head of a request as a backend gets it.
     pub(super) fn head_for(&self, at: usize, request: &Request<'_, '_>, caching: &Caching) -> Vec<u8> {
         let forwarding = &self.config.forwarding;
-        let (mut address, conditions) = (Address::default(), caching.conditions());
+        let (client, conditions) = (text(self.clients[at].address), caching.conditions());
         let additions = Additions {
-            client: address.text(self.clients[at].address),
+            client: &client,
             trusts_client: forwarding.trust_clients,
             x_forwarded: forwarding.x_forwarded,
             forwarded: forwarding.forwarded,
@@ -261,18 +261,13 @@ fn wanted<'a>(request: &Request<'a, '_>, known: &[String]) -> Option<&'a str> {
     request.upgrade.filter(|asked| known.iter().any(|known| known.eq_ignore_ascii_case(asked)))
 }
 
-/// Memory for the text of an address.
-#[derive(Default)]
-struct Address {
-    text: String,
-}
-
-impl Address {
-    fn text(&mut self, address: IpAddr) -> &str {
-        use std::fmt::Write;
-        let _ = write!(self.text, "{address}");
-        &self.text
-    }
+/// Returns the text of an address.
+fn text(address: IpAddr) -> String {
+    use std::fmt::Write;
+    // The longest one has 39 characters.
+    let mut text = String::with_capacity(40);
+    let _ = write!(text, "{address}");
+    text
 }
 
 /// Returns true if chunks are forwarded to the client as their content only.

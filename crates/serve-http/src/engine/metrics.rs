@@ -43,6 +43,9 @@ const TOTALS: [Total; 15] = [
     ("upgrades", "Connections that have switched to another protocol", |counts| &counts.upgrades),
     ("aborted", "Replies that did not reach their client as a whole", |counts| &counts.aborted),
     ("cache_hits", "Requests that a stored reply answered", |counts| &counts.cache_hits),
+    ("cache_recalled", "Those that were not parsed, as they were answered before", |counts| {
+        &counts.cache_recalled
+    }),
     ("cache_validated", "Stored replies that a backend has said are still right", |counts| {
         &counts.cache_validated
     }),

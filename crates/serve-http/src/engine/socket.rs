@@ -12,7 +12,7 @@ use crate::cache::StoredBody;
 use crate::cache::held::Held;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::{SendFlags, Shutdown};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
 /// A socket with its readiness.
@@ -62,9 +62,9 @@ impl Socket {
         }
         let room = into.len();
         loop {
-            match rustix::io::read(&self.fd, &mut *into) {
-                Ok(0) => return Received::End,
-                Ok(count) => {
+            match rustix::net::recv(&self.fd, &mut *into, RecvFlags::empty()) {
+                Ok((_, 0)) => return Received::End,
+                Ok((_, count)) => {
                     self.is_readable = count == room || self.has_ended;
                     return Received::Bytes(count);
                 }
@@ -140,7 +140,7 @@ impl Socket {
     /// Returns true if nothing has arrived, not even the end.
     pub(crate) fn is_quiet(&self) -> bool {
         let mut byte = [0];
-        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         rustix::net::recv(&self.fd, &mut byte, flags) == Err(Errno::AGAIN)
     }
 }
