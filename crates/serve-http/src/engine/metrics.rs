@@ -33,7 +33,7 @@ impl Shared {
 /// A counter of a thread, with its name and its meaning.
 type Total = (&'static str, &'static str, fn(&Counts) -> &Count);
 
-const TOTALS: [Total; 15] = [
+const TOTALS: [Total; 16] = [
     ("clients", "Clients that connected", |counts| &counts.clients),
     ("requests", "Requests whose heads were accepted", |counts| &counts.requests),
     ("received_bytes", "Bytes of the bodies of requests", |counts| &counts.received_bytes),
