@@ -73,9 +73,6 @@ pub(super) struct Row {
     bytes: usize,
     /// The sides that were measured with these files. Shunt's is the last.
     cells: Vec<Cell>,
-    /// The ratios of two equal sides within each round.
-    again_rate: Spread,
-    again_processor: Spread,
 }
 
 #[derive(Debug, Serialize)]
@@ -85,6 +82,9 @@ struct Cell {
     p50_us: Spread,
     /// Processor time of the proxy for each request.
     processor_us: Spread,
+    /// Ratios of this side to the first one within each round.
+    to_first_rate: Spread,
+    to_first_processor: Spread,
     /// Ratios of shunt to this side within each round.
     shunt_to_rate: Spread,
     shunt_to_processor: Spread,
@@ -198,44 +198,42 @@ impl Row {
     fn of(contest: Contest, bytes: usize, samples: &[Vec<Sample>]) -> Option<Row> {
         let (rate, processor) =
             (|sample: &Sample| sample.rate, |sample: &Sample| sample.processor_us.max(0.01));
-        let [first, again, .., shunt] = samples else { return None };
+        let [first, .., shunt] = samples else { return None };
         let cell = |(side, samples): (Side, &Vec<Sample>)| {
             Some(Cell {
                 side,
                 rate: Spread::of(samples.iter().map(rate))?,
                 p50_us: Spread::of(samples.iter().map(|sample| sample.p50_us))?,
                 processor_us: Spread::of(samples.iter().map(processor))?,
+                to_first_rate: Spread::of_ratios(samples, first, rate)?,
+                to_first_processor: Spread::of_ratios(samples, first, processor)?,
                 shunt_to_rate: Spread::of_ratios(shunt, samples, rate)?,
                 shunt_to_processor: Spread::of_ratios(shunt, samples, processor)?,
             })
         };
-        Some(Row {
-            of: contest.name,
-            bytes,
-            cells: contest.sides.iter().copied().zip(samples).filter_map(cell).collect(),
-            again_rate: Spread::of_ratios(again, first, rate)?,
-            again_processor: Spread::of_ratios(again, first, processor)?,
-        })
+        let cells = contest.sides.iter().copied().zip(samples).filter_map(cell).collect();
+        Some(Row { of: contest.name, bytes, cells })
     }
 }
 
 /// Appends the tables of a comparison.
 pub(super) fn write(contest: Contest, rows: &[Row], out: &mut String) {
-    for Row { bytes, cells, again_rate, again_processor, .. } in rows.iter().filter(|row| row.is_of(contest))
-    {
+    let to_first = contest.sides.first().map(|first| format!("to {}", first.label())).unwrap_or_default();
+    for Row { bytes, cells, .. } in rows.iter().filter(|row| row.is_of(contest)) {
         let _ = writeln!(out, "\n{} of {bytes} B, {CLIENTS} connections, one thread", contest.title);
-        let head = TextLine::new("", 24).cells(12, ["requests/s"]).cells(24, ["shunt to it"]);
-        head.cells(16, ["processor, us"]).cells(24, ["shunt to it"]).end(out);
-        for cell in cells {
+        let ratios = [to_first.as_str(), "shunt to it"];
+        let head = TextLine::new("", 20).cells(12, ["requests/s"]).cells(20, ratios);
+        head.cells(16, ["processor, us"]).cells(20, ratios).end(out);
+        for (at, cell) in cells.iter().enumerate() {
             let is_shunt = Some(&cell.side) == contest.sides.last();
-            let ratio = |ratio: Spread| if is_shunt { String::new() } else { ratio.as_ratio() };
-            let line = TextLine::new(cell.side.label(), 24).cells(12, [format!("{:.0}", cell.rate.median)]);
-            let line = line.cells(24, [ratio(cell.shunt_to_rate)]);
+            let ratios = |to_first: Spread, shunt_to: Spread| {
+                let to_first = if at == 0 { String::new() } else { to_first.as_ratio() };
+                [to_first, if is_shunt { String::new() } else { shunt_to.as_ratio() }]
+            };
+            let line = TextLine::new(cell.side.label(), 20).cells(12, [format!("{:.0}", cell.rate.median)]);
+            let line = line.cells(20, ratios(cell.to_first_rate, cell.shunt_to_rate));
             let line = line.cells(16, [format!("{:.1}", cell.processor_us.median)]);
-            line.cells(24, [ratio(cell.shunt_to_processor)]).end(out);
+            line.cells(20, ratios(cell.to_first_processor, cell.shunt_to_processor)).end(out);
         }
-        let line = TextLine::new("nginx, again to nginx", 24).cells(12, [""]);
-        let line = line.cells(24, [again_rate.as_ratio()]).cells(16, [""]);
-        line.cells(24, [again_processor.as_ratio()]).end(out);
     }
 }
