@@ -1,5 +1,5 @@
-//! The heads of requests that stored replies have answered. The same bytes get the same answer for as long
-//! as that reply is stored and fresh, so a thread need not parse them again, and takes no lock.
+//! The heads of requests that stored replies have answered. A head with equal bytes gets that answer for as
+//! long as the reply is stored and fresh, so a thread need not parse it, and takes no lock.
 //!
 //! A head has one slot, by its hash. It is noted when a stored reply answers it, and kept the second time:
 //!
@@ -9,7 +9,7 @@
 //!              └── another head ─► noted ◄┘ └──────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! What answers a head is decided by its bytes, the configuration and what is stored: so all heads are
+//! The bytes of a head, the configuration and the stored replies decide about the answer. So all heads are
 //! forgotten with a configuration, and an entry says itself when it is not stored any more.
 
 use std::sync::{Arc, Weak};
