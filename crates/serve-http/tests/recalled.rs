@@ -1,7 +1,6 @@
 //! Requests whose bytes the cache has answered before: they get what others get, and changes concern them
 //! too. Needs root.
 
-#[allow(dead_code, reason = "not every helper is needed")]
 mod common;
 
 use std::io::{BufReader, Write};
