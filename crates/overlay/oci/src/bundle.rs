@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::annotations;
 use crate::overlay::{self, Supervision};
 use crate::refusal::Refusal;
 use crate::replace::replace;
@@ -33,6 +34,17 @@ pub fn supervise(bundle: &Path, is_trusted: bool) -> Result<Supervision, Refusal
     let supervision = overlay::considered(&read(&bundle.join(CONFIGURATION))?, is_trusted)?;
     overlay::remember(bundle, supervision).map_err(marking)?;
     Ok(supervision)
+}
+
+/// Stores in `directory` what the annotations of the container in `bundle` say about it, for the
+/// router of the overlay.
+pub fn describe(bundle: &Path, directory: &Path) -> Result<(), Refusal> {
+    let bundle = std::path::absolute(bundle).unwrap_or_else(|_| bundle.to_owned());
+    let id = bundle.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let Some(described) = annotations::described(&read(&bundle.join(CONFIGURATION))?, &id)? else {
+        return Ok(());
+    };
+    described.store(directory).map_err(|source| Refusal::File { path: directory.to_owned(), source })
 }
 
 /// Returns how the programs of a running container are supervised. `None` if they are not.

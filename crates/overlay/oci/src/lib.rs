@@ -4,10 +4,11 @@
 //! container's configuration for it: it adds the shim, the broker's directory and LD_PRELOAD, if
 //! the image supports them. Otherwise the configuration remains unchanged. On a host with an
 //! overlay's router, this crate also decides whether and how the container's programs are
-//! supervised.
+//! supervised, and stores for the router what the container's annotations say.
 
 #![forbid(unsafe_code)]
 
+mod annotations;
 mod bundle;
 mod daemon_json;
 mod image;
@@ -23,7 +24,7 @@ mod spec;
 mod text;
 mod words;
 
-pub use bundle::{enter, follow, let_go, supervise, supervision};
+pub use bundle::{describe, enter, follow, let_go, supervise, supervision};
 pub use daemon_json::{Change, NAME, RegisterError, find, register, unregister};
 pub use invocation::{Doubt, Invocation, Operation};
 pub use overlay::Supervision;

@@ -17,11 +17,14 @@ pub struct Settings {
     pub runtime: String,
     /// The socket of the overlay's router, if it is not the default.
     pub router: Option<PathBuf>,
+    /// The control socket of the overlay's router, if it is not the default. The annotations of
+    /// containers are stored in the same directory.
+    pub control: Option<PathBuf>,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { runtime: "runc".into(), router: None }
+        Settings { runtime: "runc".into(), router: None, control: None }
     }
 }
 
