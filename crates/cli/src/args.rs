@@ -758,6 +758,12 @@ pub(crate) enum Overlay {
         /// The overlay's addresses, and which host has which of them
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// The name of this host, instead of the configuration's: all hosts can then have one file
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+        /// This host's own address, instead of the configuration's [default port: 7450]
+        #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = router)]
+        address: Option<SocketAddr>,
     },
     /// Run a program in a container, of any kind, static ones included
     #[command(
@@ -867,6 +873,15 @@ pub(crate) enum OverlayPolicy {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// Parses a router's address, which has a port or the default one.
+fn router(text: &str) -> Result<SocketAddr, String> {
+    match (text.parse::<SocketAddr>(), text.parse::<IpAddr>()) {
+        (Ok(address), _) => Ok(address),
+        (_, Ok(address)) => Ok((address, shunt_overlay::DEFAULT_PORT).into()),
+        _ => Err("expected an address, as 192.168.0.1, or one with a port, as 192.168.0.1:7450".to_owned()),
+    }
 }
 
 /// Parses an address with or without a port.

@@ -11,7 +11,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use sd_notify::NotifyState;
 use serde_json::Value;
-use shunt_overlay::{Request, Step, SuperviseError, Supervised};
+use shunt_abi::shown::visible;
+use shunt_overlay::{Here, Request, Step, SuperviseError, Supervised};
 use shunt_start::program;
 
 use crate::args::{Overlay, OverlayRunArgs};
@@ -21,7 +22,9 @@ use crate::table::{Column, left, render, right};
 
 pub(crate) fn run(part: &Overlay) -> Result<ExitCode> {
     match part {
-        Overlay::Router { config } => route(config)?,
+        Overlay::Router { config, name, address } => {
+            route(config, Here { name: name.clone(), address: *address })?;
+        }
         Overlay::Status { control, json } => {
             let status = shunt_overlay::ask(control, &Request::Status)?;
             print!("{}", if *json { format!("{status:#}\n") } else { report(&status) });
@@ -71,7 +74,7 @@ fn supervise(args: &OverlayRunArgs) -> ExitCode {
     refuse(&refused.message, refused.exit_code)
 }
 
-fn route(config: &Path) -> Result<()> {
+fn route(config: &Path, here: Here) -> Result<()> {
     start_log(None, None)?;
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     // A blocking task may take long in each network namespace. The router does not wait for these
@@ -83,7 +86,7 @@ fn route(config: &Path) -> Result<()> {
             tracing::info!("the router serves");
             notify(NotifyState::Ready);
         };
-        shunt_overlay::run(config, ready, shutdown).await.map_err(anyhow::Error::from)
+        shunt_overlay::run(config, here, ready, shutdown).await.map_err(anyhow::Error::from)
     });
     runtime.shutdown_background();
     ended
@@ -113,6 +116,7 @@ fn report(status: &Value) -> String {
              connections with its containers stay on the overlay\n\n"
         );
     }
+    text += &kubernetes(&now["kubernetes"]);
     let mut rows = Vec::new();
     for end in ["client", "server"] {
         let paths = &status["connections"][end];
@@ -127,4 +131,76 @@ fn report(status: &Value) -> String {
     text
 }
 
+/// Returns the state of the Kubernetes API as text. Empty if it is no source.
+fn kubernetes(source: &Value) -> String {
+    let Some(resources) = source["resources"].as_object() else { return String::new() };
+    let server = source["server"].as_str().unwrap_or("this pod's cluster");
+    let said = |it: &Value| visible(it.as_str().unwrap_or_default()).to_string();
+    let advised = |failure: &Value| match failure["advice"].as_str() {
+        Some(advice) => format!("{}: {advice}", said(&failure["error"])),
+        None => said(&failure["error"]),
+    };
+    let mut text = format!("the Kubernetes API of {}, node {}\n", visible(server), said(&source["node"]));
+    let row = |(name, feed): (&String, &Value)| {
+        let connected = if feed["connected"] == true { said(&feed["state"]) } else { "not connected".into() };
+        let age =
+            feed["seconds-since-answer"].as_u64().map_or("never".to_owned(), |age| format!("{age} s ago"));
+        let objects = feed["objects"].as_u64().unwrap_or(0).to_string();
+        vec![name.clone(), connected, objects, age, said(&feed["version"])]
+    };
+    text += &render(&RESOURCES, &resources.iter().map(row).collect::<Vec<_>>());
+    for (name, feed) in resources.iter().filter(|(_, feed)| feed["error"].is_string()) {
+        text += &format!("{name}: {}\n", advised(feed));
+    }
+    if source["node-lists"]["error"].is_string() {
+        text += &format!("pods of this node: {}\n", advised(&source["node-lists"]));
+    }
+    for refused in source["network-policies"]["reasons"].as_array().into_iter().flatten() {
+        text += &format!(
+            "NetworkPolicy {} is not enforced: {}\n",
+            said(&refused["policy"]),
+            said(&refused["reason"])
+        );
+    }
+    text + "\n"
+}
+
+const RESOURCES: [Column; 5] =
+    [left("RESOURCE", 0), left("STATE", 0), right("OBJECTS", 0), left("LAST ANSWER", 0), left("VERSION", 0)];
+
 const PATHS: [Column; 4] = [left("THIS END", 0), left("PATH", 0), left("REASON", 0), right("CONNECTIONS", 0)];
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_kubernetes_api_is_shown_with_what_to_do() {
+        let feed = |connected: bool, error: Value| {
+            json!({
+                "state": "watching", "connected": connected, "objects": 12, "version": "345",
+                "seconds-since-answer": if connected { json!(3) } else { Value::Null },
+                "error": error, "advice": error.as_str().map(|_| "renew it"),
+            })
+        };
+        let mut source = json!({
+            "server": "https://192.168.0.10:6443", "node": "one",
+            "resources": { "namespaces": feed(false, json!("it answers 401")), "pods": feed(true, Value::Null) },
+            "node-lists": { "error": null },
+            "network-policies": { "reasons": [{ "policy": "shop/db", "reason": "there is no key x" }] },
+        });
+        assert_eq!(
+            kubernetes(&source),
+            "the Kubernetes API of https://192.168.0.10:6443, node one\n\
+             RESOURCE    STATE          OBJECTS  LAST ANSWER  VERSION\n\
+             namespaces  not connected       12  never        345\n\
+             pods        watching            12  3 s ago      345\n\
+             namespaces: it answers 401: renew it\n\
+             NetworkPolicy shop/db is not enforced: there is no key x\n\n"
+        );
+        source["resources"] = Value::Null;
+        assert_eq!(kubernetes(&source), "");
+    }
+}

@@ -1,6 +1,7 @@
 //! Checks the requirements of connections between containers on two hosts: a kernel that supports
 //! supervisors, and a running router with its key that reaches the other routers.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -30,6 +31,8 @@ pub(super) fn checks(control: &Path) -> Vec<Check> {
         checks.push(key(&status.config.key));
         checks.extend(status.config.secure.then(|| lsm(status.without_lsm.as_deref())));
         checks.push(routers(&status));
+        checks
+            .extend(status.now.kubernetes.as_ref().map(|source| kubernetes(source, status.now.supervisors)));
     }
     checks
 }
@@ -119,6 +122,43 @@ struct Host {
 struct Now {
     supervisors: u64,
     namespaces: u64,
+    kubernetes: Option<Kubernetes>,
+}
+
+/// The Kubernetes API as a source.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Kubernetes {
+    node: String,
+    resources: BTreeMap<String, Feed>,
+    node_lists: Failure,
+    network_policies: Option<NetworkPolicies>,
+}
+
+#[derive(Deserialize)]
+struct Feed {
+    connected: bool,
+    objects: u64,
+    #[serde(flatten)]
+    failure: Failure,
+}
+
+#[derive(Deserialize)]
+struct Failure {
+    error: Option<String>,
+    advice: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct NetworkPolicies {
+    refused: u64,
+    reasons: Vec<Refused>,
+}
+
+#[derive(Deserialize)]
+struct Refused {
+    policy: String,
+    reason: String,
 }
 
 fn router(control: &Path) -> (Check, Option<Status>) {
@@ -126,7 +166,7 @@ fn router(control: &Path) -> (Check, Option<Status>) {
     match shunt_overlay::ask(control, &Request::Status) {
         Ok(answer) => match serde_json::from_value::<Status>(answer) {
             Ok(status) => {
-                let Now { supervisors, namespaces } = status.now;
+                let Now { supervisors, namespaces, .. } = status.now;
                 let found = format!(
                     "{}, with {supervisors} supervisors in {namespaces} network namespaces",
                     status.name
@@ -186,6 +226,42 @@ fn key(path: &Path) -> Check {
             "copy it from another host: the router has read it, and will not start again without",
         ),
     }
+}
+
+/// Checks that the Kubernetes API answers, and that its NetworkPolicies can be enforced.
+fn kubernetes(source: &Kubernetes, supervisors: u64) -> Check {
+    let check = |found: String| {
+        Check::ok("Kubernetes API", "the overlay: places, labels and policies of pods", found)
+    };
+    let failures = source.resources.iter().map(|(name, feed)| (name.as_str(), &feed.failure));
+    let failures = failures.chain([("pods of this node", &source.node_lists)]);
+    let failed: Vec<_> =
+        failures.filter_map(|(name, it)| Some((name, it.error.as_deref()?, it.advice.as_deref()))).collect();
+    if !failed.is_empty() || source.resources.values().any(|feed| !feed.connected) {
+        let found: Vec<String> =
+            failed.iter().map(|(name, error, _)| format!("{name}: {}", visible(error))).collect();
+        let advice: BTreeSet<&str> = failed.iter().filter_map(|(_, _, advice)| *advice).collect();
+        let (found, advice) = match found.is_empty() {
+            true => ("not connected yet".to_owned(), "wait, and look into the router's log".to_owned()),
+            false => (found.join("; "), advice.into_iter().collect::<Vec<_>>().join("; ")),
+        };
+        return check(found).lacking(State::Limited, advice);
+    }
+    if let Some(policies) = source.network_policies.as_ref().filter(|it| it.refused > 0) {
+        let shown = policies.reasons.iter().take(SHOWN);
+        let shown: Vec<String> =
+            shown.map(|it| format!("{} ({})", visible(&it.policy), visible(&it.reason))).collect();
+        let found = format!("{} NetworkPolicies are not enforced: {}", policies.refused, shown.join(", "));
+        let advice = "change them; meanwhile connections of their namespaces stay on the overlay";
+        return check(found).lacking(State::Limited, advice);
+    }
+    let pods = source.resources.get("pods").map_or(0, |feed| feed.objects);
+    if pods == 0 && supervisors > 0 {
+        let advice =
+            format!("check that the account may list pods, and that {} is this node's name", source.node);
+        return check("it has no pods".to_owned()).lacking(State::Limited, advice);
+    }
+    check(format!("connected, with {pods} pods"))
 }
 
 /// Checks that the other routers accept connections. No data is sent.

@@ -48,6 +48,7 @@ pub(crate) fn run() -> ExitCode {
         Err(error) => return fail(&invocation, &format!("{error:#}"), 1),
     };
     let router = settings.router.unwrap_or(shunt_overlay::DEFAULT_SOCKET.into());
+    let control = settings.control.unwrap_or(shunt_overlay::DEFAULT_CONTROL.into());
     if let Some(doubt) = &invocation.doubt
         && is_of_overlay(&router)
     {
@@ -61,6 +62,7 @@ pub(crate) fn run() -> ExitCode {
             if let Err(refusal) = prepare(&invocation, &bundle) {
                 log(&invocation, "warning", &format!("not under shunt: {refusal}"));
             }
+            describe(&invocation, &bundle, (&router, &control));
             match supervise(&invocation, &bundle, &router) {
                 Ok(()) => {}
                 Err(Alone::OnOverlay(refusal)) => {
@@ -103,6 +105,17 @@ fn prepare(invocation: &Invocation, bundle: &Path) -> Result<(), Refusal> {
         Operation::Create { config: None, .. } => shunt_oci::enter(bundle, &host()?),
         Operation::Exec { process: Some(process), .. } => shunt_oci::follow(process, bundle),
         Operation::Exec { process: None, .. } | Operation::Other => Ok(()),
+    }
+}
+
+/// Stores for the router what the annotations of a new container say. Without it the router knows
+/// less about the container.
+fn describe(invocation: &Invocation, bundle: &Path, (router, control): (&Path, &Path)) {
+    if !matches!(invocation.operation, Operation::Create { config: None, .. }) || !is_of_overlay(router) {
+        return;
+    }
+    if let Err(refusal) = shunt_oci::describe(bundle, &shunt_overlay::described_beside(control)) {
+        log(invocation, "warning", &format!("its annotations are not known to the router: {refusal}"));
     }
 }
 

@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use crate::encryption::Encrypted;
 use crate::keys::KeyFile;
+use crate::kubernetes::Settings as Kubernetes;
 use crate::labels::LabelSources;
 use crate::map::Router;
 use crate::policy::Policy;
@@ -28,7 +29,8 @@ pub const DEFAULT_SOCKET: &str = "/run/shunt-overlay/router.sock";
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Config {
-    /// The name of this host.
+    /// The name of this host. Empty if the command line has it.
+    #[serde(default)]
     pub(crate) name: String,
     /// The path of the routers' key file. During a change of keys it also holds the next or the
     /// former one.
@@ -38,10 +40,12 @@ pub(crate) struct Config {
     #[serde(deserialize_with = "prefixes")]
     pub(crate) prefixes: Vec<IpNet>,
     /// All hosts, including this one.
-    #[serde(rename = "host")]
+    #[serde(rename = "host", default)]
     pub(crate) hosts: Vec<Host>,
     /// The etcd in which hosts publish their containers.
     pub(crate) etcd: Option<Etcd>,
+    /// The API server of the cluster whose pods are the containers.
+    pub(crate) kubernetes: Option<Kubernetes>,
     /// The sources of containers' labels.
     #[serde(default)]
     pub(crate) label_sources: LabelSources,
@@ -149,6 +153,18 @@ pub enum ConfigError {
     Contradiction(String),
 }
 
+/// This host, as the command line names it. So all hosts can have the same file.
+#[derive(Clone, Debug, Default)]
+pub struct Here {
+    /// The name of this host.
+    pub name: Option<String>,
+    /// Its own address, and the port of its router.
+    pub address: Option<SocketAddr>,
+}
+
+/// The port of a router whose address is given without one.
+pub const DEFAULT_PORT: u16 = 7450;
+
 /// A complete configuration, with its keys and its policy.
 #[derive(Debug)]
 pub(crate) struct Loaded {
@@ -161,8 +177,9 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    pub(crate) fn read(path: &Path) -> Result<Loaded, ConfigError> {
-        let config: Config = shunt_config::read(path)?;
+    pub(crate) fn read(path: &Path, here: &Here) -> Result<Loaded, ConfigError> {
+        let mut config: Config = shunt_config::read(path)?;
+        config.put(here);
         let own = config.check().map_err(ConfigError::Contradiction)?;
         let policy = config.policy.as_deref().map_or_else(|| Ok(Policy::open()), Policy::read)?;
         Ok(Loaded { keys: Arc::new(KeyFile::read(&config.key)?), policy: Arc::new(policy), config, own })
@@ -188,6 +205,7 @@ impl Loaded {
             ("patience-ms", old.patience_ms != new.patience_ms),
             ("hold-ms", old.hold_ms != new.hold_ms),
             ("etcd", old.etcd != new.etcd),
+            ("kubernetes", old.kubernetes != new.kubernetes),
             ("this host's address", self.host().address != read.host().address),
             ("this host's ports", self.host().ports != read.host().ports),
         ];
@@ -214,6 +232,21 @@ impl Config {
         Duration::from_millis(self.patience_ms)
     }
 
+    /// Puts the name and the address of this host in.
+    fn put(&mut self, Here { name, address }: &Here) {
+        if let Some(name) = name {
+            self.name.clone_from(name);
+        }
+        let Some(address) = *address else { return };
+        match self.hosts.iter_mut().find(|host| host.name == self.name) {
+            Some(host) => host.address = address,
+            None => {
+                let (ports, containers) = (default_ports(), Vec::new());
+                self.hosts.push(Host { name: self.name.clone(), address, ports, containers });
+            }
+        }
+    }
+
     /// Checks the configuration, and returns the index of this host.
     fn check(&self) -> Result<usize, String> {
         if self.prefixes.is_empty() {
@@ -229,8 +262,14 @@ impl Config {
         if self.hold_ms > MAX_MS {
             return Err(format!("hold-ms = {}: say a number from 0 to {MAX_MS}", self.hold_ms));
         }
+        if self.name.is_empty() {
+            return Err("name is missing: say which [[host]] this is, here or by --name".into());
+        }
         if let Some(etcd) = &self.etcd {
             etcd.check()?;
+        }
+        if let Some(kubernetes) = &self.kubernetes {
+            kubernetes.check()?;
         }
         for (at, host) in self.hosts.iter().enumerate() {
             host.check(&self.prefixes)?;
@@ -240,7 +279,10 @@ impl Config {
         }
         let own = self.hosts.iter().position(|host| host.name == self.name);
         own.ok_or_else(|| {
-            format!("name = {:?} is no [[host]]: add one for this host, with that name", self.name)
+            format!(
+                "name = {:?} is no [[host]]: add one for this host, with that name, or say --address",
+                self.name
+            )
         })
     }
 }
@@ -435,6 +477,24 @@ mod tests {
         assert_eq!(after.config.hosts[1].containers, ["10.50.3.0/24".parse().unwrap()]);
         let (after, kept) = before.renewed(loaded(&GOOD.replacen("'a'", "'b'", 1)));
         assert_eq!((after.config.name.as_str(), kept), ("a", vec!["name", "this host's address"]));
+    }
+
+    #[test]
+    fn the_command_line_names_this_host() {
+        let put = |text: &str, name: Option<&str>, address: Option<&str>| {
+            let mut config: Config = toml::from_str(text).unwrap();
+            let address = address.map(|it| it.parse().unwrap());
+            config.put(&Here { name: name.map(str::to_owned), address });
+            config.check().map(|own| (config.name.clone(), config.hosts[own].address.to_string()))
+        };
+        let own = |name: &str, address: &str| Ok((name.to_owned(), address.to_owned()));
+        assert_eq!(put(GOOD, None, None), own("a", "192.168.0.1:7450"));
+        assert_eq!(put(GOOD, Some("b"), None), own("b", "192.168.0.2:7450"));
+        assert_eq!(put(GOOD, Some("b"), Some("192.168.0.9:1")), own("b", "192.168.0.9:1"));
+        let short = "key = 'k'\nprefixes = ['10.50.0.0/16']\n";
+        assert_eq!(put(short, Some("c"), Some("192.168.0.3:7450")), own("c", "192.168.0.3:7450"));
+        assert!(put(short, None, Some("192.168.0.3:7450")).unwrap_err().contains("--name"));
+        assert!(put(short, Some("c"), None).unwrap_err().contains("--address"));
     }
 
     #[test]

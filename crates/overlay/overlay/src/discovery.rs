@@ -371,9 +371,9 @@ impl OwnLabels {
     }
 }
 
-/// Returns the labels of this host's containers that Docker names.
+/// Returns the labels of this host's containers that Docker or their annotations name.
 fn labels_of(shared: &Shared, here: &BTreeSet<IpAddr>) -> HashMap<IpAddr, String> {
-    let named = shared.labels.of_docker().into_iter().filter(|(address, _)| here.contains(address));
+    let named = shared.labels.of_host(shared).into_iter().filter(|(address, _)| here.contains(address));
     let body = |workload: &Workload| serde_json::to_string(workload).expect("its keys are strings");
     named.map(|(address, workload)| (address, body(&workload))).collect()
 }

@@ -30,7 +30,9 @@ use tokio::task::JoinSet;
 
 use crate::blocking_pool::{Subject, elsewhere};
 use crate::connections::{Changes, Place, Unclear};
+use crate::layers::Layers;
 use crate::limits;
+use crate::lock::lock;
 use crate::namespace::Namespace;
 use crate::policy::{InEffect, Policy};
 use crate::published;
@@ -50,21 +52,41 @@ pub(crate) struct Applied {
 }
 
 /// Applies the policy of a router that starts. A former router's connections continue if it is not
-/// known yet which containers have them.
-pub(crate) async fn begin(shared: &Arc<Shared>, policy: Arc<Policy>) {
-    replace(shared, policy, Unclear::Continue).await;
+/// known yet which containers have them, or which NetworkPolicies there are.
+pub(crate) async fn begin(shared: &Arc<Shared>) {
+    let layers = lock(&shared.layers).clone();
+    let existing = (!layers.is_read()).then(|| layers.own().clone());
+    replace(shared, |_| {}, Unclear::Continue, existing).await;
 }
 
-/// Replaces the policy and ends the connections that the new one forbids. Returns a report when all
-/// of that is done.
+/// Replaces the own policy and ends the connections that the new one forbids. Returns a report when
+/// all of that is done.
 pub(crate) async fn apply(shared: &Arc<Shared>, policy: Arc<Policy>) -> Value {
-    replace(shared, policy, Unclear::End).await
+    replace(shared, |layers| layers.set_own(policy), Unclear::End, None).await
 }
 
-async fn replace(shared: &Arc<Shared>, policy: Arc<Policy>, unclear: Unclear) -> Value {
+/// Replaces the cluster's NetworkPolicies. The first ones are part of the policy of a router that
+/// starts.
+pub(crate) async fn import(shared: &Arc<Shared>, policy: Arc<Policy>) {
+    let unclear = if lock(&shared.layers).is_read() { Unclear::End } else { Unclear::Continue };
+    replace(shared, |layers| layers.set_network(policy), unclear, None).await;
+}
+
+/// Replaces a layer. `existing` is the policy for the connections that exist, if it is another one.
+async fn replace(
+    shared: &Arc<Shared>,
+    change: impl FnOnce(&mut Layers),
+    unclear: Unclear,
+    existing: Option<Arc<Policy>>,
+) -> Value {
     let turn = shared.policy_turn.lock().await;
+    let policy = {
+        let mut layers = lock(&shared.layers);
+        change(&mut layers);
+        layers.all()
+    };
     let with_rules = move |former: &InEffect| InEffect::new(policy, former.workloads.clone());
-    let applied = put_in_effect(shared, turn, with_rules, unclear).await;
+    let applied = put_in_effect(shared, turn, with_rules, unclear, existing).await;
     settle(shared, applied).await
 }
 
@@ -75,7 +97,7 @@ pub(crate) async fn identify(shared: &Arc<Shared>, workloads: Arc<Workloads>) ->
     let former = shared.connections.policy();
     if former.uses_labels() {
         let with_containers = move |former: &InEffect| former.with(workloads);
-        return Some(put_in_effect(shared, turn, with_containers, Unclear::Continue).await);
+        return Some(put_in_effect(shared, turn, with_containers, Unclear::Continue, None).await);
     }
     let replaced = shared.connections.replace(Arc::new(former.with(workloads)));
     elsewhere(move || drop((former, replaced))).await;
@@ -88,6 +110,7 @@ async fn put_in_effect(
     _turn: MutexGuard<'_, ()>,
     make: impl FnOnce(&InEffect) -> InEffect + Send + 'static,
     unclear: Unclear,
+    existing: Option<Arc<Policy>>,
 ) -> Applied {
     let began = Instant::now();
     let (former, loaded) = (shared.connections.policy(), shared.loaded());
@@ -104,8 +127,15 @@ async fn put_in_effect(
         let _ = limits::ensure(shared, needed).await;
     }
     let replaced = shared.connections.replace(policy.clone());
-    let table = shared.clone();
-    let changes = elsewhere(move || table.connections.compare(&replaced, unclear)).await;
+    let (table, workloads) = (shared.clone(), policy.workloads.clone());
+    let compare = move || {
+        let replaced = match existing {
+            Some(existing) => replaced.with(Arc::new(InEffect::new(existing, workloads))),
+            None => replaced,
+        };
+        table.connections.compare(&replaced, unclear)
+    };
+    let changes = elsewhere(compare).await;
     Applied { began, policy, changes }
 }
 

@@ -16,6 +16,8 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::lines::{LineError, Lines};
+
 /// The time after which an etcd that has not answered is taken to be down.
 const LIMIT: Duration = Duration::from_secs(3);
 /// The time after which a watch without a complete message is taken to be dead. etcd sends progress
@@ -81,10 +83,7 @@ pub(crate) struct Snapshot {
 
 /// A stream of changes.
 #[derive(Debug)]
-pub(crate) struct Watch {
-    body: Incoming,
-    bytes: Vec<u8>,
-}
+pub(crate) struct Watch(Lines);
 
 impl Etcd {
     pub(crate) fn new(endpoint: &str) -> Etcd {
@@ -156,7 +155,7 @@ impl Etcd {
             "progress_notify": true,
         });
         let body = self.send("/v3/watch", json!({ "create_request": create })).await?.into_body();
-        Ok(Watch { body, bytes: Vec::new() })
+        Ok(Watch(Lines::new(body, LONGEST)))
     }
 
     async fn ask<T: for<'de> Deserialize<'de>>(&self, path: &str, question: Value) -> Result<T, EtcdError> {
@@ -231,7 +230,7 @@ impl Watch {
             kv: Stored,
         }
         let line: Line =
-            serde_json::from_slice(&timeout(QUIET, self.line()).await.map_err(|_| EtcdError::Late)??)?;
+            serde_json::from_slice(&timeout(QUIET, self.0.next()).await.map_err(|_| EtcdError::Late)??)?;
         match line {
             Line { result: Some(Changed { canceled: false, events, .. }), error: None } => {
                 Ok(events.into_iter().map(|event| event.kv).collect())
@@ -242,22 +241,14 @@ impl Watch {
             }
         }
     }
+}
 
-    async fn line(&mut self) -> Result<Vec<u8>, EtcdError> {
-        let mut searched = 0;
-        loop {
-            if let Some(end) = self.bytes[searched..].iter().position(|byte| *byte == b'\n') {
-                let rest = self.bytes.split_off(searched + end + 1);
-                return Ok(std::mem::replace(&mut self.bytes, rest));
-            }
-            searched = self.bytes.len();
-            if searched > LONGEST {
-                return Err(EtcdError::Long(LONGEST));
-            }
-            match self.body.frame().await {
-                Some(frame) => self.bytes.extend(frame?.data_ref().into_iter().flatten()),
-                None => return Err(EtcdError::Io(std::io::ErrorKind::UnexpectedEof.into())),
-            }
+impl From<LineError> for EtcdError {
+    fn from(error: LineError) -> EtcdError {
+        match error {
+            LineError::Http(error) => EtcdError::Http(error),
+            LineError::Long(limit) => EtcdError::Long(limit),
+            LineError::Ended | LineError::Cut => EtcdError::Io(std::io::ErrorKind::UnexpectedEof.into()),
         }
     }
 }
@@ -329,7 +320,7 @@ mod tests {
         let mut watch = etcd.watch("/shunt/", 1).await.unwrap();
         let error = watch.next().await.unwrap_err();
         assert!(matches!(error, EtcdError::Long(LONGEST)), "{error}");
-        assert!(watch.bytes.len() <= LONGEST + (1 << 20), "{}", watch.bytes.len());
+        assert!(watch.0.waiting() <= LONGEST + (1 << 20), "{}", watch.0.waiting());
         let error = endless("503 Service Unavailable").await.range("/shunt/").await.unwrap_err();
         let said = error.to_string();
         assert!(said.starts_with("503") && said.len() < 200, "{said}");

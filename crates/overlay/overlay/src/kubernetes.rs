@@ -1,10 +1,23 @@
-//! Reads objects of Kubernetes, as `kubectl get -o yaml` and `-o json` print them: pods and
-//! namespaces, whose labels policies select, and NetworkPolicies, from which `import` makes a
-//! policy. All of it is a function of the text.
+//! Objects of Kubernetes: pods and namespaces, whose labels policies select, and NetworkPolicies,
+//! from which `import` makes a policy.
+//!
+//! - `objects` reads files, as `kubectl get -o yaml` and `-o json` print them, by `yaml` and
+//!   `policies`. All of it is a function of the text.
+//! - `source` keeps what the API server has (ADR 49). `settings` has the server and the credentials,
+//!   `api` the requests, `typed` the objects, `progress` the states of listing and watching, and
+//!   `store` the objects that were seen last.
 
+mod api;
 mod import;
+#[cfg(test)]
+mod manifests_tests;
 mod objects;
 mod policies;
+mod progress;
+mod settings;
+mod source;
+mod store;
+mod typed;
 mod yaml;
 
 use std::collections::HashMap;
@@ -18,6 +31,8 @@ use crate::workloads::{Labels, Workload};
 use objects::Objects;
 
 pub use import::{Imported, import};
+pub(crate) use settings::Settings;
+pub(crate) use source::{Feed, Source, run};
 
 /// Reads lists of pods and namespaces, and returns the pods by their addresses.
 pub(crate) fn pods(files: &[(&Path, String)]) -> Result<Vec<(IpAddr, Arc<Workload>)>, Fault> {

@@ -3,8 +3,8 @@
 //! ```text
 //!           ┌────────── every 500 ms, or a supervisor in another network namespace ─────────┐
 //!           ▼                                                                               │
-//!  Reading: Docker's API, changed files, etcd ──► Combined ── the same containers ────► Current
-//!           │                                     ▲   │                                   ▲
+//!  Reading: Docker's API, changed files, etcd, ─► Combined ── the same containers ────► Current
+//!           │ what the Kubernetes API has named   ▲   │                                   ▲
 //!           └── a source fails: what it named ────┘   └── others: the policy is applied ──┘
 //!               last stays                                to them (enforce)
 //! ```
@@ -15,7 +15,7 @@
 //! own containers. Other threads read files, combine the sources and apply the policy, since the
 //! router's thread answers calls meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -27,6 +27,7 @@ use shunt_sys::addresses;
 use tokio::time::{sleep, timeout};
 
 use crate::blocking_pool::elsewhere;
+use crate::described::{self, Described};
 use crate::enforce;
 use crate::kubernetes;
 use crate::lock::lock;
@@ -59,6 +60,9 @@ struct State {
     current: Option<Instant>,
     docker: Source,
     kubernetes: Source,
+    /// What the annotations of this host's containers say.
+    described: Vec<(IpAddr, Described)>,
+    described_files: described::Files,
     /// The number of addresses whose container is known.
     known: usize,
 }
@@ -88,18 +92,34 @@ impl Labels {
         shared.published(|published| {
             named.extend(published.labels.iter().map(|(address, workload)| (*address, workload.clone())));
         });
+        named.extend(shared.kubernetes.named().iter().cloned());
+        let described = lock(&self.0).described.clone();
+        named.extend(described::added(&described, &named));
         named
     }
 
-    /// Returns the containers of this host that Docker names.
-    pub(crate) fn of_docker(&self) -> Named {
-        lock(&self.0).docker.named.clone()
+    /// Returns the containers of this host that Docker names, and those that only their annotations
+    /// describe.
+    pub(crate) fn of_host(&self, shared: &Shared) -> Named {
+        let (mut named, described) = {
+            let state = lock(&self.0);
+            (state.docker.named.clone(), state.described.clone())
+        };
+        if !described.is_empty() {
+            let pods = [lock(&self.0).kubernetes.named.as_slice(), &shared.kubernetes.named()].concat();
+            let all = [named.as_slice(), &pods].concat();
+            let others: HashSet<IpAddr> = all.iter().map(|(address, _)| *address).collect();
+            let added = described::added(&described, &all);
+            named.extend(added.into_iter().filter(|(address, _)| !others.contains(address)));
+        }
+        named
     }
 
     pub(crate) fn report(&self) -> Value {
         let state = lock(&self.0);
         json!({
             "known": state.known,
+            "annotated": state.described.len(),
             "docker": { "named": state.docker.named.len(), "error": state.docker.error },
             "kubernetes": { "named": state.kubernetes.named.len(), "error": state.kubernetes.error },
         })
@@ -115,9 +135,13 @@ pub(crate) async fn begin(shared: &Arc<Shared>) {
 /// Reads the sources, for ever.
 pub(crate) async fn run(shared: &Arc<Shared>) {
     loop {
-        if timeout(LOOK, shared.registry.has_new_namespace()).await.is_ok() {
-            shared.udp.want();
-        }
+        let wake = async {
+            tokio::select! {
+                () = shared.registry.has_new_namespace() => shared.udp.want(),
+                () = shared.kubernetes.changed() => {}
+            }
+        };
+        let _ = timeout(LOOK, wake).await;
         // Supervisors come in groups.
         sleep(Duration::from_millis(5)).await;
         renew(shared).await;
@@ -128,15 +152,18 @@ pub(crate) async fn run(shared: &Arc<Shared>) {
 async fn renew(shared: &Arc<Shared>) {
     let began = Instant::now();
     read(shared).await;
+    // Before the containers that the store names are combined: a later one counts as unknown.
+    let current = shared.kubernetes.confirmed(shared, began);
     let applied = match combine(shared).await {
         Some(workloads) => enforce::identify(shared, workloads).await,
         None => None,
     };
     // Not before the policy in effect has these labels: until then it has those of an earlier container.
-    lock(&shared.labels.0).current = Some(began);
+    lock(&shared.labels.0).current = current;
     if let Some(applied) = applied {
         enforce::settle(shared, applied).await;
     }
+    shared.kubernetes.enforce(shared).await;
 }
 
 /// Reads all sources.
@@ -148,12 +175,22 @@ async fn read(shared: &Arc<Shared>) {
         None => lock(&shared.labels.0).docker = Source::default(),
     }
     let (files, known) = (sources.kubernetes.clone(), lock(&shared.labels.0).kubernetes.files.clone());
+    read_annotations(shared).await;
+    shared.kubernetes.refresh(shared).await;
     let has_files = !files.is_empty() || !known.is_empty();
     if has_files && let Some((files, result)) = elsewhere(move || changed(&files, &known)).await {
         let place = sources.kubernetes.first().map(PathBuf::as_path).unwrap_or(Path::new(""));
         shared.labels.note(|it| &mut it.kubernetes, place, result);
         lock(&shared.labels.0).kubernetes.files = files;
     }
+}
+
+/// Reads what the annotations of this host's containers say.
+async fn read_annotations(shared: &Arc<Shared>) {
+    let (table, known) = (shared.clone(), lock(&shared.labels.0).described_files.clone());
+    let (files, described) = elsewhere(move || described::read(&table, &known)).await;
+    let mut state = lock(&shared.labels.0);
+    (state.described_files, state.described) = (files, described);
 }
 
 /// Returns the containers that the sources name, if they differ from those of the policy in effect.

@@ -15,7 +15,11 @@
 //! - `policy` decides which connections are permitted. `connections` has the current ones, with
 //!   their socket `options`, and `enforce` applies another policy to them.
 //!   `decide` explains its verdicts, and `cost` measures what they take.
-//! - `map` says which host has a container. `discovery` keeps it current, by way of `etcd`.
+//! - `map` says which host has a container. `discovery` keeps it current, by way of `etcd`, and
+//!   `kubernetes` by way of the Kubernetes API, whose NetworkPolicies are one of the `layers` of the
+//!   policy in effect.
+//! - `labels` reads the labels of containers from their sources, into `workloads`. `described` is the
+//!   source of their annotations.
 //! - `account` makes sockets for containers, `secure` tags them, `adopt` finds the connections that
 //!   an earlier router made, and `listing` reports them. `unserved` has the containers without a supervisor.
 //! - `supervise` puts a program under a supervisor, which is in `supervisor`. `admit` starts the
@@ -34,6 +38,7 @@ mod config;
 mod connections;
 mod cost;
 mod decide;
+mod described;
 mod discovery;
 mod encryption;
 mod enforce;
@@ -43,7 +48,9 @@ mod guests;
 mod keys;
 mod kubernetes;
 mod labels;
+mod layers;
 mod limits;
+mod lines;
 mod listing;
 mod local;
 mod lock;
@@ -78,8 +85,9 @@ mod wire;
 mod workloads;
 
 pub use admit::supervise_apart;
-pub use config::{ConfigError, DEFAULT_CONTROL, DEFAULT_SOCKET};
+pub use config::{ConfigError, DEFAULT_CONTROL, DEFAULT_PORT, DEFAULT_SOCKET, Here};
 pub use cost::{Cost, measure as measure_policy};
+pub use described::described_beside;
 pub use kubernetes::{Imported, import};
 pub use policy::Policy;
 pub use request::{Request, ask};

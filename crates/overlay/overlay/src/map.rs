@@ -1,4 +1,5 @@
-//! The map of containers to hosts: from published entries, or else from the configuration.
+//! The map of containers to hosts: from published entries, or else from the Kubernetes API, or else
+//! from the configuration.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -17,6 +18,9 @@ pub(crate) struct Map {
     hosts: BTreeMap<String, Place>,
     /// The published host names, by container address.
     containers: HashMap<IpAddr, String>,
+    placed: Arc<Placed>,
+    /// The host name of each node.
+    nodes: HashMap<String, String>,
 }
 
 /// The router of a host, and the configured addresses of its containers.
@@ -37,6 +41,15 @@ pub(crate) struct Published {
     pub(crate) containers: HashMap<IpAddr, String>,
     /// The labels of containers.
     pub(crate) labels: HashMap<IpAddr, Arc<Workload>>,
+}
+
+/// The nodes of pods, as the Kubernetes API names them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Placed {
+    /// The address of each node.
+    pub(crate) nodes: BTreeMap<String, IpAddr>,
+    /// The node of each pod, by the pod's address.
+    pub(crate) pods: HashMap<IpAddr, String>,
 }
 
 /// A router's address, and the number of ports from its own upwards on which it accepts host
@@ -78,7 +91,7 @@ pub(crate) struct Known {
 }
 
 impl Map {
-    pub(crate) fn new(config: &Config, published: &Published) -> Map {
+    pub(crate) fn new(config: &Config, published: &Published, placed: &Arc<Placed>) -> Map {
         let of_file = config.hosts.iter().map(|host| {
             let place =
                 Place { router: host.address, ports: host.ports, containers: host.containers.clone() };
@@ -100,14 +113,35 @@ impl Map {
             });
             (place.router, place.ports) = (address, ports);
         }
-        Map { hosts, containers: published.containers.clone() }
+        let mut nodes = HashMap::new();
+        for (node, address) in &placed.nodes {
+            let by_address = || hosts.iter().find(|(_, place)| place.router.ip() == *address);
+            let known = hosts.get_key_value(node).or_else(by_address).map(|(name, _)| name.clone());
+            let name = known.or_else(|| {
+                // All nodes have the same ports.
+                let own = config.hosts.iter().find(|host| host.name == config.name)?;
+                let router = SocketAddr::new(*address, own.address.port());
+                let place = Place { router, ports: own.ports, containers: Vec::new() };
+                let is_same_family = own.address.is_ipv4() == address.is_ipv4();
+                is_same_family.then(|| {
+                    hosts.insert(node.clone(), place);
+                    node.clone()
+                })
+            });
+            nodes.extend(name.map(|name| (node.clone(), name)));
+        }
+        Map { hosts, containers: published.containers.clone(), placed: placed.clone(), nodes }
     }
 
     /// Returns the host that has a container.
     pub(crate) fn host_of(&self, container: IpAddr) -> Option<Known> {
         let has = |place: &Place| place.containers.iter().any(|prefix| prefix.contains(&container));
         let published = self.containers.get(&container).and_then(|name| self.hosts.get_key_value(name));
-        let found = published.or_else(|| self.hosts.iter().find(|(_, place)| has(place)));
+        let placed = || {
+            let node = self.placed.pods.get(&container)?;
+            self.hosts.get_key_value(self.nodes.get(node)?)
+        };
+        let found = published.or_else(placed).or_else(|| self.hosts.iter().find(|(_, place)| has(place)));
         found.map(|(name, place)| Known { name: name.clone(), router: place.router, ports: place.ports })
     }
 
@@ -151,10 +185,10 @@ mod tests {
         };
         let of = |map: &Map, container| map.host_of(ip(container)).map(|host| (host.name, host.router));
         let place = |name: &str, router| Some((name.to_owned(), address(router)));
-        let file = Map::new(&config, &Published::default());
+        let file = Map::new(&config, &Published::default(), &Arc::default());
         assert_eq!(of(&file, "10.50.2.7"), place("b", "192.168.0.2:7450"));
         assert_eq!(of(&file, "10.50.9.9"), None);
-        let map = Map::new(&config, &published);
+        let map = Map::new(&config, &published, &Arc::default());
         assert_eq!(of(&map, "10.50.2.7"), place("c", "192.168.0.3:7450"), "it has moved");
         assert_eq!(of(&map, "10.50.2.8"), place("b", "192.168.0.2:7451"), "by nobody who is known");
         assert_eq!(of(&map, "10.50.9.9"), place("a", "192.168.0.1:7450"));
@@ -162,6 +196,38 @@ mod tests {
         assert!(map.has_host(ip("192.168.0.3")) && !map.has_host(ip("192.168.0.9")));
         let others = map.routers_but("a");
         assert_eq!(others, ["192.168.0.2:7451", "192.168.0.3:7450"].map(address).into());
+    }
+
+    #[test]
+    fn pods_are_on_the_hosts_of_their_nodes() {
+        let config: Config = toml::from_str(FILE).unwrap();
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let nodes =
+            [("a", "10.9.9.1"), ("node-b", "192.168.0.2"), ("c", "192.168.0.3"), ("six", "2001:db8::6")];
+        let pods = [
+            ("10.50.2.1", "a"),
+            ("10.50.1.2", "node-b"),
+            ("10.50.1.3", "c"),
+            ("10.50.1.6", "six"),
+            ("10.50.2.7", "c"),
+        ];
+        let placed = Placed {
+            nodes: nodes.map(|(name, address)| (name.to_owned(), ip(address))).into(),
+            pods: pods.map(|(address, node)| (ip(address), node.to_owned())).into(),
+        };
+        let published =
+            Published { containers: [(ip("10.50.2.7"), "b".to_owned())].into(), ..Published::default() };
+        let map = Map::new(&config, &published, &Arc::new(placed));
+        let of = |container| map.host_of(ip(container)).map(|host| (host.name, host.router.to_string()));
+        let place = |name: &str, router: &str| Some((name.to_owned(), router.to_owned()));
+        assert_eq!(of("10.50.2.1"), place("a", "192.168.0.1:7450"), "by the node's name");
+        assert_eq!(of("10.50.1.2"), place("b", "192.168.0.2:7450"), "by the node's address");
+        assert_eq!(of("10.50.1.3"), place("c", "192.168.0.3:7450"), "no file has the node");
+        assert_eq!(of("10.50.1.6"), place("a", "192.168.0.1:7450"), "of another family: the file decides");
+        assert_eq!(of("10.50.2.7"), place("b", "192.168.0.2:7450"), "its supervisor is there");
+        assert_eq!(of("10.50.2.8"), place("b", "192.168.0.2:7450"));
+        let others = ["192.168.0.2:7450", "192.168.0.3:7450"].map(|it| it.parse().unwrap());
+        assert_eq!(map.routers_but("a"), others.into());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use prometheus_client::registry::{Registry, Unit};
 use serde_json::{Value, json};
 use shunt_control::SET_UP_BUCKETS;
 
+use crate::kubernetes::Feed;
 use crate::reason::Reason;
 use crate::registry::Registered;
 use crate::shared::Shared;
@@ -213,6 +214,7 @@ fn levels(registry: &mut Registry, shared: &Shared) {
     let help = "Ends of connections on the host network, by the rule of the policy that permits them";
     registry.register("permitted_connections", help, by_rule);
 
+    kubernetes(registry, shared);
     let Registered { supervisors, namespaces, listeners } = shared.registry.counts();
     for (name, help, count) in [
         ("supervisors", "Supervisors of programs", supervisors),
@@ -223,6 +225,52 @@ fn levels(registry: &mut Registry, shared: &Shared) {
         let gauge = Gauge::<i64>::default();
         gauge.set(count as i64);
         registry.register(name, help, gauge);
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Resource {
+    resource: &'static str,
+}
+
+/// Adds the state of the Kubernetes API as a source, if it is one.
+fn kubernetes(registry: &mut Registry, shared: &Shared) {
+    let feeds = shared.kubernetes.feeds();
+    if feeds.is_empty() {
+        return;
+    }
+    type Value = fn(&Feed) -> u64;
+    let gauges: [(&str, &str, Value); 3] = [
+        ("kubernetes_connected", "Is the API server connected", |it| it.is_connected.into()),
+        ("kubernetes_objects", "Objects of the API server that are known", |it| it.objects as u64),
+        ("kubernetes_answer_age_seconds", "Time since the API server has answered", |it| {
+            it.answered.map_or(0, |at| at.elapsed().as_secs())
+        }),
+    ];
+    for (name, help, value) in gauges {
+        let family = Family::<Resource, Gauge>::default();
+        for (resource, feed) in &feeds {
+            family.get_or_create(&Resource { resource }).set(value(feed) as i64);
+        }
+        registry.register(name, help, family);
+    }
+    let counters: [(&str, &str, Value); 4] = [
+        ("kubernetes_lists", "Complete lists that the API server has sent", |it| it.lists),
+        ("kubernetes_changes", "Changes that the API server has sent", |it| it.changes),
+        ("kubernetes_expired", "Times that the API server no longer had a version (410)", |it| it.expired),
+        ("kubernetes_failures", "Failures of the API server", |it| it.failures),
+    ];
+    for (name, help, value) in counters {
+        let family = Family::<Resource, Counter>::default();
+        for (resource, feed) in &feeds {
+            family.get_or_create(&Resource { resource }).inc_by(value(feed));
+        }
+        registry.register(name, help, family);
+    }
+    if let Some(refused) = shared.kubernetes.refused() {
+        let gauge = Gauge::<i64>::default();
+        gauge.set(refused as i64);
+        registry.register("kubernetes_refused_policies", "NetworkPolicies that cannot be enforced", gauge);
     }
 }
 

@@ -200,6 +200,27 @@ impl Policy {
         Policy { default: Default::Allow, rules: Vec::new() }
     }
 
+    /// Returns a policy that keeps everything on the overlay, by a rule of that name.
+    pub(crate) fn overlay(name: &str) -> Policy {
+        let rule = Rule {
+            name: name.to_owned(),
+            action: Action::Overlay,
+            protocol: Protocol::Tcp,
+            direction: None,
+            from: None,
+            to: None,
+            ports: None,
+            source_ports: None,
+            shape: Shape::default(),
+        };
+        Policy { default: Default::Allow, rules: vec![rule] }
+    }
+
+    /// Returns this policy with the rules of another one after its own.
+    pub(crate) fn with(&self, other: &Policy) -> Policy {
+        Policy { default: self.default, rules: [self.rules.as_slice(), &other.rules].concat() }
+    }
+
     /// Returns `true` if a rule selects containers by their labels.
     fn uses_labels(&self) -> bool {
         let selects =

@@ -132,6 +132,11 @@ impl Registry {
         lock(&self.state).since.get(&namespace).copied()
     }
 
+    /// Returns when a supervisor came last that is the first in its namespace.
+    pub(crate) fn newest(&self) -> Option<Instant> {
+        lock(&self.state).since.values().copied().max()
+    }
+
     /// Adds a supervisor to the namespace of the socket that it has shown. The caller removes it by
     /// [`Registry::remove`].
     pub(crate) fn add(&self, namespace: u64, socket: impl AsFd, process: Process) -> Result<u64, Errno> {

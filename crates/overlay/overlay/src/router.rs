@@ -21,14 +21,15 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::blocking_pool::elsewhere;
-use crate::config::{ConfigError, Loaded};
+use crate::config::{ConfigError, Here, Loaded};
+use crate::lock::lock;
 use crate::map::Published;
 use crate::policy::{Flow, Policy};
 use crate::request::{ROUTER, Request};
 use crate::resume::Former;
 use crate::secure::Guard;
 use crate::shared::Shared;
-use crate::{adopt, decide, discovery, enforce, labels, listing, local, server, udp, wire};
+use crate::{adopt, decide, discovery, enforce, kubernetes, labels, listing, local, server, udp, wire};
 
 /// The reason for which a router does not run.
 #[derive(Debug, Error)]
@@ -71,10 +72,15 @@ pub enum Error {
 /// The interval of [`Shared::sweep`].
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Runs a router until `shutdown` completes. Calls `ready` when it serves. Needs a tokio runtime
-/// with I/O and time.
-pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-    let loaded = Loaded::read(path)?;
+/// Runs a router until `shutdown` completes. `here` replaces parts of the configuration. Calls
+/// `ready` when the router serves. Needs a tokio runtime with I/O and time.
+pub async fn run(
+    path: &Path,
+    here: Here,
+    ready: impl FnOnce(),
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let loaded = Loaded::read(path, &here)?;
     raise_descriptor_limit();
     // Otherwise the first line would hold up this thread, which does everything else too.
     shunt_tls::prepare();
@@ -100,7 +106,7 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     adopt::connections(&shared);
     udp::begin(&shared);
     labels::begin(&shared).await;
-    enforce::begin(&shared, shared.loaded().policy.clone()).await;
+    enforce::begin(&shared).await;
     shared.publish(Published::default());
     let hangup = signal(SignalKind::hangup()).map_err(Error::Wait)?;
     let (sender, mut asked) = mpsc::channel(16);
@@ -117,8 +123,9 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
         () = answer(&shared, &mut asked) => {}
         () = sweep(&shared) => {}
         () = serve_others => {}
-        () = reload(&shared, path, hangup) => {}
+        () = reload(&shared, (path, &here), hangup) => {}
         () = discover(&shared) => {}
+        () = kubernetes::run(&shared) => {}
         () = labels::run(&shared) => {}
         () = udp::run(&shared) => {}
         () = serve_page(&shared, page) => {}
@@ -130,10 +137,10 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
 }
 
 /// Reads the configuration again on SIGHUP.
-async fn reload(shared: &Arc<Shared>, path: &Path, mut hangup: Signal) {
+async fn reload(shared: &Arc<Shared>, (path, here): (&Path, &Here), mut hangup: Signal) {
     while hangup.recv().await.is_some() {
-        let path = path.to_owned();
-        match elsewhere(move || Loaded::read(&path)).await {
+        let (path, here) = (path.to_owned(), here.clone());
+        match elsewhere(move || Loaded::read(&path, &here)).await {
             Ok(read) => {
                 let (loaded, kept) = shared.loaded().renewed(read);
                 if !kept.is_empty() {
@@ -143,7 +150,7 @@ async fn reload(shared: &Arc<Shared>, path: &Path, mut hangup: Signal) {
                     );
                 }
                 let former = shared.loaded().policy.clone();
-                let next = after_reload(&former, &loaded.policy, &shared.connections.policy().policy);
+                let next = after_reload(&former, &loaded.policy, lock(&shared.layers).own());
                 let policy = loaded.policy.clone();
                 shared.reload(loaded);
                 match next {

@@ -22,10 +22,12 @@ use crate::discovery::Discovery;
 use crate::encryption::Encryption;
 use crate::expected_gain::ExpectedGain;
 use crate::guests::Guests;
+use crate::kubernetes::Source;
 use crate::labels::Labels;
+use crate::layers::Layers;
 use crate::limits::Limits;
 use crate::lock::lock;
-use crate::map::{Map, Published};
+use crate::map::{Map, Placed, Published};
 use crate::metrics::{End, Metrics};
 use crate::peers::Peers;
 use crate::promises::{Promised, Promises};
@@ -55,6 +57,10 @@ pub(crate) struct Shared {
     pub(crate) encryption: Encryption,
     pub(crate) spares: Spares,
     pub(crate) labels: Labels,
+    /// The Kubernetes API.
+    pub(crate) kubernetes: Source,
+    /// The policies of which the one in effect consists.
+    pub(crate) layers: Mutex<Layers>,
     pub(crate) udp: Udp,
     pub(crate) limits: Arc<Limits>,
     /// The lines that this router keeps to others. `guests` has those that others keep to it.
@@ -71,6 +77,7 @@ pub(crate) struct Shared {
 struct Mapped {
     map: Arc<Map>,
     published: Published,
+    placed: Arc<Placed>,
 }
 
 impl Shared {
@@ -84,12 +91,15 @@ impl Shared {
         let connections = Connections::new(limits.clone())?;
         let own = loaded.host().address.ip();
         let registry = Arc::<Registry>::default();
+        let kubernetes = Source::new(&loaded.config);
+        let layers = Layers::new(loaded.policy.clone(), kubernetes.has_policies());
         Ok(Shared {
             peers: Peers::new(loaded.keys.clone(), own, loaded.config.ask()),
             guests: Guests::default(),
             map: Mutex::new(Mapped {
-                map: Arc::new(Map::new(&loaded.config, &Published::default())),
+                map: Arc::new(Map::new(&loaded.config, &Published::default(), &Arc::default())),
                 published: Published::default(),
+                placed: Arc::default(),
             }),
             discovery: Discovery::default(),
             loaded: Mutex::new(Arc::new(loaded)),
@@ -104,6 +114,8 @@ impl Shared {
             encryption: Encryption::new()?,
             spares: Spares::default(),
             labels: Labels::default(),
+            kubernetes,
+            layers: Mutex::new(layers),
             udp: Udp::default(),
             limits,
             promises: Arc::new(Promises::new(registry.clone())),
@@ -131,16 +143,25 @@ impl Shared {
     /// Replaces the configuration.
     pub(crate) fn reload(&self, loaded: Loaded) {
         *lock(&self.loaded) = Arc::new(loaded);
-        let published = lock(&self.map).published.clone();
-        self.publish(published);
+        self.renew_map(|_| {});
     }
 
     /// Replaces the published part of the map. From now on a line to each other router is kept.
     pub(crate) fn publish(&self, published: Published) {
+        self.renew_map(|mapped| mapped.published = published);
+    }
+
+    /// Replaces the part of the map that the Kubernetes API names.
+    pub(crate) fn place(&self, placed: Arc<Placed>) {
+        self.renew_map(|mapped| mapped.placed = placed);
+    }
+
+    fn renew_map(&self, change: impl FnOnce(&mut Mapped)) {
         let loaded = self.loaded();
-        let map = Arc::new(Map::new(&loaded.config, &published));
-        self.peers.keep(&map.routers_but(&loaded.config.name));
-        *lock(&self.map) = Mapped { map, published };
+        let mut mapped = lock(&self.map);
+        change(&mut mapped);
+        mapped.map = Arc::new(Map::new(&loaded.config, &mapped.published, &mapped.placed));
+        self.peers.keep(&mapped.map.routers_but(&loaded.config.name));
     }
 
     /// Returns the result of `read` for the published part of the map.
@@ -243,6 +264,7 @@ impl Shared {
             "labels": self.labels.report(),
             "udp": self.udp.report(),
             "limits": self.limits.report(),
+            "kubernetes": self.kubernetes.report(),
             "etcd": self.loaded().config.etcd.as_ref().map(|_| self.discovery.report()),
             "lines": {
                 "to": lines,

@@ -72,6 +72,13 @@ enum Fate {
     Forbidden,
 }
 
+impl Replaced {
+    /// Compares the connections with another policy than the one in effect.
+    pub(crate) fn with(self, policy: Arc<InEffect>) -> Replaced {
+        Replaced { policy, ..self }
+    }
+}
+
 impl Connections {
     /// Replaces the policy, or its containers. No connection that it forbids is entered afterwards.
     pub(crate) fn replace(&self, policy: Arc<InEffect>) -> Replaced {

@@ -18,7 +18,8 @@ use shunt_config::Fault;
 
 use super::objects::Objects;
 use super::policies::{Allowed, NetworkPolicy, Peer, Port};
-use crate::policy::Requirements;
+use super::typed;
+use crate::policy::{Policy, Requirements};
 
 /// A policy file, and notes for its reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,17 +44,63 @@ pub fn import(files: &[(&Path, String)], namespace: &str) -> Result<Imported, Fa
             return Err(Fault::at_line(file, *line, format!("two policies are {namespace}/{name}")));
         }
     }
-    let mut writer = Writer::default();
-    for policy in &objects.policies {
-        writer.allow(policy, Direction::Ingress, policy.ingress.as_deref());
-        writer.allow(policy, Direction::Egress, policy.egress.as_deref());
-    }
-    for policy in &objects.policies {
-        writer.isolate(policy, Direction::Ingress, policy.ingress.is_some());
-        writer.isolate(policy, Direction::Egress, policy.egress.is_some());
-    }
+    let writer = Writer::of(objects.policies.iter());
     let head = format!("# Imported from {} NetworkPolicies.\ndefault = \"allow\"\n", objects.policies.len());
     Ok(Imported { text: head + &writer.text, notes: writer.notes })
+}
+
+/// The policy of a cluster.
+#[derive(Debug)]
+pub(super) struct Composed {
+    pub(super) policy: Policy,
+    /// The number of NetworkPolicies that it consists of.
+    pub(super) imported: usize,
+    pub(super) refused: Vec<Refused>,
+    pub(super) notes: Vec<String>,
+}
+
+/// A NetworkPolicy that cannot be enforced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) name: String,
+    pub(super) reason: String,
+}
+
+/// Makes a policy of a cluster's NetworkPolicies. Connections from and to the namespace of one that
+/// cannot be enforced stay on the overlay, where the cluster's own implementation enforces it.
+pub(super) fn compose<'a>(policies: impl Iterator<Item = &'a typed::Policy>) -> Composed {
+    let mut policies: Vec<&typed::Policy> = policies.collect();
+    policies.sort_by_key(|it| (&it.namespace, &it.name));
+    let (mut sound, mut refused, mut text) = (Vec::new(), Vec::new(), String::new());
+    let parse = |text: &str| Policy::parse(Path::new("NetworkPolicies"), text).map_err(|it| it.to_string());
+    for typed::Policy { name, namespace, read } in policies {
+        let read = read.as_ref().map_err(String::clone);
+        let usable = read.and_then(|it| parse(&Writer::of([it].into_iter()).text).map(|_| it));
+        match usable {
+            Ok(policy) => sound.push(policy),
+            Err(reason) => {
+                let name = format!("{namespace}/{name}");
+                for end in ["from", "to"] {
+                    let (name, namespace) =
+                        (quoted(&format!("{name} not enforced, {end}")), quoted(namespace));
+                    let _ = write!(
+                        text,
+                        "[[rule]]\nname = {name}\naction = \"overlay\"\n{end} = [{{ namespace = {namespace} }}]\n"
+                    );
+                }
+                refused.push(Refused { name, reason });
+            }
+        }
+    }
+    let Writer { text: rules, notes } = Writer::of(sound.iter().copied());
+    match parse(&(text + &rules)) {
+        Ok(policy) => Composed { policy, imported: sound.len(), refused, notes },
+        Err(reason) => {
+            refused.push(Refused { name: "all".to_owned(), reason });
+            let policy = Policy::overlay("NetworkPolicies are not understood");
+            Composed { policy, imported: 0, refused, notes }
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,15 +125,31 @@ struct Writer {
 }
 
 impl Writer {
+    fn of<'a>(policies: impl Iterator<Item = &'a NetworkPolicy> + Clone) -> Writer {
+        let mut writer = Writer::default();
+        for policy in policies.clone() {
+            writer.allow(policy, Direction::Ingress, policy.ingress.as_deref());
+            writer.allow(policy, Direction::Egress, policy.egress.as_deref());
+        }
+        for policy in policies {
+            writer.isolate(policy, Direction::Ingress, policy.ingress.is_some());
+            writer.isolate(policy, Direction::Egress, policy.egress.is_some());
+        }
+        writer
+    }
+
     fn allow(&mut self, policy: &NetworkPolicy, direction: Direction, all: Option<&[Allowed]>) {
         for (at, Allowed { peers, ports }) in all.into_iter().flatten().enumerate() {
             let name = format!("{}/{} {} {}", policy.namespace, policy.name, direction.word(), at + 1);
             let ports = ports.as_deref().map(written);
             if ports.as_ref().is_some_and(|it| it.is_other) {
+                // Those of the API are in no file.
+                let place = match policy.file.as_os_str().is_empty() {
+                    true => String::new(),
+                    false => format!("{}:{}: ", policy.file.display(), policy.line),
+                };
                 self.notes.push(format!(
-                    "{}:{}: {name} has ports of UDP or SCTP, whose packets stay under the overlay's own policy",
-                    policy.file.display(),
-                    policy.line
+                    "{place}{name} has ports of UDP or SCTP, whose packets stay under the overlay's own policy"
                 ));
             }
             let ports = match ports {

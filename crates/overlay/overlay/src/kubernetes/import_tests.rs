@@ -460,3 +460,53 @@ fn pods_without_addresses_of_their_own_are_left_out() {
     assert_eq!(named, [("10.50.1.2".to_owned(), "a")]);
     assert_eq!(found[0].1.namespace_labels, None, "its namespace is not listed");
 }
+
+/// A policy of the API that is not understood keeps its namespace on the overlay, and no other one.
+#[test]
+fn a_policy_that_cannot_be_enforced_keeps_its_namespace_on_the_overlay() {
+    use crate::kubernetes::typed::{Kind, Policy as Object};
+    use serde_json::json;
+    let object = |namespace: &str, name: &str, spec: serde_json::Value| {
+        let metadata = json!({ "name": name, "namespace": namespace, "uid": name, "resourceVersion": "1" });
+        Object::read(&json!({ "metadata": metadata, "spec": spec }).to_string()).unwrap().object.unwrap()
+    };
+    let good = object(
+        "shop",
+        "db",
+        json!({ "podSelector": {}, "ingress": [{ "ports": [{ "port": 53, "protocol": "UDP" }, { "port": 80 }] }] }),
+    );
+    let bad = object("other", "strange", json!({ "podSelector": {}, "since": "1.40" }));
+    let super::Composed { policy, imported, refused, notes } = super::compose([&good, &bad].into_iter());
+    assert_eq!((imported, notes), (1, vec!["shop/db ingress 1 has ports of UDP or SCTP, whose packets stay under the overlay's own policy".to_owned()]));
+    assert_eq!(refused.len(), 1);
+    assert_eq!(refused[0].name, "other/strange");
+    assert!(refused[0].reason.contains("there is no key since"), "{}", refused[0].reason);
+    let pods = ["10.50.1.2", "10.50.1.3", "10.50.1.4"].iter().zip(["shop", "other", "third"]);
+    let mut workloads = Workloads::new(vec!["10.50.0.0/16".parse().unwrap()], HashSet::new());
+    for (address, namespace) in pods {
+        let workload = crate::workloads::Workload {
+            name: "p".into(),
+            namespace: Some(namespace.into()),
+            labels: Default::default(),
+            namespace_labels: Some(Default::default()),
+            ports: Default::default(),
+        };
+        workloads.add(address.parse().unwrap(), Arc::new(workload));
+    }
+    let policy = InEffect::new(Arc::new(policy), Arc::new(workloads));
+    let verdict = |client: &str, server: &str| {
+        let destination: SocketAddr = server.parse().unwrap();
+        policy.verdict(Flow { source: client.parse().unwrap(), source_port: None, destination })
+    };
+    assert!(matches!(verdict("10.50.1.4", "10.50.1.2:80"), Verdict::Allow(_)));
+    assert!(matches!(verdict("10.50.1.4", "10.50.1.2:81"), Verdict::Deny(_)));
+    assert!(matches!(verdict("10.50.1.2", "10.50.1.4:81"), Verdict::Allow(_)));
+    assert_eq!(verdict("10.50.1.3", "10.50.1.4:80"), Verdict::Overlay);
+    assert_eq!(verdict("10.50.1.4", "10.50.1.3:80"), Verdict::Overlay);
+    assert_eq!(
+        verdict("10.50.1.4", "10.50.1.9:80"),
+        Verdict::Unclear(Doubt::Labels),
+        "it may be of that namespace"
+    );
+    assert_eq!(super::compose(std::iter::empty()).imported, 0);
+}
