@@ -75,6 +75,9 @@ struct Source {
     files: HashMap<PathBuf, (SystemTime, u64)>,
     /// Why it could not be read.
     error: Option<String>,
+    /// When the last reading began that succeeded. Containers that have come since may have the
+    /// addresses of those that it named.
+    read_at: Option<Instant>,
 }
 
 impl Labels {
@@ -150,10 +153,9 @@ pub(crate) async fn run(shared: &Arc<Shared>) {
 
 /// Reads all sources, and applies the policy to the containers that they name.
 async fn renew(shared: &Arc<Shared>) {
-    let began = Instant::now();
-    read(shared).await;
+    let began = read(shared).await;
     // Before the containers that the store names are combined: a later one counts as unknown.
-    let current = shared.kubernetes.confirmed(shared, began);
+    let current = began.and_then(|began| shared.kubernetes.confirmed(shared, began));
     let applied = match combine(shared).await {
         Some(workloads) => enforce::identify(shared, workloads).await,
         None => None,
@@ -166,23 +168,35 @@ async fn renew(shared: &Arc<Shared>) {
     shared.kubernetes.enforce(shared).await;
 }
 
-/// Reads all sources.
-async fn read(shared: &Arc<Shared>) {
+/// Reads all sources. Returns when the last reading began of the source that has failed for longest,
+/// or `None` if one has never been read.
+async fn read(shared: &Arc<Shared>) -> Option<Instant> {
+    let began = Instant::now();
     let config = shared.loaded();
     let sources = &config.config.label_sources;
     match &sources.docker {
-        Some(socket) => shared.labels.note(|it| &mut it.docker, socket, docker::containers(socket).await),
+        Some(socket) => {
+            let named = docker::containers(socket).await;
+            shared.labels.note(|it| &mut it.docker, socket, began, named);
+        }
         None => lock(&shared.labels.0).docker = Source::default(),
     }
     let (files, known) = (sources.kubernetes.clone(), lock(&shared.labels.0).kubernetes.files.clone());
     read_annotations(shared).await;
     shared.kubernetes.refresh(shared).await;
     let has_files = !files.is_empty() || !known.is_empty();
-    if has_files && let Some((files, result)) = elsewhere(move || changed(&files, &known)).await {
-        let place = sources.kubernetes.first().map(PathBuf::as_path).unwrap_or(Path::new(""));
-        shared.labels.note(|it| &mut it.kubernetes, place, result);
-        lock(&shared.labels.0).kubernetes.files = files;
+    let result = if has_files { elsewhere(move || changed(&files, &known)).await } else { None };
+    match result {
+        Some((files, result)) => {
+            let place = sources.kubernetes.first().map(PathBuf::as_path).unwrap_or(Path::new(""));
+            shared.labels.note(|it| &mut it.kubernetes, place, began, result);
+            lock(&shared.labels.0).kubernetes.files = files;
+        }
+        None => lock(&shared.labels.0).kubernetes.note_unchanged(began),
     }
+    let state = lock(&shared.labels.0);
+    let docker = if sources.docker.is_some() { state.docker.read_at } else { Some(began) };
+    docker.min(state.kubernetes.read_at)
 }
 
 /// Reads what the annotations of this host's containers say.
@@ -216,20 +230,37 @@ impl Labels {
         &self,
         of: impl FnOnce(&mut State) -> &mut Source,
         place: &Path,
+        began: Instant,
         named: Result<Named, E>,
     ) {
         let mut state = lock(&self.0);
-        let source = of(&mut state);
+        if let Some(error) = of(&mut state).note(began, named) {
+            tracing::warn!(%error, "{}: labels stay as they were read last", place.display());
+        }
+    }
+}
+
+impl Source {
+    /// Records what a reading that began at that time has found. Returns an error that is new.
+    fn note<E: std::fmt::Display>(&mut self, began: Instant, named: Result<Named, E>) -> Option<String> {
         match named {
-            Ok(named) => (source.named, source.error) = (named, None),
-            Err(error) => {
-                let error = error.to_string();
-                if source.error.as_ref() != Some(&error) {
-                    let place = place.display();
-                    tracing::warn!(%error, "{place}: labels stay as they were read last");
-                }
-                source.error = Some(error);
+            Ok(named) => {
+                (self.named, self.error, self.read_at) = (named, None, Some(began));
+                None
             }
+            Err(error) => {
+                let error = Some(error.to_string());
+                let is_new = self.error != error;
+                self.error.clone_from(&error);
+                error.filter(|_| is_new)
+            }
+        }
+    }
+
+    /// Records that what was read last is still so.
+    fn note_unchanged(&mut self, now: Instant) {
+        if self.error.is_none() {
+            self.read_at = Some(now);
         }
     }
 }
@@ -253,4 +284,26 @@ fn changed(files: &[PathBuf], known: &Files) -> Option<(Files, Result<Named, shu
     let read = files.iter().map(|file| Ok((file.as_path(), shunt_config::read_text(file)?)));
     let read = read.collect::<Result<Vec<_>, _>>().and_then(|texts| kubernetes::pods(&texts));
     Some((now, read))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_that_come_while_a_source_fails_are_unknown() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut source = Source::default();
+        assert_eq!(source.note(at(1), Err("refused")), Some("refused".to_owned()));
+        source.note_unchanged(at(2));
+        assert_eq!(source.read_at, None, "it has never been read");
+        assert_eq!(source.note::<String>(at(3), Ok(Named::new())), None);
+        source.note_unchanged(at(4));
+        assert_eq!(source.read_at, Some(at(4)));
+        assert_eq!(source.note(at(5), Err("late")), Some("late".to_owned()));
+        assert_eq!(source.note(at(6), Err("late")), None, "the same error");
+        source.note_unchanged(at(7));
+        assert_eq!(source.read_at, Some(at(4)));
+    }
 }
