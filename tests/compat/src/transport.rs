@@ -260,7 +260,9 @@ impl Seen {
             if !client && end.last.local.port() != port {
                 continue;
             }
-            let on_shm = usize::from(end.tcp_before.is_some());
+            // A short connection may have been attached between two snapshots.
+            let moved_both_ways = end.last.send.shm_bytes > 0 && end.last.receive.shm_bytes > 0;
+            let on_shm = usize::from(end.tcp_before.is_some() || moved_both_ways);
             tally.tcp_before = tally.tcp_before.saturating_add(end.tcp_before.unwrap_or(0));
             if client {
                 tally.client_ends += 1;

@@ -75,8 +75,7 @@ struct Source {
     files: HashMap<PathBuf, (SystemTime, u64)>,
     /// Why it could not be read.
     error: Option<String>,
-    /// When the last reading began that succeeded. Containers that have come since may have the
-    /// addresses of those that it named.
+    /// When the last reading began that succeeded.
     read_at: Option<Instant>,
 }
 
@@ -168,8 +167,8 @@ async fn renew(shared: &Arc<Shared>) {
     shared.kubernetes.enforce(shared).await;
 }
 
-/// Reads all sources. Returns when the last reading began of the source that has failed for longest,
-/// or `None` if one has never been read.
+/// Reads all sources. Returns when Docker's API was read last, if there is one: containers that have
+/// come since may have the addresses of those that it named. A file says what it said last.
 async fn read(shared: &Arc<Shared>) -> Option<Instant> {
     let began = Instant::now();
     let config = shared.loaded();
@@ -185,18 +184,12 @@ async fn read(shared: &Arc<Shared>) -> Option<Instant> {
     read_annotations(shared).await;
     shared.kubernetes.refresh(shared).await;
     let has_files = !files.is_empty() || !known.is_empty();
-    let result = if has_files { elsewhere(move || changed(&files, &known)).await } else { None };
-    match result {
-        Some((files, result)) => {
-            let place = sources.kubernetes.first().map(PathBuf::as_path).unwrap_or(Path::new(""));
-            shared.labels.note(|it| &mut it.kubernetes, place, began, result);
-            lock(&shared.labels.0).kubernetes.files = files;
-        }
-        None => lock(&shared.labels.0).kubernetes.note_unchanged(began),
+    if has_files && let Some((files, result)) = elsewhere(move || changed(&files, &known)).await {
+        let place = sources.kubernetes.first().map(PathBuf::as_path).unwrap_or(Path::new(""));
+        shared.labels.note(|it| &mut it.kubernetes, place, began, result);
+        lock(&shared.labels.0).kubernetes.files = files;
     }
-    let state = lock(&shared.labels.0);
-    let docker = if sources.docker.is_some() { state.docker.read_at } else { Some(began) };
-    docker.min(state.kubernetes.read_at)
+    if sources.docker.is_some() { lock(&shared.labels.0).docker.read_at } else { Some(began) }
 }
 
 /// Reads what the annotations of this host's containers say.
@@ -256,13 +249,6 @@ impl Source {
             }
         }
     }
-
-    /// Records that what was read last is still so.
-    fn note_unchanged(&mut self, now: Instant) {
-        if self.error.is_none() {
-            self.read_at = Some(now);
-        }
-    }
 }
 
 type Files = HashMap<PathBuf, (SystemTime, u64)>;
@@ -291,19 +277,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn containers_that_come_while_a_source_fails_are_unknown() {
+    fn only_a_reading_that_succeeds_counts() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut source = Source::default();
         assert_eq!(source.note(at(1), Err("refused")), Some("refused".to_owned()));
-        source.note_unchanged(at(2));
         assert_eq!(source.read_at, None, "it has never been read");
         assert_eq!(source.note::<String>(at(3), Ok(Named::new())), None);
-        source.note_unchanged(at(4));
-        assert_eq!(source.read_at, Some(at(4)));
         assert_eq!(source.note(at(5), Err("late")), Some("late".to_owned()));
         assert_eq!(source.note(at(6), Err("late")), None, "the same error");
-        source.note_unchanged(at(7));
-        assert_eq!(source.read_at, Some(at(4)));
+        assert_eq!(source.read_at, Some(at(3)));
     }
 }

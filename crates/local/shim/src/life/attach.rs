@@ -45,7 +45,7 @@ use std::time::Duration;
 /// Reports to the broker that this process has detached from a connection of a link. Other
 /// processes may still drain the lanes.
 pub(crate) static RELEASE: Upcall<(Attachment, Heirs)> = Upcall::new();
-/// Tells the broker about bytes that TCP has yet to take, for a socket whose descriptor is open.
+/// Informs the broker about bytes that TCP has yet to take, for a socket whose descriptor is open.
 pub(crate) static PASS_ON: Upcall<(EndpointRef, i32, PassOn)> = Upcall::new();
 /// Asks the broker to forget an offer.
 pub(crate) static WITHDRAW: Upcall<EndpointRef> = Upcall::new();
@@ -56,7 +56,7 @@ const NON_BLOCKING_WAIT_NANOS: u64 = 1_000_000_000;
 /// The longest such wait if the socket is a blocking one.
 const BLOCKING_WAIT_NANOS: u64 = 10_000_000_000;
 
-/// What the broker is told about bytes that TCP has yet to take.
+/// A message to the broker about bytes that TCP has yet to take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PassOn {
     /// It gets a copy, unless it has one.
@@ -622,16 +622,20 @@ pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> Ending {
             finish_sending(endpoint, &mut tx, at, !unread && !resets_on_close(endpoint, fd));
         }
     }
-    if unread || outgoing::is_returned(endpoint) && resets(fd) {
-        abandon_returning(endpoint, fd);
-        return Ending::Reset;
+    if outgoing::is_returned(endpoint) && !send_again(endpoint, fd) {
+        if unread || resets(fd) {
+            // TCP would drop these bytes too.
+            abandon_returning(endpoint, fd);
+            return Ending::Reset;
+        }
+        match finish_returning(endpoint, fd, false) {
+            Rest::Sent => {}
+            Rest::Handed => return Ending::ByBroker,
+            // A stream that ends early must not look complete.
+            Rest::Lost => return Ending::Reset,
+        }
     }
-    match finish_returning(endpoint, fd, false) {
-        Rest::Sent => Ending::Plain,
-        Rest::Handed => Ending::ByBroker,
-        // A stream that ends early must not look complete.
-        Rest::Lost => Ending::Reset,
-    }
+    if unread { Ending::Reset } else { Ending::Plain }
 }
 
 /// Returns whether the kernel answers a close of this socket by a reset. The kernel is queried only

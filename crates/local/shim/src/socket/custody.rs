@@ -73,11 +73,9 @@ impl Custody {
     /// Notes which broker this process talks to. Returns whether it is to get a copy.
     pub(crate) fn wants_copy(&mut self, epoch: Option<u32>) -> bool {
         match self {
-            Custody::Copied(of) if Some(*of) == epoch => false,
-            Custody::Own | Custody::Copied(_) => {
-                *self = Custody::Own;
-                epoch.is_some()
-            }
+            Custody::Own => epoch.is_some(),
+            // A broker that does not respond now still has it.
+            Custody::Copied(of) => epoch.is_some_and(|epoch| epoch != *of),
             Custody::Refused => false,
             Custody::Handed(handed) => {
                 handed.epoch = handed.epoch.filter(|of| Some(*of) == epoch);
@@ -156,7 +154,7 @@ mod tests {
             // state, wants a copy, after that, after a refusal, after the end, a copy to drop
             (Custody::Own, true, Custody::Own, Custody::Own, false),
             (Custody::Copied(1), false, Custody::Copied(1), Custody::Refused, true),
-            (Custody::Copied(0), true, Custody::Own, Custody::Refused, true),
+            (Custody::Copied(0), true, Custody::Copied(0), Custody::Refused, true),
             (Custody::Refused, false, Custody::Refused, Custody::Refused, false),
             (Custody::Handed(HANDED), false, Custody::Handed(HANDED), Custody::Refused, false),
             (lost, false, lost, Custody::Refused, false),
@@ -179,7 +177,7 @@ mod tests {
     fn lost_broker_gets_no_copy_and_is_noted() {
         for state in [Custody::Own, Custody::Copied(1)] {
             let mut custody = state;
-            assert_eq!((custody.wants_copy(None), custody), (false, Custody::Own));
+            assert_eq!((custody.wants_copy(None), custody), (false, state));
         }
         let mut custody = Custody::Handed(HANDED);
         assert!(!custody.wants_copy(Some(2)));

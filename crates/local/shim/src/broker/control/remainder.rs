@@ -1,4 +1,4 @@
-//! Tells the broker about bytes that were in a lane and that TCP has yet to take, so that they
+//! Informs the broker about bytes that were in a lane and that TCP has yet to take, so that they
 //! outlive this process. [`crate::socket::custody`] has the states.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -17,7 +17,7 @@ use crate::life::untracked;
 use crate::socket::custody::{Custody, Handed};
 use crate::socket::endpoint::{Endpoint, TxSide};
 
-/// Tells the broker about the bytes of an endpoint. Does nothing if there is no broker that
+/// Informs the broker about the bytes of an endpoint. Does nothing if there is no broker that
 /// responds; the custody stays then. `fd` is open during the call, which holds no lock.
 pub(crate) fn pass_on((name, fd, what): (EndpointRef, RawFd, PassOn)) {
     // A filter of system calls may end the process for a call of the shim.
