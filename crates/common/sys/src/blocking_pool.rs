@@ -416,6 +416,11 @@ impl<P: Principal> PooledFd<P> {
     pub fn new(pool: &BlockingPool<P>, principal: impl Into<P>, fd: OwnedFd) -> PooledFd<P> {
         PooledFd { fd: Some(fd), principal: principal.into(), pool: pool.clone() }
     }
+
+    /// Returns the descriptor, which the pool does not close then.
+    pub fn into_inner(mut self) -> OwnedFd {
+        self.fd.take().expect("there until it is dropped")
+    }
 }
 
 impl<P: Principal> AsFd for PooledFd<P> {

@@ -54,6 +54,12 @@ impl AckWatermark {
         ledger.open.insert(message);
         PendingAck { ledger: self.ledger.clone(), message }
     }
+
+    /// Returns whether a socket of a message is still to be closed.
+    #[cfg(test)]
+    pub(crate) fn is_pending(&self) -> bool {
+        !lock(&self.ledger).open.is_empty()
+    }
 }
 
 impl Ledger {

@@ -41,7 +41,8 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
-use crate::blocking_pool::{ClientFd, Pool};
+use crate::ack_watermark::PendingAck;
+use crate::blocking_pool::{ClientFd, Pool, close_tcp};
 use crate::pairing::ProcessId;
 use crate::principal::{Budget, Charge, Principal};
 
@@ -107,9 +108,10 @@ impl Remainders {
         whose: Principal,
         keep: &Keep,
         [socket, file]: [OwnedFd; 2],
+        ack: PendingAck,
     ) -> bool {
         let [socket, file] = [socket, file].map(|fd| ClientFd::new(&self.sender.pool, whose, fd));
-        self.kept.remove(&(process, keep.ticket));
+        self.drop_kept(process, keep.ticket, ack);
         let mut charge = Charge::new(&self.budget, whose);
         let fits = keep.bytes <= MOST_BYTES && charge.more(1);
         if fits {
@@ -119,9 +121,14 @@ impl Remainders {
         fits
     }
 
-    /// Drops the bytes of a connection.
-    pub(crate) fn drop_kept(&mut self, process: ProcessId, ticket: u64) {
-        self.kept.remove(&(process, ticket));
+    /// Drops the bytes of a connection. The `ack` follows the close of the socket: as long as the
+    /// broker holds it, the program's epoll instances keep it after the program's close.
+    pub(crate) fn drop_kept(&mut self, process: ProcessId, ticket: u64, ack: PendingAck) {
+        if let Some(Remainder { bytes, whose, .. }) = self.kept.remove(&(process, ticket))
+            && let Some(Bytes { socket, .. }) = Arc::into_inner(bytes)
+        {
+            close_tcp(&self.sender.pool, whose, socket.into_inner(), ack);
+        }
     }
 
     /// Sends the bytes of a connection. A shutdown of the sending direction follows if `then_shut`.
@@ -246,6 +253,7 @@ impl Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ack_watermark::AckWatermark;
     use crate::blocking_pool;
     use crate::principal::tests::{ROOT, stranger};
     use std::io::{Read, Write};
@@ -253,6 +261,10 @@ mod tests {
     use tokio::task::LocalSet;
 
     const COUNT: usize = 12 << 20;
+
+    fn ack() -> PendingAck {
+        AckWatermark::default().pending()
+    }
 
     fn pattern() -> Vec<u8> {
         (0..COUNT).map(|at| (at / 7 % 251) as u8).collect()
@@ -285,7 +297,7 @@ mod tests {
         let position = tcp::position(sender).unwrap().unwrap();
         let told = Keep { ticket, position, bytes: COUNT as u64 };
         let socket = sender.try_clone().unwrap().into();
-        assert!(remainders.keep(1, ROOT, &told, [socket, file(&pattern())]));
+        assert!(remainders.keep(1, ROOT, &told, [socket, file(&pattern())], ack()));
     }
 
     fn reader(mut receiver: TcpStream) -> std::thread::JoinHandle<std::io::Result<Vec<u8>>> {
@@ -330,6 +342,26 @@ mod tests {
         });
     }
 
+    /// If the program closed its socket before, its epoll instances would keep the socket.
+    #[test]
+    fn dropped_bytes_are_acked_once_the_socket_is_closed() {
+        with_remainders(async |remainders| {
+            let (sender, _receiver) = connection();
+            keep(remainders, &sender, 7);
+            let (ends, calls): (Vec<_>, Vec<_>) = (0..64).map(|_| std::sync::mpsc::channel::<()>()).unzip();
+            for call in calls {
+                remainders.sender.pool.run(ROOT, move || _ = call.recv());
+            }
+            let acks = AckWatermark::default();
+            remainders.drop_kept(1, 7, acks.pending());
+            assert!(acks.is_pending(), "the pool has no thread for the close");
+            drop(ends);
+            while acks.is_pending() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+    }
+
     #[test]
     fn stream_that_ends_early_is_reset() {
         with_remainders(async |remainders| {
@@ -354,7 +386,8 @@ mod tests {
             let (sender, _receiver) = connection();
             let mut try_keep = |whose, ticket, bytes| {
                 let told = Keep { ticket, position: 0, bytes };
-                remainders.keep(1, whose, &told, [sender.try_clone().unwrap().into(), file(b"")])
+                let fds = [sender.try_clone().unwrap().into(), file(b"")];
+                remainders.keep(1, whose, &told, fds, ack())
             };
             assert!(try_keep(stranger(7, 1), 1, 5));
             assert!(try_keep(stranger(7, 1), 1, 5), "the same connection");
@@ -377,7 +410,7 @@ mod tests {
                 (told(0, 5), [socket(), socket()]),
             ];
             for (told, fds) in kept {
-                assert!(remainders.keep(1, ROOT, &told, fds));
+                assert!(remainders.keep(1, ROOT, &told, fds, ack()));
                 remainders.send_kept(1, 1, false);
                 until_sent(remainders).await;
             }

@@ -346,7 +346,12 @@ impl State {
                 }
                 self.remainders.send_kept(id, ticket, then_shut == 1);
             }
-            (Request::DropKept(DropKept { ticket }), None) => self.remainders.drop_kept(id, ticket),
+            (Request::DropKept(DropKept { ticket }), None) => {
+                if let Some(process) = self.processes.get(&id) {
+                    let ack = process.outbox.acks.pending();
+                    self.remainders.drop_kept(id, ticket, ack);
+                }
+            }
             (Request::Hello(_), fd) => {
                 self.close_all(id, fd);
                 return Err(BadMessage::SecondHello);
@@ -362,8 +367,9 @@ impl State {
 
     /// Keeps bytes that TCP has yet to take.
     pub(crate) fn keep(&mut self, id: ProcessId, keep: &Keep, fds: [OwnedFd; 2]) {
-        let Some(whose) = self.principal(id) else { return self.close_all(id, fds) };
-        if !self.remainders.keep(id, whose, keep, fds) {
+        let Some(process) = self.processes.get(&id) else { return self.close_all(id, fds) };
+        let (whose, ack) = (process.principal, process.outbox.acks.pending());
+        if !self.remainders.keep(id, whose, keep, fds, ack) {
             self.say(id, NotKept { ticket: keep.ticket }, None);
         }
     }
