@@ -607,8 +607,8 @@ fn slow_doorbells(broker: &Path) {
     }
 }
 
-/// Has the broker send as much as possible to peers that read nothing, or slowly, and from things that
-/// are no file.
+/// Has the broker send as much as possible to peers that read little or nothing, and from descriptors
+/// that are no file.
 fn endless_remainders(broker: &Path) {
     let Ok(client) = Client::connect(broker) else { return at_work("no client") };
     let Ok(file) = memfd::create_fixed("endless", 1 << 40) else { return at_work("no file") };

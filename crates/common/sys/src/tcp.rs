@@ -68,7 +68,7 @@ pub fn sent(fd: impl AsFd, opener: Opener) -> Result<Option<u64>> {
 }
 
 /// Returns the position in the stream of the byte that a send would send next. The origin is unknown,
-/// but it is the same for all positions of a connection. Returns `None` if the connection is over.
+/// but all positions of a connection have it in common. Returns `None` if the connection is over.
 /// Fails with EAGAIN if the counts do not settle.
 pub fn position(fd: impl AsFd) -> Result<Option<u64>> {
     let (info, queued) = info_and_queued(fd.as_fd())?.ok_or(Errno::AGAIN)?;

@@ -22,7 +22,7 @@ use crate::base::signal::{self, Shield};
 use crate::base::{alloc, budget, clib, errno, private, process, table, thread, waiter};
 use crate::broker::control;
 use crate::epoll;
-use crate::life::{attach, census, earlier_calls, unread_timeout};
+use crate::life::{attach, census, earlier_calls, returning, unread_timeout};
 use crate::ops::{descriptors, ring};
 use crate::program::sandbox;
 use crate::socket::endpoint::{self, Endpoint, Event};
@@ -67,7 +67,7 @@ fn prepare() {
         for endpoint in endpoint::all() {
             attach::take_back_little(endpoint, Reason::Fork);
             attach::go_back(endpoint, Reason::Fork);
-            attach::hand_over_before_fork(endpoint);
+            returning::hand_over_before_fork(endpoint);
             endpoint.expect_child();
         }
         epoll::share();
@@ -183,7 +183,7 @@ fn begin_child() {
     epoll::after_fork_in_child();
     waiter::after_fork_in_child();
     for endpoint in endpoint::all() {
-        attach::forget_returning(endpoint);
+        returning::forget_returning(endpoint);
         endpoint.set_entry(None);
         endpoint.offer.restart();
         endpoint.change(Event::EndOffer);
@@ -233,7 +233,7 @@ pub(crate) fn stray() {
     for endpoint in endpoint::all() {
         // The row belongs to the parent, and so do bytes that TCP has yet to take.
         endpoint.set_entry(None);
-        attach::forget_returning(endpoint);
+        returning::forget_returning(endpoint);
         attach::go_back(endpoint, Reason::Fork);
         endpoint.bar(Reason::Shared);
     }

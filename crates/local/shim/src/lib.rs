@@ -38,7 +38,7 @@ mod socket;
 
 use base::{budget, clib, panic, process, spin, table, thread, thread_end, waiter};
 use broker::control;
-use life::{attach, unread_timeout};
+use life::{attach, returning, unread_timeout};
 use ops::descriptors;
 use program::{handover, sanitizer};
 use socket::{endpoint, finished, links};
@@ -83,7 +83,7 @@ fn connect_floors() {
     endpoint::END_HELD.set(|name| name.resolve().into_iter().for_each(descriptors::end_held));
     epoll::LEAVE.set(attach::leave_for_a_set);
     attach::RELEASE.set(control::release_after);
-    attach::PASS_ON.set(control::remainder::pass_on);
+    returning::PASS_ON.set(control::remainder::pass_on);
     finished::AWAIT.set(|name| name.resolve().into_iter().for_each(unread_timeout::look_again_at));
     attach::WITHDRAW.set(|name| name.resolve().into_iter().for_each(control::withdraw));
 }

@@ -9,7 +9,7 @@ use crate::base::signal::Shield;
 use crate::base::table::{self, Entry};
 use crate::base::{errno, order, process, real};
 use crate::epoll;
-use crate::life::attach::Rest;
+use crate::life::returning::Rest;
 use crate::life::{attach, resets};
 use crate::ops::options::Setting;
 use crate::ops::{descriptors, options};

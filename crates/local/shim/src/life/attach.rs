@@ -15,10 +15,9 @@
 //!
 //! Example: a program passes an attached socket to another process. `give_back` marks the unread
 //! bytes of the lane as returned, and both directions fall back. The sender sends the returned
-//! bytes by TCP (`send_again`), and then whatever follows. When both lanes are done with,
+//! bytes by TCP (`returning::send_again`), and then whatever follows. When both lanes are done with,
 //! `let_go_if_done` detaches the endpoint, and the broker may reuse the lanes.
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::{Reason, Transport};
 use shunt_ring::lane::End;
@@ -30,53 +29,22 @@ use crate::base::upcall::Upcall;
 use crate::base::{code, process};
 use crate::epoll::{self, Leaving};
 use crate::life::resets::notice_reset;
-use crate::life::unread_timeout;
+use crate::life::returning::{self, Rest};
 use crate::socket::endpoint::{self, Endpoint, Event, Phase, RxSide, Seen, TxSide};
 use crate::socket::keepalive::{Keepalive, Silence};
 use crate::socket::links::{Attachment, Link};
 use crate::socket::lost::has_unread_at_peer;
 use crate::socket::low_water::LowWater;
-use crate::socket::outgoing::{self, could_take_back};
+use crate::socket::outgoing::could_take_back;
 use crate::socket::sharing::{self, Heirs};
 use crate::socket::tcp::Tcp;
 use crate::socket::{offer_policy, peer_locality};
-use std::time::Duration;
 
 /// Reports to the broker that this process has detached from a connection of a link. Other
 /// processes may still drain the lanes.
 pub(crate) static RELEASE: Upcall<(Attachment, Heirs)> = Upcall::new();
-/// Informs the broker about bytes that TCP has yet to take, for a socket whose descriptor is open.
-pub(crate) static PASS_ON: Upcall<(EndpointRef, i32, PassOn)> = Upcall::new();
 /// Asks the broker to forget an offer.
 pub(crate) static WITHDRAW: Upcall<EndpointRef> = Upcall::new();
-
-/// The longest wait for TCP to take returned bytes before a non-blocking socket is closed or shut
-/// down.
-const NON_BLOCKING_WAIT_NANOS: u64 = 1_000_000_000;
-/// The longest such wait if the socket is a blocking one.
-const BLOCKING_WAIT_NANOS: u64 = 10_000_000_000;
-
-/// A message to the broker about bytes that TCP has yet to take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum PassOn {
-    /// It gets a copy, unless it has one.
-    Copy,
-    /// It sends them now.
-    Send { then_shut: bool },
-    /// TCP has them.
-    Drop,
-}
-
-/// The state of bytes that TCP had yet to take, after a call that is the last one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
-    /// TCP has them.
-    Sent,
-    /// The broker sends them.
-    Handed,
-    /// They are lost.
-    Lost,
-}
 
 /// How a close ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,7 +224,7 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
     epoll::refresh(endpoint);
     // The peer may have returned bytes just before. These must precede whatever the caller sends
     // next.
-    send_again_if_returned(endpoint, fd);
+    returning::send_again_if_returned(endpoint, fd);
     let_go_if_done(endpoint);
 }
 
@@ -287,7 +255,7 @@ pub(crate) fn take_back_little(endpoint: &Endpoint, reason: Reason) {
             return;
         }
     }
-    send_again(endpoint, fd);
+    returning::send_again(endpoint, fd);
 }
 
 /// Makes both directions fall back for a reader that the shim cannot reach: another program,
@@ -324,7 +292,7 @@ pub(crate) fn give_back_unread(endpoint: &Endpoint, reason: Reason) {
 pub(crate) fn give_back_at_once(endpoint: &Endpoint, reason: Reason) {
     if endpoint.is_attached() {
         give_back(endpoint, reason);
-        endpoint::all().for_each(|other| send_again_if_returned(other, other.fd()));
+        endpoint::all().for_each(|other| returning::send_again_if_returned(other, other.fd()));
     }
 }
 
@@ -333,123 +301,6 @@ pub(crate) fn bar_reading(endpoint: &Endpoint, reason: Reason) {
     endpoint.bar(reason);
     give_back(endpoint, reason);
     mark(endpoint, reason);
-}
-
-/// Sends again by TCP the bytes that the receiver has returned, if there are any. The caller holds
-/// no lock.
-#[inline]
-pub(crate) fn send_again_if_returned(endpoint: &Endpoint, fd: i32) {
-    if outgoing::is_returned(endpoint) {
-        send_again(endpoint, fd);
-    }
-}
-
-/// Sends by TCP the bytes that the receiver has returned. Returns `false` if TCP cannot take all of
-/// them now. The broker gets a copy then. The caller holds no lock.
-pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
-    let mut side = endpoint.tx.lock();
-    let Some(at) = side.at else { return true };
-    side.tx.notice_return(at.outgoing().0);
-    if !outgoing::offer_returned(endpoint, &mut side, &at, fd) {
-        // Threads that sleep meanwhile send the rest.
-        unread_timeout::note_sent(endpoint, &side.seen);
-        drop(side);
-        PASS_ON.call((endpoint.reference(), fd, PassOn::Copy));
-        return false;
-    }
-    let has_copy = side.custody.end();
-    endpoint.report_tx(&side);
-    drop(side);
-    if has_copy {
-        PASS_ON.call((endpoint.reference(), fd, PassOn::Drop));
-    }
-    epoll::refresh(endpoint);
-    let_go_if_done(endpoint);
-    true
-}
-
-/// Has the broker send the bytes that TCP has yet to take. Returns whether it does.
-fn hand_over(endpoint: &Endpoint, fd: i32, then_shut: bool) -> bool {
-    PASS_ON.call((endpoint.reference(), fd, PassOn::Send { then_shut }));
-    endpoint.tx.lock().custody.is_handed()
-}
-
-/// Has the broker send the bytes that TCP has yet to take, so that parent and child need not.
-pub(crate) fn hand_over_before_fork(endpoint: &Endpoint) {
-    if endpoint.tx.lock().tx.is_returning() {
-        hand_over(endpoint, endpoint.fd(), false);
-    }
-}
-
-/// Waits until TCP has taken the bytes that were in the lane. On TCP, the send of these bytes would
-/// have waited. Returns `false` if TCP has not taken all of them after [`NON_BLOCKING_WAIT_NANOS`]
-/// or [`BLOCKING_WAIT_NANOS`], depending on the socket's mode.
-fn wait_for_tcp(endpoint: &Endpoint, fd: i32) -> bool {
-    let longest =
-        if endpoint.options.is_nonblocking() { NON_BLOCKING_WAIT_NANOS } else { BLOCKING_WAIT_NANOS };
-    let end = process::now() + longest;
-    loop {
-        let left = end.saturating_sub(process::now());
-        let mut polled = [PollFd::from_borrowed_fd(borrow(fd), PollFlags::OUT)];
-        let timeout = Timespec::try_from(Duration::from_nanos(left)).unwrap_or_default();
-        let _ = poll(&mut polled, Some(&timeout));
-        if send_again(endpoint, fd) {
-            return true;
-        }
-        if left == 0 {
-            return false;
-        }
-    }
-}
-
-/// Finishes the sending of bytes that were in the lane, because this process makes no later call:
-/// TCP takes them, or the broker does.
-fn finish_returning(endpoint: &Endpoint, fd: i32, then_shut: bool) -> Rest {
-    if !outgoing::is_returned(endpoint) || send_again(endpoint, fd) {
-        Rest::Sent
-    } else if hand_over(endpoint, fd, then_shut) {
-        Rest::Handed
-    } else if wait_for_tcp(endpoint, fd) {
-        Rest::Sent
-    } else {
-        Rest::Lost
-    }
-}
-
-/// Gives up the bytes that TCP has yet to take, because the connection is reset.
-fn abandon_returning(endpoint: &Endpoint, fd: i32) {
-    let mut side = endpoint.tx.lock();
-    side.tx.forget_returning();
-    if side.custody.end() {
-        drop(side);
-        PASS_ON.call((endpoint.reference(), fd, PassOn::Drop));
-    }
-}
-
-/// Finishes the sending of bytes that were in the lane before an exec. The next program may send
-/// more, which must follow them.
-pub(crate) fn finish_before_exec(endpoint: &Endpoint) {
-    let fd = endpoint.fd();
-    if outgoing::is_returned(endpoint) && !send_again(endpoint, fd) && !wait_for_tcp(endpoint, fd) {
-        hand_over(endpoint, fd, false);
-    }
-}
-
-/// Forgets the bytes that TCP has yet to take, in a forked child, unless the broker sends them. The
-/// parent sends them.
-pub(crate) fn forget_returning(endpoint: &Endpoint) {
-    let mut side = endpoint.tx.lock();
-    if !side.custody.is_handed() {
-        side.tx.forget_returning();
-        side.custody.end();
-    }
-}
-
-/// Leaves a lane that the receiver has ended, for a call that waits for room.
-pub(crate) fn leave_ended(endpoint: &Endpoint, fd: i32) {
-    if outgoing::leave_ended(endpoint, fd) {
-        send_again(endpoint, fd);
-    }
 }
 
 /// Reclaims bytes of the lane that the receiver has not read in time (L9). They are sent by TCP, as
@@ -462,7 +313,7 @@ pub(crate) fn take_back(endpoint: &Endpoint, reason: Reason) {
             return;
         }
     }
-    send_again(endpoint, endpoint.fd());
+    returning::send_again(endpoint, endpoint.fd());
     go_back(endpoint, reason);
 }
 
@@ -566,7 +417,8 @@ pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) -> Rest {
     }
     finish_sending(endpoint, &mut tx, at, writes);
     drop(tx);
-    finish_returning(endpoint, endpoint.fd(), writes)
+    let fd = endpoint.fd();
+    if returning::has_rest(endpoint, fd) { returning::leave_rest(endpoint, fd, writes) } else { Rest::Sent }
 }
 
 /// Makes the sending direction fall back. If the stream `ends` here and all the rest of it is in
@@ -622,13 +474,13 @@ pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> Ending {
             finish_sending(endpoint, &mut tx, at, !unread && !resets_on_close(endpoint, fd));
         }
     }
-    if outgoing::is_returned(endpoint) && !send_again(endpoint, fd) {
+    if returning::has_rest(endpoint, fd) {
         if unread || resets(fd) {
             // TCP would drop these bytes too.
-            abandon_returning(endpoint, fd);
+            returning::abandon_rest(endpoint, fd);
             return Ending::Reset;
         }
-        match finish_returning(endpoint, fd, false) {
+        match returning::leave_rest(endpoint, fd, false) {
             Rest::Sent => {}
             Rest::Handed => return Ending::ByBroker,
             // A stream that ends early must not look complete.
@@ -646,7 +498,7 @@ fn resets_on_close(endpoint: &Endpoint, fd: i32) -> bool {
 
 /// Returns whether the kernel answers a close of the last descriptor by a reset, and drops what TCP
 /// has not sent.
-fn resets(fd: i32) -> bool {
+pub(crate) fn resets(fd: i32) -> bool {
     let linger = rustix::net::sockopt::socket_linger(borrow(fd));
     shunt_sys::tcp::has_unread(borrow(fd))
         || linger.is_ok_and(|linger| linger.is_some_and(|time| time.is_zero()))

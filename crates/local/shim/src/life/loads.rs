@@ -22,7 +22,7 @@ use crate::base::signal::Shield;
 use crate::base::split;
 use crate::base::{errno, process};
 use crate::epoll;
-use crate::life::{attach, census, resets, untracked};
+use crate::life::{attach, census, resets, returning, untracked};
 use crate::socket::endpoint;
 
 /// A call of dlopen.
@@ -176,7 +176,7 @@ fn fall_back() {
         endpoint.keep_for_calls();
     }
     for endpoint in endpoint::all() {
-        attach::send_again_if_returned(endpoint, endpoint.fd());
+        returning::send_again_if_returned(endpoint, endpoint.fd());
     }
     epoll::surrender();
     errno::set(before);

@@ -8,5 +8,6 @@ pub(crate) mod ending;
 pub(crate) mod idle;
 pub(crate) mod loads;
 pub(crate) mod resets;
+pub(crate) mod returning;
 pub(crate) mod unread_timeout;
 pub(crate) mod untracked;

@@ -27,7 +27,7 @@ use shunt_abi::reason::Reason;
 
 use crate::base::lock::Lock;
 use crate::base::rank;
-use crate::life::{attach, ending};
+use crate::life::{attach, ending, returning};
 use crate::socket::endpoint::{self, Endpoint, Seen, TxSide};
 use crate::socket::links::Attachment;
 use crate::socket::outgoing;
@@ -123,7 +123,7 @@ fn look(now: u64) {
             match find(endpoint, now) {
                 Found::Overdue => attach::take_back(endpoint, Reason::Unread),
                 Found::Returning => {
-                    attach::send_again(endpoint, endpoint.fd());
+                    returning::send_again(endpoint, endpoint.fd());
                 }
                 Found::Nothing | Found::Early => {}
             }

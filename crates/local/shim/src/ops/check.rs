@@ -22,7 +22,7 @@ use shunt_transport::{Kernel, Received, Waiting};
 use crate::base::lock::Guard;
 use crate::base::rank;
 use crate::base::{kernel, process};
-use crate::life::{attach, unread_timeout};
+use crate::life::{attach, returning, unread_timeout};
 use crate::ops::send::{NO_PIECES, empty_message, fill_list};
 use crate::socket::endpoint::{Endpoint, RxSide};
 use crate::socket::finished;
@@ -39,7 +39,7 @@ pub(super) fn ready_side(endpoint: &Endpoint, fd: RawFd) -> Guard<'_, RxSide, { 
     }
     drop(side);
     attach::try_watch(endpoint);
-    attach::send_again_if_returned(endpoint, fd);
+    returning::send_again_if_returned(endpoint, fd);
     endpoint.rx.lock()
 }
 

@@ -362,18 +362,14 @@ fn is_held_elsewhere(endpoint: &Endpoint, fd: RawFd) -> bool {
 /// nothing.
 fn finish_for_broker(endpoint: &Endpoint, fd: RawFd) {
     let before = errno::get();
-    // An urgent byte, which is in no count, is unread too.
-    let has_unread =
-        || shunt_sys::tcp::has_unread(crate::base::private::borrow(fd)) || Tcp { endpoint, fd }.at_mark();
     if !forget_in_kernel_sets(endpoint, fd) {
         // They would report the end of a socket that the program has closed. So the end comes once
         // the broker has closed its descriptor.
         errno::set(before);
         return;
     }
-    let resets = rustix::net::sockopt::socket_linger(crate::base::private::borrow(fd))
-        .is_ok_and(|linger| linger.is_some_and(|time| time.is_zero()));
-    if resets || has_unread() {
+    // An urgent byte, which is in no count, is unread too.
+    if attach::resets(fd) || (Tcp { endpoint, fd }).at_mark() {
         kernel::dissolve(fd);
     } else {
         // SAFETY: a plain call on the program's descriptor.

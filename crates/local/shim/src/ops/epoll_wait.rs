@@ -28,7 +28,7 @@ use crate::base::undo_log::Held;
 use crate::base::{errno, kernel, order, process, rank};
 use crate::broker::{control, presence};
 use crate::epoll::{self, Checked, Epoll, Inner, Report, SleepBound};
-use crate::life::{attach, idle, unread_timeout};
+use crate::life::{idle, returning, unread_timeout};
 use crate::ops::epoll_wait_step::{self, Found, Queried, Slept, Step};
 use crate::ops::sleep::Deadline;
 use crate::ops::{send, sleep, undo};
@@ -120,7 +120,7 @@ pub(crate) fn wait(
 fn do_what_is_left(epoll: &Epoll) {
     let (returned, _read) = epoll.lock().take_left();
     for endpoint in returned {
-        attach::send_again(endpoint, endpoint.fd());
+        returning::send_again(endpoint, endpoint.fd());
     }
 }
 

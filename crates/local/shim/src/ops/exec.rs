@@ -20,7 +20,7 @@ use crate::base::table::{self, Entry};
 use crate::base::{errno, process};
 use crate::broker::control;
 use crate::epoll;
-use crate::life::{attach, census, resets, untracked};
+use crate::life::{attach, census, resets, returning, untracked};
 use crate::ops::{descriptors, options};
 use crate::program::handover::{self, Letter};
 use crate::program::sandbox;
@@ -56,7 +56,7 @@ pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const
         let path = path.filter(|_| unsafe { handover::preloads_us(environment) });
         let mut held = Vec::new();
         give_back_unread(path.is_some());
-        endpoint::all().for_each(attach::finish_before_exec);
+        endpoint::all().for_each(returning::finish_before_exec);
         for (fd, endpoint) in inheritable() {
             attach::take_back_little(endpoint, Reason::Exec);
             attach::give_back(endpoint, Reason::Exec);
@@ -101,7 +101,7 @@ pub(crate) fn before_variadic_exec() {
     }
     keeping_errno(|| {
         give_back_unread(false);
-        endpoint::all().for_each(attach::finish_before_exec);
+        endpoint::all().for_each(returning::finish_before_exec);
         for (_, endpoint) in inheritable() {
             sharing::pass_beyond(endpoint);
             attach::take_back_little(endpoint, Reason::Exec);

@@ -37,7 +37,7 @@ use crate::base::waiter::{self, Slot};
 use crate::base::{errno, kernel, process, real, thread};
 use crate::broker::{control, presence};
 use crate::epoll::{self, Epoll};
-use crate::life::{attach, idle, resets, unread_timeout};
+use crate::life::{attach, idle, resets, returning, unread_timeout};
 use crate::ops::poll_step::{self, Asked, Facts, Found, Step};
 use crate::ops::sleep::{Deadline, as_timespec};
 use crate::ops::socket_reference::number_of;
@@ -408,12 +408,12 @@ impl Watch {
     /// nothing while this end waits for room.
     fn leave_spoilt_lanes(&self, fds: &[pollfd]) {
         for one in &self.watched {
-            attach::send_again_if_returned(one.endpoint, one.fd);
+            returning::send_again_if_returned(one.endpoint, one.fd);
             if lost::is_lost(one.endpoint, one.fd) {
                 resets::reset_if_lost(one.endpoint, one.fd);
             }
             if fds[one.index].events & OUT != 0 {
-                attach::leave_ended(one.endpoint, one.fd);
+                returning::leave_ended(one.endpoint, one.fd);
                 // Even where other descriptors always have events.
                 if outgoing::has_stalled(one.endpoint) {
                     send::give_up(one.endpoint);

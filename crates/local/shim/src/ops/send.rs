@@ -35,7 +35,7 @@ use crate::base::signal;
 use crate::base::undo_log::Held;
 use crate::base::{errno, kernel, process, real, waiter};
 use crate::epoll;
-use crate::life::{attach, resets, unread_timeout};
+use crate::life::{attach, resets, returning, unread_timeout};
 use crate::ops::send_step::{self, Found, Lane, Progress, Step};
 use crate::ops::sleep::{Deadline, Woken};
 use crate::ops::socket_reference::{BEGIN_ANEW, SocketReference};
@@ -386,7 +386,7 @@ impl Call<'_> {
                     desert(endpoint, fd);
                     Found::Changed
                 }
-                Step::SendAgain => Found::SentAgain { all: attach::send_again(endpoint, fd) },
+                Step::SendAgain => Found::SentAgain { all: returning::send_again(endpoint, fd) },
                 Step::AskMode(until) => {
                     Found::Mode { until, blocks: settings::really_blocks(endpoint, fd) && hold.take() }
                 }

@@ -119,7 +119,10 @@ pub(crate) fn follow(endpoint: &Endpoint, side: &mut TxSide, fd: i32) -> bool {
         Ok(Some(position)) => Custody::advance(handed, position, now),
         Err(Errno::AGAIN) => 0,
         // The connection is over, and its bytes will not be read.
-        Ok(None) | Err(_) => u64::MAX,
+        Ok(None) | Err(_) => {
+            side.tx.forget_returning();
+            return true;
+        }
     };
     if moved == 0 && kernel::has_room(fd) {
         if handed.epoch.is_none() && !handed.then_shut && now - handed.since > GONE_NANOS {

@@ -162,7 +162,7 @@ pub(crate) fn leave_ended_lane(endpoint: &Endpoint, side: &mut TxSide, at: &Atta
 }
 
 /// Leaves the lane if the receiver has [ended](Room::Ended) it, and offers the unread bytes to TCP.
-/// Returns whether it did. The caller completes that by `attach::send_again`.
+/// Returns whether it did. The caller completes that by `returning::send_again`.
 #[cold]
 pub(crate) fn leave_ended(endpoint: &Endpoint, fd: i32) -> bool {
     let mut side = endpoint.tx.lock();

@@ -12,7 +12,7 @@ use crate::base::names::EndpointRef;
 use crate::base::private::{self, borrow, close_owned};
 use crate::base::{errno, kernel, process};
 use crate::broker::pulse::State;
-use crate::life::attach::PassOn;
+use crate::life::returning::PassOn;
 use crate::life::untracked;
 use crate::socket::custody::{Custody, Handed};
 use crate::socket::endpoint::{Endpoint, TxSide};
@@ -79,23 +79,24 @@ impl Control {
 /// Returns a file with the bytes that TCP has yet to take, and their number.
 fn copy(side: &TxSide) -> Option<(OwnedFd, u64)> {
     let ring = side.at?.outgoing().1;
-    let total: u64 = side.tx.all_returning().iter().map(|range| range.end - range.start).sum();
+    let ranges = side.tx.all_returning();
+    let total: u64 = ranges.iter().map(|range| range.end - range.start).sum();
     let file = memfd::create_fixed("shunt-remainder", total as usize).ok()?;
-    let mut count = 0;
-    for range in side.tx.all_returning() {
+    let mut offset = 0;
+    for range in ranges {
         let mut at = range.start;
         while at < range.end {
             let (base, len) = ring.run(at, (range.end - at) as usize);
             // SAFETY: a run of the mapped ring. The kernel copies it, whatever the peer does to it
             // meanwhile.
-            let written = unsafe { kernel::write_at(file.as_raw_fd(), base, len, count as i64) };
+            let written = unsafe { kernel::write_at(file.as_raw_fd(), base, len, offset) };
             let Ok(written @ 1..) = written else {
                 close_owned(file);
                 return None;
             };
             at += written as u64;
-            count += written as u64;
+            offset += written as i64;
         }
     }
-    Some((file, count))
+    Some((file, total))
 }
