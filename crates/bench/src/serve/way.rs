@@ -70,6 +70,7 @@ pub(super) struct Stage {
 impl Stage {
     pub(super) fn set() -> Result<Stage> {
         let stage = Stage { namespace: Namespace::new()?, directory: TempDir::new()? };
+        std::fs::write(stage.path("epoll.h"), include_str!("programs/epoll.h"))?;
         for (name, source, libraries) in PROGRAMS {
             let file = stage.path(&format!("{name}.c"));
             std::fs::write(&file, source)?;

@@ -1,12 +1,6 @@
 // A plain echo server with epoll and one thread. Usage: epoll_echo PORT
 
-#include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <stdlib.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include "epoll.h"
 
 static char bytes[65536];
 
@@ -26,15 +20,11 @@ static int send_all(int client, const char *from, ssize_t length)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(argc > 1 ? atoi(argv[1]) : 0) };
-	int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0), epoll = epoll_create1(0);
-	struct epoll_event event = { .events = EPOLLIN, .data.fd = listener }, events[64];
+	int epoll = epoll_create1(0), listener = listen_at(argc > 1 ? argv[1] : NULL, epoll);
+	struct epoll_event events[64];
 
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) || listen(listener, 64))
+	if (listener < 0)
 		return 1;
-	epoll_ctl(epoll, EPOLL_CTL_ADD, listener, &event);
 	for (;;) {
 		int count = epoll_wait(epoll, events, 64, -1);
 
@@ -43,10 +33,7 @@ int main(int argc, char **argv)
 			ssize_t length;
 
 			if (client == listener) {
-				client = accept(listener, NULL, NULL);
-				setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-				event.data.fd = client;
-				epoll_ctl(epoll, EPOLL_CTL_ADD, client, &event);
+				watch(epoll, accept(listener, NULL, NULL), EPOLLIN);
 				continue;
 			}
 			length = recv(client, bytes, sizeof(bytes), MSG_DONTWAIT);
