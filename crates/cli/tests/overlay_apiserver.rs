@@ -27,22 +27,8 @@ impl Cluster {
     /// Starts etcd and the API server on the host of node a.
     fn build() -> Cluster {
         let mut lab = Lab::build();
-        let openssl = |words: &str| {
-            let output =
-                Command::new("openssl").args(words.split(' ')).current_dir(lab.path("")).output().unwrap();
-            assert!(output.status.success(), "{words}: {output:?}");
-        };
-        let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-        openssl(&format!("req -x509 {key} -keyout ca.key -out ca.crt -subj /CN=ca -days 2"));
-        for (name, part) in
-            [("server", "subjectAltName=IP:192.168.77.1"), ("router", "extendedKeyUsage=clientAuth")]
-        {
-            openssl(&format!("req {key} -keyout {name}.key -out {name}.csr -subj /CN={name} -addext {part}"));
-            openssl(&format!(
-                "x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -copy_extensions copy -days 2 -out {name}.crt"
-            ));
-        }
-        openssl("genrsa -out accounts.key 2048");
+        lab.make_certificates();
+        lab.openssl("genrsa -out accounts.key 2048");
         fs::write(lab.path("tokens.csv"), "admin-token,admin,1,system:masters\n").unwrap();
         let etcd = "http://192.168.77.1:2379";
         let mut command = Command::new("etcd");

@@ -13,31 +13,8 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use lab::{A, B, CLIENT, Lab, SERVER, await_until, go};
+use lab::{A, ASK_TWICE, B, CLIENT, Lab, SERVER, await_until, go};
 use serde_json::{Value, json};
-
-/// Prints the result of connecting to each port, and checks the answer.
-const ASK: &str = "
-import errno, socket
-def ask(port):
-    with socket.socket() as s:
-        error = s.connect_ex(('10.50.2.2', port))
-        if error:
-            return errno.errorcode[error]
-        # The policy may change meanwhile.
-        try:
-            s.sendall(b'name 5\\n12345')
-            answer = b''
-            while not answer.endswith(b'12345'):
-                part = s.recv(1000)
-                if not part:
-                    return 'ended'
-                answer += part
-        except OSError as error:
-            return errno.errorcode[error.errno]
-        return 'connected'
-print(*map(ask, [9000, 9001]))
-";
 
 /// A cluster of two nodes, with a pod on each.
 struct Cluster {
@@ -51,7 +28,7 @@ impl Cluster {
     /// Starts the API server and two servers in the pod of node b. No router runs yet.
     fn build() -> Cluster {
         let lab = Lab::build();
-        certificates(&lab);
+        lab.make_certificates();
         let mut cluster = Cluster { lab, configurations: Default::default() };
         cluster.lab.containers = [String::new(), String::new()];
         let mut server = Command::new("python3");
@@ -151,9 +128,7 @@ impl Cluster {
     }
 
     fn ask(&self) -> String {
-        let output = self.lab.output(A, self.lab.command(A, true, "python3").args(["-c", ASK]));
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+        self.lab.ask_twice()
     }
 
     fn await_result(&self, expected: &str) {
@@ -211,25 +186,6 @@ fn pod(name: &str, node: &str, address: &str, app: &str) -> Value {
         "spec": { "nodeName": node, "containers": [{ "name": "c", "ports": [{ "name": "sql", "containerPort": 9000, "protocol": "TCP" }] }] },
         "status": { "phase": "Running", "hostIP": host, "podIP": address, "podIPs": [{ "ip": address }] },
     })
-}
-
-/// Makes a certificate authority, and certificates for the API server and a router.
-fn certificates(lab: &Lab) {
-    let openssl = |words: &str| {
-        let output =
-            Command::new("openssl").args(words.split(' ')).current_dir(lab.path("")).output().unwrap();
-        assert!(output.status.success(), "openssl {words}: {}", String::from_utf8_lossy(&output.stderr));
-    };
-    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-    openssl(&format!("req -x509 {key} -keyout ca.key -out ca.crt -subj /CN=ca -days 2"));
-    for (name, part) in
-        [("server", "subjectAltName=IP:192.168.77.1"), ("router", "extendedKeyUsage=clientAuth")]
-    {
-        openssl(&format!("req {key} -keyout {name}.key -out {name}.csr -subj /CN={name} -addext {part}"));
-        openssl(&format!(
-            "x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -copy_extensions copy -days 2 -out {name}.crt"
-        ));
-    }
 }
 
 const POLICY: &str = "default = 'deny'\n[[rule]]\nname = 'a'\naction = 'allow'\n\
@@ -353,7 +309,7 @@ fn containers_that_come_meanwhile_are_unknown(cluster: &mut Cluster) {
     let net = cluster.lab.add(A, third.parse().unwrap());
     let ask = |cluster: &Cluster| {
         let mut command = cluster.lab.command(A, true, "python3");
-        let output = net.inside(|| command.args(["-c", ASK]).output().unwrap());
+        let output = net.inside(|| command.args(["-c", ASK_TWICE]).output().unwrap());
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
     };
     let moved = |cluster: &Cluster| {

@@ -24,29 +24,6 @@ spec:
     ports: [{port: sql}]
 ";
 
-/// Prints the result of connecting to each port, and checks the answer.
-const ASK: &str = "
-import errno, socket
-def ask(port):
-    with socket.socket() as s:
-        error = s.connect_ex(('10.50.2.2', port))
-        if error:
-            return errno.errorcode[error]
-        # The labels may change meanwhile.
-        try:
-            s.sendall(b'name 5\\n12345')
-            answer = b''
-            while not answer.endswith(b'12345'):
-                part = s.recv(1000)
-                if not part:
-                    return 'ended'
-                answer += part
-        except OSError as error:
-            return errno.errorcode[error.errno]
-        return 'connected'
-print(*map(ask, [9000, 9001]))
-";
-
 fn serve(lab: &mut Lab) {
     for port in [":9000", ":9001"] {
         let mut server = lab.command(B, true, go("server"));
@@ -54,15 +31,9 @@ fn serve(lab: &mut Lab) {
     }
 }
 
-fn ask(lab: &Lab) -> String {
-    let output = lab.output(A, lab.command(A, true, "python3").args(["-c", ASK]));
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
-}
-
 /// Waits until connecting ends like that. Both routers read a changed source by themselves.
 fn await_result(lab: &Lab, expected: &str) {
-    lab::await_until(|| ask(lab) == expected, || format!("{}\n{}", lab.status(A), lab.status(B)));
+    lab::await_until(|| lab.ask_twice() == expected, || format!("{}\n{}", lab.status(A), lab.status(B)));
 }
 
 /// Waits until the permitted connection uses the host network. A container's first ones may come
@@ -70,7 +41,7 @@ fn await_result(lab: &Lab, expected: &str) {
 fn await_host_network(lab: &Lab) {
     let takes_it = || {
         let before = lab.paths(A, "client").0;
-        ask(lab) == "connected ECONNREFUSED" && lab.paths(A, "client").0 == before + 1
+        lab.ask_twice() == "connected ECONNREFUSED" && lab.paths(A, "client").0 == before + 1
     };
     lab::await_until(takes_it, || format!("{}\n{}", lab.status(A), lab.status(B)));
 }
@@ -130,7 +101,7 @@ fn an_imported_network_policy_follows_the_labels_of_pods() {
     list(&lab, std::slice::from_ref(&db));
     await_result(&lab, "connected ECONNREFUSED");
     let on_host = lab.paths(A, "client").0;
-    assert_eq!(ask(&lab), "connected ECONNREFUSED");
+    assert_eq!(lab.ask_twice(), "connected ECONNREFUSED");
     assert_eq!(lab.paths(A, "client").0, on_host, "it stays on the overlay");
     let reasons = lab.status(A)["connections"]["client"]["overlay"].clone();
     assert!(reasons["unknown-labels"].as_u64() >= Some(2), "{reasons}");

@@ -25,6 +25,30 @@ pub(crate) const SERVER: &str = "10.50.2.2";
 pub(crate) const CLIENT_IPV6: &str = "fd00:50:1::2";
 pub(crate) const SERVER_IPV6: &str = "fd00:50:2::2";
 
+/// A Python script that connects to two ports of the server, checks the answer, and prints both
+/// results.
+pub(crate) const ASK_TWICE: &str = "
+import errno, socket
+def ask(port):
+    with socket.socket() as s:
+        error = s.connect_ex(('10.50.2.2', port))
+        if error:
+            return errno.errorcode[error]
+        # Labels and policies may change meanwhile.
+        try:
+            s.sendall(b'name 5\\n12345')
+            answer = b''
+            while not answer.endswith(b'12345'):
+                part = s.recv(1000)
+                if not part:
+                    return 'ended'
+                answer += part
+        except OSError as error:
+            return errno.errorcode[error.errno]
+        return 'connected'
+print(*map(ask, [9000, 9001]))
+";
+
 /// Returns a Python script with a `page` that userfaultfd watches. The kernel waits when it touches
 /// the page, until `faults` is closed. A call that sends from it holds the lock of its socket
 /// meanwhile.
@@ -80,6 +104,36 @@ pub(crate) const A: usize = 0;
 pub(crate) const B: usize = 1;
 
 impl Lab {
+    /// Returns the results of connecting to the two ports of [`ASK_TWICE`] from the client.
+    pub(crate) fn ask_twice(&self) -> String {
+        let output = self.output(A, self.command(A, true, "python3").args(["-c", ASK_TWICE]));
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    }
+
+    /// Runs openssl in the lab's directory.
+    pub(crate) fn openssl(&self, words: &str) {
+        let output =
+            Command::new("openssl").args(words.split(' ')).current_dir(self.path("")).output().unwrap();
+        assert!(output.status.success(), "openssl {words}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Makes a certificate authority, and certificates for the API server and a router.
+    pub(crate) fn make_certificates(&self) {
+        let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+        self.openssl(&format!("req -x509 {key} -keyout ca.key -out ca.crt -subj /CN=ca -days 2"));
+        for (name, part) in
+            [("server", "subjectAltName=IP:192.168.77.1"), ("router", "extendedKeyUsage=clientAuth")]
+        {
+            self.openssl(&format!(
+                "req {key} -keyout {name}.key -out {name}.csr -subj /CN={name} -addext {part}"
+            ));
+            self.openssl(&format!(
+                "x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -copy_extensions copy -days 2 -out {name}.crt"
+            ));
+        }
+    }
+
     /// Builds wires and bridges. No router runs yet.
     pub(crate) fn build() -> Lab {
         let hosts = [(A, "a", CLIENT), (B, "b", SERVER)].map(|(_, name, _)| Host {
