@@ -174,13 +174,7 @@ pub(crate) fn length(value: &[u8]) -> Option<u64> {
 /// Returns true if every line feed ends a line together with a carriage return. httparse also
 /// accepts a line feed alone.
 pub(crate) fn has_whole_line_ends(head: &[u8]) -> bool {
-    let Some((first, rest)) = head.split_first() else { return true };
-    // Without an early end, the compiler compares many bytes at a time.
-    let alone = rest
-        .iter()
-        .zip(head)
-        .fold(false, |alone, (byte, before)| alone | (*byte == b'\n') & (*before != b'\r'));
-    *first != b'\n' && !alone
+    memchr::memchr_iter(b'\n', head).all(|at| at > 0 && head[at - 1] == b'\r')
 }
 
 /// Appends a field.
