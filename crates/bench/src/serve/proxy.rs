@@ -173,18 +173,20 @@ fn fetch(name: &str, bytes: usize, time: Duration, proxy: u32) -> Result<Sample>
     )
 }
 
-/// Reads a reply whose body has this length, and returns its length with the head.
+/// Reads a reply whose body has this length, and returns its length with the head. The buffer has it
+/// from its start if there is room. Otherwise later pieces overwrite the first ones.
 fn read_first(stream: &mut TcpStream, buffer: &mut [u8], body: usize) -> Result<usize> {
     let (mut got, mut head) = (0, None);
     while head.is_none_or(|head| got < head + body) {
-        let read = stream.read(buffer)?;
+        let at = if got < buffer.len() { got } else { 0 };
+        let read = stream.read(&mut buffer[at..])?;
         ensure!(read > 0, "the proxy closed a connection");
+        got += read;
         if head.is_none() {
             ensure!(buffer.starts_with(b"HTTP/1.1 200 "), "the proxy does not serve the file");
-            let end = buffer[..read].windows(4).position(|end| end == b"\r\n\r\n");
+            let end = buffer[..got].windows(4).position(|end| end == b"\r\n\r\n");
             head = Some(end.context("a head arrives in one piece")? + 4);
         }
-        got += read;
     }
     Ok(got)
 }
