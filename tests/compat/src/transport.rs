@@ -1,10 +1,10 @@
-//! Records which transport connections use, from `shunt status --json` while the programs run. A
-//! connection vanishes from the status when it ends. The host's totals keep its bytes. They are
-//! sufficient where no other connections existed.
+//! Records which transport connections use, from `shunt status --json` while the programs run. The
+//! status has connections and programs of the last minute that have ended, but only some of each
+//! program. The host's totals keep all bytes. They are sufficient where no other connections existed.
 
 use shunt_abi::reason::{Reason, Transport as Taken};
-use shunt_abi::status::{Connection, Direction, Snapshot, Totals};
-use std::collections::{BTreeMap, HashMap};
+use shunt_abi::status::{Connection, Direction, Process, Snapshot, Totals};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -55,6 +55,8 @@ struct Seen {
     last: Snapshot,
     /// The totals before the recording began.
     before: Totals,
+    /// Ends that had ended before.
+    earlier: HashSet<End>,
     bypasses: BTreeMap<String, BTreeMap<String, u64>>,
 }
 
@@ -76,8 +78,8 @@ impl TransportWatch {
     pub(crate) fn watch(status: Option<Command>) -> TransportWatch {
         let watch = status.map(|mut command| {
             let stop = Arc::new(AtomicBool::new(false));
-            let before = snapshot(&mut command).unwrap_or_default().totals;
-            let seen = Arc::new(Mutex::new(Seen { before, ..Seen::default() }));
+            let before = snapshot(&mut command).unwrap_or_default();
+            let seen = Arc::new(Mutex::new(Seen::since(before)));
             let (stop_too, seen_too) = (stop.clone(), seen.clone());
             let thread = std::thread::spawn(move || {
                 while !stop_too.load(Relaxed) {
@@ -201,18 +203,36 @@ impl Tally {
     }
 }
 
+/// Returns the ends of a process that are over, with their last state.
+fn over(process: &Process) -> impl Iterator<Item = &Connection> {
+    let with_it = process.ended_seconds_ago.map_or(&[][..], |_| &process.connections);
+    with_it.iter().chain(&process.ended_connections)
+}
+
 impl Seen {
+    fn since(before: Snapshot) -> Seen {
+        let processes = before.processes.iter().chain(&before.ended_processes);
+        let ends = |process| over(process).map(|connection| (process.pid, connection.cookie));
+        Seen { earlier: processes.flat_map(ends).collect(), before: before.totals, ..Seen::default() }
+    }
+
     fn add(&mut self, snapshot: Snapshot) {
         self.snapshots += 1;
-        for process in &snapshot.processes {
-            for connection in &process.connections {
+        for process in snapshot.processes.iter().chain(&snapshot.ended_processes) {
+            let of_it = |connection: &Connection| (process.pid, connection.cookie);
+            let ended = over(process).filter(|connection| !self.earlier.contains(&of_it(connection)));
+            let connections: Vec<_> = match process.ended_seconds_ago {
+                None => process.connections.iter().chain(ended).collect(),
+                Some(_) => ended.collect(),
+            };
+            for connection in connections {
                 // A direction without a byte since the pairing is idle: its next byte is on the
                 // lane.
                 let directions = [connection.send, connection.receive];
                 let ready = |one: &Direction| one.transport == Taken::Shm || one.reason == Reason::Idle;
                 let on_shm =
                     directions.iter().all(ready) && directions.iter().any(|one| one.transport == Taken::Shm);
-                let end = self.ends.entry((process.pid, connection.cookie)).or_insert_with(|| EndSeen {
+                let end = self.ends.entry(of_it(connection)).or_insert_with(|| EndSeen {
                     program: process.program.clone(),
                     last: connection.clone(),
                     tcp_before: None,
