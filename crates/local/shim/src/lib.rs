@@ -78,7 +78,7 @@ extern "C" fn start() {
 fn connect_floors() {
     thread::ENDS.set(|()| thread_end::ends());
     table::STRAY.set(|()| fork::stray());
-    waiter::TELL_BROKER.set(control::tell_doorbell);
+    waiter::TELL_BROKER.set(control::announce_doorbell);
     links::RETIRE.set(control::retire);
     endpoint::END_HELD.set(|name| name.resolve().into_iter().for_each(descriptors::end_held));
     epoll::LEAVE.set(attach::leave_for_a_set);

@@ -55,7 +55,7 @@ fn is_recent(at: u64, now: u64) -> bool {
 /// Checks the connections if it is time according to `clock`. Called without locks, before a sleep
 /// is announced.
 #[inline]
-pub(crate) fn look_if_due(clock: impl FnOnce() -> u64) {
+pub(crate) fn check_if_due(clock: impl FnOnce() -> u64) {
     let grown_at = GROWN_AT.load(Relaxed);
     if grown_at != 0 && clock() >= grown_at + BETWEEN_NANOS {
         look_at_all(grown_at);

@@ -95,7 +95,7 @@ pub(crate) fn patience() -> Option<u64> {
 
 /// Checks the lanes if it is time according to `clock`. Called before a sleep, without locks.
 #[inline]
-pub(crate) fn look_if_due(clock: impl FnOnce() -> u64) {
+pub(crate) fn check_if_due(clock: impl FnOnce() -> u64) {
     if ANY.load(Relaxed) {
         let now = clock();
         if now >= NEXT.load(Relaxed) {

@@ -57,9 +57,9 @@ pub(crate) fn is_by_kernel(epoll: &Epoll) -> bool {
 fn see_to(epoll: &Epoll) -> bool {
     let _shield = Shield::raise();
     control::poll_inbox();
-    control::look_if_due(process::now());
+    control::check_if_due(process::now());
     epoll::show_lanes();
-    unread_timeout::look_if_due(process::now);
+    unread_timeout::check_if_due(process::now);
     signal::undo_left();
     !epoll.is_active() && !idle::awaits_unlink(process::now)
 }
@@ -92,11 +92,11 @@ pub(crate) fn wait(
     epoll::show_lanes();
     // The clock is read once for everything before a sleep.
     let mut now = process::now();
-    unread_timeout::look_if_due(|| now);
+    unread_timeout::check_if_due(|| now);
     let deadline: Deadline = timeout.map(|nanos| now.saturating_add(nanos));
     loop {
-        idle::look_if_due(|| now);
-        control::look_if_due(now);
+        idle::check_if_due(|| now);
+        control::check_if_due(now);
         let (result, leaves_some) = match round(epoll, events, deadline, now, sleep_in_kernel) {
             Round::Told(count, leaves_some) => (Some(count), leaves_some),
             Round::Kernels(result) => return result,

@@ -539,7 +539,7 @@ impl Call<'_> {
                     // The broker rings for some of its messages, and a sleep is cut into steps for
                     // others.
                     control::poll_inbox();
-                    control::look_if_due(process::now());
+                    control::check_if_due(process::now());
                     let have_run = signal::take_ran() != Ran::Nothing;
                     Found::Handlers { have_run, is_past: !have_run && is_past(self.deadline) }
                 }

@@ -112,13 +112,13 @@ fn sleep_as(
     errno::set(before);
     thread::this().note_sleep(step.is_some(), result != 0);
     if result == 0 {
-        unread_timeout::look_if_due(process::now);
+        unread_timeout::check_if_due(process::now);
     }
     // The broker rings for some of its messages, and a sleep is cut into steps for others.
     if result == 0 || fds[1].revents != 0 {
         control::poll_inbox();
     }
-    control::look_if_due(if result == 0 { process::now() } else { now });
+    control::check_if_due(if result == 0 { process::now() } else { now });
     if refused {
         return Woken::Refused;
     }
@@ -175,7 +175,7 @@ pub(crate) fn step_for(at: &Attachment, slot: Option<Slot>, owns: bool) -> Optio
 /// Returns the waiter of this thread, which is about to sleep. The broker gets to know it if
 /// possible.
 pub(crate) fn thread_slot() -> Option<Slot> {
-    idle::look_if_due(process::now);
+    idle::check_if_due(process::now);
     let slot = waiter::of_this_thread()?;
     slot.register();
     Some(slot)
@@ -203,7 +203,7 @@ pub(crate) fn as_timespec(nanos: u64) -> timespec {
 /// Does what precedes every sleep: checks for overdue lanes, and spins until `ready` returns
 /// `true`. Returns whether it did.
 pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
-    unread_timeout::look_if_due(process::now);
+    unread_timeout::check_if_due(process::now);
     spin::spin(ready)
 }
 

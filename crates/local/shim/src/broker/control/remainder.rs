@@ -31,9 +31,9 @@ pub(crate) fn pass_on((name, fd, what): (EndpointRef, RawFd, PassOn)) {
         PassOn::Copy => control.pass_copy(endpoint, fd),
         PassOn::Send { then_shut } => control.hand_over(endpoint, fd, then_shut),
         PassOn::Drop => {
-            control.tell(DropKept { ticket: name.pack() }.into());
+            control.send_or_queue(DropKept { ticket: name.pack() }.into());
             // Until then, a close of the program's descriptor does not end the connection.
-            endpoint.offer.set_message(control.pulse.latest() + control.unsaid.len() as u64);
+            endpoint.offer.set_message(control.pulse.latest() + control.queued.len() as u64);
         }
     }
     drop(control);
@@ -56,7 +56,7 @@ impl Control {
         let Ok(Some(position)) = tcp::position(borrow(fd)) else { return };
         let Some((file, bytes)) = copy(&side) else { return };
         let keep = Keep { ticket: endpoint.reference().pack(), position, bytes };
-        if self.say(&keep.into(), &[borrow(fd), file.as_fd()]) {
+        if self.try_send(&keep.into(), &[borrow(fd), file.as_fd()]) {
             side.custody = Custody::Copied(self.epoch);
             // The broker holds the socket until `PassOn::Drop`.
             endpoint.offer.set_message(u64::MAX);
@@ -71,7 +71,7 @@ impl Control {
         let handed = Handed { epoch, position, since: process::now(), then_shut };
         if side.tx.is_returning() && side.custody.hand_over(handed) {
             let ticket = endpoint.reference().pack();
-            self.tell(SendKept { ticket, then_shut: then_shut.into(), pad: 0 }.into());
+            self.send_or_queue(SendKept { ticket, then_shut: then_shut.into(), pad: 0 }.into());
         }
     }
 }
