@@ -33,9 +33,9 @@ fn commands_that_look_create_nothing() {
     assert!(shell.socket().exists());
 }
 
-/// Both ends of a connection that has moved bytes and rests: rests.py ROLE PORT HOW. The server waits
-/// by recv, or with "exec" in HOW, it becomes another program, without the shim, when the file "exec"
-/// is there.
+/// Both ends of a connection that moves bytes until the file "rest" is there: rests.py ROLE PORT HOW.
+/// Then the server waits by recv, or with "exec" in HOW, it becomes another program, without the shim,
+/// when the file "exec" is there.
 const RESTS: &str = "import os, socket, sys, time\n\
     role, port, here = sys.argv[1], int(sys.argv[2]), os.path.dirname(sys.argv[0])\n\
     def rest(until):\n    while not os.path.exists(os.path.join(here, until)): time.sleep(0.01)\n    return True\n\
@@ -43,13 +43,14 @@ const RESTS: &str = "import os, socket, sys, time\n\
     \x20   listener = socket.create_server(('127.0.0.1', port))\n\
     \x20   open(os.path.join(here, 'listens'), 'w')\n\
     \x20   end = listener.accept()[0]\n\
-    \x20   for _ in range(1000): end.sendall(end.recv(1))\n\
+    \x20   while (got := end.recv(1)) != b'.': end.sendall(got)\n\
     \x20   sys.argv[3] == 'exec' and rest('exec') or end.recv(1)\n\
     \x20   os.set_inheritable(end.fileno(), True)\n\
     \x20   os.execve('/bin/sleep', ['sleep', '1000'], {})\n\
     rest('listens')\n\
     end = socket.create_connection(('127.0.0.1', port))\n\
-    for _ in range(1000): end.sendall(b'x'), end.recv(1)\n\
+    while not os.path.exists(os.path.join(here, 'rest')): end.sendall(b'x'), end.recv(1)\n\
+    end.sendall(b'.')\n\
     rest('end')\n";
 
 /// Starts a server and a client that rest on shared memory.
@@ -62,6 +63,7 @@ fn resting(shell: &Shell, how: &str) -> [Running; 2] {
         Running::start(shell.shunt(["run", "--", "python3", script.to_str().unwrap(), role, &port, how]))
     });
     eventually("both ends are on shared memory", || summary(shell)["on_shm"] == 2);
+    shell.file("rest", "");
     programs
 }
 
