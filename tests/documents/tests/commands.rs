@@ -1,5 +1,5 @@
 //! The commands in the documents' code blocks name what there is: goals of the Makefile, tests,
-//! scripts, and units of systemd. Those of `shunt` itself are parsed in crates/cli/src/args.rs.
+//! scripts, and units of systemd. Those of `shunt` itself are parsed in crates/cli/src/args.
 
 use std::path::Path;
 
