@@ -15,31 +15,29 @@
 //! gets the three in the order in which their bytes came.
 
 use std::cmp::Reverse;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::*;
 
 use libc::{c_int, epoll_event};
 use shunt_transport::Kernel;
 
 use super::duplicates::{Duplicates, Numbers};
+use super::lane_events::{
+    Answer, Lanes, arrived, asked_of_kernel, judge, of_reset, said_by_lanes, translate,
+};
 use super::names::is_token;
 use super::ready_queue::{Entry, ReadyQueue};
 use super::records::Records;
 use super::registration::is_told_edges;
 use super::registrations::Registrations;
 use super::report::Report;
-use super::shared;
-use super::sleep_bound::{DEGRADED_NANOS, SleepBound, until_known};
 use super::watched::Watched;
 use super::{ALWAYS, Checked, Choice, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
-use crate::base::kernel;
 use crate::base::waiter::Slot;
 use crate::socket::endpoint::Endpoint;
-use crate::socket::incoming::{self, Found};
-use crate::socket::links::{Link, Pin};
-use crate::socket::lost;
-use crate::socket::outgoing::{self, Room};
+use crate::socket::links::Link;
 use crate::socket::tcp::Tcp;
-use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::*;
+use crate::socket::{incoming, lost, outgoing};
 
 impl Inner {
     /// Returns whether a check is worthwhile. Cheap enough for spinning and for the moment before a
@@ -515,147 +513,6 @@ impl Inner {
         }
         Some(epoll_event { events: reported, u64: registration.data })
     }
-
-    /// Returns the bound of a sleep, in addition to the program's timeout.
-    pub(crate) fn patience(&mut self, epoll: &Epoll) -> SleepBound {
-        self.register_wakeup_again(epoll);
-        if self.registrations.answered.is_none() {
-            return match self.exposure.is_shared() && shared::may_be_added() {
-                true => SleepBound::Unrung(DEGRADED_NANOS),
-                false => SleepBound::Endless,
-            };
-        }
-        if self.registrations.answered.has_looks() {
-            self.gain_all_marks();
-        }
-        let Some(slot) =
-            self.slot().filter(|_| !self.registrations.answered.has_looks() && !self.exposure.is_shared())
-        else {
-            return SleepBound::Unrung(DEGRADED_NANOS);
-        };
-        if self.is_wakeup_unregistered() {
-            // The bytes in lanes were there before. New ones come by TCP.
-            return SleepBound::Unrung(until_known(u32::MAX));
-        }
-        slot.register();
-        self.rung |= self.links.learn_known(slot);
-        if let Some(in_a_row) = self.links.note_sleep_unknown() {
-            return SleepBound::Unrung(until_known(in_a_row));
-        }
-        self.forget_room();
-        let full = self.room.fds.iter().filter_map(|fd| self.registrations.get(fd)?.endpoint());
-        full.map(outgoing::longest_sleep).min().map_or(SleepBound::Endless, SleepBound::Room)
-    }
-
-    /// Returns the bound after the last check before the sleep.
-    pub(crate) fn last_patience(&self, before: SleepBound) -> SleepBound {
-        self.sleeps.bound(before)
-    }
-
-    /// Drops those from the list of full lanes that do not wait for room any more. Another thread
-    /// may have found the room, and this instance has yet to report it.
-    fn forget_room(&mut self) {
-        let Inner { registrations, ready, room, .. } = self;
-        room.fds.retain(|fd| {
-            let Some(registration) = registrations.get_mut(fd) else { return false };
-            let wanted = registration.events & OUT != 0 && !registration.interest.is_disarmed();
-            let endpoint = registration.endpoint();
-            let is_full = endpoint.is_some_and(|endpoint| endpoint.tx.lock().seen.backlog.is_waiting());
-            registration.full = wanted && is_full;
-            if wanted && !is_full && registration.due {
-                ready.enter(&mut registration.position, *fd);
-            }
-            registration.full
-        });
-    }
-
-    /// Announces a sleep of at most `patience`. The caller checks once more afterwards, and then
-    /// [rests](Self::rest) or not.
-    pub(crate) fn announce_sleep(&mut self, patience: SleepBound) {
-        self.sleeps.begin(patience);
-        if let Some(slot) = self.slot() {
-            self.links.announce_sleep(slot);
-        }
-    }
-
-    /// Brings the links to rest after a check that found nothing. They need no check until the
-    /// doorbell is rung. A peer that does not hold it yet marks without a ring, and the next wait
-    /// may be one that does not sleep.
-    pub(crate) fn rest(&mut self) {
-        self.links.rest();
-        self.rung |= !self.links.all_known();
-    }
-
-    /// Cancels the sleep, because something was found. Other threads that do sleep must still be
-    /// woken.
-    pub(crate) fn stay_awake(&mut self, epoll: &Epoll) {
-        self.awake(epoll);
-        let Some(slot) = self.slot() else { return };
-        if self.sleeps.has_some() {
-            self.links.announce_sleep(slot);
-        } else {
-            self.links.stay_awake(slot);
-        }
-    }
-
-    /// Ends a sleep.
-    pub(crate) fn awake(&mut self, epoll: &Epoll) {
-        self.sleeps.end();
-        self.retire_doorbell(epoll);
-    }
-
-    /// Passes a ring on to a sleeping thread, which will check. This one received it and returns to
-    /// the program without a check.
-    pub(crate) fn pass_ring_on(&self) {
-        if let Some(slot) = self.slot().filter(|_| self.rung && self.sleeps.has_some()) {
-            slot.ring();
-        }
-    }
-
-    /// Ends a check or a sleep, which has `found` something or not. Returns whether there is work
-    /// to [take](Self::take_left), which is rare.
-    #[inline]
-    pub(crate) fn end_round(&mut self, epoll: &Epoll, found: bool) -> bool {
-        if found {
-            self.note_change(epoll);
-        }
-        self.show_lanes(epoll);
-        !self.returned.is_empty() || self.closed.has_read()
-    }
-
-    /// Takes the work that must be done outside the lock: endpoints whose receivers have returned
-    /// bytes, which must be sent again, and pins of closed sockets that have been read to the end.
-    pub(crate) fn take_left(&mut self) -> (Vec<&'static Endpoint>, Vec<Pin>) {
-        (std::mem::take(&mut self.returned), self.closed.take_read())
-    }
-
-    /// Returns the endpoints whose peers will never know this instance's doorbell. They must fall
-    /// back to TCP.
-    pub(crate) fn deaf(&self) -> Vec<&'static Endpoint> {
-        let Some(slot) = self.slot().filter(|_| !self.links.all_known()) else { return Vec::new() };
-        let attached = self.registrations.values().filter_map(Registration::endpoint);
-        attached.filter(|endpoint| !incoming::can_be_rung(endpoint, Some(slot))).collect()
-    }
-
-    /// Returns the senders that have [waited](Self::stalled) for too long, at most once in a while.
-    /// For an instance that always has an event to report, so that its waits never sleep.
-    #[inline]
-    pub(crate) fn stalled_if_due(&mut self, now: u64) -> Vec<&'static Endpoint> {
-        if !self.room.is_due(now) {
-            return Vec::new();
-        }
-        self.room.checked_at = now;
-        self.forget_room();
-        self.stalled()
-    }
-
-    /// Returns the senders that have waited for room in their lanes for too long, and must fall
-    /// back to TCP.
-    #[cold]
-    pub(crate) fn stalled(&mut self) -> Vec<&'static Endpoint> {
-        let full = self.room.fds.iter().filter_map(|fd| self.registrations.get(fd)?.endpoint());
-        full.filter(|endpoint| outgoing::has_stalled(endpoint)).collect()
-    }
 }
 
 /// Takes the marks of the links at rest, after a ring. Returns whether the next check must do so
@@ -706,213 +563,4 @@ fn list_marked(ready: &mut ReadyQueue, duplicates: &Duplicates, link: &'static L
             ready.marked.push(Reverse((stamp, fd, guess)));
         }
     }
-}
-
-impl Registration {
-    /// Stores the index of the record in the endpoint, so that the next mark finds it without a
-    /// search.
-    #[cold]
-    fn note_record(&self) {
-        if let Some(endpoint) = self.endpoint() {
-            endpoint.record.store(self.position.index(), Relaxed);
-        }
-    }
-
-    /// Returns whether the registration reports bytes more than once, and a mark comes with them.
-    #[inline]
-    fn is_told_of_lanes(&self) -> bool {
-        self.events & IN != 0 && self.events & ONE_SHOT == 0 && self.answered.is_by_marks()
-    }
-
-    /// Returns the events of a lane that goes on, in an instance that no other process has. Returns
-    /// `None`, and changes nothing, if [`Inner::look_at`] must find out more.
-    #[inline(always)]
-    fn look_at_once(&mut self, endpoint: &Endpoint) -> Option<u32> {
-        if self.beside {
-            return None;
-        }
-        if self.events & (OUT | EDGE) != 0 {
-            return self.look_for_room_or_edges(endpoint);
-        }
-        let has_some = incoming::look_at_once(endpoint)?.unread > 0;
-        Some(if has_some { self.events & IN } else { 0 })
-    }
-
-    #[inline(never)]
-    fn look_for_room_or_edges(&mut self, endpoint: &Endpoint) -> Option<u32> {
-        let is_edge = self.events & EDGE != 0;
-        // TCP may have more to report with such an edge.
-        if is_edge && (endpoint.is_shut() || endpoint.has_peer_finished()) {
-            return None;
-        }
-        let bytes = incoming::look_at_once(endpoint)?;
-        let wants_room = self.events & OUT != 0;
-        if wants_room && !outgoing::has_room_at_once(endpoint) {
-            return None;
-        }
-        if is_edge && std::mem::replace(&mut self.arrived, bytes.arrived) == bytes.arrived && !self.due {
-            return Some(0);
-        }
-        let readable = if bytes.unread > 0 { IN } else { 0 };
-        Some((readable | if wants_room { OUT } else { 0 }) & self.events)
-    }
-
-    /// Returns whether the kernel has bytes for a level-triggered registration. Without a name, the
-    /// kernel's event for it could not be merged with this one.
-    fn bytes_of_kernel(&self, socket: RawFd) -> u32 {
-        if self.name.is_known() { asked_of_kernel(socket, IN) & self.events & IN } else { 0 }
-    }
-
-    /// Returns the events that TCP adds to those of a lane.
-    fn events_of_kernel(
-        &mut self,
-        endpoint: &'static Endpoint,
-        socket: RawFd,
-        returned: &mut Vec<&'static Endpoint>,
-    ) -> u32 {
-        let said = asked_of_kernel(socket, self.events | FINISHED);
-        self.beside = said & !(IN | OUT) != 0;
-        let mut events = translate(endpoint, said);
-        if said & FINISHED != 0 {
-            events |= of_reset(endpoint, socket, returned).unwrap_or(0);
-        }
-        events & (self.events | ALWAYS)
-    }
-
-    /// Returns the events that the death of the peer adds, if it has died.
-    fn events_of_death(
-        &self,
-        endpoint: &'static Endpoint,
-        socket: RawFd,
-        died: bool,
-        returned: &mut Vec<&'static Endpoint>,
-    ) -> Death {
-        let is_dead = died && lost::is_lost(endpoint, socket);
-        let events = if is_dead { of_reset(endpoint, socket, returned) } else { None };
-        Death { is_dead, events: events.map(|events| events & (self.events | ALWAYS)) }
-    }
-
-    /// Returns whether a check is worthwhile where no mark comes.
-    fn may_have_some(&self, endpoint: &Endpoint, shared: bool) -> bool {
-        self.due || self.may_tell(endpoint, shared)
-    }
-
-    /// Returns whether a check may find an event, as far as that shows without a mark.
-    pub(super) fn may_tell(&self, endpoint: &Endpoint, shared: bool) -> bool {
-        let asks_for_bytes = self.events & (IN | URGENT) != 0;
-        self.events & EDGE == 0 || asks_for_bytes && arrived(endpoint, shared) != self.arrived
-    }
-
-    /// Returns the waiter that the peer is to wake for room. There can be only one: this
-    /// instance's, unless its waits check the registration by themselves.
-    fn asks_for_room(&self, slot: Option<Slot>) -> Option<Slot> {
-        slot.filter(|_| self.answered.is_by_marks())
-    }
-
-    /// Returns whether lanes have an event for it now.
-    pub(super) fn has_some(&self, endpoint: &Endpoint, slot: Option<Slot>) -> bool {
-        let slot = self.asks_for_room(slot);
-        said_by_lanes(endpoint, endpoint.fd(), self.events, slot).reported != 0
-    }
-
-    /// Returns whether anything has arrived since the last call.
-    fn note_arrived(&mut self, endpoint: &Endpoint, shared: bool) -> bool {
-        let arrived = arrived(endpoint, shared);
-        std::mem::replace(&mut self.arrived, arrived) != arrived
-    }
-}
-
-/// Returns a value that changes when something has arrived by a lane, or in a way that the kernel
-/// reports to no thread. The kernel reports urgent data only where it is requested, and in a shared
-/// instance it is not requested for the sake of lanes.
-pub(super) fn arrived(endpoint: &Endpoint, shared: bool) -> u64 {
-    let fd = endpoint.fd();
-    let urgent = shared && endpoint.is_attached() && kernel::has_urgent(fd);
-    let is_unsaid = endpoint.options.low_water.of(fd) > 0;
-    let unsaid = if is_unsaid { (Tcp { endpoint, fd }).received() } else { 0 };
-    (incoming::arrived(endpoint) + unsaid) | if urgent { 1 << 63 } else { 0 }
-}
-
-/// The outcome of a check of a registration's lanes, see [`Inner::check_lanes`].
-struct Lanes {
-    reported: u32,
-    /// There is no room, and the registration asks for some.
-    full: bool,
-    /// TCP, not a lane, answers whether there is room.
-    by_tcp: bool,
-    /// The lane has ended.
-    ended: bool,
-    /// No process is at the other end any more.
-    died: bool,
-    /// Something has arrived since the last check.
-    is_new: bool,
-}
-
-/// The answer for a registration whose peer may have died with unread bytes.
-struct Death {
-    /// It has.
-    is_dead: bool,
-    /// The events that this adds. `None` if it adds none, or the kernel has yet to report it.
-    events: Option<u32>,
-}
-
-/// The lanes' answer for a registration.
-struct Answer {
-    reported: u32,
-    /// There is no room, and the registration asks for some.
-    full: bool,
-    /// There are bytes behind those of TCP that have not come yet: an edge, but nothing to read. Or
-    /// the kernel does not report that more have come.
-    behind: bool,
-    /// No process is at the other end any more.
-    left: bool,
-    /// TCP, not a lane, answers whether there is room.
-    by_tcp: bool,
-}
-
-/// Returns the lanes' answer now.
-fn said_by_lanes(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Answer {
-    judge(endpoint, &incoming::look(endpoint, fd, wanted & IN != 0), wanted, slot)
-}
-
-#[inline]
-fn judge(endpoint: &Endpoint, found: &Found, wanted: u32, slot: Option<Slot>) -> Answer {
-    let is_told = found.readable || found.arrived && wanted & EDGE != 0;
-    let mut events = if is_told { IN } else { 0 };
-    let behind = found.arrived && !is_told || found.unsaid;
-    let (room, left) = if wanted & OUT != 0 { outgoing::room(endpoint, slot) } else { (Room::OfTcp, false) };
-    // The end of a lane is an edge of room, as an event of the socket is on TCP. A send finds out what
-    // TCP takes.
-    if matches!(room, Room::Some | Room::Ended) {
-        events |= OUT;
-    }
-    let by_tcp = wanted & OUT != 0 && room == Room::OfTcp;
-    let full = matches!(room, Room::None | Room::Returning);
-    Answer { reported: events & wanted, full, behind, left, by_tcp }
-}
-
-/// Returns the events that the death of a peer with unread bytes adds, for a caller that holds the
-/// lock of an instance. If both ends had finished, there is no error. Returns `None` if it adds
-/// none, or the kernel has yet to report it. The endpoint is added to `returned`, so that all
-/// instances learn that it is off its lane.
-fn of_reset(endpoint: &'static Endpoint, fd: RawFd, returned: &mut Vec<&'static Endpoint>) -> Option<u32> {
-    let has_come = lost::reset_in_a_set(endpoint, fd)?;
-    returned.push(endpoint);
-    has_come.then(|| translate(endpoint, asked_of_kernel(fd, IN | OUT | FINISHED)))
-}
-
-/// Polls the socket in the kernel without waiting, and returns its events. The bits of poll and
-/// epoll are the same.
-pub(super) fn asked_of_kernel(fd: RawFd, wanted: u32) -> u32 {
-    let mut entry = libc::pollfd { fd, events: wanted as u16 as i16, revents: 0 };
-    kernel::poll_now(std::slice::from_mut(&mut entry));
-    u32::from(entry.revents as u16) & (wanted | ALWAYS)
-}
-
-/// Translates the kernel's events of an attached socket: the lane answers for EPOLLOUT, and only
-/// the shim knows a pending error.
-fn translate(endpoint: &Endpoint, events: u32) -> u32 {
-    let error = if endpoint.owes_alone() { libc::EPOLLERR as u32 } else { 0 };
-    let room = if events & OUT != 0 && endpoint.tx.lock().tx.on_lane() { OUT } else { 0 };
-    events & !room | error
 }

@@ -29,12 +29,17 @@
 
 mod answer;
 mod answered;
+mod attachment;
+mod before_sleep;
 mod closed_while_registered;
+mod due;
 mod duplicates;
 mod exposure;
+mod freezing;
 mod kernel_interest;
 mod kernel_list;
 mod kernel_query;
+mod lane_events;
 mod listing;
 mod names;
 mod nested;

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use shunt_abi::reason::Reason;
 
-use super::answer::asked_of_kernel;
 use super::kernel_interest::KernelInterest;
 use super::kernel_list::change;
+use super::lane_events::asked_of_kernel;
 use super::wakeup::Wakeup;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
 use crate::base::names::EndpointRef;

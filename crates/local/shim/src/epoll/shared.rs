@@ -13,9 +13,10 @@ use rustix::io::{Errno, FdFlags};
 use shunt_abi::reason::Reason;
 use shunt_sys::trace::is_same_file;
 
+use super::freezing::is_frozen;
 use super::kernel_list::change;
 use super::names::{Name, is_token, new_token};
-use super::registration::{Passed, is_frozen};
+use super::registration::Passed;
 use super::registrations::Registrations;
 use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
 use crate::base::lock::Lock;
