@@ -396,11 +396,13 @@ impl Looked<'_> {
     }
 
     /// Returns whether the process was under shunt before the broker started, and has not
-    /// registered with it yet. What its connections use is unknown.
+    /// registered with it yet. What its connections use is unknown. A program that starts its own
+    /// broker is older too, but no other broker has accepted it.
     fn is_unknown(&self, process: &Process, broker: &Path) -> bool {
         // Both are rounded down from different clocks' seconds.
         let is_older = |snapshot: &Snapshot| process.age.is_some_and(|age| age > snapshot.uptime_seconds + 1);
         process.has_shim
+            && process.has_registered != Some(false)
             && self.known(process, broker).is_none()
             && self.snapshot(broker).is_some_and(is_older)
     }

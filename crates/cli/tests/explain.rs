@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use common::*;
 use serde_json::Value;
@@ -434,6 +435,21 @@ fn the_client_of_a_server_with_a_ring() {
     // The broker knows nothing of the server's end, so its text has all possibilities.
     let status = Ended::of(shell.shunt(["status"])).quietly(0).stdout;
     assert!(status.contains("peer_not_offered: ") && status.contains("as by io_uring"), "{status}");
+}
+
+/// No broker has accepted the program, so none has been lost, although the one that answers is younger.
+#[test]
+fn a_program_that_is_older_than_its_first_broker() {
+    let shell = Shell::new();
+    let begun = Instant::now();
+    let idle = Idle::start(under_shunt(&shell, &[compiled(&shell, "idle", &[]).to_str().unwrap()]));
+    eventually("it is older than the precision of /proc", || begun.elapsed() > Duration::from_secs(3));
+    let pid = shell.broker_pid().unwrap().to_string();
+    assert!(Command::new("kill").arg(&pid).status().unwrap().success());
+    eventually("the broker ends", || shell.broker_pid().is_none());
+    Ended::of(shell.shunt(["daemon", "--detach", "--idle-exit", "1"])).quietly(0);
+    let report = explain(&shell, idle.pid());
+    assert_eq!(report["processes"][0]["causes"], Value::Array(Vec::new()), "{report:#}");
 }
 
 #[test]

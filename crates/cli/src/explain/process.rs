@@ -48,6 +48,8 @@ pub(super) struct Process {
     is_entered: bool,
     /// Why its shim has not reached a broker, if an attempt has failed.
     unreached: Option<Errno>,
+    /// Whether a broker has accepted it, or the process that forked it, as far as that is known.
+    pub(super) has_registered: Option<bool>,
     /// The code for which its shim keeps all its connections on TCP, if it does.
     pub(super) own_calls: Option<own_calls::Place>,
     /// The io_uring of the process that hides the most from the shim.
@@ -113,6 +115,7 @@ impl Process {
                 let program = fs::read_link(proc(pid, "exe")).ok();
                 own_calls::Place::find(address, maps.as_deref().ok()?, program.as_deref())
             }),
+            has_registered: view.as_ref().and_then(|view| view.has_registered),
             unreached: view.and_then(|view| view.unreached),
             ring,
             filtered: field("Seccomp") == "2",

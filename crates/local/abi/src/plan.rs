@@ -52,6 +52,8 @@ pub struct Plan {
     /// The address of the code that may make system calls past the library, for which all
     /// connections stay on TCP; 0 if there is none, or it is unknown.
     pub bypasses: AtomicU64,
+    /// 1 once a broker has accepted this process, or the one that forked it.
+    pub registered: AtomicU64,
 }
 
 /// The number of words of a [`Plan`].
@@ -122,6 +124,7 @@ impl Plan {
             off: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             bypasses: AtomicU64::new(0),
+            registered: AtomicU64::new(0),
         }
     }
 
@@ -130,7 +133,7 @@ impl Plan {
         let [version, state, refusal, name, len, switch, rest @ ..] = words.map(AtomicU64::new);
         let [redirects, redirect_count, slots, slot_count, rest @ ..] = rest;
         let [untouched, untouched_count, linker, room, room_words, rest @ ..] = rest;
-        let [brokers, brokers_length, unreached, off, connections, bypasses] = rest;
+        let [brokers, brokers_length, unreached, off, connections, bypasses, registered] = rest;
         Plan {
             version,
             state,
@@ -147,6 +150,7 @@ impl Plan {
             off,
             connections,
             bypasses,
+            registered,
         }
     }
 
@@ -188,6 +192,8 @@ mod tests {
             &plan.unreached,
             &plan.off,
             &plan.connections,
+            &plan.bypasses,
+            &plan.registered,
         ];
         let pairs = [&plan.about, &plan.redirects, &plan.slots, &plan.untouched, &plan.room, &plan.brokers];
         for word in all.into_iter().chain(pairs.into_iter().flatten()) {

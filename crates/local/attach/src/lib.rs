@@ -72,6 +72,9 @@ pub struct View {
     pub off: Option<shunt_abi::reason::Reason>,
     /// The address of code that may make system calls past the library, if it has found some.
     pub bypasses: Option<u64>,
+    /// Whether a broker has accepted the program, or the one that forked it. `None` if the library
+    /// is of another version.
+    pub has_registered: Option<bool>,
 }
 
 /// The outcome of a detachment.

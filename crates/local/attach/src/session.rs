@@ -395,6 +395,8 @@ pub(crate) fn view(pid: u32) -> Result<Option<View>, Refusal> {
         },
         off: Reason::parse(plan.off.load(Relaxed) as u16).filter(|reason| *reason != Reason::None),
         bypasses: Some(plan.bypasses.load(Relaxed)).filter(|address| *address != 0),
+        has_registered: (plan.version.load(Relaxed) == u64::from(shunt_abi::VERSION))
+            .then(|| plan.registered.load(Relaxed) != 0),
     }))
 }
 

@@ -201,6 +201,11 @@ pub(crate) fn note_reached(errno: i32) {
     shunt_plan.unreached.store(errno as u64, Relaxed);
 }
 
+/// Notes that a broker has accepted this process, which `shunt explain` reads.
+pub(crate) fn note_registered() {
+    shunt_plan.registered.store(1, Relaxed);
+}
+
 pub(crate) fn spin() -> Spin {
     match SPIN.load(Relaxed) {
         SPIN_AUTO => Spin::Auto,

@@ -133,6 +133,7 @@ impl Control {
             self.peers_come_until = process::now() + LONGEST_RETRY_NANOS;
         }
         (self.is_welcome, self.rejections) = (true, 0);
+        process::note_registered();
     }
 
     /// Maps the memory of a new link, and reports whether that succeeded.
