@@ -235,7 +235,7 @@ impl Inner {
     /// when the kernel first reports them. In a watched instance that is done now, unless the
     /// registration is edge-triggered, for which the change is an edge. If a lane has made an edge
     /// that is not reported yet, that edge is wanted: the kernel must report it from now on.
-    pub(super) fn settle(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
+    fn settle(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         if registration.interest.is_deleted() || is_frozen(fd) {
             self.list.change(libc::EPOLL_CTL_DEL, fd, 0, 0);

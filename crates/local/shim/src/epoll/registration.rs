@@ -41,7 +41,7 @@ pub(super) struct Passed {
 /// - EPOLLPRI is added to those that ask for bytes, since urgent data is an edge for them, too.
 /// - EPOLLRDHUP is added for the death of the peer: an error that need not be requested, and that
 ///   first shows as the end of the stream.
-pub(super) fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
+fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
     let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_attached()) else { return wanted };
     let urgent = if wanted & IN != 0 { URGENT } else { 0 };
     let held = match is_told_edges(wanted) {
@@ -60,7 +60,7 @@ pub(super) fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
 /// list has the registration without the flag. With it, the kernel would refuse every change, and
 /// lanes need changes. The program's own changes are still refused. A process that may make calls
 /// past the shim has nothing on lanes, and the kernel must refuse the changes itself.
-pub(super) fn is_exclusive(operation: i32, events: u32) -> bool {
+fn is_exclusive(operation: i32, events: u32) -> bool {
     const ALLOWED: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP;
     let allowed = ALLOWED as u32 | EDGE | EXCLUSIVE;
     let is_allowed = operation == libc::EPOLL_CTL_ADD && events & EXCLUSIVE != 0 && events & !allowed == 0;
@@ -144,7 +144,7 @@ impl Inner {
 
     /// Returns the name that the kernel's list is to have for a registration that is added or
     /// changed.
-    pub(super) fn name_for(
+    fn name_for(
         &mut self,
         epoll: &Epoll,
         operation: i32,

@@ -13,8 +13,9 @@ use crate::base::undo_log::Held;
 use crate::base::{clib, errno, kernel, order, process, real, table};
 use crate::broker::control;
 use crate::life::{attach, resets};
+use crate::ops::send_file::FileStep;
 use crate::ops::socket_reference::SocketReference;
-use crate::ops::{self, descriptors, files, pipe, receive, send, undo};
+use crate::ops::{self, descriptors, files, pipe, receive, receive_fast, send, send_fast, send_file, undo};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::sharing;
 
@@ -314,7 +315,7 @@ fn receive_at_once(
     flags: c_int,
     slowly: ops::Slowly<*mut c_void>,
 ) -> ssize_t {
-    if flags & !receive::PLAIN != 0 {
+    if flags & !receive_fast::PLAIN != 0 {
         cold_path();
         return slowly(fd, buf, len, flags);
     }
@@ -323,7 +324,7 @@ fn receive_at_once(
         return slowly(fd, buf, len, flags);
     }
     let Some((endpoint, shield)) = begin_at_once(fd) else { return slowly(fd, buf, len, flags) };
-    receive::receive_few(endpoint, shield, fd, Piece { base: buf.cast(), len }, flags, slowly)
+    receive_fast::receive_few(endpoint, shield, fd, Piece { base: buf.cast(), len }, flags, slowly)
 }
 
 /// The slow path of a call with one buffer, for an endpoint that may have a lane.
@@ -374,7 +375,7 @@ fn send_at_once(
         return slowly(fd, buf, len, flags);
     }
     let Some((endpoint, shield)) = begin_at_once(fd) else { return slowly(fd, buf, len, flags) };
-    send::send_few(endpoint, shield, fd, Piece { base: buf.cast_mut().cast(), len }, flags, slowly)
+    send_fast::send_few(endpoint, shield, fd, Piece { base: buf.cast_mut().cast(), len }, flags, slowly)
 }
 
 #[inline(never)]
@@ -702,21 +703,21 @@ pub unsafe extern "C-unwind" fn sendfile64(
             // SAFETY: `to` has room for `len` bytes in the ring.
             unsafe { kernel::read_at(from, to, len, begin.saturating_add(moved as off64_t)) }
         };
-        let step = send::send_file(&hold, endpoint, count.min(most_at_once()), read_file);
+        let step = send_file::send_file(&hold, endpoint, count.min(most_at_once()), read_file);
         let outcome = match step {
             // A file that cannot be read in this way cannot be sent either. sendfile has another
             // errno for it.
             Err(libc::EISDIR) => by_kernel(|| kernel(out)),
             Err(errno) => Err(errno),
-            Ok(send::FileStep::Moved(count)) => {
+            Ok(FileStep::Moved(count)) => {
                 // A quarter of the ring may have been read from the file when the lane turns out to
                 // have ended. So the file's offset moves only at the end.
                 advance(from, offset, begin + count as off64_t).map(|()| count)
             }
-            Ok(send::FileStep::UseTcp(0)) => send::file_by_tcp(&hold, endpoint, &kernel),
+            Ok(FileStep::UseTcp(0)) => send_file::file_by_tcp(&hold, endpoint, &kernel),
             // A blocking call returns once all bytes are sent, even if the lane ends meanwhile.
-            Ok(send::FileStep::UseTcp(count)) => advance(from, offset, begin + count as off64_t)
-                .map(|()| count + send::rest_of_file_by_tcp(&hold, endpoint, &|out| rest(out, count))),
+            Ok(FileStep::UseTcp(count)) => advance(from, offset, begin + count as off64_t)
+                .map(|()| count + send_file::rest_of_file_by_tcp(&hold, endpoint, &|out| rest(out, count))),
         };
         hold.release();
         outcome

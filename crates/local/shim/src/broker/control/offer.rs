@@ -28,7 +28,7 @@ use crate::socket::{endpoint, offer_policy, peer_locality, settings};
 const ALONE_NANOS: u64 = 1_000_000_000;
 /// With `--offer at-once`, the longest time that the first use of a connection waits for the
 /// broker. [`PAUSE_NANOS`] is the pause between two checks.
-pub(super) const MOMENT_NANOS: u64 = 2_000_000;
+const MOMENT_NANOS: u64 = 2_000_000;
 const PAUSE_NANOS: i64 = 50_000;
 
 /// Why an endpoint is not offered now.

@@ -183,7 +183,7 @@ impl Control {
     }
 
     /// Opens the link of a pair, and has its connection attached.
-    pub(super) fn pair(&mut self, body: Pair, effects: &mut Vec<Effect>) {
+    fn pair(&mut self, body: Pair, effects: &mut Vec<Effect>) {
         let name = EndpointRef::unpack(body.ticket);
         let conn = body.conn as usize;
         if let Some(link) = self.link(&body) {

@@ -178,7 +178,7 @@ impl Control {
     }
 
     /// Sends one message, if the broker's socket has room. Returns whether it was sent.
-    pub(super) fn send(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> bool {
+    fn send(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> bool {
         let Some(socket) = &self.socket else { return false };
         match seqpacket::send(socket, request.encode().as_bytes(), fds) {
             Ok(()) => {
@@ -281,7 +281,7 @@ fn program_name() -> [u8; 32] {
 
 /// Connects to the broker at `path`. Returns `None` unless the socket belongs to this user or to
 /// root, in a directory that proves it.
-pub(super) fn reach(path: &CString) -> Option<OwnedFd> {
+fn reach(path: &CString) -> Option<OwnedFd> {
     let socket = seqpacket::connect(path.to_bytes())
         .inspect_err(|error| process::note_reached(error.raw_os_error()))
         .ok()?;
