@@ -1,7 +1,7 @@
 //! Containers that are not trusted: the attempts of a hostile program with a socket of the host
 //! network, and their outcomes. Needs root and gcc.
 //!
-//! docs/security.md lists the attempts of `overlay/attack.c` with their outcomes.
+//! `overlay/attempts.md` lists the attempts of `overlay/attack.c` with their outcomes.
 
 #[path = "overlay/attempts.rs"]
 mod attempts;

@@ -2,7 +2,7 @@
 // connection's socket, and to use the socket in ways that are forbidden to a container.
 //
 // It makes raw system calls and is statically linked. Each attempt prints one line: its name, a
-// tab, the outcome. docs/security.md has the list of attempts, with the mechanism that stops each.
+// tab, the outcome. attempts.md has the list of attempts, with the mechanism that stops each.
 //
 //     attack connect|accept OWN PEER HOSTS DEVICE PASS   connects, tries everything, passes its socket on
 //     attack given OWN PEER HOSTS DEVICE PASS            receives the socket, tries everything

@@ -1,5 +1,5 @@
-//! Compares the outcomes of `attack.c` with docs/security.md. That page lists the attempts of a
-//! hostile program with a socket of the host network.
+//! Compares the outcomes of `attack.c` with attempts.md, which lists the attempts of a hostile program
+//! with a socket of the host network.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -47,7 +47,7 @@ struct Row {
     stops: String,
 }
 
-const PAGE: &str = include_str!("../../../../docs/security.md");
+const PAGE: &str = include_str!("attempts.md");
 
 /// Returns the attempts of the table that begins with `head`. A row lists all that have the same
 /// outcomes.
@@ -105,7 +105,7 @@ pub(crate) fn compare(said: &str, kept: Kept) {
     let missing: Vec<_> = expected.keys().filter(|name| !tried.contains_key(name.as_str())).collect();
     assert!(
         differ.is_empty() && missing.is_empty(),
-        "docs/security.md says otherwise of {differ:#?}, and lists {missing:#?}"
+        "attempts.md says otherwise of {differ:#?}, and lists {missing:#?}"
     );
     assert!(page.iter().all(|row| !row.stops.is_empty()), "each row says what stops it");
 }
