@@ -15,13 +15,13 @@ mod serve;
 mod system;
 
 pub(crate) use observe::{BugreportArgs, CaptureArgs, DoctorArgs, ExplainArgs, StatusArgs, TopArgs};
-pub(crate) use overlay::{Overlay, OverlayControl, OverlayPolicy, OverlayRunArgs};
-pub(crate) use relay::{RelayAction, RelayArgs, RelayControl};
+pub(crate) use overlay::{Overlay, OverlayPolicy, OverlayRunArgs};
+pub(crate) use relay::{RelayAction, RelayArgs};
 pub(crate) use run::{
     AttachArgs, DaemonArgs, DetachArgs, InterceptArgs, Offer, OwnCalls, RunArgs, Transport, WaitsFor,
     parse_idle_exit, parse_ring_bytes, parse_ring_memory, parse_spin,
 };
-pub(crate) use serve::{ServeAction, ServeArgs, ServeControl, ServeEngine, ServeHash};
+pub(crate) use serve::{ServeAction, ServeArgs, ServeEngine, ServeHash};
 pub(crate) use system::{Config, DaemonJson, Runtime, Service, ServiceDisable, ServiceEnable, ServicePlace};
 
 /// Takes TCP connections off the general path: unmodified programs, the same addresses, shared

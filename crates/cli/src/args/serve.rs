@@ -5,8 +5,6 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::system::Service;
-
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
