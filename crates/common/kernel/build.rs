@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// The programs, each with one job.
-const PROGRAMS: [&str; 9] =
-    ["calls", "delay", "lsm", "names", "redirect", "secure", "sequence", "shape", "window"];
+const PROGRAMS: [&str; 10] =
+    ["calls", "delay", "hint", "lsm", "names", "redirect", "secure", "sequence", "shape", "window"];
 
 fn main() {
     println!("cargo::rerun-if-changed=bpf");

@@ -92,11 +92,25 @@ impl Groups {
     /// the visible hierarchy.
     pub(crate) fn of(&self, process: u32) -> io::Result<Option<File>> {
         let path = path_of(&process.to_string())?;
-        if path.as_os_str().is_empty() || path.starts_with("..") {
+        if path.as_os_str().is_empty() { Ok(None) } else { self.open(&path) }
+    }
+
+    /// Returns the directory of a process's group, or `None` if it is outside of the visible
+    /// hierarchy. Returns the root for a process in a group that this type has created: it is the
+    /// supervisor of a program that may be in any group.
+    pub(crate) fn of_or_root(&self, process: u32) -> io::Result<Option<File>> {
+        let path = path_of(&process.to_string())?;
+        let is_root = path.as_os_str().is_empty();
+        let is_unclear = !path.starts_with("..") && path.file_name().is_some_and(is_name);
+        if is_root || is_unclear { self.open(Path::new(".")) } else { self.open(&path) }
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Option<File>> {
+        if path.starts_with("..") {
             return Ok(None);
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Some(openat(&self.0, &path, flags, Mode::empty())?.into()))
+        Ok(Some(openat(&self.0, path, flags, Mode::empty())?.into()))
     }
 }
 

@@ -11,6 +11,7 @@
 pub mod calls;
 mod cgroup;
 pub mod delay;
+pub mod hint;
 mod load;
 mod lsm;
 mod mount;

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Read};
 
+use aya::programs::iter::IterLink;
 use aya::programs::{Iter, Program};
 use aya::{Ebpf, EbpfLoader};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -56,7 +57,11 @@ where
 /// program must be loaded, and print nothing.
 pub fn visit_sockets(program: &mut Iter) -> io::Result<()> {
     let link = program.attach().map_err(io::Error::other)?;
-    let link = program.take_link(link).map_err(io::Error::other)?;
+    read_iterator(program.take_link(link).map_err(io::Error::other)?)
+}
+
+/// Runs an attached iterator program once for each TCP socket of this thread's network namespace.
+pub(crate) fn read_iterator(link: IterLink) -> io::Result<()> {
     let mut run = link.into_file().map_err(io::Error::other)?;
     // End of file means that the program has visited all sockets. Among very many sockets the
     // kernel returns EAGAIN in between, and the read must be repeated.

@@ -3,13 +3,16 @@
 //!
 //! [`Key`] signs and verifies with HMAC-SHA256. [`Keys`] holds one or two of them, so that the key
 //! can be changed while everything runs ([`rotate`]). [`MessageKey`] seals the messages of one
-//! exchange with AES-256-GCM, under a key that both sides have agreed on in secret.
+//! exchange with AES-256-GCM, under a key that both sides have agreed on in secret. A few bytes fit in
+//! one encrypted block ([`Key::seal_block`]).
 
 #![forbid(unsafe_code)]
 
+mod block;
 mod rotation;
 mod seal;
 
+pub use block::BLOCK;
 pub use rotation::{Keys, Step, rotate};
 pub use seal::{MessageKey, SEAL};
 
