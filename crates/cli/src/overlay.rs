@@ -117,6 +117,7 @@ fn report(status: &Value) -> String {
         );
     }
     text += &kubernetes(&now["kubernetes"]);
+    text += &in_band(&now["in-band"]);
     let mut rows = Vec::new();
     for end in ["client", "server"] {
         let paths = &status["connections"][end];
@@ -165,6 +166,23 @@ fn kubernetes(source: &Value) -> String {
     text + "\n"
 }
 
+/// Returns the state of in-band discovery as text. Empty if it is not configured.
+fn in_band(found: &Value) -> String {
+    let Some(containers) = found["containers"].as_object() else { return String::new() };
+    if let Some(error) = found["error"].as_str() {
+        return format!("in-band discovery does not work: {}\n\n", visible(error));
+    }
+    let of = |name: &str| containers.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let routers = found["routers"].as_array().map_or(0, Vec::len);
+    format!(
+        "in-band discovery: {} containers known at {routers} other routers, {} asked about, {} refused, {} without a hint\n\n",
+        of("known"),
+        of("asking"),
+        of("refused"),
+        of("awaited"),
+    )
+}
+
 const RESOURCES: [Column; 5] =
     [left("RESOURCE", 0), left("STATE", 0), right("OBJECTS", 0), left("LAST ANSWER", 0), left("VERSION", 0)];
 
@@ -175,6 +193,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn in_band_discovery_is_shown() {
+        let containers = json!({ "known": 3, "asking": 1, "refused": 0, "awaited": 2 });
+        let mut found = json!({ "error": null, "containers": containers, "routers": ["192.168.0.2:7450"] });
+        assert_eq!(
+            in_band(&found),
+            "in-band discovery: 3 containers known at 1 other routers, 1 asked about, 0 refused, 2 without a hint\n\n"
+        );
+        found["error"] = json!("the kernel does not take the program");
+        assert!(in_band(&found).contains("does not work: the kernel does not take"));
+        assert_eq!(in_band(&Value::Null), "");
+    }
 
     #[test]
     fn the_kubernetes_api_is_shown_with_what_to_do() {

@@ -33,6 +33,7 @@ pub(super) fn checks(control: &Path) -> Vec<Check> {
         checks.push(routers(&status));
         checks
             .extend(status.now.kubernetes.as_ref().map(|source| kubernetes(source, status.now.supervisors)));
+        checks.extend(status.now.in_band.as_ref().map(in_band));
     }
     checks
 }
@@ -119,10 +120,20 @@ struct Host {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
 struct Now {
     supervisors: u64,
     namespaces: u64,
     kubernetes: Option<Kubernetes>,
+    in_band: Option<InBand>,
+}
+
+/// In-band discovery.
+#[derive(Deserialize)]
+struct InBand {
+    error: Option<String>,
+    containers: BTreeMap<String, u64>,
+    hints: BTreeMap<String, u64>,
 }
 
 /// The Kubernetes API as a source.
@@ -262,6 +273,41 @@ fn kubernetes(source: &Kubernetes, supervisors: u64) -> Check {
         return check("it has no pods".to_owned()).lacking(State::Limited, advice);
     }
     check(format!("connected, with {pods} pods"))
+}
+
+/// Checks that connections can bring hints, and that these are by routers of the same key.
+fn in_band(found: &InBand) -> Check {
+    let check = |found: String| {
+        Check::ok("in-band discovery", "the overlay: places of other hosts' containers", found)
+    };
+    let of = |name: &str| found.hints.get(name).copied().unwrap_or(0);
+    if let Some(error) = &found.error {
+        let advice = "have the administrator allow programs at control groups; until then name the hosts in the configuration";
+        return check(visible(error).to_string()).lacking(State::Limited, advice);
+    }
+    if of("unreached") > 0 {
+        let found = format!("{} programs take no part: their control group is not visible", of("unreached"));
+        let advice = "run the router in the host's control group namespace, with control groups of version 2";
+        return check(found).lacking(State::Limited, advice);
+    }
+    if of("too-early") > 0 {
+        let found =
+            format!("{} listening sockets do not answer: they are older than the router", of("too-early"));
+        let advice = "start their programs again, or use Linux 6.12 or newer";
+        return check(found).lacking(State::Limited, advice);
+    }
+    if of("foreign") > 0 && of("confirmed") == 0 {
+        let found = format!("{} hints are of no router with this key, or outside of hosts", of("foreign"));
+        let advice = "copy the same key to all hosts, and name all their networks in hosts of [in-band]";
+        return check(found).lacking(State::Limited, advice);
+    }
+    if of("unanswered") > 0 && of("received") == 0 {
+        let found = format!("{} SYNs with its option were answered only without it", of("unanswered"));
+        let advice =
+            "let the network pass TCP options of kind 254, or remove [in-band]: each such SYN costs a second";
+        return check(found).lacking(State::Limited, advice);
+    }
+    check(format!("{} containers known", found.containers.get("known").copied().unwrap_or(0)))
 }
 
 /// Checks that the other routers accept connections. No data is sent.

@@ -96,6 +96,8 @@ pub(crate) struct Lab {
     pub(crate) configuration: String,
     /// The overlay's addresses on each host, as in the configuration.
     pub(crate) containers: [String; 2],
+    /// Whether each host's configuration has the other host too.
+    pub(crate) names_others: bool,
     directory: TempDir,
     running: Vec<Child>,
 }
@@ -175,6 +177,7 @@ impl Lab {
             moves_brief: true,
             configuration: String::new(),
             containers: ["'10.50.1.0/24'", "'10.50.2.0/24'"].map(str::to_owned),
+            names_others: true,
             directory,
             running: Vec::new(),
         };
@@ -241,17 +244,17 @@ impl Lab {
     pub(crate) fn start_with(&mut self, host: usize, key: &str) {
         let name = self.hosts[host].name;
         let config = self.path(&format!("{name}.toml"));
+        let hosts = [A, B].into_iter().filter(|at| self.names_others || *at == host).map(|at| {
+            format!(
+                "[[host]]\nname = '{}'\naddress = '{}'\nports = {}\ncontainers = [{}]\n",
+                self.hosts[at].name, self.routers[at], self.ports, self.containers[at]
+            )
+        });
         let text = format!(
             "name = '{name}'\nkey = '{key}'\nprefixes = [{prefixes}]\nask-ms = {patience}\npatience-ms = {patience}\nhold-ms = {hold}\n\
-             socket = '{socket}'\ncontrol = '{control}'\nmove-brief = {brief}\n{more}\n\
-             [[host]]\nname = 'a'\naddress = '{at_a}'\nports = {ports}\ncontainers = [{a}]\n\
-             [[host]]\nname = 'b'\naddress = '{at_b}'\nports = {ports}\ncontainers = [{b}]\n",
+             socket = '{socket}'\ncontrol = '{control}'\nmove-brief = {brief}\n{more}\n{hosts}",
+            hosts = hosts.collect::<String>(),
             prefixes = self.prefixes,
-            ports = self.ports,
-            at_a = self.routers[A],
-            at_b = self.routers[B],
-            a = self.containers[A],
-            b = self.containers[B],
             key = self.path(key).display(),
             patience = self.patience_ms,
             hold = self.hold_ms,

@@ -25,9 +25,14 @@ pub(crate) fn connections(shared: &Shared) {
 fn of(shared: &Shared, Named { socket, local, remote }: Named) -> Option<Connection> {
     let loaded = shared.loaded();
     let mut routers = loaded.config.hosts.iter().flat_map(Host::addresses);
+    // In-band discovery has not found this host again yet.
+    let may_be_found = || {
+        shared.in_band.as_ref().is_some_and(|in_band| in_band.permits(socket.remote.ip()))
+            && loaded.config.prefixes.iter().any(|prefix| prefix.contains(&remote.ip()))
+    };
     let (end, client, server) = if loaded.host().addresses().any(|own| own == socket.local) {
         (End::Server, remote, local)
-    } else if routers.any(|router| router == socket.remote) {
+    } else if routers.any(|router| router == socket.remote) || may_be_found() {
         (End::Client, local, remote)
     } else {
         return None;

@@ -133,7 +133,7 @@ async fn make(
         return Err(Reason::Busy);
     }
     let loaded = shared.loaded();
-    let known = shared.map().host_of(destination.ip()).ok_or(Reason::UnknownHost)?;
+    let known = shared.host_of(destination.ip(), namespace)?;
     if known.name == loaded.config.name {
         return Err(Reason::SameHost);
     }
@@ -148,10 +148,17 @@ async fn make(
         return Err(Reason::Family);
     }
     shared.encryption.permit(&loaded, destination.ip(), known.router.ip())?;
-    let mut asked = shared.peers.ask(known.router, Ask { destination, source }).await?;
+    let note = |answer: Result<(), Reason>| {
+        if let Some(in_band) = &shared.in_band {
+            in_band.asked(destination.ip(), known.router, answer);
+        }
+        answer
+    };
+    let asked = shared.peers.ask(known.router, Ask { destination, source }).await;
+    let mut asked = asked.map_err(|reason| note(Err(reason)).expect_err("it is one"))?;
     let is_remembered = asked.is_remembered();
     if !is_remembered {
-        asked.answer().await?;
+        note(asked.answer().await)?;
     }
 
     *has_begun = true;
@@ -164,7 +171,7 @@ async fn make(
     // The host connection and the overlay connection are made concurrently.
     let (stream, (local, waits)) = tokio::try_join!(open, connected(channel, &socket))?;
     if is_remembered {
-        asked.answer().await?;
+        note(asked.answer().await)?;
     }
     // Read now, since the socket gets the overlay's addresses as its names later.
     let names = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));

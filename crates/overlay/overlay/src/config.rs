@@ -13,6 +13,7 @@ use shunt_key::KeyError;
 use thiserror::Error;
 
 use crate::encryption::Encrypted;
+use crate::in_band::Settings as InBand;
 use crate::keys::KeyFile;
 use crate::kubernetes::Settings as Kubernetes;
 use crate::labels::LabelSources;
@@ -46,6 +47,8 @@ pub(crate) struct Config {
     pub(crate) etcd: Option<Etcd>,
     /// The API server of the cluster whose pods are the containers.
     pub(crate) kubernetes: Option<Kubernetes>,
+    /// Containers that nothing else has are found by their connections.
+    pub(crate) in_band: Option<InBand>,
     /// The sources of containers' labels.
     #[serde(default)]
     pub(crate) label_sources: LabelSources,
@@ -206,6 +209,7 @@ impl Loaded {
             ("hold-ms", old.hold_ms != new.hold_ms),
             ("etcd", old.etcd != new.etcd),
             ("kubernetes", old.kubernetes != new.kubernetes),
+            ("in-band", old.in_band != new.in_band),
             ("this host's address", self.host().address != read.host().address),
             ("this host's ports", self.host().ports != read.host().ports),
         ];
@@ -278,12 +282,16 @@ impl Config {
             }
         }
         let own = self.hosts.iter().position(|host| host.name == self.name);
-        own.ok_or_else(|| {
+        let own = own.ok_or_else(|| {
             format!(
                 "name = {:?} is no [[host]]: add one for this host, with that name, or say --address",
                 self.name
             )
-        })
+        })?;
+        if let Some(in_band) = &self.in_band {
+            in_band.check(self.hosts[own].address.ip(), &self.prefixes)?;
+        }
+        Ok(own)
     }
 }
 
@@ -524,6 +532,9 @@ mod tests {
             ("[[host]]", "[etcd]\nendpoints = []\n[[host]]", "endpoints is empty"),
             ("[[host]]", "[etcd]\nendpoints = ['http://e:1']\nprefix = 'a'\n[[host]]", "between slashes"),
             ("[[host]]", "[etcd]\nendpoints = ['http://e:1']\nlease-s = 1\n[[host]]", "from 2 to"),
+            ("[[host]]", "[in-band]\nhosts = []\n[[host]]", "hosts is empty"),
+            ("[[host]]", "[in-band]\nhosts = ['192.168.1.0/24']\n[[host]]", "is in none of hosts"),
+            ("[[host]]", "[in-band]\nhosts = ['192.168.0']\n[[host]]", "is no network"),
             ("'10.50.0.0/16'", "'fe80::/64'", "of one device"),
             ("'10.50.0.0/16'", "'::ffff:10.50.0.0/112'", "as IPv6 sockets write"),
             ("192.168.0.2:7450", "[fe80::2]:7450", "of one device"),

@@ -17,7 +17,7 @@
 //!   `decide` explains its verdicts, and `cost` measures what they take.
 //! - `map` says which host has a container. `discovery` keeps it current, by way of `etcd`, and
 //!   `kubernetes` by way of the Kubernetes API, whose NetworkPolicies are one of the `layers` of the
-//!   policy in effect.
+//!   policy in effect. `in_band` finds what none of these has, by the connections themselves.
 //! - `labels` reads the labels of containers from their sources, into `workloads`. `described` is the
 //!   source of their annotations.
 //! - `account` makes sockets for containers, `secure` tags them, `adopt` finds the connections that
@@ -45,6 +45,7 @@ mod enforce;
 mod etcd;
 mod expected_gain;
 mod guests;
+mod in_band;
 mod keys;
 mod kubernetes;
 mod labels;

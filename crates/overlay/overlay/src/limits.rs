@@ -100,12 +100,7 @@ pub(crate) async fn ensure(shared: &Arc<Shared>, needed: BTreeSet<Limit>) -> Res
         for device in &devices {
             make(device)?;
             for ((_, rate), class) in &wanted {
-                let bits = format!("{}bit", rate * 8);
-                let (parent, class) = (format!("{MAJOR:x}:"), format!("{MAJOR:x}:{class:x}"));
-                tc(&[
-                    "class", "replace", "dev", device, "parent", &parent, "classid", &class, "htb", "rate",
-                    &bits, "quantum", "15140",
-                ])?;
+                add_class(device, *rate, *class)?;
             }
         }
         Ok::<_, String>(devices)
@@ -132,6 +127,32 @@ pub(crate) async fn ensure(shared: &Arc<Shared>, needed: BTreeSet<Limit>) -> Res
     }
 }
 
+/// Makes the existing classes on devices that lead to hosts which have become known since.
+pub(crate) async fn cover(shared: &Arc<Shared>) -> Result<(), String> {
+    let _turn = shared.limits.turn.lock().await;
+    let (classes, covered) = {
+        let state = lock(&shared.limits.state);
+        (state.classes.clone(), state.devices.clone().unwrap_or_default())
+    };
+    if classes.is_empty() {
+        return Ok(());
+    }
+    let hosts = others(shared);
+    let made = elsewhere(move || {
+        let devices = devices(&hosts)?;
+        for device in devices.difference(&covered) {
+            make(device)?;
+            for ((_, rate), class) in &classes {
+                add_class(device, *rate, *class)?;
+            }
+        }
+        Ok::<_, String>(devices)
+    });
+    let devices = made.await.inspect_err(|error| lock(&shared.limits.state).error = Some(error.clone()))?;
+    lock(&shared.limits.state).devices.get_or_insert_default().extend(devices);
+    Ok(())
+}
+
 /// Removes the qdiscs, because no rule needs them any more.
 pub(crate) async fn remove(shared: &Arc<Shared>) {
     let _turn = shared.limits.turn.lock().await;
@@ -156,8 +177,7 @@ pub(crate) async fn remove(shared: &Arc<Shared>) {
 
 /// Returns the addresses of the other hosts.
 fn others(shared: &Shared) -> Vec<IpAddr> {
-    let map = shared.map();
-    map.routers_but(&shared.loaded().config.name).into_iter().map(|router| router.ip()).collect()
+    shared.others(&shared.map()).into_iter().map(|router| router.ip()).collect()
 }
 
 /// Returns the devices through which this host reaches the others.
@@ -215,6 +235,17 @@ fn make(device: &str) -> Result<(), String> {
                 .map(drop)
         }
     }
+}
+
+/// Gives a device's qdisc a class with that rate, in bytes per second.
+fn add_class(device: &str, rate: u64, class: u16) -> Result<(), String> {
+    let bits = format!("{}bit", rate * 8);
+    let (parent, class) = (format!("{MAJOR:x}:"), format!("{MAJOR:x}:{class:x}"));
+    tc(&[
+        "class", "replace", "dev", device, "parent", &parent, "classid", &class, "htb", "rate", &bits,
+        "quantum", "15140",
+    ])
+    .map(drop)
 }
 
 fn tc(words: &[&str]) -> Result<String, String> {

@@ -21,7 +21,7 @@ use crate::quotas::Share;
 use crate::reason::Reason;
 use crate::registry::Process;
 use crate::shared::Shared;
-use crate::{admit, client, server};
+use crate::{admit, client, in_band, server};
 
 /// The time that a process which has connected may take until its first message.
 const FIRST: Duration = Duration::from_secs(2);
@@ -172,6 +172,7 @@ async fn attend(
         return Ok(());
     }
     let supervision = shared.supervise(namespace, &shown, Process { id: channel.process(), listeners })?;
+    let mut watching = in_band::begin(shared, channel, namespace);
     drop(shown);
     let loaded = shared.loaded();
     let config = &loaded.config;
@@ -194,6 +195,9 @@ async fn attend(
                     && !seen.bound_device
                 {
                     supervision.listen(&shown, seen.cookie, namespace)?;
+                    if let Some(watching) = &mut watching {
+                        watching.listens();
+                    }
                 }
             }
             (Request::Withdraw, None) => supervision.withdraw(),

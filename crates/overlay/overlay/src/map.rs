@@ -145,6 +145,12 @@ impl Map {
         found.map(|(name, place)| Known { name: name.clone(), router: place.router, ports: place.ports })
     }
 
+    /// Returns the host whose router has that address.
+    pub(crate) fn at(&self, address: IpAddr) -> Option<Known> {
+        let found = self.hosts.iter().find(|(_, place)| place.router.ip() == address);
+        found.map(|(name, place)| Known { name: name.clone(), router: place.router, ports: place.ports })
+    }
+
     /// Returns `true` if a router has that address.
     pub(crate) fn has_host(&self, address: IpAddr) -> bool {
         self.hosts.values().any(|place| place.router.ip() == address)

@@ -215,6 +215,7 @@ fn levels(registry: &mut Registry, shared: &Shared) {
     registry.register("permitted_connections", help, by_rule);
 
     kubernetes(registry, shared);
+    in_band(registry, shared);
     let Registered { supervisors, namespaces, listeners } = shared.registry.counts();
     for (name, help, count) in [
         ("supervisors", "Supervisors of programs", supervisors),
@@ -272,6 +273,35 @@ fn kubernetes(registry: &mut Registry, shared: &Shared) {
         gauge.set(refused as i64);
         registry.register("kubernetes_refused_policies", "NetworkPolicies that cannot be enforced", gauge);
     }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Outcome {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Found {
+    state: &'static str,
+}
+
+/// Adds the state of in-band discovery, if it is configured.
+fn in_band(registry: &mut Registry, shared: &Shared) {
+    let Some(in_band) = &shared.in_band else { return };
+    let containers = Family::<Found, Gauge>::default();
+    for (state, count) in in_band.states() {
+        containers.get_or_create(&Found { state }).set(count as i64);
+    }
+    registry.register(
+        "in_band_containers",
+        "Containers that in-band discovery looks for, by their state",
+        containers,
+    );
+    let hints = Family::<Outcome, Counter>::default();
+    for (result, count) in in_band.results() {
+        hints.get_or_create(&Outcome { result }).inc_by(count);
+    }
+    registry.register("in_band_hints", "Hints and options of in-band discovery, by their outcome", hints);
 }
 
 impl Counts {

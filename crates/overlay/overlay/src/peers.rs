@@ -176,6 +176,22 @@ impl Peers {
         is_sent.then_some(asked).ok_or(Reason::RouterSilent)
     }
 
+    /// Waits until there is a line to a router, for as long as one attempt to dial it may take.
+    pub(crate) async fn await_line(&self, router: SocketAddr) -> Result<(), Reason> {
+        let state = self.lines().get(&router).map(|peer| peer.state.clone());
+        let mut state = state.ok_or(Reason::RouterSilent)?;
+        let is_up = timeout(DIAL, state.wait_for(|state| matches!(state, State::Up(_)))).await;
+        match is_up {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(self.why_none(router.ip())),
+        }
+    }
+
+    /// Returns `true` if there is a line to that router.
+    pub(crate) fn is_up(&self, router: SocketAddr) -> bool {
+        self.lines().get(&router).is_some_and(|peer| matches!(*peer.state.borrow(), State::Up(_)))
+    }
+
     /// Notes that a connection of that host began with another version of the protocol. It may be by
     /// a container that has its host's address, so it decides nothing.
     pub(crate) fn has_version(&self, host: IpAddr, version: u8) {

@@ -76,6 +76,7 @@ reasons! {
     Encrypted = 26, "encrypted", "The overlay to that host is encrypted, and the network between the hosts is not.";
     UnknownLabels = 27, "unknown-labels", "A rule of the policy of one of the hosts selects containers by labels, and no source of labels names this container.";
     Limit = 28, "limit", "A rule limits the container, and this host cannot.";
+    Discovering = 29, "discovering", "The host of that container is being looked for, by this connection or an earlier one.";
     Brief = 24, "brief", "Connections from there to that place have lately been over before moving them had paid.";
 }
 
@@ -88,6 +89,9 @@ impl Reason {
             }
             Reason::UnknownHost => {
                 "Add it to `containers` of a [[host]] in the configuration of every router."
+            }
+            Reason::Discovering => {
+                "Nothing: later connections to it are moved. If they are not, `now.in-band` in `shunt overlay status --json` counts the hints by their outcome."
             }
             Reason::NotSupervised => {
                 "Start the server with `shunt overlay run`, or `docker run --runtime=shunt`; look whether it, or whoever shares its port, has an io_uring or was started otherwise."

@@ -29,7 +29,9 @@ use crate::request::{ROUTER, Request};
 use crate::resume::Former;
 use crate::secure::Guard;
 use crate::shared::Shared;
-use crate::{adopt, decide, discovery, enforce, kubernetes, labels, listing, local, server, udp, wire};
+use crate::{
+    adopt, decide, discovery, enforce, in_band, kubernetes, labels, listing, local, server, udp, wire,
+};
 
 /// The reason for which a router does not run.
 #[derive(Debug, Error)]
@@ -126,6 +128,7 @@ pub async fn run(
         () = reload(&shared, (path, &here), hangup) => {}
         () = discover(&shared) => {}
         () = kubernetes::run(&shared) => {}
+        () = in_band::run(&shared) => {}
         () = labels::run(&shared) => {}
         () = udp::run(&shared) => {}
         () = serve_page(&shared, page) => {}

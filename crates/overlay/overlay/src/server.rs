@@ -61,7 +61,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
 
 async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
     let host = identity::normalise(from).ip();
-    if !shared.map().has_host(host) {
+    if !shared.may_have_router(host) {
         shared.metrics.stranger();
         return;
     }

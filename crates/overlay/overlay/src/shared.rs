@@ -2,9 +2,9 @@
 //! the supervisors and their listening sockets, `promises` the promises to other routers, and
 //! `quotas` bounds what others can make this router keep.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
@@ -22,12 +22,13 @@ use crate::discovery::Discovery;
 use crate::encryption::Encryption;
 use crate::expected_gain::ExpectedGain;
 use crate::guests::Guests;
+use crate::in_band::{self, InBand};
 use crate::kubernetes::Source;
 use crate::labels::Labels;
 use crate::layers::Layers;
 use crate::limits::Limits;
 use crate::lock::lock;
-use crate::map::{Map, Placed, Published};
+use crate::map::{Known, Map, Placed, Published, Router};
 use crate::metrics::{End, Metrics};
 use crate::peers::Peers;
 use crate::promises::{Promised, Promises};
@@ -59,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) labels: Labels,
     /// The Kubernetes API.
     pub(crate) kubernetes: Source,
+    /// What connections on the overlay themselves have shown.
+    pub(crate) in_band: Option<InBand>,
     /// The policies of which the one in effect consists.
     pub(crate) layers: Mutex<Layers>,
     pub(crate) udp: Udp,
@@ -92,6 +95,7 @@ impl Shared {
         let own = loaded.host().address.ip();
         let registry = Arc::<Registry>::default();
         let kubernetes = Source::new(&loaded.config);
+        let in_band = InBand::new(&loaded);
         let layers = Layers::new(loaded.policy.clone(), kubernetes.has_policies());
         Ok(Shared {
             peers: Peers::new(loaded.keys.clone(), own, loaded.config.ask()),
@@ -115,6 +119,7 @@ impl Shared {
             spares: Spares::default(),
             labels: Labels::default(),
             kubernetes,
+            in_band,
             layers: Mutex::new(layers),
             udp: Udp::default(),
             limits,
@@ -161,7 +166,40 @@ impl Shared {
         let mut mapped = lock(&self.map);
         change(&mut mapped);
         mapped.map = Arc::new(Map::new(&loaded.config, &mapped.published, &mapped.placed));
-        self.peers.keep(&mapped.map.routers_but(&loaded.config.name));
+        self.peers.keep(&self.others(&mapped.map));
+    }
+
+    /// Keeps lines to the routers that are known by now, and to no others.
+    pub(crate) fn keep_lines(&self) {
+        // Two callers must not overtake each other.
+        let mapped = lock(&self.map);
+        self.peers.keep(&self.others(&mapped.map));
+    }
+
+    /// Returns the routers of all other hosts.
+    pub(crate) fn others(&self, map: &Map) -> HashSet<SocketAddr> {
+        let mut others = map.routers_but(&self.loaded().config.name);
+        others.extend(self.in_band.iter().flat_map(InBand::routers));
+        others
+    }
+
+    /// Returns the host that has a container. `namespace` is that of a program which connects to it.
+    pub(crate) fn host_of(&self, container: IpAddr, namespace: u64) -> Result<Known, Reason> {
+        let map = self.map();
+        if let Some(known) = map.host_of(container) {
+            return Ok(known);
+        }
+        let in_band = self.in_band.as_ref().ok_or(Reason::UnknownHost)?;
+        let Some(Router { address: router, ports }) = in_band.router(container) else {
+            return Err(in_band.connects(container, namespace));
+        };
+        let unnamed = || Known { name: router.to_string(), router, ports };
+        Ok(map.at(router.ip()).unwrap_or_else(unnamed))
+    }
+
+    /// Returns `true` if a router may be at that address.
+    pub(crate) fn may_have_router(&self, host: IpAddr) -> bool {
+        self.map().has_host(host) || self.in_band.as_ref().is_some_and(|in_band| in_band.permits(host))
     }
 
     /// Returns the result of `read` for the published part of the map.
@@ -232,10 +270,12 @@ impl Shared {
     /// forgets connections that have ended.
     pub(crate) fn sweep(&self) {
         let keys = &self.loaded().keys;
-        if keys.look_again() {
+        let has_new_key = keys.look_again();
+        if has_new_key {
             self.peers.renew();
             self.guests.renew(&keys.now());
         }
+        in_band::sweep(self, has_new_key);
         self.expected_gain.sweep(&self.connections);
         self.connections.sweep();
         self.spares.sweep();
@@ -265,6 +305,7 @@ impl Shared {
             "udp": self.udp.report(),
             "limits": self.limits.report(),
             "kubernetes": self.kubernetes.report(),
+            "in-band": self.in_band.as_ref().map(InBand::report),
             "etcd": self.loaded().config.etcd.as_ref().map(|_| self.discovery.report()),
             "lines": {
                 "to": lines,
