@@ -116,6 +116,13 @@ fn report(status: &Value) -> String {
              connections with its containers stay on the overlay\n\n"
         );
     }
+    let lines = now["lines"]["versions"].as_object().into_iter().flatten();
+    for (router, version) in lines.filter(|(_, version)| version.as_u64() < status["protocol"].as_u64()) {
+        text += &format!(
+            "the router at {router} has an older version of the protocol, {}: update it too\n\n",
+            number(version)
+        );
+    }
     text += &kubernetes(&now["kubernetes"]);
     text += &in_band(&now["in-band"]);
     let mut rows = Vec::new();

@@ -377,7 +377,7 @@ with socket.create_server(('192.168.77.2', 7450)) as listener:
 ";
     lab.start(A);
     let mut old = Command::new("python3");
-    let old = lab.launch_on_host(B, old.args(["-c", OLD]), "answered b'shuntol\\x06'");
+    let old = lab.launch_on_host(B, old.args(["-c", OLD]), "answered b'shuntol\\x07'");
     lab::await_until(
         || lab.status(A)["now"]["lines"]["other-versions"]["192.168.77.2"] == 5,
         || lab.status(A).to_string(),
@@ -402,7 +402,7 @@ with socket.create_server(('192.168.77.2', 7450)) as listener:
         lines["to"]["192.168.77.2:7450"] == true && lines["other-versions"] == serde_json::json!({})
     };
     lab::await_until(has_line, || lab.status(A).to_string());
-    assert!(lab.log(A).contains("has the same version of the protocol now"));
+    assert!(lab.log(A).contains("has a version of the protocol now that this one has too"));
 }
 
 /// A router that hangs must have the effect of a missing router, except for the first call that

@@ -135,6 +135,32 @@ fn a_host_that_has_gone_has_no_containers() {
     lab.stop(server);
 }
 
+/// The other host is only in etcd, which is not there when the router starts again.
+#[test]
+fn connections_to_a_host_that_no_file_names_are_under_the_next_routers_policy() {
+    let mut lab = Lab::build();
+    lab.configuration = format!("[etcd]\nendpoints = ['{ETCD}']\nlease-s = 2");
+    lab.names_others = false;
+    let etcd = start_etcd(&mut lab, "etcd");
+    lab.start(A);
+    lab.start(B);
+    let mut server = lab.command(B, true, go("server"));
+    lab.launch(B, server.args(["tcp4", ":9000"]), "listening");
+    await_host_network(&lab, SERVER);
+    lab::await_until(|| lab.status(A)["now"]["connections"]["client"] == 0, || lab.status(A).to_string());
+    let moved = lab.paths(A, "client").0;
+    let mut client = lab.command(A, true, go("client"));
+    let client = lab.launch(A, client.args([&format!("{SERVER}:9000"), "1", "1", "1000", "50000"]), "paused");
+    assert_eq!(lab.paths(A, "client").0, moved + 1);
+    lab.stop(etcd);
+    lab.kill(A);
+    lab.start(A);
+    assert_eq!(lab.status(A)["now"]["connections"]["client"], 1);
+    let report = lab.apply(A, "[[rule]]\nname = 'no'\naction = 'deny'\nports = [9000]");
+    assert!(report.contains("1 connection"), "{report}");
+    lab.stop(client);
+}
+
 /// A router that has only the new key and no cached data accepts the published entries.
 #[test]
 fn what_is_published_is_signed_anew_with_another_key() {

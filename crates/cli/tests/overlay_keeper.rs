@@ -6,14 +6,16 @@
 mod lab;
 #[path = "overlay/nginx.rs"]
 mod nginx;
+#[path = "overlay/pair.rs"]
+mod pair;
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use lab::{A, B, Lab, SERVER, await_until};
 use nginx::Site;
-use rustix::process::{Pid, Signal, kill_process};
+use pair::{await_pair, pair, signal};
+use rustix::process::Signal;
 
 /// Four threads request a page again and again, each time on another connection: two by blocking
 /// calls, two by non-blocking ones. A fifth one keeps its connection.
@@ -71,48 +73,6 @@ while any(thread.is_alive() for thread in threads):
     time.sleep(0.02)
 print('ended', sum(done), 'failed', failed, flush=True)
 ";
-
-/// The processes of shunt in a host's container: the supervisor and its keeper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Pair {
-    supervisor: u32,
-    keeper: u32,
-}
-
-fn pair(lab: &Lab, host: usize) -> Option<Pair> {
-    let namespace = fs::metadata(lab.hosts[host].container.path()).unwrap().ino();
-    let is_shunts = |process: &u32| {
-        fs::metadata(format!("/proc/{process}/ns/net")).is_ok_and(|it| it.ino() == namespace)
-            && fs::read_link(format!("/proc/{process}/exe"))
-                .is_ok_and(|exe| exe.to_string_lossy().contains("shunt"))
-    };
-    let entries = fs::read_dir("/proc").unwrap();
-    let processes = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let found: Vec<u32> = processes.filter(is_shunts).collect();
-    let parent = |process: u32| {
-        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-        status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse::<u32>().ok())
-    };
-    let is_keeper = |process: &&u32| parent(**process).is_some_and(|parent| found.contains(&parent));
-    let keeper = *found.iter().find(is_keeper)?;
-    Some(Pair { supervisor: parent(keeper)?, keeper })
-}
-
-/// Waits for a supervisor and its keeper, neither of which is in `former`.
-fn await_pair(lab: &Lab, host: usize, former: Option<Pair>) -> Pair {
-    let is_other = |found: &Pair| {
-        former.is_none_or(|former| former.supervisor != found.supervisor && former.keeper != found.keeper)
-    };
-    await_until(
-        || pair(lab, host).as_ref().is_some_and(is_other),
-        || format!("{former:?} {:?}", pair(lab, host)),
-    );
-    pair(lab, host).unwrap()
-}
-
-fn signal(process: u32, signal: Signal) {
-    kill_process(Pid::from_raw(process as i32).unwrap(), signal).unwrap();
-}
 
 fn serve(lab: &mut Lab) {
     let site = Site { workers: 2, http: "", server: "listen 80;", sockets: 1 };

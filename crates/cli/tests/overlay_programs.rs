@@ -2,17 +2,20 @@
 //! Needs root, PostgreSQL, Redis with its Python clients, memcached, nginx, wrk, Java, Node and
 //! Python. overlay.rs tests static programs, written in Go.
 
+#[path = "overlay/kafka.rs"]
+mod kafka;
 #[path = "overlay/lab.rs"]
 mod lab;
 #[path = "overlay/nginx.rs"]
 mod nginx;
+#[path = "overlay/postgres.rs"]
+mod postgres;
 
 use std::fs;
-use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use lab::{A, B, Lab, SERVER};
+use lab::{A, B, Lab, SERVER, find};
 
 /// Runs `work` without and with shunt. The results must be equal.
 fn both<T: std::fmt::Debug + PartialEq>(work: impl Fn(&mut Lab, bool) -> T) -> (T, Lab) {
@@ -40,16 +43,6 @@ fn expect_only_host(lab: &Lab, at_least: u64) {
 fn said(output: Output) -> String {
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
-}
-
-fn find(name: &str) -> PathBuf {
-    let postgres = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
-    let versions = postgres.map(|version| version.path().join("bin"));
-    let places = versions.chain(["/usr/bin", "/usr/sbin"].map(PathBuf::from)).map(|place| place.join(name));
-    places
-        .into_iter()
-        .find(|place| place.is_file())
-        .unwrap_or_else(|| panic!("{name}: make test installs it"))
 }
 
 /// Returns the path of a program in tests/compat.
@@ -234,13 +227,6 @@ print('ok')
     }
 }
 
-/// Returns a program of PostgreSQL. They refuse to run as root.
-fn postgres(lab: &Lab, host: usize, is_supervised: bool, name: &str) -> Command {
-    let mut command = lab.command(host, is_supervised, "setpriv");
-    command.args(["--reuid=postgres", "--regid=postgres", "--init-groups", "--"]).arg(find(name));
-    command
-}
-
 #[test]
 fn postgresql_with_pgbench() {
     const CLIENTS: u64 = 8;
@@ -249,24 +235,9 @@ fn postgresql_with_pgbench() {
         and sum(delta) = (select sum(abalance) from pgbench_accounts)
         and sum(delta) = (select sum(tbalance) from pgbench_tellers) from pgbench_history";
     let mut lab = Lab::with_routers();
-    let data = lab.path("data");
-    fs::create_dir(&data).unwrap();
-    let id = |flag: &str| {
-        let output = Command::new("id").args([flag, "postgres"]).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).trim().parse::<u32>().expect("there is a user postgres")
-    };
-    chown(&data, Some(id("-u")), Some(id("-g"))).unwrap();
-    let mut initdb = postgres(&lab, B, false, "initdb");
-    initdb.args(["--auth=trust", "--no-sync", "--username=postgres", "--encoding=UTF8", "--pgdata"]);
-    said(lab.output(B, initdb.arg(&data)));
-    // Allow all clients from the overlay.
-    let rules = data.join("pg_hba.conf");
-    fs::write(&rules, "host all all 10.50.0.0/16 trust\n").unwrap();
-    let mut server = postgres(&lab, B, true, "postgres");
-    server.arg("-D").arg(&data).args(["-c", "listen_addresses=*", "-c", "unix_socket_directories="]);
-    lab.launch(B, server.args(["-c", "fsync=off"]), "ready to accept connections");
+    postgres::serve(&mut lab);
     let ask = |name: &str, words: &str, last: &str| {
-        let mut command = postgres(&lab, A, true, name);
+        let mut command = postgres::command(&lab, A, true, name);
         command.args(["-h", SERVER, "-U", "postgres"]).args(words.split(' ')).arg(last).arg("postgres");
         said(lab.output(A, &mut command))
     };
@@ -395,47 +366,22 @@ fn nginx_with_wrk_and_curl() {
 #[ignore = "needs Kafka: mvn -f tests/breadth/breadth/programs/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory=DIR, and OVERLAY_KAFKA=DIR"]
 fn kafka_with_its_own_tools() {
     const RECORDS: usize = 5000;
-    let jars = std::env::var("OVERLAY_KAFKA").expect("OVERLAY_KAFKA names the directory with Kafka's jars");
     let mut lab = Lab::with_routers();
-    let settings = format!(
-        "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:9093\n\
-         listeners=PLAINTEXT://0.0.0.0:9092,CONTROLLER://127.0.0.1:9093\n\
-         advertised.listeners=PLAINTEXT://{SERVER}:9092\ncontroller.listener.names=CONTROLLER\n\
-         listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\nlog.dirs={}\n\
-         offsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\nnum.partitions=3\n",
-        lab.path("data").display()
-    );
-    fs::write(lab.path("settings"), settings).unwrap();
-    // The log goes to standard error, because the test parses the tools' standard output.
-    let logging = "Configuration:\n  Appenders:\n    Console:\n      name: OUT\n      target: SYSTEM_ERR\n  Loggers:\n    Root:\n      level: WARN\n      AppenderRef:\n        - ref: OUT\n";
-    fs::write(lab.path("log.yaml"), logging).unwrap();
-    let logging = format!("-Dlog4j2.configurationFile={}", lab.path("log.yaml").display());
-    let java = |lab: &Lab, host: usize, is_supervised: bool, words: &[&str]| {
-        let mut command = lab.command(host, is_supervised, "java");
-        command
-            .args(["-Xmx512m", "-XX:TieredStopAtLevel=1", "-cp", &format!("{jars}/*"), &logging])
-            .args(words);
-        command
-    };
-    let path = lab.path("settings").display().to_string();
-    let format = ["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", &path];
-    said(lab.output(B, &mut java(&lab, B, false, &format)));
-    let launched = lab.launch(B, &mut java(&lab, B, true, &["kafka.Kafka", &path]), "");
-    await_port(&lab, 9092, launched);
+    kafka::serve(&mut lab);
 
     let at = format!("{SERVER}:9092");
     let lines: Vec<String> =
         (0..RECORDS).map(|at| format!("k{}\t{at}-{}", at % 97, "x".repeat(at % 3000))).collect();
     fs::write(lab.path("records"), lines.join("\n") + "\n").unwrap();
     let mut producer =
-        java(&lab, A, true, &["org.apache.kafka.tools.ConsoleProducer", "--bootstrap-server", &at]);
+        kafka::java(&lab, A, true, &["org.apache.kafka.tools.ConsoleProducer", "--bootstrap-server", &at]);
     producer.args(["--topic", "keyed", "--reader-property", "parse.key=true"]);
     let input = fs::File::open(lab.path("records")).unwrap();
     let produced = lab.hosts[A].container.inside(|| producer.stdin(input).output().unwrap());
     assert!(produced.status.success(), "{produced:?}");
     let words =
         ["org.apache.kafka.tools.consumer.ConsoleConsumer", "--bootstrap-server", &at, "--topic", "keyed"];
-    let mut consumer = java(&lab, A, true, &words);
+    let mut consumer = kafka::java(&lab, A, true, &words);
     consumer.args(["--from-beginning", "--max-messages", &RECORDS.to_string()]);
     for name in ["partition", "offset", "key"] {
         consumer.args(["--formatter-property", &format!("print.{name}=true")]);

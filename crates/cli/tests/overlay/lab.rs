@@ -98,6 +98,8 @@ pub(crate) struct Lab {
     pub(crate) containers: [String; 2],
     /// Whether each host's configuration has the other host too.
     pub(crate) names_others: bool,
+    /// The command `shunt` that routers and programs are started with.
+    pub(crate) program: PathBuf,
     directory: TempDir,
     running: Vec<Child>,
 }
@@ -178,6 +180,7 @@ impl Lab {
             configuration: String::new(),
             containers: ["'10.50.1.0/24'", "'10.50.2.0/24'"].map(str::to_owned),
             names_others: true,
+            program: env!("CARGO_BIN_EXE_shunt").into(),
             directory,
             running: Vec::new(),
         };
@@ -244,16 +247,16 @@ impl Lab {
     pub(crate) fn start_with(&mut self, host: usize, key: &str) {
         let name = self.hosts[host].name;
         let config = self.path(&format!("{name}.toml"));
-        let hosts = [A, B].into_iter().filter(|at| self.names_others || *at == host).map(|at| {
+        let hosts = [A, B].into_iter().filter(|other| self.names_others || *other == host).map(|at| {
             format!(
                 "[[host]]\nname = '{}'\naddress = '{}'\nports = {}\ncontainers = [{}]\n",
-                self.hosts[at].name, self.routers[at], self.ports, self.containers[at]
+                self.hosts[at].name, self.routers[at], self.ports, self.containers[at],
             )
         });
+        let hosts: String = hosts.collect();
         let text = format!(
             "name = '{name}'\nkey = '{key}'\nprefixes = [{prefixes}]\nask-ms = {patience}\npatience-ms = {patience}\nhold-ms = {hold}\n\
              socket = '{socket}'\ncontrol = '{control}'\nmove-brief = {brief}\n{more}\n{hosts}",
-            hosts = hosts.collect::<String>(),
             prefixes = self.prefixes,
             key = self.path(key).display(),
             patience = self.patience_ms,
@@ -267,11 +270,8 @@ impl Lab {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path(host)).unwrap();
         let mut command = Command::new("setpriv");
         command
-            .args([
-                "--no-new-privs",
-                &format!("--bounding-set={}", capabilities()),
-                env!("CARGO_BIN_EXE_shunt"),
-            ])
+            .args(["--no-new-privs", &format!("--bounding-set={}", capabilities())])
+            .arg(&self.program)
             .args(["overlay", "router", "--config"])
             .arg(config)
             .env("SHUNT_LOG", "info,shunt_overlay=debug");
@@ -288,6 +288,24 @@ impl Lab {
         let mut router = self.hosts[host].router.take().expect("it runs");
         router.kill().unwrap();
         router.wait().unwrap();
+    }
+
+    /// Ends a host's router, as an update does.
+    pub(crate) fn end_router(&mut self, host: usize) {
+        end(&mut self.hosts[host].router.take().expect("it runs"));
+    }
+
+    /// Puts a copy of the command, another file, at the path of the lab's own command.
+    pub(crate) fn install(&mut self) {
+        self.install_from(env!("CARGO_BIN_EXE_shunt"));
+    }
+
+    /// Installs the command of another version.
+    pub(crate) fn install_from(&mut self, command: &str) {
+        let (new, program) = (self.path("shunt-new"), self.path("shunt"));
+        fs::copy(command, &new).unwrap();
+        fs::rename(&new, &program).unwrap();
+        self.program = program;
     }
 
     /// Returns the control group that a host's router has created.
@@ -391,7 +409,7 @@ impl Lab {
         if !is_supervised {
             return Command::new(program.as_ref());
         }
-        let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
+        let mut command = Command::new(&self.program);
         command.args(["overlay", "run", "--router"]).arg(self.socket(host)).arg("--").arg(program.as_ref());
         command
     }
@@ -539,6 +557,17 @@ fn end(router: &mut Child) {
     }
     let _ = router.kill();
     let _ = router.wait();
+}
+
+/// Finds an installed program, also one of PostgreSQL.
+pub(crate) fn find(name: &str) -> PathBuf {
+    let postgres = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let versions = postgres.map(|version| version.path().join("bin"));
+    let places = versions.chain(["/usr/bin", "/usr/sbin"].map(PathBuf::from)).map(|place| place.join(name));
+    places
+        .into_iter()
+        .find(|place| place.is_file())
+        .unwrap_or_else(|| panic!("{name}: make test installs it"))
 }
 
 /// Returns a Go program. They are compiled statically, once for all tests.

@@ -11,9 +11,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 
-use aya::Ebpf;
-use aya::maps::{MapData, MapType, SkStorage, loaded_maps};
+use aya::maps::{Map, MapData, MapType, SkStorage, loaded_maps};
 use aya::programs::CgroupSockAddr;
+use aya::{Ebpf, Pod};
 use shunt_sys::attach::{AttachPoint, attach};
 use shunt_sys::identity::normalise;
 use shunt_sys::listed::{self, Listed};
@@ -84,12 +84,31 @@ impl Names {
     ) -> Result<(), LoadError> {
         let map = self.loaded.map_mut(NAMES).expect("in the object");
         let mut names: SkStorage<&mut MapData, Value> = map.try_into().map_err(refusal)?;
-        let mut value = [0; 10];
-        for (place, address) in value.chunks_exact_mut(5).zip([local, remote]) {
-            place.copy_from_slice(&end(address));
-        }
-        names.insert(socket, value, 0).map_err(refusal)
+        names.insert(socket, value(local, remote), 0).map_err(refusal)
     }
+}
+
+/// Sets the addresses that this socket reports, which a process that has ended may have created.
+pub fn set_everywhere(socket: &impl AsRawFd, local: SocketAddr, remote: SocketAddr) -> Result<(), LoadError> {
+    store_everywhere(NAMES, socket, value(local, remote))
+}
+
+/// Stores a value for this socket in every socket storage with that name, because the programs of
+/// its control group may be those of a process that has ended. Fails if a storage has other values.
+pub(crate) fn store_everywhere<V: Pod>(name: &str, socket: &impl AsRawFd, value: V) -> Result<(), LoadError> {
+    for map in loaded_maps() {
+        // The map was freed meanwhile.
+        let Ok(map) = map else { continue };
+        let is_it =
+            map.name_as_str() == Some(name) && map.map_type().is_ok_and(|kind| kind == MapType::SkStorage);
+        if is_it && let Ok(map) = map.fd() {
+            let map = map.as_fd().try_clone_to_owned().map_err(refusal)?;
+            let map = Map::SkStorage(MapData::from_fd(map).map_err(refusal)?);
+            let mut values: SkStorage<MapData, V> = map.try_into().map_err(refusal)?;
+            values.insert(socket, value, 0).map_err(refusal)?;
+        }
+    }
+    Ok(())
 }
 
 /// A socket with other addresses.
@@ -191,6 +210,15 @@ fn attach_all(loaded: &mut Ebpf, group: &File) -> Result<(), Errno> {
         attach(group.as_fd(), program.as_fd(), point)?;
     }
     Ok(())
+}
+
+/// Builds `struct names` of names.bpf.c.
+fn value(local: SocketAddr, remote: SocketAddr) -> Value {
+    let mut value = [0; 10];
+    for (place, address) in value.chunks_exact_mut(5).zip([local, remote]) {
+        place.copy_from_slice(&end(address));
+    }
+    value
 }
 
 /// Builds `struct end` of names.bpf.c.

@@ -15,7 +15,7 @@ use shunt_sys::attach::{AttachPoint, attach};
 
 use crate::load::{self, LoadError, refusal};
 use crate::lsm::Lsm;
-use crate::names::{Reached, or_has_it};
+use crate::names::{Reached, or_has_it, store_everywhere};
 
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/secure.bpf.o"));
 
@@ -91,15 +91,28 @@ impl Secure {
     pub fn tag(&mut self, socket: &impl AsRawFd, tag: Tag) -> Result<(), LoadError> {
         let map = self.loaded.map_mut(TAGS).expect("in the object");
         let mut tags: SkStorage<&mut MapData, Value> = map.try_into().map_err(refusal)?;
+        if let Ok(lsm) = &mut self.lsm {
+            lsm.tag(socket)?;
+        }
+        tags.insert(socket, tag.value(), 0).map_err(refusal)
+    }
+
+    /// Tags a socket that a process which has ended may have created. BPF LSM has no tags for such.
+    pub fn tag_everywhere(&mut self, socket: &impl AsRawFd, tag: Tag) -> Result<(), LoadError> {
+        if self.lsm.is_ok() {
+            return Err(LoadError::Refused(String::from("BPF LSM would not know the socket")));
+        }
+        store_everywhere(TAGS, socket, tag.value())
+    }
+}
+
+impl Tag {
+    fn value(self) -> Value {
         let words = |one: u32, other: u32| {
             let ([a, b, c, d], [e, f, g, h]) = (one.to_ne_bytes(), other.to_ne_bytes());
             u64::from_ne_bytes([a, b, c, d, e, f, g, h])
         };
-        if let Ok(lsm) = &mut self.lsm {
-            lsm.tag(socket)?;
-        }
-        let value = [tag.rate, words(tag.priority, tag.tos), words(tag.traffic_class, 0)];
-        tags.insert(socket, value, 0).map_err(refusal)
+        [self.rate, words(self.priority, self.tos), words(self.traffic_class, 0)]
     }
 }
 

@@ -373,6 +373,11 @@ pub fn is_acknowledged(fd: impl AsFd) -> Result<Option<bool>> {
     }
 }
 
+/// Resets the connection, also if other descriptors of the socket are open.
+pub fn abort(fd: impl AsFd) -> Result<()> {
+    rustix::net::connect_unspec(fd)
+}
+
 /// Makes the socket drop all arriving segments, or accept them again. TCP does not see a dropped
 /// segment, so it is not acknowledged. Segments that the kernel is processing at this moment may
 /// still arrive; see [`await_arrivals`].

@@ -1,10 +1,12 @@
 //! Adopts the host connections of an earlier router on this host. They continue, and this router
 //! applies its policy to them. They are found by the overlay addresses that are stored with their
-//! sockets in the kernel.
+//! sockets in the kernel. These also decide whose they are: the other host need not be known yet, since
+//! etcd or the Kubernetes API may name it later.
+
+use std::net::SocketAddr;
 
 use shunt_kernel::names::{self, Named};
 
-use crate::config::Host;
 use crate::connections::{Connection, Place};
 use crate::metrics::End;
 use crate::options::Options;
@@ -24,15 +26,11 @@ pub(crate) fn connections(shared: &Shared) {
 /// Describes a named socket as a connection. Returns `None` if it is not this overlay's.
 fn of(shared: &Shared, Named { socket, local, remote }: Named) -> Option<Connection> {
     let loaded = shared.loaded();
-    let mut routers = loaded.config.hosts.iter().flat_map(Host::addresses);
-    // In-band discovery has not found this host again yet.
-    let may_be_found = || {
-        shared.in_band.as_ref().is_some_and(|in_band| in_band.permits(socket.remote.ip()))
-            && loaded.config.prefixes.iter().any(|prefix| prefix.contains(&remote.ip()))
-    };
+    let is_overlays =
+        |address: SocketAddr| loaded.config.prefixes.iter().any(|prefix| prefix.contains(&address.ip()));
     let (end, client, server) = if loaded.host().addresses().any(|own| own == socket.local) {
         (End::Server, remote, local)
-    } else if routers.any(|router| router == socket.remote) || may_be_found() {
+    } else if loaded.host().address.ip() == socket.local.ip() && is_overlays(remote) {
         (End::Client, local, remote)
     } else {
         return None;

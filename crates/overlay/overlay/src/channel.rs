@@ -123,18 +123,31 @@ impl Channel {
         process_lives(self.socket.get_ref())
     }
 
+    /// Returns the connection to the supervisor.
+    pub(crate) fn socket(&self) -> Arc<OwnedFd> {
+        self.socket.get_ref().clone()
+    }
+
     /// Receives the next message, with its first descriptor.
     pub(crate) async fn receive<T: DeserializeOwned>(&self) -> Result<(T, Option<Theirs>), MessageError> {
+        self.receive_two().await.map(|(message, first, _)| (message, first))
+    }
+
+    /// Receives the next message, with its first two descriptors.
+    pub(crate) async fn receive_two<T: DeserializeOwned>(
+        &self,
+    ) -> Result<(T, Option<Theirs>, Option<Theirs>), MessageError> {
         loop {
             let mut ready = self.socket.readable().await.map_err(|_| MessageError::Closed)?;
             self.pool.unclogged(self.namespace).await;
-            let mut first = None;
+            let (mut first, mut second) = (None, None);
             let received = message::receive_each(self.socket.get_ref(), |fd| {
-                first = first.take().or(Some(self.theirs(fd)));
+                let place = if first.is_none() { &mut first } else { &mut second };
+                place.get_or_insert(self.theirs(fd));
             });
             match received {
                 Err(MessageError::Kernel(Errno::AGAIN)) => ready.clear_ready(),
-                received => return received.map(|message| (message, first)),
+                received => return received.map(|message| (message, first, second)),
             }
         }
     }

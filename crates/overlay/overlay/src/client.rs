@@ -181,7 +181,7 @@ async fn make(
         return Err(Reason::NotConnected);
     }
     let made = Made { namespace, overlay: socket, ends, host: names, waits };
-    let handshake = Handshake::new(stream, asked.ticket());
+    let handshake = Handshake::new(stream, asked.ticket(), asked.version());
     take(shared, channel, asked, handshake, &made).await
 }
 
@@ -378,7 +378,7 @@ async fn expect(channel: &Channel, expected: Request) -> Result<(), Reason> {
 fn refusal(error: WireError) -> Reason {
     match error {
         WireError::Refused(reason) => reason,
-        WireError::Stranger | WireError::Version(_) => Reason::Stranger,
+        WireError::Stranger | WireError::Version(_) | WireError::Downgraded => Reason::Stranger,
         WireError::NotAsked | WireError::Io(_) => Reason::RouterSilent,
     }
 }

@@ -19,6 +19,7 @@ use crate::kubernetes::Settings as Kubernetes;
 use crate::labels::LabelSources;
 use crate::map::Router;
 use crate::policy::Policy;
+use crate::wire::{OLDEST, VERSION};
 
 /// The default path of the control socket, at which `shunt overlay status` asks.
 pub const DEFAULT_CONTROL: &str = "/run/shunt/overlay.sock";
@@ -75,6 +76,9 @@ pub(crate) struct Config {
     /// Is the overlay encrypted, so that connections may leave it only for an encrypted network?
     #[serde(default)]
     pub(crate) encrypted: Encrypted,
+    /// The newest version of the protocol between routers that this one speaks.
+    #[serde(default = "default_protocol")]
+    pub(crate) protocol: u8,
     /// The time that one end waits for the other end's program.
     #[serde(default = "default_patience")]
     pub(crate) patience_ms: u64,
@@ -207,6 +211,7 @@ impl Loaded {
             ("ask-ms", old.ask_ms != new.ask_ms),
             ("patience-ms", old.patience_ms != new.patience_ms),
             ("hold-ms", old.hold_ms != new.hold_ms),
+            ("protocol", old.protocol != new.protocol),
             ("etcd", old.etcd != new.etcd),
             ("kubernetes", old.kubernetes != new.kubernetes),
             ("in-band", old.in_band != new.in_band),
@@ -265,6 +270,12 @@ impl Config {
         }
         if self.hold_ms > MAX_MS {
             return Err(format!("hold-ms = {}: say a number from 0 to {MAX_MS}", self.hold_ms));
+        }
+        if !(OLDEST..=VERSION).contains(&self.protocol) {
+            return Err(format!(
+                "protocol = {}: this version of shunt speaks {OLDEST} to {VERSION}",
+                self.protocol
+            ));
         }
         if self.name.is_empty() {
             return Err("name is missing: say which [[host]] this is, here or by --name".into());
@@ -444,6 +455,10 @@ fn default_ask() -> u64 {
 
 fn default_hold() -> u64 {
     20
+}
+
+fn default_protocol() -> u8 {
+    VERSION
 }
 
 fn default_patience() -> u64 {

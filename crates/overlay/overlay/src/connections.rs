@@ -163,6 +163,12 @@ impl Connections {
         Ok(Shape { priority: Some(class), ..shape })
     }
 
+    /// Returns `true` if the socket is one of the host's network.
+    pub(crate) fn has_socket(&self, place: Place) -> bool {
+        let found = peer::find(&self.asker, place.local, place.remote);
+        found.is_ok_and(|found| found.is_some_and(|found| found.cookie == place.cookie))
+    }
+
     /// Returns the network namespace and the destination of a client's connection.
     pub(crate) fn way(&self, cookie: u64) -> Option<Way> {
         let state = self.state();

@@ -65,6 +65,8 @@ pub(crate) struct Coming {
     pub(crate) host: IpAddr,
     pub(crate) ask: Ask,
     pub(crate) ticket: Ticket,
+    /// The version of its line.
+    pub(crate) version: u8,
     pub(crate) takers: Takers,
     /// Held until the connection is offered, or will not be.
     pub(crate) expected: Expected,
@@ -78,9 +80,10 @@ const COMING: usize = 16_384;
 pub(crate) const CONNECTING: Duration = Duration::from_secs(180);
 
 impl Guests {
-    /// Returns the ticket with that token, if its Ask is pending.
-    pub(crate) fn ticket(&self, token: &Token) -> Option<Ticket> {
-        self.state().pending.get(token).map(|coming| coming.ticket)
+    /// Returns the ticket with that token, if its Ask is pending, on a line of that version.
+    pub(crate) fn ticket(&self, token: &Token, version: u8) -> Option<Ticket> {
+        let state = self.state();
+        state.pending.get(token).filter(|coming| coming.version == version).map(|coming| coming.ticket)
     }
 
     /// Takes the Ask of an offered connection. Each token is taken once.
@@ -170,7 +173,7 @@ impl Guest {
     }
 
     fn answer(&self, shared: &Arc<Shared>, id: u64, number: u32, ask: Ask, ticket: Ticket) {
-        let coming = consider(shared, self.host, ask, ticket);
+        let coming = consider(shared, self.host, ask, (ticket, self.line.version()));
         let refused = coming.as_ref().err().copied();
         if let Ok(coming) = coming {
             // Recorded before the answer is sent, so that the offer finds it.
@@ -302,7 +305,12 @@ pub(crate) async fn attend(
 
 /// Decides about an Ask. The caller holds the line's receive lock and answers before it releases
 /// it, so a new policy's Forget follows the answer.
-fn consider(shared: &Arc<Shared>, host: IpAddr, ask: Ask, ticket: Ticket) -> Result<Coming, Reason> {
+fn consider(
+    shared: &Arc<Shared>,
+    host: IpAddr,
+    ask: Ask,
+    (ticket, version): (Ticket, u8),
+) -> Result<Coming, Reason> {
     let Ask { source, destination } = ask;
     shared.connections.may_permit(Flow { source, source_port: None, destination })?;
     shared.encryption.permit(&shared.loaded(), source, host)?;
@@ -312,7 +320,7 @@ fn consider(shared: &Arc<Shared>, host: IpAddr, ask: Ask, ticket: Ticket) -> Res
         return Err(Reason::Busy);
     }
     let expected = shared.promises.expect(ask, host);
-    Ok(Coming { host, ask, ticket, takers, expected, since: Instant::now() })
+    Ok(Coming { host, ask, ticket, version, takers, expected, since: Instant::now() })
 }
 
 /// A router's line while it is registered.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use shunt_kernel::names;
 use shunt_sys::{Errno, identity};
 use socket2::{Domain, SockRef};
 use tokio::io::Interest;
@@ -97,13 +98,13 @@ async fn converse(
     let mut limit = FIRST;
     let is_heard = shared.guard.is_none() || channel.is_hosts();
     loop {
-        let Ok(next) = timeout(limit, channel.receive::<Request>()).await else { return Ok(()) };
-        let next = next?;
-        if !is_heard && !matches!(next.0, Request::Enter(_)) {
+        let Ok(next) = timeout(limit, channel.receive_two::<Request>()).await else { return Ok(()) };
+        let (request, first, second) = next?;
+        if !is_heard && !matches!(request, Request::Enter(_)) {
             tracing::debug!("a container's process says that it is a supervisor");
             return Ok(());
         }
-        match next {
+        match (request, first) {
             (Request::Enter(VERSION), Some(shown)) => {
                 let is_ours = shared.registry.lives_in(shown.as_fd(), namespace);
                 drop(shown);
@@ -112,14 +113,16 @@ async fn converse(
                     false => Ok(channel.send(&Answer::Open, None)?),
                 };
             }
-            (Request::Hello { version: VERSION, guards, listeners }, Some(shown)) => {
+            (Request::Hello { version: VERSION, guards, listeners, holds }, Some(shown)) => {
                 if shared.guard.is_some() && !guards {
                     tracing::debug!("a program is not under the filter, though its supervisor is the host's");
                     return Ok(());
                 }
                 // A supervisor that stays connected is counted as a supervisor instead.
                 drop(share);
-                return attend(&shared, &channel, namespace, (shown, listeners)).await;
+                let holder = holds.then(|| channel.socket());
+                let process = Process { id: channel.process(), listeners, holder };
+                return attend(&shared, &channel, namespace, (shown, process)).await;
             }
             (Request::Connect { to, from }, Some(shown)) => {
                 let began = Instant::now();
@@ -133,8 +136,21 @@ async fn converse(
                     }
                 }
             }
-            (Request::Accepted { local, remote }, Some(shown)) => {
-                match server::accepted(&shared, shown, namespace, (local, remote)).await {
+            (Request::Accepted { router, .. }, _) if ![0, shared.router].contains(&router) => return Ok(()),
+            (Request::Accepted { local, remote, held, .. }, Some(shown)) => {
+                let held = held.zip(second);
+                let taken = match held {
+                    Some(held) => server::resumed(&shared, shown, namespace, (local, remote), held)
+                        .await
+                        .inspect_err(|reason| {
+                            tracing::debug!(
+                                ?reason,
+                                "a connection that a former router has promised is reset"
+                            );
+                        }),
+                    None => server::accepted(&shared, shown, namespace, (local, remote)).await,
+                };
+                match taken {
                     Ok((connection, mark)) => {
                         let connection = channel.theirs(connection);
                         channel.send(&Answer::Take, Some(connection.as_fd()))?;
@@ -165,13 +181,13 @@ async fn attend(
     shared: &Arc<Shared>,
     channel: &Channel,
     namespace: u64,
-    (shown, listeners): (Theirs, usize),
+    (shown, process): (Theirs, Process),
 ) -> Result<(), MessageError> {
     if !shared.registry.lives_in(shown.as_fd(), namespace) {
         tracing::debug!("a supervisor has shown a socket of a namespace that is not its own, or not root's");
         return Ok(());
     }
-    let supervision = shared.supervise(namespace, &shown, Process { id: channel.process(), listeners })?;
+    let supervision = shared.supervise(namespace, &shown, process)?;
     let mut watching = in_band::begin(shared, channel, namespace);
     drop(shown);
     let loaded = shared.loaded();
@@ -181,6 +197,7 @@ async fn attend(
         ask_ms: config.ask_ms,
         patience_ms: config.patience_ms,
         hold_ms: config.hold_ms,
+        router: shared.router,
     };
     // Without the marks, the supervisor takes every socket for marked.
     let known = shared.registry.namespace(namespace);
@@ -251,6 +268,15 @@ pub(crate) fn written(address: SocketAddr, domain: Domain) -> SocketAddr {
 pub(crate) fn secure(shared: &Shared, host: &impl AsRawFd, told: Options) -> std::io::Result<()> {
     let Some(guard) = &shared.guard else { return Ok(()) };
     guard.tag(host, told.told()).map_err(std::io::Error::other)
+}
+
+/// Names and tags a host connection as [`name`] and [`secure`] do, if a former router may have
+/// created it.
+pub(crate) fn adopt(shared: &Shared, host: &impl AsRawFd, ends: &Ends, told: Options) -> std::io::Result<()> {
+    let [local, remote] = ends.names;
+    names::set_everywhere(host, local, remote).map_err(std::io::Error::other)?;
+    let tagged = shared.guard.as_ref().map_or(Ok(()), |guard| guard.tag_everywhere(host, told.told()));
+    tagged.map_err(std::io::Error::other)
 }
 
 /// Makes a host connection report the addresses of the overlay connection.

@@ -2,6 +2,7 @@
 //! ancillary data. Both sides check what they receive, since the sender may be hostile. See
 //! docs/overlay-protocol.md for the order of messages.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -17,6 +18,8 @@ use crate::reason::Reason;
 
 /// The version of this protocol.
 pub(crate) const VERSION: u32 = 7;
+/// A number that no router has.
+pub(crate) const NO_NUMBER: u64 = 1;
 /// The largest length of a message in bytes.
 const LENGTH: usize = 8192;
 
@@ -37,6 +40,9 @@ pub(crate) enum Request {
         guards: bool,
         #[serde(default)]
         listeners: usize,
+        /// The supervisor holds promised connections, by [`Answer::Hold`].
+        #[serde(default)]
+        holds: bool,
     },
     /// The supervisor will ask about each connection that is accepted from this listening socket.
     Listen,
@@ -54,8 +60,18 @@ pub(crate) enum Request {
     Taken,
     /// The connection stays on the overlay after all.
     Stay(Reason),
-    /// The program has accepted this connection.
-    Accepted { local: SocketAddr, remote: SocketAddr },
+    /// The program has accepted this connection. With `held` a former router had promised it, and
+    /// the host connection is passed too.
+    Accepted {
+        local: SocketAddr,
+        remote: SocketAddr,
+        /// The router that the supervisor means. Another one, which has come meanwhile, closes the
+        /// conversation: it does not know what that has promised.
+        #[serde(default)]
+        router: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        held: Option<Held>,
+    },
     /// The supervisor is done with this connection.
     Done,
 }
@@ -87,6 +103,31 @@ pub(crate) enum Answer {
     Deny(Denial),
     /// The router has closed all descriptors of this connection. The next one can begin.
     Done,
+    /// Passes a host connection that is about to be promised to the process that accepts the socket
+    /// with that cookie. So it outlives the router.
+    Hold { cookie: u64, held: Held },
+    /// The connection is not promised any more.
+    Release { cookie: u64 },
+}
+
+/// What another router needs to know about a promised host connection.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Held {
+    /// The key of the ticket, which seals the Commit.
+    pub(crate) key: [u8; 32],
+    /// The version of the line of the Ask.
+    pub(crate) version: u8,
+    /// The client's first sequence numbers: sent and received.
+    pub(crate) origin: (u32, u32),
+    /// Its addresses on the host network: this host's and the other's.
+    pub(crate) host: (SocketAddr, SocketAddr),
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Held")
+    }
 }
 
 /// The configuration that a supervisor needs.
@@ -101,6 +142,9 @@ pub(crate) struct Welcome {
     pub(crate) patience_ms: u64,
     /// The time that connect waits for a program that does not block.
     pub(crate) hold_ms: u64,
+    /// A random number of this router.
+    #[serde(default)]
+    pub(crate) router: u64,
 }
 
 impl Welcome {
@@ -131,8 +175,17 @@ pub(crate) fn send(
     message: &impl Serialize,
     fd: Option<BorrowedFd<'_>>,
 ) -> Result<(), Errno> {
+    send_all(socket, message, fd.as_slice())
+}
+
+/// Sends a message with these descriptors, and never blocks.
+pub(crate) fn send_all(
+    socket: impl AsFd,
+    message: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), Errno> {
     let bytes = serde_json::to_vec(message).expect("it has no maps with odd keys");
-    seqpacket::send(socket, &bytes, fd.as_slice())
+    seqpacket::send(socket, &bytes, fds)
 }
 
 /// Receives a message and the first descriptor passed with it. Never blocks (EAGAIN).

@@ -12,8 +12,8 @@
 //! | `Down` | `Up` when another attempt succeeds, `Dialling` when the other router calls |
 //!
 //! A caller of [`Peers::ask`] waits while the line is `Dialling`. While it is `Down`, the Ask fails
-//! with `RouterSilent`, and the line is dialled earlier. If the router has another version of the
-//! protocol, the Ask fails with `Stranger`.
+//! with `RouterSilent`, and the line is dialled earlier. A line has the newest version of the protocol
+//! that both routers have (`wire`). If there is none, the Ask fails with `Stranger`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +32,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::keys::KeyFile;
 use crate::lock::lock;
 use crate::reason::Reason;
-use crate::wire::{Ask, Line, Message, Receiver, Ticket, VERSION, WireError};
+use crate::wire::{Ask, Line, Message, OLDEST, Receiver, Ticket, WireError};
 
 /// All outgoing lines.
 #[derive(Debug)]
@@ -50,23 +50,26 @@ struct Dialler {
     own: IpAddr,
     /// The time that another router may take to answer.
     limit: Duration,
+    /// The newest version that this router speaks.
+    newest: u8,
 }
 
-/// The hosts whose routers seem to have another version of the protocol. They have not proved the
-/// key, so this is for the log, the status and the reason only.
+/// The hosts whose routers seem to speak no version of the protocol that this one speaks. They have
+/// not proved the key, so this is for the log, the status and the reason only.
 #[derive(Debug, Default)]
 struct Versions(Mutex<HashMap<IpAddr, u8>>);
 
 impl Versions {
     /// Notes the version of a host's router. It is logged once, until there is a line: a
     /// container with the host's address could otherwise fill the log.
-    fn note(&self, host: IpAddr, version: u8) {
+    fn note(&self, host: IpAddr, version: u8, newest: u8) {
         if lock(&self.0).insert(host, version).is_none() {
             tracing::warn!(
                 %host,
                 theirs = version,
-                own = VERSION,
-                "the router of this host has another version of the protocol: connections with its containers stay on the overlay until both hosts have the same version of shunt"
+                oldest = OLDEST,
+                newest,
+                "the router of this host has another version of the protocol: connections with its containers stay on the overlay until both hosts have adjacent versions of shunt"
             );
         }
     }
@@ -74,7 +77,7 @@ impl Versions {
     /// Forgets the version of a host: there is a line to it.
     fn clear(&self, host: IpAddr) {
         if lock(&self.0).remove(&host).is_some() {
-            tracing::info!(%host, "the router of this host has the same version of the protocol now");
+            tracing::info!(%host, "the router of this host has a version of the protocol now that this one has too");
         }
     }
 }
@@ -135,8 +138,8 @@ const LONG_PAUSE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(5);
 
 impl Peers {
-    pub(crate) fn new(keys: Arc<KeyFile>, own: IpAddr, limit: Duration) -> Peers {
-        let dialler = Dialler { keys, versions: Arc::default(), own, limit };
+    pub(crate) fn new(keys: Arc<KeyFile>, own: IpAddr, limit: Duration, newest: u8) -> Peers {
+        let dialler = Dialler { keys, versions: Arc::default(), own, limit, newest };
         Peers { dialler, lines: Mutex::default() }
     }
 
@@ -199,7 +202,7 @@ impl Peers {
             router.ip() == host && matches!(*peer.state.borrow(), State::Up(_))
         };
         if !self.lines().iter().any(is_up) {
-            self.dialler.versions.note(host, version);
+            self.dialler.versions.note(host, version, self.dialler.newest);
         }
     }
 
@@ -227,10 +230,13 @@ impl Peers {
         }
     }
 
-    /// Returns the routers, each with `true` if its line is up.
-    pub(crate) fn report(&self) -> Vec<(SocketAddr, bool)> {
-        let is_up = |peer: &Peer| matches!(*peer.state.borrow(), State::Up(_));
-        let mut report: Vec<_> = self.lines().iter().map(|(router, peer)| (*router, is_up(peer))).collect();
+    /// Returns the routers, each with the version of its line if that is up.
+    pub(crate) fn report(&self) -> Vec<(SocketAddr, Option<u8>)> {
+        let version = |peer: &Peer| match &*peer.state.borrow() {
+            State::Up(session) => Some(session.line.version()),
+            _ => None,
+        };
+        let mut report: Vec<_> = self.lines().iter().map(|(router, peer)| (*router, version(peer))).collect();
         report.sort();
         report
     }
@@ -304,6 +310,11 @@ impl Asked {
         self.ticket
     }
 
+    /// Returns the version of the line of this Ask.
+    pub(crate) fn version(&self) -> u8 {
+        self.session.line.version()
+    }
+
     /// Notes that the other router has received the offer, so no Never is necessary.
     pub(crate) fn was_offered(&mut self) {
         self.is_over = true;
@@ -321,7 +332,7 @@ impl Drop for Asked {
 
 /// Keeps a line to a router.
 async fn keep(
-    Dialler { keys, versions, own, limit }: Dialler,
+    Dialler { keys, versions, own, limit, newest }: Dialler,
     router: SocketAddr,
     state: watch::Sender<State>,
     triggers: Arc<DialTriggers>,
@@ -330,7 +341,7 @@ async fn keep(
     loop {
         let begun = Instant::now();
         let spoken = keys.now();
-        let mut dialled = pin!(timeout(DIAL, dial(spoken.own(), own, router)));
+        let mut dialled = pin!(timeout(DIAL, dial(spoken.own(), own, router, newest)));
         let dialled = match timeout(limit, &mut dialled).await {
             Ok(dialled) => dialled,
             Err(_) => {
@@ -362,7 +373,7 @@ async fn keep(
                     continue;
                 }
             }
-            Ok(Err(WireError::Version(version))) => versions.note(router.ip(), version),
+            Ok(Err(WireError::Version(version))) => versions.note(router.ip(), version, newest),
             Ok(Err(error)) => tracing::debug!(%router, %error, "no line to this router"),
             Err(_) => tracing::debug!(%router, "no line to this router: it does not answer"),
         }
@@ -379,12 +390,28 @@ async fn keep(
     }
 }
 
-async fn dial(key: &Key, own: IpAddr, router: SocketAddr) -> Result<(Line, Receiver), WireError> {
+/// Opens a line to a router, with the newest version that both have.
+async fn dial(key: &Key, own: IpAddr, router: SocketAddr, newest: u8) -> Result<(Line, Receiver), WireError> {
+    let version = match call(key, own, router, (newest, newest)).await {
+        Err(WireError::Version(theirs)) if (OLDEST..newest).contains(&theirs) => theirs,
+        // A router that has this very version does not refuse it.
+        Err(WireError::Version(theirs)) if theirs == newest => return Err(WireError::Stranger),
+        called => return called,
+    };
+    call(key, own, router, (version, newest)).await
+}
+
+async fn call(
+    key: &Key,
+    own: IpAddr,
+    router: SocketAddr,
+    versions: (u8, u8),
+) -> Result<(Line, Receiver), WireError> {
     let socket = if own.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.bind(SocketAddr::new(own, 0))?;
     let stream = socket.connect(router).await?;
     tune(&stream);
-    Line::call(stream, key).await
+    Line::call(stream, key, versions).await
 }
 
 /// Sets the options of a line: messages are sent immediately, and a failed host is noticed.

@@ -9,25 +9,29 @@
 //!               └► give_up, or the client's router gives up: it is withdrawn
 //! ```
 //!
+//! From before the promise is sent until the claim, the supervisor holds a duplicate of the host
+//! connection ([`Hold`]).
+//!
 //! A socket that was accepted before any of this is known waits ([`Promises::wait_for`]), or stays
 //! on the overlay for good ([`Promises::stay`]). The two exclude each other: a socket that stays
 //! gets no promise, and a promised one cannot stay.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use shunt_kernel::sequence::Origin;
-use socket2::SockRef;
+use shunt_sys::tcp;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::channel::Turn;
 use crate::lock::lock;
 use crate::marks::Mark;
+use crate::message::{self, Answer, Held};
 use crate::namespace::Namespace;
 use crate::reason::Reason;
 use crate::registry::{Registry, Takers};
@@ -62,6 +66,8 @@ struct State {
     /// Sockets that have stayed on the overlay, by cookie.
     stayed: BTreeSet<u64>,
     stayed_order: VecDeque<u64>,
+    /// The router ends, and supervisors keep the connections that they hold.
+    is_ending: bool,
 }
 
 #[derive(Debug)]
@@ -79,6 +85,28 @@ struct Promise {
     lost: Option<Instant>,
     /// Makes the supervisor that accepts the socket await this router's answer.
     mark: Mark,
+    hold: Option<Hold>,
+}
+
+/// A duplicate of a promised host connection that a supervisor holds. So the connection outlives
+/// this router, and a later one continues.
+#[derive(Debug)]
+struct Hold {
+    supervisor: Arc<OwnedFd>,
+    cookie: u64,
+}
+
+impl Hold {
+    /// Gives the supervisor the connection.
+    fn begin(supervisor: Arc<OwnedFd>, cookie: u64, held: Held, connection: BorrowedFd<'_>) -> Option<Hold> {
+        message::send(&supervisor, &Answer::Hold { cookie, held }, Some(connection)).ok()?;
+        Some(Hold { supervisor, cookie })
+    }
+
+    /// Lets the supervisor close its duplicate: the connection is not promised any more.
+    fn release(self) {
+        let _ = message::send(&self.supervisor, &Answer::Release { cookie: self.cookie }, None);
+    }
 }
 
 /// A host connection that replaces an accepted socket.
@@ -170,6 +198,7 @@ impl Promises {
             unwanted: unwanted.clone(),
             lost: None,
             mark,
+            hold: None,
         };
         state.promises.insert(cookie, promise);
         drop(state);
@@ -183,6 +212,7 @@ impl Promises {
         let mut state = self.state();
         if let Some(promise) = state.promises.get_mut(&cookie) {
             let Some(connection) = promise.committed.take() else { return Claim::Promised };
+            // Whatever the answer to the supervisor is, it closes its duplicate then.
             if let Some(Promise { origin, mark, .. }) = state.promises.remove(&cookie) {
                 return Claim::Taken(Committed { connection, origin, mark });
             }
@@ -236,6 +266,9 @@ impl Promises {
     pub(crate) fn abandon(&self) {
         let left: Vec<(u64, Promise)> = {
             let mut state = self.state();
+            if state.is_ending {
+                return;
+            }
             state.promises.extract_if(|_, promise| !self.registry.any_listens(&promise.takers)).collect()
         };
         for (_, promise) in left {
@@ -276,6 +309,16 @@ impl Promises {
         resets
     }
 
+    /// Returns `true` if that socket is promised.
+    pub(crate) fn has(&self, cookie: u64) -> bool {
+        self.state().promises.contains_key(&cookie)
+    }
+
+    /// Leaves the promised connections to their supervisors from now on.
+    pub(crate) fn end(&self) {
+        self.state().is_ending = true;
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.state().promises.len()
     }
@@ -297,8 +340,9 @@ impl Promise {
     /// immediately; a mere close would leave it able to write.
     fn reset(self) {
         if let Some(connection) = self.committed {
-            let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
+            let _ = tcp::abort(&connection);
         }
+        self.hold.into_iter().for_each(Hold::release);
     }
 }
 
@@ -357,6 +401,18 @@ impl Promised {
         self.namespace
     }
 
+    /// Gives the connection to the supervisor that will accept the socket, before the promise is sent.
+    /// Fails if that supervisor cannot take it. One that does not hold connections needs none.
+    pub(crate) fn hold(&self, held: Held, connection: BorrowedFd<'_>) -> Result<(), Reason> {
+        let mut state = self.promises.state();
+        let Some(promise) = state.promises.get_mut(&self.cookie) else { return Err(Reason::Late) };
+        if let Some(supervisor) = self.promises.registry.holder(&promise.takers) {
+            let hold = Hold::begin(supervisor, self.cookie, held, connection);
+            promise.hold = Some(hold.ok_or(Reason::Busy)?);
+        }
+        Ok(())
+    }
+
     /// Waits until the promise is to be withdrawn.
     pub(crate) async fn is_unwanted(&self) {
         while !self.unwanted.is_so.load(Relaxed) {
@@ -377,11 +433,14 @@ impl Promised {
 impl Drop for Promised {
     fn drop(&mut self) {
         let mut state = self.promises.state();
-        if state.promises.get(&self.cookie).is_some_and(|promise| promise.committed.is_none()) {
-            state.promises.remove(&self.cookie);
-        }
+        let is_withdrawn =
+            state.promises.get(&self.cookie).is_some_and(|promise| promise.committed.is_none());
+        let withdrawn = is_withdrawn.then(|| state.promises.remove(&self.cookie)).flatten();
+        let is_ending = state.is_ending;
         drop(state);
         self.promises.changed.notify_waiters();
+        // At the end of the router it is the supervisor that has the connection.
+        withdrawn.and_then(|it| it.hold).filter(|_| !is_ending).into_iter().for_each(Hold::release);
     }
 }
 

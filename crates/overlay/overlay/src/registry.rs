@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,7 @@ struct State {
     roots: HashMap<u64, bool>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Supervisor {
     /// The cookie of its namespace.
     namespace: u64,
@@ -61,12 +61,14 @@ struct Supervisor {
 }
 
 /// A supervisor's process.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Process {
     /// `None`: it is not visible from here.
     pub(crate) id: Option<u32>,
     /// The number of listening sockets that it has yet to show, which a former router knew.
     pub(crate) listeners: usize,
+    /// The connection to it, if it holds promised connections.
+    pub(crate) holder: Option<Arc<OwnedFd>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -305,6 +307,17 @@ impl Registry {
         listeners.collect::<Option<Vec<&Listener>>>()?.first().map(|listener| listener.namespace)
     }
 
+    /// Returns the connection to the supervisor that has all of these listening sockets, if it holds
+    /// promised connections.
+    pub(crate) fn holder(&self, takers: &Takers) -> Option<Arc<OwnedFd>> {
+        let state = lock(&self.state);
+        let supervisor = |socket| state.listeners.get(socket).map(|listener| listener.supervisor);
+        let mut supervisors = takers.sockets.iter().map(supervisor);
+        let first = supervisors.next()??;
+        let is_one = supervisors.all(|supervisor| supervisor == Some(first));
+        state.supervisors.get(&first).filter(|_| is_one)?.process.holder.clone()
+    }
+
     /// Returns `true` if at least one of the listening sockets is supervised.
     pub(crate) fn any_listens(&self, takers: &Takers) -> bool {
         let state = lock(&self.state);
@@ -333,7 +346,7 @@ mod tests {
         let registry = Registry::default();
         let open = TcpListener::bind("127.0.0.1:0").unwrap();
         let namespace = identity::namespace(open.as_fd()).unwrap();
-        let process = Process { id: None, listeners: 0 };
+        let process = Process { id: None, listeners: 0, holder: None };
         let supervisor = registry.add(namespace, &open, process).unwrap();
         let cookie = sockopt::socket_cookie(&open).unwrap();
         registry.listen(supervisor, &open, (cookie, namespace)).unwrap();

@@ -29,9 +29,7 @@ use crate::request::{ROUTER, Request};
 use crate::resume::Former;
 use crate::secure::Guard;
 use crate::shared::Shared;
-use crate::{
-    adopt, decide, discovery, enforce, in_band, kubernetes, labels, listing, local, server, udp, wire,
-};
+use crate::{adopt, decide, discovery, enforce, in_band, kubernetes, labels, listing, local, server, udp};
 
 /// The reason for which a router does not run.
 #[derive(Debug, Error)]
@@ -134,6 +132,7 @@ pub async fn run(
         () = serve_page(&shared, page) => {}
         ended = local::serve(shared.clone(), supervisors) => ended.map_err(Error::Wait)?,
     }
+    shared.promises.end();
     udp::end(&shared).await;
     shared.discovery.withdraw().await;
     Ok(())
@@ -265,7 +264,7 @@ fn status(shared: &Shared, began: Instant) -> Value {
     let config = &shared.loaded().config;
     json!({
         "name": config.name,
-        "protocol": wire::VERSION,
+        "protocol": config.protocol,
         "uptime-seconds": began.elapsed().as_secs(),
         "without-lsm": shared.guard.as_ref().and_then(Guard::without_lsm),
         "connections": shared.metrics.report(),

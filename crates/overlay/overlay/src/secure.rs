@@ -36,6 +36,11 @@ impl Guard {
         self.secure().tag(socket, tag)
     }
 
+    /// Tags a socket that a former router may have created.
+    pub(crate) fn tag_everywhere(&self, socket: &impl AsRawFd, tag: Tag) -> Result<(), LoadError> {
+        self.secure().tag_everywhere(socket, tag)
+    }
+
     /// Returns the reason for which BPF LSM is not used. `None` if it is used.
     pub(crate) fn without_lsm(&self) -> Option<String> {
         self.secure().without_lsm().map(ToString::to_string)

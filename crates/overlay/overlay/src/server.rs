@@ -27,12 +27,13 @@ use crate::guests::{self, Coming};
 use crate::limits;
 use crate::local::{self, Ends};
 use crate::marks::Mark;
+use crate::message::Held;
 use crate::metrics::End;
 use crate::namespace::Namespace;
 use crate::options::Options;
 use crate::peers;
 use crate::policy::Flow;
-use crate::promises::{Claim, Client, Committed, Promised};
+use crate::promises::{Claim, Client, Committed};
 use crate::quotas::Visit;
 use crate::reason::Reason;
 use crate::shared::Shared;
@@ -99,18 +100,19 @@ async fn converse(
             return Err(WireError::Io(std::io::ErrorKind::TimedOut.into()));
         }
     }
-    match within(FIRST, opening(&mut stream)).await? {
-        Opening::Line => {
+    let newest = shared.loaded().config.protocol;
+    match within(FIRST, opening(&mut stream, newest)).await? {
+        Opening::Line(version) => {
             peers::tune(&stream);
             let keys = shared.loaded().keys.now();
-            let line = within(FIRST, Line::answer(stream, &keys)).await?;
+            let line = within(FIRST, Line::answer(stream, &keys, (version, newest))).await?;
             let _visit = proven(shared, pass)?;
             shared.peers.has_called(host);
             guests::attend(shared, host, line).await
         }
-        Opening::Handshake => {
+        Opening::Handshake(version) => {
             let _ = stream.set_nodelay(true);
-            agree(shared, stream, host, pass).await
+            agree(shared, stream, (host, version), pass).await
         }
     }
 }
@@ -124,13 +126,13 @@ fn proven(shared: &Arc<Shared>, pass: Pass) -> Result<Visit, WireError> {
 async fn agree(
     shared: &Arc<Shared>,
     mut stream: TcpStream,
-    host: IpAddr,
+    (host, version): (IpAddr, u8),
     pass: Pass,
 ) -> Result<(), WireError> {
     let offered = within(FIRST, Offered::read(&mut stream)).await?;
     // The line of the Ask may have ended meanwhile. Then there is no key for an answer.
-    let ticket = shared.guests.ticket(&offered.token).ok_or(WireError::NotAsked)?;
-    let (mut handshake, offer) = offered.open(stream, ticket)?;
+    let ticket = shared.guests.ticket(&offered.token, version).ok_or(WireError::NotAsked)?;
+    let (mut handshake, offer) = offered.open(stream, ticket, version)?;
     // The ticket is taken only after the Offer has been decrypted. So an attacker that has seen the
     // token, but has no key, cannot use it up.
     let coming = shared.guests.take(&offered.token).ok_or(WireError::NotAsked)?;
@@ -160,6 +162,14 @@ async fn agree(
     });
     // Tasks that wait for an offer find the promise from now on.
     drop(expected);
+    // From now on, another router can keep the promise.
+    let origin = (offer.origin.sent, offer.origin.received);
+    let host = (handshake.stream().local_addr()?, handshake.stream().peer_addr()?);
+    let held = Held { key: ticket.key(), version, origin, host };
+    let promised = promised.and_then(|promised| {
+        promised.hold(held, handshake.stream().as_fd())?;
+        Ok(promised)
+    });
     let promised = match promised {
         Ok(promised) => promised,
         Err(reason) => return handshake.promise(Some(reason)).await,
@@ -172,7 +182,10 @@ async fn agree(
         return handshake.promise(Some(Reason::Late)).await;
     }
     handshake.promise(None).await?;
-    if let Err(error) = last_word(shared, &handshake, &promised).await {
+    // The client has sent bytes on the overlay, so it will not commit. Or the policy forbids the
+    // connection, regardless of the client.
+    let unwanted = promised.is_unwanted();
+    if let Err(error) = last_word(shared, &handshake, promised.namespace(), unwanted).await {
         reset(handshake.into_stream());
         return Err(error.into());
     }
@@ -192,7 +205,8 @@ async fn agree(
 async fn last_word(
     shared: &Arc<Shared>,
     handshake: &Handshake<TcpStream>,
-    promised: &Promised,
+    namespace: u64,
+    unwanted: impl Future<Output = ()>,
 ) -> std::io::Result<()> {
     let limit = shared.loaded().config.patience() + GRACE;
     let ended = tokio::select! {
@@ -203,13 +217,11 @@ async fn last_word(
                 let _ = tcp::set_deaf(handshake.stream(), true);
                 // This may take long. It fails on a kernel without that call, but there a packet
                 // that is being processed is finished sooner than this returns.
-                let _ = pool.ask(promised.namespace(), tcp::await_arrivals).await;
+                let _ = pool.ask(namespace, tcp::await_arrivals).await;
                 Err(late.into())
             }
         },
-        // The client has sent bytes on the overlay, so it will not commit. Or the policy forbids
-        // the connection, regardless of the client.
-        () = promised.is_unwanted() => Err(std::io::ErrorKind::TimedOut.into()),
+        () = unwanted => Err(std::io::ErrorKind::TimedOut.into()),
     };
     if ended.is_err() && handshake.has_committed() {
         // The filter that drops arriving packets may be set. Remove it.
@@ -219,10 +231,10 @@ async fn last_word(
     ended
 }
 
-/// Makes the close of `connection` a reset. The other end has the connection, or could have it, and
-/// a mere close would leave it able to write.
+/// Resets `connection`. The other end has the connection, or could have it, and a mere close would
+/// leave it able to write.
 fn reset(connection: impl AsFd) {
-    let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
+    let _ = tcp::abort(&connection);
 }
 
 /// Finds the server's socket of the connection. It waits in the backlog, or was accepted under a
@@ -265,7 +277,7 @@ pub(crate) async fn accepted(
     socket: Theirs,
     namespace: u64,
     addresses: (SocketAddr, SocketAddr),
-) -> Result<(OwnedFd, Mark), Reason> {
+) -> Result<(OwnedFd, Option<Mark>), Reason> {
     let socket = Arc::new(socket);
     let ends = local::ends(shared, socket.as_fd(), namespace, addresses)?;
     let flow = Flow::of(ends.remote, ends.local);
@@ -284,11 +296,12 @@ pub(crate) async fn accepted(
     };
     let Committed { connection, origin, mark } =
         taken.map_err(|reason| shared.connections.stay(ends.cookie, Stayed { namespace, flow }, reason))?;
-    let furnished = furnish(shared, socket, (&ends, flow, namespace), &connection, origin).await;
+    let furnished =
+        furnish(shared, socket, (&ends, flow, namespace), &connection, (origin, Maker::Own)).await;
     match furnished {
         Ok(()) => {
             shared.metrics.took(End::Server);
-            Ok((connection, mark))
+            Ok((connection, Some(mark)))
         }
         // The client has the host connection already.
         Err(reason) => {
@@ -299,25 +312,112 @@ pub(crate) async fn accepted(
     }
 }
 
+/// Continues with an accepted socket whose host connection a former router had promised. Returns the
+/// connection if the client has committed, or still does.
+pub(crate) async fn resumed(
+    shared: &Arc<Shared>,
+    socket: Theirs,
+    namespace: u64,
+    addresses: (SocketAddr, SocketAddr),
+    (held, connection): (Held, Theirs),
+) -> Result<(OwnedFd, Option<Mark>), Reason> {
+    let ends = local::ends(shared, socket.as_fd(), namespace, addresses)?;
+    if shared.promises.has(ends.cookie) {
+        // It was this router, which the supervisor has given up.
+        return accepted(shared, socket, namespace, addresses).await;
+    }
+    let socket = Arc::new(socket);
+    let flow = Flow::of(ends.remote, ends.local);
+    let cookie = sockopt::socket_cookie(&connection).map_err(|_| Reason::Failed)?;
+    let place = Place::new(cookie, held.host.0, held.host.1);
+    let taken = match shared.connections.permit(flow) {
+        Ok(_) => last_word_of_former(shared, &socket, (namespace, place), held, &connection).await,
+        Err(reason) => Err(reason),
+    };
+    let origin = Origin { sent: held.origin.0, received: held.origin.1 };
+    let maker = (origin, Maker::Former(place));
+    match taken {
+        Ok(host) => match furnish(shared, socket, (&ends, flow, namespace), &host, maker).await {
+            Ok(()) => {
+                shared.metrics.took(End::Server);
+                Ok((host, None))
+            }
+            Err(reason) => {
+                shared.metrics.reset();
+                reset(host);
+                Err(reason)
+            }
+        },
+        Err(reason) => {
+            reset(&connection);
+            Err(shared.connections.stay(ends.cookie, Stayed { namespace, flow }, reason))
+        }
+    }
+}
+
+/// Awaits the Commit on a connection that a former router had promised.
+async fn last_word_of_former(
+    shared: &Arc<Shared>,
+    socket: &Theirs,
+    (namespace, place): (u64, Place),
+    held: Held,
+    connection: &Theirs,
+) -> Result<OwnedFd, Reason> {
+    let host = connection.as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)?;
+    let is_own = shared.loaded().host().addresses().any(|own| own == place.local);
+    if !is_own || !shared.connections.has_socket(place) {
+        return Err(Reason::Mismatch);
+    }
+    let stream = TcpStream::from_std(host.into()).map_err(|_| Reason::Failed)?;
+    let mut handshake = Handshake::promised(stream, held.key, held.version);
+    if !handshake.was_committed().map_err(|_| Reason::NotCommitted)? {
+        let copy = socket.as_fd().try_clone_to_owned();
+        let watched = copy.and_then(|copy| watch(copy, Interest::READABLE)).ok();
+        let unwanted = bytes(watched.as_ref());
+        last_word(shared, &handshake, namespace, unwanted).await.map_err(|_| Reason::NotCommitted)?;
+        handshake.committed().await.map_err(|_| Reason::Mismatch)?;
+    }
+    let _ = SockRef::from(handshake.stream()).set_tcp_quickack(true);
+    Ok(handshake.into_stream().into_std().map_err(|_| Reason::Failed)?.into())
+}
+
+/// The router that has accepted a host connection, in its control group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Maker {
+    Own,
+    /// A former one, with these addresses, which the socket may not report any more.
+    Former(Place),
+}
+
 /// Prepares the host connection: names, options and tags.
 async fn furnish(
     shared: &Arc<Shared>,
     socket: Arc<Theirs>,
     (ends, flow, namespace): (&Ends, Flow, u64),
     connection: &OwnedFd,
-    origin: Origin,
+    (origin, maker): (Origin, Maker),
 ) -> Result<(), Reason> {
     if !mirrors(shared, &socket, ends.cookie, origin) {
         return Err(Reason::Mismatch);
     }
     let told = be_like(shared, &socket, namespace, connection).await?;
-    let place = place(connection).ok_or(Reason::Failed)?;
-    local::name(shared, connection, ends).map_err(|_| Reason::Failed)?;
+    let place = match maker {
+        Maker::Own => {
+            let place = place(connection).ok_or(Reason::Failed)?;
+            local::name(shared, connection, ends).map_err(|_| Reason::Failed)?;
+            place
+        }
+        Maker::Former(place) => place,
+    };
     let own = Options::of(connection).map_err(|_| Reason::Failed)?;
     let entered = Connection { end: End::Server, namespace, place, flow, own, _overlay: None };
     // The policy may have changed since the promise.
     shared.connections.enter(entered, connection)?;
-    local::secure(shared, connection, told).map_err(|_| Reason::Failed)
+    let tagged = match maker {
+        Maker::Own => local::secure(shared, connection, told),
+        Maker::Former(_) => local::adopt(shared, connection, ends, told),
+    };
+    tagged.map_err(|_| Reason::Failed)
 }
 
 /// Copies the program's socket options, and tries again while all threads of the namespace are

@@ -29,6 +29,7 @@ use crate::layers::Layers;
 use crate::limits::Limits;
 use crate::lock::lock;
 use crate::map::{Known, Map, Placed, Published, Router};
+use crate::message::NO_NUMBER;
 use crate::metrics::{End, Metrics};
 use crate::peers::Peers;
 use crate::promises::{Promised, Promises};
@@ -42,6 +43,8 @@ use crate::udp::Udp;
 /// The shared state of a router.
 #[derive(Debug)]
 pub(crate) struct Shared {
+    /// A random number of this router.
+    pub(crate) router: u64,
     loaded: Mutex<Arc<Loaded>>,
     map: Mutex<Mapped>,
     pub(crate) discovery: Discovery,
@@ -98,7 +101,8 @@ impl Shared {
         let in_band = InBand::new(&loaded);
         let layers = Layers::new(loaded.policy.clone(), kubernetes.has_policies());
         Ok(Shared {
-            peers: Peers::new(loaded.keys.clone(), own, loaded.config.ask()),
+            router: number(),
+            peers: Peers::new(loaded.keys.clone(), own, loaded.config.ask(), loaded.config.protocol),
             guests: Guests::default(),
             map: Mutex::new(Mapped {
                 map: Arc::new(Map::new(&loaded.config, &Published::default(), &Arc::default())),
@@ -289,12 +293,13 @@ impl Shared {
     }
 
     pub(crate) fn report(&self) -> Value {
-        let lines: serde_json::Map<String, Value> = self
-            .peers
-            .report()
-            .into_iter()
-            .map(|(router, is_up)| (router.to_string(), is_up.into()))
+        let lines = self.peers.report();
+        let versions: serde_json::Map<String, Value> = lines
+            .iter()
+            .filter_map(|(router, version)| Some((router.to_string(), (*version)?.into())))
             .collect();
+        let lines: serde_json::Map<String, Value> =
+            lines.iter().map(|(router, version)| (router.to_string(), version.is_some().into())).collect();
         let Registered { supervisors, namespaces, listeners } = self.registry.counts();
         json!({
             "supervisors": supervisors,
@@ -309,6 +314,7 @@ impl Shared {
             "etcd": self.loaded().config.etcd.as_ref().map(|_| self.discovery.report()),
             "lines": {
                 "to": lines,
+                "versions": versions,
                 "from": self.guests.count(),
                 "other-versions": self.peers.other_versions(),
             },
@@ -318,6 +324,12 @@ impl Shared {
             },
         })
     }
+}
+
+/// Returns a random number of a router.
+fn number() -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = shunt_key::nonce();
+    u64::from_ne_bytes([a, b, c, d, e, f, g, h]).max(NO_NUMBER + 1)
 }
 
 /// A supervisor, as long as it is connected.

@@ -16,6 +16,7 @@ mod address;
 mod connect;
 mod deadline;
 mod guarded;
+mod held;
 mod link;
 mod listeners;
 mod process;
@@ -216,6 +217,7 @@ impl Supervisor {
             // A router that is started again may be an update's, and the supervisor is updated too.
             let update = || {
                 if keeper.is_some() && successor.as_ref().is_ok_and(Successor::is_another) {
+                    self.link.leave_held();
                     let _ = kill_process(getpid(), Signal::KILL);
                 }
             };

@@ -23,8 +23,21 @@
 //! ```
 //!
 //! `secret` is one of this TLS connection (RFC 8446, section 7.5). The first HMAC keeps callers
-//! without the key from the cost of TLS; it proves nothing, since it can be recorded. A called
-//! router of another version sends its own magic value, unencrypted, and closes.
+//! without the key from the cost of TLS; it proves nothing, since it can be recorded.
+//!
+//! **Versions.** A magic value ends with the version. A router speaks all from [`OLDEST`] to its
+//! newest one, which is [`VERSION`] unless its configuration says less. The caller chooses:
+//!
+//! ```text
+//! caller, newest 7                                          called router, newest 6
+//! magic 7, ... ────────────────────────────────────────────► does not speak it
+//!              ◄──────────────── its own magic value, 6, unencrypted; closes
+//! magic 6, nonce that ends with magic 7, ... ──────────────► as above, with 6 everywhere
+//! ```
+//!
+//! So a caller begins with its newest version, and only an older router costs a second connection.
+//! Anyone on the way can send that refusal. But the end of the nonce says that the caller has a later
+//! version, and a called router that has one too refuses: [`WireError::Downgraded`].
 //!
 //! Example: the client's router asks for a connection, and both ends commit to it.
 //!
@@ -56,15 +69,18 @@ use tokio::time::sleep;
 use crate::lock::lock;
 use crate::reason::Reason;
 
-/// The version of this protocol.
-pub(crate) const VERSION: u8 = 6;
+/// The newest version of this protocol. Since 7, kinds of messages that a router does not know are
+/// skipped, and reasons that it does not know count as [`Reason::Failed`].
+pub(crate) const VERSION: u8 = 7;
+/// The oldest version that this router speaks.
+pub(crate) const OLDEST: u8 = 6;
+/// The version since which what a router does not know is skipped.
+const SKIPS: u8 = 7;
 /// The number of bytes in the magic value with which a connection begins.
 const MAGIC: usize = 8;
 /// The magic values without the version, which is their last byte.
 const LINE_KIND: [u8; MAGIC - 1] = *b"shuntol";
 const HANDSHAKE_KIND: [u8; MAGIC - 1] = *b"shuntot";
-const LINE: [u8; MAGIC] = magic(LINE_KIND);
-const HANDSHAKE: [u8; MAGIC] = magic(HANDSHAKE_KIND);
 const NONCE: usize = 32;
 /// The length of a proof.
 const PROOF: usize = 32;
@@ -87,6 +103,8 @@ const MESSAGE: usize = 2 + 4 + ASK;
 const OFFER: usize = PLACE + 4 + 4;
 const PROMISE: usize = 1;
 const COMMIT: usize = 1;
+/// The number of bytes on a host connection up to the end of the Commit.
+const COMMITTED: u64 = (MAGIC + TOKEN + OFFER + SEAL + COMMIT + SEAL) as u64;
 
 /// The number of each message of a host connection under the key of its ticket.
 const NUMBER_OFFER: u8 = 0;
@@ -107,8 +125,11 @@ pub(crate) enum WireError {
     #[error("what it says cannot be read: is it the same key on both hosts?")]
     Stranger,
     /// The peer has another version of this protocol.
-    #[error("it has version {0} of the protocol between routers, and this router has {VERSION}")]
+    #[error("it has version {0} of the protocol between routers, and this router has {OLDEST} to {VERSION}")]
     Version(u8),
+    /// Both routers have a later version than the one in which the peer calls.
+    #[error("something on the way makes both routers speak an older version than they have")]
+    Downgraded,
     /// The host connection has a token that no pending Ask has: its line has ended, or it is
     /// replayed.
     #[error("no pending question has that token")]
@@ -137,6 +158,11 @@ impl Ticket {
     /// Returns a new, random ticket.
     pub(crate) fn new() -> Ticket {
         Ticket { token: nonce(), key: nonce() }
+    }
+
+    /// Returns the key of the messages on the host connection.
+    pub(crate) fn key(&self) -> [u8; KEY] {
+        self.key
     }
 }
 
@@ -177,35 +203,38 @@ pub(crate) enum Message {
     Forgotten { number: u32 },
 }
 
-/// The kind of an accepted connection.
+/// The kind of an accepted connection, with its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
-    Line,
-    Handshake,
+    Line(u8),
+    Handshake(u8),
 }
 
-/// Reads the magic value of an accepted connection. A router of another version gets the own magic
-/// value as its answer.
+/// Reads the magic value of an accepted connection. A router of a version that this one does not
+/// speak gets the magic value of `newest` as its answer.
 pub(crate) async fn opening(
     stream: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin),
+    newest: u8,
 ) -> Result<Opening, WireError> {
     let mut magic = [0; MAGIC];
     stream.read_exact(&mut magic).await?;
-    match (magic, kind(magic)) {
-        (LINE, _) => Ok(Opening::Line),
-        (HANDSHAKE, _) => Ok(Opening::Handshake),
-        (_, LINE_KIND | HANDSHAKE_KIND) => {
+    let version = magic[MAGIC - 1];
+    let is_spoken = (OLDEST..=newest).contains(&version);
+    match kind(magic) {
+        LINE_KIND if is_spoken => Ok(Opening::Line(version)),
+        HANDSHAKE_KIND if is_spoken => Ok(Opening::Handshake(version)),
+        LINE_KIND | HANDSHAKE_KIND => {
             // The peer may be gone, or not wait for it.
-            let _ = stream.write_all(&LINE).await;
-            Err(WireError::Version(magic[MAGIC - 1]))
+            let _ = stream.write_all(&magic_of(LINE_KIND, newest)).await;
+            Err(WireError::Version(version))
         }
         _ => Err(WireError::Stranger),
     }
 }
 
-/// Returns the magic value of this version.
-const fn magic([a, b, c, d, e, f, g]: [u8; MAGIC - 1]) -> [u8; MAGIC] {
-    [a, b, c, d, e, f, g, VERSION]
+/// Returns a magic value.
+fn magic_of([a, b, c, d, e, f, g]: [u8; MAGIC - 1], version: u8) -> [u8; MAGIC] {
+    [a, b, c, d, e, f, g, version]
 }
 
 /// Returns a magic value without its version.
@@ -213,11 +242,28 @@ fn kind(magic: [u8; MAGIC]) -> [u8; MAGIC - 1] {
     std::array::from_fn(|at| magic[at])
 }
 
+/// Returns the nonce of a hello in that version, which ends with the caller's newest version if that
+/// is a later one. Routers of the older version expect random bytes there.
+fn greeting_nonce(version: u8, newest: u8) -> [u8; NONCE] {
+    let mut nonce: [u8; NONCE] = nonce();
+    if version < newest {
+        nonce[NONCE - MAGIC..].copy_from_slice(&magic_of(LINE_KIND, newest));
+    }
+    nonce
+}
+
+/// Returns `true` if the caller with that nonce has a later version than that of its call, and this
+/// router has one too.
+fn is_downgraded(nonce: &[u8], version: u8, newest: u8) -> bool {
+    version < newest && nonce[NONCE - MAGIC..].starts_with(&LINE_KIND)
+}
+
 /// A connection between two routers that stays open.
 #[derive(Debug)]
 pub(crate) struct Line {
     stream: TcpStream,
     key: Key,
+    version: u8,
     state: Mutex<State>,
     /// Notified when unsent bytes remain, and when the line is closed.
     changed: Notify,
@@ -237,55 +283,75 @@ pub(crate) struct Receiver {
 }
 
 impl Line {
-    /// Opens a line on a connection that this router made, with a key of its choice.
-    pub(crate) async fn call(mut stream: TcpStream, key: &Key) -> Result<(Line, Receiver), WireError> {
-        let nonce = nonce();
-        let greeting = key.sign(&[GREETING, &LINE, &nonce]);
-        stream.write_all(&[&LINE[..], &nonce, &greeting].concat()).await?;
+    /// Opens a line on a connection that this router made, with a key and a version of its choice.
+    /// `newest` is its newest version.
+    pub(crate) async fn call(
+        mut stream: TcpStream,
+        key: &Key,
+        (version, newest): (u8, u8),
+    ) -> Result<(Line, Receiver), WireError> {
+        let magic = magic_of(LINE_KIND, version);
+        let nonce = greeting_nonce(version, newest);
+        let greeting = key.sign(&[GREETING, &magic, &nonce]);
+        stream.write_all(&[&magic[..], &nonce, &greeting].concat()).await?;
         let mut session = Session::new(shunt_tls::caller(), BACKLOG);
         session.flush(&stream).await?;
         let mut first = [0];
         stream.peek(&mut first).await?;
-        if first[0] == LINE[0] {
+        if first[0] == magic[0] {
             return Err(refused_version(&mut stream).await);
         }
         handshake(&mut session, &stream).await?;
         let secret = session.secret(BINDING, None);
-        send_proof(&mut session, &stream, key.sign(&[CALLER, &LINE, &secret])).await?;
+        send_proof(&mut session, &stream, key.sign(&[CALLER, &magic, &secret])).await?;
         let proof = receive_proof(&mut session, &stream).await?;
-        if !key.verifies(&[CALLED, &LINE, &secret], &proof) {
+        if !key.verifies(&[CALLED, &magic, &secret], &proof) {
             return Err(WireError::Stranger);
         }
-        Ok(Line::new(stream, key, session))
+        Ok(Line::new(stream, key, (session, version)))
     }
 
-    /// Answers a line that another router opens. [`opening`] has read its magic value.
-    pub(crate) async fn answer(mut stream: TcpStream, keys: &Keys) -> Result<(Line, Receiver), WireError> {
+    /// Answers a line that another router opens in that version. [`opening`] has read its magic
+    /// value. `newest` is this router's newest version.
+    pub(crate) async fn answer(
+        mut stream: TcpStream,
+        keys: &Keys,
+        (version, newest): (u8, u8),
+    ) -> Result<(Line, Receiver), WireError> {
+        let magic = magic_of(LINE_KIND, version);
         let mut rest = [0; NONCE + PROOF];
         stream.read_exact(&mut rest).await?;
         let (nonce, greeting) = rest.split_at(NONCE);
-        let is_by = |key: &&Key| key.verifies(&[GREETING, &LINE, nonce], greeting);
+        let is_by = |key: &&Key| key.verifies(&[GREETING, &magic, nonce], greeting);
         let key = keys.all().find(is_by).ok_or(WireError::Stranger)?;
+        if is_downgraded(nonce, version, newest) {
+            return Err(WireError::Downgraded);
+        }
         let mut session = Session::new(shunt_tls::listener(), BACKLOG);
         handshake(&mut session, &stream).await?;
         let secret = session.secret(BINDING, None);
         let proof = receive_proof(&mut session, &stream).await?;
-        if !key.verifies(&[CALLER, &LINE, &secret], &proof) {
+        if !key.verifies(&[CALLER, &magic, &secret], &proof) {
             return Err(WireError::Stranger);
         }
-        send_proof(&mut session, &stream, key.sign(&[CALLED, &LINE, &secret])).await?;
-        Ok(Line::new(stream, key, session))
+        send_proof(&mut session, &stream, key.sign(&[CALLED, &magic, &secret])).await?;
+        Ok(Line::new(stream, key, (session, version)))
     }
 
-    fn new(stream: TcpStream, key: &Key, session: Session) -> (Line, Receiver) {
+    fn new(stream: TcpStream, key: &Key, (session, version): (Session, u8)) -> (Line, Receiver) {
         let state = Mutex::new(State { session, is_closed: false });
-        let line = Line { stream, key: key.clone(), state, changed: Notify::new() };
+        let line = Line { stream, key: key.clone(), version, state, changed: Notify::new() };
         (line, Receiver { bytes: [0; MESSAGE], have: 0 })
     }
 
     /// Returns the key that both ends have proved to have.
     pub(crate) fn key(&self) -> &Key {
         &self.key
+    }
+
+    /// Returns the version of the line.
+    pub(crate) fn version(&self) -> u8 {
+        self.version
     }
 
     /// Sends a message without blocking. Returns `false` if the line is closed.
@@ -326,17 +392,23 @@ impl Line {
         receiver: &mut Receiver,
         via: Via,
     ) -> Result<Option<Message>, WireError> {
-        while receiver.have < MESSAGE {
-            let rest = &mut receiver.bytes[receiver.have..];
-            match self.state().session.try_read(rest, &self.stream, via) {
-                Ok(0) => return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into())),
-                Ok(count) => receiver.have += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) => return Err(error.into()),
+        loop {
+            while receiver.have < MESSAGE {
+                let rest = &mut receiver.bytes[receiver.have..];
+                match self.state().session.try_read(rest, &self.stream, via) {
+                    Ok(0) => return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into())),
+                    Ok(count) => receiver.have += count,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            receiver.have = 0;
+            match Message::parse(&receiver.bytes, self.version) {
+                Parsed::Message(message) => return Ok(Some(message)),
+                Parsed::Later => {}
+                Parsed::Invalid => return Err(WireError::Stranger),
             }
         }
-        receiver.have = 0;
-        Message::parse(&receiver.bytes).map(Some).ok_or(WireError::Stranger)
     }
 
     /// Waits until the socket is readable. Meanwhile it sends the bytes that [`Line::send`] had to
@@ -430,11 +502,11 @@ impl Message {
         bytes
     }
 
-    /// Parses a message. Returns `None` for one of another version.
-    fn parse(bytes: &[u8; MESSAGE]) -> Option<Message> {
+    /// Parses a message of a line of that version.
+    fn parse(bytes: &[u8; MESSAGE], version: u8) -> Parsed {
         let [kind, code, n1, n2, n3, n4, ..] = *bytes;
         let number = u32::from_be_bytes([n1, n2, n3, n4]);
-        Some(match kind {
+        Parsed::Message(match kind {
             1 => {
                 let (destination, source) = (take_place(&bytes[6..]), take_address(&bytes[6 + PLACE..]));
                 let secret = |at: usize| std::array::from_fn(|offset| bytes[at + offset]);
@@ -443,18 +515,38 @@ impl Message {
             }
             2 => Message::Never { number },
             3 if code == YES => Message::Answer { number, refused: None },
-            3 => Message::Answer { number, refused: Some(Reason::from_code(code)?) },
+            3 => match reason(code, version) {
+                Some(reason) => Message::Answer { number, refused: Some(reason) },
+                None => return Parsed::Invalid,
+            },
             4 => Message::Forget { number },
             5 => Message::Forgotten { number },
-            _ => return None,
+            _ if version >= SKIPS => return Parsed::Later,
+            _ => return Parsed::Invalid,
         })
     }
+}
+
+/// The result of parsing a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parsed {
+    Message(Message),
+    /// Later versions of shunt have that kind. It is skipped.
+    Later,
+    Invalid,
+}
+
+/// Returns the reason with that code.
+fn reason(code: u8, version: u8) -> Option<Reason> {
+    Reason::from_code(code).or((version >= SKIPS).then_some(Reason::Failed))
 }
 
 /// One side of the negotiation of one host connection.
 #[derive(Debug)]
 pub(crate) struct Handshake<S> {
     stream: S,
+    /// The version of the line of its Ask.
+    version: u8,
     token: Token,
     key: MessageKey,
 }
@@ -477,8 +569,13 @@ impl Offered {
 
     /// Server: decrypts the Offer. The caller takes the ticket out of its table at a success, so
     /// that the key seals one Promise only.
-    pub(crate) fn open<S>(&self, stream: S, ticket: Ticket) -> Result<(Handshake<S>, Offer), WireError> {
-        let handshake = Handshake::new(stream, ticket);
+    pub(crate) fn open<S>(
+        &self,
+        stream: S,
+        ticket: Ticket,
+        version: u8,
+    ) -> Result<(Handshake<S>, Offer), WireError> {
+        let handshake = Handshake::new(stream, ticket, version);
         let bytes = handshake.key.open::<OFFER>(NUMBER_OFFER, &self.sealed).ok_or(WireError::Stranger)?;
         let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let origin = Origin { sent: number(PLACE), received: number(PLACE + 4) };
@@ -496,8 +593,9 @@ impl<S: AsyncReadExt + AsyncWriteExt + Unpin> Handshake<S> {
         bytes[PLACE + 4..].copy_from_slice(&offer.origin.received.to_be_bytes());
         let sealed = self.key.seal(NUMBER_OFFER, &bytes);
         // One write, so that all of it goes out in one segment.
-        self.stream.write_all(&[&HANDSHAKE[..], &self.token, &sealed].concat()).await?;
-        verdict(self.receive::<PROMISE>(NUMBER_PROMISE).await?[0])
+        let magic = magic_of(HANDSHAKE_KIND, self.version);
+        self.stream.write_all(&[&magic[..], &self.token, &sealed].concat()).await?;
+        verdict(self.receive::<PROMISE>(NUMBER_PROMISE).await?[0], self.version)
     }
 
     /// Server: sends a promise or a refusal.
@@ -515,7 +613,7 @@ impl<S: AsyncReadExt + AsyncWriteExt + Unpin> Handshake<S> {
 
     /// Server: reads the Commit.
     pub(crate) async fn committed(&mut self) -> Result<(), WireError> {
-        verdict(self.receive::<COMMIT>(NUMBER_COMMIT).await?[0])
+        verdict(self.receive::<COMMIT>(NUMBER_COMMIT).await?[0], self.version)
     }
 
     async fn receive<const LENGTH: usize>(&mut self, number: u8) -> Result<[u8; LENGTH], WireError> {
@@ -526,9 +624,14 @@ impl<S: AsyncReadExt + AsyncWriteExt + Unpin> Handshake<S> {
 }
 
 impl<S> Handshake<S> {
-    /// Begins a negotiation with the ticket of its Ask.
-    pub(crate) fn new(stream: S, ticket: Ticket) -> Handshake<S> {
-        Handshake { stream, token: ticket.token, key: MessageKey::from(ticket.key) }
+    /// Begins a negotiation with the ticket of its Ask, whose line has that version.
+    pub(crate) fn new(stream: S, ticket: Ticket, version: u8) -> Handshake<S> {
+        Handshake { stream, version, token: ticket.token, key: MessageKey::from(ticket.key) }
+    }
+
+    /// Continues a negotiation of a former router, which has sent the promise.
+    pub(crate) fn promised(stream: S, key: [u8; KEY], version: u8) -> Handshake<S> {
+        Handshake { stream, version, token: [0; TOKEN], key: MessageKey::from(key) }
     }
 
     /// Returns the stream. The next bytes on it are the programs', once the Commit has been read.
@@ -556,6 +659,11 @@ impl Handshake<TcpStream> {
         }
     }
 
+    /// Server: returns `true` if this or a former router has read the Commit.
+    pub(crate) fn was_committed(&self) -> io::Result<bool> {
+        Ok(shunt_sys::tcp::read(&self.stream)? >= COMMITTED)
+    }
+
     /// Server: returns `true` if the Commit has arrived, even if tokio has not seen it yet.
     pub(crate) fn has_committed(&self) -> bool {
         let looked =
@@ -564,8 +672,8 @@ impl Handshake<TcpStream> {
     }
 }
 
-fn verdict(code: u8) -> Result<(), WireError> {
-    match (code, Reason::from_code(code)) {
+fn verdict(code: u8, version: u8) -> Result<(), WireError> {
+    match (code, reason(code, version)) {
         (YES, _) => Ok(()),
         (_, Some(reason)) => Err(WireError::Refused(reason)),
         (_, None) => Err(WireError::Stranger),
@@ -611,7 +719,12 @@ mod tests {
         source: SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xfd00, 0x50, 1, 0, 0, 0, 0, 3)), 40_000),
         origin: Origin { sent: 0xdead_beef, received: 7 },
     };
+    const NEWEST: (u8, u8) = (VERSION, VERSION);
     const TICKET: Ticket = Ticket { token: [7; TOKEN], key: [8; KEY] };
+
+    fn line_magic(version: u8) -> [u8; MAGIC] {
+        magic_of(LINE_KIND, version)
+    }
 
     type Opened = Result<(Line, Receiver), WireError>;
 
@@ -626,19 +739,19 @@ mod tests {
     }
 
     async fn answer(mut stream: TcpStream, keys: &Keys) -> Opened {
-        assert_eq!(opening(&mut stream).await?, Opening::Line);
-        Line::answer(stream, keys).await
+        assert_eq!(opening(&mut stream, VERSION).await?, Opening::Line(VERSION));
+        Line::answer(stream, keys, NEWEST).await
     }
 
     /// Returns both ends of a line.
     async fn line(caller: &Keys, called: &Keys) -> (Opened, Opened) {
         let (near, far) = pair().await;
-        tokio::join!(Line::call(near, caller.own()), answer(far, called))
+        tokio::join!(Line::call(near, caller.own(), NEWEST), answer(far, called))
     }
 
     fn greeting(key: &Key) -> Vec<u8> {
         let nonce = [9; NONCE];
-        [&LINE[..], &nonce, &key.sign(&[GREETING, &LINE, &nonce])].concat()
+        [&line_magic(VERSION)[..], &nonce, &key.sign(&[GREETING, &line_magic(VERSION), &nonce])].concat()
     }
 
     /// Performs TLS as the side that calls, after a valid greeting.
@@ -669,7 +782,7 @@ mod tests {
     async fn what_follows_the_last_message_is_left_to_the_programs() {
         let (one, two) = duplex(1024);
         let client = async {
-            let mut handshake = Handshake::new(one, TICKET);
+            let mut handshake = Handshake::new(one, TICKET, VERSION);
             handshake.offer(OFFERED).await.unwrap();
             let (mut stream, commit) = handshake.commit();
             stream.write_all(&commit).await.unwrap();
@@ -677,10 +790,10 @@ mod tests {
         };
         let server = async {
             let mut stream = two;
-            assert_eq!(opening(&mut stream).await.unwrap(), Opening::Handshake);
+            assert_eq!(opening(&mut stream, VERSION).await.unwrap(), Opening::Handshake(VERSION));
             let offered = Offered::read(&mut stream).await.unwrap();
             assert_eq!(offered.token, TICKET.token);
-            let (mut handshake, offer) = offered.open(stream, TICKET).unwrap();
+            let (mut handshake, offer) = offered.open(stream, TICKET, VERSION).unwrap();
             assert_eq!(offer, OFFERED);
             handshake.promise(None).await.unwrap();
             handshake.committed().await.unwrap();
@@ -694,11 +807,11 @@ mod tests {
     #[tokio::test]
     async fn a_refusal_has_its_reason() {
         let (one, mut two) = duplex(1024);
-        let mut client = Handshake::new(one, TICKET);
+        let mut client = Handshake::new(one, TICKET, VERSION);
         let refuse = async {
-            opening(&mut two).await.unwrap();
+            opening(&mut two, VERSION).await.unwrap();
             let offered = Offered::read(&mut two).await.unwrap();
-            let (mut server, _) = offered.open(two, TICKET).unwrap();
+            let (mut server, _) = offered.open(two, TICKET, VERSION).unwrap();
             server.promise(Some(Reason::Late)).await.unwrap();
         };
         let (offered, ()) = tokio::join!(client.offer(OFFERED), refuse);
@@ -719,7 +832,7 @@ mod tests {
         shunt_tls::caller().write_tls(&mut hello).unwrap();
         for bytes in [
             [&greeting(key(2).own())[..], &hello].concat(),
-            [&LINE[..], &[0; NONCE + PROOF], &hello].concat(),
+            [&line_magic(VERSION)[..], &[0; NONCE + PROOF], &hello].concat(),
             hello.clone(),
             b"GET / HTTP/1.1\r\n\r\n".to_vec(),
         ] {
@@ -775,7 +888,7 @@ mod tests {
             send_proof(&mut to_caller, &his, proof).await.unwrap();
             end
         };
-        let called = async { Line::call(near, keys.own()).await };
+        let called = async { Line::call(near, keys.own(), NEWEST).await };
         let (called, answered, end) = tokio::join!(called, answer(far, &keys), between);
         assert!(matches!(answered, Err(WireError::Stranger)));
         assert!(matches!(called, Err(WireError::Stranger)));
@@ -784,12 +897,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_router_of_another_version_is_recognized_by_both_ends() {
-        for version in [5, VERSION + 1] {
+        for version in [OLDEST - 1, VERSION + 1] {
             for kind in [LINE_KIND, HANDSHAKE_KIND] {
                 let (mut near, mut far) = pair().await;
                 near.write_all(&kind).await.unwrap();
                 near.write_all(&[version]).await.unwrap();
-                let opened = opening(&mut far).await;
+                let opened = opening(&mut far, VERSION).await;
                 assert!(matches!(opened, Err(WireError::Version(theirs)) if theirs == version));
                 drop(far);
                 assert_eq!(
@@ -803,13 +916,13 @@ mod tests {
                 far.write_all(&LINE_KIND).await.unwrap();
                 far.write_all(&[version]).await.unwrap();
             };
-            let (called, ()) = tokio::join!(Line::call(near, keys.own()), refuse);
+            let (called, ()) = tokio::join!(Line::call(near, keys.own(), NEWEST), refuse);
             assert!(matches!(called, Err(WireError::Version(theirs)) if theirs == version));
         }
         // A router of version 5 closes.
         let (near, far) = pair().await;
         drop(far);
-        assert!(matches!(Line::call(near, key(1).own()).await, Err(WireError::Io(_))));
+        assert!(matches!(Line::call(near, key(1).own(), NEWEST).await, Err(WireError::Io(_))));
     }
 
     #[tokio::test]
@@ -864,25 +977,73 @@ mod tests {
         let mut bytes = [0; MESSAGE];
         for (kind, code) in (0..=255_u8).flat_map(|kind| [(kind, 0), (kind, 1), (kind, 255)]) {
             (bytes[0], bytes[1]) = (kind, code);
-            let parsed = Message::parse(&bytes);
-            let is_one = matches!(kind, 1..=5) && (kind != 3 || code != 255);
-            assert_eq!(parsed.is_some(), is_one, "{kind} {code}");
+            let is_known = matches!(kind, 1..=5) && (kind != 3 || code != 255);
+            let is_one = |version| matches!(Message::parse(&bytes, version), Parsed::Message(_));
+            assert_eq!(is_one(OLDEST), is_known, "{kind} {code}");
+            // Later versions may have others.
+            assert_eq!(is_one(VERSION), matches!(kind, 1..=5), "{kind} {code}");
+            assert_ne!(Message::parse(&bytes, VERSION), Parsed::Invalid);
             let (near, far) = pair().await;
             if kind % 64 == 0 {
                 let mut stream = near;
                 let attack = async {
                     let mut session = tls(&mut stream, key.own()).await;
                     let secret = session.secret(BINDING, None);
-                    let proof = key.own().sign(&[CALLER, &LINE, &secret]);
+                    let proof = key.own().sign(&[CALLER, &line_magic(VERSION), &secret]);
                     send_proof(&mut session, &stream, proof).await.unwrap();
                     receive_proof(&mut session, &stream).await.unwrap();
                     session.try_write(&bytes, &stream).unwrap();
                 };
                 let (answered, ()) = tokio::join!(answer(far, &key), attack);
                 let (line, mut receiver) = answered.unwrap();
-                assert!(matches!(line.receive(&mut receiver).await, Err(WireError::Stranger)));
+                // It is skipped, and then the line ends.
+                drop(stream);
+                assert!(matches!(line.receive(&mut receiver).await, Err(WireError::Io(_))));
             }
         }
+    }
+
+    /// Routers of adjacent versions speak the older one, whichever calls.
+    #[tokio::test]
+    async fn the_newest_version_that_both_routers_have_is_spoken() {
+        let keys = key(1);
+        let call = async |called: (u8, u8), answers: u8| {
+            let (near, mut far) = pair().await;
+            let answered = async {
+                let opened = opening(&mut far, answers).await?;
+                let Opening::Line(version) = opened else { panic!("{opened:?}") };
+                Line::answer(far, &keys, (version, answers)).await
+            };
+            tokio::join!(Line::call(near, keys.own(), called), answered)
+        };
+        let refused = call((VERSION, VERSION), OLDEST).await;
+        assert!(matches!(refused.0, Err(WireError::Version(OLDEST))));
+        assert!(matches!(refused.1, Err(WireError::Version(VERSION))));
+        for (called, answers) in [((OLDEST, VERSION), OLDEST), ((OLDEST, OLDEST), VERSION), (NEWEST, VERSION)]
+        {
+            let (called_line, answered) = call(called, answers).await;
+            let ((near, _receiver), (far, mut receiver)) = (called_line.unwrap(), answered.unwrap());
+            assert_eq!((near.version(), far.version()), (called.0, called.0));
+            let asked = Message::Ask { number: 1, ask: ASKED, ticket: TICKET };
+            assert!(near.send(asked));
+            assert_eq!(far.receive(&mut receiver).await.unwrap(), asked);
+        }
+    }
+
+    /// An attacker on the way answers with an older version, so that the caller calls with it.
+    #[tokio::test]
+    async fn routers_that_have_a_later_version_are_not_made_to_speak_an_older_one() {
+        let keys = key(1);
+        let (near, mut far) = pair().await;
+        let answered = async {
+            assert_eq!(opening(&mut far, VERSION).await?, Opening::Line(OLDEST));
+            Line::answer(far, &keys, (OLDEST, VERSION)).await
+        };
+        let (called, answered) = tokio::join!(Line::call(near, keys.own(), (OLDEST, VERSION)), answered);
+        assert!(matches!(answered, Err(WireError::Downgraded)));
+        assert!(called.is_err());
+        assert!(!is_downgraded(&greeting_nonce(OLDEST, OLDEST), OLDEST, VERSION));
+        assert!(!is_downgraded(&greeting_nonce(OLDEST, VERSION), OLDEST, OLDEST));
     }
 
     /// A message of one line is invalid on another line, in the other direction and a second time.
@@ -892,7 +1053,7 @@ mod tests {
         let keys = key(1);
         let ((near, his), (hers, far)) = (pair().await, pair().await);
         let speak = async {
-            let (called, answered) = tokio::join!(Line::call(near, keys.own()), answer(far, &keys));
+            let (called, answered) = tokio::join!(Line::call(near, keys.own(), NEWEST), answer(far, &keys));
             let ((near, mut near_receiver), (far, mut far_receiver)) = (called.unwrap(), answered.unwrap());
             assert!(near.send(Message::Ask { number: 1, ask: ASKED, ticket: TICKET }));
             far.receive(&mut far_receiver).await.unwrap();
@@ -916,12 +1077,16 @@ mod tests {
         // All that the called router has sent, to a new caller.
         let (near, mut again) = pair().await;
         again.write_all(&down).await.unwrap();
-        assert!(matches!(Line::call(near, keys.own()).await, Err(WireError::Stranger | WireError::Io(_))));
+        assert!(matches!(
+            Line::call(near, keys.own(), NEWEST).await,
+            Err(WireError::Stranger | WireError::Io(_))
+        ));
         // Its own records, back to the called router and a second time, within a line.
         for is_reflected in [true, false] {
             let ((near, mut his), (mut hers, far)) = (pair().await, pair().await);
             let speak = async {
-                let (called, answered) = tokio::join!(Line::call(near, keys.own()), answer(far, &keys));
+                let (called, answered) =
+                    tokio::join!(Line::call(near, keys.own(), NEWEST), answer(far, &keys));
                 let (near, (far, mut receiver)) = (called.unwrap().0, answered.unwrap());
                 let message = Message::Ask { number: 1, ask: ASKED, ticket: TICKET };
                 assert!(if is_reflected { far.send(message) } else { near.send(message) });
@@ -960,7 +1125,7 @@ mod tests {
     #[tokio::test]
     async fn an_offer_with_another_key_or_another_place_is_not_taken() {
         let (mut near, one) = duplex(1024);
-        let mut handshake = Handshake::new(one, TICKET);
+        let mut handshake = Handshake::new(one, TICKET, VERSION);
         let record = async {
             let mut recorded = [0; MAGIC + TOKEN + OFFER + SEAL];
             near.read_exact(&mut recorded).await.unwrap();
@@ -973,21 +1138,21 @@ mod tests {
         let offered = async |bytes: &[u8]| {
             let (mut there, mut far) = duplex(1024);
             there.write_all(bytes).await.unwrap();
-            assert_eq!(opening(&mut far).await.unwrap(), Opening::Handshake);
+            assert_eq!(opening(&mut far, VERSION).await.unwrap(), Opening::Handshake(VERSION));
             (Offered::read(&mut far).await.unwrap(), far)
         };
         let (good, far) = offered(&recorded).await;
         let other = Ticket { key: [9; KEY], ..TICKET };
-        assert!(matches!(good.open(far, other), Err(WireError::Stranger)));
+        assert!(matches!(good.open(far, other, VERSION), Err(WireError::Stranger)));
         for at in MAGIC + TOKEN..recorded.len() {
             let mut bent = recorded;
             bent[at] ^= 1;
             let (bent, far) = offered(&bent).await;
-            assert!(matches!(bent.open(far, TICKET), Err(WireError::Stranger)));
+            assert!(matches!(bent.open(far, TICKET, VERSION), Err(WireError::Stranger)));
         }
         // The Promise is no Commit.
         let (mut there, far) = duplex(1024);
-        let (mut server, offer) = good.open(far, TICKET).unwrap();
+        let (mut server, offer) = good.open(far, TICKET, VERSION).unwrap();
         assert_eq!(offer, OFFERED);
         server.promise(None).await.unwrap();
         let mut promised = [0; PROMISE + SEAL];

@@ -7,8 +7,9 @@
 //! ```text
 //! accepted ──► asked ──► answered ──────────────► delivered, or reset
 //!                │                                    ▲
-//!                └► late ──► not promised ────────────┤
-//!                     └────► promised: parked ──► undelivered
+//!                ├► late ──► not promised ────────────┤
+//!                │    └────► promised: parked ──► undelivered
+//!                └► the router has ended ──► held: parked, and shown to the next router
 //! ```
 //!
 //! If the router is late, only a promised connection has to await it: its client may have the host
@@ -29,6 +30,7 @@ use shunt_sys::Errno;
 
 use super::address::{Address, Peer};
 use super::deadline::{Deadline, Wait};
+use super::held::{HeldConnection, ORPHANED};
 use super::link::{Conversation, Received};
 use super::process::{self, Signal};
 use super::record::Entry;
@@ -39,6 +41,8 @@ use crate::message::{Answer, Request};
 
 /// The time in which another thread that a signal has woken takes it, unless it gets no processor.
 const TAKEN: Duration = Duration::from_millis(2);
+/// The interval at which an orphaned connection is shown to a router that may have come.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// An accepted connection.
 #[derive(Debug)]
@@ -56,6 +60,8 @@ pub(super) struct Parked {
     pub(super) place: Place,
     /// `None` if the router could not be asked yet.
     pub(super) conversation: Option<Conversation>,
+    /// The host connection, if the router that had promised it has ended.
+    pub(super) orphan: Option<Arc<HeldConnection>>,
 }
 
 /// The flags of accept4, its fourth argument.
@@ -192,16 +198,22 @@ impl Supervisor {
             self.deliver(call, accepted, accepting.flags, accepting.cookie);
             return true;
         };
+        if let Some(orphan) = self.link.orphaned(cookie) {
+            self.park(accepting, local, accepted, (None, Some(orphan)));
+            return false;
+        }
         let may_be_promised = || self.link.may_be_promised(cookie);
         if !self.link.answers() && !may_be_promised() {
             self.deliver(call, accepted, accepting.flags, accepting.cookie);
             return true;
         }
-        let request = Request::Accepted { local, remote };
+        let request = Request::Accepted { local, remote, router: self.link.router(), held: None };
         let note = |conversation: &OwnedFd| accepted.entry.set(&accepted.socket, Some(conversation));
-        let Some(conversation) = self.link.begin(&request, &accepted.socket, Wait::Accept, note) else {
-            if may_be_promised() {
-                self.park(accepting, local, accepted, None);
+        let shown = [accepted.socket.as_fd()];
+        let Some(conversation) = self.link.begin(&request, &shown, Wait::Accept, note) else {
+            let orphan = self.link.held_for(cookie);
+            if orphan.is_some() || may_be_promised() {
+                self.park(accepting, local, accepted, (None, orphan));
                 return false;
             }
             self.deliver(call, accepted, accepting.flags, accepting.cookie);
@@ -214,12 +226,20 @@ impl Supervisor {
             // In this order: the router makes no promise from now on, or its mark is seen.
             conversation.withdraw();
             if may_be_promised() {
-                self.park(accepting, local, accepted, Some(conversation));
+                self.park(accepting, local, accepted, (Some(conversation), None));
                 return false;
             }
             // The router removes a mark only after its answer.
             received = conversation.receive(|| true);
         }
+        if matches!(received, Received::Nothing)
+            && let Some(held) = self.link.held_for(cookie)
+        {
+            self.park(accepting, local, accepted, (None, Some(held)));
+            return false;
+        }
+        // The program is to be the only holder.
+        self.link.close_held(cookie);
         match decide(accepted, conversation, received) {
             Some(accepted) => {
                 self.deliver(call, accepted, accepting.flags, accepting.cookie);
@@ -236,10 +256,10 @@ impl Supervisor {
         accepting: &Accepting,
         local: SocketAddr,
         accepted: Accepted,
-        conversation: Option<Conversation>,
+        (conversation, orphan): (Option<Conversation>, Option<Arc<HeldConnection>>),
     ) {
         let place = Place::new(&accepting.listener, accepting.cookie, local);
-        self.await_answer(Parked { accepted, place, conversation });
+        self.await_answer(Parked { accepted, place, conversation, orphan });
     }
 
     /// Lets another thread await the answer about a parked connection.
@@ -252,29 +272,101 @@ impl Supervisor {
         }
     }
 
-    /// Awaits the router's answer about one parked connection.
+    /// Awaits the answer about one parked connection.
     fn await_router(&self) {
-        let Some(Parked { accepted, place, conversation }) = self.undelivered.next_parked() else { return };
+        let Some(Parked { accepted, place, conversation, orphan }) = self.undelivered.next_parked() else {
+            return;
+        };
+        let cookie = sockopt::socket_cookie(&accepted.socket).unwrap_or(0);
+        let decided = match orphan.or_else(|| self.link.orphaned(cookie)) {
+            Some(orphan) => {
+                let decided = self.await_next_router(accepted, cookie, &orphan);
+                // The program is to be the only holder.
+                drop(orphan);
+                decided
+            }
+            None => self.await_this_router(accepted, cookie, conversation),
+        };
+        self.undelivered.decide(place, decided);
+    }
+
+    /// Awaits the answer of the router that has promised the connection.
+    fn await_this_router(
+        &self,
+        accepted: Accepted,
+        cookie: u64,
+        conversation: Option<Conversation>,
+    ) -> Option<Accepted> {
         let deadline = Deadline::after(self.link.limit(Wait::Promised));
         let conversation = conversation.or_else(|| {
             let (local, remote) = (Address::of_socket(&accepted.socket)?, accepted.peer.address);
-            let request = Request::Accepted { local, remote };
+            let request = Request::Accepted { local, remote, router: self.link.router(), held: None };
             let note = |conversation: &OwnedFd| accepted.entry.set(&accepted.socket, Some(conversation));
-            let conversation = self.link.begin(&request, &accepted.socket, Wait::Promised, note)?;
+            let shown = [accepted.socket.as_fd()];
+            let conversation = self.link.begin(&request, &shown, Wait::Promised, note)?;
             accepted.entry.set_asked();
             Some(conversation)
         });
-        let decided = match conversation {
-            Some(mut conversation) => {
-                let received = conversation.receive_promised(deadline, || !has_bytes(&accepted.socket));
-                if matches!(received, Received::Late) {
-                    self.link.hang_up();
-                }
+        let received = conversation.map(|mut conversation| {
+            let received = conversation.receive_promised(deadline, || !has_bytes(&accepted.socket));
+            (conversation, received)
+        });
+        let held = self.link.held_for(cookie);
+        match (received, held) {
+            (Some((conversation, Received::Late)), held) => {
+                self.link.hang_up();
+                held.iter().for_each(|held| held.abort());
+                self.link.close_held(cookie);
+                decide(accepted, conversation, Received::Late)
+            }
+            (None | Some((_, Received::Nothing)), Some(held)) => {
+                self.await_next_router(accepted, cookie, &held)
+            }
+            (Some((conversation, received)), held) => {
+                drop(held);
+                self.link.close_held(cookie);
                 decide(accepted, conversation, received)
             }
-            None => Some(accepted),
-        };
-        self.undelivered.decide(place, decided);
+            (None, None) => Some(accepted),
+        }
+    }
+
+    /// Shows a connection to the router that comes next, because the one that has promised it has
+    /// ended.
+    fn await_next_router(
+        &self,
+        accepted: Accepted,
+        cookie: u64,
+        orphan: &HeldConnection,
+    ) -> Option<Accepted> {
+        let (local, remote) = (Address::of_socket(&accepted.socket), accepted.peer.address);
+        let deadline = Deadline::after(ORPHANED);
+        while let Some(local) = local
+            && !deadline.has_passed()
+            && !orphan.is_over()
+            && !has_bytes(&accepted.socket)
+        {
+            let (router, held) = (self.link.router(), Some(orphan.held));
+            let request = Request::Accepted { local, remote, router, held };
+            let note = |conversation: &OwnedFd| accepted.entry.set(&accepted.socket, Some(conversation));
+            let shown = [accepted.socket.as_fd(), orphan.as_fd()];
+            if let Some(mut conversation) = self.link.begin(&request, &shown, Wait::Promised, note) {
+                let limit = Deadline::after(self.link.limit(Wait::Promised));
+                let received = conversation.receive_promised(limit, || true);
+                if !matches!(received, Received::Nothing) {
+                    if !matches!(received, Received::Answer(Answer::Take, Some(_))) {
+                        orphan.abort();
+                    }
+                    self.link.close_held(cookie);
+                    return decide(accepted, conversation, received);
+                }
+            }
+            self.link.suspect();
+            std::thread::sleep(AGAIN);
+        }
+        orphan.abort();
+        self.link.close_held(cookie);
+        Some(accepted)
     }
 
     fn deliver(&self, call: &Call, accepted: Accepted, flags: Flags, cookie: u64) {

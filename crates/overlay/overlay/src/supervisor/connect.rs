@@ -12,7 +12,7 @@
 //! ```
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -175,7 +175,7 @@ impl Supervisor {
     fn ask(&self, call: &Call, socket: &OwnedFd, address: Address) -> Asked {
         let from = Address::of_socket(socket).map(|own| own.ip()).filter(|own| !own.is_unspecified());
         let request = Request::Connect { to: address.to, from };
-        let Some(conversation) = self.link.begin(&request, socket, Wait::Connect, |_| ()) else {
+        let Some(conversation) = self.link.begin(&request, &[socket.as_fd()], Wait::Connect, |_| ()) else {
             return Asked::Stay;
         };
         match conversation.receive(|| call.waits()) {

@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn calls_wait_for_a_router_as_long_as_the_page_says() {
-        let welcome = Welcome { prefixes: Vec::new(), ask_ms: 100, patience_ms: 20, hold_ms: 20 };
+        let welcome = Welcome { prefixes: Vec::new(), ask_ms: 100, patience_ms: 20, hold_ms: 20, router: 0 };
         assert_eq!(Wait::Connect.limit(&welcome), Duration::from_millis(120));
         assert_eq!(Wait::Accept.limit(&welcome), Duration::from_millis(20));
         // The router waits a second for a Commit, and five for the program's socket.

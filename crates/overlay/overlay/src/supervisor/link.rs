@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -22,9 +22,10 @@ use shunt_sys::{Errno, seqpacket};
 
 use super::NEVER;
 use super::deadline::{Deadline, GRACE, Wait};
+use super::held::{HeldConnection, HeldConnections};
 use super::record::Record;
 use crate::marks;
-use crate::message::{self, Answer, MessageError, Request, VERSION, Welcome};
+use crate::message::{self, Answer, MessageError, NO_NUMBER, Request, VERSION, Welcome};
 
 /// The number of idle conversations that are kept for the next connections.
 const KEPT: usize = 4;
@@ -43,6 +44,8 @@ pub(crate) struct Link {
     standing: Mutex<Option<Standing>>,
     /// The place in which it outlives this process.
     record: Arc<Record>,
+    /// The host connections that a router has promised to this program.
+    held: Mutex<HeldConnections>,
     /// Set while the connection that stays open is one of a killed supervisor.
     is_inherited: AtomicBool,
     /// Connections of killed supervisors, which close after another one has taken their place.
@@ -92,6 +95,14 @@ impl Link {
             Some(Standing { socket, welcome, marks })
         });
         link.is_inherited.store(standing.is_some(), Relaxed);
+        // The addresses of the overlay are known also while there is no router.
+        if let Ok(Welcome { prefixes, .. }) = serde_json::from_slice(&link.record.last_welcome()) {
+            *link.prefixes.lock().expect(NEVER) = prefixes;
+        }
+        if let Some(held) = link.record.take_held().and_then(|held| left.remove(&held)) {
+            link.read(&held);
+            link.held().orphan();
+        }
         let next = link.record.next().and_then(|next| left.remove(&next));
         link.former.lock().expect(NEVER).extend(next);
         drop(link.stand(standing));
@@ -105,6 +116,7 @@ impl Link {
             kept: Arc::default(),
             standing: Mutex::new(None),
             record,
+            held: Mutex::default(),
             is_inherited: AtomicBool::new(false),
             former: Mutex::default(),
             prefixes: Mutex::default(),
@@ -176,12 +188,68 @@ impl Link {
         drop(waited.expect(NEVER));
     }
 
-    /// Returns `true` if the router may have promised the host connection of an accepted socket. A
-    /// router that has ended has no promises.
+    /// Returns `true` if a router may have promised the host connection of an accepted socket. Of the
+    /// promises of a router that has ended only those are left that this process holds.
     pub(super) fn may_be_promised(&self, cookie: u64) -> bool {
         let standing = self.standing();
         let marks = standing.as_ref().map(|it| it.marks.as_ref());
         marks.is_some_and(|marks| marks.is_none_or(|marks| marks::may_be_marked(marks.as_fd(), cookie)))
+            || self.held().has(cookie)
+    }
+
+    /// Returns the host connection that was promised for an accepted socket, if this process holds it.
+    pub(super) fn held_for(&self, cookie: u64) -> Option<Arc<HeldConnection>> {
+        if let Some(standing) = &*self.standing() {
+            self.read(&standing.socket);
+        }
+        self.held().get(cookie)
+    }
+
+    /// Returns the host connection of an accepted socket that a router which has ended had promised.
+    pub(super) fn orphaned(&self, cookie: u64) -> Option<Arc<HeldConnection>> {
+        self.held().orphaned(cookie)
+    }
+
+    /// Closes the host connection that was promised for an accepted socket: it is decided.
+    pub(super) fn close_held(&self, cookie: u64) {
+        drop(self.held_for(cookie));
+        self.held().remove(cookie);
+    }
+
+    /// Leaves the orphaned connections to a successor.
+    pub(super) fn leave_held(&self) {
+        if let Some(left) = self.held().leave() {
+            self.record.set_held(&left);
+            // It stays open for the successor.
+            std::mem::forget(left);
+        }
+    }
+
+    /// Reads all messages on a connection that stays open. Returns `false` if it has ended, or the
+    /// router sent one that it should not send unasked.
+    fn read(&self, standing: &OwnedFd) -> bool {
+        loop {
+            let is_expected = match message::receive::<Answer>(standing) {
+                Ok((message, socket)) => self.held().handle(message, socket),
+                Err(MessageError::Kernel(Errno::AGAIN)) => return true,
+                // Reported once if the router has ended with unread messages. Its own ones follow.
+                Err(MessageError::Kernel(Errno::CONNRESET)) => true,
+                Err(_) => false,
+            };
+            if !is_expected {
+                return false;
+            }
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, HeldConnections> {
+        self.held.lock().expect(NEVER)
+    }
+
+    /// Returns the number of the router that the connection which stays open leads to. Without one, it
+    /// is a number that no router has.
+    pub(super) fn router(&self) -> u64 {
+        self.standing().as_ref().map_or(NO_NUMBER, |it| it.welcome.router)
     }
 
     /// Returns the time that connect waits for a non-blocking program.
@@ -194,14 +262,14 @@ impl Link {
     /// router that hangs. A new router is shown the sockets that `listening` returns. Calls
     /// `prepare` before.
     pub(super) fn look_after(&self, prepare: impl FnOnce(), listening: impl FnOnce() -> Vec<OwnedFd>) {
-        let stands = self.standing().as_ref().is_some_and(|it| {
-            matches!(message::receive::<Answer>(&it.socket), Err(MessageError::Kernel(Errno::AGAIN)))
-        });
+        let stands = self.standing().as_ref().is_some_and(|it| self.read(&it.socket));
         let is_suspected = std::mem::take(&mut *self.is_suspected.lock().expect(NEVER));
         if stands && self.is_inherited.load(Relaxed) {
             return self.renew(listening);
         }
-        self.former.lock().expect(NEVER).clear();
+        for former in self.former.lock().expect(NEVER).drain(..) {
+            self.read(&former);
+        }
         if stands {
             if is_suspected || !self.answers() {
                 // While the router rests, no call waits for the result.
@@ -267,18 +335,22 @@ impl Link {
     /// Withdraws all listening sockets that the router was shown.
     pub(super) fn withdraw(&self) {
         let mut standing = self.standing();
-        if standing.as_ref().is_some_and(|it| message::send(&it.socket, &Request::Withdraw, None).is_err()) {
+        if let Some(it) = &*standing
+            && message::send(&it.socket, &Request::Withdraw, None).is_err()
+        {
+            self.read(&it.socket);
+            self.held().orphan();
             self.record.set_standing(None);
             *standing = None;
         }
     }
 
-    /// Begins a conversation about one connection. Returns `None` if there is no router. Calls
-    /// `note` with its descriptor before anything is sent.
+    /// Begins a conversation about one connection, with these descriptors. Returns `None` if there is
+    /// no router. Calls `note` with its descriptor before anything is sent.
     pub(super) fn begin(
         &self,
         request: &Request,
-        shown: &OwnedFd,
+        shown: &[BorrowedFd<'_>],
         wait: Wait,
         note: impl Fn(&OwnedFd),
     ) -> Option<Conversation> {
@@ -300,7 +372,7 @@ impl Link {
                 is_late: AtomicBool::new(false),
                 kept: self.kept.clone(),
             };
-            if conversation.send(request, Some(shown)) {
+            if conversation.send_all(request, shown) {
                 return Some(conversation);
             }
             // The router closed the idle conversation meanwhile. Try another one.
@@ -325,6 +397,11 @@ impl Link {
 
     /// Gives up a router that does not answer, until it answers again.
     pub(super) fn hang_up(&self) {
+        // In this order: what the router has passed is held when calls see that it has ended.
+        if let Some(standing) = &*self.standing() {
+            self.read(&standing.socket);
+        }
+        self.held().orphan();
         drop(self.stand(None));
         self.kept().clear();
     }
@@ -354,7 +431,7 @@ impl Link {
         let shown = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).ok()?;
         message::send(
             &socket,
-            &Request::Hello { version: VERSION, guards: self.guards, listeners },
+            &Request::Hello { version: VERSION, guards: self.guards, listeners, holds: true },
             Some(shown.as_fd()),
         )
         .ok()?;
@@ -414,6 +491,10 @@ impl Conversation {
     pub(super) fn send(&self, request: &Request, socket: Option<&OwnedFd>) -> bool {
         let shown = socket.map(AsFd::as_fd);
         self.socket.as_ref().is_some_and(|to| message::send(to, request, shown).is_ok())
+    }
+
+    fn send_all(&self, request: &Request, shown: &[BorrowedFd<'_>]) -> bool {
+        self.socket.as_ref().is_some_and(|to| message::send_all(to, request, shown).is_ok())
     }
 
     /// Waits for the answer, as long as `goes_on` returns `true`.
@@ -492,6 +573,8 @@ fn receive(socket: &OwnedFd, deadline: Deadline, goes_on: impl Fn() -> bool) -> 
         match message::receive(socket) {
             Ok((answer, descriptor)) => return Received::Answer(answer, descriptor),
             Err(MessageError::Kernel(Errno::AGAIN)) => {}
+            // Reported once if the router has ended with unread messages. Its own ones follow.
+            Err(MessageError::Kernel(Errno::CONNRESET)) => continue,
             Err(_) => return Received::Nothing,
         }
         if !goes_on() {
@@ -516,7 +599,7 @@ mod tests {
 
     #[test]
     fn a_welcome_with_times_that_no_router_has_is_rejected() {
-        let sound = Welcome { prefixes: Vec::new(), ask_ms: 100, patience_ms: 20, hold_ms: 20 };
+        let sound = Welcome { prefixes: Vec::new(), ask_ms: 100, patience_ms: 20, hold_ms: 20, router: 0 };
         assert!(sound.is_sound());
         for time in [MAX_MS + 1, u64::MAX] {
             assert!(!Welcome { ask_ms: time, ..sound.clone() }.is_sound());

@@ -54,6 +54,8 @@ const MARKS_AT: usize = 40;
 const WELCOME_LEN_AT: usize = 44;
 const ACCEPTING_AT: usize = 48;
 const STAGE_AT: usize = 580;
+/// The socket with messages about held connections. Unused in earlier versions.
+const HELD_AT: usize = 584;
 const ROUTER_LEN_AT: usize = 56;
 const NEXT_AT: usize = 60;
 const ROUTER_AT: usize = 64;
@@ -256,11 +258,25 @@ impl Record {
         Some(self.half(NEXT_AT).load(SeqCst) as i32).filter(|number| *number > 0)
     }
 
+    /// Notes the socket from which a successor receives the held connections.
+    pub(super) fn set_held(&self, socket: &OwnedFd) {
+        self.half(HELD_AT).store(socket.as_raw_fd() as u32, SeqCst);
+    }
+
+    /// Returns the noted socket once.
+    pub(super) fn take_held(&self) -> Option<i32> {
+        Some(self.half(HELD_AT).swap(0, SeqCst) as i32).filter(|number| *number > 0)
+    }
+
     pub(super) fn standing(&self) -> Option<Standing> {
         let number = |at| Some(self.half(at).load(SeqCst) as i32).filter(|number| *number > 0);
         let socket = number(STANDING_AT)?;
-        let welcome = self.bytes(WELCOME_AT, self.half(WELCOME_LEN_AT).load(SeqCst) as usize, WELCOME_MOST);
-        Some(Standing { socket, marks: number(MARKS_AT), welcome })
+        Some(Standing { socket, marks: number(MARKS_AT), welcome: self.last_welcome() })
+    }
+
+    /// Returns the Welcome of the last router, which may have ended.
+    pub(super) fn last_welcome(&self) -> Vec<u8> {
+        self.bytes(WELCOME_AT, self.half(WELCOME_LEN_AT).load(SeqCst) as usize, WELCOME_MOST)
     }
 
     /// Notes the listening socket from which a thread is about to accept. Only one does at a time.

@@ -320,7 +320,7 @@ impl Supervisor {
             }
             asked => asked.map(|(it, _)| it),
         };
-        self.await_answer(Parked { accepted, place, conversation });
+        self.await_answer(Parked { accepted, place, conversation, orphan: None });
     }
 }
 
