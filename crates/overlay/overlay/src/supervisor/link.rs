@@ -456,7 +456,7 @@ impl Link {
 #[derive(Debug)]
 pub(super) enum Received {
     Answer(Answer, Option<OwnedFd>),
-    /// The router has ended, or sent an invalid message.
+    /// The router has ended, or does not answer this question, or sent an invalid message.
     Nothing,
     /// The time limit has passed.
     Late,
@@ -505,6 +505,9 @@ impl Conversation {
             Received::Answer(Answer::Commit(_) | Answer::Take | Answer::Stay | Answer::Deny(_), _) => {
                 self.is_over.store(true, Relaxed);
             }
+            // The router has closed the passed descriptors without an answer: it ends, or another one
+            // was meant.
+            Received::Answer(Answer::Done, _) => return Received::Nothing,
             Received::Late => self.is_late.store(true, Relaxed),
             _ => {}
         }
