@@ -50,11 +50,11 @@ macro_rules! reasons {
 
 reasons! {
     SameHost = 1, "same-host", "Both containers are on this host.";
-    UnknownHost = 2, "unknown-host", "No host of the configuration has that address.";
+    UnknownHost = 2, "unknown-host", "No host of the configuration, etcd, the Kubernetes API or in-band discovery has that address.";
     NotSupervised = 3, "not-supervised", "No supervised program listens there.";
     Ambiguous = 4, "ambiguous", "Two network namespaces of the host have that address.";
     RouterSilent = 5, "router-silent", "The router of the other host did not answer in time, or at all.";
-    Stranger = 6, "stranger", "What answered is no router with the same key and version.";
+    Stranger = 6, "stranger", "What answered is no router with the same key and a common version of the protocol.";
     Socket = 7, "socket", "The socket is bound to a device, in a state of its own, or of a namespace that anybody could have made.";
     Options = 8, "options", "The socket has an option that the other one does not take.";
     Shared = 9, "shared", "The program has several descriptors of the socket, or may have it in an io_uring, or has too many to look at.";
@@ -88,7 +88,7 @@ impl Reason {
                 "Start both with `shunt run`, or `docker run --runtime=shunt`: they share memory then."
             }
             Reason::UnknownHost => {
-                "Add it to `containers` of a [[host]] in the configuration of every router."
+                "Add it to `containers` of a [[host]] in the configuration of every router, or look whether the source that is to name it works: `shunt doctor`."
             }
             Reason::Discovering => {
                 "Nothing: later connections to it are moved. If they are not, `now.in-band` in `shunt overlay status --json` counts the hints by their outcome."
@@ -100,7 +100,7 @@ impl Reason {
             Reason::RouterSilent => {
                 "Look whether the other host's router runs, its port is open and its key the same: `shunt doctor`."
             }
-            Reason::Stranger => "Copy the same key and the same version of shunt to all hosts.",
+            Reason::Stranger => "Copy the same key to all hosts, and update routers that are more than one version older.",
             Reason::Shared => "Nothing, if the program needs its copies of the descriptor.",
             Reason::Used => {
                 "A longer `hold-ms` has connect wait for it; or have the program look whether it is connected before it sends, by SO_ERROR."
