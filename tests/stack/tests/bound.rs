@@ -72,8 +72,8 @@ const REVIEWED: Reviewed = Reviewed {
         ("intercept::linked::answer", &["hooks::raw::hook::hook"]),
         // The slow paths of a hook's call.
         ("ops::begin_slowly", &SLOWLY),
-        ("ops::send::send_many", &SLOWLY),
-        ("ops::receive::receive_many", &SLOWLY),
+        ("ops::send_fast::send_many", &SLOWLY),
+        ("ops::receive_fast::receive_many", &SLOWLY),
         // The hash function of a map with integer keys.
         ("RawTableInner>::rehash_in_place", &["reserve_rehash::{{closure}}"]),
         // Callbacks for state that is announced during a sleep.
