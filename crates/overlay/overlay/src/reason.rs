@@ -100,7 +100,9 @@ impl Reason {
             Reason::RouterSilent => {
                 "Look whether the other host's router runs, its port is open and its key the same: `shunt doctor`."
             }
-            Reason::Stranger => "Copy the same key to all hosts, and update routers that are more than one version older.",
+            Reason::Stranger => {
+                "Copy the same key to all hosts, and update routers that are more than one version older."
+            }
             Reason::Shared => "Nothing, if the program needs its copies of the descriptor.",
             Reason::Used => {
                 "A longer `hold-ms` has connect wait for it; or have the program look whether it is connected before it sends, by SO_ERROR."
