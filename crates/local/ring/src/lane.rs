@@ -108,7 +108,7 @@ struct HeadLine {
     /// The number of bytes that the receiver had read from TCP when it set `watching`, or when it
     /// last read some.
     reached: AtomicU64,
-    /// The receiver's last [report](Sampler::report) on its copies.
+    /// The receiver's last [report](crate::copy::Sampler::report) on its copies.
     copied: AtomicU64,
 }
 
@@ -260,7 +260,7 @@ pub enum Published {
     Returned,
     /// Nothing was written: see [`Fault`].
     Fault,
-    /// Nothing was written: see [`Ring::back`].
+    /// Nothing was written: see [`Ring::back`](crate::bytes::Ring::back).
     NoMemory(Reason),
 }
 

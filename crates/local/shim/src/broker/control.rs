@@ -2,7 +2,7 @@
 //!
 //! No call ever blocks on the broker. A message that cannot be sent now is sent at a later
 //! operation, and without a broker every connection stays on TCP (L6). Only with `--offer at-once`
-//! does the first use of a connection wait, for at most [`MOMENT_NANOS`].
+//! does the first use of a connection wait, for at most `MOMENT_NANOS` of `offer.rs`.
 //!
 //! ```text
 //! process                                broker

@@ -14,7 +14,7 @@ use crate::socket::outgoing::Room;
 use crate::socket::tcp::Tcp;
 use crate::socket::{incoming, lost, outgoing};
 
-/// The outcome of a check of a registration's lanes, see [`Inner::check_lanes`].
+/// The outcome of a check of a registration's lanes, see [`Inner::check_lanes`](super::Inner::check_lanes).
 pub(super) struct Lanes {
     pub(super) reported: u32,
     /// There is no room, and the registration asks for some.
@@ -68,7 +68,7 @@ impl Registration {
     }
 
     /// Returns the events of a lane that goes on, in an instance that no other process has. Returns
-    /// `None`, and changes nothing, if [`Inner::look_at`] must find out more.
+    /// `None`, and changes nothing, if [`Inner::look_at`](super::Inner::look_at) must find out more.
     #[inline(always)]
     pub(super) fn look_at_once(&mut self, endpoint: &Endpoint) -> Option<u32> {
         if self.beside {

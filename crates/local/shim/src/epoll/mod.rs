@@ -206,7 +206,7 @@ struct Registration {
     events: u32,
     data: u64,
     /// Made with EPOLLEXCLUSIVE, without which the kernel's list has it: see
-    /// [`registration::is_exclusive`].
+    /// `registration::is_exclusive`.
     exclusive: bool,
     name: Name,
     interest: KernelInterest,

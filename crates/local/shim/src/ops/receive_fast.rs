@@ -125,7 +125,7 @@ fn end_part(endpoint: &'static Endpoint, count: usize, learns: bool, len: usize)
 }
 
 /// Receives into this buffer if nothing is to be done but to take bytes out of the lane. Returns
-/// `None`, having done nothing, if [`receive`] must find out more.
+/// `None`, having done nothing, if [`receive`](super::receive::receive) must find out more.
 #[inline(always)]
 pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> Option<usize> {
     if flags & !PLAIN != 0 || !endpoint.options.low_water.is_none() {

@@ -77,7 +77,7 @@ fn end_put(endpoint: &'static Endpoint, sleeper: Option<&'static WaiterLine>, le
 }
 
 /// Sends these bytes if nothing is to be done but to put them into the lane. The endpoint must have
-/// no pending error. Returns `false`, having done nothing, if [`send`] must find out more.
+/// no pending error. Returns `false`, having done nothing, if [`send`](super::send::send) must find out more.
 #[inline(always)]
 pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> bool {
     if flags & !UNDERSTOOD != 0 {
