@@ -198,6 +198,8 @@ impl Supervisor {
             self.deliver(call, accepted, accepting.flags, accepting.cookie);
             return true;
         };
+        // In this order: a router that comes after the check has another number, and does not answer.
+        let router = self.link.router();
         if let Some(orphan) = self.link.orphaned(cookie) {
             self.park(accepting, local, accepted, (None, Some(orphan)));
             return false;
@@ -207,7 +209,7 @@ impl Supervisor {
             self.deliver(call, accepted, accepting.flags, accepting.cookie);
             return true;
         }
-        let request = Request::Accepted { local, remote, router: self.link.router(), held: None };
+        let request = Request::Accepted { local, remote, router, held: None };
         let note = |conversation: &OwnedFd| accepted.entry.set(&accepted.socket, Some(conversation));
         let shown = [accepted.socket.as_fd()];
         let Some(conversation) = self.link.begin(&request, &shown, Wait::Accept, note) else {
@@ -278,6 +280,8 @@ impl Supervisor {
             return;
         };
         let cookie = sockopt::socket_cookie(&accepted.socket).unwrap_or(0);
+        // In this order, as in `claim`.
+        let router = self.link.router();
         let decided = match orphan.or_else(|| self.link.orphaned(cookie)) {
             Some(orphan) => {
                 let decided = self.await_next_router(accepted, cookie, &orphan);
@@ -285,7 +289,7 @@ impl Supervisor {
                 drop(orphan);
                 decided
             }
-            None => self.await_this_router(accepted, cookie, conversation),
+            None => self.await_this_router(accepted, cookie, router, conversation),
         };
         self.undelivered.decide(place, decided);
     }
@@ -295,12 +299,13 @@ impl Supervisor {
         &self,
         accepted: Accepted,
         cookie: u64,
+        router: u64,
         conversation: Option<Conversation>,
     ) -> Option<Accepted> {
         let deadline = Deadline::after(self.link.limit(Wait::Promised));
         let conversation = conversation.or_else(|| {
             let (local, remote) = (Address::of_socket(&accepted.socket)?, accepted.peer.address);
-            let request = Request::Accepted { local, remote, router: self.link.router(), held: None };
+            let request = Request::Accepted { local, remote, router, held: None };
             let note = |conversation: &OwnedFd| accepted.entry.set(&accepted.socket, Some(conversation));
             let shown = [accepted.socket.as_fd()];
             let conversation = self.link.begin(&request, &shown, Wait::Promised, note)?;

@@ -11,13 +11,13 @@
 //! leaves the orphaned connections to its successor before, as messages in a socket of the record.
 //!
 //! An orphaned connection is decided without a router when it cannot be committed any more, or when
-//! none comes in [`ORPHANED`].
+//! none comes in [`ORPHANED`]. After that time it is closed in any case: a successor may have one that
+//! its predecessor has delivered meanwhile, and the program's close is to end that one.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair, sockopt};
 use shunt_sys::{Errno, tcp};
@@ -37,8 +37,8 @@ const BUFFER: usize = 4 << 20;
 pub(super) struct HeldConnection {
     pub(super) held: Held,
     socket: OwnedFd,
-    /// The router that has promised it has ended.
-    is_orphan: AtomicBool,
+    /// When the router that has promised it was seen to have ended.
+    orphaned: OnceLock<Instant>,
 }
 
 /// All promised host connections.
@@ -54,10 +54,8 @@ impl HeldConnections {
                     self.0.retain(|_, it| !it.is_over());
                 }
                 if self.0.len() < MOST {
-                    self.0.insert(
-                        cookie,
-                        Arc::new(HeldConnection { held, socket, is_orphan: AtomicBool::new(false) }),
-                    );
+                    self.0
+                        .insert(cookie, Arc::new(HeldConnection { held, socket, orphaned: OnceLock::new() }));
                 }
                 true
             }
@@ -75,12 +73,19 @@ impl HeldConnections {
 
     /// Notes that the router of all has ended.
     pub(super) fn orphan(&mut self) {
-        self.0.values().for_each(|it| it.is_orphan.store(true, Relaxed));
+        for it in self.0.values() {
+            it.orphaned.get_or_init(Instant::now);
+        }
+    }
+
+    /// Closes orphaned connections for which no router has come in time.
+    pub(super) fn forget_old(&mut self) {
+        self.0.retain(|_, it| it.orphaned.get().is_none_or(|since| since.elapsed() < ORPHANED));
     }
 
     /// Returns a connection whose router has ended.
     pub(super) fn orphaned(&self, cookie: u64) -> Option<Arc<HeldConnection>> {
-        self.0.get(&cookie).filter(|it| it.is_orphan.load(Relaxed)).cloned()
+        self.0.get(&cookie).filter(|it| it.orphaned.get().is_some()).cloned()
     }
 
     pub(super) fn get(&self, cookie: u64) -> Option<Arc<HeldConnection>> {

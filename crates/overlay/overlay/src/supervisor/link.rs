@@ -320,8 +320,10 @@ impl Link {
         Some(standing)
     }
 
-    /// Closes idle conversations that were not used again.
+    /// Closes idle conversations that were not used again, and connections of former routers that no
+    /// router has continued.
     pub(super) fn forget_old(&self) {
+        self.held().forget_old();
         self.kept().retain(|(_, since)| since.elapsed() < FRESH);
     }
 

@@ -294,7 +294,10 @@ impl Supervisor {
         conversation: Option<(OwnedFd, bool)>,
     ) {
         if let Some(host) = host {
-            // The router's answer was received.
+            // The router's answer was received. The program is to be the only holder.
+            if let Ok(cookie) = sockopt::socket_cookie(&accepted.socket) {
+                self.link.close_held(cookie);
+            }
             let _ = liken(&accepted.socket, &host);
             let overlay = std::mem::replace(&mut accepted.socket, host);
             accepted.entry.set(&accepted.socket, None);
