@@ -1,11 +1,12 @@
 //! Tests that connections ask for hints and get answers in the options of their first segments, and
 //! that peers and networks that know nothing of them do no harm. Needs root and nft.
 
+mod group;
+
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::process::{Child, Command};
 
+use group::Group;
 use rustix::net::AddressFamily;
 use shunt_kernel::hint::{Arrivals, Counts, Hint, Hints};
 use shunt_netns::Net;
@@ -79,37 +80,6 @@ fn a_watched_client_gets_the_answer_of_a_watched_server() {
     it.hints.unwatch(&watched);
     let _ends = it.connect(&listener);
     assert_eq!((it.arrivals.take(), it.hints.counts()), (None, before));
-}
-
-/// A control group with a process in it.
-struct Group {
-    path: PathBuf,
-    process: Child,
-}
-
-impl Group {
-    fn create() -> Group {
-        let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
-        let mount = mounts.lines().find_map(|line| {
-            let words: Vec<&str> = line.split(' ').collect();
-            (words[2] == "cgroup2").then(|| words[1].to_owned())
-        });
-        let path = PathBuf::from(mount.expect("control groups of version 2 are mounted"));
-        let path = path.join(format!("shunt-hint-test-{}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        let process = Command::new("sleep").arg("60").spawn().unwrap();
-        let group = Group { path, process };
-        std::fs::write(group.path.join("cgroup.procs"), group.process.id().to_string()).unwrap();
-        group
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        let _ = std::fs::remove_dir(&self.path);
-    }
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! Tests that sockets report the addresses that were set, even after the process that set them is
 //! gone. Needs root.
 
+mod group;
+
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use group::Group;
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::socket_cookie;
 use shunt_kernel::names::{self, Names};
@@ -55,37 +57,6 @@ fn a_socket_has_the_names_that_it_was_given() {
             );
             return;
         }
-    }
-}
-
-/// A control group with a process in it.
-struct Group {
-    path: PathBuf,
-    process: Child,
-}
-
-impl Group {
-    fn create() -> Group {
-        let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
-        let mount = mounts.lines().find_map(|line| {
-            let words: Vec<&str> = line.split(' ').collect();
-            (words[2] == "cgroup2").then(|| words[1].to_owned())
-        });
-        let path = PathBuf::from(mount.expect("control groups of version 2 are mounted"));
-        let path = path.join(format!("shunt-names-test-{}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        let process = Command::new("sleep").arg("60").spawn().unwrap();
-        let group = Group { path, process };
-        std::fs::write(group.path.join("cgroup.procs"), group.process.id().to_string()).unwrap();
-        group
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        let _ = std::fs::remove_dir(&self.path);
     }
 }
 
