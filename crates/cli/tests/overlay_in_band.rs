@@ -31,6 +31,15 @@ fn strangers() -> Lab {
     lab
 }
 
+/// Returns two hosts with routers, and a supervised server in host b's container.
+fn serving() -> Lab {
+    let mut lab = strangers();
+    lab.start(A);
+    lab.start(B);
+    serve(&mut lab, true);
+    lab
+}
+
 /// Starts a server in host b's container.
 fn serve(lab: &mut Lab, is_supervised: bool) -> usize {
     let mut server = lab.command(B, is_supervised, go("server"));
@@ -107,10 +116,7 @@ fn await_state(lab: &Lab, state: &str, count: u64) {
 
 #[test]
 fn the_first_connection_finds_the_host_and_the_second_is_moved() {
-    let mut lab = strangers();
-    lab.start(A);
-    lab.start(B);
-    serve(&mut lab, true);
+    let lab = serving();
     assert_eq!(lab.status(A)["now"]["lines"]["to"], json!({}));
     ask(&lab, SERVER);
     assert_eq!(lab.paths(A, "client"), (0, json!({ "discovering": 1 })));
@@ -147,10 +153,7 @@ fn the_first_connection_finds_the_host_and_the_second_is_moved() {
 
 #[test]
 fn routers_that_end_and_come_back_are_found_again() {
-    let mut lab = strangers();
-    lab.start(A);
-    lab.start(B);
-    serve(&mut lab, true);
+    let mut lab = serving();
     await_moved(&lab, SERVER);
     // A connection lasts while both routers are replaced.
     let mut lasting = lab.command(A, true, go("client"));
@@ -242,10 +245,7 @@ fn a_router_with_another_key_is_not_found() {
 /// program of the kernel.
 #[test]
 fn a_forged_or_repeated_hint_leads_nowhere() {
-    let mut lab = strangers();
-    lab.start(A);
-    lab.start(B);
-    serve(&mut lab, true);
+    let mut lab = serving();
     let hostile = lab.add(B, MOVING.parse().unwrap());
     let cookie = |net: &Net| {
         net.inside(|| identity::namespace(TcpListener::bind("127.0.0.1:0").unwrap().as_fd()).unwrap())
@@ -311,10 +311,7 @@ fn hosts_of_ipv6_are_found_too() {
 /// connection answers with its host, which does not have the service's address.
 #[test]
 fn a_translated_address_is_not_taken_for_a_container() {
-    let mut lab = strangers();
-    lab.start(A);
-    lab.start(B);
-    serve(&mut lab, true);
+    let lab = serving();
     let net = &lab.hosts[A].container;
     net.words("nft add table ip t");
     net.run("nft", ["add chain ip t c { type nat hook output priority -100 ; }"]);
@@ -336,10 +333,7 @@ fn a_translated_address_is_not_taken_for_a_container() {
 /// The network between the containers drops SYNs with options that it does not know.
 #[test]
 fn a_network_that_drops_the_option_costs_one_retransmission() {
-    let mut lab = strangers();
-    lab.start(A);
-    lab.start(B);
-    serve(&mut lab, true);
+    let lab = serving();
     let net = &lab.hosts[A].container;
     net.words("nft add table ip t");
     net.run("nft", ["add chain ip t c { type filter hook output priority 0 ; }"]);
