@@ -209,10 +209,7 @@ impl Supervisor {
             self.deliver(call, accepted, accepting.flags, accepting.cookie);
             return true;
         }
-        let request = Request::Accepted { local, remote, router, held: None };
-        let note = |conversation: &OwnedFd| accepted.entry.set(&accepted.socket, Some(conversation));
-        let shown = [accepted.socket.as_fd()];
-        let Some(conversation) = self.link.begin(&request, &shown, Wait::Accept, note) else {
+        let Some(conversation) = self.ask_about(&accepted, local, router, None, Wait::Accept) else {
             let orphan = self.link.held_for(cookie);
             if orphan.is_some() || may_be_promised() {
                 self.park(accepting, local, accepted, (None, orphan));
@@ -294,6 +291,26 @@ impl Supervisor {
         self.undelivered.decide(place, decided);
     }
 
+    /// Asks the router with that number about an accepted connection. `orphan` is the host connection
+    /// that a former router had promised.
+    fn ask_about(
+        &self,
+        accepted: &Accepted,
+        local: SocketAddr,
+        router: u64,
+        orphan: Option<&HeldConnection>,
+        wait: Wait,
+    ) -> Option<Conversation> {
+        let (remote, held) = (accepted.peer.address, orphan.map(|orphan| orphan.held));
+        let request = Request::Accepted { local, remote, router, held };
+        let note = |conversation: &OwnedFd| accepted.entry.set(&accepted.socket, Some(conversation));
+        let socket = accepted.socket.as_fd();
+        match orphan {
+            Some(orphan) => self.link.begin(&request, &[socket, orphan.as_fd()], wait, note),
+            None => self.link.begin(&request, &[socket], wait, note),
+        }
+    }
+
     /// Awaits the answer of the router that has promised the connection.
     fn await_this_router(
         &self,
@@ -304,11 +321,8 @@ impl Supervisor {
     ) -> Option<Accepted> {
         let deadline = Deadline::after(self.link.limit(Wait::Promised));
         let conversation = conversation.or_else(|| {
-            let (local, remote) = (Address::of_socket(&accepted.socket)?, accepted.peer.address);
-            let request = Request::Accepted { local, remote, router, held: None };
-            let note = |conversation: &OwnedFd| accepted.entry.set(&accepted.socket, Some(conversation));
-            let shown = [accepted.socket.as_fd()];
-            let conversation = self.link.begin(&request, &shown, Wait::Promised, note)?;
+            let local = Address::of_socket(&accepted.socket)?;
+            let conversation = self.ask_about(&accepted, local, router, None, Wait::Promised)?;
             accepted.entry.set_asked();
             Some(conversation)
         });
@@ -344,18 +358,16 @@ impl Supervisor {
         cookie: u64,
         orphan: &HeldConnection,
     ) -> Option<Accepted> {
-        let (local, remote) = (Address::of_socket(&accepted.socket), accepted.peer.address);
+        let local = Address::of_socket(&accepted.socket);
         let deadline = Deadline::after(ORPHANED);
         while let Some(local) = local
             && !deadline.has_passed()
             && !orphan.is_over()
             && !has_bytes(&accepted.socket)
         {
-            let (router, held) = (self.link.router(), Some(orphan.held));
-            let request = Request::Accepted { local, remote, router, held };
-            let note = |conversation: &OwnedFd| accepted.entry.set(&accepted.socket, Some(conversation));
-            let shown = [accepted.socket.as_fd(), orphan.as_fd()];
-            if let Some(mut conversation) = self.link.begin(&request, &shown, Wait::Promised, note) {
+            let router = self.link.router();
+            let asked = self.ask_about(&accepted, local, router, Some(orphan), Wait::Promised);
+            if let Some(mut conversation) = asked {
                 let limit = Deadline::after(self.link.limit(Wait::Promised));
                 let received = conversation.receive_promised(limit, || true);
                 if !matches!(received, Received::Nothing) {

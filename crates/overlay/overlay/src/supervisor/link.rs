@@ -199,9 +199,7 @@ impl Link {
 
     /// Returns the host connection that was promised for an accepted socket, if this process holds it.
     pub(super) fn held_for(&self, cookie: u64) -> Option<Arc<HeldConnection>> {
-        if let Some(standing) = &*self.standing() {
-            self.read(&standing.socket);
-        }
+        self.read_all();
         self.held().get(cookie)
     }
 
@@ -212,7 +210,7 @@ impl Link {
 
     /// Closes the host connection that was promised for an accepted socket: it is decided.
     pub(super) fn close_held(&self, cookie: u64) {
-        drop(self.held_for(cookie));
+        self.read_all();
         self.held().remove(cookie);
     }
 
@@ -222,6 +220,13 @@ impl Link {
             self.record.set_held(&left);
             // It stays open for the successor.
             std::mem::forget(left);
+        }
+    }
+
+    /// Reads what the router has sent unasked.
+    fn read_all(&self) {
+        if let Some(standing) = &*self.standing() {
+            self.read(&standing.socket);
         }
     }
 
@@ -400,9 +405,7 @@ impl Link {
     /// Gives up a router that does not answer, until it answers again.
     pub(super) fn hang_up(&self) {
         // In this order: what the router has passed is held when calls see that it has ended.
-        if let Some(standing) = &*self.standing() {
-            self.read(&standing.socket);
-        }
+        self.read_all();
         self.held().orphan();
         drop(self.stand(None));
         self.kept().clear();
