@@ -98,10 +98,7 @@ pub(crate) async fn ensure(shared: &Arc<Shared>, needed: BTreeSet<Limit>) -> Res
     let made = elsewhere(move || {
         let devices = devices(&hosts)?;
         for device in &devices {
-            make(device)?;
-            for ((_, rate), class) in &wanted {
-                add_class(device, *rate, *class)?;
-            }
+            make(device, &wanted)?;
         }
         Ok::<_, String>(devices)
     });
@@ -141,10 +138,7 @@ pub(crate) async fn cover(shared: &Arc<Shared>) -> Result<(), String> {
     let made = elsewhere(move || {
         let devices = devices(&hosts)?;
         for device in devices.difference(&covered) {
-            make(device)?;
-            for ((_, rate), class) in &classes {
-                add_class(device, *rate, *class)?;
-            }
+            make(device, &classes)?;
         }
         Ok::<_, String>(devices)
     });
@@ -221,8 +215,13 @@ fn root(device: &str) -> Result<Option<Root>, String> {
     Ok(all.into_iter().find(|it| it.root))
 }
 
-/// Gives a device the qdisc. Packets without a class pass it without a limit.
-fn make(device: &str) -> Result<(), String> {
+/// Gives a device the qdisc with these classes. Packets without a class pass it without a limit.
+fn make<'a>(device: &str, classes: impl IntoIterator<Item = (&'a Limit, &'a u16)>) -> Result<(), String> {
+    make_qdisc(device)?;
+    classes.into_iter().try_for_each(|((_, rate), class)| add_class(device, *rate, *class))
+}
+
+fn make_qdisc(device: &str) -> Result<(), String> {
     match root(device)? {
         Some(root) if root.is_own() => Ok(()),
         Some(root) if !root.is_default() => Err(format!(

@@ -89,6 +89,12 @@ struct Peer {
     keeper: AbortHandle,
 }
 
+impl Peer {
+    fn is_up(&self) -> bool {
+        matches!(*self.state.borrow(), State::Up(_))
+    }
+}
+
 impl Drop for Peer {
     fn drop(&mut self) {
         self.keeper.abort();
@@ -192,15 +198,13 @@ impl Peers {
 
     /// Returns `true` if there is a line to that router.
     pub(crate) fn is_up(&self, router: SocketAddr) -> bool {
-        self.lines().get(&router).is_some_and(|peer| matches!(*peer.state.borrow(), State::Up(_)))
+        self.lines().get(&router).is_some_and(Peer::is_up)
     }
 
     /// Notes that a connection of that host began with another version of the protocol. It may be by
     /// a container that has its host's address, so it decides nothing.
     pub(crate) fn has_version(&self, host: IpAddr, version: u8) {
-        let is_up = |(router, peer): (&SocketAddr, &Peer)| {
-            router.ip() == host && matches!(*peer.state.borrow(), State::Up(_))
-        };
+        let is_up = |(router, peer): (&SocketAddr, &Peer)| router.ip() == host && peer.is_up();
         if !self.lines().iter().any(is_up) {
             self.dialler.versions.note(host, version, self.dialler.newest);
         }
