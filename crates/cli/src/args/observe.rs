@@ -1,4 +1,5 @@
-//! Arguments of what shows connections and machines: `status`, `top`, `capture`, `explain`, `doctor`, `bugreport`.
+//! Arguments of the commands that show connections and machines: `status`, `top`, `capture`,
+//! `explain`, `doctor`, `bugreport`.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

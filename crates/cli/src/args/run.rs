@@ -1,4 +1,5 @@
-//! Arguments of what puts programs under shunt: `run`, `attach`, `detach`, `intercept`, `daemon`.
+//! Arguments of the commands that put programs under shunt: `run`, `attach`, `detach`, `intercept`,
+//! `daemon`.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Arguments of what changes a system: `runtime`, `service`, `config`.
+//! Arguments of the commands that change a system: `runtime`, `service`, `config`.
 
 use std::path::PathBuf;
 

@@ -25,9 +25,9 @@
 //! The control lock guards the state. Messages that need endpoints' locks become a list of `Effect`
 //! values, which `apply` executes after it has released the control lock.
 //!
-//! `session` connects, registers and sends; `offer` decides what is offered; `replies` handles what
-//! the broker sends; `links` has the end of connections and links, `remainder` the bytes that TCP
-//! has yet to take, and `fork` what a child keeps.
+//! `session` connects, registers and sends; `offer` decides about offers; `replies` handles the
+//! broker's messages; `links` has the end of connections and links, `remainder` the bytes that TCP
+//! has yet to take, and `fork` the state of a child.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering::*;

@@ -122,7 +122,7 @@ impl Inner {
             return false;
         }
         fds.iter().for_each(|fd| self.watch(*fd, at.link));
-        // What has come before this gets its position by its stamp.
+        // Bytes that came earlier get their position by their stamp.
         self.take_marks();
         for fd in fds {
             if let Some(one) = self.registrations.records.get_mut(&fd) {

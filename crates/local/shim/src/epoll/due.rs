@@ -63,7 +63,7 @@ impl Inner {
             return;
         }
         let has_some = self.has_unqueued_event(fd);
-        // What has come before this gets its position before it, even by a link at rest.
+        // Earlier events get an earlier position, even by a link at rest.
         self.rung |= has_some && self.links.has_some_at_rest();
         if self.rung || self.has_marks() {
             self.take_marks();
@@ -91,7 +91,7 @@ impl Inner {
         }
     }
 
-    /// Has the next wait report what is new.
+    /// Has the next wait report new events.
     pub(super) fn mark_pending(&mut self, fd: RawFd) {
         if let Some(registration) = self.registrations.get_mut(&fd) {
             self.ready.enter(&mut registration.position, fd);

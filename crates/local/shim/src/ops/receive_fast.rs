@@ -1,4 +1,4 @@
-//! The fast paths of a receive: everything is in the lane, and nothing is to be done but to copy it.
+//! The fast paths of a receive: everything is in the lane, and it is only copied.
 
 use std::ffi::{c_int, c_void};
 use std::hint::cold_path;
@@ -29,7 +29,7 @@ struct Part {
     learns: bool,
 }
 
-/// Handles the call of a hook that has found its endpoint [at once](crate::socket::endpoint::at_once):
+/// Handles the call of a hook that has its endpoint (see [`crate::socket::endpoint::at_once`]):
 /// takes bytes out of the lane if nothing else is to be done, as in most calls. Everything else is
 /// left to functions that return in its place, so that this one needs no stack frame.
 #[inline(always)]

@@ -21,7 +21,7 @@ use crate::socket::outgoing;
 /// How many bytes can be sent [`at_once`] at most.
 const SHORT: usize = 4096;
 
-/// Handles the call of a hook that has found its endpoint [at once](crate::socket::endpoint::at_once):
+/// Handles the call of a hook that has its endpoint (see [`crate::socket::endpoint::at_once`]):
 /// puts a few bytes into the lane if nothing else is to be done, as in most calls. Everything else
 /// is left to functions that return in its place, so that this one needs no stack frame.
 #[inline(always)]
@@ -77,7 +77,8 @@ fn end_put(endpoint: &'static Endpoint, sleeper: Option<&'static WaiterLine>, le
 }
 
 /// Sends these bytes if nothing is to be done but to put them into the lane. The endpoint must have
-/// no pending error. Returns `false`, having done nothing, if [`send`](super::send::send) must find out more.
+/// no pending error. Returns `false`, having done nothing, if [`send`](super::send::send) must find
+/// out more.
 #[inline(always)]
 pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> bool {
     if flags & !UNDERSTOOD != 0 {
