@@ -8,6 +8,7 @@
 
 #include <linux/bpf.h>
 #include <linux/types.h>
+#include <stdbool.h>
 
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
@@ -63,6 +64,7 @@ struct socket {
 struct tcp_sock {
 	__u32 snd_una;
 	__u32 snd_nxt;
+	__u32 write_seq;
 	__u64 bytes_acked;
 	__u32 rcv_nxt;
 	__u64 bytes_received;
@@ -100,6 +102,18 @@ enum { FOUND, NOT_THERE, UNSTEADY };
 // between two counts for so long is practically impossible.
 enum steadiness { CHANGING, OWNED, FREE };
 
+enum holder { NOBODY, INTERRUPT, CALL };
+
+static enum holder read_lock(struct sock *sk)
+{
+	int spinning;
+
+	bpf_probe_read_kernel(&spinning, sizeof(spinning), &sk->sk_lock.slock);
+	if (spinning)
+		return INTERRUPT;
+	return BPF_CORE_READ(sk, sk_lock.owned) ? CALL : NOBODY;
+}
+
 static void read_origin(struct tcp_sock *tcp, struct origin *origin)
 {
 	// Each difference is the count's initial value, so it never changes.
@@ -111,19 +125,17 @@ static enum steadiness read_steadily(struct sock *sk, struct origin *origin)
 {
 	enum steadiness steadiness = CHANGING;
 	struct origin again;
-	int spinning;
 
 	read_origin((struct tcp_sock *)sk, origin);
 	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-		bpf_probe_read_kernel(&spinning, sizeof(spinning), &sk->sk_lock.slock);
-		int owned = BPF_CORE_READ(sk, sk_lock.owned);
+		enum holder holder = read_lock(sk);
 
 		read_origin((struct tcp_sock *)sk, &again);
 		if (origin->sent != again.sent || origin->received != again.received)
 			steadiness = CHANGING;
-		else if (!spinning && !owned)
+		else if (holder == NOBODY)
 			return FREE;
-		else if (!spinning)
+		else if (holder == CALL)
 			steadiness = OWNED;
 		*origin = again;
 	}
@@ -177,12 +189,19 @@ SEC("raw_tp")
 int position(struct bpf_raw_tracepoint_args *args)
 {
 	struct tcp_sock *tcp = (void *)args->args[0];
+	struct sock *sk = (void *)tcp;
 	__s64 cookie = args->args[1];
 
-	if (BPF_CORE_READ((struct sock *)tcp, __sk_common.skc_cookie.counter) != cookie)
+	if (BPF_CORE_READ(sk, __sk_common.skc_cookie.counter) != cookie)
 		return NOT_THERE;
 
-	return say(BPF_CORE_READ(tcp, snd_una), BPF_CORE_READ(tcp, snd_nxt), BPF_CORE_READ(tcp, rcv_nxt), 0);
+	// The kernel sets snd_nxt after it has handed a segment over, still under the lock. On one
+	// host the peer may have received the segment long before, if the thread was preempted in
+	// between.
+	bool is_sending = read_lock(sk) != NOBODY;
+	__u32 sent = is_sending ? BPF_CORE_READ(tcp, write_seq) : BPF_CORE_READ(tcp, snd_nxt);
+
+	return say(BPF_CORE_READ(tcp, snd_una), sent, BPF_CORE_READ(tcp, rcv_nxt), 0);
 }
 
 // The helpers that read kernel memory require the GPL.

@@ -86,10 +86,31 @@ impl std::fmt::Debug for Place {
 pub struct Position {
     /// Sent and acknowledged.
     pub acknowledged: u32,
-    /// Sent.
+    /// Sent. While a call on the socket may be sending, this includes what the call has not sent
+    /// yet, because the kernel counts a segment only once the peer may have received it.
     pub sent: u32,
     /// Received.
     pub received: u32,
+}
+
+impl Position {
+    /// Returns whether two sockets can be the ends of the same streams, in both directions. What
+    /// one end knows to be acknowledged must have been received by the other, and what the other
+    /// has received must have been sent.
+    ///
+    /// `one` is read before and after `two`, because the positions advance meanwhile. Middleboxes
+    /// that rewrite a stream, such as helpers for address translation, change its length and so all
+    /// later sequence numbers.
+    ///
+    /// Example: `one` has sent 100 bytes of which 60 are acknowledged. Then `two` must have
+    /// received between 60 and 100 bytes.
+    pub fn are_of_one_stream(one_before: Position, two: Position, one_after: Position) -> bool {
+        let is_behind = |one: u32, other: u32| other.wrapping_sub(one) as i32 >= 0;
+        is_behind(one_before.acknowledged, two.received)
+            && is_behind(two.received, one_after.sent)
+            && is_behind(one_before.received, two.sent)
+            && is_behind(two.acknowledged, one_after.received)
+    }
 }
 
 /// The loaded programs.
@@ -168,5 +189,40 @@ impl Reader {
         let map = self.loaded.map("answer").expect("in the object");
         let answer: Array<&MapData, Answer> = map.try_into().map_err(|error| kernel(&error))?;
         answer.get(&0, 0).map_err(|error| kernel(&error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns positions whose sequence numbers wrap around between them.
+    fn position(acknowledged: u32, received: u32, sent: u32) -> Position {
+        let [acknowledged, received, sent] =
+            [acknowledged, received, sent].map(|count| count.wrapping_add(u32::MAX - 500));
+        Position { acknowledged, received, sent }
+    }
+
+    fn fit(one_before: Position, two: Position, one_after: Position) -> bool {
+        Position::are_of_one_stream(one_before, two, one_after)
+    }
+
+    #[test]
+    fn ends_of_one_stream_fit_whatever_is_in_flight() {
+        // Nothing is in flight: 100 bytes one way, 40 the other.
+        assert!(fit(position(100, 40, 100), position(40, 100, 40), position(100, 40, 100)));
+        // Bytes are in flight both ways, and the positions advance between the reads.
+        assert!(fit(position(100, 40, 900), position(40, 700, 5000), position(800, 3000, 1200)));
+    }
+
+    #[test]
+    fn a_rewritten_stream_does_not_fit() {
+        let one = position(20, 0, 20);
+        assert!(!fit(one, position(0, 21, 0), one), "longer on arrival");
+        assert!(!fit(one, position(0, 19, 0), one), "shorter on arrival");
+        let one = position(0, 21, 0);
+        assert!(!fit(one, position(20, 0, 20), one), "longer, the other way");
+        let one = position(0, 19, 0);
+        assert!(!fit(one, position(20, 0, 20), one), "shorter, the other way");
     }
 }
