@@ -443,6 +443,35 @@ fn continue_after(is_secure: bool, step: Step, is_killed: bool, accepts_meanwhil
     assert_eq!(lab.paths(B, "server"), (1, serde_json::json!({})));
 }
 
+/// A program with this value of SO_LINGER resets what it closes. The end of its router closes the
+/// overlay connection that the program has no more, and the server has not accepted it yet.
+#[test]
+fn a_client_that_resets_what_it_closes_outlives_its_router() {
+    let ask = ASK.replace(
+        "s.setblocking(False)",
+        "s.setblocking(False)\ns.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b'\\1\\0\\0\\0' + bytes(4))",
+    );
+    for is_killed in [true, false] {
+        let mut lab = Lab::with_routers();
+        let (accept, check) = (lab.path("accept"), lab.path("check"));
+        fs::write(&check, "").unwrap();
+        let mut server = lab.command(B, true, "python3");
+        let server = lab.launch(B, server.args(["-c", SERVE]).arg(&accept), "listening");
+        let mut client = lab.command(A, true, "python3");
+        let client = lab.launch(A, client.args(["-c", &ask]).arg(&check), "sent");
+        await_until(|| lab.paths(A, "client").0 == 1, || lab.status(A).to_string());
+        if is_killed {
+            lab.kill(A);
+        } else {
+            lab.end_router(A);
+        }
+        fs::write(&accept, "").unwrap();
+        assert!(lab.await_end(client).ends_with("answered\n"));
+        assert!(lab.await_end(server).contains("ConnectionResetError"), "the client's own");
+        assert_eq!(lab.paths(B, "server"), (1, serde_json::json!({})));
+    }
+}
+
 /// Without another router the client's end is reset, and the server's program gets nothing else.
 #[test]
 fn a_promised_connection_is_reset_if_no_router_comes() {

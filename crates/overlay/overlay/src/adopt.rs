@@ -41,6 +41,6 @@ fn of(shared: &Shared, Named { socket, local, remote }: Named) -> Option<Connect
         place: Place::new(socket.cookie, socket.local, socket.remote),
         flow: Flow::of(client, server),
         own: Options::unset(socket.local.is_ipv6()),
-        _overlay: None,
+        port: None,
     })
 }

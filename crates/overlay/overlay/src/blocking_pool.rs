@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt;
 use shunt_sys::blocking_pool::{BlockingPool, CallId, Size, ThreadLimits};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -161,9 +162,11 @@ impl Pool {
         }
     }
 
-    fn close(&self, namespace: u64, (fd, turn): Closing) {
+    /// Closes a descriptor, after `prepare`.
+    fn close(&self, namespace: u64, (fd, turn): Closing, prepare: fn(&OwnedFd)) {
         self.pool.run(Subject::Closes(namespace), move || {
-            // This may block for as long as a program likes.
+            // Both may block for as long as a program likes.
+            prepare(&fd);
             drop(fd);
             drop(turn);
         });
@@ -197,6 +200,15 @@ impl Theirs {
         self.closing.as_ref()?.1.clone()
     }
 
+    /// Closes the descriptor of a connection. If it is the last one, the connection is reset.
+    pub(crate) fn reset(mut self) {
+        if let Some(closing) = self.closing.take() {
+            self.pool.close(self.namespace, closing, |fd| {
+                let _ = sockopt::set_socket_linger(fd, Some(Duration::ZERO));
+            });
+        }
+    }
+
     /// Duplicates the descriptor for use beyond the turn.
     pub(crate) fn apart(&self) -> std::io::Result<Theirs> {
         let copy = self.as_fd().try_clone_to_owned()?;
@@ -218,7 +230,7 @@ impl Drop for Theirs {
                 drop(fd);
                 drop(turn);
             }
-            Some(closing) => self.pool.close(self.namespace, closing),
+            Some(closing) => self.pool.close(self.namespace, closing, |_| ()),
             None => {}
         }
     }

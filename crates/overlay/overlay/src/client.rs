@@ -21,7 +21,7 @@ use crate::account;
 use crate::blocking_pool::Theirs;
 use crate::channel::{Channel, watch};
 use crate::config::addresses;
-use crate::connections::{Connection, Place, Stayed};
+use crate::connections::{Connection, KeptPort, Place, Stayed};
 use crate::enforce;
 use crate::limits;
 use crate::local::{self, Ends, written};
@@ -210,7 +210,7 @@ impl Made {
                 Copied::All => told,
                 Copied::Harmless => Options::of(socket).map_err(|_| Reason::Failed)?,
             },
-            _overlay: Some(self.overlay.apart().map_err(|_| Reason::Failed)?),
+            port: Some(KeptPort::of(&self.overlay).map_err(|_| Reason::Failed)?),
         })
     }
 }

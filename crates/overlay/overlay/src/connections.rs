@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use rustix::net::sockopt;
 use shunt_sys::identity::normalise;
 use shunt_sys::{Errno, peer};
 
@@ -59,8 +60,36 @@ pub(crate) struct Connection {
     pub(crate) flow: Flow,
     /// The options that the program has set.
     pub(crate) own: Options,
-    /// The client's end of the overlay connection. While it is open, no other socket gets its port.
-    pub(crate) _overlay: Option<Theirs>,
+    /// The client's port on the overlay.
+    pub(crate) port: Option<KeptPort>,
+}
+
+/// The client's end of an overlay connection whose program has the host connection. While it is
+/// open, no other socket gets its port.
+///
+/// With SO_LINGER of 0, a program frees the port immediately when it closes the connection, by a
+/// reset. But a router can be killed before the server's program has accepted the overlay
+/// connection, and must not reset it then. So the supervisor clears the option when the program
+/// gets the host connection, and [`free`](KeptPort::free) does what the program wants.
+#[derive(Debug)]
+pub(crate) struct KeptPort {
+    socket: Theirs,
+    is_reset: bool,
+}
+
+impl KeptPort {
+    /// Keeps the port of a socket that still has the program's options.
+    pub(crate) fn of(socket: &Theirs) -> std::io::Result<KeptPort> {
+        let is_reset = sockopt::socket_linger(socket)?.is_some_and(|time| time.is_zero());
+        Ok(KeptPort { socket: socket.apart()?, is_reset })
+    }
+
+    /// Closes the socket, as the program has closed the host connection.
+    fn free(self) {
+        if self.is_reset {
+            self.socket.reset();
+        }
+    }
 }
 
 /// One end of an overlay connection.
@@ -216,7 +245,8 @@ impl Connections {
             let lives =
                 |found: Option<peer::Found>| found.is_some_and(|it| it.held && it.cookie == place.cookie);
             if !found.map_or(true, lives) {
-                self.state().connections.remove(&place.cookie);
+                let ended = self.state().connections.remove(&place.cookie);
+                ended.and_then(|it| it.port).into_iter().for_each(KeptPort::free);
             }
         }
         self.state().shrink();
@@ -311,7 +341,7 @@ mod tests {
         for cookie in 0..5_000 {
             let place = Place::new(cookie, address, address);
             let own = Options::unset(false);
-            let one = Connection { end: End::Client, namespace: 1, place, flow, own, _overlay: None };
+            let one = Connection { end: End::Client, namespace: 1, place, flow, own, port: None };
             connections.adopt(std::iter::once(one));
             connections.stay(cookie, Stayed { namespace: 1, flow }, Reason::Options);
         }

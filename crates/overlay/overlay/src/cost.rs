@@ -199,7 +199,7 @@ impl Cluster {
             place: Place::new(at as u64, place(at), place(at)),
             flow: self.flow(at),
             own: Options::unset(false),
-            _overlay: None,
+            port: None,
         }));
         Ok(connections)
     }

@@ -410,7 +410,7 @@ async fn furnish(
         Maker::Former(place) => place,
     };
     let own = Options::of(connection).map_err(|_| Reason::Failed)?;
-    let entered = Connection { end: End::Server, namespace, place, flow, own, _overlay: None };
+    let entered = Connection { end: End::Server, namespace, place, flow, own, port: None };
     // The policy may have changed since the promise.
     shared.connections.enter(entered, connection)?;
     let tagged = match maker {

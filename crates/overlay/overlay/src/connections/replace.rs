@@ -167,7 +167,7 @@ impl Connections {
 
 impl Known {
     fn of(connection: &Connection) -> Known {
-        let Connection { end, namespace, place, flow, own, _overlay: _ } = *connection;
+        let Connection { end, namespace, place, flow, own, port: _ } = *connection;
         Known { end, namespace, place, flow, own }
     }
 }
@@ -207,7 +207,7 @@ mod tests {
         for (cookie, client) in clients {
             let place = Place::new(*cookie, "192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap());
             let (flow, own) = (flow(client), Options::unset(false));
-            let connection = Connection { end: End::Client, namespace: 7, place, flow, own, _overlay: None };
+            let connection = Connection { end: End::Client, namespace: 7, place, flow, own, port: None };
             connections.adopt(std::iter::once(connection));
             connections.stay(*cookie, Stayed { namespace: 7, flow }, Reason::Options);
         }

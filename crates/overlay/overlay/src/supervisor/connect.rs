@@ -356,6 +356,7 @@ fn replace(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
         return Ok(());
     }
     // From here on the other end has the host connection in any case.
+    resets_no_more(socket);
     let taken = place.take(call, socket, connection);
     conversation.send(&Request::Taken, None);
     if taken.is_ok() {
@@ -381,6 +382,12 @@ fn commit(
     let sent = is_open && send(connection, last, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) == Ok(last.len());
     let received = sent && (begun.elapsed() < FRESH || is_acknowledged(connection, || call.waits()));
     if received { Ok(()) } else { Err(Reason::Late) }
+}
+
+/// Lets the close of the overlay connection be no reset, after the Commit. The server's program may
+/// accept it much later, and the router, which keeps it open until then, may be killed meanwhile.
+pub(super) fn resets_no_more(socket: &OwnedFd) {
+    let _ = sockopt::set_socket_linger(socket, None);
 }
 
 /// Waits for the acknowledgement of Commit. Returns `true` if it has arrived, and `false` if the

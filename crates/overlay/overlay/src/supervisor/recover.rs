@@ -39,7 +39,7 @@ use shunt_sys::{Errno, descriptors, identity, tcp};
 
 use super::accept::{Accepted, Parked, decide};
 use super::address::{Address, Peer};
-use super::connect::is_acknowledged;
+use super::connect::{is_acknowledged, resets_no_more};
 use super::deadline::{Deadline, Wait};
 use super::link::{Link, Received};
 use super::record::{AnotherLayout, Left, Phase, Record, Reply, Slot, Stage};
@@ -208,6 +208,7 @@ impl Supervisor {
         } else if !has_sent(&connection, before) || !is_acknowledged(&connection, || call.waits()) {
             return false;
         } else {
+            resets_no_more(&socket);
             let place = replace::Place::find(call, &socket, &self.rings).map_err(|_| Errno::CONNRESET);
             place.and_then(|place| place.take(call, &socket, &connection))
         };
