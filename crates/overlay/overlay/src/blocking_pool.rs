@@ -365,7 +365,7 @@ mod tests {
         let (mut shown, writer) = std::io::pipe().unwrap();
         let (_conversation, lingering, _peer) = lingering();
         for fd in [writer.into(), lingering] {
-            pool.close(1, (fd, None));
+            pool.close(1, (fd, None), |_| ());
         }
         let closed = tokio::task::spawn_blocking(move || shown.read(&mut [0]));
         assert!(matches!(timeout(LIMIT, closed).await, Ok(Ok(Ok(0)))), "the other one is closed");

@@ -303,7 +303,7 @@ impl Supervisor {
     ) -> Option<Conversation> {
         let (remote, held) = (accepted.peer.address, orphan.map(|orphan| orphan.held));
         let request = Request::Accepted { local, remote, router, held };
-        let note = |conversation: &OwnedFd| accepted.entry.set(&accepted.socket, Some(conversation));
+        let note = |conversation: &OwnedFd| Some(accepted.entry.begin(conversation));
         let socket = accepted.socket.as_fd();
         match orphan {
             Some(orphan) => self.link.begin(&request, &[socket, orphan.as_fd()], wait, note),
@@ -450,7 +450,7 @@ pub(super) fn decide(
             // The client has the host connection already, so an error here is ignored.
             let _ = liken(&accepted.socket, &connection);
             let overlay = std::mem::replace(&mut accepted.socket, connection);
-            accepted.entry.set(&accepted.socket, None);
+            accepted.entry.set(&accepted.socket);
             drop(conversation);
             // The close must not wait for the old peer to acknowledge, because the program waits.
             let _ = sockopt::set_socket_linger(&overlay, None);
@@ -462,7 +462,7 @@ pub(super) fn decide(
             let _ = sockopt::set_socket_linger(&accepted.socket, Some(Duration::ZERO));
             return None;
         }
-        _ => accepted.entry.set(&accepted.socket, None),
+        _ => accepted.entry.set(&accepted.socket),
     }
     Some(accepted)
 }

@@ -23,7 +23,7 @@ use shunt_sys::{Errno, seqpacket};
 use super::NEVER;
 use super::deadline::{Deadline, GRACE, Wait};
 use super::held::{HeldConnection, HeldConnections};
-use super::record::Record;
+use super::record::{Noted, Record};
 use crate::marks;
 use crate::message::{self, Answer, MessageError, NO_NUMBER, Request, VERSION, Welcome};
 
@@ -353,13 +353,13 @@ impl Link {
     }
 
     /// Begins a conversation about one connection, with these descriptors. Returns `None` if there is
-    /// no router. Calls `note` with its descriptor before anything is sent.
+    /// no router. `note` notes its descriptor before anything is sent.
     pub(super) fn begin(
         &self,
         request: &Request,
         shown: &[BorrowedFd<'_>],
         wait: Wait,
-        note: impl Fn(&OwnedFd),
+        note: impl Fn(&OwnedFd) -> Option<Noted>,
     ) -> Option<Conversation> {
         if !self.is_up() {
             return None;
@@ -370,9 +370,10 @@ impl Link {
             let kept = self.kept().pop().map(|(socket, _)| socket);
             let is_kept = kept.is_some();
             let socket = kept.or_else(|| self.dial(deadline))?;
-            note(&socket);
+            let noted = note(&socket);
             let conversation = Conversation {
                 socket: Some(socket),
+                noted,
                 limit,
                 deadline,
                 is_over: AtomicBool::new(false),
@@ -390,10 +391,11 @@ impl Link {
     }
 
     /// Goes on with a conversation of a killed supervisor about a promised connection.
-    pub(super) fn adopt(&self, socket: OwnedFd) -> Conversation {
+    pub(super) fn adopt(&self, socket: OwnedFd, noted: Option<Noted>) -> Conversation {
         let limit = self.limit(Wait::Promised);
         Conversation {
             socket: Some(socket),
+            noted,
             limit,
             deadline: Deadline::after(limit),
             is_over: AtomicBool::new(false),
@@ -474,6 +476,8 @@ pub(super) enum Received {
 pub(super) struct Conversation {
     /// `None` only at the end.
     socket: Option<OwnedFd>,
+    /// The place in which it outlives this process.
+    noted: Option<Noted>,
     /// The longest time of each wait.
     limit: Duration,
     /// The end of the present wait.
@@ -567,7 +571,13 @@ impl Conversation {
 impl Drop for Conversation {
     fn drop(&mut self) {
         let ends_well = self.socket.as_ref().is_some_and(|socket| self.ends_well(socket));
-        let Some(socket) = self.socket.take().filter(|_| ends_well) else { return };
+        let Some(socket) = self.socket.take() else { return };
+        if let Some(noted) = &self.noted {
+            noted.clear(&socket);
+        }
+        if !ends_well {
+            return;
+        }
         let mut kept = self.kept.lock().expect(NEVER);
         if kept.len() < KEPT {
             kept.push((socket, Instant::now()));
@@ -600,6 +610,8 @@ fn receive(socket: &OwnedFd, deadline: Deadline, goes_on: impl Fn() -> bool) -> 
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use rustix::net::socketpair;
 
     use super::*;
@@ -616,10 +628,56 @@ mod tests {
         }
     }
 
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        socketpair(AddressFamily::UNIX, kind, flags, None).unwrap()
+    }
+
+    fn conversation(socket: OwnedFd, noted: Option<Noted>, kept: &Arc<Kept>) -> Conversation {
+        Conversation {
+            socket: Some(socket),
+            noted,
+            limit: GRACE,
+            deadline: Deadline::after(GRACE),
+            is_over: AtomicBool::new(true),
+            is_late: AtomicBool::new(false),
+            kept: kept.clone(),
+        }
+    }
+
+    /// A successor finds a conversation by its fd, which is another socket's soon.
+    #[test]
+    fn a_conversation_is_recorded_until_it_ends() {
+        let record = Arc::new(Record::new().unwrap());
+        let entry = record.accepted(&pair().0, 77);
+        let kept = Arc::<Kept>::default();
+        let recorded = || {
+            let left = record.left();
+            let conversation = left[0].conversation;
+            // The entry goes on.
+            std::mem::forget(left);
+            conversation
+        };
+        for ends_well in [true, false] {
+            let (own, other) = pair();
+            let number = own.as_raw_fd();
+            let noted = Some(entry.begin(&own));
+            let conversation = conversation(own, noted, &kept);
+            assert_eq!(recorded(), Some(number));
+            if ends_well {
+                message::send(&other, &Answer::Done, None).unwrap();
+            } else {
+                drop(other);
+            }
+            drop(conversation);
+            assert_eq!(recorded(), None);
+        }
+        assert_eq!(kept.lock().unwrap().len(), 1);
+    }
+
     #[test]
     fn answers_without_an_end_do_not_keep_a_conversation_from_ending() {
-        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
-        let (own, other) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let (own, other) = pair();
         let flood = std::thread::spawn(move || {
             loop {
                 match message::send(&other, &Answer::Stay, None) {
@@ -630,14 +688,7 @@ mod tests {
             }
         });
         let kept = Arc::<Kept>::default();
-        drop(Conversation {
-            socket: Some(own),
-            limit: GRACE,
-            deadline: Deadline::after(GRACE),
-            is_over: AtomicBool::new(true),
-            is_late: AtomicBool::new(false),
-            kept: kept.clone(),
-        });
+        drop(conversation(own, None, &kept));
         flood.join().unwrap();
         assert!(kept.lock().unwrap().is_empty());
     }

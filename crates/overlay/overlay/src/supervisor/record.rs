@@ -31,7 +31,7 @@ use super::NEVER;
 use accepted::entry_at;
 use calls::slot_at;
 
-pub(super) use accepted::{Entry, Left};
+pub(super) use accepted::{Entry, Left, Noted};
 pub(crate) use calls::Slot;
 pub(super) use calls::{Phase, Reply};
 
@@ -379,7 +379,7 @@ mod tests {
         slot.store(&call);
         slot.commits((&other, 1000), None, Reply::InProgress);
         let (entry, dropped) = (record.accepted(&other, 77), record.accepted(&other, 78));
-        entry.set(&other, Some(&record.file));
+        let noted = entry.begin(&record.file);
         drop(dropped);
 
         let file = record.file.try_clone().unwrap();
@@ -402,6 +402,18 @@ mod tests {
         // Places in use are not given to others.
         let claimed = found.claim().unwrap();
         assert_ne!(claimed.index, slot.index);
+        // The conversation has ended, or another one has begun.
+        let conversation = || {
+            let left = found.left();
+            let conversation = left[0].conversation;
+            // The entry goes on.
+            std::mem::forget(left);
+            conversation
+        };
+        noted.clear(&other);
+        assert_eq!(conversation(), Some(record.number()));
+        noted.clear(&record.file);
+        assert_eq!(conversation(), None);
         std::mem::forget((slot, entry));
     }
 

@@ -107,7 +107,6 @@ impl Supervisor {
         }
         // Conversations end before the descriptors that were passed on them are closed.
         let _ = std::thread::Builder::new().stack_size(STACK).spawn(move || {
-            let is_unix = |fd: &OwnedFd| sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX);
             left.retain(|_, fd| !is_unix(fd));
             drop(left);
         });
@@ -199,7 +198,7 @@ impl Supervisor {
         (connection, before): (OwnedFd, u64),
         (conversation, reply): (Option<OwnedFd>, u32),
     ) -> bool {
-        let mut conversation = conversation.map(|it| self.link.adopt(it));
+        let mut conversation = conversation.map(|it| self.link.adopt(it, None));
         conversation.iter_mut().for_each(|it| it.wait_until(Deadline::after(self.link.limit(Wait::Connect))));
         let Some(socket) = call.socket() else { return false };
         let inode = |fd: &OwnedFd| fstat(fd).map(|found| found.st_ino);
@@ -245,6 +244,8 @@ impl Supervisor {
         let own = own.and_then(|own| identity::namespace(own.as_fd()));
         let mut found = Vec::new();
         for Left { entry, socket, conversation, is_asked, cookie } in accepted {
+            // In a record of an earlier version, another socket can have the fd of one that has ended.
+            let conversation = conversation.filter(|it| left.get(it).is_some_and(is_unix));
             let conversation = conversation.and_then(|it| left.remove(&it));
             if let Some(socket) = left.remove(&socket) {
                 found.push((entry, socket, conversation.map(|it| (it, is_asked)), cookie));
@@ -301,14 +302,15 @@ impl Supervisor {
             }
             let _ = liken(&accepted.socket, &host);
             let overlay = std::mem::replace(&mut accepted.socket, host);
-            accepted.entry.set(&accepted.socket, None);
+            accepted.entry.set(&accepted.socket);
             let _ = set_socket_linger(&overlay, None);
             return self.undelivered.restore(place, accepted);
         }
         if !is_overlays {
             return self.undelivered.restore(place, accepted);
         }
-        let conversation = conversation.map(|(it, is_asked)| (self.link.adopt(it), is_asked));
+        let noted = || Some(accepted.entry.noted());
+        let conversation = conversation.map(|(it, is_asked)| (self.link.adopt(it, noted()), is_asked));
         let conversation = match conversation {
             // The question may have been sent.
             Some((mut conversation, false)) => {
@@ -349,6 +351,10 @@ fn has_sent(connection: &OwnedFd, before: u64) -> bool {
             _ => return false,
         }
     }
+}
+
+fn is_unix(fd: &OwnedFd) -> bool {
+    sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
 }
 
 /// Takes the host connection that stands for this accepted one: it has the same names.

@@ -9,10 +9,17 @@ use super::{ACCEPTED, ACCEPTED_AT, ENTRY, NEVER, Record};
 
 /// The bit of an entry that says that the question was sent. fds are smaller.
 const ASKED: u64 = 1 << 63;
+/// The half of an entry with the socket. The other one has the conversation.
+const SOCKET: u64 = u32::MAX as u64;
 
 /// The entry of an accepted connection, until it is dropped. `None` if there was no room.
 #[derive(Debug)]
 pub(in crate::supervisor) struct Entry(Option<(Arc<Record>, usize)>);
+
+/// The conversation in an entry. It must be [cleared](Noted::clear) before its fd is closed, or used
+/// for another connection: a successor would take another socket with this fd for it.
+#[derive(Debug)]
+pub(in crate::supervisor) struct Noted(Option<(Arc<Record>, usize)>);
 
 /// An entry that a killed supervisor has left.
 #[derive(Debug)]
@@ -32,8 +39,13 @@ impl Record {
         let Some(index) = self.accepted.lock().expect(NEVER).take() else { return Entry(None) };
         let entry = Entry(Some((self.clone(), index)));
         self.word(entry_at(index) + 8).store(cookie, SeqCst);
-        entry.set(socket, None);
+        entry.set(socket);
         entry
+    }
+
+    /// Changes the fds of an entry, unless `change` returns `None`.
+    fn change(&self, index: usize, change: impl FnMut(u64) -> Option<u64>) {
+        let _ = self.word(entry_at(index)).fetch_update(SeqCst, SeqCst, change);
     }
 
     /// Returns the accepted connections that a killed supervisor has left.
@@ -42,7 +54,7 @@ impl Record {
             let packed = self.word(entry_at(index)).load(SeqCst);
             let number = |half: u64| (half != 0).then(|| half as i32 - 1);
             Some(Left {
-                socket: number(packed & u64::from(u32::MAX))?,
+                socket: number(packed & SOCKET)?,
                 conversation: number((packed & !ASKED) >> 32),
                 is_asked: packed & ASKED != 0,
                 cookie: self.word(entry_at(index) + 8).load(SeqCst),
@@ -54,21 +66,46 @@ impl Record {
 }
 
 impl Entry {
-    /// Notes the socket that the program is to get, and the conversation about it.
-    pub(in crate::supervisor) fn set(&self, socket: &OwnedFd, conversation: Option<&OwnedFd>) {
+    /// Notes the socket that the program is to get, without a conversation.
+    pub(in crate::supervisor) fn set(&self, socket: &OwnedFd) {
         let Some((record, index)) = &self.0 else { return };
-        let half = |fd: Option<&OwnedFd>| fd.map_or(0, |fd| fd.as_raw_fd() as u64 + 1);
-        record.word(entry_at(*index)).store(half(conversation) << 32 | half(Some(socket)), SeqCst);
+        record.word(entry_at(*index)).store(half(socket), SeqCst);
     }
-}
 
-impl Entry {
+    /// Notes the conversation about the connection, before the question is sent.
+    pub(in crate::supervisor) fn begin(&self, conversation: &OwnedFd) -> Noted {
+        if let Some((record, index)) = &self.0 {
+            record.change(*index, |packed| Some(half(conversation) << 32 | packed & SOCKET));
+        }
+        self.noted()
+    }
+
+    /// Returns the note of the conversation that the entry has.
+    pub(in crate::supervisor) fn noted(&self) -> Noted {
+        Noted(self.0.clone())
+    }
+
     /// Notes that the question about the connection was sent.
     pub(in crate::supervisor) fn set_asked(&self) {
         if let Some((record, index)) = &self.0 {
             record.word(entry_at(*index)).fetch_or(ASKED, SeqCst);
         }
     }
+}
+
+impl Noted {
+    /// Removes the conversation from the entry, if it is there.
+    pub(in crate::supervisor) fn clear(&self, conversation: &OwnedFd) {
+        let Some((record, index)) = &self.0 else { return };
+        // The entry may be another connection's by now. But only one can have this fd.
+        let is_there = |packed: u64| (packed & !ASKED) >> 32 == half(conversation);
+        record.change(*index, |packed| is_there(packed).then_some(packed & SOCKET));
+    }
+}
+
+/// Returns what an entry has for a descriptor: its fd and 1, because 0 stands for none.
+fn half(fd: &OwnedFd) -> u64 {
+    fd.as_raw_fd() as u64 + 1
 }
 
 impl Drop for Entry {
