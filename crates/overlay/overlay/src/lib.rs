@@ -44,6 +44,7 @@ mod encryption;
 mod enforce;
 mod etcd;
 mod expected_gain;
+mod external;
 mod guests;
 mod in_band;
 mod keys;

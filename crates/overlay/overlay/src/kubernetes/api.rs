@@ -14,11 +14,8 @@ use serde_json::value::RawValue;
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls;
-use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::progress::Event;
 use super::settings::{CredentialsError, Settings};
@@ -166,20 +163,17 @@ impl Session {
     pub(super) async fn open(settings: &Settings) -> Result<Session, ApiError> {
         let settings = settings.clone();
         let credentials = elsewhere(move || settings.credentials()).await?;
-        let (host, port) = (credentials.server.host.as_str(), credentials.server.port);
-        let authority = credentials.server.authority();
         let connect = async {
-            let stream = TcpStream::connect((host, port)).await?;
+            let stream = credentials.server.connect().await?;
             let keepalive = TcpKeepalive::new()
                 .with_time(Duration::from_secs(15))
                 .with_interval(Duration::from_secs(5))
                 .with_retries(3);
             SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-            let name = ServerName::try_from(host.to_owned()).map_err(std::io::Error::other)?;
-            Ok::<_, ApiError>(TlsConnector::from(credentials.tls.clone()).connect(name, stream).await?)
+            Ok::<_, ApiError>(credentials.server.secure(stream, credentials.tls.clone()).await?)
         };
         let stream = timeout(LIMITS.head, connect).await.unwrap_or(Err(ApiError::Late))?;
-        Session::over(stream, authority, credentials.bearer.clone(), LIMITS).await
+        Session::over(stream, credentials.server.authority(), credentials.bearer.clone(), LIMITS).await
     }
 
     /// Speaks HTTP over a stream.
