@@ -123,6 +123,7 @@ fn report(status: &Value) -> String {
             number(version)
         );
     }
+    text += &etcd(&now["etcd"]);
     text += &kubernetes(&now["kubernetes"]);
     text += &in_band(&now["in-band"]);
     let mut rows = Vec::new();
@@ -137,6 +138,23 @@ fn report(status: &Value) -> String {
     }
     text += &render(&PATHS, &rows);
     text
+}
+
+/// Returns the state of etcd as text. Empty if it is not configured.
+fn etcd(found: &Value) -> String {
+    if !found.is_object() {
+        return String::new();
+    }
+    let entries = found["entries"].as_u64().unwrap_or(0);
+    match (found["error"].as_str(), found["advice"].as_str()) {
+        (Some(error), Some(advice)) => {
+            format!("etcd, {entries} entries known: {}: {}\n\n", visible(error), visible(advice))
+        }
+        _ if found["watching"] == true && found["published"] == true => {
+            format!("etcd: connected, {entries} entries\n\n")
+        }
+        _ => "etcd: not connected yet\n\n".to_owned(),
+    }
 }
 
 /// Returns the state of the Kubernetes API as text. Empty if it is no source.
@@ -200,6 +218,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn etcd_is_shown_with_what_to_do() {
+        let mut found = json!({ "watching": false, "published": false, "entries": 0, "error": null });
+        assert_eq!(etcd(&found), "etcd: not connected yet\n\n");
+        found = json!({ "watching": true, "published": true, "entries": 3, "error": null });
+        assert_eq!(etcd(&found), "etcd: connected, 3 entries\n\n");
+        found["error"] = json!("it does not answer");
+        found["advice"] = json!("check it");
+        assert_eq!(etcd(&found), "etcd, 3 entries known: it does not answer: check it\n\n");
+        assert_eq!(etcd(&Value::Null), "");
+    }
 
     #[test]
     fn in_band_discovery_is_shown() {

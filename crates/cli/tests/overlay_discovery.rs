@@ -6,6 +6,7 @@
 #[path = "overlay/lab.rs"]
 mod lab;
 
+use std::fs;
 use std::process::{Command, Output};
 
 use lab::{A, B, Lab, SERVER, go};
@@ -86,6 +87,94 @@ fn a_container_that_has_moved_is_found_also_while_etcd_is_dead() {
         || known(&lab)["watching"] == true && known(&lab)["published"] == true && known(&lab)["entries"] == 3,
         || lab.status(A).to_string(),
     );
+    await_host_network(&lab, MOVED);
+}
+
+const SECURE: &str = "https://192.168.77.1:2379";
+
+/// Starts an etcd that requires TLS with a certificate of clients.
+fn start_secure_etcd(lab: &mut Lab) -> usize {
+    let mut etcd = Command::new("etcd");
+    etcd.arg("--data-dir").arg(lab.path("etcd")).arg("--client-cert-auth");
+    etcd.args(["--listen-client-urls", SECURE, "--advertise-client-urls", SECURE]);
+    etcd.args(["--listen-peer-urls", "http://192.168.77.1:2380"]);
+    etcd.arg("--cert-file").arg(lab.path("server.crt")).arg("--key-file").arg(lab.path("server.key"));
+    etcd.arg("--trusted-ca-file").arg(lab.path("ca.crt"));
+    lab.launch_on_host(A, &mut etcd, "ready to serve client requests")
+}
+
+/// The routers are a user that may read and write below their prefix only. Files are read again, and
+/// a token that etcd has forgotten is replaced.
+#[test]
+fn etcd_is_reached_by_tls_and_as_a_user() {
+    let mut lab = Lab::build();
+    lab.make_certificates();
+    let etcd = start_secure_etcd(&mut lab);
+    for words in [
+        "user add root:root",
+        "user grant-role root root",
+        "role add routers",
+        "role grant-permission routers readwrite --prefix=true /shunt/overlay/",
+        "user add routers:secret",
+        "user grant-role routers routers",
+        "auth enable",
+    ] {
+        let mut etcdctl = Command::new("etcdctl");
+        etcdctl.env("ETCDCTL_API", "3").args(["--endpoints", SECURE]).args(words.split(' '));
+        etcdctl.arg("--cacert").arg(lab.path("ca.crt")).arg("--cert").arg(lab.path("router.crt"));
+        etcdctl.arg("--key").arg(lab.path("router.key"));
+        let output = lab.hosts[A].net.inside(|| etcdctl.output()).unwrap();
+        assert!(output.status.success(), "{words}: {output:?}");
+    }
+    // None is the right one at first.
+    let copy = |lab: &Lab, from: &str, to: &str| {
+        fs::copy(lab.path(from), lab.path(to)).unwrap();
+    };
+    let password = lab.path("password");
+    copy(&lab, "router.crt", "etcd-ca.crt");
+    copy(&lab, "router.crt", "own.crt");
+    copy(&lab, "router.key", "own.key");
+    fs::write(&password, "wrong\n").unwrap();
+    lab.configuration = format!(
+        "[etcd]\nendpoints = ['{SECURE}']\nlease-s = 2\nca = '{}'\ncertificate = '{}'\nprivate-key = '{}'\n\
+         user = 'routers'\npassword = '{}'",
+        lab.path("etcd-ca.crt").display(),
+        lab.path("own.crt").display(),
+        lab.path("own.key").display(),
+        password.display(),
+    );
+    lab.start(A);
+    lab.start(B);
+    let _served = serve(&mut lab);
+    let failure = |lab: &Lab, key: &str| lab.status(A)["now"]["etcd"][key].as_str().unwrap_or("").to_owned();
+    lab::await_until(|| failure(&lab, "advice").contains("signs etcd's"), || lab.status(A).to_string());
+    let doctor = lab::shunt(&["doctor", "--json", "--control", lab.control(A).to_str().unwrap()]);
+    let doctor = String::from_utf8(doctor.stdout).unwrap();
+    assert!(doctor.contains("ca has to be the certificate that signs etcd's"), "{doctor}");
+    copy(&lab, "ca.crt", "etcd-ca.crt");
+    lab::await_until(|| failure(&lab, "advice").contains("CommonName"), || lab.status(A).to_string());
+    copy(&lab, "nameless.crt", "own.crt");
+    copy(&lab, "nameless.key", "own.key");
+    lab::await_until(
+        || failure(&lab, "error").contains("authentication failed"),
+        || lab.status(A).to_string(),
+    );
+    fs::write(&password, "secret\n").unwrap();
+    await_host_network(&lab, MOVED);
+    let known = |lab: &Lab, host: usize| lab.status(host)["now"]["etcd"].clone();
+    let is_well = |lab: &Lab| {
+        [A, B].into_iter().all(|host| {
+            let known = known(lab, host);
+            known["watching"] == true && known["published"] == true && known["error"].is_null()
+        })
+    };
+    lab::await_until(|| is_well(&lab), || lab.status(A).to_string());
+
+    // An etcd that starts again knows no token.
+    lab.stop(etcd);
+    lab::await_until(|| known(&lab, A)["watching"] == false, || lab.status(A).to_string());
+    start_secure_etcd(&mut lab);
+    lab::await_until(|| is_well(&lab), || lab.status(A).to_string());
     await_host_network(&lab, MOVED);
 }
 

@@ -31,6 +31,7 @@ pub(super) fn checks(control: &Path) -> Vec<Check> {
         checks.push(key(&status.config.key));
         checks.extend(status.config.secure.then(|| lsm(status.without_lsm.as_deref())));
         checks.push(routers(&status));
+        checks.extend(status.now.etcd.as_ref().map(etcd));
         checks
             .extend(status.now.kubernetes.as_ref().map(|source| kubernetes(source, status.now.supervisors)));
         checks.extend(status.now.in_band.as_ref().map(in_band));
@@ -124,8 +125,19 @@ struct Host {
 struct Now {
     supervisors: u64,
     namespaces: u64,
+    etcd: Option<Etcd>,
     kubernetes: Option<Kubernetes>,
     in_band: Option<InBand>,
+}
+
+/// etcd as a source.
+#[derive(Deserialize)]
+struct Etcd {
+    watching: bool,
+    published: bool,
+    entries: u64,
+    #[serde(flatten)]
+    failure: Failure,
 }
 
 /// In-band discovery.
@@ -236,6 +248,20 @@ fn key(path: &Path) -> Check {
             State::Limited,
             "copy it from another host: the router has read it, and will not start again without",
         ),
+    }
+}
+
+/// Checks that etcd can be read and written.
+fn etcd(found: &Etcd) -> Check {
+    let check = |found: String| Check::ok("etcd", "the overlay: where containers are", found);
+    match &found.failure {
+        Failure { error: Some(error), advice } => {
+            let advice = advice.clone().unwrap_or_default();
+            check(visible(error).to_string()).lacking(State::Limited, advice)
+        }
+        _ if found.watching && found.published => check(format!("connected, {} entries", found.entries)),
+        _ => check("not connected yet".to_owned())
+            .lacking(State::Limited, "wait, and look into the router's log"),
     }
 }
 

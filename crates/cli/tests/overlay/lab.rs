@@ -122,15 +122,18 @@ impl Lab {
         assert!(output.status.success(), "openssl {words}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Makes a certificate authority, and certificates for the API server and a router.
+    /// Makes a certificate authority, and certificates for a server and for routers: one with a
+    /// CommonName, and one without.
     pub(crate) fn make_certificates(&self) {
         let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
         self.openssl(&format!("req -x509 {key} -keyout ca.key -out ca.crt -subj /CN=ca -days 2"));
-        for (name, part) in
-            [("server", "subjectAltName=IP:192.168.77.1"), ("router", "extendedKeyUsage=clientAuth")]
-        {
+        for (name, subject, part) in [
+            ("server", "/CN=server", "subjectAltName=IP:192.168.77.1"),
+            ("router", "/CN=router", "extendedKeyUsage=clientAuth"),
+            ("nameless", "/O=shunt", "extendedKeyUsage=clientAuth"),
+        ] {
             self.openssl(&format!(
-                "req {key} -keyout {name}.key -out {name}.csr -subj /CN={name} -addext {part}"
+                "req {key} -keyout {name}.key -out {name}.csr -subj {subject} -addext {part}"
             ));
             self.openssl(&format!(
                 "x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -copy_extensions copy -days 2 -out {name}.crt"

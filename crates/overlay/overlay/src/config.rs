@@ -13,6 +13,7 @@ use shunt_key::KeyError;
 use thiserror::Error;
 
 use crate::encryption::Encrypted;
+use crate::external::Server;
 use crate::in_band::Settings as InBand;
 use crate::keys::KeyFile;
 use crate::kubernetes::Settings as Kubernetes;
@@ -99,32 +100,45 @@ pub(crate) struct Etcd {
     /// The time after which the entries of a silent host expire.
     #[serde(default = "default_lease")]
     pub(crate) lease_s: u64,
+    /// Certificates, one of which has signed those of members that are reached by TLS.
+    pub(crate) ca: Option<PathBuf>,
+    /// The certificate that members require of clients, and its key.
+    pub(crate) certificate: Option<PathBuf>,
+    pub(crate) private_key: Option<PathBuf>,
+    /// The user that this router is to etcd, and the file with the password.
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<PathBuf>,
 }
 
-/// Host and port. The file has them as http://HOST:PORT.
+/// A member of the cluster. The file has it as http://HOST:PORT or https://HOST:PORT.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
-pub(crate) struct Endpoint(pub(crate) String);
+pub(crate) struct Endpoint {
+    pub(crate) server: Server,
+    /// It is reached by TLS.
+    pub(crate) is_secure: bool,
+}
 
 impl TryFrom<String> for Endpoint {
     type Error = String;
 
     fn try_from(text: String) -> Result<Endpoint, String> {
-        let place = text.strip_prefix("http://").map(|place| place.trim_end_matches('/'));
-        let is_place = |place: &&str| {
-            place.rsplit_once(':').is_some_and(|(host, port)| {
-                !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok_and(|port| port != 0)
-            })
+        let (is_secure, place) = match text.split_once("://") {
+            Some(("http", place)) => (false, place),
+            Some(("https", place)) => (true, place),
+            _ => (false, ""),
         };
-        place.filter(is_place).map(|place| Endpoint(place.to_owned())).ok_or_else(|| {
-            format!("{text:?} is no etcd: say http://HOST:PORT, as in \"http://192.168.0.1:2379\"; TLS is not there yet")
+        let server = Server::parse(place.trim_end_matches('/'), None);
+        server.map(|server| Endpoint { server, is_secure }).ok_or_else(|| {
+            format!("{text:?} is no etcd: say http://HOST:PORT or https://HOST:PORT, as in \"https://192.168.0.1:2379\"")
         })
     }
 }
 
 impl From<Endpoint> for String {
     fn from(endpoint: Endpoint) -> String {
-        format!("http://{}", endpoint.0)
+        let scheme = if endpoint.is_secure { "https" } else { "http" };
+        format!("{scheme}://{}", endpoint.server.authority())
     }
 }
 
@@ -321,6 +335,19 @@ impl Etcd {
         }
         if !(2..=MAX_LEASE_S).contains(&self.lease_s) {
             return Err(format!("etcd: lease-s = {}: say a number from 2 to {MAX_LEASE_S}", self.lease_s));
+        }
+        let is_secure = self.endpoints.iter().any(|endpoint| endpoint.is_secure);
+        if is_secure && self.ca.is_none() {
+            return Err("etcd: https needs ca, the file with the certificate that signs etcd's".into());
+        }
+        if !is_secure && (self.ca.is_some() || self.certificate.is_some()) {
+            return Err("etcd: ca and certificate are for TLS: say https:// in endpoints".into());
+        }
+        if self.certificate.is_some() != self.private_key.is_some() {
+            return Err("etcd: certificate and private-key belong together: say both, or none".into());
+        }
+        if self.user.is_some() != self.password.is_some() {
+            return Err("etcd: user and password, a file, belong together: say both, or none".into());
         }
         Ok(())
     }
@@ -542,7 +569,15 @@ mod tests {
             ("key = 'k'", "key = 'k'\npatience-ms = 0", "from 1 to"),
             ("key = 'k'", "key = 'k'\npatience = 5", "f:3: there is no key patience; there are"),
             ("key = 'k'", "key = 'k'\nhold-ms = 10001", "from 0 to"),
-            ("[[host]]", "[etcd]\nendpoints = ['https://e:2379']\n[[host]]", "TLS is not there"),
+            ("[[host]]", "[etcd]\nendpoints = ['https://e:2379']\n[[host]]", "https needs ca"),
+            ("[[host]]", "[etcd]\nendpoints = ['ftp://e:2379']\n[[host]]", "is no etcd"),
+            ("[[host]]", "[etcd]\nendpoints = ['http://e:1']\nca = 'c'\n[[host]]", "say https"),
+            (
+                "[[host]]",
+                "[etcd]\nendpoints = ['https://e:1']\nca = 'c'\ncertificate = 'c'\n[[host]]",
+                "certificate and private-key",
+            ),
+            ("[[host]]", "[etcd]\nendpoints = ['http://e:1']\nuser = 'u'\n[[host]]", "user and password"),
             ("[[host]]", "[etcd]\nendpoints = ['http://e']\n[[host]]", "is no etcd"),
             ("[[host]]", "[etcd]\nendpoints = []\n[[host]]", "endpoints is empty"),
             ("[[host]]", "[etcd]\nendpoints = ['http://e:1']\nprefix = 'a'\n[[host]]", "between slashes"),

@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::blocking_pool::elsewhere;
 use crate::config;
-use crate::etcd::{Etcd, EtcdError, Stored};
+use crate::etcd::{Access, Etcd, EtcdError, Stored};
 use crate::lock::lock;
 use crate::map::{Published, Router};
 use crate::shared::Shared;
@@ -41,6 +41,23 @@ struct State {
     entries: usize,
     /// The number of values without a valid signature since the router started.
     strange: u64,
+    /// The last failures since there was a success.
+    reading: Failure,
+    writing: Failure,
+}
+
+/// A failure of etcd, and advice.
+#[derive(Debug, Default)]
+struct Failure(Option<(String, &'static str)>);
+
+impl Failure {
+    /// Records a failure, or a success. Returns `true` if it is another failure than before.
+    fn set(&mut self, error: Option<&EtcdError>) -> bool {
+        let error = error.map(|error| (error.to_string(), error.advice()));
+        let is_new = error.is_some() && error != self.0;
+        self.0 = error;
+        is_new
+    }
 }
 
 /// The interval at which the list of containers is refreshed.
@@ -60,11 +77,14 @@ const PARTING: Duration = Duration::from_secs(1);
 impl Discovery {
     pub(crate) fn report(&self) -> Value {
         let state = self.state();
+        let failure = state.reading.0.as_ref().or(state.writing.0.as_ref());
         json!({
             "watching": state.is_watching,
             "published": state.is_published,
             "entries": state.entries,
             "strange": state.strange,
+            "error": failure.map(|(error, _)| error),
+            "advice": failure.map(|(_, advice)| advice),
         })
     }
 
@@ -83,24 +103,26 @@ impl Discovery {
 
 /// Publishes and watches, for ever.
 pub(crate) async fn run(shared: &Arc<Shared>, etcd: &config::Etcd) {
-    tokio::join!(keep_publishing(shared, etcd), keep_watching(shared, etcd));
+    let access = Access::new(etcd);
+    tokio::join!(keep_publishing(shared, etcd, &access), keep_watching(shared, etcd, &access));
 }
 
 /// Cycles through the etcd endpoints, with pauses after failures.
 struct Turns<'a> {
     endpoints: std::iter::Cycle<std::slice::Iter<'a, config::Endpoint>>,
+    access: &'a Arc<Access>,
     pause: Duration,
 }
 
 impl<'a> Turns<'a> {
-    fn new(etcd: &'a config::Etcd) -> Turns<'a> {
-        Turns { endpoints: etcd.endpoints.iter().cycle(), pause: Duration::ZERO }
+    fn new(etcd: &'a config::Etcd, access: &'a Arc<Access>) -> Turns<'a> {
+        Turns { endpoints: etcd.endpoints.iter().cycle(), access, pause: Duration::ZERO }
     }
 
     async fn next(&mut self) -> Etcd {
         sleep(self.pause).await;
         self.pause = (2 * self.pause).clamp(PAUSE, LONG_PAUSE);
-        Etcd::new(&self.endpoints.next().expect("there is at least one").0)
+        Etcd::new(self.endpoints.next().expect("there is at least one"), self.access)
     }
 
     fn succeeded(&mut self) {
@@ -108,13 +130,20 @@ impl<'a> Turns<'a> {
     }
 }
 
-async fn keep_watching(shared: &Arc<Shared>, etcd: &config::Etcd) {
-    let mut turns = Turns::new(etcd);
+async fn keep_watching(shared: &Arc<Shared>, etcd: &config::Etcd, access: &Arc<Access>) {
+    let mut turns = Turns::new(etcd, access);
     loop {
         let client = turns.next().await;
         let ended = watch(shared, &client, &etcd.prefix, &mut turns).await;
-        if std::mem::replace(&mut shared.discovery.state().is_watching, false) {
+        let (was_watching, is_new) = {
+            let mut state = shared.discovery.state();
+            let is_new = state.reading.set(Some(&ended));
+            (std::mem::replace(&mut state.is_watching, false), is_new)
+        };
+        if was_watching {
             tracing::warn!(error = %ended, "etcd has gone: containers are where they were seen last");
+        } else if is_new {
+            tracing::warn!(error = %ended, "etcd cannot be read: {}", ended.advice());
         }
     }
 }
@@ -141,6 +170,7 @@ async fn watch(shared: &Arc<Shared>, etcd: &Etcd, prefix: &str, turns: &mut Turn
         {
             let mut state = shared.discovery.state();
             state.is_watching = true;
+            state.reading.set(None);
             state.entries = seen.entries.len();
             state.strange += strange as u64;
         }
@@ -206,17 +236,21 @@ const HOST: &str = "host";
 const CONTAINER: &str = "container";
 const LABELS: &str = "labels";
 
-async fn keep_publishing(shared: &Arc<Shared>, etcd: &config::Etcd) {
-    let mut turns = Turns::new(etcd);
+async fn keep_publishing(shared: &Arc<Shared>, etcd: &config::Etcd, access: &Arc<Access>) {
+    let mut turns = Turns::new(etcd, access);
     loop {
         let client = turns.next().await;
         let ended = publish(shared, &client, etcd, &mut turns).await;
-        shared.discovery.state().is_published = false;
+        let mut state = shared.discovery.state();
+        state.is_published = false;
         match ended {
             // The lease has expired, for example while the machine was suspended; or the key has
             // changed.
             Ok(()) => {}
-            Err(error) => tracing::debug!(%error, "etcd cannot be told about this host"),
+            Err(error) if state.writing.set(Some(&error)) => {
+                tracing::warn!(%error, "this host cannot be written to etcd: {}", error.advice());
+            }
+            Err(_) => {}
         }
     }
 }
@@ -239,7 +273,11 @@ async fn publish(
     };
     let router = loaded.host().router().to_string();
     put(HOST, name, &router).await?;
-    shared.discovery.state().is_published = true;
+    {
+        let mut state = shared.discovery.state();
+        state.is_published = true;
+        state.writing.set(None);
+    }
     turns.succeeded();
     let mut kept_at = Instant::now();
     let mut host_put_at = Instant::now();

@@ -1,22 +1,38 @@
-//! A small etcd client for routers. It uses etcd's JSON gateway over HTTP, with one connection per
-//! call.
+//! A small etcd client for routers. It uses etcd's JSON gateway over HTTP or HTTPS, with one
+//! connection per call.
+//!
+//! With users, a call needs a *token*, which a member gives for a password. etcd forgets it after
+//! minutes, when a member restarts, or when rights change. So a call that is refused with a token of
+//! an earlier call is made once more, with a new one:
+//!
+//! ```text
+//! no token ──authenticate──► fresh ──a call──► remembered ──a call is refused──► no token
+//! ```
 
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use thiserror::Error;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
+use tokio_rustls::rustls;
+use tokio_rustls::rustls::ClientConfig;
 
+use crate::blocking_pool::elsewhere;
+use crate::config::{self, Endpoint};
+use crate::external::{self, FileError};
 use crate::lines::{LineError, Lines};
+use crate::lock::lock;
 
 /// The time after which an etcd that has not answered is taken to be down.
 const LIMIT: Duration = Duration::from_secs(3);
@@ -30,10 +46,26 @@ const ANSWER: usize = 64 << 20;
 /// The number of bytes that are read of an error message.
 const REFUSAL: usize = 16 << 10;
 
-/// An etcd endpoint: host and port.
+/// A member of an etcd cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Etcd {
-    endpoint: String,
+    endpoint: Endpoint,
+    access: Arc<Access>,
+}
+
+/// How this router is known to all members.
+#[derive(Debug)]
+pub(crate) struct Access {
+    settings: config::Etcd,
+    /// The token of an earlier call.
+    token: Mutex<Option<HeaderValue>>,
+}
+
+/// A token, and whether an earlier call has used it.
+#[derive(Clone, Debug)]
+struct Token {
+    value: HeaderValue,
+    is_remembered: bool,
 }
 
 /// The reason for which there is no answer.
@@ -41,7 +73,13 @@ pub(crate) struct Etcd {
 pub(crate) enum EtcdError {
     /// etcd cannot be reached, or has closed the connection.
     #[error("{0}")]
-    Io(#[from] std::io::Error),
+    Io(std::io::Error),
+    /// There is no TLS with it.
+    #[error("{0}")]
+    Tls(rustls::Error),
+    /// A file of the configuration cannot be used.
+    #[error("{0}")]
+    File(#[from] FileError),
     /// The other side does not speak HTTP.
     #[error("{0}")]
     Http(#[from] hyper::Error),
@@ -62,6 +100,41 @@ pub(crate) enum EtcdError {
     /// etcd has ended the watch, because it no longer has the revisions.
     #[error("it has ended the watch: {0}")]
     Ended(String),
+}
+
+impl EtcdError {
+    /// Returns advice for the reader.
+    pub(crate) fn advice(&self) -> &'static str {
+        match self {
+            EtcdError::Io(_) | EtcdError::Late | EtcdError::Http(_) | EtcdError::Ended(_) => {
+                "check endpoints in [etcd], the firewall and etcd itself; what was seen last applies meanwhile"
+            }
+            EtcdError::Tls(rustls::Error::InvalidCertificate(_)) => {
+                "ca has to be the certificate that signs etcd's, which has to name this address"
+            }
+            EtcdError::Tls(_) => {
+                "check that etcd serves TLS there, and that it accepts certificate in [etcd]"
+            }
+            EtcdError::File(_) => "put the file there, readable by the router",
+            // With certificates of clients, etcd refuses every user who comes by HTTP with one.
+            EtcdError::Refused(reason) if reason.contains("CommonName") => {
+                "let certificate in [etcd] have a subject without a CommonName, as /O=shunt"
+            }
+            EtcdError::Refused(_) => {
+                "let the user of [etcd] read and write below the prefix, and check the password"
+            }
+            EtcdError::Long(_) | EtcdError::Malformed(_) => "check that an etcd of 3.4 or later is there",
+        }
+    }
+}
+
+impl From<std::io::Error> for EtcdError {
+    fn from(error: std::io::Error) -> EtcdError {
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+            Some(tls) => EtcdError::Tls(tls.clone()),
+            None => EtcdError::Io(error),
+        }
+    }
 }
 
 /// A key and its value.
@@ -85,9 +158,20 @@ pub(crate) struct Snapshot {
 #[derive(Debug)]
 pub(crate) struct Watch(Lines);
 
+impl Access {
+    pub(crate) fn new(settings: &config::Etcd) -> Arc<Access> {
+        Arc::new(Access { settings: settings.clone(), token: Mutex::default() })
+    }
+
+    fn remembered(&self) -> Option<Token> {
+        let value = lock(&self.token).clone()?;
+        Some(Token { value, is_remembered: true })
+    }
+}
+
 impl Etcd {
-    pub(crate) fn new(endpoint: &str) -> Etcd {
-        Etcd { endpoint: endpoint.to_owned() }
+    pub(crate) fn new(endpoint: &Endpoint, access: &Arc<Access>) -> Etcd {
+        Etcd { endpoint: endpoint.clone(), access: access.clone() }
     }
 
     /// Grants a lease of so many seconds, and returns its id.
@@ -166,19 +250,63 @@ impl Etcd {
         timeout(LIMIT, asked).await.unwrap_or(Err(EtcdError::Late))
     }
 
+    /// Asks with a token, if this router is a user.
     async fn send(&self, path: &str, question: Value) -> Result<Response<Incoming>, EtcdError> {
+        let question = Bytes::from(question.to_string());
+        let token = self.token().await?;
+        let answer = self.send_with(path, question.clone(), token.as_ref()).await;
+        if !matches!(answer, Err(EtcdError::Refused(_))) || !token.is_some_and(|it| it.is_remembered) {
+            return answer;
+        }
+        *lock(&self.access.token) = None;
+        let token = self.token().await?;
+        self.send_with(path, question, token.as_ref()).await
+    }
+
+    /// Returns the token of an earlier call, or a new one. `None` if this router is no user.
+    async fn token(&self) -> Result<Option<Token>, EtcdError> {
+        #[derive(Deserialize)]
+        struct Authenticated {
+            token: String,
+        }
+        let config::Etcd { user: Some(user), password: Some(path), .. } = &self.access.settings else {
+            return Ok(None);
+        };
+        if let Some(token) = self.access.remembered() {
+            return Ok(Some(token));
+        }
+        let path = path.clone();
+        let password = elsewhere(move || password(&path)).await?;
+        let question = json!({ "name": user, "password": password }).to_string();
+        let answer = self.send_with("/v3/auth/authenticate", question.into(), None).await?;
+        let body = timeout(LIMIT, collect(answer, REFUSAL)).await.map_err(|_| EtcdError::Late)??;
+        let Authenticated { token } = serde_json::from_slice(&body)?;
+        let mut value = HeaderValue::try_from(token)
+            .map_err(|error| EtcdError::Malformed(serde::de::Error::custom(error)))?;
+        value.set_sensitive(true);
+        *lock(&self.access.token) = Some(value.clone());
+        Ok(Some(Token { value, is_remembered: false }))
+    }
+
+    async fn send_with(
+        &self,
+        path: &str,
+        question: Bytes,
+        token: Option<&Token>,
+    ) -> Result<Response<Incoming>, EtcdError> {
+        let Endpoint { server, is_secure } = &self.endpoint;
+        let mut request =
+            Request::post(path).header(HOST, server.authority()).header(CONTENT_TYPE, "application/json");
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, &token.value);
+        }
+        let request = request.body(Full::new(question)).expect("the parts are fit for a request");
         let sent = async {
-            let stream = TcpStream::connect(&self.endpoint).await?;
-            let (mut sender, connection) =
-                hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-            // The task ends with the body of the one answer on this connection.
-            tokio::spawn(connection);
-            let request = Request::post(path)
-                .header(HOST, &self.endpoint)
-                .header(CONTENT_TYPE, "application/json")
-                .body(Full::new(Bytes::from(question.to_string())))
-                .expect("the parts are fit for a request");
-            Ok::<_, EtcdError>(sender.send_request(request).await?)
+            if !is_secure {
+                return post(server.connect().await?, request).await;
+            }
+            let tls = self.tls().await?;
+            post(server.secure(server.connect().await?, tls).await?, request).await
         };
         let answer = timeout(LIMIT, sent).await.unwrap_or(Err(EtcdError::Late))?;
         if answer.status().is_success() {
@@ -191,6 +319,36 @@ impl Etcd {
             Err(error) => return Err(error),
         };
         Err(EtcdError::Refused(format!("{status}: {said}")))
+    }
+
+    async fn tls(&self) -> Result<Arc<ClientConfig>, EtcdError> {
+        let access = self.access.clone();
+        let read = move || {
+            let config::Etcd { ca, certificate, private_key, .. } = &access.settings;
+            external::client(ca.as_deref(), certificate.as_deref().zip(private_key.as_deref()))
+        };
+        Ok(elsewhere(read).await?)
+    }
+}
+
+/// Sends one request over a connection.
+async fn post(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Full<Bytes>>,
+) -> Result<Response<Incoming>, EtcdError> {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    // The task ends with the body of the one answer on this connection.
+    tokio::spawn(connection);
+    Ok(sender.send_request(request).await?)
+}
+
+/// Reads a password, without the white space around it.
+fn password(path: &Path) -> Result<String, FileError> {
+    let bytes = external::read(path)?;
+    let text = std::str::from_utf8(bytes.trim_ascii()).map_err(FileError::content(path))?;
+    match text.is_empty() {
+        true => Err(FileError::content(path)("this is no password")),
+        false => Ok(text.to_owned()),
     }
 }
 
@@ -296,7 +454,9 @@ mod tests {
     /// Starts a server that answers with that status and an endless body without a newline.
     async fn endless(status: &'static str) -> Etcd {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let etcd = Etcd::new(&listener.local_addr().unwrap().to_string());
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let settings = toml::from_str::<config::Etcd>(&format!("endpoints = ['{endpoint}']")).unwrap();
+        let etcd = Etcd::new(&settings.endpoints[0], &Access::new(&settings));
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let mut question = [0; 4096];
