@@ -25,31 +25,31 @@
 //! The control lock guards the state. Messages that need endpoints' locks become a list of `Effect`
 //! values, which `apply` executes after it has released the control lock.
 //!
-//! `session` connects, registers and sends; `offer` decides about offers; `replies` handles the
-//! broker's messages; `links` has the end of connections and links, `remainder` the bytes that TCP
-//! has yet to take, and `fork` the state of a child.
+//! `session` has the states of the session with the broker. `connection` connects, registers and
+//! sends; `offer` decides about offers; `replies` handles the broker's messages; `links` has the end
+//! of connections and links, `remainder` the bytes that TCP has yet to take, and `fork` the state of
+//! a child.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::*;
 
-use shunt_abi::control::{Release, Request};
 use shunt_abi::geometry::CONNS;
 use shunt_abi::latency::WANTED;
 use shunt_abi::reason::Reason;
 
 use crate::base::lock::Lock;
 use crate::base::names::EndpointRef;
-use crate::base::private::PrivateFd;
 use crate::base::{process, rank};
 use crate::broker::presence;
-use crate::broker::pulse::Pulse;
 use crate::life::{attach, earlier_calls, untracked};
 use crate::socket::endpoint::{Endpoint, Phase};
 use crate::socket::keepalive::Silence;
 use crate::socket::links::{Link, Peer, Pin};
 use links::{LinkName, release};
 use offer::take_back;
+use session::Session;
 
+mod connection;
 mod fork;
 mod links;
 mod offer;
@@ -57,10 +57,10 @@ pub(crate) mod remainder;
 mod replies;
 mod session;
 
+pub(crate) use connection::{announce_doorbell, before_other_root, before_other_user, has_broker, renumber};
 pub(crate) use fork::{across_fork, after_fork_in_child, disown};
 pub(crate) use links::{release_after, retire};
 pub(crate) use offer::{consider, give_up_if_alone, may_be_held_by_broker, withdraw};
-pub(crate) use session::{announce_doorbell, before_other_root, before_other_user, has_broker, renumber};
 
 /// Operations until an endpoint that found no broker is considered again.
 const RETRY_AFTER: u32 = 256;
@@ -68,30 +68,7 @@ const RETRY_AFTER: u32 = 256;
 static CONTROL: Lock<Control, { rank::CONTROL }> = Lock::new(Control::new());
 
 struct Control {
-    socket: Option<PrivateFd>,
-    retry_at: u64,
-    /// When the conversation began.
-    begun_at: u64,
-    /// The number of attempts in a row to register again that have failed.
-    failures: u32,
-    /// Set once the broker has answered the hello.
-    is_welcome: bool,
-    /// How many brokers in a row have closed the connection without an answer to the hello.
-    rejections: u32,
-    /// Until this time, peers of this process may not have reconnected to the broker yet.
-    peers_come_until: u64,
-    /// Why there is no broker.
-    absence: Reason,
-    /// Nothing is offered until this time, because the broker's socket was full.
-    busy_until: u64,
-    pulse: Pulse,
-    epoch: u32,
-    /// Messages that the broker must receive and that did not fit into its socket. If one were
-    /// lost, a connection of a link would never become free again.
-    queued: VecDeque<Request>,
-    /// Connections from which this process has detached, each with the row of the other processes
-    /// that may still drain it.
-    draining: VecDeque<(u32, Release)>,
+    session: Session,
     links: BTreeMap<LinkName, &'static Link>,
     /// Set when a broker was lost, until those of its links that no connection uses have been
     /// retired.
@@ -232,7 +209,7 @@ fn check_broker(now: u64) {
     let mut effects = Vec::new();
     {
         let Some(mut control) = CONTROL.try_lock() else { return };
-        if control.socket.is_some() {
+        if control.session.has_broker() {
             presence::note_there(now);
             control.receive_all(&mut effects);
         } else if control.register().is_err() {
@@ -265,19 +242,7 @@ fn introduce_now() {
 impl Control {
     const fn new() -> Control {
         Control {
-            socket: None,
-            retry_at: 0,
-            begun_at: 0,
-            failures: 0,
-            is_welcome: false,
-            rejections: 0,
-            peers_come_until: 0,
-            absence: Reason::NoBroker,
-            busy_until: 0,
-            pulse: Pulse::new(),
-            epoch: 0,
-            queued: VecDeque::new(),
-            draining: VecDeque::new(),
+            session: Session::new(),
             links: BTreeMap::new(),
             orphaned: false,
             peers: BTreeMap::new(),

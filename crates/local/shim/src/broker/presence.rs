@@ -16,6 +16,8 @@
 //! - `Lost`: a thread that is about to sleep tries to reach the next broker, and no sleep lasts
 //!   longer than until the next attempt. The pauses grow from 0.1 to 30 s.
 //!
+//! The session itself has more states: see `broker/control/session.rs`.
+//!
 //! A broker that is stopped ends the conversation, changes the board and rings all doorbells. So a
 //! process whose threads sleep for connections on shared memory wakes up and registers. After a
 //! broker was killed, it does so when a thread wakes up. A process that sleeps in the kernel's own

@@ -31,7 +31,7 @@ const SILENT_NANOS: u64 = 1_000_000_000;
 const FRESH_NANOS: u64 = 1_000_000_000;
 
 /// The state of one connection to a broker.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Pulse {
     /// The number of messages sent.
     said: u64,

@@ -1,7 +1,6 @@
 //! The connection to the broker across a fork: the child makes its own.
 
-use shunt_abi::reason::Reason;
-
+use super::session::Session;
 use super::{CONTROL, Control};
 use crate::base::lock::AcrossFork;
 use crate::broker::presence;
@@ -20,14 +19,9 @@ pub(crate) fn after_fork_in_child() {
     let draining = |peer: &Peer| crate::socket::endpoint::all().any(|endpoint| endpoint.is_linked_with(peer));
     control.peers.values().filter(|peer| !draining(peer)).for_each(|peer| peer.forget_doorbells());
     presence::end();
-    // A broker that has rejected the parent would reject the child too.
-    let (retry_at, rejections, absence) = match control.socket {
-        None => (control.retry_at, control.rejections, control.absence),
-        Some(_) => (0, 0, Reason::NoBroker),
-    };
-    let Control { epoch, peers_come_until, .. } = *control;
-    *control =
-        Control { epoch: epoch + 1, retry_at, rejections, peers_come_until, absence, ..Control::new() };
+    let mut session = std::mem::replace(&mut control.session, Session::new());
+    session.begin_child();
+    *control = Control { session, ..Control::new() };
 }
 
 /// Drops the connection to the broker in a child of a fork that the shim did not see. The parent
@@ -40,13 +34,6 @@ pub(crate) unsafe fn disown() {
     unsafe { CONTROL.reset() };
     let mut control = CONTROL.lock();
     presence::end();
-    if control.socket.take().is_some() {
-        // That broker has not rejected this process.
-        control.retry_at = 0;
-        control.rejections = 0;
-    }
-    control.queued.clear();
-    control.draining.clear();
+    control.session.begin_child();
     control.forget_peers();
-    control.epoch += 1;
 }

@@ -25,7 +25,7 @@ pub(crate) fn release(at: &Pin) {
 pub(crate) fn release_after((at, heirs): (Attachment, Heirs)) {
     let mut control = CONTROL.lock();
     control.release_drained();
-    if control.epoch != at.link.epoch {
+    if control.session.epoch() != at.link.epoch {
         return;
     }
     let (link, conn, side) = (at.link.id, at.conn as u32, at.link.side as u32);
@@ -36,8 +36,10 @@ pub(crate) fn release_after((at, heirs): (Attachment, Heirs)) {
     control.send_or_queue(Request::Leave(Leave { link, conn, side }));
     // For children of a fork that the shim did not see, no `Release` follows. The broker frees the
     // connection when this process ends.
-    if let Heirs::OfRow(row) = heirs {
-        control.draining.push_back((row, release));
+    if let Heirs::OfRow(row) = heirs
+        && let Some(conversation) = control.session.conversation_mut()
+    {
+        conversation.draining.push_back((row, release));
     }
 }
 
@@ -64,10 +66,12 @@ impl Control {
     /// Sends the pending `Release` of detached connections that no other process can drain any
     /// more.
     pub(super) fn release_drained(&mut self) {
-        for _ in 0..self.draining.len().min(FEW) {
-            let Some((row, release)) = self.draining.pop_front() else { return };
+        let waiting = self.session.conversation().map_or(0, |conversation| conversation.draining.len());
+        for _ in 0..waiting.min(FEW) {
+            let Some(conversation) = self.session.conversation_mut() else { return };
+            let Some((row, release)) = conversation.draining.pop_front() else { return };
             if sharing::has_others(row) {
-                self.draining.push_back((row, release));
+                conversation.draining.push_back((row, release));
             } else {
                 self.send_or_queue(Request::Release(release));
             }

@@ -122,15 +122,14 @@ pub(crate) fn give_up_if_alone(endpoint: &Endpoint) -> bool {
     }
     {
         let mut control = CONTROL.lock();
-        // If a broker rejected this process, it rejected the peers too, and each reconnects at a
-        // different time. A broker that does not receive messages matches no offers.
-        if now < control.peers_come_until {
+        if control.session.peers_may_come(now) {
             return false;
         }
         // The endpoint may wait for a link that the other end has yet to map.
         if control.links.values().any(|link| !link.is_open() && !link.is_gone()) {
             return false;
         }
+        // A broker that does not receive messages matches no offers.
         if let Err(later) = control.is_awake() {
             return matches!(later, Later::Asked);
         }
@@ -161,10 +160,10 @@ impl Control {
         against: Option<Reason>,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Later> {
-        if process::now() < self.busy_until {
+        if self.session.is_busy(process::now()) {
             return Err(Later::Busy);
         }
-        if endpoint.entry().is_some() && self.socket.is_some() && self.state() == State::Asked {
+        if endpoint.entry().is_some() && self.state() == Some(State::Asked) {
             return Err(Later::Asked);
         }
         self.register().map_err(|reason| Later::After(reason, RETRY_AFTER))?;
@@ -194,14 +193,14 @@ impl Control {
         let ticket = endpoint.reference().pack();
         if !self.try_send(&Offer::new(ticket, identity.local, identity.remote).into(), &[borrow(fd)]) {
             endpoint.change(Event::EndOffer);
-            if self.socket.is_some() {
+            if self.session.has_broker() {
                 attach::mark(endpoint, Reason::TooFewOperations);
                 return Err(Later::Busy);
             }
             effects.push(Effect::LostBroker);
             return Err(Reason::NoBroker.into());
         }
-        endpoint.offer.set_message(self.pulse.latest());
+        endpoint.offer.set_message(self.session.last_message());
         endpoint.offer.restart();
         offer_policy::note_offer(endpoint);
         process::count(Counter::Offered, 1);

@@ -33,7 +33,7 @@ pub(crate) fn pass_on((name, fd, what): (EndpointRef, RawFd, PassOn)) {
         PassOn::Drop => {
             control.send_or_queue(DropKept { ticket: name.pack() }.into());
             // Until then, a close of the program's descriptor does not end the connection.
-            endpoint.offer.set_message(control.pulse.latest() + control.queued.len() as u64);
+            endpoint.offer.set_message(control.session.last_message());
         }
     }
     drop(control);
@@ -43,8 +43,7 @@ pub(crate) fn pass_on((name, fd, what): (EndpointRef, RawFd, PassOn)) {
 impl Control {
     /// Returns the epoch of the broker, if it responds.
     fn epoch_of_broker(&mut self) -> Option<u32> {
-        let is_there = self.socket.is_some() && self.state() != State::Silent;
-        is_there.then_some(self.epoch)
+        self.state().filter(|state| *state != State::Silent).map(|_| self.session.epoch())
     }
 
     fn pass_copy(&mut self, endpoint: &Endpoint, fd: RawFd) {
@@ -57,7 +56,7 @@ impl Control {
         let Some((file, bytes)) = copy(&side) else { return };
         let keep = Keep { ticket: endpoint.reference().pack(), position, bytes };
         if self.try_send(&keep.into(), &[borrow(fd), file.as_fd()]) {
-            side.custody = Custody::Copied(self.epoch);
+            side.custody = Custody::Copied(self.session.epoch());
             // The broker holds the socket until `PassOn::Drop`.
             endpoint.offer.set_message(u64::MAX);
         }

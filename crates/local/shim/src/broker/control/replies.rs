@@ -14,7 +14,6 @@ use shunt_sys::mapping::Mapping;
 use shunt_sys::{eventfd, memfd, seqpacket};
 
 use super::links::link_name;
-use super::session::LONGEST_RETRY_NANOS;
 use super::{Control, Effect};
 use crate::base::names::EndpointRef;
 use crate::base::private::{PrivateFd, close_owned};
@@ -43,8 +42,8 @@ impl Control {
                 Some(Ok(Message::Reply(reply, fd))) => self.handle(reply, fd, effects),
                 Some(Ok(Message::Undecodable(error))) => {
                     let is_other = matches!(error, DecodeError::Version(_));
-                    self.absence = if is_other { Reason::BrokerVersion } else { Reason::NoBroker };
-                    self.lose_broker(effects);
+                    let reason = if is_other { Reason::BrokerVersion } else { Reason::NoBroker };
+                    self.lose_broker(reason, effects);
                 }
                 Some(Err(Errno::AGAIN)) => {
                     self.send_queued();
@@ -52,15 +51,15 @@ impl Control {
                 }
                 Some(Err(Errno::INTR)) => {}
                 Some(Ok(Message::End) | Err(_)) => {
-                    self.lose_broker(effects);
+                    self.lose_broker(Reason::NoBroker, effects);
                 }
             }
         }
     }
 
     /// Ends the conversation, and has the offers of endpoints taken back.
-    fn lose_broker(&mut self, effects: &mut Vec<Effect>) {
-        self.lose();
+    fn lose_broker(&mut self, reason: Reason, effects: &mut Vec<Effect>) {
+        self.lose(reason);
         effects.push(Effect::LostBroker);
     }
 
@@ -69,7 +68,7 @@ impl Control {
     #[inline(never)]
     fn receive(&self) -> Option<rustix::io::Result<Message>> {
         let mut buffer = [0; MAX_MESSAGE];
-        let received = seqpacket::recv(self.socket.as_ref()?, &mut buffer);
+        let received = seqpacket::recv(&self.session.conversation()?.socket, &mut buffer);
         Some(received.map(|(len, mut fds)| {
             if len == 0 {
                 return Message::End;
@@ -110,7 +109,7 @@ impl Control {
             (Reply::PeerGone(body), None) => self.forget_peer(body.peer, effects),
             (Reply::Unlink(body), None) => self.unlink(body, effects),
             (Reply::Vacate(body), None) => {
-                let link = self.links.get(&(self.epoch, body.link, body.side)).copied();
+                let link = self.links.get(&(self.session.epoch(), body.link, body.side)).copied();
                 effects.extend(link.filter(|link| link.is_open()).map(Effect::Vacate));
             }
             (_, fd) => {
@@ -126,13 +125,9 @@ impl Control {
         let is_kept = process::set_board(&board);
         close_owned(board);
         if !is_kept {
-            self.absence = Reason::NoMemory;
-            return self.lose_broker(effects);
+            return self.lose_broker(Reason::NoMemory, effects);
         }
-        if self.rejections > 0 {
-            self.peers_come_until = process::now() + LONGEST_RETRY_NANOS;
-        }
-        (self.is_welcome, self.rejections) = (true, 0);
+        self.session.welcome(process::now());
         process::note_registered();
     }
 
@@ -146,7 +141,7 @@ impl Control {
                 .or_else(|_| Mapping::map(&memory, geometry.spills_offset()))
         {
             let peer = self.peer(body.peer);
-            let identity = Identity::new(body.link, side, peer, self.epoch, &mapping, geometry);
+            let identity = Identity::new(body.link, side, peer, self.session.epoch(), &mapping, geometry);
             let link = self.new_link(identity, mapping);
             self.links.insert(link_name(link), link);
             is_mapped = 1;
@@ -223,7 +218,9 @@ impl Control {
 
     /// Retires one link.
     fn unlink(&mut self, body: Unlink, effects: &mut Vec<Effect>) {
-        let Some(link) = self.links.get(&(self.epoch, body.link, body.side)).copied() else { return };
+        let Some(link) = self.links.get(&(self.session.epoch(), body.link, body.side)).copied() else {
+            return;
+        };
         link.set_gone();
         if body.may_unmap != 0 {
             link.note_sealed();
@@ -261,6 +258,6 @@ impl Control {
     }
 
     pub(super) fn link(&self, body: &Pair) -> Option<&'static Link> {
-        self.links.get(&(self.epoch, body.link, body.side)).copied()
+        self.links.get(&(self.session.epoch(), body.link, body.side)).copied()
     }
 }
