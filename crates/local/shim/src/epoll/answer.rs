@@ -16,7 +16,6 @@
 
 use std::cmp::Reverse;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::*;
 
 use libc::{c_int, epoll_event};
 use shunt_transport::Kernel;
@@ -557,7 +556,7 @@ fn list_marked(ready: &mut ReadyQueue, duplicates: &Duplicates, link: &'static L
         let Some(name) = link.endpoint(conn) else { continue };
         if let Some(endpoint) = name.resolve() {
             let stamp = link.view().lane(conn, link.side.other()).stamped();
-            let guess = endpoint.record.load(Relaxed);
+            let guess = endpoint.record();
             let newest = if duplicates.are_none() { None } else { duplicates.newest(name) };
             let fd = newest.unwrap_or_else(|| endpoint.fd());
             ready.marked.push(Reverse((stamp, fd, guess)));

@@ -1,7 +1,6 @@
 //! The events of one registered socket whose lanes answer.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::*;
 
 use shunt_transport::Kernel;
 
@@ -57,7 +56,7 @@ impl Registration {
     #[cold]
     pub(super) fn note_record(&self) {
         if let Some(endpoint) = self.endpoint() {
-            endpoint.record.store(self.position.index(), Relaxed);
+            endpoint.set_record(self.position.index());
         }
     }
 

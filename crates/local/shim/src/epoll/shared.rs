@@ -200,7 +200,7 @@ pub(crate) fn learn_of_running() -> bool {
 /// way too. A connection that was handed to this program may have been registered by another one.
 pub(crate) fn list_unknown(fd: RawFd) -> (u32, bool) {
     let listed = listing::of(process::pid() as u32, fd).unwrap_or_default();
-    let is_made_here = |fd| endpoint::behind(fd).is_some_and(|endpoint| endpoint.holders.are_one());
+    let is_made_here = |fd| endpoint::behind(fd).is_some_and(|endpoint| endpoint.sharing.holders.are_one());
     (listed.len() as u32, listed.iter().any(|one| is_made_here(one.fd)))
 }
 

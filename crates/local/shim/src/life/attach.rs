@@ -141,7 +141,7 @@ pub(crate) fn at_number(endpoint: &Endpoint, work: impl FnOnce(i32)) {
 
 /// Changes the keepalive probes of a connection.
 pub(crate) fn change_keepalive(endpoint: &Endpoint, change: impl FnOnce(&Keepalive, i32)) {
-    at_number(endpoint, |fd| change(&endpoint.keepalive, fd));
+    at_number(endpoint, |fd| change(&endpoint.corrections.keepalive, fd));
 }
 
 /// Returns why the endpoint must not be attached now: other processes may hold the socket, or an
@@ -410,7 +410,7 @@ pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) -> Rest {
     // peer must stop using its lane.
     if writes {
         at.outgoing().0.set_end(End::ShutDown);
-        endpoint.keepalive.half_close(endpoint.fd());
+        endpoint.corrections.keepalive.half_close(endpoint.fd());
     }
     if shut.both {
         at.outgoing().0.set_end(End::Closed);
@@ -425,7 +425,7 @@ pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) -> Rest {
 /// the lane, the lane says so.
 fn finish_sending(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, ends: bool) {
     let fd = endpoint.fd();
-    let says_end = ends && endpoint.keepalive.is_needed();
+    let says_end = ends && endpoint.corrections.keepalive.is_needed();
     if says_end {
         // A direction that has not switched to its lane switches now, with no bytes.
         sending_transport(endpoint, side, fd);
@@ -442,7 +442,7 @@ fn finish_sending(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, ends: 
 
 /// Notifies the peer after a shutdown. The FIN may never reach it, so it must check the lane.
 pub(crate) fn after_shutdown(endpoint: &Endpoint) {
-    if endpoint.keepalive.is_needed()
+    if endpoint.corrections.keepalive.is_needed()
         && let Some(at) = endpoint.tx.lock().at
     {
         at.announce_bytes();
@@ -493,7 +493,7 @@ pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> Ending {
 /// Returns whether the kernel answers a close of this socket by a reset. The kernel is queried only
 /// where a FIN may be lost.
 fn resets_on_close(endpoint: &Endpoint, fd: i32) -> bool {
-    endpoint.keepalive.is_needed() && resets(fd)
+    endpoint.corrections.keepalive.is_needed() && resets(fd)
 }
 
 /// Returns whether the kernel answers a close of the last descriptor by a reset, and drops what TCP
@@ -534,7 +534,7 @@ fn detach_closed(endpoint: &Endpoint) {
     }
     epoll::forget_everywhere(endpoint);
     if let Some(at) = at {
-        if endpoint.keepalive.is_needed() {
+        if endpoint.corrections.keepalive.is_needed() {
             at.announce_bytes();
         }
         at.link.vacate(at.conn);

@@ -59,7 +59,7 @@ pub(super) fn look_in_time(
     side.pace.wait();
     let outcome = look(endpoint, fd, side, sink, 0);
     let found = wanted - sink.remaining() + side.rx.known().unwrap_or(0);
-    side.pace.learn(found, wanted, &endpoint.unanswered);
+    side.pace.learn(found, wanted, &endpoint.requests.unanswered);
     outcome
 }
 

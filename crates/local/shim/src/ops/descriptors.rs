@@ -198,7 +198,7 @@ fn is_closed_here(entry: Entry) -> bool {
 fn may_be_forgotten(endpoint: &Endpoint) -> bool {
     let is_translated =
         || endpoint.epolls.lock().iter().filter_map(|name| name.resolve()).any(Epoll::must_translate);
-    endpoint.is_young() && endpoint.holders.are_one() && !(endpoint.is_in_a_set() && is_translated())
+    endpoint.is_young() && endpoint.sharing.holders.are_one() && !(endpoint.is_in_a_set() && is_translated())
 }
 
 /// Does the work before the kernel closes `fd`; [`end_close`] does that after it. In between,

@@ -124,7 +124,7 @@ unsafe fn named<'a>(path: *const c_char) -> Option<&'a CStr> {
 }
 
 fn is_row(endpoint: &Endpoint, row: u32) -> bool {
-    endpoint.holders.is_row(row)
+    endpoint.sharing.holders.is_row(row)
 }
 
 fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {

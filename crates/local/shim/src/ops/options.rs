@@ -81,7 +81,7 @@ pub(crate) fn before_set(endpoint: &Endpoint, level: c_int, name: c_int, setting
     if let Some(reason) = reason {
         attach::bar(endpoint, settings::blame(endpoint, level, name, reason));
     }
-    if endpoint.keepalive.is_needed() && keepalive::concerns(level, name) {
+    if endpoint.corrections.keepalive.is_needed() && keepalive::concerns(level, name) {
         attach::change_keepalive(endpoint, Keepalive::pause);
     }
 }
@@ -234,7 +234,7 @@ fn against_ipv6_option(name: c_int) -> Option<Reason> {
 
 /// Handles a setsockopt after the kernel has. `is_set`: it has succeeded.
 pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_int, is_set: bool) {
-    if endpoint.keepalive.is_needed() && keepalive::concerns(level, name) {
+    if endpoint.corrections.keepalive.is_needed() && keepalive::concerns(level, name) {
         attach::change_keepalive(endpoint, Keepalive::resume);
     }
     if !is_set {
@@ -324,7 +324,7 @@ pub(crate) unsafe fn get(
             }
         }
         (level, name) => {
-            let own = || endpoint.keepalive.own_value(level, name);
+            let own = || endpoint.corrections.keepalive.own_value(level, name);
             let before = own();
             let result = real();
             // The connection may have been attached or detached meanwhile.
@@ -347,14 +347,14 @@ pub(crate) unsafe fn get(
 pub(crate) fn beside_kernel(endpoint: &Endpoint) -> LaneBytes {
     let sent = endpoint.tx.lock().tx.lane_total();
     let lanes = LaneBytes { acked: sent, received: incoming::arrived(endpoint), sent, queued: 0 };
-    endpoint.beside_kernel.lock().and(lanes)
+    endpoint.corrections.counts.lock().and(lanes)
 }
 
 /// Returns whether the program asked how many bytes wait behind those that a call receives
 /// (TCP_INQ).
 pub(crate) fn tells_waiting(endpoint: &Endpoint, fd: RawFd) -> bool {
     // Other processes that hold the socket set it unseen.
-    let is_seen = endpoint.barred().is_none() && endpoint.holders.are_one();
+    let is_seen = endpoint.barred().is_none() && endpoint.sharing.holders.are_one();
     if is_seen { endpoint.options.reports_queue() } else { settings::has_inq(fd) }
 }
 
@@ -428,7 +428,7 @@ pub(crate) unsafe fn ioctl(endpoint: &Endpoint, fd: RawFd, request: c_ulong, arg
         // concern the stream.
         libc::TIOCOUTQ | SIOCOUTQNSD => {
             let result = real();
-            let more = endpoint.beside_kernel.lock().queued as c_int;
+            let more = endpoint.corrections.counts.lock().queued as c_int;
             if result == 0 && more != 0 {
                 // SAFETY: the kernel has just written an int there.
                 unsafe {

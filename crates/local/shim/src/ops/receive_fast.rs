@@ -188,7 +188,7 @@ fn take<const FEW: bool, const WAITS: bool>(side: &mut RxSide, Piece { base, len
 fn complete(endpoint: &Endpoint, side: &mut RxSide, count: usize, learns: bool, len: usize) {
     if learns {
         let found = count + side.rx.known().unwrap_or(0);
-        side.pace.learn(found, len, &endpoint.unanswered);
+        side.pace.learn(found, len, &endpoint.requests.unanswered);
     }
     if side.at.is_some_and(|at| at.incoming().0.is_space_wanted()) {
         tell_of_space(endpoint, side, endpoint.fd());

@@ -117,7 +117,7 @@ fn send_to(
     {
         return Err(errno);
     }
-    endpoint.unanswered.answer();
+    endpoint.requests.unanswered.answer();
     let hold = SocketReference::new(endpoint, fd);
     let mut call = Call {
         endpoint,

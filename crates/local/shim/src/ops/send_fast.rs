@@ -126,7 +126,7 @@ fn put<const FEW: bool>(
         return None;
     }
     let total = found.publish(lane)?;
-    endpoint.unanswered.answer();
+    endpoint.requests.unanswered.answer();
     note_progress(endpoint, total, seen);
     Some(at.mark_bytes())
 }

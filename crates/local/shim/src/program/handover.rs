@@ -191,7 +191,7 @@ fn accept(letter: &Handover<'_>) {
         let Some(endpoint) = name.resolve() else { continue };
         endpoint.set_opener(if held.opened == 0 { Opener::Peer } else { Opener::Us });
         endpoint.set_begun(held.opened != 0);
-        endpoint.holders.begin(letter.strays);
+        endpoint.sharing.holders.begin(letter.strays);
         // The previous program has used it.
         endpoint.count_use();
         endpoint.note_moved();
@@ -206,7 +206,7 @@ fn accept(letter: &Handover<'_>) {
         }
         let [acked, received, sent] = held.beside_kernel;
         let queued = i64::from(held.queued_beside_kernel as i32) as u64;
-        *endpoint.beside_kernel.lock() = LaneBytes { acked, received, sent, queued };
+        *endpoint.corrections.counts.lock() = LaneBytes { acked, received, sent, queued };
         if held.owed != 0 {
             endpoint.owe(held.fd, held.owed as i32);
         }

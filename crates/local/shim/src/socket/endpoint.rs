@@ -4,52 +4,56 @@
 //! each with its own reset, and the operations on them. `slab` has the slots of all endpoints.
 
 mod calls;
+mod corrections;
 mod descriptors;
 mod ends;
 mod fork;
+mod identity;
 mod offer_clock;
 mod options;
 mod owner;
 mod pending_error;
 mod phase;
-mod request_clock;
+mod requests;
 mod slab;
 mod statistics;
 
 use std::cell::Cell;
 use std::mem::offset_of;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use shunt_abi::option::SocketOption;
 use shunt_abi::reason::Reason;
-use shunt_sys::tcp::LaneBytes;
 use shunt_transport::{Rx, Tx};
 
 use crate::base::lock::Lock;
 use crate::base::names::{EndpointRef, EpollRef};
-use crate::base::pace::{Pace, Unanswered};
+use crate::base::pace::Pace;
 use crate::base::rank;
 use crate::base::table::{self, Entry};
 use crate::base::upcall::Upcall;
 use crate::socket::custody::Custody;
-use crate::socket::keepalive::Keepalive;
 use crate::socket::links::{Attachment, Growth, Peer};
 use crate::socket::low_water::LowWater;
 use crate::socket::sharing::{self, Holders, Shareable};
 use crate::socket::stall::Backlog;
 
 use calls::Calls;
+use corrections::Corrections;
 use descriptors::Descriptors;
 use ends::Ends;
+use fork::Sharing;
 pub(crate) use fork::{after_fork_in_child, expect_child_of_new, hold_locks, release_locks, reset_locks};
+use identity::Identity;
 pub(crate) use offer_clock::NEVER;
 use offer_clock::OfferClock;
 use options::Options;
+use owner::Notified;
 use pending_error::PendingError;
+use phase::HAS_LOW_WATER;
 pub(crate) use phase::{Event, Phase};
-use phase::{HAS_LOW_WATER, Word};
-use request_clock::RequestClock;
+use requests::Requests;
 pub(crate) use slab::{MOST, all, allocate, at, at_once, behind, made, renumber};
 use statistics::Statistics;
 
@@ -106,46 +110,29 @@ pub(crate) struct RxSide {
 #[derive(Default)]
 #[repr(C, align(128))]
 pub(crate) struct Endpoint {
-    /// The endpoint's packed table entry, and its phase. It must be the first field, because
-    /// [`at_once`] reads it through a pointer to the endpoint.
-    word: Word,
-    index: AtomicU32,
-    generation: AtomicU32,
+    /// It must be the first field, because its first word is [`at_once`]'s.
+    identity: Identity,
     calls: Calls,
     pending_error: PendingError,
-    /// The waiter that the peer notifies of bytes: its slot + 1, or 0 for none. An epoll instance
-    /// owns this field as long as the socket is registered; a thread owns it while it sleeps.
-    owner: AtomicU32,
     /// Why the endpoint must never be offered, as a reason code.
     barred: AtomicU32,
-    /// Set when the last bytes were sent by a lane: see [`count_sent`](Self::count_sent).
-    sent_by_lane: AtomicBool,
-    /// Set when the current fork has been prepared for this endpoint.
-    is_prepared: AtomicBool,
-    /// The address of the registration in the epoll instance that gets this endpoint's ready bits.
-    /// The registration may be gone.
-    pub(crate) record: AtomicUsize,
+    notified: Notified,
     statistics: Statistics,
     socket: Descriptors,
     pub(crate) options: Options,
     pub(crate) offer: OfferClock,
     ends: Ends,
-    /// Corrections to the kernel's byte counts, other than the bytes of this process's lanes.
-    pub(crate) beside_kernel: Lock<LaneBytes, { rank::UNCOUNTED }>,
-    /// Keepalive probes while the endpoint is attached.
-    pub(crate) keepalive: Keepalive,
-    /// The processes that hold the socket.
-    pub(crate) holders: Holders,
-    pub(crate) unanswered: Unanswered,
+    pub(crate) corrections: Corrections,
+    pub(crate) sharing: Sharing,
     pub(crate) tx: Lock<TxSide, { rank::SENDING }>,
     pub(crate) rx: Lock<RxSide, { rank::RECEIVING }>,
     /// The epoll instances with which the endpoint is registered.
     pub(crate) epolls: Lock<Vec<EpollRef>, { rank::ENDPOINT_EPOLLS }>,
-    request_clock: RequestClock,
+    pub(crate) requests: Requests,
 }
 
-const _: () = assert!(offset_of!(Endpoint, word) == 0);
-const _: () = assert!(offset_of!(Endpoint, record) < 64 && offset_of!(Endpoint, statistics) < 64);
+const _: () = assert!(offset_of!(Endpoint, identity) + offset_of!(Identity, word) == 0);
+const _: () = assert!(offset_of!(Endpoint, notified) < 64 && offset_of!(Endpoint, statistics) < 64);
 const _: () = assert!(offset_of!(Endpoint, options) + offset_of!(Options, low_water) < 128);
 
 /// Ends an endpoint that only calls held, after the last of them has returned.
@@ -169,7 +156,7 @@ pub(crate) fn any_is_attached() -> bool {
 
 impl Shareable for Endpoint {
     fn holders(&self) -> &Holders {
-        &self.holders
+        &self.sharing.holders
     }
 
     fn may_be_held_by(&self, pid: u32) -> bool {
@@ -194,23 +181,23 @@ impl Endpoint {
     /// Returns the index of the slot. Another endpoint has it once this one is free.
     #[inline]
     pub(crate) fn index(&self) -> u32 {
-        self.index.load(Relaxed)
+        self.identity.index()
     }
 
     /// Returns the endpoint's handle.
     pub(crate) fn reference(&self) -> EndpointRef {
-        EndpointRef::new(self.index.load(Relaxed), self.generation.load(Acquire))
+        self.identity.reference()
     }
 
     #[inline(always)]
     pub(crate) fn phase(&self) -> Phase {
-        self.word.phase(SeqCst)
+        self.identity.word.phase(SeqCst)
     }
 
     /// Changes the phase by an event. Returns `false` if the event does nothing in this phase,
     /// perhaps because another thread was faster.
     pub(crate) fn change(&self, event: Event) -> bool {
-        let Some((before, after)) = self.word.change(event) else { return false };
+        let Some((before, after)) = self.identity.word.change(event) else { return false };
         match (before == Phase::Attached, after == Phase::Attached) {
             (false, true) => _ = ATTACHED.fetch_add(1, AcqRel),
             (true, false) => _ = ATTACHED.fetch_sub(1, AcqRel),
@@ -224,11 +211,11 @@ impl Endpoint {
         let low_water = &self.options.low_water;
         change(low_water);
         if low_water.is_none() {
-            self.word.clear(HAS_LOW_WATER);
+            self.identity.word.clear(HAS_LOW_WATER);
         }
         // Another thread may have set it meanwhile.
         if !low_water.is_none() {
-            self.word.set(HAS_LOW_WATER);
+            self.identity.word.set(HAS_LOW_WATER);
         }
     }
 
@@ -239,7 +226,7 @@ impl Endpoint {
 
     #[inline]
     pub(crate) fn is_attached(&self) -> bool {
-        self.word.is_attached()
+        self.identity.word.is_attached()
     }
 
     /// Returns whether the endpoint is attached to a link with this peer.
@@ -267,7 +254,7 @@ impl Endpoint {
     }
 
     /// Returns whether the endpoint is barred because processes may hold its socket that are not
-    /// among its [holders](Self::holders).
+    /// among its [holders](Sharing::holders).
     pub(crate) fn has_unlisted_holders(&self) -> bool {
         is_of_unlisted(self.barred.load(SeqCst))
     }
@@ -314,7 +301,7 @@ impl Endpoint {
     /// calls need not be counted (L4).
     #[inline]
     pub(crate) fn is_settled(&self) -> bool {
-        self.word.phase(Relaxed) == Phase::Settled
+        self.identity.word.phase(Relaxed) == Phase::Settled
     }
 
     /// Marks the endpoint as settled if it is barred and detached. It takes the locks, as
@@ -335,52 +322,38 @@ impl Endpoint {
     /// The pattern has no `..`, so a new field must be named here.
     fn reset(&self) {
         let Endpoint {
-            // `free` has set these, because other threads may still look at them.
-            word: _,
-            generation: _,
-            // A slot keeps its index.
-            index: _,
+            // `free` has ended it, because other threads may still look at it.
+            identity: _,
             // The calls themselves lower their counts.
             calls: _,
             pending_error,
-            owner,
             barred,
-            sent_by_lane,
-            is_prepared,
-            record,
+            notified,
             statistics,
             socket,
             options,
             offer,
             ends,
-            beside_kernel,
-            keepalive,
-            holders,
-            unanswered,
+            corrections,
+            sharing,
             tx,
             rx,
             epolls,
-            request_clock,
+            requests,
         } = self;
         pending_error.reset();
-        owner.store(0, Relaxed);
         barred.store(0, Relaxed);
-        sent_by_lane.store(false, Relaxed);
-        // A fork that another thread is making may have prepared this socket, but not the next one.
-        is_prepared.store(false, Relaxed);
-        record.store(0, Relaxed);
+        notified.reset();
         statistics.reset();
         socket.reset();
         options.reset();
         offer.reset();
         ends.reset();
-        beside_kernel.set(LaneBytes::default());
-        keepalive.clear();
-        holders.begin(0);
-        unanswered.answer();
+        corrections.reset();
+        sharing.reset();
+        requests.reset();
         tx.set(TxSide::default());
         rx.set(RxSide::default());
-        request_clock.reset();
         if self.is_in_a_set() {
             epolls.lock().clear();
         }
@@ -392,54 +365,46 @@ mod tests {
     use super::*;
     use crate::base::signal::Shield;
 
-    /// Describes each field of an endpoint that [`Endpoint::reset`] covers. The pattern has no
-    /// `..`, so a new field must be named here.
+    /// Describes each field of an endpoint that [`Endpoint::reset`] covers. The fields that are
+    /// structures of this module have a line for each of their own fields. The pattern has no `..`,
+    /// so a new field must be named here.
     fn contents(endpoint: &Endpoint) -> Vec<(&'static str, String)> {
         let Endpoint {
-            word: _,
-            generation: _,
-            index: _,
+            identity: _,
             calls: _,
             pending_error,
-            owner,
             barred,
-            sent_by_lane,
-            is_prepared,
-            record,
+            notified,
             statistics,
             socket,
             options,
             offer,
             ends,
-            beside_kernel,
-            keepalive,
-            holders,
-            unanswered,
+            corrections,
+            sharing,
             tx,
             rx,
             epolls,
-            request_clock,
+            requests,
         } = endpoint;
+        let Corrections { counts, keepalive } = corrections;
         let (tx, rx) = (tx.lock(), rx.lock());
         let TxSide { tx, at, seen, custody, awaited_death, looked_for_holder } = &*tx;
         let RxSide { rx, at: rx_at, told_on_lane, pace } = &*rx;
         assert!(at.is_none() && rx_at.is_none(), "a test has no link");
         vec![
-            ("pending_error", format!("{pending_error:?}")),
-            ("owner", format!("{owner:?}")),
+            ("pending_error", format!("{pending_error:#?}")),
             ("barred", format!("{barred:?}")),
-            ("sent_by_lane", format!("{sent_by_lane:?}")),
-            ("is_prepared", format!("{is_prepared:?}")),
-            ("record", format!("{record:?}")),
-            ("statistics", format!("{statistics:?}")),
-            ("socket", format!("{socket:?}")),
-            ("options", format!("{options:?}")),
-            ("offer", format!("{offer:?}")),
-            ("ends", format!("{ends:?}")),
-            ("beside_kernel", format!("{:?}", *beside_kernel.lock())),
-            ("keepalive", format!("{keepalive:?}")),
-            ("holders", format!("{holders:?}")),
-            ("unanswered", format!("{unanswered:?}")),
+            ("notified", format!("{notified:#?}")),
+            ("statistics", format!("{statistics:#?}")),
+            ("socket", format!("{socket:#?}")),
+            ("options", format!("{options:#?}")),
+            ("offer", format!("{offer:#?}")),
+            ("ends", format!("{ends:#?}")),
+            ("counts", format!("{:#?}", *counts.lock())),
+            ("keepalive", format!("{keepalive:#?}")),
+            ("sharing", format!("{sharing:#?}")),
+            ("requests", format!("{requests:#?}")),
             ("tx", format!("{tx:?}")),
             ("custody", format!("{custody:?}")),
             ("seen", format!("{seen:?}")),
@@ -447,31 +412,32 @@ mod tests {
             ("looked_for_holder", format!("{looked_for_holder:?}")),
             ("rx", format!("{rx:?}")),
             ("told_on_lane", format!("{told_on_lane:?}")),
-            ("pace", format!("{pace:?}")),
+            ("pace", format!("{pace:#?}")),
             ("epolls", format!("{:?}", *epolls.lock())),
-            ("request_clock", format!("{request_clock:?}")),
         ]
+    }
+
+    /// Returns the lines of a description that are no structure's first or last.
+    fn values(description: &str) -> impl Iterator<Item = &str> {
+        let is_frame =
+            |line: &str| line.ends_with(['{', '(', '[']) || line.trim().starts_with(['}', ')', ']']);
+        description.lines().filter(move |line| !is_frame(line))
     }
 
     /// Sets each field to a value that no new endpoint has. The test checks that it does.
     fn use_up(endpoint: &Endpoint) {
         endpoint.pending_error.use_up();
-        endpoint.owner.store(1, Relaxed);
         endpoint.barred.store(2, Relaxed);
-        endpoint.sent_by_lane.store(true, Relaxed);
-        endpoint.is_prepared.store(true, Relaxed);
-        endpoint.record.store(3, Relaxed);
+        endpoint.notified.use_up();
         endpoint.statistics.use_up();
         endpoint.socket.use_up();
         endpoint.options.use_up();
         endpoint.offer.use_up();
         endpoint.ends.use_up();
-        *endpoint.beside_kernel.lock() = LaneBytes { acked: 1, received: 2, sent: 3, queued: 4 };
-        endpoint.keepalive.use_up();
-        endpoint.holders.lose();
-        (0..4).for_each(|_| endpoint.unanswered.note_check());
+        endpoint.corrections.use_up();
+        endpoint.sharing.use_up();
+        endpoint.requests.use_up();
         endpoint.epolls.lock().push(EpollRef::new(1, 2));
-        endpoint.request_clock.start(5, &(0..9));
         let mut tx = endpoint.tx.lock();
         tx.tx.adopt();
         tx.seen.sends = 13;
@@ -490,8 +456,10 @@ mod tests {
         let _shield = Shield::raise();
         let (new, reused) = (Endpoint::default(), Endpoint::default());
         use_up(&reused);
-        for ((field, used), (_, unused)) in contents(&reused).into_iter().zip(contents(&new)) {
-            assert_ne!(used, unused, "`use_up` does not change `{field}`");
+        for ((field, used), (_, unused)) in contents(&reused).iter().zip(&contents(&new)) {
+            for (used, unused) in values(used).zip(values(unused)) {
+                assert_ne!(used, unused, "`use_up` does not change this value of `{field}`");
+            }
         }
         reused.reset();
         assert_eq!(contents(&reused), contents(&new));

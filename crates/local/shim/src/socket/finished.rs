@@ -15,7 +15,7 @@ pub(crate) static AWAIT: Upcall<EndpointRef> = Upcall::new();
 /// read. The caller holds the lock of the receiving side.
 #[inline]
 pub(crate) fn notice(endpoint: &Endpoint, side: &RxSide) {
-    if endpoint.keepalive.is_needed()
+    if endpoint.corrections.keepalive.is_needed()
         && let Some(at) = side.at
         && at.incoming().0.end() != End::Open
     {

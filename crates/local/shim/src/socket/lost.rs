@@ -274,6 +274,6 @@ fn provoke_reset(endpoint: &Endpoint, fd: i32) -> bool {
 const LESS: u64 = u64::MAX;
 
 fn count_beside(endpoint: &Endpoint, more: LaneBytes) {
-    let mut beside = endpoint.beside_kernel.lock();
+    let mut beside = endpoint.corrections.counts.lock();
     *beside = beside.and(more);
 }

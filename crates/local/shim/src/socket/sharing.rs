@@ -109,6 +109,13 @@ impl Holders {
     pub(crate) fn lose(&self) {
         self.strays.store(u32::MAX, Relaxed);
     }
+
+    /// Sets each field to a value that no new object has.
+    #[cfg(test)]
+    pub(crate) fn use_up(&self) {
+        self.row.store(1, Relaxed);
+        self.lose();
+    }
 }
 
 static FAMILY: AtomicPtr<Sharing> = AtomicPtr::new(std::ptr::null_mut());

@@ -1,12 +1,52 @@
 //! Endpoints around a fork: see `crate::fork`.
 
-use std::sync::atomic::Ordering::*;
+use std::sync::atomic::{AtomicBool, Ordering::*};
 
 use shunt_abi::reason::Reason;
 
 use super::Endpoint;
 use super::slab::{FREE, all, at};
-use crate::socket::sharing;
+use crate::socket::sharing::{self, Holders};
+
+/// The processes that have the socket of one endpoint.
+#[derive(Debug, Default)]
+pub(crate) struct Sharing {
+    pub(crate) holders: Holders,
+    /// Set when the current fork has been prepared for the endpoint.
+    is_prepared: AtomicBool,
+}
+
+impl Sharing {
+    fn set_prepared(&self) {
+        self.is_prepared.store(true, Relaxed);
+    }
+
+    fn is_prepared(&self) -> bool {
+        self.is_prepared.load(Relaxed)
+    }
+
+    /// Notes that the fork is over.
+    fn end_fork(&self) {
+        if self.is_prepared() {
+            self.is_prepared.store(false, Relaxed);
+        }
+    }
+
+    /// Resets the fields for another socket. A fork that another thread is making may have prepared
+    /// this socket, but not the next one.
+    pub(super) fn reset(&self) {
+        let Sharing { holders, is_prepared } = self;
+        holders.begin(0);
+        is_prepared.store(false, Relaxed);
+    }
+
+    /// Sets each field to a value that no new endpoint has.
+    #[cfg(test)]
+    pub(super) fn use_up(&self) {
+        self.holders.use_up();
+        self.set_prepared();
+    }
+}
 
 /// Takes the locks of every endpoint and of the free list before a fork, so that the child gets no
 /// half-done change. Returns whether every attached endpoint has both lanes closed. That fails for
@@ -31,7 +71,7 @@ pub(crate) fn hold_locks() -> bool {
             std::mem::forget(tx);
             endpoint.rx.hold();
             endpoint.epolls.hold();
-            endpoint.beside_kernel.hold();
+            endpoint.corrections.counts.hold();
         }
         held = made;
     }
@@ -45,7 +85,7 @@ pub(crate) unsafe fn release_locks() {
     // SAFETY: the caller's promise.
     unsafe {
         for endpoint in (0..FREE.value().made).filter_map(at) {
-            endpoint.beside_kernel.release();
+            endpoint.corrections.counts.release();
             endpoint.epolls.release();
             endpoint.rx.release();
             endpoint.tx.release();
@@ -67,7 +107,7 @@ pub(crate) unsafe fn reset_locks() {
             endpoint.tx.reset();
             endpoint.rx.reset();
             endpoint.epolls.reset();
-            endpoint.beside_kernel.reset();
+            endpoint.corrections.counts.reset();
         }
     }
 }
@@ -77,7 +117,7 @@ pub(crate) unsafe fn reset_locks() {
 pub(crate) fn expect_child_of_new() {
     // SAFETY: the caller holds this lock.
     let made = unsafe { FREE.value().made };
-    let new = |endpoint: &&Endpoint| endpoint.is_in_use() && !endpoint.is_prepared.load(Relaxed);
+    let new = |endpoint: &&Endpoint| endpoint.is_in_use() && !endpoint.sharing.is_prepared();
     (0..made).filter_map(at).filter(new).for_each(Endpoint::expect_child);
 }
 
@@ -85,7 +125,7 @@ pub(crate) fn expect_child_of_new() {
 pub(crate) fn after_fork_in_child() {
     for endpoint in all() {
         endpoint.calls.reset_in_child();
-        endpoint.owner.store(0, Relaxed);
+        endpoint.notified.reset_in_child();
         endpoint.offer.forget_message();
     }
 }
@@ -93,7 +133,7 @@ pub(crate) fn after_fork_in_child() {
 impl Endpoint {
     /// Records a child that is about to be made as a holder of the socket.
     pub(crate) fn expect_child(&self) {
-        self.is_prepared.store(true, Relaxed);
+        self.sharing.set_prepared();
         if !sharing::expect_child(self) {
             self.bar(Reason::Shared);
         }
@@ -101,8 +141,6 @@ impl Endpoint {
 
     /// Notes that the fork which [`expect_child`](Self::expect_child) prepared is over.
     pub(crate) fn end_fork(&self) {
-        if self.is_prepared.load(Relaxed) {
-            self.is_prepared.store(false, Relaxed);
-        }
+        self.sharing.end_fork();
     }
 }

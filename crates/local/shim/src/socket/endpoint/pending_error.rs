@@ -78,7 +78,7 @@ impl Endpoint {
         self.pending_error.set(errno, kernel::has_error(fd));
         // The flag is set after the error, and cleared before the error is taken. So the flag is
         // set whenever there is an error.
-        self.word.set(HAS_ERROR);
+        self.identity.word.set(HAS_ERROR);
     }
 
     /// Returns whether an error is pending.
@@ -120,7 +120,7 @@ impl Endpoint {
             return None;
         }
         let stands_alone = self.owes_alone();
-        self.word.clear(HAS_ERROR);
+        self.identity.word.clear(HAS_ERROR);
         let errno = self.pending_error.take();
         self.shared_lane().into_iter().for_each(LaneHeader::note_reset_told);
         errno.filter(|_| take_kernels() || stands_alone)

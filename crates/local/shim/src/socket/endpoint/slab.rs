@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicPtr, Ordering::*};
 
 use shunt_abi::page::Counter;
 
-use super::phase::Phase;
-use super::{ATTACHED, Endpoint, Word};
+use super::phase::{Phase, Word};
+use super::{ATTACHED, Endpoint};
 use crate::base::lock::Lock;
 use crate::base::names::EndpointRef;
 use crate::base::private::PrivateFd;
@@ -37,7 +37,7 @@ impl EndpointRef {
     #[inline]
     pub(crate) fn resolve(self) -> Option<&'static Endpoint> {
         let endpoint = at(self.index())?;
-        (endpoint.generation.load(Acquire) == self.generation()).then_some(endpoint)
+        (endpoint.identity.generation() == self.generation()).then_some(endpoint)
     }
 }
 
@@ -124,14 +124,12 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool, offer_after: u32) -> Option<E
         }
     };
     let endpoint = at(index)?;
-    endpoint.index.store(index, Relaxed);
+    endpoint.identity.set_index(index);
     endpoint.socket.begin(fd);
     endpoint.options.set_nonblocking(nonblocking);
     endpoint.offer.restart_with(offer_after);
-    endpoint.holders.begin(sharing::strays());
-    let name = EndpointRef::new(index, endpoint.generation.load(Acquire));
-    endpoint.word.begin(Entry::Endpoint(name).pack());
-    Some(name)
+    endpoint.sharing.holders.begin(sharing::strays());
+    Some(endpoint.identity.begin())
 }
 
 /// Returns every endpoint in use.
@@ -152,10 +150,9 @@ impl Endpoint {
     /// Frees the slot. The endpoint is detached by now.
     pub(crate) fn free(&self) {
         let name = self.reference();
-        if self.word.free() == Phase::Attached {
+        if self.identity.end() == Phase::Attached {
             ATTACHED.fetch_sub(1, AcqRel);
         }
-        self.generation.fetch_add(1, AcqRel);
         if let Some(entry) = self.entry() {
             process::unlist(entry);
         } else if self.statistics.was_short() {

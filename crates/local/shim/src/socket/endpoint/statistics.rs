@@ -19,6 +19,8 @@ pub(super) struct Statistics {
     is_counted_as_attached: AtomicBool,
     /// Set once a call has moved bytes by TCP, as far as this process knows.
     has_moved: AtomicBool,
+    /// Set when the last bytes were sent by a lane: see [`Endpoint::count_sent`].
+    sent_by_lane: AtomicBool,
 }
 
 impl Statistics {
@@ -62,12 +64,25 @@ impl Statistics {
         self.has_moved.store(true, Relaxed);
     }
 
+    #[inline]
+    fn note_lane(&self) {
+        self.sent_by_lane.store(true, Relaxed);
+    }
+
+    /// Returns whether the last bytes were sent by a lane. Of several sends by TCP after it, one
+    /// gets `true`.
+    #[inline]
+    fn take_sent_by_lane(&self) -> bool {
+        self.sent_by_lane.load(Relaxed) && self.sent_by_lane.swap(false, Relaxed)
+    }
+
     pub(super) fn reset(&self) {
-        let Statistics { row, is_counted_as_used, is_counted_as_attached, has_moved } = self;
+        let Statistics { row, is_counted_as_used, is_counted_as_attached, has_moved, sent_by_lane } = self;
         row.store(std::ptr::null_mut(), Release);
         is_counted_as_used.store(false, Relaxed);
         is_counted_as_attached.store(false, Relaxed);
         has_moved.store(false, Relaxed);
+        sent_by_lane.store(false, Relaxed);
     }
 
     /// Sets each field to a value that no new endpoint has.
@@ -77,6 +92,7 @@ impl Statistics {
         self.is_counted_as_used.store(true, Relaxed);
         self.is_counted_as_attached.store(true, Relaxed);
         self.note_moved();
+        self.note_lane();
     }
 }
 
@@ -137,7 +153,7 @@ impl Endpoint {
         if !self.offer.is_remote() {
             order::note_by_tcp();
         }
-        if self.sent_by_lane.load(Relaxed) && self.sent_by_lane.swap(false, Relaxed) {
+        if self.statistics.take_sent_by_lane() {
             kernel::push(self.fd());
         }
         if let Some(entry) = self.entry() {
@@ -148,7 +164,7 @@ impl Endpoint {
     /// Notes that the sending direction is on a lane from now on.
     #[inline]
     pub(crate) fn note_lane(&self) {
-        self.sent_by_lane.store(true, Relaxed);
+        self.statistics.note_lane();
     }
 
     /// Reports the sending direction for `shunt status`. The caller holds its lock.

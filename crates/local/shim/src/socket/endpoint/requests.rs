@@ -1,4 +1,9 @@
-//! When the request was sent whose answer has not come yet: see [`shunt_abi::latency`].
+//! Requests and answers on one connection: which end sends, and when the request was sent whose
+//! answer has not come yet.
+//!
+//! A receiver that sends nothing gets a stream, and need not check for each message
+//! ([`crate::base::pace`]). The time from a request to its answer is a latency
+//! ([`shunt_abi::latency`]).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -6,7 +11,32 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use shunt_sys::tcp::Opener;
 
 use super::Endpoint;
+use crate::base::pace::Unanswered;
 use crate::base::process;
+
+/// The requests and answers of one endpoint. Both directions change `unanswered`, so it shares a
+/// cache line with neither.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(crate) struct Requests {
+    clock: RequestClock,
+    pub(crate) unanswered: Unanswered,
+}
+
+impl Requests {
+    pub(super) fn reset(&self) {
+        let Requests { clock, unanswered } = self;
+        clock.reset();
+        unanswered.answer();
+    }
+
+    /// Sets each field to a value that no new endpoint has.
+    #[cfg(test)]
+    pub(super) fn use_up(&self) {
+        self.clock.start(5, &(0..9));
+        self.unanswered.note_check();
+    }
+}
 
 /// The clock of one endpoint. It runs from the first send after a receive until the next receive.
 #[derive(Debug, Default)]
@@ -55,8 +85,8 @@ impl Endpoint {
         }
         let wanted = process::latency_wanted();
         // The other end waits for requests, and its time from a send to the next is the client's.
-        if self.opener() == Opener::Us && self.entry().is_some() && !self.request_clock.runs(&wanted) {
-            self.request_clock.start(process::now(), &wanted);
+        if self.opener() == Opener::Us && self.entry().is_some() && !self.requests.clock.runs(&wanted) {
+            self.requests.clock.start(process::now(), &wanted);
         }
     }
 
@@ -64,7 +94,7 @@ impl Endpoint {
     #[cold]
     #[inline(never)]
     pub(crate) fn note_answer(&self) {
-        let sent_at = self.request_clock.stop(&process::latency_wanted());
+        let sent_at = self.requests.clock.stop(&process::latency_wanted());
         if let (Some(sent_at), Some(entry)) = (sent_at, self.entry()) {
             entry.latency.add(process::now().saturating_sub(sent_at));
         }
