@@ -8,9 +8,10 @@ use shunt_abi::reason::Reason;
 use shunt_ring::user::{self, Piece};
 use shunt_sys::memory;
 
-use super::io::{
-    Direction, Receiving, Sending, begin, by_kernel, by_tcp, is_ignored, is_unsettled, moving, pieces,
+use super::data_call::{
+    Direction, Receiving, Sending, begin, by_kernel, by_tcp, is_unsettled, moving, pieces,
 };
+use super::io::is_ignored;
 use super::readiness::from_timespec;
 use crate::base::signal::Shield;
 use crate::base::{clib, errno, kernel, process, real};

@@ -9,6 +9,7 @@
 
 mod aio;
 mod alias;
+mod data_call;
 mod descriptor;
 mod epoll;
 mod io;
@@ -24,3 +25,4 @@ mod signal;
 mod socket;
 mod stdio;
 mod trampoline;
+mod transfer;

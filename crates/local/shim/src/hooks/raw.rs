@@ -19,7 +19,7 @@ use shunt_sys::memory;
 use super::memory::{note_access, note_growth};
 use super::readiness::from_timespec;
 use super::trampoline::{Call, trampolines};
-use super::{aio, descriptor, epoll, io, message, process, readiness, ring, socket};
+use super::{aio, descriptor, epoll, io, message, process, readiness, ring, socket, transfer};
 use crate::base::{real, signal};
 use crate::fork;
 use crate::life::census;
@@ -217,8 +217,8 @@ hooks! {
     SYS_sendmsg: |a| message::sendmsg(a.int(0), a.pointer(1), a.int(2)),
     SYS_recvmmsg: |a| message::recvmmsg(a.int(0), a.pointer(1), a.0[2] as u32, a.int(3), a.pointer(4)),
     SYS_sendmmsg: |a| message::sendmmsg(a.int(0), a.pointer(1), a.0[2] as u32, a.int(3)),
-    SYS_sendfile: |a| io::sendfile64(a.int(0), a.int(1), a.pointer(2), a.size(3)),
-    SYS_splice: |a| io::splice(a.int(0), a.pointer(1), a.int(2), a.pointer(3), a.size(4), a.0[5] as u32),
+    SYS_sendfile: |a| transfer::sendfile64(a.int(0), a.int(1), a.pointer(2), a.size(3)),
+    SYS_splice: |a| transfer::splice(a.int(0), a.pointer(1), a.int(2), a.pointer(3), a.size(4), a.0[5] as u32),
     SYS_socket: |a| socket::socket(a.int(0), a.int(1), a.int(2)),
     SYS_connect: |a| socket::connect(a.int(0), a.pointer(1), a.0[2] as u32),
     SYS_accept: |a| socket::accept(a.int(0), a.pointer(1), a.pointer(2)),
