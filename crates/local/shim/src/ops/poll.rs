@@ -18,8 +18,9 @@
 //! ask_kernel    sleeps until a descriptor or the doorbell is ready
 //! merge         adds the kernel's events to those of lanes
 //! ```
+//!
+//! `watch` has what a call watches, and `lanes` the events of lanes.
 
-use std::cell::Cell;
 use std::ffi::c_short;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -28,7 +29,6 @@ use libc::{pollfd, sigset_t};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 
-use crate::base::names::EndpointRef;
 use crate::base::private::borrow;
 use crate::base::signal::{self, Ran, Shield};
 use crate::base::table::{self, Entry};
@@ -36,95 +36,23 @@ use crate::base::undo_log::Held;
 use crate::base::waiter::{self, Slot};
 use crate::base::{errno, kernel, process, real, thread};
 use crate::broker::{control, presence};
-use crate::epoll::{self, Epoll};
-use crate::life::{attach, idle, resets, returning, unread_timeout};
+use crate::epoll;
+use crate::life::{attach, idle, resets, unread_timeout};
 use crate::ops::poll_step::{self, Asked, Facts, Found, Step};
 use crate::ops::sleep::{Deadline, as_timespec};
-use crate::ops::socket_reference::number_of;
-use crate::ops::{send, sleep, undo};
-use crate::socket::endpoint::{self, Endpoint, RxSide};
-use crate::socket::links::Attachment;
-use crate::socket::outgoing::{self, Room};
-use crate::socket::{incoming, lost};
+use crate::ops::{sleep, undo};
+use crate::socket::endpoint::{self, Endpoint};
+use lanes::{announce, answer, merge, prepare};
+pub(crate) use watch::Watch;
+use watch::examine;
+
+mod lanes;
+mod watch;
 
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM;
 /// Of so many calls that lanes alone can answer, one queries the kernel about the other events too.
 const ASK_KERNEL_EVERY: u32 = 8;
-
-/// A descriptor whose endpoint is on a link.
-struct Watched {
-    index: usize,
-    endpoint: &'static Endpoint,
-    name: EndpointRef,
-    fd: RawFd,
-    at: Attachment,
-    owns: bool,
-    /// The call may wait, so it is counted at the endpoint.
-    holds: bool,
-    /// TCP has ended, and reports nothing more.
-    ended: Cell<bool>,
-}
-
-/// A connection that is not on a link.
-struct Entered {
-    index: usize,
-    endpoint: &'static Endpoint,
-    name: EndpointRef,
-}
-
-/// The announcements of one call, until it is dropped.
-#[derive(Default)]
-pub(crate) struct Watch {
-    /// Connections that are not on links, marked as inside the kernel (L4): none of them comes onto
-    /// a lane while this call sleeps.
-    entered: Vec<Entered>,
-    /// Connections that are on links, which stay mapped.
-    watched: Vec<Watched>,
-    /// By index, epoll instances whose lanes hold events that the kernel cannot show. These lanes
-    /// get no more bytes.
-    sets: Vec<(usize, &'static Epoll)>,
-    /// The waiter that sleeps for the lanes.
-    slot: Option<Slot>,
-    /// By index, sockets whose fds have been closed since the call began: see [`Watch::follow`].
-    closed: Vec<Closed>,
-}
-
-/// An fd of the array that has been closed, and may name another file. The kernel's poll, too, is
-/// woken by the file that it began to wait for, and looks the fd up only then.
-struct Closed {
-    index: usize,
-    /// The fd by which the socket is watched now.
-    fd: RawFd,
-    /// The state by which it last woke the call without a result. Only a later one wakes the call
-    /// again.
-    told: Option<News>,
-}
-
-/// A socket's state: how many bytes have come by TCP or lie in the lane, and its other events.
-type News = (usize, c_short);
-
-impl Closed {
-    fn new(index: usize, fd: RawFd, lane: Option<&Watched>, events: c_short) -> Closed {
-        let mut closed = Closed { index, fd, told: None };
-        // Events that the call has not asked for may have been there before.
-        if closed.news(lane, events).is_none() {
-            closed.told = closed.news(lane, woken_by(events));
-        }
-        closed
-    }
-
-    /// Returns the socket's state, if it has one of `events`.
-    fn news(&self, lane: Option<&Watched>, events: c_short) -> Option<News> {
-        let mut polled = [pollfd { fd: self.fd, events, revents: 0 }];
-        kernel::poll_now(&mut polled);
-        let found = polled[0].revents != 0 || lane.is_some_and(|lane| finds(lane, events));
-        let in_lane = lane.map_or(0, |lane| incoming::unread(lane.endpoint));
-        // Bytes behind urgent data are not counted among the unread.
-        let on_tcp = || shunt_sys::tcp::received(borrow(self.fd)).unwrap_or(0) as usize;
-        found.then(|| (in_lane + on_tcp(), polled[0].revents & !IN))
-    }
-}
 
 /// Polls. `timeout` is in nanoseconds, `None` for ever. `kernel` makes the program's own call.
 pub(crate) fn poll(
@@ -222,6 +150,11 @@ fn poll_all(
     result
 }
 
+/// Returns whether there are lanes, without an event now, and this thread has no waiter.
+fn needs_waiter(fds: &[pollfd], watch: &Watch) -> bool {
+    !watch.watched.is_empty() && thread::this().slot().is_none() && !watch.is_ready(fds)
+}
+
 /// Notices resets after the kernel has answered alone. Connections may have begun to send on lanes
 /// meanwhile. If a peer has died with such bytes unread, the kernel has reported an end of the
 /// stream.
@@ -248,245 +181,6 @@ fn settle(fds: &mut [pollfd]) {
         let mut again = [*entry];
         kernel::poll_now(&mut again);
         entry.revents |= again[0].revents;
-    }
-}
-
-/// A list of connections gets room for so many together.
-const AT_ONCE: usize = 128;
-
-/// Sorts the entries by what their fds name; or by what they named `before`. A connection that has
-/// got one of the fds since does not concern this call, which must not hold it.
-fn examine(fds: &[pollfd], may_sleep: bool, before: Option<&Watch>) -> Watch {
-    let mut watch = Watch::default();
-    for (index, entry) in fds.iter().enumerate() {
-        let known = before.and_then(|before| before.name_at(index));
-        match known.map_or_else(|| table::look_up(entry.fd), Entry::Endpoint) {
-            Entry::Endpoint(_) if before.is_some() && known.is_none() => {}
-            Entry::Endpoint(name) => {
-                let Some(endpoint) = name.resolve() else { continue };
-                if known.is_none() && endpoint.is_settled() {
-                    continue;
-                }
-                if endpoint.is_attached() {
-                    attach::try_watch(endpoint);
-                } else if !may_sleep || endpoint.enter_receive() {
-                    if may_sleep {
-                        if watch.entered.is_empty() {
-                            watch.entered.reserve((fds.len() - index).min(AT_ONCE));
-                        }
-                        watch.entered.push(Entered { index, endpoint, name });
-                    }
-                    continue;
-                }
-                if let Some(at) = endpoint.rx.lock().at {
-                    if may_sleep {
-                        endpoint.begin_call();
-                    }
-                    watch.watched.push(Watched {
-                        index,
-                        endpoint,
-                        name,
-                        fd: number_of(name, entry.fd),
-                        at: at.pin().by_hand(),
-                        owns: false,
-                        holds: may_sleep,
-                        ended: Cell::new(false),
-                    });
-                } else if may_sleep && endpoint.enter_receive() {
-                    // It has just left its link.
-                    watch.entered.push(Entered { index, endpoint, name });
-                }
-            }
-            Entry::Epoll(name) => {
-                if let Some(epoll) = name.resolve() {
-                    epoll.set_nested();
-                    if epoll.hides_lanes() {
-                        watch.sets.push((index, epoll));
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-    watch
-}
-
-impl Watched {
-    /// Returns whether the endpoint is still where the call found it. It may have left, and come
-    /// onto another lane since.
-    fn is_at(&self, side: &RxSide) -> bool {
-        side.at.is_some_and(|at| std::ptr::eq(at.link, self.at.link) && at.conn == self.at.conn)
-    }
-}
-
-impl Watch {
-    /// Returns whether all endpoints are still where the call found them.
-    fn is_current(&self) -> bool {
-        self.watched.iter().all(|one| one.is_at(&one.endpoint.rx.lock()))
-    }
-
-    /// Returns the connection of the entry at `index`.
-    fn name_at(&self, index: usize) -> Option<EndpointRef> {
-        // Both lists are in the order of the array.
-        let watched = self.watched.binary_search_by_key(&index, |one| one.index);
-        let entered = self.entered.binary_search_by_key(&index, |one| one.index);
-        watched.map(|at| self.watched[at].name).or_else(|_| entered.map(|at| self.entered[at].name)).ok()
-    }
-
-    /// Returns how often `endpoint` counts this call among those in progress.
-    pub(crate) fn calls_on(&self, endpoint: usize) -> u32 {
-        let is_it = |one: &Endpoint| std::ptr::from_ref(one).addr() == endpoint;
-        let watched = self.watched.iter().filter(|one| one.holds && is_it(one.endpoint));
-        let entered = self.entered.iter().filter(|one| is_it(one.endpoint));
-        (watched.count() + entered.count()) as u32
-    }
-
-    /// Counts the call again, in a forked child.
-    pub(crate) fn count_again(&self) {
-        self.watched.iter().filter(|one| one.holds).for_each(|one| one.endpoint.begin_call());
-        self.entered.iter().for_each(|one| one.endpoint.enter_receive_locked());
-    }
-
-    /// Goes on with the sockets whose fds have been closed, by the fds that they have now.
-    fn follow(&mut self, fds: &[pollfd]) {
-        let Watch { watched, entered, closed, .. } = self;
-        let mut find = |index: usize, name: EndpointRef, lane: Option<&Watched>| {
-            let fd = number_of(name, fds[index].fd);
-            if fd != fds[index].fd {
-                match closed.iter_mut().find(|one| one.index == index) {
-                    Some(one) => one.fd = fd,
-                    None => closed.push(Closed::new(index, fd, lane, fds[index].events)),
-                }
-            }
-            fd
-        };
-        for one in watched {
-            one.fd = find(one.index, one.name, Some(one));
-        }
-        for one in entered {
-            find(one.index, one.name, None);
-        }
-    }
-
-    fn is_closed(&self, index: usize) -> bool {
-        self.closed.iter().any(|one| one.index == index)
-    }
-
-    /// Returns whether there is something to do or to report before the call sleeps.
-    fn is_ready(&self, fds: &[pollfd]) -> bool {
-        let finds = |one: &Watched| !self.is_closed(one.index) && finds(one, fds[one.index].events);
-        self.watched.iter().any(|one| has_chores(one, fds[one.index].events) || finds(one))
-            || self.closed.iter().any(|one| self.news(one, fds).is_some_and(|news| one.told != Some(news)))
-    }
-
-    fn news(&self, closed: &Closed, fds: &[pollfd]) -> Option<News> {
-        let lane = self.watched.iter().find(|one| one.index == closed.index);
-        closed.news(lane, woken_by(fds[closed.index].events))
-    }
-
-    /// Returns whether one of the sockets whose fds have been closed wakes the call now.
-    fn take_news(&mut self, fds: &[pollfd]) -> bool {
-        let all: Vec<_> = self.closed.iter().map(|one| self.news(one, fds)).collect();
-        let mut wakes = false;
-        for (one, news) in self.closed.iter_mut().zip(all).filter(|(_, news)| news.is_some()) {
-            wakes |= one.told != news;
-            one.told = news;
-        }
-        wakes
-    }
-
-    /// Fills in the events of whatever such fds name by now, which may be nothing.
-    fn tell_closed(&self, fds: &mut [pollfd]) {
-        let before = errno::get();
-        for one in &self.closed {
-            poll_at_once(std::slice::from_mut(&mut fds[one.index]));
-        }
-        errno::set(before);
-    }
-
-    /// Has connections fall back that can no longer use their lanes: the peer has died, or reads
-    /// nothing while this end waits for room.
-    fn leave_spoilt_lanes(&self, fds: &[pollfd]) {
-        for one in &self.watched {
-            returning::send_again_if_returned(one.endpoint, one.fd);
-            if lost::is_lost(one.endpoint, one.fd) {
-                resets::reset_if_lost(one.endpoint, one.fd);
-            }
-            if fds[one.index].events & OUT != 0 {
-                returning::leave_ended(one.endpoint, one.fd);
-                // Even where other descriptors always have events.
-                if outgoing::has_stalled(one.endpoint) {
-                    send::give_up(one.endpoint);
-                }
-            }
-        }
-    }
-
-    /// Returns whether the kernel has nothing to add to what lanes answer.
-    fn is_all_on_lanes(&self, fds: &[pollfd]) -> bool {
-        self.watched.len() == fds.len()
-            && self.closed.is_empty()
-            && !self.watched.iter().any(|one| incoming::tcp_has_news(one.endpoint))
-    }
-
-    /// Returns how many entries are ready, with those of fds that have been closed. Such fds are
-    /// reported only if something ends the call.
-    fn count(&mut self, fds: &mut [pollfd], deadline: Deadline) -> i32 {
-        if !self.closed.is_empty()
-            && (self.take_news(fds)
-                || fds.iter().any(|entry| entry.revents != 0)
-                || signal::is_due()
-                || is_past(deadline))
-        {
-            self.tell_closed(fds);
-        }
-        fds.iter().filter(|entry| entry.revents != 0).count() as i32
-    }
-
-    /// Brings what is watched up to date, and leaves to TCP what cannot wake this thread.
-    fn prepare_next_sleep(&mut self, fds: &mut [pollfd]) {
-        for one in &self.watched {
-            if !incoming::can_be_rung(one.endpoint, thread::this().slot()) {
-                sleep::leave_to_tcp(one.endpoint);
-            }
-        }
-        if !self.is_current() {
-            let mut now = examine(fds, true, Some(self));
-            now.closed = std::mem::take(&mut self.closed);
-            now.follow(fds);
-            *self = now;
-        }
-    }
-
-    /// Takes back the announcements when the sleep is over.
-    fn retract(&mut self) {
-        let Some(slot) = self.slot.take() else { return };
-        for one in &mut self.watched {
-            one.at.link.view().waiter(one.at.link.side, slot.0).awake();
-            if std::mem::take(&mut one.owns) {
-                one.endpoint.unclaim(slot);
-            }
-        }
-    }
-}
-
-/// Returns the events by which the kernel wakes a call that asks for `events`, whether it then
-/// finds them or not. Any bytes may be urgent or not, and an end may be of any kind.
-fn woken_by(events: c_short) -> c_short {
-    const BYTES: c_short = IN | libc::POLLPRI;
-    events | libc::POLLRDHUP | if events & BYTES != 0 { BYTES } else { 0 }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.retract();
-        for one in &self.watched {
-            one.at.unpin();
-            if one.holds {
-                one.endpoint.end_call();
-            }
-        }
-        self.entered.drain(..).for_each(|one| one.endpoint.leave_receive());
     }
 }
 
@@ -625,120 +319,6 @@ fn poll_at_once(fds: &mut [pollfd]) {
     merge(fds, &shadow, &watch);
 }
 
-/// Fills in the events of lanes, and clears all others. Returns how many entries are ready.
-fn answer(fds: &mut [pollfd], watch: &Watch) -> i32 {
-    fds.iter_mut().for_each(|entry| entry.revents = 0);
-    let mut ready = 0;
-    for one in watch.watched.iter().filter(|one| !watch.is_closed(one.index)) {
-        let entry = &mut fds[one.index];
-        if entry.events & IN != 0 && incoming::is_readable(one.endpoint, one.fd) {
-            entry.revents |= entry.events & IN;
-        }
-        if entry.events & OUT != 0 && has_room(one) {
-            entry.revents |= entry.events & OUT;
-        }
-        ready += i32::from(entry.revents != 0);
-    }
-    ready + answer_sets(fds, watch)
-}
-
-/// Adds the events of epoll instances that only the shim knows. Returns how many entries are ready
-/// by these.
-fn answer_sets(fds: &mut [pollfd], watch: &Watch) -> i32 {
-    let mut ready = 0;
-    for &(index, epoll) in &watch.sets {
-        let entry = &mut fds[index];
-        if entry.events & IN != 0 && epoll.would_tell_of_hidden() {
-            entry.revents |= entry.events & IN;
-            ready += 1;
-        }
-    }
-    ready
-}
-
-/// Returns whether lanes have one of `events`.
-fn finds(one: &Watched, events: c_short) -> bool {
-    events & IN != 0 && incoming::is_readable(one.endpoint, one.fd) || events & OUT != 0 && has_room(one)
-}
-
-fn has_room(one: &Watched) -> bool {
-    outgoing::room(one.endpoint, None).0 == Room::Some
-}
-
-/// Returns whether something must be done before the call can wait.
-fn has_chores(one: &Watched, events: c_short) -> bool {
-    outgoing::has_unseen_return(one.endpoint)
-        || lost::is_lost(one.endpoint, one.fd)
-        || events & OUT != 0 && outgoing::room(one.endpoint, None).0 == Room::Ended
-}
-
-/// Returns whether there are lanes, without an event now, and this thread has no waiter.
-fn needs_waiter(fds: &[pollfd], watch: &Watch) -> bool {
-    !watch.watched.is_empty() && thread::this().slot().is_none() && !watch.is_ready(fds)
-}
-
-/// Makes this thread the one that lanes wake, where that is possible. Returns how long a step of
-/// the sleep may be.
-fn announce(fds: &[pollfd], watch: &mut Watch, slot: Option<Slot>) -> Option<u64> {
-    watch.slot = slot;
-    let mut step: Option<u64> = None;
-    let mut at_most = |nanos: Option<u64>| {
-        step = match (step, nanos) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
-    };
-    for one in &mut watch.watched {
-        let events = fds[one.index].events;
-        epoll::make_way(one.endpoint, slot);
-        {
-            let side = one.endpoint.rx.lock();
-            if !one.is_at(&side) {
-                at_most(Some(0));
-                continue;
-            }
-            one.owns = slot.is_some_and(|slot| one.endpoint.wait_on(&side, slot));
-        }
-        if events & IN != 0 {
-            at_most(sleep::step_for(&one.at, slot, one.owns));
-        }
-        if let Some(slot) = slot {
-            one.at.link.view().waiter(one.at.link.side, slot.0).announce_sleep();
-        }
-        if events & OUT != 0 && matches!(outgoing::room(one.endpoint, slot).0, Room::None | Room::Returning) {
-            at_most(Some(outgoing::longest_sleep(one.endpoint)));
-        }
-    }
-    step
-}
-
-/// Fills in the array for the kernel, whose last entry is the doorbell.
-fn prepare(fds: &[pollfd], shadow: &mut Vec<pollfd>, watch: &Watch) {
-    shadow.clear();
-    shadow.reserve_exact(fds.len() + 1);
-    shadow.extend_from_slice(fds);
-    for entry in shadow.iter_mut() {
-        entry.revents = 0;
-    }
-    for one in &watch.closed {
-        let entry = &mut shadow[one.index];
-        entry.fd = if one.told.is_some() { -1 } else { one.fd };
-        entry.events = woken_by(entry.events);
-    }
-    for one in &watch.watched {
-        let entry = &mut shadow[one.index];
-        if one.endpoint.tx.lock().tx.on_lane() {
-            entry.events &= !OUT;
-        }
-        // The death of the peer is an error that need not be requested, and that first shows as
-        // POLLRDHUP.
-        if !one.ended.get() {
-            entry.events |= libc::POLLRDHUP;
-        }
-    }
-    shadow.push(pollfd { fd: watch.slot.map_or(-1, Slot::listener), events: libc::POLLIN, revents: 0 });
-}
-
 /// Sleeps in the kernel with the program's mask, until the deadline or for a step.
 fn ask_kernel(
     shadow: &mut [pollfd],
@@ -761,43 +341,6 @@ fn ask_kernel(
     let result = signal::open(held, || unsafe { real::ppoll(entries, count, pointer, mask) });
     thread::this().note_sleep(step.is_some(), result != 0);
     result
-}
-
-/// Checks the lanes once more, and adds the kernel's events to theirs. Returns `true` if a socket
-/// has changed meanwhile, and the round must be repeated.
-fn merge(fds: &mut [pollfd], shadow: &[pollfd], watch: &Watch) -> bool {
-    let before = errno::get();
-    answer(fds, watch);
-    for (index, (entry, kernel)) in fds.iter_mut().zip(shadow).enumerate() {
-        if !watch.is_closed(index) {
-            entry.revents |= kernel.revents;
-        }
-    }
-    let told_by_kernel = |one: &&Watched| shadow[one.index].revents != 0 && !watch.is_closed(one.index);
-    for one in watch.watched.iter().filter(told_by_kernel) {
-        let entry = &mut fds[one.index];
-        if entry.revents & !entry.events & libc::POLLRDHUP != 0 {
-            entry.revents &= !libc::POLLRDHUP;
-            one.ended.set(true);
-        }
-        one.endpoint.rx.lock().rx.note_tcp_news();
-        if resets::reset_if_lost(one.endpoint, one.fd) {
-            return true;
-        }
-        if one.endpoint.owes_alone() {
-            fds[one.index].revents |= libc::POLLERR;
-        }
-    }
-    if epoll::show_lanes() {
-        for entry in fds.iter_mut().filter(|entry| entry.revents != 0 && epoll::behind(entry.fd).is_some()) {
-            let mut again = [*entry];
-            kernel::poll_now(&mut again);
-            entry.revents = again[0].revents;
-        }
-        answer_sets(fds, watch);
-    }
-    errno::set(before);
-    false
 }
 
 /// Returns whether any of these descriptors needs more than the kernel's own select.
