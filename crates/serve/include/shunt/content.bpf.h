@@ -89,6 +89,18 @@ SHUNT_INLINE __u64 shunt_is_byte(__u64 word, __u8 byte)
 	return (other - ones) & ~other & ones << 7;
 }
 
+// Answers with the content that the content store has for a key: `length` bytes of the message at
+// `offset`, relative to its first byte. If there is none, the answer is the verdict's reply. Where the
+// kernel cannot do that, user space decides about the bytes itself: those with a space, a line end or a
+// zero byte in the key, for example, may be several messages there.
+SHUNT_INLINE void shunt_answer_from_contents(struct shunt_verdict *verdict, __u32 offset, __u32 length)
+{
+	verdict->action = SHUNT_CONTENT;
+	verdict->key = SHUNT_BYTES;
+	verdict->key_offset = offset;
+	verdict->key_length = length;
+}
+
 struct shunt_content_key {
 	__u64 *words; // padded with zero bytes
 	__u32 length;
@@ -220,19 +232,14 @@ SHUNT_FUNCTION int shunt_answer_cached(struct shunt_arrival *arrival, struct shu
 	SHUNT_OPAQUE(length);
 	if (!head)
 		return SHUNT_LEAVE_CONTENT;
-	if (length < 1 || length > SHUNT_MAX_CONTENT_KEY) {
-		verdict->action = SHUNT_IN_USER_SPACE;
+	if (length < 1 || length > SHUNT_MAX_CONTENT_KEY)
 		return SHUNT_LEAVE_CONTENT;
-	}
 	__builtin_memset(key.words, 0, 256);
 	if (bpf_skb_load_bytes(arrival->skb, verdict->key_offset, key.words, length))
 		return SHUNT_LEAVE_CONTENT;
 	key.length = length;
-	if (!shunt_hash_content_key(&key, head->seed)) {
-		// For example, several keys: user space may see another message in these bytes.
-		verdict->action = SHUNT_IN_USER_SPACE;
+	if (!shunt_hash_content_key(&key, head->seed))
 		return SHUNT_LEAVE_CONTENT;
-	}
 	for (int tries = 0; tries < SHUNT_TRIES && found == SHUNT_CONTENT_AGAIN; tries++)
 		found = shunt_try_content(memory, head, &key, answer);
 	if (found < 0) {

@@ -458,8 +458,15 @@ SHUNT_INLINE int shunt_follow(struct shunt_arrival *arrival, struct shunt_socket
 		return shunt_service.state ? shunt_answer_stored(arrival, (struct shunt_verdict *)verdict) :
 					     SHUNT_LEAVE_UNUSUAL;
 #ifdef SHUNT_WITH_CONTENTS
-	case SHUNT_CONTENT:
-		return shunt_answer_cached(arrival, (struct shunt_verdict *)verdict);
+	case SHUNT_CONTENT: {
+		int sent = shunt_answer_cached(arrival, (struct shunt_verdict *)verdict);
+
+		// The two halves of such a service are different programs. User space may see several
+		// messages in these bytes, so it must not follow a verdict about all of them.
+		if (sent != SHUNT_SEND)
+			shunt_leave_to_user((struct shunt_verdict *)verdict);
+		return sent;
+	}
 #endif
 	case SHUNT_FORWARD:
 		return shunt_forward(arrival, socket, verdict);

@@ -85,7 +85,7 @@ enum shunt_action {
 	SHUNT_REFUSE, // ask the service's `refuse` what to do, for the reason `why`
 	SHUNT_MORE, // more bytes are needed: ask again with the whole message
 	SHUNT_SPLIT, // split it among several backends: `part` makes a message for each
-	SHUNT_CONTENT, // answer with the content of the key, or with `reply` if there is none
+	SHUNT_CONTENT, // for the cache: answer with the content of the key, or with `reply`
 	SHUNT_IN_USER_SPACE, // ask again in user space. The service has not changed its state
 	SHUNT_DEFER, // it is answered later, by shunt_answer_to
 	SHUNT_STORED, // answer with `reply`, and the `key_length` bytes of the state from `number` on
@@ -489,18 +489,6 @@ SHUNT_INLINE int shunt_write_from(struct shunt_verdict *verdict, const struct sh
 	if (verdict->action != SHUNT_CLOSE)
 		verdict->action = SHUNT_REPLY;
 	return 0;
-}
-
-// Answers with the content that the content store has for a key: `length` bytes of the message at
-// `offset`, relative to its first byte. If there is none, the answer is the verdict's reply. The kernel
-// does not look for a key with a space, a line end or a zero byte, or of over 250 bytes: user space
-// decides about it again.
-SHUNT_INLINE void shunt_answer_from_contents(struct shunt_verdict *verdict, __u32 offset, __u32 length)
-{
-	verdict->action = SHUNT_CONTENT;
-	verdict->key = SHUNT_BYTES;
-	verdict->key_offset = offset;
-	verdict->key_length = length;
 }
 
 // Leaves the decision to user space.

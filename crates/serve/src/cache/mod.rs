@@ -295,13 +295,6 @@ impl Service for Cache {
         self.counts.open.fetch_sub(1, Relaxed);
     }
 
-    fn content(&self, key: &[u8]) -> Option<Vec<u8>> {
-        let mut to = Vec::new();
-        self.get(Get { with_cas: false, touches: false }, 0, key, memory::now().0, &mut to);
-        to.extend_from_slice(b"END\r\n");
-        Some(to)
-    }
-
     fn measures(&self) -> Vec<(&'static str, u64, bool)> {
         self.measured()
     }

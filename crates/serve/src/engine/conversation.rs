@@ -394,10 +394,6 @@ impl Conversation {
                 self.answer(None, &bytes, false, round);
             }
             Verdict::Close(bytes) => self.answer(None, &bytes, true, round),
-            Verdict::Content { key, otherwise } => {
-                let content = round.service.content(&message[key]);
-                self.answer(None, &content.unwrap_or(otherwise), false, round);
-            }
             Verdict::Forward { key, one_way } => return self.forward(message, key, one_way, round),
             Verdict::Split => return self.split(message, round),
             Verdict::Refuse(why) => self.refuse(message, None, why, false, round),

@@ -93,11 +93,6 @@ pub trait Service: Send + Sync {
     /// Is called when a connection has ended.
     fn closed(&self) {}
 
-    /// Returns the answer that the content store has for a key, if the service has one.
-    fn content(&self, _key: &[u8]) -> Option<Vec<u8>> {
-        None
-    }
-
     /// Returns the service's own measures: a name, a value, and whether it only grows.
     fn measures(&self) -> Vec<(&'static str, u64, bool)> {
         Vec::new()
@@ -202,13 +197,6 @@ pub enum Verdict {
     Defer,
     /// Carry out these effects, and then the verdict.
     With(Vec<Effect>, Box<Verdict>),
-    /// Answer with the content that the content store has for a key, or else with these bytes.
-    Content {
-        /// The key: bytes of the message.
-        key: Range<usize>,
-        /// The answer if there is no content.
-        otherwise: Vec<u8>,
-    },
     /// Answer with a content of the state.
     Stored(Stored),
 }
@@ -221,7 +209,6 @@ impl Verdict {
                 Verdict::Refuse(Refusal::Malformed)
             }
             Verdict::With(effects, verdict) => Verdict::With(effects, Box::new(verdict.within(message))),
-            Verdict::Content { key, .. } if key.end > message => Verdict::Refuse(Refusal::Malformed),
             verdict => verdict,
         }
     }

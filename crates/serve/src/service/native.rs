@@ -448,11 +448,7 @@ impl RawVerdict {
             5 => Verdict::Refuse(Refusal::from_code(self.why)),
             6 => Verdict::More,
             7 => Verdict::Split,
-            8 => match self.key(message) {
-                Some(Key::Bytes(key)) => Verdict::Content { key, otherwise: self.reply() },
-                _ => Verdict::Refuse(Refusal::Malformed),
-            },
-            // 9 is only for the kernel.
+            // 8 and 9 are only for the kernel.
             10 => Verdict::Defer,
             11 => Verdict::Stored(Stored {
                 head: self.reply(),

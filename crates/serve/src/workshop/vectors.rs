@@ -351,9 +351,6 @@ fn decided(message: &[u8], verdict: &Verdict) -> String {
         Verdict::Stored(_) => "stored".to_owned(),
         Verdict::Close(bytes) => closed(bytes),
         Verdict::Refuse(why) => format!("refuse {}", why.label()),
-        Verdict::Content { key, otherwise } => {
-            format!("content {} else {}", quoted(&message[key.clone()]), quoted(otherwise))
-        }
     }
 }
 
