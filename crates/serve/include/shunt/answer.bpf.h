@@ -22,9 +22,9 @@
 // The kernel sends a message in as many pieces as its buffer has: what the network driver copied, and
 // parts of pages. shunt_sending has it collect them (bpf_msg_cork_bytes), and replaces all of them.
 //
-// An answer is kept only while TCP has all that was redirected to the socket before. A message that
-// arrives earlier goes to user space with the conversation. If a send fails, and is repeated, the
-// answer is still kept. Both programs run under the socket's lock.
+// An answer is kept only while TCP has all that was redirected to the socket before, and has room for
+// the answer. Otherwise the message goes to user space with the conversation. Both programs run under
+// the socket's lock.
 
 #ifndef SHUNT_ANSWER_BPF_H
 #define SHUNT_ANSWER_BPF_H
@@ -33,6 +33,8 @@
 #define SHUNT_ANSWER 2048
 // The most bytes of a message that is replaced. More need memory that the kernel may not find.
 #define SHUNT_REPLACED 4096
+// At least the bytes that an empty segment takes of a socket's send buffer.
+#define SHUNT_SEGMENT_COST 2048
 
 // src/engine/kernel.rs accesses the first word.
 struct shunt_answer {
@@ -65,6 +67,20 @@ SHUNT_INLINE int shunt_is_free(struct shunt_arrival *arrival, struct tcp_sock *t
 	       tcp->bytes_acked + (__u32)(tcp->write_seq - tcp->snd_una);
 }
 
+// Returns true if TCP takes any answer whole. A send that stops in the middle, because a limit is
+// reached, is repeated with the message, and the kernel does not run shunt_sending for it.
+SHUNT_INLINE int shunt_has_room(struct tcp_sock *tcp)
+{
+	struct sock *sk = &tcp->inet_conn.icsk_inet.sk;
+	// Each segment costs memory of its own.
+	__u64 segments = SHUNT_ANSWER / tcp->mss_cache + 2, needed = SHUNT_ANSWER + segments * SHUNT_SEGMENT_COST;
+	__u32 unsent = tcp->write_seq - tcp->snd_nxt, most = tcp->notsent_lowat;
+
+	if (!most)
+		most = sk->__sk_common.skc_net.net->ipv4.sysctl_tcp_notsent_lowat;
+	return (__u64)sk->sk_wmem_queued + needed <= (__u64)sk->sk_sndbuf && (__u64)unsent + SHUNT_ANSWER <= most;
+}
+
 // Redirects the message to its own socket, where `length` kept bytes replace it.
 SHUNT_INLINE int shunt_send_answer(struct shunt_arrival *arrival, struct shunt_answer *answer, struct tcp_sock *tcp,
 				   __u64 length)
@@ -93,7 +109,8 @@ SHUNT_INLINE struct shunt_answer *shunt_take_answer(struct shunt_arrival *arriva
 	*why = SHUNT_LEAVE_OUTSTANDING;
 	if (arrival->conversation->outstanding || !shunt_is_free(arrival, *tcp) || shunt_is_several(arrival))
 		return 0;
-	return answer;
+	*why = SHUNT_LEAVE_CLIENT_FULL;
+	return shunt_has_room(*tcp) ? answer : 0;
 }
 
 SHUNT_INLINE int shunt_send_reply(struct shunt_arrival *arrival, struct shunt_answer *answer, struct tcp_sock *tcp,

@@ -187,12 +187,27 @@ struct shunt_cookie {
 	__u64 counter;
 };
 
+struct netns_ipv4 {
+	__u32 sysctl_tcp_notsent_lowat;
+} __attribute__((preserve_access_index));
+
+struct net {
+	struct netns_ipv4 ipv4;
+} __attribute__((preserve_access_index));
+
+struct shunt_net {
+	struct net *net;
+};
+
 struct sock_common {
+	struct shunt_net skc_net;
 	struct shunt_cookie skc_cookie;
 } __attribute__((preserve_access_index));
 
 struct sock {
 	struct sock_common __sk_common;
+	int sk_sndbuf;
+	int sk_wmem_queued;
 } __attribute__((preserve_access_index));
 
 struct inet_sock {
@@ -208,6 +223,9 @@ struct tcp_sock {
 	__u64 bytes_acked;
 	__u32 write_seq;
 	__u32 snd_una;
+	__u32 snd_nxt;
+	__u32 mss_cache;
+	__u32 notsent_lowat;
 } __attribute__((preserve_access_index));
 
 struct bpf_iter__tcp {
