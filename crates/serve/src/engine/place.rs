@@ -21,7 +21,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use shunt_sys::tcp::{self, Opener};
+use shunt_sys::tcp;
 use shunt_sys::tuning::set_receive_low_water;
 
 use super::conversation::{Conversation, Decided, Round};
@@ -186,8 +186,8 @@ impl Conversation {
         if !self.is_still() {
             return;
         }
-        for (seat, socket, opener) in self.seats() {
-            let Some(sent) = written(socket, opener) else { return };
+        for (seat, socket) in self.seats() {
+            let Ok(Some(sent)) = tcp::position(socket) else { return };
             let has = |word| kernel.has(number, seat.position, word);
             has(Has::Written).store(sent.wrapping_sub(has(Has::Redirected).load(SeqCst)), SeqCst);
             has(Has::Acknowledged).store(0, SeqCst);
@@ -231,11 +231,16 @@ impl Conversation {
         else {
             return true;
         };
-        let is_sent = |(seat, socket, opener): (Seat, &OwnedFd, Opener)| {
+        let is_sent = |(seat, socket): (Seat, &OwnedFd)| {
             let has = |word| kernel.has(number, seat.position, word).load(SeqCst);
             let wanted = has(Has::Written).wrapping_add(has(Has::Redirected));
-            // A connection that is over sends nothing more.
-            written(socket, opener).is_none_or(|sent| sent >= wanted)
+            match tcp::position(socket) {
+                Ok(Some(sent)) => sent >= wanted,
+                // A connection that is over sends nothing more.
+                Ok(None) => true,
+                // The counts did not settle, so nothing is known.
+                Err(_) => false,
+            }
         };
         let deciding = kernel.deciding(number);
         if deciding == Deciding::Now || !self.seats().all(is_sent) {
@@ -319,7 +324,7 @@ impl Conversation {
             }
         }
         let (Some(number), Some(kernel)) = (self.place.number, round.kernel.as_ref()) else { return false };
-        for (seat, socket, _) in self.seats() {
+        for (seat, socket) in self.seats() {
             // A high SO_RCVLOWAT keeps most new data in TCP, unseen by the program. It only makes
             // success likelier.
             let _ = set_receive_low_water(socket, HELD);
@@ -332,7 +337,7 @@ impl Conversation {
     pub(crate) fn see_left(&mut self, round: &mut Round<'_>) -> bool {
         self.harvest(round);
         let (Some(number), Some(kernel)) = (self.place.number, round.kernel.as_mut()) else { return false };
-        for (seat, socket, _) in self.seats() {
+        for (seat, socket) in self.seats() {
             kernel.has(number, seat.position, Has::Leaves).store(0, SeqCst);
             let _ = set_receive_low_water(socket, 1);
         }
@@ -396,10 +401,10 @@ impl Conversation {
     }
 
     /// Returns the sockets that are in the map.
-    fn seats(&self) -> impl Iterator<Item = (Seat, &OwnedFd, Opener)> {
+    fn seats(&self) -> impl Iterator<Item = (Seat, &OwnedFd)> {
         let links = self.place.links.iter().zip(&self.links);
-        let links = links.filter_map(|(seat, link)| Some(((*seat)?, &link.as_ref()?.socket, Opener::Us)));
-        let client = self.place.client.map(|seat| (seat, &self.client, Opener::Peer));
+        let links = links.filter_map(|(seat, link)| Some(((*seat)?, &link.as_ref()?.socket)));
+        let client = self.place.client.map(|seat| (seat, &self.client));
         client.into_iter().chain(links)
     }
 
@@ -417,11 +422,4 @@ impl Conversation {
             link.await_reply(turn, since);
         }
     }
-}
-
-/// Returns the bytes written to a socket as the kernel counts them, including an opener's SYN, or
-/// `None` if the connection is over.
-fn written(socket: &OwnedFd, opener: Opener) -> Option<u64> {
-    let sent = tcp::sent(socket, opener).ok()??;
-    Some(sent + u64::from(opener == Opener::Us))
 }
