@@ -236,7 +236,7 @@ impl Conversation {
         let left = self.input.len();
         scratch[..left].copy_from_slice(&self.input);
         match receive(self.client.as_fd(), &mut scratch[left..left + limits::READ]) {
-            Ok(0) => self.ended = true,
+            Ok(0) => self.end(round),
             Ok(count) => {
                 self.place.client_read(count);
                 let quiet = self.waiting.is_empty() && self.output.is_empty() && left == 0;
@@ -259,7 +259,7 @@ impl Conversation {
         let mut scratch = mem::take(round.scratch);
         let mut input = mem::take(&mut self.input);
         match receive(self.client.as_fd(), &mut scratch[..limits::READ]) {
-            Ok(0) => self.ended = true,
+            Ok(0) => self.end(round),
             Ok(count) => {
                 self.place.client_read(count);
                 input.extend_from_slice(&scratch[..count]);
@@ -275,6 +275,17 @@ impl Conversation {
         }
         self.input = input;
         *round.scratch = scratch;
+    }
+
+    /// Handles the end of the client's stream. If bytes before it are still on their way through the
+    /// kernel, epoll reports the client again.
+    fn end(&mut self, round: &Round<'_>) {
+        if !self.place.client_is_behind(round.kernel.as_ref()) {
+            self.ended = true;
+        } else if !matches!(sockopt::socket_error(&self.client), Ok(Ok(()))) {
+            // The kernel drops them after an error.
+            self.broken = true;
+        }
     }
 
     /// Handles an event of the connection at index `at`: connected, readable or failed.
@@ -300,6 +311,10 @@ impl Conversation {
         let left = link.input.len();
         scratch[..left].copy_from_slice(&link.input);
         match link.read(&mut scratch[left..left + limits::READ]) {
+            // As in `end`.
+            Ok(0)
+                if self.place.link_is_behind(at, round.kernel.as_ref())
+                    && matches!(sockopt::socket_error(&link.socket), Ok(Ok(()))) => {}
             Ok(0) => {
                 let fails = !link.is_idle();
                 self.lose(at, fails, Refusal::BackendGone, round);

@@ -116,6 +116,24 @@ impl Place {
         }
     }
 
+    /// Returns true if the program has passed bytes of the client that were not read yet.
+    ///
+    /// They may be in a queue of the kernel, behind a redirected message. If the client has sent its
+    /// end, recv meanwhile returns 0.
+    pub(super) fn client_is_behind(&self, kernel: Option<&Kernel>) -> bool {
+        self.is_behind(self.client, kernel)
+    }
+
+    /// Returns the same for the connection at an index of `links`.
+    pub(super) fn link_is_behind(&self, at: usize, kernel: Option<&Kernel>) -> bool {
+        self.is_behind(self.links.get(at).copied().flatten(), kernel)
+    }
+
+    fn is_behind(&self, seat: Option<Seat>, kernel: Option<&Kernel>) -> bool {
+        let (Some(seat), Some(number), Some(kernel)) = (seat, self.number, kernel) else { return false };
+        kernel.has(number, seat.position, Has::Passed).load(SeqCst) > seat.read
+    }
+
     /// Removes the socket of a connection that is over from the map.
     pub(super) fn link_gone(&mut self, at: usize, socket: &OwnedFd, kernel: &mut Option<Kernel>) {
         let seat = self.links.get_mut(at).and_then(Option::take);
