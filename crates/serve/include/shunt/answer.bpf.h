@@ -33,7 +33,7 @@
 #define SHUNT_ANSWER 2048
 // The most bytes of a message that is replaced. More need memory that the kernel may not find.
 #define SHUNT_REPLACED 4096
-// At least the bytes that an empty segment takes of a socket's send buffer.
+// At least the bytes that the head of a segment takes of a socket's send buffer.
 #define SHUNT_SEGMENT_COST 2048
 
 // src/engine/kernel.rs accesses the first word.
@@ -72,7 +72,7 @@ SHUNT_INLINE int shunt_is_free(struct shunt_arrival *arrival, struct tcp_sock *t
 SHUNT_INLINE int shunt_has_room(struct tcp_sock *tcp)
 {
 	struct sock *sk = &tcp->inet_conn.icsk_inet.sk;
-	// Each segment costs memory of its own.
+	// Each segment also takes memory for its head.
 	__u64 segments = SHUNT_ANSWER / tcp->mss_cache + 2, needed = SHUNT_ANSWER + segments * SHUNT_SEGMENT_COST;
 	__u32 unsent = tcp->write_seq - tcp->snd_nxt, most = tcp->notsent_lowat;
 

@@ -124,7 +124,8 @@ impl Place {
         self.is_behind(self.client, kernel)
     }
 
-    /// Returns the same for the connection at an index of `links`.
+    /// Returns true if the program has passed bytes of a backend that were not read yet. `at` is the
+    /// index of its connection in `links`.
     pub(super) fn link_is_behind(&self, at: usize, kernel: Option<&Kernel>) -> bool {
         self.is_behind(self.links.get(at).copied().flatten(), kernel)
     }
