@@ -521,7 +521,8 @@ fn a_backend_that_says_nothing_is_given_up_in_time() {
         assert_eq!(status["drops"], serde_json::json!({ "no-reply": 1 }), "{status:#}");
         let silent = |it: &Value| it["reason"] == "silent" && it["count"] == 1;
         let is_moved = status["moves"].as_array().unwrap().iter().any(silent);
-        assert_eq!(is_moved, engine != Engine::User, "{status:#}");
+        // On a busy machine, the automatic engine may have moved the conversation before.
+        assert!(is_moved == (engine == Engine::Kernel) || engine == Engine::Auto, "{status:#}");
         // The next command opens a new connection, as soon as the backend may be tried again.
         is_silent.store(false, SeqCst);
         std::thread::sleep(Duration::from_millis(200));
