@@ -116,7 +116,8 @@ impl EtcdError {
                 "check that etcd serves TLS there, and that it accepts certificate in [etcd]"
             }
             EtcdError::File(_) => "put the file there, readable by the router",
-            // With certificates of clients, etcd refuses every user who comes by HTTP with one.
+            // An etcd that checks certificates of clients refuses users of its HTTP gateway whose
+            // certificate has one: they could be taken for that name.
             EtcdError::Refused(reason) if reason.contains("CommonName") => {
                 "let certificate in [etcd] have a subject without a CommonName, as /O=shunt"
             }

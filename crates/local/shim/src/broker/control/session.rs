@@ -11,8 +11,8 @@
 //! | `surrender` | | `Absent` | `Absent` | |
 //! | `begin_child` | `Absent` | `Absent` | `Absent` | `Absent` |
 //!
-//! In an empty place the event does nothing. Where the phase stays the same, its data change. A test
-//! compares this table with the code.
+//! In an empty place the event does nothing. Where an event leads to the same phase, it changes
+//! data of the phase. A test compares this table with the code.
 //!
 //! - `Absent`: there is no broker. The next attempt to connect is made after a pause.
 //! - `Greeted`: the hello was sent, and the broker has not answered. If it ends the conversation

@@ -5,8 +5,8 @@
 //!
 //! ```text
 //!             the fd is closed            the socket's state changes
-//!   watched -------------------> closed ----------------------------> what has the fd now?
-//!                                  ^                                    |  an event: poll returns it
+//!   watched -------------------> closed ----------------------------> does a file have the fd?
+//!                                  ^                                    |  event: poll returns it
 //!                                  +---------- no event: note the state +
 //! ```
 //!
@@ -303,7 +303,7 @@ impl Watch {
         fds.iter().filter(|entry| entry.revents != 0).count() as i32
     }
 
-    /// Brings what is watched up to date, and leaves to TCP what cannot wake this thread.
+    /// Brings the announcements up to date, and leaves sockets to TCP that cannot wake this thread.
     pub(super) fn prepare_next_sleep(&mut self, fds: &mut [pollfd]) {
         for one in &self.watched {
             if !incoming::can_be_rung(one.endpoint, thread::this().slot()) {
