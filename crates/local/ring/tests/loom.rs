@@ -592,7 +592,9 @@ fn end_of_a_revoked_use_does_not_take_back_that_of_a_later_one() {
         let word = Arc::new(AtomicU64::new(0));
         let other = thread::spawn({
             let (lane, word) = (lane.clone(), word.clone());
-            move || drop(split::SlotWord::of(&word).release(1, lane.words()))
+            move || {
+                let _ = split::SlotWord::of(&word).release(1, lane.words());
+            }
         });
         split::SlotWord::of(&word).release(2, lane.words());
         other.join().unwrap();
