@@ -359,9 +359,8 @@ fn replace(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
     resets_no_more(socket);
     let taken = place.take(call, socket, connection);
     conversation.send(&Request::Taken, None);
-    if taken.is_ok() {
-        call.record(Slot::taken);
-    }
+    // Its descriptors are closed before the call is answered.
+    call.record(|slot| if taken.is_ok() { slot.taken() } else { slot.commits_not() });
     taken.map_err(|_| Errno::CONNRESET)
 }
 
