@@ -61,13 +61,6 @@ pub(crate) struct Access {
     token: Mutex<Option<HeaderValue>>,
 }
 
-/// A token, and whether an earlier call has used it.
-#[derive(Clone, Debug)]
-struct Token {
-    value: HeaderValue,
-    is_remembered: bool,
-}
-
 /// The reason for which there is no answer.
 #[derive(Debug, Error)]
 pub(crate) enum EtcdError {
@@ -131,10 +124,7 @@ impl EtcdError {
 
 impl From<std::io::Error> for EtcdError {
     fn from(error: std::io::Error) -> EtcdError {
-        match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-            Some(tls) => EtcdError::Tls(tls.clone()),
-            None => EtcdError::Io(error),
-        }
+        external::tls_error(error).map_or_else(EtcdError::Io, EtcdError::Tls)
     }
 }
 
@@ -162,11 +152,6 @@ pub(crate) struct Watch(Lines);
 impl Access {
     pub(crate) fn new(settings: &config::Etcd) -> Arc<Access> {
         Arc::new(Access { settings: settings.clone(), token: Mutex::default() })
-    }
-
-    fn remembered(&self) -> Option<Token> {
-        let value = lock(&self.token).clone()?;
-        Some(Token { value, is_remembered: true })
     }
 }
 
@@ -254,18 +239,19 @@ impl Etcd {
     /// Asks with a token, if this router is a user.
     async fn send(&self, path: &str, question: Value) -> Result<Response<Incoming>, EtcdError> {
         let question = Bytes::from(question.to_string());
-        let token = self.token().await?;
-        let answer = self.send_with(path, question.clone(), token.as_ref()).await;
-        if !matches!(answer, Err(EtcdError::Refused(_))) || !token.is_some_and(|it| it.is_remembered) {
-            return answer;
+        let remembered = lock(&self.access.token).clone();
+        if let Some(token) = remembered {
+            match self.send_with(path, question.clone(), Some(&token)).await {
+                Err(EtcdError::Refused(_)) => *lock(&self.access.token) = None,
+                answer => return answer,
+            }
         }
-        *lock(&self.access.token) = None;
-        let token = self.token().await?;
+        let token = self.authenticate().await?;
         self.send_with(path, question, token.as_ref()).await
     }
 
-    /// Returns the token of an earlier call, or a new one. `None` if this router is no user.
-    async fn token(&self) -> Result<Option<Token>, EtcdError> {
+    /// Gets a new token, and remembers it. Returns `None` if this router is no user.
+    async fn authenticate(&self) -> Result<Option<HeaderValue>, EtcdError> {
         #[derive(Deserialize)]
         struct Authenticated {
             token: String,
@@ -273,9 +259,6 @@ impl Etcd {
         let config::Etcd { user: Some(user), password: Some(path), .. } = &self.access.settings else {
             return Ok(None);
         };
-        if let Some(token) = self.access.remembered() {
-            return Ok(Some(token));
-        }
         let path = path.clone();
         let password = elsewhere(move || password(&path)).await?;
         let question = json!({ "name": user, "password": password }).to_string();
@@ -286,20 +269,20 @@ impl Etcd {
             .map_err(|error| EtcdError::Malformed(serde::de::Error::custom(error)))?;
         value.set_sensitive(true);
         *lock(&self.access.token) = Some(value.clone());
-        Ok(Some(Token { value, is_remembered: false }))
+        Ok(Some(value))
     }
 
     async fn send_with(
         &self,
         path: &str,
         question: Bytes,
-        token: Option<&Token>,
+        token: Option<&HeaderValue>,
     ) -> Result<Response<Incoming>, EtcdError> {
         let Endpoint { server, is_secure } = &self.endpoint;
         let mut request =
             Request::post(path).header(HOST, server.authority()).header(CONTENT_TYPE, "application/json");
         if let Some(token) = token {
-            request = request.header(AUTHORIZATION, &token.value);
+            request = request.header(AUTHORIZATION, token);
         }
         let request = request.body(Full::new(question)).expect("the parts are fit for a request");
         let sent = async {

@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
 /// The largest file with credentials.
 const LARGEST: u64 = 1 << 20;
@@ -73,6 +73,14 @@ pub(crate) enum FileError {
 impl FileError {
     pub(crate) fn content<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> FileError {
         move |error| FileError::Content { path: path.to_owned(), what: error.to_string() }
+    }
+}
+
+/// Returns the error of TLS that an error of a connection stands for, or else the latter.
+pub(crate) fn tls_error(error: io::Error) -> Result<rustls::Error, io::Error> {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+        Some(tls) => Ok(tls.clone()),
+        None => Err(error),
     }
 }
 

@@ -21,6 +21,7 @@ use super::progress::Event;
 use super::settings::{CredentialsError, Settings};
 use super::typed::{Kind, Known, Meta, Wrong};
 use crate::blocking_pool::elsewhere;
+use crate::external;
 use crate::lines::{LineError, Lines};
 
 /// How long answers may take.
@@ -117,10 +118,7 @@ impl ApiError {
 
 impl From<std::io::Error> for ApiError {
     fn from(error: std::io::Error) -> ApiError {
-        match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-            Some(tls) => ApiError::Tls(tls.clone()),
-            None => ApiError::Io(error),
-        }
+        external::tls_error(error).map_or_else(ApiError::Io, ApiError::Tls)
     }
 }
 
