@@ -303,11 +303,11 @@ impl Supervisor {
     ) -> Option<Conversation> {
         let (remote, held) = (accepted.peer.address, orphan.map(|orphan| orphan.held));
         let request = Request::Accepted { local, remote, router, held };
-        let note = |conversation: &OwnedFd| Some(accepted.entry.begin(conversation));
+        let entry = Some(&accepted.entry);
         let socket = accepted.socket.as_fd();
         match orphan {
-            Some(orphan) => self.link.begin(&request, &[socket, orphan.as_fd()], wait, note),
-            None => self.link.begin(&request, &[socket], wait, note),
+            Some(orphan) => self.link.begin(&request, &[socket, orphan.as_fd()], wait, entry),
+            None => self.link.begin(&request, &[socket], wait, entry),
         }
     }
 

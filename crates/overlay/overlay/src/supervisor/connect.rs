@@ -175,7 +175,7 @@ impl Supervisor {
     fn ask(&self, call: &Call, socket: &OwnedFd, address: Address) -> Asked {
         let from = Address::of_socket(socket).map(|own| own.ip()).filter(|own| !own.is_unspecified());
         let request = Request::Connect { to: address.to, from };
-        let Some(conversation) = self.link.begin(&request, &[socket.as_fd()], Wait::Connect, |_| None) else {
+        let Some(conversation) = self.link.begin(&request, &[socket.as_fd()], Wait::Connect, None) else {
             return Asked::Stay;
         };
         match conversation.receive(|| call.waits()) {

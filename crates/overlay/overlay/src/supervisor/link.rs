@@ -23,7 +23,7 @@ use shunt_sys::{Errno, seqpacket};
 use super::NEVER;
 use super::deadline::{Deadline, GRACE, Wait};
 use super::held::{HeldConnection, HeldConnections};
-use super::record::{Noted, Record};
+use super::record::{Entry, Noted, Record};
 use crate::marks;
 use crate::message::{self, Answer, MessageError, NO_NUMBER, Request, VERSION, Welcome};
 
@@ -353,13 +353,13 @@ impl Link {
     }
 
     /// Begins a conversation about one connection, with these descriptors. Returns `None` if there is
-    /// no router. `note` notes its descriptor before anything is sent.
+    /// no router. The entry of an accepted connection names the conversation before anything is sent.
     pub(super) fn begin(
         &self,
         request: &Request,
         shown: &[BorrowedFd<'_>],
         wait: Wait,
-        note: impl Fn(&OwnedFd) -> Option<Noted>,
+        entry: Option<&Entry>,
     ) -> Option<Conversation> {
         if !self.is_up() {
             return None;
@@ -370,7 +370,7 @@ impl Link {
             let kept = self.kept().pop().map(|(socket, _)| socket);
             let is_kept = kept.is_some();
             let socket = kept.or_else(|| self.dial(deadline))?;
-            let noted = note(&socket);
+            let noted = entry.map(|entry| entry.begin(&socket));
             let conversation = Conversation {
                 socket: Some(socket),
                 noted,
