@@ -146,14 +146,25 @@ fn etcd(found: &Value) -> String {
         return String::new();
     }
     let entries = found["entries"].as_u64().unwrap_or(0);
-    match (found["error"].as_str(), found["advice"].as_str()) {
-        (Some(error), Some(advice)) => {
-            format!("etcd, {entries} entries known: {}: {}\n\n", visible(error), visible(advice))
-        }
-        _ if found["watching"] == true && found["published"] == true => {
-            format!("etcd: connected, {entries} entries\n\n")
-        }
-        _ => "etcd: not connected yet\n\n".to_owned(),
+    if found["error"].is_string() {
+        format!("etcd, {entries} entries known: {}\n\n", advised(found))
+    } else if found["watching"] == true && found["published"] == true {
+        format!("etcd: connected, {entries} entries\n\n")
+    } else {
+        "etcd: not connected yet\n\n".to_owned()
+    }
+}
+
+/// Returns a text of the router without characters that would change the terminal.
+fn said(text: &Value) -> String {
+    visible(text.as_str().unwrap_or_default()).to_string()
+}
+
+/// Returns the error of a source, with the advice if there is some.
+fn advised(failure: &Value) -> String {
+    match failure["advice"].as_str() {
+        Some(advice) => format!("{}: {advice}", said(&failure["error"])),
+        None => said(&failure["error"]),
     }
 }
 
@@ -161,11 +172,6 @@ fn etcd(found: &Value) -> String {
 fn kubernetes(source: &Value) -> String {
     let Some(resources) = source["resources"].as_object() else { return String::new() };
     let server = source["server"].as_str().unwrap_or("this pod's cluster");
-    let said = |it: &Value| visible(it.as_str().unwrap_or_default()).to_string();
-    let advised = |failure: &Value| match failure["advice"].as_str() {
-        Some(advice) => format!("{}: {advice}", said(&failure["error"])),
-        None => said(&failure["error"]),
-    };
     let mut text = format!("the Kubernetes API of {}, node {}\n", visible(server), said(&source["node"]));
     let row = |(name, feed): (&String, &Value)| {
         let connected = if feed["connected"] == true { said(&feed["state"]) } else { "not connected".into() };
