@@ -17,15 +17,6 @@ use shunt_netns::Net;
 const MOVED: &str = "10.50.1.7";
 const ETCD: &str = "http://192.168.77.1:2379";
 
-/// Starts etcd on host a, with an empty store.
-fn start_etcd(lab: &mut Lab, directory: &str) -> usize {
-    let mut etcd = Command::new("etcd");
-    etcd.arg("--data-dir").arg(lab.path(directory));
-    etcd.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
-    etcd.args(["--listen-peer-urls", "http://192.168.77.1:2380"]);
-    lab.launch_on_host(A, &mut etcd, "ready to serve client requests")
-}
-
 /// Runs a server with a supervisor in the container that has moved to host b.
 fn serve(lab: &mut Lab) -> (Net, usize) {
     let container = lab.add(B, MOVED.parse().expect("an address"));
@@ -40,7 +31,7 @@ fn serve(lab: &mut Lab) -> (Net, usize) {
 fn found_by(endpoints: &str) -> (Lab, usize, (Net, usize)) {
     let mut lab = Lab::build();
     lab.configuration = format!("[etcd]\nendpoints = [{endpoints}]\nlease-s = 2");
-    let etcd = start_etcd(&mut lab, "etcd");
+    let etcd = lab.start_etcd("etcd", ETCD, &[]);
     lab.start(A);
     lab.start(B);
     let served = serve(&mut lab);
@@ -82,7 +73,7 @@ fn a_container_that_has_moved_is_found_also_while_etcd_is_dead() {
     assert!(takes_the_host_network(&lab, MOVED), "{}", lab.status(A));
     assert!(takes_the_host_network(&lab, MOVED), "{}", lab.status(A));
     // An etcd that has lost its data gets the entries again.
-    start_etcd(&mut lab, "another");
+    lab.start_etcd("another", ETCD, &[]);
     lab::await_until(
         || known(&lab)["watching"] == true && known(&lab)["published"] == true && known(&lab)["entries"] == 3,
         || lab.status(A).to_string(),
@@ -94,13 +85,14 @@ const SECURE: &str = "https://192.168.77.1:2379";
 
 /// Starts an etcd that requires TLS with a certificate of clients.
 fn start_secure_etcd(lab: &mut Lab) -> usize {
-    let mut etcd = Command::new("etcd");
-    etcd.arg("--data-dir").arg(lab.path("etcd")).arg("--client-cert-auth");
-    etcd.args(["--listen-client-urls", SECURE, "--advertise-client-urls", SECURE]);
-    etcd.args(["--listen-peer-urls", "http://192.168.77.1:2380"]);
-    etcd.arg("--cert-file").arg(lab.path("server.crt")).arg("--key-file").arg(lab.path("server.key"));
-    etcd.arg("--trusted-ca-file").arg(lab.path("ca.crt"));
-    lab.launch_on_host(A, &mut etcd, "ready to serve client requests")
+    let file = |option: &str, name: &str| format!("--{option}={}", lab.path(name).display());
+    let options = [
+        "--client-cert-auth".to_owned(),
+        file("cert-file", "server.crt"),
+        file("key-file", "server.key"),
+        file("trusted-ca-file", "ca.crt"),
+    ];
+    lab.start_etcd("etcd", SECURE, &options)
 }
 
 /// The routers are a user that may read and write below their prefix only. Files are read again, and
@@ -230,7 +222,7 @@ fn connections_to_a_host_that_no_file_names_are_under_the_next_routers_policy() 
     let mut lab = Lab::build();
     lab.configuration = format!("[etcd]\nendpoints = ['{ETCD}']\nlease-s = 2");
     lab.names_others = false;
-    let etcd = start_etcd(&mut lab, "etcd");
+    let etcd = lab.start_etcd("etcd", ETCD, &[]);
     lab.start(A);
     lab.start(B);
     let mut server = lab.command(B, true, go("server"));

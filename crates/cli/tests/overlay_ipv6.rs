@@ -240,11 +240,7 @@ fn a_container_that_has_moved_is_found_by_etcd() {
     const MOVED: &str = "fd00:50:1::7";
     let mut lab = Lab::with_both_prefixes(true);
     lab.configuration = format!("[etcd]\nendpoints = ['{ETCD}']\nlease-s = 2");
-    let mut etcd = Command::new("etcd");
-    etcd.arg("--data-dir").arg(lab.path("etcd"));
-    etcd.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
-    etcd.args(["--listen-peer-urls", "http://192.168.77.1:2380"]);
-    lab.launch_on_host(A, &mut etcd, "ready to serve client requests");
+    lab.start_etcd("etcd", ETCD, &[]);
     lab.start(A);
     lab.start(B);
     // The configuration places this address on host a.

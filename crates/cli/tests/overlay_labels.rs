@@ -141,11 +141,7 @@ server.serve_forever()
 fn docker_labels_reach_other_hosts_through_etcd() {
     const ETCD: &str = "http://192.168.77.1:2379";
     let mut lab = Lab::build();
-    let mut etcd = Command::new("etcd");
-    etcd.arg("--data-dir").arg(lab.path("etcd"));
-    etcd.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
-    etcd.args(["--listen-peer-urls", "http://192.168.77.1:2380"]);
-    lab.launch_on_host(A, &mut etcd, "ready to serve client requests");
+    lab.start_etcd("etcd", ETCD, &[]);
     let write = |lab: &Lab, host: usize, address: &str, app: &str| {
         let container = json!([{ "Id": "1f", "Names": ["/one"], "Labels": { "app": app },
             "NetworkSettings": { "Networks": { "across": { "IPAddress": address } } } }]);

@@ -18,7 +18,6 @@ mod postgres;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use lab::{A, B, Lab, SERVER, await_until, find, go};
 use nginx::Site;
@@ -136,7 +135,7 @@ fn serving() -> (Lab, usize) {
     lab.patience_ms = 1000;
     lab.hold_ms = 1000;
     lab.configuration = format!("[etcd]\nendpoints = ['{ETCD}']\nlease-s = 2");
-    let etcd = start_etcd(&mut lab);
+    let etcd = lab.start_etcd("etcd", ETCD, &[]);
     lab.start(A);
     lab.start(B);
     serve_quick(&mut lab);
@@ -162,14 +161,6 @@ fn serve_quick(lab: &mut Lab) {
     nginx::serve(lab, true, &site, &[("page".to_owned(), vec![b'x'; 3000])]);
     let mut server = lab.command(B, true, go("server"));
     lab.launch(B, server.args(["tcp4", ":9000"]), "listening");
-}
-
-fn start_etcd(lab: &mut Lab) -> usize {
-    let mut etcd = Command::new("etcd");
-    etcd.arg("--data-dir").arg(lab.path("etcd"));
-    etcd.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
-    etcd.args(["--listen-peer-urls", "http://192.168.77.1:2380"]);
-    lab.launch_on_host(A, &mut etcd, "ready to serve client requests")
 }
 
 /// Kills all supervisors in a host's container, and waits for their successors.
@@ -263,7 +254,7 @@ fn outlive(mut lab: Lab, etcd: usize, clients: &str) {
     lab.kill(B);
     lab.start(B);
     load.await_moved(&lab);
-    start_etcd(&mut lab);
+    lab.start_etcd("etcd", ETCD, &[]);
     await_until(|| is_watching(&lab), || lab.status(A).to_string());
     load.await_moved(&lab);
     expect_no_reset(&lab);

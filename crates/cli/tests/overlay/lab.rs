@@ -435,6 +435,15 @@ impl Lab {
         self.spawn(command, word)
     }
 
+    /// Starts etcd on host a, with its data in this directory of the lab.
+    pub(crate) fn start_etcd(&mut self, directory: &str, url: &str, options: &[String]) -> usize {
+        let mut etcd = Command::new("etcd");
+        etcd.arg("--data-dir").arg(self.path(directory));
+        etcd.args(["--listen-client-urls", url, "--advertise-client-urls", url]);
+        etcd.args(["--listen-peer-urls", "http://192.168.77.1:2380"]).args(options);
+        self.launch_on_host(A, &mut etcd, "ready to serve client requests")
+    }
+
     /// Starts a command in another network namespace.
     pub(crate) fn launch_in(&mut self, net: &Net, command: &mut Command, word: &str) -> usize {
         let command = bound(net, command);
