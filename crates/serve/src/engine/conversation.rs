@@ -282,7 +282,7 @@ impl Conversation {
     fn end(&mut self, round: &Round<'_>) {
         if !self.place.client_is_behind(round.kernel.as_ref()) {
             self.ended = true;
-        } else if !matches!(sockopt::socket_error(&self.client), Ok(Ok(()))) {
+        } else if !is_sound(&self.client) {
             // The kernel drops them after an error.
             self.broken = true;
         }
@@ -312,9 +312,7 @@ impl Conversation {
         scratch[..left].copy_from_slice(&link.input);
         match link.read(&mut scratch[left..left + limits::READ]) {
             // As in `end`.
-            Ok(0)
-                if self.place.link_is_behind(at, round.kernel.as_ref())
-                    && matches!(sockopt::socket_error(&link.socket), Ok(Ok(()))) => {}
+            Ok(0) if self.place.link_is_behind(at, round.kernel.as_ref()) && is_sound(&link.socket) => {}
             Ok(0) => {
                 let fails = !link.is_idle();
                 self.lose(at, fails, Refusal::BackendGone, round);
@@ -922,6 +920,11 @@ impl Conversation {
     pub(crate) fn drain(&mut self) {
         self.ended = true;
     }
+}
+
+/// Returns true if a connection has had no error.
+fn is_sound(socket: &OwnedFd) -> bool {
+    matches!(sockopt::socket_error(socket), Ok(Ok(())))
 }
 
 /// Joins the answers to the parts of a message into one. `kept` is the kept beginning of the first
