@@ -41,6 +41,25 @@ fn an_echo_gives_back_every_byte() {
 }
 
 #[test]
+fn a_client_that_comes_before_the_kernel_half_is_loaded_moves_into_it() {
+    // The first exchange may come too late on a busy machine.
+    let is_early = (0..20).any(|_| {
+        let serving = Serving::early(Net::new(), "length-echo");
+        let mut client = serving.connect();
+        let mut exchange = |number: u32| {
+            let sent = message(0, number, 200);
+            client.write_all(&sent).unwrap();
+            assert_eq!(read_message(&mut client).unwrap(), sent);
+        };
+        exchange(0);
+        let is_early = serving.status()["kernel-half"] == "loading";
+        serving.until_in_kernel(|| exchange(1));
+        is_early
+    });
+    assert!(is_early, "the kernel half was always there before the first answer");
+}
+
+#[test]
 fn one_at_a_time_through_the_router() {
     for engine in ENGINES {
         let net = Net::new();

@@ -36,10 +36,7 @@ pub(super) fn serve(args: &ServeArgs) -> Result<()> {
     runtime.block_on(async {
         let shutdown = shutdown()?;
         let reload = signal(SignalKind::hangup())?;
-        let ready = |refusal: Option<&_>| {
-            if let Some(refusal) = refusal {
-                tracing::warn!("everything is served in user space: {refusal}");
-            }
+        let ready = || {
             tracing::info!("the service serves");
             notify(NotifyState::Ready);
         };
@@ -170,7 +167,10 @@ fn report(status: &Value) -> String {
         text += &format!("slower after a time in the kernel, until the connection ends: {why}\n");
     }
     let list = |name: &str| status[name].as_array().cloned().unwrap_or_default();
-    if status["without-kernel"].is_null() && status["engine"] != "user" {
+    if status["kernel-half"] == "loading" {
+        text += "the kernel half is being loaded; user space serves meanwhile\n";
+    }
+    if status["kernel-half"] == "loaded" {
         let without = list("backends").into_iter().filter(|backend| backend["kernel"] == false);
         let without: Vec<String> = without.map(|backend| word(&backend, "address")).collect();
         if !without.is_empty() {

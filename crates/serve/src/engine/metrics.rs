@@ -15,7 +15,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
 use super::counts::{KERNEL, USER};
-use super::shared::Shared;
+use super::shared::{Engine, Shared};
 use crate::service::layout::{Fill, Kind, Observed, Part};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -201,7 +201,7 @@ pub(crate) fn measure((name, value, grows): (&'static str, u64, bool)) -> Value 
 
 /// Returns the JSON for `shunt serve status`.
 pub(crate) fn status(shared: &Shared) -> Value {
-    let (counts, (_, backends)) = (&shared.counts, shared.backends());
+    let (counts, (_, backends), half) = (&shared.counts, shared.backends(), shared.half.summary());
     let engine =
         |at: usize| json!({ "messages": counts.messages[at].value(), "bytes": counts.bytes[at].value() });
     let moves: Vec<Value> = counts
@@ -216,7 +216,7 @@ pub(crate) fn status(shared: &Shared) -> Value {
         .enumerate()
         .map(|(at, backend)| {
             json!({
-                "kernel": at < shared.reach,
+                "kernel": at < half.reach,
                 "address": backend.address.to_string(),
                 "weight": backend.weight,
                 "up": backend.is_well(),
@@ -229,7 +229,10 @@ pub(crate) fn status(shared: &Shared) -> Value {
         .collect();
     json!({
         "service": shared.service.name(),
-        "engine": shared.engine,
+        "engine": if half.refusal.is_some() { Engine::User } else { shared.engine },
+        "kernel-half": half.state,
+        "without-kernel": half.refusal,
+        "stays-in-map": half.stays,
         "clients": counts.clients.value(),
         "open-connections": counts.open.load(Relaxed),
         "in-kernel": counts.in_kernel.load(Relaxed),

@@ -6,7 +6,7 @@
 //! docs/serve-protocol.md describes the moves, and why no byte is lost in them.
 //!
 //! `backends` and `choose` map keys to backends. A `worker` is a thread with its conversations.
-//! `shared` is the state that all threads use, and `drain` ends them. `files` fills
+//! `shared` is the state that all threads use, `half` loads their kernel engines, and `drain` ends them. `files` fills
 //! content stores. `registrar` has the changes of backends that a service asks for. `counts` and
 //! `metrics` report. `server` starts and stops the service.
 
@@ -22,6 +22,7 @@ mod delays;
 mod drain;
 mod events;
 mod files;
+mod half;
 mod hub;
 mod inboxes;
 mod kernel;

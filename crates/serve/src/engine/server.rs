@@ -25,6 +25,7 @@ use super::backends::{Backend, Backends, Changes};
 use super::choose::Hashing;
 use super::drain::Drain;
 use super::files::{self, Files, Filled};
+use super::half::{Half, Source};
 use super::kernel::{Kernel, Stores};
 use super::limiter::Limit;
 use super::metrics;
@@ -35,7 +36,7 @@ use crate::service::Service;
 use crate::service::layout::Layout;
 use crate::service::store::Store;
 use crate::service::trial::Trial;
-use crate::service::verifier::LoadError;
+use crate::service::verifier::{LoadError, check_loadable};
 
 /// The options of a service.
 pub struct Options {
@@ -143,11 +144,11 @@ pub fn try_kernel(object: &[u8], answers: bool) -> Result<(), LoadError> {
 
 /// Runs a service until `shutdown` completes and its conversations have ended.
 ///
-/// `ready` is called once it serves, with the reason if it runs without the kernel. Each `hangup`
-/// reads the backends again. Needs a tokio runtime with I/O and time.
+/// `ready` is called once it serves. Each `hangup` reads the backends again. Needs a tokio runtime with I/O and
+/// time.
 pub async fn run(
-    options: Options,
-    ready: impl FnOnce(Option<&LoadError>),
+    mut options: Options,
+    ready: impl FnOnce(),
     mut hangup: Signal,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
@@ -157,20 +158,40 @@ pub async fn run(
     };
     let backends = read(&changes.borrow(), None)?;
     let control = Control::open(SERVICE, &options.control).map_err(listening(options.control.display()))?;
-    let (kernels, refusal) = kernels(&options, backends.list.len())?;
+    let source = Source {
+        object: std::mem::take(&mut options.object),
+        state: options.store.clone(),
+        contents: options.contents.clone(),
+        limit: options.limit.clone(),
+        backends: backends.list.len(),
+        is_auto: options.engine == Engine::Auto,
+        answers: options.service.properties().answers,
+        threads: options.threads,
+    };
+    let layout = Layout::read(&source.object);
+    let refusal = refusal(&options, &source.object)?;
+    let loads_meanwhile = options.engine == Engine::Auto && refusal.is_none();
+    let half = match (options.engine, refusal) {
+        (Engine::User, _) => Half::unused(),
+        (Engine::Kernel, _) => Half::ended(Ok(source.load()?)),
+        (Engine::Auto, None) => Half::loading(),
+        (Engine::Auto, Some(error)) => Half::ended(Err(error)),
+    };
     let drain = Drain::new(options.threads).map_err(Error::Threads)?;
-    let engine = if refusal.is_some() { Engine::User } else { options.engine };
-    let state = (options.store.clone(), Layout::read(&options.object));
-    let mut shared = Shared::new(options.service.clone(), state, engine, backends, drain);
+    let state = (options.store.clone(), layout);
+    let mut shared = Shared::new(options.service.clone(), state, (options.engine, half), backends, drain);
     shared.limit = options.limit.clone();
     shared.registrar.networks = options.may_register.clone();
-    shared.reach = kernels.first().map_or(0, Kernel::reach);
     let shared = Arc::new(shared);
-    let stays = kernels.iter().find_map(Kernel::stays).map(ToString::to_string);
     let filled = files::fill(&shared, &options.files, &Filled::default()).map_err(Error::Content)?;
     let filled = RefCell::new(filled);
     shared.start();
-    let (threads, paths) = crew(&options, &shared, kernels)?;
+    let (threads, paths) = crew(&options, &shared)?;
+    if loads_meanwhile {
+        let (thread, shared) = (std::thread::Builder::new().name("serve-kernel".to_owned()), shared.clone());
+        // It is not awaited at the end: it may be waiting for the verifier, or for a processor.
+        drop(thread.spawn(move || load(source, &shared)).map_err(Error::Threads)?);
+    }
     if let Some(address) = options.metrics {
         let listener = TcpListener::bind(address).await.map_err(listening(address))?;
         let page = shared.clone();
@@ -210,8 +231,6 @@ pub async fn run(
         let listen: Vec<String> = options.listen.iter().map(Address::to_string).collect();
         status["listen"] = json!(listen.join(", "));
         status["uptime-seconds"] = json!(began.elapsed().as_secs());
-        status["without-kernel"] = json!(refusal.as_ref().map(ToString::to_string));
-        status["stays-in-map"] = json!(stays);
         status
     };
     let mut obey = async |asked: &mut mpsc::Receiver<Asked<Request>>| {
@@ -248,7 +267,7 @@ pub async fn run(
         }
     };
     let (sender, mut asked) = mpsc::channel(16);
-    ready(refusal.as_ref());
+    ready();
     tokio::select! {
         () = shutdown => {}
         () = control.serve(sender) => {}
@@ -279,46 +298,38 @@ fn dump(shared: &Shared, name: &str) -> Result<Value, String> {
     })
 }
 
-/// Returns an error if the kernel's verifier rejects a function of the service. Without the right to
-/// load programs, it cannot be asked.
-fn verify(options: &Options) -> Result<(), Error> {
-    if !options.verify {
-        return Ok(());
+/// Returns why no program can be loaded at all, or an error if the kernel's verifier rejects a function of
+/// the service. With `--engine kernel`, loading tells both.
+fn refusal(options: &Options, object: &[u8]) -> Result<Option<LoadError>, Error> {
+    if options.engine == Engine::Kernel {
+        return Ok(None);
     }
-    match Trial::load(&options.object) {
-        Err(error @ LoadError::Unsafe(_)) => Err(Error::Unverified(error)),
-        _ => Ok(()),
+    // Without the right to load programs, the verifier cannot be asked.
+    let refusal = check_loadable(object).err();
+    if refusal.is_none()
+        && options.verify
+        && let Err(error @ LoadError::Unsafe(_)) = Trial::load(object)
+    {
+        return Err(Error::Unverified(error));
     }
+    Ok(refusal)
 }
 
-/// Loads a kernel engine for each thread, or returns the reason why there is none.
-fn kernels(options: &Options, backends: usize) -> Result<(Vec<Kernel>, Option<LoadError>), Error> {
-    if options.engine == Engine::User {
-        verify(options)?;
-        return Ok((Vec::new(), None));
-    }
-    let (is_auto, answers) = (options.engine == Engine::Auto, options.service.properties().answers);
-    let (state, contents) = (Some(&*options.store), options.contents.as_deref());
-    let stores = Stores { state, contents, limit: options.limit.as_ref() };
-    let load = |_| Kernel::load(&options.object, stores, backends, is_auto, answers);
-    match (0..options.threads).map(load).collect() {
-        Ok(kernels) => Ok((kernels, None)),
-        Err(error) if options.engine == Engine::Kernel => Err(error.into()),
-        Err(error) => {
-            // The engine around the functions may be too large, though they are safe.
-            verify(options)?;
-            Ok((Vec::new(), Some(error)))
-        }
+/// Loads the kernel engines while user space serves, and then watches the delays of the kernel's worker
+/// threads, until the service ends.
+fn load(source: Source, shared: &Shared) {
+    let loaded = source.load();
+    drop(source);
+    let is_loaded = loaded.is_ok();
+    shared.half.end(loaded);
+    shared.drain.wake();
+    if is_loaded && let Some(probe) = shared.delays.prepare() {
+        shared.delays.watch(probe, shared);
     }
 }
 
 /// Starts the threads. The paths of Unix sockets are removed when they are dropped.
-fn crew(
-    options: &Options,
-    shared: &Arc<Shared>,
-    kernels: Vec<Kernel>,
-) -> Result<(Vec<JoinHandle<()>>, Vec<Bound>), Error> {
-    let mut kernels = kernels.into_iter();
+fn crew(options: &Options, shared: &Arc<Shared>) -> Result<(Vec<JoinHandle<()>>, Vec<Bound>), Error> {
     let (mut threads, mut paths) = (Vec::new(), Vec::new());
     let mut listeners: Vec<Vec<OwnedFd>> = shared.drain.wakes().iter().map(|_| Vec::new()).collect();
     for address in &options.listen {
@@ -327,18 +338,10 @@ fn crew(
         paths.extend(path);
     }
     for (number, (wake, listeners)) in shared.drain.wakes().iter().zip(listeners).enumerate() {
-        let worker = Worker::new(number, shared.clone(), listeners, wake.clone(), kernels.next());
+        let worker = Worker::new(number, shared.clone(), listeners, wake.clone());
         let worker = worker.map_err(|error| Error::Threads(error.into()))?;
         let thread = std::thread::Builder::new().name(format!("serve-{number}"));
         threads.push(thread.spawn(move || worker.run()).map_err(Error::Threads)?);
-    }
-    if shared.engine == Engine::Auto
-        && let Some(probe) = shared.delays.prepare()
-    {
-        let (thread, shared) = (std::thread::Builder::new().name("serve-delays".to_owned()), shared.clone());
-        let watch = move || shared.delays.watch(probe, &shared);
-        // It is not awaited at the end: it may be waiting for a processor.
-        drop(thread.spawn(watch).map_err(Error::Threads)?);
     }
     Ok((threads, paths))
 }

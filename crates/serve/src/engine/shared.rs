@@ -9,6 +9,7 @@ use super::backends::Backends;
 use super::counts::Counts;
 use super::delays::Delays;
 use super::drain::Drain;
+use super::half::Half;
 use super::hub::{Hub, Item};
 use super::limiter::Limit;
 use super::registrar::{Change, Registrar};
@@ -41,8 +42,7 @@ pub(crate) struct Shared {
     backends: RwLock<(u64, Arc<Backends>)>,
     pub(crate) hub: Hub,
     pub(crate) drain: Drain,
-    /// How many of the backends have places in the kernel.
-    pub(crate) reach: usize,
+    pub(crate) half: Half,
     /// Changes of the backends that the service asks for.
     pub(crate) registrar: Registrar,
     pub(crate) delays: Delays,
@@ -58,7 +58,7 @@ impl Shared {
     pub(crate) fn new(
         service: Arc<dyn Service>,
         (store, layout): (Arc<Store>, Layout),
-        engine: Engine,
+        (engine, half): (Engine, Half),
         backends: Backends,
         drain: Drain,
     ) -> Shared {
@@ -72,7 +72,7 @@ impl Shared {
             backends: RwLock::new((0, Arc::new(backends))),
             hub: Hub::new(drain.wakes()),
             drain,
-            reach: 0,
+            half,
             registrar: Registrar::default(),
             delays: Delays::default(),
         }

@@ -107,7 +107,6 @@ impl Worker {
         shared: Arc<Shared>,
         listeners: Vec<OwnedFd>,
         wake: Arc<OwnedFd>,
-        kernel: Option<Kernel>,
     ) -> rustix::io::Result<Worker> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         for listener in &listeners {
@@ -121,17 +120,13 @@ impl Worker {
         }
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
         let (generation, backends) = shared.backends();
-        if let Some(kernel) = &kernel {
-            epoll::add(&epoll, kernel.events(), EventData::new_u64(LEFT), EventFlags::IN)?;
-            kernel.set_backends(&backends);
-        }
         let scratch = vec![0; shared.service.properties().max_message + limits::READ];
-        Ok(Worker {
+        let mut worker = Worker {
             shared,
             epoll,
             listeners,
             wake,
-            kernel,
+            kernel: None,
             backends,
             generation,
             conversations: Vec::new(),
@@ -151,7 +146,18 @@ impl Worker {
             items: Vec::new(),
             wheel: Wheel::new(milliseconds()),
             service_timers: Default::default(),
-        })
+        };
+        worker.take_kernel()?;
+        Ok(worker)
+    }
+
+    /// Takes the kernel engine of this thread, if it has been loaded since the last call.
+    fn take_kernel(&mut self) -> rustix::io::Result<()> {
+        let Some(kernel) = self.shared.half.take(self.number) else { return Ok(()) };
+        epoll::add(&self.epoll, kernel.events(), EventData::new_u64(LEFT), EventFlags::IN)?;
+        kernel.set_backends(&self.backends);
+        self.kernel = Some(kernel);
+        Ok(())
     }
 
     /// Runs until the service stops and its last conversation has ended, or its deadline has
@@ -315,6 +321,9 @@ impl Worker {
         let changed = generation != self.generation;
         let stops = self.shared.drain.is_stopping();
         self.look_at_delays(now);
+        if let Err(error) = self.take_kernel() {
+            tracing::error!(%error, "this thread serves in user space only");
+        }
         if stops {
             self.listeners.clear();
         }

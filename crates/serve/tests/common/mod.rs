@@ -44,6 +44,8 @@ struct Extra {
     drain: Option<Duration>,
     /// The file of backends.
     backends: String,
+    /// The test does not wait for the kernel half.
+    is_early: bool,
 }
 
 pub(crate) const ENGINES: [Engine; 3] = [Engine::User, Engine::Kernel, Engine::Auto];
@@ -82,6 +84,16 @@ impl Serving {
         let service = Arc::new(builtin.native.with_store(store.clone()));
         let extra = Extra { listen: listen.to_vec(), backends: toml(backends), ..Extra::default() };
         Serving::run_with(net, (service, builtin.object), (store, None), engine, extra)
+    }
+
+    /// Starts a builtin service with the automatic engine, whose kernel half may still be loading.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn early(net: Net, name: &str) -> Serving {
+        let builtin = builtin::named(name).expect("a builtin");
+        let store = Store::new(builtin.native.state(), true).unwrap();
+        let service = Arc::new(builtin.native.with_store(store.clone()));
+        let extra = Extra { is_early: true, ..Extra::default() };
+        Serving::run_with(net, (service, builtin.object), (store, None), Engine::Auto, extra)
     }
 
     /// Starts a builtin service that cuts the connections that are open so long after its end began.
@@ -184,17 +196,21 @@ impl Serving {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                 runtime.block_on(async {
                     let hangup = signal(SignalKind::hangup()).unwrap();
-                    let told = move |refusal: Option<&_>| {
-                        assert!(refusal.is_none(), "{refusal:?}");
-                        ready.send(()).unwrap();
-                    };
+                    let ready = move || ready.send(()).unwrap();
                     let shutdown = async { drop(stopped.await) };
-                    engine::run(options, told, hangup, shutdown).await.unwrap();
+                    engine::run(options, ready, hangup, shutdown).await.unwrap();
                 });
             })
         });
         is_ready.recv().expect("the service runs; as root, for it loads programs into the kernel");
-        Serving { net, address, store: kept, directory, stop: Some(stop), thread: Some(thread) }
+        let serving =
+            Serving { net, address, store: kept, directory, stop: Some(stop), thread: Some(thread) };
+        if !extra.is_early {
+            serving.wait("the kernel half is loaded", |status| status["kernel-half"] != "loading");
+        }
+        let status = serving.status();
+        assert_eq!(status["without-kernel"], Value::Null, "{status:#}");
+        serving
     }
 
     pub(crate) fn connect(&self) -> TcpStream {
