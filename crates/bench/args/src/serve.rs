@@ -55,6 +55,8 @@ pub enum Group {
     /// 50 connections that fetch a file of 1 KiB: from nginx, its proxy_cache, the cache of
     /// builtin:http-proxy or a floor
     Static,
+    /// The time from the start of each builtin service to its first client
+    Start,
 }
 
 impl Arguments {

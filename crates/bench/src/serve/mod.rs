@@ -1,6 +1,7 @@
 //! `shunt bench serve`: the two benchmarks of the Slick thesis, an echo and a forwarder of Thrift
 //! messages, and a cache. It compares a plain program in user space with each engine of `shunt
-//! serve`. `proxy` compares HTTP proxies and caches. All take turns in every round, and the first one rotates.
+//! serve`. `proxy` compares HTTP proxies and caches, and
+//! `start` how long services take to begin. All take turns in every round, and the first one rotates.
 
 mod cache;
 mod closed;
@@ -9,6 +10,7 @@ mod points;
 mod proxy;
 mod report;
 mod side;
+mod starts;
 mod way;
 
 use std::time::{Duration, Instant};
@@ -54,13 +56,19 @@ impl Line {
 pub(crate) fn compare(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.payloads.iter().all(|payload| *payload >= 32), "a payload has 32 bytes at least");
     let (machine, begin) = (Machine::describe(), Instant::now());
-    let (lines, proxies) = measure(arguments)?;
-    let report = Report::new(machine, arguments, (&lines, proxies), begin.elapsed());
+    let report = Report::new(machine, arguments, measure(arguments)?, begin.elapsed());
     let (output, svg) = (&arguments.output, arguments.svg.as_deref());
     write_with_svg(output, "shunt bench serve", &report, report.plots(), svg, &report.text())
 }
 
-fn measure(arguments: &Arguments) -> Result<(Vec<Line>, Vec<proxy::Row>)> {
+/// What was measured.
+struct Measured {
+    lines: Vec<Line>,
+    proxies: Vec<proxy::Row>,
+    starts: Vec<starts::Row>,
+}
+
+fn measure(arguments: &Arguments) -> Result<Measured> {
     let stage = Stage::set()?;
     let sinks = stage.namespace.inside(Sinks::open)?;
     let mut lines = lines(arguments);
@@ -90,15 +98,23 @@ fn measure(arguments: &Arguments) -> Result<(Vec<Line>, Vec<proxy::Row>)> {
     for contest in contests(arguments) {
         proxies.extend(proxy::measure(contest, arguments, &stage, &progress)?);
     }
+    let starts = match is_wanted(arguments, Group::Start) {
+        true => starts::measure(arguments.output.repeats, &stage, &progress)?,
+        false => Vec::new(),
+    };
     progress.end();
-    Ok((lines, proxies))
+    Ok(Measured { lines, proxies, starts })
+}
+
+/// Returns true if a measurement is asked for.
+fn is_wanted(arguments: &Arguments, group: Group) -> bool {
+    arguments.only.is_empty() || arguments.only.contains(&group)
 }
 
 /// Returns the comparisons of the HTTP proxy that are wanted.
 fn contests(arguments: &Arguments) -> Vec<proxy::Contest> {
     let all = [(Group::Proxy, proxy::PROXIES), (Group::Static, proxy::STATIC)];
-    let is_wanted = |group: &Group| arguments.only.is_empty() || arguments.only.contains(group);
-    all.into_iter().filter(|(group, _)| is_wanted(group)).map(|(_, contest)| contest).collect()
+    all.into_iter().filter(|(group, _)| is_wanted(arguments, *group)).map(|(_, contest)| contest).collect()
 }
 
 fn lines(arguments: &Arguments) -> Vec<Line> {
@@ -112,12 +128,11 @@ fn lines(arguments: &Arguments) -> Vec<Line> {
             Group::Forward => payloads.map(|payload| Load::Forward { payload }).collect(),
             Group::Sparse => payloads.map(|payload| Load::Sparse { payload }).collect(),
             Group::Cache => [1, 16].map(|outstanding| Load::Cache { bytes: CACHED, outstanding }).to_vec(),
-            // Their sides are other programs.
-            Group::Proxy | Group::Static => Vec::new(),
+            // They have other tables.
+            Group::Proxy | Group::Static | Group::Start => Vec::new(),
         }
     };
-    let groups = Group::value_variants().iter().copied();
-    let groups = groups.filter(|group| arguments.only.is_empty() || arguments.only.contains(group));
+    let groups = Group::value_variants().iter().copied().filter(|group| is_wanted(arguments, *group));
     let line = |group, load| Line { group, load, samples: vec![Vec::new(); WAYS.len()] };
     groups.flat_map(|group| loads(group).into_iter().map(move |load| line(group, load))).collect()
 }

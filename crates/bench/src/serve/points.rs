@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use shunt_bench_args::serve::Arguments;
+use shunt_bench_args::serve::{Arguments, Group};
 
 use super::load::Sample;
-use super::{AROUND, Line, lines, measure};
+use super::{AROUND, Line, lines, measure, starts};
 use crate::comparison::{self, Comparison, Figure, Point, Quantity, Taken, root_only};
 use crate::worker::name;
 
@@ -18,12 +18,13 @@ impl Comparison for Arguments {
     fn length(&self) -> (u64, Duration) {
         let proxies: usize = super::contests(self).into_iter().map(super::proxy::Contest::turns).sum();
         let ways: usize = lines(self).iter().map(|line| line.ways().len()).sum();
-        let turns = (ways + proxies) * self.output.repeats as usize;
+        let starts = if super::is_wanted(self, Group::Start) { starts::turns() } else { 0 };
+        let turns = (ways + proxies + starts) * self.output.repeats as usize;
         (turns as u64, self.time() + AROUND)
     }
 
     fn measure(&self) -> Result<Taken> {
-        Ok(points(&measure(self)?.0).into())
+        Ok(points(&measure(self)?.lines).into())
     }
 
     #[cfg(test)]

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::load::{CACHE_CLIENTS, CLIENTS, Load, SINKS, Sample};
 use super::way::{WAYS, Way, ways};
-use super::{Arguments, Group, Line, proxy};
+use super::{Arguments, Group, Line, Measured, proxy, starts};
 use crate::machine::Machine;
 use crate::report::{Axes, Plot, Series, TextLine, or_dash};
 use crate::stats::Spread;
@@ -21,6 +21,7 @@ pub(super) struct Report {
     seconds_in_all: f64,
     tables: Vec<Table>,
     proxies: Vec<proxy::Row>,
+    starts: Vec<starts::Row>,
 }
 
 #[derive(Debug, Serialize)]
@@ -55,7 +56,7 @@ impl Report {
     pub(super) fn new(
         machine: Machine,
         arguments: &Arguments,
-        (lines, proxies): (&[Line], Vec<proxy::Row>),
+        Measured { lines, proxies, starts }: Measured,
         all: Duration,
     ) -> Report {
         let groups = [Group::Echo, Group::EchoMany, Group::Forward, Group::Sparse, Group::Cache];
@@ -70,6 +71,7 @@ impl Report {
             seconds_in_all: all.as_secs_f64(),
             tables: groups.into_iter().filter_map(table).collect(),
             proxies,
+            starts,
         }
     }
 
@@ -87,6 +89,9 @@ impl Report {
             if self.proxies.iter().any(|row| row.is_of(contest)) {
                 proxy::write(contest, &self.proxies, &mut out);
             }
+        }
+        if !self.starts.is_empty() {
+            starts::write(&self.starts, &mut out);
         }
         out
     }
@@ -112,7 +117,7 @@ impl Table {
                 "cache",
                 format!("Cache, {CACHE_CLIENTS} connections, items of {} B, one thread", super::CACHED),
             ),
-            Group::Proxy | Group::Static => unreachable!("it has a table of another kind"),
+            Group::Proxy | Group::Static | Group::Start => unreachable!("it has a table of another kind"),
         };
         let is_latency = group == Group::Sparse;
         let lines = lines.iter().map(|line| Row::of(line, is_latency)).collect();

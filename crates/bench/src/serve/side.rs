@@ -122,7 +122,7 @@ impl Side {
                     "--drain",
                     "0",
                 ]);
-                command.arg("--backends").arg(file).arg("--control").arg(stage.path("control"));
+                command.arg("--backends").arg(file).arg("--control").arg(stage.control());
                 Ok(command)
             }
         }

@@ -83,7 +83,17 @@ impl Stage {
 
     /// Starts a server, which is ready when this returns.
     pub(super) fn start(&self, way: Way, load: Load) -> Result<Process> {
-        let mut command = match (way, load) {
+        let mut command = self.command(way, load)?;
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Process::spawn(&mut command, way.label())?;
+        let serves = || Ok(self.namespace.inside(|| Ok(TcpStream::connect(ADDRESS)?)).is_ok());
+        wait_until(PATIENCE, serves, || format!("{} does not serve", way.label()))?;
+        Ok(process)
+    }
+
+    /// Returns the command of a server for a load.
+    pub(super) fn command(&self, way: Way, load: Load) -> Result<Command> {
+        Ok(match (way, load) {
             (Way::Plain, Load::Echo { .. }) => {
                 let mut command = self.namespace.command(self.path("epoll_echo"));
                 command.arg(ADDRESS.port().to_string());
@@ -107,24 +117,9 @@ impl Stage {
                 command.args([ADDRESS.port(), SINKS, super::load::SINKS].map(|it| it.to_string()));
                 command
             }
-            _ => self.shunt(way, load)?,
-        };
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        let process = Process::spawn(&mut command, way.label())?;
-        let serves = || Ok(self.namespace.inside(|| Ok(TcpStream::connect(ADDRESS)?)).is_ok());
-        wait_until(PATIENCE, serves, || format!("{} does not serve", way.label()))?;
-        Ok(process)
-    }
-
-    fn shunt(&self, way: Way, load: Load) -> Result<Command> {
-        let shunt = find::shunt()?;
-        let mut command = self.namespace.command(shunt);
-        command.args(["serve", "--engine", way.label(), "--listen", &ADDRESS.to_string()]);
-        command.args(["--drain", "0", "--control"]).arg(self.path("control"));
-        match load {
-            Load::Echo { .. } => command.arg("builtin:echo"),
-            Load::Cache { .. } => command.arg("builtin:cache"),
-            _ => {
+            (_, Load::Echo { .. }) => self.serve(way, "builtin:echo")?,
+            (_, Load::Cache { .. }) => self.serve(way, "builtin:cache")?,
+            (_, Load::Forward { .. } | Load::Sparse { .. }) => {
                 let sinks = SINKS..SINKS + super::load::SINKS;
                 let backend = |port| format!("[[backend]]\naddress = '127.0.0.1:{port}'\n");
                 // Check the sinks' health only once an hour, because a health check's connection is
@@ -132,10 +127,24 @@ impl Stage {
                 let text: String = sinks.map(backend).collect();
                 let file = self.path("backends.toml");
                 std::fs::write(&file, format!("[health]\ninterval = 3600.0\n{text}"))?;
-                command.args(["builtin:thrift-forwarder", "--backends"]).arg(file)
+                let mut command = self.serve(way, "builtin:thrift-forwarder")?;
+                command.arg("--backends").arg(file);
+                command
             }
-        };
+        })
+    }
+
+    /// Returns the command of one of shunt's services.
+    pub(super) fn serve(&self, way: Way, service: &str) -> Result<Command> {
+        let mut command = self.namespace.command(find::shunt()?);
+        command.args(["serve", service, "--engine", way.label(), "--listen", &ADDRESS.to_string()]);
+        command.args(["--drain", "0", "--control"]).arg(self.control());
         Ok(command)
+    }
+
+    /// Returns the control socket of shunt's services.
+    pub(super) fn control(&self) -> PathBuf {
+        self.path("control")
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
