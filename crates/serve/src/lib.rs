@@ -9,6 +9,7 @@
 pub mod cache;
 pub mod engine;
 pub mod hash;
+mod per_thread;
 pub mod pubsub;
 pub mod service;
 pub mod workshop;

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,8 +32,18 @@ impl Serving {
 
     /// Starts a service in an existing network namespace.
     pub(crate) fn start_in(net: &Arc<Net>, shell: &Shell, arguments: &[&str]) -> Serving {
+        Serving::start_program(Path::new(env!("CARGO_BIN_EXE_shunt")), net, shell, arguments)
+    }
+
+    /// Starts a service by another build of shunt.
+    pub(crate) fn start_program(
+        program: &Path,
+        net: &Arc<Net>,
+        shell: &Shell,
+        arguments: &[&str],
+    ) -> Serving {
         let control = shell.path("control");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
+        let mut command = Command::new(program);
         command.args(["serve", "--listen", ADDRESS, "--control"]).arg(&control).args(arguments);
         command.stderr(Stdio::piped());
         let mut child = net.inside(|| command.spawn()).unwrap();

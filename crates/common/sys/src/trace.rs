@@ -5,6 +5,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use crate::{Errno, Result, raw};
 
 const PTRACE_CONT: usize = 7;
+const PTRACE_SINGLESTEP: usize = 9;
 const PTRACE_DETACH: usize = 17;
 const PTRACE_SYSCALL: usize = 24;
 const PTRACE_SEIZE: usize = 0x4206;
@@ -51,6 +52,11 @@ pub fn interrupt(thread: i32) -> Result<()> {
 /// Lets a stopped thread go on, with a signal or 0.
 pub fn go_on(thread: i32, signal: i32) -> Result<()> {
     request(PTRACE_CONT, thread, 0, signal as usize)
+}
+
+/// Lets a stopped thread execute one instruction, without the signal that it has stopped for.
+pub fn step(thread: i32) -> Result<()> {
+    request(PTRACE_SINGLESTEP, thread, 0, 0)
 }
 
 /// Lets a stopped thread go on to the begin or the end of its next system call.

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 
 use super::items::{Item, Items, New};
+use super::reader::{self, Found};
 use super::{At, Cache, Get, MAX_ITEM, MAX_KEY, meta, numbers};
 use crate::cache::memory::{Head, now};
 use crate::service::Verdict;
@@ -199,23 +200,34 @@ impl Cache {
 
     /// Appends the value of a key, if there is one.
     pub(super) fn get(&self, get: Get, expires: u32, key: &[u8], now: u32, to: &mut Vec<u8>) {
-        let mut items = self.items();
-        let found = items.find(key, now);
-        if let Some(item) = found {
-            items.touch(item, now);
-            if get.touches {
-                items.set_expires(item, expires);
-            }
-            items.answer(item, get.with_cas, to);
-        }
-        drop(items);
+        let found = match get {
+            Get { with_cas: false, touches: false } => reader::get(&self.memory, key, now, to),
+            _ => Found::Unknown,
+        };
+        let is_hit = match found {
+            Found::Hit => true,
+            Found::Miss => false,
+            Found::Unknown => self.get_locked(get, expires, key, now, to),
+        };
         let mut count = self.count();
-        match (get.touches, found.is_some()) {
+        match (get.touches, is_hit) {
             (true, true) => (count.touch, count.touch_hits) = (count.touch + 1, count.touch_hits + 1),
             (true, false) => count.touch += 1,
             (false, true) => (count.get, count.get_hits) = (count.get + 1, count.get_hits + 1),
             (false, false) => count.get += 1,
         }
+    }
+
+    /// Appends the value of a key. Returns true if there is one.
+    fn get_locked(&self, get: Get, expires: u32, key: &[u8], now: u32, to: &mut Vec<u8>) -> bool {
+        let mut items = self.items();
+        let Some(item) = items.find(key, now) else { return false };
+        items.touch(item, now);
+        if get.touches {
+            items.set_expires(item, expires);
+        }
+        items.answer(item, get.with_cas, to);
+        true
     }
 
     /// Serves a line with at most one key, or with an error.

@@ -1,5 +1,5 @@
 //! The items of the cache: finds, stores, evicts and moves them in the shared memory. All of it runs
-//! under one lock; `memory` describes what readers in the kernel see meanwhile.
+//! under one lock; `memory` describes what readers without it see meanwhile.
 //!
 //! Contents are appended to the *active* segment. The states of a segment:
 //!
@@ -13,7 +13,7 @@
 //! are evicted first: those that were not used for the longest time, or, for a content that needs
 //! more than an eighth, as many of that segment as it needs.
 
-use super::memory::{ENTRY, FETCHED, Head, Index, Memory, SEGMENT, Word};
+use super::memory::{ENTRY, FETCHED, Index, Memory, SEGMENT, Word};
 
 /// Marks of an item, for the meta commands.
 pub(super) const STALE: u16 = 1;
@@ -131,9 +131,9 @@ impl Items {
     pub(super) fn find(&mut self, key: &[u8], now: u32) -> Option<Item> {
         let hash = self.memory.hash(key);
         let item = Item { entry: self.look_up(key, hash)?, hash };
-        if self.is_flushed(item.entry, now) {
+        if self.memory.is_flushed(item.entry, now) {
             self.counters.flushed += 1;
-        } else if self.is_expired(item.entry, now) {
+        } else if self.memory.is_expired(item.entry, now) {
             self.counters.expired += 1;
         } else {
             return Some(item);
@@ -170,18 +170,6 @@ impl Items {
 
     fn content_length(&self, entry: Index) -> usize {
         self.memory.get(entry, Word::Lengths) as u32 as usize
-    }
-
-    fn is_expired(&self, entry: Index, now: u32) -> bool {
-        let expires = self.memory.get(entry, Word::Times) as u32;
-        expires != 0 && expires <= now
-    }
-
-    fn is_flushed(&self, entry: Index, now: u32) -> bool {
-        let (live, cas) = (self.memory.head(Head::OldestLive), self.memory.head(Head::OldestCas));
-        live != 0
-            && live <= u64::from(now)
-            && (self.memory.get(entry, Word::Times) >> 32 <= live || self.memory.get(entry, Word::Cas) < cas)
     }
 
     /// Notes a use of the item.
@@ -406,8 +394,8 @@ impl Items {
             if entry == 0 {
                 return None;
             }
-            if self.is_expired(entry, now)
-                || self.is_flushed(entry, now)
+            if self.memory.is_expired(entry, now)
+                || self.memory.is_flushed(entry, now)
                 || !self.memory.take_reference(entry)
             {
                 break;
@@ -420,9 +408,9 @@ impl Items {
 
     fn evict_this(&mut self, entry: Index, now: u32) -> usize {
         let size = (self.memory.block(self.content(entry) - BLOCK) >> 32) as usize;
-        if self.is_expired(entry, now) {
+        if self.memory.is_expired(entry, now) {
             self.counters.expired += 1;
-        } else if self.is_flushed(entry, now) {
+        } else if self.memory.is_flushed(entry, now) {
             self.counters.flushed += 1;
         } else {
             self.counters.evictions += 1;
@@ -590,6 +578,7 @@ mod tests {
 
     use super::super::memory::LEAST;
     use super::*;
+    use crate::cache::memory::Head;
 
     struct Random(u64);
 

@@ -14,8 +14,8 @@
 //!
 //! One thread at a time changes the memory (see `items`). It makes the sequence count of a bucket odd
 //! before it changes the chain, an entry or a content that the bucket leads to, and even afterwards.
-//! A reader in the kernel copies the content, and uses the copy only if the count was even before and
-//! is the same afterwards.
+//! A reader, in the kernel or in another thread (see `reader`), copies the content, and uses the copy only
+//! if the count was even before and is the same afterwards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
@@ -138,6 +138,20 @@ impl Memory {
         self.word(entry as usize * ENTRY + word as usize * 8).store(value, Relaxed);
     }
 
+    /// Returns true if the entry's item has expired.
+    pub(crate) fn is_expired(&self, entry: Index, now: u32) -> bool {
+        let expires = self.get(entry, Word::Times) as u32;
+        expires != 0 && expires <= now
+    }
+
+    /// Returns true if the entry's item is older than `flush_all`.
+    pub(crate) fn is_flushed(&self, entry: Index, now: u32) -> bool {
+        let (live, cas) = (self.head(Head::OldestLive), self.head(Head::OldestCas));
+        live != 0
+            && live <= u64::from(now)
+            && (self.get(entry, Word::Times) >> 32 <= live || self.get(entry, Word::Cas) < cas)
+    }
+
     /// Notes a use of an entry. The kernel notes uses too, at any time.
     pub(crate) fn note_use(&self, entry: Index, now: u32) {
         let word = self.word(entry as usize * ENTRY + Word::Used as usize * 8);
@@ -188,6 +202,30 @@ impl Memory {
         fence(SeqCst);
         count.store(before + 2, Release);
         result
+    }
+
+    /// Reads what the hash's bucket leads to, without the lock of those that change it. Returns `None` if it
+    /// has changed meanwhile. So whatever `read` finds may be parts of two states, and must be checked.
+    pub(crate) fn read<T>(&self, hash: u32, read: impl FnOnce() -> Option<T>) -> Option<T> {
+        let count = self.word(self.bucket(hash));
+        let before = count.load(Acquire);
+        if before % 2 == 1 {
+            return None;
+        }
+        let found = read();
+        fence(Acquire);
+        found.filter(|_| count.load(Relaxed) == before)
+    }
+
+    /// Copies bytes. Returns false if they are not inside.
+    #[must_use]
+    pub(crate) fn try_take(&self, offset: usize, bytes: &mut [u8]) -> bool {
+        self.store.try_take(offset, bytes)
+    }
+
+    /// Returns the word of an entry as [`Self::get`] does, or `None` if the entry is not inside.
+    pub(crate) fn try_get(&self, entry: Index, word: Word) -> Option<u64> {
+        self.store.at(entry as usize * ENTRY + word as usize * 8).map(|word| word.load(Relaxed))
     }
 
     /// Writes bytes that no entry leads to.

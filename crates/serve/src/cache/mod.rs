@@ -17,12 +17,14 @@ mod items;
 pub(crate) mod memory;
 mod meta;
 mod numbers;
+mod reader;
 mod stats;
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use crate::per_thread::PerThread;
 use crate::service::store::{Session, Store, StoreError};
 use crate::service::{Answer, Joined, Parse, Properties, Refusal, Service, Share, Verdict};
 use commands::Tokens;
@@ -50,19 +52,19 @@ pub struct Cache {
     items: Mutex<Items>,
     memory: Arc<Memory>,
     counts: Counts,
+    commands: PerThread<Mutex<stats::Commands>>,
     threads: usize,
     began: Instant,
     /// The wall clock's time when the cache's clock was 0.
     zero: i64,
 }
 
-/// Counters of commands.
+/// Counters of connections.
 #[derive(Debug, Default)]
 struct Counts {
     connections: AtomicU64,
     open: AtomicI64,
     verbosity: AtomicU64,
-    of: Mutex<stats::Commands>,
 }
 
 /// The words of the connection's state.
@@ -114,6 +116,7 @@ impl Cache {
             items: Mutex::new(Items::new(memory.clone())),
             memory,
             counts: Counts::default(),
+            commands: PerThread::new(threads),
             threads,
             began: Instant::now(),
             zero: wall.cast_signed() - i64::from(memory::now().0),
@@ -130,8 +133,9 @@ impl Cache {
         self.items.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the calling thread's counters of commands.
     fn count(&self) -> MutexGuard<'_, stats::Commands> {
-        self.counts.of.lock().unwrap_or_else(PoisonError::into_inner)
+        self.commands.own().lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Converts a client's expiry time to the cache's clock. 0 is never.

@@ -2,6 +2,9 @@
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::commands::Tokens;
 use super::commands::said;
@@ -9,7 +12,8 @@ use super::{Cache, MAX_ITEM};
 use crate::cache::memory::{Head, now};
 
 /// Counters of commands that user space served.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub(super) struct Commands {
     pub(super) get: u64,
     pub(super) get_hits: u64,
@@ -30,11 +34,27 @@ pub(super) struct Commands {
     pub(super) too_large: u64,
 }
 
+impl Commands {
+    fn plus(self, other: Commands) -> Commands {
+        const COUNTERS: usize = size_of::<Commands>() / size_of::<u64>();
+        let mut sum: [u64; COUNTERS] = zerocopy::transmute!(self);
+        let more: [u64; COUNTERS] = zerocopy::transmute!(other);
+        sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        zerocopy::transmute!(sum)
+    }
+}
+
 impl Cache {
+    /// Returns the counters of all threads.
+    fn commands(&self) -> Commands {
+        let each = |commands: &Mutex<Commands>| *commands.lock().unwrap_or_else(PoisonError::into_inner);
+        self.commands.all().map(each).fold(Commands::default(), Commands::plus)
+    }
+
     /// Returns the counters of items, and of reads by both engines: name, value, and whether it only
     /// grows.
     pub(super) fn measured(&self) -> Vec<(&'static str, u64, bool)> {
-        let (items, commands) = (self.items().counters, *self.count());
+        let (items, commands) = (self.items().counters, self.commands());
         let [hits, misses, left] = self.of_kernel();
         vec![
             ("items", items.items, false),
@@ -59,7 +79,9 @@ impl Cache {
         match (tokens.count(), tokens.at(1)) {
             (2, _) => self.all_stats(),
             (_, b"reset") => {
-                *self.count() = Commands::default();
+                for commands in self.commands.all() {
+                    *commands.lock().unwrap_or_else(PoisonError::into_inner) = Commands::default();
+                }
                 let mut items = self.items();
                 let counters = items.counters;
                 items.counters = super::items::Counters {
@@ -78,7 +100,7 @@ impl Cache {
     }
 
     fn all_stats(&self) -> Vec<u8> {
-        let (items, commands) = (self.items().counters, *self.count());
+        let (items, commands) = (self.items().counters, self.commands());
         let [hits, misses, left] = self.of_kernel();
         let mut text = String::new();
         let mut line = |name: &str, value: u64| {

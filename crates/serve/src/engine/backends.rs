@@ -14,6 +14,7 @@ use shunt_config::Fault;
 use super::address::Address;
 use super::choose::{Chooser, Hashing};
 use super::counts::Count;
+use crate::per_thread::PerThread;
 use crate::service::Key;
 
 /// The file of backends, as TOML describes it.
@@ -82,9 +83,7 @@ fn one() -> u32 {
 pub(crate) struct Backend {
     pub(crate) address: Address,
     pub(crate) weight: u32,
-    pub(crate) messages: Count,
-    pub(crate) bytes: Count,
-    pub(crate) connected: Count,
+    pub(crate) sent: PerThread<Sent>,
     pub(crate) failed: Count,
     /// Consecutive failures.
     failures: AtomicU32,
@@ -93,22 +92,36 @@ pub(crate) struct Backend {
     epoch: Instant,
 }
 
+/// What a thread has sent to a backend.
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
+    pub(crate) messages: Count,
+    pub(crate) bytes: Count,
+    pub(crate) connections: Count,
+}
+
 /// The pause after the first failure, and the longest pause. It doubles with each failure.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 impl Backend {
-    fn new(address: Address, weight: u32) -> Backend {
+    fn new(address: Address, weight: u32, threads: usize) -> Backend {
         Backend {
             address,
             weight,
-            messages: Count::default(),
-            bytes: Count::default(),
-            connected: Count::default(),
+            sent: PerThread::new(threads),
             failed: Count::default(),
             failures: AtomicU32::new(0),
             retry_at: AtomicU64::new(0),
             epoch: Instant::now(),
         }
+    }
+
+    /// Returns the messages, bytes and connections of all threads.
+    pub(crate) fn totals(&self) -> [u64; 3] {
+        self.sent.all().fold([0; 3], |[messages, bytes, connections], sent| {
+            let Sent { messages: more, bytes: more_bytes, connections: others } = sent;
+            [messages + more.value(), bytes + more_bytes.value(), connections + others.value()]
+        })
     }
 
     /// Returns true if the backend works or its pause after a failure is over.
@@ -190,17 +203,21 @@ impl Backends {
     /// `before` has too. `asked`, the hashing given on the command line, overrides the file's.
     pub(crate) fn read(
         path: Option<&Path>,
-        asked: Option<Hashing>,
+        (asked, threads): (Option<Hashing>, usize),
         changes: &Changes,
         before: Option<&Backends>,
     ) -> Result<Backends, Fault> {
         let mut file: File = path.map_or_else(|| Ok(File::default()), shunt_config::read)?;
         changes.change(&mut file.backends);
         let place = path.unwrap_or(Path::new("the registered backends"));
-        Backends::of(&file, asked, before).map_err(|why| Fault::of(place, why))
+        Backends::of(&file, (asked, threads), before).map_err(|why| Fault::of(place, why))
     }
 
-    fn of(file: &File, asked: Option<Hashing>, before: Option<&Backends>) -> Result<Backends, String> {
+    fn of(
+        file: &File,
+        (asked, threads): (Option<Hashing>, usize),
+        before: Option<&Backends>,
+    ) -> Result<Backends, String> {
         let known = |entry: &Entry| {
             let same = |backend: &&Arc<Backend>| {
                 (&backend.address, backend.weight) == (&entry.address, entry.weight)
@@ -215,9 +232,8 @@ impl Backends {
             if list.iter().any(|backend| backend.address == entry.address) {
                 return Err(format!("{} is there twice: give it a weight instead", entry.address));
             }
-            list.push(
-                known(entry).unwrap_or_else(|| Arc::new(Backend::new(entry.address.clone(), entry.weight))),
-            );
+            let new = || Arc::new(Backend::new(entry.address.clone(), entry.weight, threads));
+            list.push(known(entry).unwrap_or_else(new));
         }
         if list.len() > MAX_BACKENDS {
             return Err(format!("there are more than {MAX_BACKENDS} backends"));
@@ -251,7 +267,7 @@ mod tests {
 
     fn parse(text: &str, before: Option<&Backends>) -> Result<Backends, String> {
         let file = shunt_config::parse(Path::new("f"), text).map_err(|fault| fault.to_string())?;
-        Backends::of(&file, None, before)
+        Backends::of(&file, (None, 1), before)
     }
 
     #[test]
@@ -272,7 +288,7 @@ mod tests {
         let list = |changes: &Changes| {
             let mut file: File = shunt_config::parse(Path::new("f"), TWO).unwrap();
             changes.change(&mut file.backends);
-            let list = Backends::of(&file, None, None).unwrap().list;
+            let list = Backends::of(&file, (None, 1), None).unwrap().list;
             list.iter().map(|backend| (backend.address.to_string(), backend.weight)).collect::<Vec<_>>()
         };
         let text = |port: u16, weight| (address(port).to_string(), weight);

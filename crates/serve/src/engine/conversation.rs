@@ -21,6 +21,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -803,7 +804,7 @@ impl Conversation {
     /// arrive.
     fn leave(&mut self, round: &mut Round<'_>) {
         self.end_events(round);
-        round.counts.queued.fetch_sub(mem::take(&mut self.accounted), std::sync::atomic::Ordering::Relaxed);
+        round.counts.queued.fetch_sub(mem::take(&mut self.accounted), Relaxed);
         self.leave_seats(round.kernel);
         for link in self.links.drain(..).flatten() {
             let _ = epoll::delete(round.epoll, &link.socket);
@@ -873,7 +874,7 @@ impl Conversation {
         let links: usize = self.links.iter().flatten().map(|link| link.output.len() + link.input.len()).sum();
         let size = (self.input.len() + self.output.len() + self.waiting.size() + links) as i64;
         if size != self.accounted {
-            counts.queued.fetch_add(size - self.accounted, std::sync::atomic::Ordering::Relaxed);
+            counts.queued.fetch_add(size - self.accounted, Relaxed);
             self.accounted = size;
         }
     }
@@ -888,10 +889,10 @@ impl Conversation {
     }
 
     pub(super) fn reads(&self, round: &Round<'_>) -> bool {
-        let queued = round.counts.queued.load(std::sync::atomic::Ordering::Relaxed);
+        let queued = round.counts.queued.load(Relaxed);
         !(self.ended || self.stopped || self.broken || self.blocked || self.place.is_kernels())
             && self.has_room()
-            && (queued < limits::QUEUED || self.accounted == 0)
+            && (queued < round.shared.queue_limit || self.accounted == 0)
     }
 
     /// Returns true if replies of this connection may be read. Early replies are held up to a

@@ -90,12 +90,14 @@ reasons! {
     }
 }
 
-/// The counters of one service.
+/// The counters of a service, for one thread or for all.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) clients: Count,
     pub(crate) open: AtomicI64,
     pub(crate) in_kernel: AtomicI64,
+    /// Bytes buffered in user space by all conversations.
+    pub(crate) queued: AtomicI64,
     /// Messages and bytes of clients, by the engine that served them: user space, kernel.
     pub(crate) messages: [Count; 2],
     pub(crate) bytes: [Count; 2],
@@ -104,8 +106,6 @@ pub(crate) struct Counts {
     /// Bytes of messages without replies that a backend had not acknowledged when its connection
     /// broke.
     pub(crate) unacknowledged: Count,
-    /// Bytes buffered in user space by all conversations.
-    pub(crate) queued: AtomicI64,
     refusals: [Count; Refusal::ALL.len()],
     losses: [Count; Loss::ALL.len()],
     moves: [Count; Move::ALL.len()],
@@ -117,6 +117,25 @@ pub(crate) const USER: usize = 0;
 pub(crate) const KERNEL: usize = 1;
 
 impl Counts {
+    /// Returns the sums of the threads' counters.
+    pub(crate) fn sum<'a>(threads: impl Iterator<Item = &'a Counts>) -> Counts {
+        let sum = Counts::default();
+        for counts in threads {
+            let pairs = sum.counts().zip(counts.counts());
+            pairs.for_each(|(sum, count)| sum.add(count.value()));
+            sum.open.fetch_add(counts.open.load(Relaxed), Relaxed);
+            sum.in_kernel.fetch_add(counts.in_kernel.load(Relaxed), Relaxed);
+            sum.queued.fetch_add(counts.queued.load(Relaxed), Relaxed);
+        }
+        sum
+    }
+
+    fn counts(&self) -> impl Iterator<Item = &Count> {
+        let Counts { clients, messages, bytes, replies, retried, unacknowledged, .. } = self;
+        let single = [clients, replies, retried, unacknowledged].into_iter().chain(messages).chain(bytes);
+        single.chain(&self.refusals).chain(&self.losses).chain(&self.moves)
+    }
+
     pub(crate) fn refused(&self, why: Refusal) {
         self.refusals[why as usize - 1].add(1);
     }

@@ -129,7 +129,7 @@ impl Delays {
             };
             let event = match state.phase {
                 Phase::Unknown => Event::Probed(probes(FIRST_PROBES)),
-                Phase::InTime if shared.counts.in_kernel.load(Relaxed) == 0 => Event::Unused,
+                Phase::InTime if shared.in_kernel() == 0 => Event::Unused,
                 Phase::InTime => Event::Probed(probes(PROBES)),
                 Phase::Late { .. } => Event::Waited,
             };

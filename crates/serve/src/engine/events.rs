@@ -16,6 +16,7 @@
 //! them notices.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::Ordering::SeqCst;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -198,8 +199,10 @@ impl Conversation {
     /// connection.
     fn push(&mut self, bytes: &[u8], round: &mut Round<'_>) {
         let backlog = self.output.len() + bytes.len();
-        let queued = round.counts.queued.load(std::sync::atomic::Ordering::Relaxed);
-        if bytes.is_empty() || backlog > limits::PUSHED || queued > limits::QUEUED && !self.output.is_empty()
+        let queued = round.counts.queued.load(Relaxed);
+        if bytes.is_empty()
+            || backlog > limits::PUSHED
+            || queued > round.shared.queue_limit && !self.output.is_empty()
         {
             round.counts.lost(Loss::Slow);
             self.broken = true;

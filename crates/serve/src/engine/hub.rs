@@ -88,7 +88,10 @@ impl Hub {
     /// Takes the items of a thread's inbox.
     pub(crate) fn take(&self, thread: usize) -> Vec<Item> {
         let items = self.inboxes.take(thread);
-        self.queued.fetch_sub(items.iter().map(Item::size).sum::<i64>(), SeqCst);
+        // Threads that get nothing share nothing.
+        if !items.is_empty() {
+            self.queued.fetch_sub(items.iter().map(Item::size).sum::<i64>(), SeqCst);
+        }
         items
     }
 

@@ -105,8 +105,9 @@ impl Link {
             self.await_reply(turn, now);
         }
         self.unsent.push_back(Unsent { length: message.len(), recipient });
-        self.backend.messages.add(1);
-        self.backend.bytes.add(message.len() as u64);
+        let sent = self.backend.sent.own();
+        sent.messages.add(1);
+        sent.bytes.add(message.len() as u64);
     }
 
     /// Adds a turn whose reply is pending. The silence begins at `since` if no other reply is.
@@ -127,7 +128,7 @@ impl Link {
             return Ok(false);
         }
         self.connecting = None;
-        self.backend.connected.add(1);
+        self.backend.sent.own().connections.add(1);
         self.backend.works();
         Ok(true)
     }

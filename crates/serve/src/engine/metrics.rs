@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
-use super::counts::{KERNEL, USER};
+use super::counts::{Counts, KERNEL, USER};
 use super::shared::{Engine, Shared};
 use crate::service::layout::{Fill, Kind, Observed, Part};
 
@@ -48,7 +48,7 @@ struct ByBackend {
 
 /// Returns the counters in the text format of Prometheus.
 pub(crate) fn text(shared: &Shared) -> String {
-    let (counts, service) = (&shared.counts, shared.service.name().to_owned());
+    let (counts, service) = (Counts::sum(shared.counts.all()), shared.service.name().to_owned());
     let mut registry = Registry::with_prefix("shunt_serve");
     let one = || One { service: service.clone() };
     let by_engine = |engine| ByEngine { service: service.clone(), engine };
@@ -104,9 +104,10 @@ fn backends(shared: &Shared, service: &str, registry: &mut Registry) {
     let well = Family::<ByBackend, Gauge>::default();
     for backend in &shared.backends().1.list {
         let label = ByBackend { service: service.to_owned(), backend: backend.address.to_string() };
-        set(&messages.get_or_create(&label), backend.messages.value());
-        set(&bytes.get_or_create(&label), backend.bytes.value());
-        set(&connected.get_or_create(&label), backend.connected.value());
+        let [sent, sent_bytes, connections] = backend.totals();
+        set(&messages.get_or_create(&label), sent);
+        set(&bytes.get_or_create(&label), sent_bytes);
+        set(&connected.get_or_create(&label), connections);
         set(&failed.get_or_create(&label), backend.failed.value());
         well.get_or_create(&label).set(backend.is_well().into());
     }
@@ -201,7 +202,8 @@ pub(crate) fn measure((name, value, grows): (&'static str, u64, bool)) -> Value 
 
 /// Returns the JSON for `shunt serve status`.
 pub(crate) fn status(shared: &Shared) -> Value {
-    let (counts, (_, backends), half) = (&shared.counts, shared.backends(), shared.half.summary());
+    let (counts, (_, backends)) = (Counts::sum(shared.counts.all()), shared.backends());
+    let half = shared.half.summary();
     let engine =
         |at: usize| json!({ "messages": counts.messages[at].value(), "bytes": counts.bytes[at].value() });
     let moves: Vec<Value> = counts
@@ -215,14 +217,15 @@ pub(crate) fn status(shared: &Shared) -> Value {
         .iter()
         .enumerate()
         .map(|(at, backend)| {
+            let [messages, bytes, connections] = backend.totals();
             json!({
                 "kernel": at < half.reach,
                 "address": backend.address.to_string(),
                 "weight": backend.weight,
                 "up": backend.is_well(),
-                "messages": backend.messages.value(),
-                "bytes": backend.bytes.value(),
-                "connections": backend.connected.value(),
+                "messages": messages,
+                "bytes": bytes,
+                "connections": connections,
                 "failures": backend.failed.value(),
             })
         })

@@ -305,7 +305,8 @@ impl Conversation {
         }
         for (seat, link) in self.place.links.iter_mut().zip(&self.links) {
             let (Some(seat), Some(link)) = (seat, link) else { continue };
-            let counts = [&link.backend.messages, &link.backend.bytes];
+            let sent = link.backend.sent.own();
+            let counts = [&sent.messages, &sent.bytes];
             for (at, (word, count)) in [Has::Messages, Has::Redirected].into_iter().zip(counts).enumerate() {
                 let now = kernel.has(number, seat.position, word).load(Relaxed);
                 count.add(now.saturating_sub(seat.harvested[at]));

@@ -154,7 +154,8 @@ pub async fn run(
 ) -> Result<(), Error> {
     let changes = RefCell::new(Changes::default());
     let read = |changes: &Changes, before: Option<&Backends>| {
-        Backends::read(options.backends.as_deref(), options.hashing, changes, before)
+        let settings = (options.hashing, options.threads);
+        Backends::read(options.backends.as_deref(), settings, changes, before)
     };
     let backends = read(&changes.borrow(), None)?;
     let control = Control::open(SERVICE, &options.control).map_err(listening(options.control.display()))?;

@@ -1,6 +1,7 @@
 //! State that the threads of a service share: the service, its current backends, its counters, and
 //! whether it is stopping.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, RwLock};
 
 use serde::Serialize;
@@ -12,7 +13,9 @@ use super::drain::Drain;
 use super::half::Half;
 use super::hub::{Hub, Item};
 use super::limiter::Limit;
+use super::limits;
 use super::registrar::{Change, Registrar};
+use crate::per_thread::PerThread;
 use crate::service::layout::Layout;
 use crate::service::store::Store;
 use crate::service::{Answer, Effect, Service};
@@ -37,7 +40,9 @@ pub(crate) struct Shared {
     pub(crate) layout: Layout,
     pub(crate) limit: Option<Limit>,
     pub(crate) engine: Engine,
-    pub(crate) counts: Counts,
+    pub(crate) counts: PerThread<Counts>,
+    /// How many bytes the conversations of a thread may buffer.
+    pub(crate) queue_limit: i64,
     /// The list, with the number of lists before it.
     backends: RwLock<(u64, Arc<Backends>)>,
     pub(crate) hub: Hub,
@@ -68,7 +73,8 @@ impl Shared {
             layout,
             limit: None,
             engine,
-            counts: Counts::default(),
+            counts: PerThread::new(drain.wakes().len()),
+            queue_limit: limits::QUEUED / drain.wakes().len().max(1) as i64,
             backends: RwLock::new((0, Arc::new(backends))),
             hub: Hub::new(drain.wakes()),
             drain,
@@ -93,6 +99,11 @@ impl Shared {
             Effect::Unregister { address } => self.registrar.ask(Change::Remove(address)),
             other => self.hub.carry_out(other, items),
         }
+    }
+
+    /// Returns the number of conversations in the kernel.
+    pub(crate) fn in_kernel(&self) -> i64 {
+        self.counts.all().map(|counts| counts.in_kernel.load(Relaxed)).sum()
     }
 
     pub(crate) fn backends(&self) -> (u64, Arc<Backends>) {

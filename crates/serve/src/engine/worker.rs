@@ -22,6 +22,7 @@ use super::limits;
 use super::linger::Lingering;
 use super::shared::{Engine, Shared};
 use super::wheel::{Timer, Wheel};
+use crate::per_thread::number_this_thread;
 use crate::service::Answer;
 
 /// The state of a worker thread.
@@ -163,6 +164,7 @@ impl Worker {
     /// Runs until the service stops and its last conversation has ended, or its deadline has
     /// passed.
     pub(crate) fn run(mut self) {
+        number_this_thread(self.number);
         let mut events: Vec<Event> = Vec::with_capacity(256);
         let mut now = Instant::now();
         loop {
@@ -608,7 +610,7 @@ impl Worker {
             service: &*self.shared.service,
             properties: self.shared.service.properties(),
             backends: &self.backends,
-            counts: &self.shared.counts,
+            counts: self.shared.counts.own(),
             epoll: &self.epoll,
             scratch: &mut self.scratch,
             lingering: &mut self.lingering,

@@ -216,8 +216,14 @@ impl Store {
 
     /// Copies bytes from `offset`.
     pub(crate) fn take(&self, offset: usize, bytes: &mut [u8]) {
-        let is_inside = self.memory.take(offset, bytes);
+        let is_inside = self.try_take(offset, bytes);
         debug_assert!(is_inside);
+    }
+
+    /// Copies bytes from `offset`. Returns false if they are not inside.
+    #[must_use]
+    pub(crate) fn try_take(&self, offset: usize, bytes: &mut [u8]) -> bool {
+        self.memory.take(offset, bytes)
     }
 
     /// Returns the word at `offset`, or 0 outside of the state.
