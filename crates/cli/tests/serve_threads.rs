@@ -274,23 +274,36 @@ fn threads_of_the_cache_share_nothing_that_they_write_for_a_hit() {
     count("builtin:cache", &[], Net::new(), set, get);
 }
 
-#[test]
-fn threads_of_a_router_share_nothing_that_they_write() {
-    let net = Net::new();
-    let backend = |mut stream: TcpStream| {
+/// Starts two backends that send `answer` to each message, and writes their file.
+fn backends(net: &Net, shell: &Shell, answer: &'static [u8]) -> String {
+    let serve = |mut stream: TcpStream| {
         let mut got = [0; 4096];
-        while stream.read(&mut got).is_ok_and(|count| count > 0) && stream.write_all(b"END\r\n").is_ok() {}
+        while stream.read(&mut got).is_ok_and(|count| count > 0) && stream.write_all(answer).is_ok() {}
     };
     let listeners = net.inside(|| [5000, 5001].map(|port| TcpListener::bind(("127.0.0.1", port)).unwrap()));
     for listener in listeners {
         std::thread::spawn(move || {
-            listener.incoming().for_each(|stream| drop(std::thread::spawn(move || backend(stream.unwrap()))));
+            listener.incoming().for_each(|stream| drop(std::thread::spawn(move || serve(stream.unwrap()))));
         });
     }
-    let shell = Shell::new();
     let text = "[health]\ninterval = 3600.0\n[[backend]]\naddress = '127.0.0.1:5000'\n\
                 [[backend]]\naddress = '127.0.0.1:5001'\n";
-    let backends = shell.file("backends.toml", text).display().to_string();
+    shell.file("backends.toml", text).display().to_string()
+}
+
+#[test]
+fn threads_of_a_router_share_nothing_that_they_write() {
+    let (net, shell) = (Net::new(), Shell::new());
+    let file = backends(&net, &shell, b"END\r\n");
     let get = |client| (format!("get key{client}\r\n").into(), b"END\r\n".to_vec());
-    count("builtin:memcached-router", &["--backends", &backends], net, get, get);
+    count("builtin:memcached-router", &["--backends", &file], net, get, get);
+}
+
+#[test]
+fn threads_of_the_proxy_share_nothing_that_they_write() {
+    const REPLY: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+    let (net, shell) = (Net::new(), Shell::new());
+    let file = backends(&net, &shell, REPLY);
+    let get = |_| (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(), REPLY.to_vec());
+    count("builtin:http-proxy", &["--backends", &file], net, get, get);
 }
