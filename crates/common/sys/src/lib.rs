@@ -15,6 +15,7 @@ pub mod attach;
 pub mod blocking_pool;
 pub mod capabilities;
 pub mod clock;
+pub mod conntrack;
 pub mod daemonize;
 pub mod descriptors;
 pub mod destroy;

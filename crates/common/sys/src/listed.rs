@@ -124,13 +124,13 @@ fn connection(message: &[u8]) -> Option<Listed> {
     Some(Listed { cookie: u64::from_ne_bytes(cookie), local: address(0)?, remote: address(1)? })
 }
 
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let len = (ATTRIBUTE + value.len()) as u16;
     [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat()
 }
 
 /// Returns the value of the first attribute of this kind.
-fn value(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
+pub(crate) fn value(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     // The two highest bits are flags (NLA_F_NESTED, NLA_F_NET_BYTEORDER).
     const KIND: u16 = 0x3fff;
     while attributes.len() >= ATTRIBUTE {
