@@ -90,10 +90,8 @@ fn question(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
     let addresses = [0, 1].map(|end| attribute(kinds[end], &octets(ends[end]))).concat();
     let ports = [0, 1].map(|end| padded(attribute(CTA_PROTO_PORTS[end], &ends[end].port().to_be_bytes())));
     let protocol = [padded(attribute(CTA_PROTO_NUM, &[IPPROTO_TCP])), ports.concat()].concat();
-    let tuple = [
-        attribute(NESTED | CTA_TUPLE_IP, &addresses),
-        attribute(NESTED | CTA_TUPLE_PROTO, &protocol),
-    ];
+    let tuple =
+        [attribute(NESTED | CTA_TUPLE_IP, &addresses), attribute(NESTED | CTA_TUPLE_PROTO, &protocol)];
     let tuple = attribute(NESTED | CTA_TUPLE_ORIG, &tuple.concat());
     let len = (HEADER + MESSAGE + tuple.len()) as u32;
     let mut bytes = vec![0; HEADER + MESSAGE];
@@ -137,9 +135,10 @@ mod tests {
             };
             run("ip", "link set lo up");
             let asker = open().unwrap();
-            for (family, any, server, service) in
-                [("ip", "127.0.0.1:0", "127.0.0.1", "127.0.0.2:80"), ("ip6", "[::1]:0", "[::1]", "[fd00::2]:80")]
-            {
+            for (family, any, server, service) in [
+                ("ip", "127.0.0.1:0", "127.0.0.1", "127.0.0.2:80"),
+                ("ip6", "[::1]:0", "[::1]", "[fd00::2]:80"),
+            ] {
                 let listener = TcpListener::bind(any).unwrap();
                 let at = listener.local_addr().unwrap();
                 if family == "ip6" {

@@ -3,19 +3,21 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 use shunt_kernel::sequence::{Origin, Position};
+use shunt_sys::conntrack::Translated;
 use shunt_sys::options::{self, Copied};
 use shunt_sys::tcp::{self, Opener};
 use shunt_sys::{Errno, identity};
 use socket2::{Domain, SockRef, Socket};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::account;
 use crate::blocking_pool::Theirs;
@@ -79,38 +81,50 @@ pub(crate) async fn give(
     said.map(drop)
 }
 
+/// A connection that a program wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// The address that the program has bound its socket to.
+    pub(crate) bound: Option<IpAddr>,
+    pub(crate) destination: SocketAddr,
+    /// The supervisor can say that the connect has begun.
+    pub(crate) starts: bool,
+}
+
 /// Runs the exchange from Connect to the Promise. On an error the connection stays on the overlay,
 /// or there is none, and the host connection is closed.
 pub(crate) async fn connect(
     shared: &Arc<Shared>,
     channel: &Channel,
     namespace: u64,
-    (bound, destination): (Option<IpAddr>, SocketAddr),
+    Wanted { bound, destination, starts }: Wanted,
     socket: Theirs,
 ) -> Result<Agreed, Reason> {
     let socket = Arc::new(socket);
-    let checked = check(shared, &socket, namespace);
+    let program = Program { shared, channel, namespace, checked: check(shared, &socket, namespace), socket };
     let known = shared.registry.namespace(namespace).ok_or(Reason::Socket)?;
-    // The policy also applies to sockets that cannot be moved. Until the socket is connected, its
-    // source address is only the program's claim.
+    // Until the socket is connected, its source address is only the program's claim.
     let source = bound.or_else(|| known.source(destination)).unwrap_or_else(|| any(destination));
-    let flow = Flow { source, source_port: None, destination };
-    let mut has_begun = false;
-    let made = match shared
-        .connections
-        .may_permit(flow)
-        .and(checked)
-        .and_then(|()| shared.knows_labels(namespace))
-    {
-        Ok(()) => make(shared, channel, namespace, flow, socket.clone(), &mut has_begun).await,
-        Err(reason) => Err(reason),
+    let mut attempt = Attempt {
+        flow: Flow { source, source_port: None, destination },
+        has_begun: false,
+        is_examined: true,
     };
-    match (made, identity::shown(&*socket)) {
-        (Err(reason), Ok(shown)) => {
+    let made = if starts && shared.is_services(destination.ip()) {
+        program.make_translated(destination, &mut attempt).await
+    } else if shared.loaded().config.is_overlays(destination.ip()) {
+        program.make(&mut attempt).await
+    } else {
+        attempt.is_examined = false;
+        Err(Reason::UnknownHost)
+    };
+    let Attempt { flow, has_begun, is_examined } = attempt;
+    match (made, identity::shown(&*program.socket)) {
+        (Err(reason), Ok(shown)) if is_examined => {
             let last = shared.connections.stay(shown.cookie, Stayed { namespace, flow }, reason);
             if has_begun && last.denial().is_some() {
                 // The overlay connection exists, and the policy denies it. Either the policy has
-                // changed since, or the actual source address is not the expected one.
+                // changed since, or the actual addresses are not the expected ones.
                 enforce::end_overlay(shared, namespace, shown.cookie).await;
             }
             Err(last)
@@ -119,70 +133,212 @@ pub(crate) async fn connect(
     }
 }
 
-/// Sets `has_begun` once the overlay connection may exist.
-async fn make(
-    shared: &Arc<Shared>,
-    channel: &Channel,
+/// A program that connects a socket.
+struct Program<'s> {
+    shared: &'s Arc<Shared>,
+    channel: &'s Channel,
     namespace: u64,
-    flow: Flow,
     socket: Arc<Theirs>,
-    has_begun: &mut bool,
-) -> Result<Agreed, Reason> {
-    let Flow { source, destination, .. } = flow;
-    if shared.connections.is_full() {
-        return Err(Reason::Busy);
-    }
-    let loaded = shared.loaded();
-    let known = shared.host_of(destination.ip(), namespace)?;
-    if known.name == loaded.config.name {
-        return Err(Reason::SameHost);
-    }
-    if !loaded.config.move_brief
-        && shared.expected_gain.is_brief((namespace, destination), &shared.connections)
-    {
-        return Err(Reason::Brief);
-    }
-    let domain = SockRef::from(&*socket).domain().map_err(|_| Reason::Failed)?;
-    let own = loaded.host().address.ip();
-    if domain == Domain::IPV4 && own.is_ipv6() {
-        return Err(Reason::Family);
-    }
-    shared.encryption.permit(&loaded, destination.ip(), known.router.ip())?;
-    let note = |answer: Result<(), Reason>| {
-        if let Some(in_band) = &shared.in_band {
-            in_band.asked(destination.ip(), known.router, answer);
+    /// Can its socket be replaced?
+    checked: Result<(), Reason>,
+}
+
+/// How far the set-up has come.
+struct Attempt {
+    /// The connection, by what is known of it.
+    flow: Flow,
+    /// The overlay connection may exist.
+    has_begun: bool,
+    /// The destination is a container of the overlay, so the policy applies.
+    is_examined: bool,
+}
+
+/// The other host, and how to reach it.
+struct Way {
+    known: Known,
+    domain: Domain,
+    own: IpAddr,
+}
+
+impl Program<'_> {
+    /// Connects to a container.
+    async fn make(&self, attempt: &mut Attempt) -> Result<Agreed, Reason> {
+        let Program { shared, channel, .. } = *self;
+        let Flow { source, destination, .. } = attempt.flow;
+        // The policy also applies to sockets that cannot be moved.
+        shared.connections.may_permit(attempt.flow)?;
+        let way = self.way(attempt.flow)?;
+        let mut asked = self.ask(&way, Ask { destination, source }, false).await?;
+        let is_remembered = asked.is_remembered();
+        if !is_remembered {
+            self.answer(&way, destination, &mut asked).await?;
         }
-        answer
-    };
-    let asked = shared.peers.ask(known.router, Ask { destination, source }).await;
-    let mut asked = asked.map_err(|reason| note(Err(reason)).expect_err("it is one"))?;
-    let is_remembered = asked.is_remembered();
-    if !is_remembered {
-        note(asked.answer().await)?;
+
+        attempt.has_begun = true;
+        channel.send(&Answer::Go, None).map_err(|_| Reason::NotConnected)?;
+        // The host connection and the overlay connection are made concurrently.
+        let (stream, (local, waits)) = tokio::try_join!(self.open(&way), connected(channel, &self.socket))?;
+        if is_remembered {
+            self.answer(&way, destination, &mut asked).await?;
+        }
+        let ends = local::ends(shared, self.socket.as_fd(), self.namespace, (local, destination))?;
+        self.agree(asked, stream, Overlay { ends, server: destination, seen: local, waits }).await
     }
 
-    *has_begun = true;
-    channel.send(&Answer::Go, None).map_err(|_| Reason::NotConnected)?;
-    let open = async {
-        let host = account::socket(shared, channel, domain).await.map_err(|_| Reason::Failed)?;
-        let dialled = timeout(loaded.config.ask(), dial(host, domain, own, &known)).await;
+    /// Connects to a service, which leads to a container that the kernel chooses.
+    async fn make_translated(&self, service: SocketAddr, attempt: &mut Attempt) -> Result<Agreed, Reason> {
+        let Program { shared, channel, .. } = *self;
+        // Until it is known where the service leads, its own address is the destination.
+        attempt.is_examined = shared.loaded().config.is_overlays(service.ip());
+        attempt.has_begun = true;
+        channel.send(&Answer::Start, None).map_err(|_| Reason::NotConnected)?;
+        let local = match channel.receive::<Request>().await {
+            Ok((Request::Started { local }, _)) => local,
+            Ok((Request::Stay(reason), _)) => return Err(reason),
+            _ => return Err(Reason::NotConnected),
+        };
+        let connected = connected(channel, &self.socket);
+        tokio::pin!(connected);
+        let mut begun = None;
+        let seen = self.translated((local, service), connected.as_mut(), &mut begun).await?;
+        let Translated { server, client } = seen.unwrap_or(Translated { server: service, client: local });
+        attempt.flow = Flow::of(local, server);
+        let config = &shared.loaded().config;
+        attempt.is_examined = config.is_overlays(server.ip());
+        if attempt.is_examined {
+            shared.connections.permit(attempt.flow)?;
+        }
+        if server == service {
+            return Err(Reason::NotTranslated);
+        }
+        let services = shared.services.as_ref().ok_or(Reason::UnknownHost)?;
+        services.leads();
+        let way = self.way(attempt.flow)?;
+        // The server's policy applies to the address that its packets have, if that is a container's.
+        let source = if config.is_overlays(client.ip()) { client.ip() } else { local.ip() };
+        let mut asked = self.ask(&way, Ask { destination: server, source }, true).await?;
+        let is_remembered = asked.is_remembered();
+        let open = async {
+            if !is_remembered {
+                self.answer(&way, server, &mut asked).await?;
+            }
+            self.open(&way).await
+        };
+        let begun = async {
+            match begun {
+                Some(begun) => Ok(begun),
+                None => connected.await,
+            }
+        };
+        let (stream, (local, waits)) = tokio::try_join!(open, begun)?;
+        if is_remembered {
+            self.answer(&way, server, &mut asked).await?;
+        }
+        let ends = local::ends(shared, self.socket.as_fd(), self.namespace, (local, service))?;
+        self.agree(asked, stream, Overlay { ends, server, seen: client, waits }).await
+    }
+
+    /// Finds out where a connection to a service leads. Returns `None` if it is not translated here.
+    /// Sets `begun` to the result of `connected` if that is ready meanwhile.
+    async fn translated(
+        &self,
+        (local, service): (SocketAddr, SocketAddr),
+        mut connected: Pin<&mut impl Future<Output = Result<(SocketAddr, bool), Reason>>>,
+        begun: &mut Option<(SocketAddr, bool)>,
+    ) -> Result<Option<Translated>, Reason> {
+        let services = self.shared.services.as_ref().ok_or(Reason::UnknownHost)?;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            // The SYN may still be on its way through the kernel. An established connection's is not.
+            let found = services.find(local, service)?;
+            if found.is_some() || begun.is_some() {
+                return Ok(found);
+            }
+            tokio::select! {
+                ready = connected.as_mut() => *begun = Some(ready?),
+                () = sleep(pause) => pause = (2 * pause).min(Duration::from_millis(100)),
+            }
+        }
+    }
+
+    /// Finds the way to the other host, if the connection may use it.
+    fn way(&self, flow: Flow) -> Result<Way, Reason> {
+        let Program { shared, namespace, .. } = *self;
+        self.checked?;
+        shared.knows_labels(namespace)?;
+        if shared.connections.is_full() {
+            return Err(Reason::Busy);
+        }
+        let destination = flow.destination;
+        let loaded = shared.loaded();
+        let known = shared.host_of(destination.ip(), namespace)?;
+        if known.name == loaded.config.name {
+            return Err(Reason::SameHost);
+        }
+        if !loaded.config.move_brief
+            && shared.expected_gain.is_brief((namespace, destination), &shared.connections)
+        {
+            return Err(Reason::Brief);
+        }
+        let domain = SockRef::from(&*self.socket).domain().map_err(|_| Reason::Failed)?;
+        let own = loaded.host().address.ip();
+        if domain == Domain::IPV4 && own.is_ipv6() {
+            return Err(Reason::Family);
+        }
+        shared.encryption.permit(&loaded, destination.ip(), known.router.ip())?;
+        Ok(Way { known, domain, own })
+    }
+
+    async fn ask(&self, way: &Way, ask: Ask, follows: bool) -> Result<Asked, Reason> {
+        let asked = self.shared.peers.ask(way.known.router, ask, follows).await;
+        asked.inspect_err(|reason| self.note(way, ask.destination, Err(*reason)))
+    }
+
+    /// Awaits the answer to an Ask.
+    async fn answer(&self, way: &Way, destination: SocketAddr, asked: &mut Asked) -> Result<(), Reason> {
+        let answer = asked.answer().await;
+        self.note(way, destination, answer);
+        answer
+    }
+
+    fn note(&self, way: &Way, destination: SocketAddr, answer: Result<(), Reason>) {
+        if let Some(in_band) = &self.shared.in_band {
+            in_band.asked(destination.ip(), way.known.router, answer);
+        }
+    }
+
+    /// Connects to the other router.
+    async fn open(&self, Way { known, domain, own }: &Way) -> Result<TcpStream, Reason> {
+        let host = account::socket(self.shared, self.channel, *domain).await.map_err(|_| Reason::Failed)?;
+        let dialled = timeout(self.shared.loaded().config.ask(), dial(host, *domain, *own, known)).await;
         dialled.unwrap_or(Err(Reason::RouterSilent))
-    };
-    // The host connection and the overlay connection are made concurrently.
-    let (stream, (local, waits)) = tokio::try_join!(open, connected(channel, &socket))?;
-    if is_remembered {
-        note(asked.answer().await)?;
     }
-    // Read now, since the socket gets the overlay's addresses as its names later.
-    let names = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
-    let names = names.map_err(|_| Reason::Failed)?;
-    let ends = local::ends(shared, socket.as_fd(), namespace, (local, destination))?;
-    if !ends.is_established {
-        return Err(Reason::NotConnected);
+
+    /// Agrees with the other router on the host connection `stream`.
+    async fn agree(&self, asked: Asked, stream: TcpStream, overlay: Overlay) -> Result<Agreed, Reason> {
+        // Read now, since the socket gets the overlay's addresses as its names later.
+        let names = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
+        let names = names.map_err(|_| Reason::Failed)?;
+        let Overlay { ends, server, seen, waits } = overlay;
+        if !ends.is_established {
+            return Err(Reason::NotConnected);
+        }
+        let flow = Flow::of(ends.local, server);
+        let (namespace, socket) = (self.namespace, self.socket.clone());
+        let made = Made { namespace, overlay: socket, ends, flow, seen, host: names, waits };
+        let handshake = Handshake::new(stream, asked.ticket(), asked.version());
+        take(self.shared, self.channel, asked, handshake, &made).await
     }
-    let made = Made { namespace, overlay: socket, ends, host: names, waits };
-    let handshake = Handshake::new(stream, asked.ticket(), asked.version());
-    take(shared, channel, asked, handshake, &made).await
+}
+
+/// An overlay connection that may be established.
+struct Overlay {
+    ends: Ends,
+    /// The address of the container to which it leads.
+    server: SocketAddr,
+    /// The client's address as the server's end has it.
+    seen: SocketAddr,
+    waits: bool,
 }
 
 /// An established overlay connection, and the addresses of the host connection that may replace it.
@@ -190,6 +346,10 @@ struct Made {
     namespace: u64,
     overlay: Arc<Theirs>,
     ends: Ends,
+    /// The connection between the containers.
+    flow: Flow,
+    /// The client's address as the server's end has it.
+    seen: SocketAddr,
     host: (SocketAddr, SocketAddr),
     /// The program is blocked in a call until this set-up has ended.
     waits: bool,
@@ -205,7 +365,7 @@ impl Made {
             end: End::Client,
             namespace: self.namespace,
             place: Place::new(cookie, local, remote),
-            flow: Flow::of(self.ends.local, self.ends.remote),
+            flow: self.flow,
             own: match which {
                 Copied::All => told,
                 Copied::Harmless => Options::of(socket).map_err(|_| Reason::Failed)?,
@@ -228,7 +388,7 @@ async fn take(
     let ends = &made.ends;
     let seen = shared.reader.lock().expect(NEVER).look(&*made.overlay, ends.cookie);
     let seen = seen.map_err(|_| Reason::Failed)?;
-    let offer = Offer { source: ends.local, origin: seen.origin };
+    let offer = Offer { source: made.seen, origin: seen.origin };
     // A program that is blocked in a call sets no options meanwhile, so they can be copied now.
     let early = made.waits.then(|| host_socket(&handshake)).transpose()?;
     let early = async {

@@ -20,6 +20,7 @@ use crate::kubernetes::Settings as Kubernetes;
 use crate::labels::LabelSources;
 use crate::map::Router;
 use crate::policy::Policy;
+use crate::services::Settings as Services;
 use crate::wire::{OLDEST, VERSION};
 
 /// The default path of the control socket, at which `shunt overlay status` asks.
@@ -51,6 +52,8 @@ pub(crate) struct Config {
     pub(crate) kubernetes: Option<Kubernetes>,
     /// Containers that nothing else has are found by their connections.
     pub(crate) in_band: Option<InBand>,
+    /// The addresses that stand for containers.
+    pub(crate) services: Option<Services>,
     /// The sources of containers' labels.
     #[serde(default)]
     pub(crate) label_sources: LabelSources,
@@ -229,6 +232,7 @@ impl Loaded {
             ("etcd", old.etcd != new.etcd),
             ("kubernetes", old.kubernetes != new.kubernetes),
             ("in-band", old.in_band != new.in_band),
+            ("services", old.services != new.services),
             ("this host's address", self.host().address != read.host().address),
             ("this host's ports", self.host().ports != read.host().ports),
         ];
@@ -253,6 +257,17 @@ impl Config {
 
     pub(crate) fn patience(&self) -> Duration {
         Duration::from_millis(self.patience_ms)
+    }
+
+    /// Returns `true` for an address of the overlay.
+    pub(crate) fn is_overlays(&self, address: IpAddr) -> bool {
+        self.prefixes.iter().any(|prefix| prefix.contains(&address))
+    }
+
+    /// Returns the addresses whose connections supervisors ask about.
+    pub(crate) fn examined(&self) -> Vec<IpNet> {
+        let services = self.services.iter().flat_map(Services::networks);
+        self.prefixes.iter().chain(services).copied().collect()
     }
 
     /// Puts the name and the address of this host in.
@@ -299,6 +314,9 @@ impl Config {
         }
         if let Some(kubernetes) = &self.kubernetes {
             kubernetes.check()?;
+        }
+        if let Some(services) = &self.services {
+            services.check(&self.prefixes)?;
         }
         for (at, host) in self.hosts.iter().enumerate() {
             host.check(&self.prefixes)?;
@@ -426,7 +444,7 @@ pub(crate) fn addresses(router: SocketAddr, ports: u16) -> impl Iterator<Item = 
 }
 
 /// Parses prefixes such as 10.50.0.0/16, and single addresses.
-fn prefixes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
+pub(crate) fn prefixes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;
     let parse = |text: &String| {
         let net = text.parse::<IpNet>().or_else(|wrong| text.parse().map(IpAddr::into).map_err(|_| wrong));
@@ -585,6 +603,8 @@ mod tests {
             ("[[host]]", "[in-band]\nhosts = []\n[[host]]", "hosts is empty"),
             ("[[host]]", "[in-band]\nhosts = ['192.168.1.0/24']\n[[host]]", "is in none of hosts"),
             ("[[host]]", "[in-band]\nhosts = ['192.168.0']\n[[host]]", "is no network"),
+            ("[[host]]", "[services]\n[[host]]", "addresses is missing"),
+            ("[[host]]", "[services]\nnodes = ['10.50.0.0/24']\n[[host]]", "overlap"),
             ("'10.50.0.0/16'", "'fe80::/64'", "of one device"),
             ("'10.50.0.0/16'", "'::ffff:10.50.0.0/112'", "as IPv6 sockets write"),
             ("192.168.0.2:7450", "[fe80::2]:7450", "of one device"),

@@ -65,6 +65,8 @@ pub(crate) struct Coming {
     pub(crate) host: IpAddr,
     pub(crate) ask: Ask,
     pub(crate) ticket: Ticket,
+    /// Its overlay connection had been begun before it was sent.
+    pub(crate) follows: bool,
     /// The version of its line.
     pub(crate) version: u8,
     pub(crate) takers: Takers,
@@ -156,7 +158,9 @@ impl Guest {
         let mut receiver = lock(&self.receiver);
         while let Some(message) = self.line.try_receive(&mut receiver, via)? {
             match message {
-                Message::Ask { number, ask, ticket } => self.answer(shared, id, number, ask, ticket),
+                Message::Ask { number, ask, ticket, follows } => {
+                    self.answer(shared, (id, number), (ask, follows), ticket);
+                }
                 Message::Never { number } => {
                     let coming = shared.guests.state().pending.take_number(id, number);
                     // Dropped outside of the lock, because it notifies tasks that take it.
@@ -172,8 +176,8 @@ impl Guest {
         Ok(())
     }
 
-    fn answer(&self, shared: &Arc<Shared>, id: u64, number: u32, ask: Ask, ticket: Ticket) {
-        let coming = consider(shared, self.host, ask, (ticket, self.line.version()));
+    fn answer(&self, shared: &Arc<Shared>, (id, number): (u64, u32), asked: (Ask, bool), ticket: Ticket) {
+        let coming = consider(shared, self.host, asked, (ticket, self.line.version()));
         let refused = coming.as_ref().err().copied();
         if let Ok(coming) = coming {
             // Recorded before the answer is sent, so that the offer finds it.
@@ -308,7 +312,7 @@ pub(crate) async fn attend(
 fn consider(
     shared: &Arc<Shared>,
     host: IpAddr,
-    ask: Ask,
+    (ask, follows): (Ask, bool),
     (ticket, version): (Ticket, u8),
 ) -> Result<Coming, Reason> {
     let Ask { source, destination } = ask;
@@ -319,8 +323,8 @@ fn consider(
     if shared.guests.state().pending.values().len() >= COMING {
         return Err(Reason::Busy);
     }
-    let expected = shared.promises.expect(ask, host);
-    Ok(Coming { host, ask, ticket, version, takers, expected, since: Instant::now() })
+    let expected = shared.promises.expect(ask, host, follows);
+    Ok(Coming { host, ask, ticket, follows, version, takers, expected, since: Instant::now() })
 }
 
 /// A router's line while it is registered.

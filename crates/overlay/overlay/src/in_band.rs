@@ -359,7 +359,7 @@ async fn ask(shared: &Arc<Shared>, hint: Hint, router: Router) -> Result<(), Rea
     shared.peers.await_line(router.address).await?;
     let ask = Ask { destination: hint.remote, source: hint.local };
     // When this is dropped, the other router learns that no offer follows.
-    shared.peers.ask(router.address, ask).await?.answer().await?;
+    shared.peers.ask(router.address, ask, false).await?.answer().await?;
     limits::cover(shared).await.map_err(|_| Reason::Limit)
 }
 

@@ -11,6 +11,7 @@
 //! - `local` talks to supervisors, by way of `message` and `channel`. `client` and `server` are the
 //!   two ends of a negotiation between routers, whose messages are in `wire`. Before it the routers
 //!   ask each other on lines: `peers` has the outgoing ones, `guests` the incoming ones.
+//!   `services` finds the containers behind service addresses, whose Asks `follows` awaits.
 //!   `expected_gain` stops moving connections that are too short for it.
 //! - `policy` decides which connections are permitted. `connections` has the current ones, with
 //!   their socket `options`, and `enforce` applies another policy to them.
@@ -45,6 +46,7 @@ mod enforce;
 mod etcd;
 mod expected_gain;
 mod external;
+mod follows;
 mod guests;
 mod in_band;
 mod keys;
@@ -76,6 +78,7 @@ mod resume;
 mod router;
 mod secure;
 mod server;
+mod services;
 mod shared;
 mod stand_by;
 mod supervise;

@@ -15,6 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::blocking_pool::Theirs;
 use crate::channel::{Channel, watch};
+use crate::client::Wanted;
 use crate::message::{Answer, MessageError, Request, VERSION, Welcome};
 use crate::metrics::End;
 use crate::options::Options;
@@ -124,9 +125,10 @@ async fn converse(
                 let process = Process { id: channel.process(), listeners, holder };
                 return attend(&shared, &channel, namespace, (shown, process)).await;
             }
-            (Request::Connect { to, from }, Some(shown)) => {
+            (Request::Connect { to, from, starts }, Some(shown)) => {
                 let began = Instant::now();
-                match client::connect(&shared, &channel, namespace, (from, to), shown).await {
+                let wanted = Wanted { bound: from, destination: to, starts };
+                match client::connect(&shared, &channel, namespace, wanted, shown).await {
                     Ok(agreed) => client::give(&shared, &channel, agreed, began).await?,
                     Err(reason) => {
                         shared.metrics.stayed(End::Client, reason);
@@ -163,7 +165,7 @@ async fn converse(
                 }
             }
             // The supervisor sent it while the answer was on its way, which has ended the turn.
-            (Request::Begun { .. } | Request::Moment | Request::Done, None) => {}
+            (Request::Started { .. } | Request::Begun { .. } | Request::Moment | Request::Done, None) => {}
             // Another version, or an invalid message.
             _ => return Ok(()),
         }
@@ -193,7 +195,7 @@ async fn attend(
     let loaded = shared.loaded();
     let config = &loaded.config;
     let welcome = Welcome {
-        prefixes: config.prefixes.clone(),
+        prefixes: config.examined(),
         ask_ms: config.ask_ms,
         patience_ms: config.patience_ms,
         hold_ms: config.hold_ms,

@@ -49,7 +49,15 @@ pub(crate) enum Request {
     /// Withdraws all listening sockets that were shown before.
     Withdraw,
     /// The program wants to connect this socket, which may be bound to an address.
-    Connect { to: SocketAddr, from: Option<IpAddr> },
+    /// `starts`: the supervisor sends [`Request::Started`] after [`Answer::Start`].
+    Connect {
+        to: SocketAddr,
+        from: Option<IpAddr>,
+        #[serde(default)]
+        starts: bool,
+    },
+    /// The overlay's SYN has been sent, from this local address.
+    Started { local: SocketAddr },
     /// The connect is under way, with this local address. With `waits` the program is blocked, and
     /// the connection is established.
     Begun { local: SocketAddr, waits: bool },
@@ -92,6 +100,8 @@ pub(crate) enum Answer {
     Welcome(Welcome),
     /// The other end would take the connection.
     Go,
+    /// Where the connection leads is known only when it is under way.
+    Start,
     /// To the client: the host connection, and the Commit that the supervisor has to send on it. If
     /// sending it succeeds, the connection is the program's.
     Commit(Vec<u8>),
@@ -122,6 +132,9 @@ pub(crate) struct Held {
     pub(crate) origin: (u32, u32),
     /// Its addresses on the host network: this host's and the other's.
     pub(crate) host: (SocketAddr, SocketAddr),
+    /// The client's own address, if the connection arrives from that of a node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) source: Option<IpAddr>,
 }
 
 impl fmt::Debug for Held {
@@ -225,7 +238,7 @@ mod tests {
         }
         seqpacket::send(&one, &[b' '; LENGTH + 1], &[]).unwrap();
         assert!(matches!(receive::<Request>(&two), Err(MessageError::Kernel(Errno::MSGSIZE))));
-        let sent = Request::Connect { to: "10.0.0.1:80".parse().unwrap(), from: None };
+        let sent = Request::Connect { to: "10.0.0.1:80".parse().unwrap(), from: None, starts: true };
         send(&one, &sent, Some(one.as_fd())).unwrap();
         let (received, fd) = receive::<Request>(&two).unwrap();
         assert_eq!((received, fd.is_some()), (sent, true));

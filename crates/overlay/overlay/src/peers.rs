@@ -164,15 +164,16 @@ impl Peers {
         }
     }
 
-    /// Sends an Ask to a router. The answer is still pending when this returns.
-    pub(crate) async fn ask(&self, router: SocketAddr, ask: Ask) -> Result<Asked, Reason> {
+    /// Sends an Ask to a router. `follows`: the overlay's SYN has been sent already. The answer is
+    /// still pending when this returns.
+    pub(crate) async fn ask(&self, router: SocketAddr, ask: Ask, follows: bool) -> Result<Asked, Reason> {
         let session = self.session(router).await.ok_or_else(|| self.why_none(router.ip()))?;
         let number = session.next.fetch_add(1, Relaxed);
         let (sender, answer) = oneshot::channel();
         lock(&session.questions).insert(number, (ask, sender));
         let is_remembered = lock(&session.remembered).contains(&ask);
         let ticket = Ticket::new();
-        let is_sent = session.line.send(Message::Ask { number, ask, ticket });
+        let is_sent = session.line.send(Message::Ask { number, ask, ticket, follows });
         let asked = Asked {
             session,
             number,

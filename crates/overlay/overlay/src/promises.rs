@@ -29,10 +29,12 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::channel::Turn;
+use crate::follows::{Follows, Key};
 use crate::lock::lock;
 use crate::marks::Mark;
 use crate::message::{self, Answer, Held};
 use crate::namespace::Namespace;
+use crate::policy::Flow;
 use crate::reason::Reason;
 use crate::registry::{Registry, Takers};
 use crate::wire::Ask;
@@ -57,8 +59,10 @@ pub(crate) struct Promises {
 #[derive(Debug, Default)]
 struct State {
     /// The number of Asks that were answered with yes and not yet offered, by destination and
-    /// client. Each Ask is counted under both names of its client.
-    asked: HashMap<(SocketAddr, Client), usize>,
+    /// client. Each Ask is counted under all names of its client.
+    asked: HashMap<Key, usize>,
+    /// Where Asks come later than their connections.
+    follows: Follows,
     /// Promises, by the cookie of the socket that the server's program accepts.
     promises: HashMap<u64, Promise>,
     /// Accepted sockets whose supervisor has asked for an answer, by cookie.
@@ -76,6 +80,8 @@ struct Promise {
     local: SocketAddr,
     remote: SocketAddr,
     origin: Origin,
+    /// The connection as the policy sees it.
+    flow: Flow,
     /// The host connection, once it is committed.
     committed: Option<OwnedFd>,
     /// Shared with [`Promised`]: set when the supervisor that has accepted the socket stops
@@ -115,6 +121,8 @@ pub(crate) struct Committed {
     pub(crate) connection: OwnedFd,
     /// The client's first sequence numbers.
     pub(crate) origin: Origin,
+    /// The connection as the policy sees it.
+    pub(crate) flow: Flow,
     /// Kept until the connection has been sent to the supervisor.
     pub(crate) mark: Mark,
 }
@@ -132,6 +140,8 @@ struct Unwanted {
 pub(crate) enum Client {
     Host(IpAddr),
     Container(IpAddr),
+    /// One whose address has been translated to one that has no known host.
+    Translated,
 }
 
 /// The state of a socket that was accepted.
@@ -157,13 +167,15 @@ impl Promises {
         self.changed.notified()
     }
 
-    /// Expects an offer until the returned value is dropped.
-    pub(crate) fn expect(self: &Arc<Promises>, ask: Ask, host: IpAddr) -> Expected {
-        let keys =
-            [Client::Host(host), Client::Container(ask.source)].map(|client| (ask.destination, client));
+    /// Expects an offer until the returned value is dropped. `follows`: its overlay connection is under
+    /// way already.
+    pub(crate) fn expect(self: &Arc<Promises>, ask: Ask, host: IpAddr, follows: bool) -> Expected {
+        let mut clients = vec![Client::Host(host), Client::Container(ask.source)];
+        clients.extend(follows.then_some(Client::Translated));
+        let keys: Vec<Key> = clients.into_iter().map(|client| (ask.destination, client)).collect();
         let mut state = self.state();
-        for key in keys {
-            *state.asked.entry(key).or_default() += 1;
+        for key in &keys {
+            *state.asked.entry(*key).or_default() += 1;
         }
         Expected { promises: self.clone(), keys }
     }
@@ -176,7 +188,7 @@ impl Promises {
         cookie: u64,
         takers: Takers,
         (local, remote): (SocketAddr, SocketAddr),
-        origin: Origin,
+        (origin, flow): (Origin, Flow),
     ) -> Result<Promised, Reason> {
         let mut state = self.state();
         if state.stayed.contains(&cookie) {
@@ -194,6 +206,7 @@ impl Promises {
             local,
             remote,
             origin,
+            flow,
             committed: None,
             unwanted: unwanted.clone(),
             lost: None,
@@ -206,19 +219,39 @@ impl Promises {
         Ok(Promised { promises: self.clone(), cookie, namespace, unwanted })
     }
 
-    /// Returns the state of an accepted socket. `expected` names its connection: destination and
-    /// client.
-    pub(crate) fn claim(&self, cookie: u64, expected: Option<(SocketAddr, Client)>) -> Claim {
+    /// Returns the state of an accepted socket. `expected` are the names of its connection: destination
+    /// and client.
+    pub(crate) fn claim(&self, cookie: u64, expected: &[Key]) -> Claim {
         let mut state = self.state();
         if let Some(promise) = state.promises.get_mut(&cookie) {
             let Some(connection) = promise.committed.take() else { return Claim::Promised };
             // Whatever the answer to the supervisor is, it closes its duplicate then.
-            if let Some(Promise { origin, mark, .. }) = state.promises.remove(&cookie) {
-                return Claim::Taken(Committed { connection, origin, mark });
+            if let Some(Promise { origin, flow, mark, .. }) = state.promises.remove(&cookie) {
+                return Claim::Taken(Committed { connection, origin, flow, mark });
             }
         }
-        let is_expected = expected.is_some_and(|expected| state.asked.contains_key(&expected));
+        let is_expected = expected.iter().any(|expected| state.asked.contains_key(expected));
         if is_expected { Claim::Expected } else { Claim::Unknown }
+    }
+
+    /// Notes that an Ask has come after its connection had been accepted, and had stayed.
+    pub(crate) fn came_late(&self, key: Key) {
+        self.state().follows.late(key, Instant::now());
+    }
+
+    /// Returns `true` if an accepted connection without an Ask may wait for it.
+    pub(crate) fn may_follow(&self, key: Key) -> bool {
+        self.state().follows.wait(key, Instant::now())
+    }
+
+    /// Notes that an accepted connection has been promised after it had waited for its Ask.
+    pub(crate) fn has_followed(&self, key: Key) {
+        self.state().follows.came(key, Instant::now());
+    }
+
+    /// Forgets where Asks have not come late for long.
+    pub(crate) fn forget_old(&self) {
+        self.state().follows.sweep(Instant::now());
     }
 
     /// Notes that a supervisor waits for the answer about an accepted socket, until the returned
@@ -350,17 +383,17 @@ impl Promise {
 #[derive(Debug)]
 pub(crate) struct Expected {
     promises: Arc<Promises>,
-    keys: [(SocketAddr, Client); 2],
+    keys: Vec<Key>,
 }
 
 impl Drop for Expected {
     fn drop(&mut self) {
         let mut state = self.promises.state();
-        for key in self.keys {
-            if let Some(count) = state.asked.get_mut(&key) {
+        for key in &self.keys {
+            if let Some(count) = state.asked.get_mut(key) {
                 *count -= 1;
                 if *count == 0 {
-                    state.asked.remove(&key);
+                    state.asked.remove(key);
                 }
             }
         }
@@ -457,9 +490,10 @@ mod tests {
         let promises = Arc::new(Promises::new(Arc::default()));
         let (host, container) = ("192.168.0.1".parse().unwrap(), "10.50.1.2".parse().unwrap());
         let destination: SocketAddr = DESTINATION.parse().unwrap();
-        let is_expected = |client| matches!(promises.claim(1, Some((destination, client))), Claim::Expected);
+        let is_expected = |client| matches!(promises.claim(1, &[(destination, client)]), Claim::Expected);
         let ask = Ask { source: container, destination };
-        let (first, second) = (promises.expect(ask, host), promises.expect(ask, host));
+        let (first, second) = (promises.expect(ask, host, false), promises.expect(ask, host, true));
+        assert!(is_expected(Client::Translated));
         drop(first);
         assert!(is_expected(Client::Host(host)) && is_expected(Client::Container(container)));
         assert!(!is_expected(Client::Host(container)));

@@ -77,6 +77,7 @@ reasons! {
     UnknownLabels = 27, "unknown-labels", "A rule of the policy of one of the hosts selects containers by labels, and no source of labels names this container.";
     Limit = 28, "limit", "A rule limits the container, and this host cannot.";
     Discovering = 29, "discovering", "The host of that container is being looked for, by this connection or an earlier one.";
+    NotTranslated = 30, "not-translated", "This host's kernel has not translated the service's address.";
     Brief = 24, "brief", "Connections from there to that place have lately been over before moving them had paid.";
 }
 
@@ -99,6 +100,9 @@ impl Reason {
             Reason::Ambiguous => "Give each container an address of its own.",
             Reason::RouterSilent => {
                 "Look whether the other host's router runs, its port is open and its key the same: `shunt doctor`."
+            }
+            Reason::NotTranslated => {
+                "Connect to the service on a node whose kube-proxy translates its address (in the modes iptables, nftables and ipvs); leave addresses out of `[services]` that are no service's."
             }
             Reason::Stranger => {
                 "Copy the same key to all hosts, and update routers that are more than one version older."

@@ -23,6 +23,7 @@ use tokio::time::{sleep, sleep_until, timeout};
 use crate::blocking_pool::Theirs;
 use crate::channel::watch;
 use crate::connections::{Connection, Place, Stayed};
+use crate::follows::Key;
 use crate::guests::{self, Coming};
 use crate::limits;
 use crate::local::{self, Ends};
@@ -140,7 +141,7 @@ async fn agree(
     if coming.host != host {
         return handshake.promise(Some(Reason::NotFound)).await;
     }
-    let Coming { ask, takers, expected, .. } = coming;
+    let Coming { ask, takers, expected, follows, .. } = coming;
     // An address that the map does not know yet may belong to any host.
     let is_its_own = shared.map().host_of(offer.source.ip()).is_none_or(|it| it.router.ip() == host);
     let namespace = takers.namespace.clone();
@@ -149,7 +150,7 @@ async fn agree(
         true => find(shared, &namespace, addresses).await,
         false => None,
     };
-    let flow = Flow::of(offer.source, ask.destination);
+    let flow = flow_of(shared, addresses, Some(ask.source));
     let limited = limits::prepare(shared, End::Server, flow).await;
     let promised = limited.and(found.ok_or(Reason::NotFound)).and_then(|found| {
         shared.connections.permit(flow)?;
@@ -158,14 +159,18 @@ async fn agree(
         if found.is_ipv4 && is_ipv6(handshake.stream())? {
             options::become_ipv4(handshake.stream()).map_err(|_| Reason::Failed)?;
         }
-        shared.promise(found.cookie, takers, addresses, offer.origin)
+        shared.promise(found.cookie, takers, addresses, (offer.origin, flow))
     });
+    if follows && matches!(promised, Err(Reason::Late)) {
+        shared.promises.came_late(names(shared, addresses).1[0]);
+    }
     // Tasks that wait for an offer find the promise from now on.
     drop(expected);
     // From now on, another router can keep the promise.
     let origin = (offer.origin.sent, offer.origin.received);
     let host = (handshake.stream().local_addr()?, handshake.stream().peer_addr()?);
-    let held = Held { key: ticket.key(), version, origin, host };
+    let source = (flow.source != offer.source.ip()).then_some(flow.source);
+    let held = Held { key: ticket.key(), version, origin, host, source };
     let promised = promised.and_then(|promised| {
         promised.hold(held, handshake.stream().as_fd())?;
         Ok(promised)
@@ -263,6 +268,25 @@ async fn find(
     }
 }
 
+/// Returns a connection as the policy sees it: between containers. A connection that arrives from a
+/// node's address belongs to the container `source`, whose router knows what the node has translated.
+fn flow_of(shared: &Shared, (local, remote): (SocketAddr, SocketAddr), source: Option<IpAddr>) -> Flow {
+    let source = source.filter(|_| !shared.loaded().config.is_overlays(remote.ip()));
+    Flow { source: source.unwrap_or(remote.ip()), ..Flow::of(remote, local) }
+}
+
+/// Returns the host of a connection's client, and the names under which its Ask is expected. The first
+/// one is that of its place in [`crate::follows`].
+fn names(shared: &Shared, (local, remote): (SocketAddr, SocketAddr)) -> (Option<IpAddr>, Vec<Key>) {
+    let map = shared.map();
+    let host = map.host_of(remote.ip()).or_else(|| map.at(remote.ip())).map(|host| host.router.ip());
+    let clients = match host {
+        Some(host) => vec![Client::Host(host)],
+        None => vec![Client::Container(remote.ip()), Client::Translated],
+    };
+    (host, clients.into_iter().map(|client| (local, client)).collect())
+}
+
 async fn within<T>(
     limit: Duration,
     handshake: impl Future<Output = Result<T, WireError>>,
@@ -283,7 +307,9 @@ pub(crate) async fn accepted(
     let flow = Flow::of(ends.remote, ends.local);
     let turn = socket.turn().ok_or(Reason::Socket)?;
     let _waiting = shared.promises.wait_for(ends.cookie, turn);
-    let taken = match shared.connections.permit(flow) {
+    // What comes from a node is under the policy only if a router has named its container.
+    let is_containers = shared.loaded().config.is_overlays(ends.remote.ip());
+    let taken = match is_containers.then(|| shared.connections.permit(flow)).transpose() {
         Ok(_) => await_claim(shared, &socket, &ends).await,
         // Withdraw a promise that was made under another policy.
         Err(reason) => match give_up(shared, ends.cookie).await {
@@ -294,8 +320,11 @@ pub(crate) async fn accepted(
             None => Err(reason),
         },
     };
-    let Committed { connection, origin, mark } =
-        taken.map_err(|reason| shared.connections.stay(ends.cookie, Stayed { namespace, flow }, reason))?;
+    let stay = |reason| match is_containers {
+        true => shared.connections.stay(ends.cookie, Stayed { namespace, flow }, reason),
+        false => reason,
+    };
+    let Committed { connection, origin, flow, mark } = taken.map_err(stay)?;
     let furnished =
         furnish(shared, socket, (&ends, flow, namespace), &connection, (origin, Maker::Own)).await;
     match furnished {
@@ -327,7 +356,7 @@ pub(crate) async fn resumed(
         return accepted(shared, socket, namespace, addresses).await;
     }
     let socket = Arc::new(socket);
-    let flow = Flow::of(ends.remote, ends.local);
+    let flow = flow_of(shared, (ends.local, ends.remote), held.source);
     let cookie = sockopt::socket_cookie(&connection).map_err(|_| Reason::Failed)?;
     let place = Place::new(cookie, held.host.0, held.host.1);
     let taken = match shared.connections.permit(flow) {
@@ -450,10 +479,10 @@ fn place(connection: &OwnedFd) -> Option<Place> {
 
 async fn await_claim(shared: &Arc<Shared>, socket: &Theirs, ends: &Ends) -> Result<Committed, Reason> {
     let patience = shared.loaded().config.patience();
-    let host = shared.map().host_of(ends.remote.ip()).map(|host| host.router.ip());
-    // The Ask was sent before the overlay's SYN, so it has arrived by now or is lost. Read it.
+    let (host, names) = names(shared, (ends.local, ends.remote));
+    // An Ask that was sent before the overlay's SYN has arrived by now or is lost. Read it.
     shared.guests.listen(shared, host);
-    let client = host.map_or(Client::Container(ends.remote.ip()), Client::Host);
+    let mut wait = None;
     let begun = Instant::now();
     let mut reason = Reason::NotOffered;
     // `AsyncFd` needs a descriptor that it owns. Closing this copy does not block: it is not the
@@ -463,14 +492,21 @@ async fn await_claim(shared: &Arc<Shared>, socket: &Theirs, ends: &Ends) -> Resu
         let changed = shared.promises.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let until_late = match shared.promises.claim(ends.cookie, Some((ends.local, client))) {
-            Claim::Taken(committed) => return Ok(committed),
+        let until_late = match shared.promises.claim(ends.cookie, &names) {
+            Claim::Taken(committed) => {
+                wait.iter_mut().for_each(Wait::has_paid);
+                return Ok(committed);
+            }
             // The task that keeps the promise has the timeout.
             Claim::Promised => {
+                wait.iter_mut().for_each(Wait::has_paid);
                 reason = Reason::NotCommitted;
                 None
             }
             Claim::Expected => Some(begun + patience),
+            Claim::Unknown if wait.get_or_insert_with(|| Wait::begin(shared, names[0])).may_go_on() => {
+                Some(begun + patience)
+            }
             Claim::Unknown if shared.promises.stay(ends.cookie) => return Err(reason),
             Claim::Unknown => continue,
         };
@@ -479,6 +515,40 @@ async fn await_claim(shared: &Arc<Shared>, socket: &Theirs, ends: &Ends) -> Resu
             () = until(until_late) => if shared.promises.stay(ends.cookie) { return Err(reason) },
             // O2: the client has sent bytes on the overlay, so it commits nothing any more.
             () = bytes(watched.as_ref()) => return give_up(shared, ends.cookie).await.ok_or(Reason::Used),
+        }
+    }
+}
+
+/// The wait of a connection for an Ask that may follow it ([`crate::follows`]).
+struct Wait<'s> {
+    shared: &'s Shared,
+    name: Key,
+    state: WaitState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WaitState {
+    /// Asks do not come late there.
+    None,
+    Waits,
+    /// The connection was promised meanwhile. If the promise is withdrawn, there is no other.
+    Paid,
+}
+
+impl Wait<'_> {
+    fn begin(shared: &Shared, name: Key) -> Wait<'_> {
+        let state = if shared.promises.may_follow(name) { WaitState::Waits } else { WaitState::None };
+        Wait { shared, name, state }
+    }
+
+    fn may_go_on(&self) -> bool {
+        self.state == WaitState::Waits
+    }
+
+    fn has_paid(&mut self) {
+        if self.state == WaitState::Waits {
+            self.state = WaitState::Paid;
+            self.shared.promises.has_followed(self.name);
         }
     }
 }
@@ -501,7 +571,7 @@ async fn give_up(shared: &Arc<Shared>, cookie: u64) -> Option<Committed> {
         if shared.promises.stay(cookie) {
             return None;
         }
-        if let Claim::Taken(committed) = shared.promises.claim(cookie, None) {
+        if let Claim::Taken(committed) = shared.promises.claim(cookie, &[]) {
             return Some(committed);
         }
         // The task that keeps the promise decides without waiting.

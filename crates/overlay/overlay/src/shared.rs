@@ -32,12 +32,14 @@ use crate::map::{Known, Map, Placed, Published, Router};
 use crate::message::NO_NUMBER;
 use crate::metrics::{End, Metrics};
 use crate::peers::Peers;
+use crate::policy::Flow;
 use crate::promises::{Promised, Promises};
 use crate::quotas::Quotas;
 use crate::reason::Reason;
 use crate::registry::{Process, Registered, Registry, Takers};
 use crate::resume;
 use crate::secure::Guard;
+use crate::services::Services;
 use crate::udp::Udp;
 
 /// The shared state of a router.
@@ -65,6 +67,7 @@ pub(crate) struct Shared {
     pub(crate) kubernetes: Source,
     /// What connections on the overlay themselves have shown.
     pub(crate) in_band: Option<InBand>,
+    pub(crate) services: Option<Services>,
     /// The policies of which the one in effect consists.
     pub(crate) layers: Mutex<Layers>,
     pub(crate) udp: Udp,
@@ -99,6 +102,7 @@ impl Shared {
         let registry = Arc::<Registry>::default();
         let kubernetes = Source::new(&loaded.config);
         let in_band = InBand::new(&loaded);
+        let services = loaded.config.services.clone().map(Services::new);
         let layers = Layers::new(loaded.policy.clone(), kubernetes.has_policies());
         Ok(Shared {
             router: number(),
@@ -124,6 +128,7 @@ impl Shared {
             labels: Labels::default(),
             kubernetes,
             in_band,
+            services,
             layers: Mutex::new(layers),
             udp: Udp::default(),
             limits,
@@ -201,6 +206,12 @@ impl Shared {
         Ok(map.at(router.ip()).unwrap_or_else(unnamed))
     }
 
+    /// Returns `true` if the address may be a service's: one that stands for a container.
+    pub(crate) fn is_services(&self, address: IpAddr) -> bool {
+        let services = self.services.as_ref().is_some_and(|services| services.has(address));
+        services && self.map().host_of(address).is_none()
+    }
+
     /// Returns `true` if a router may be at that address.
     pub(crate) fn may_have_router(&self, host: IpAddr) -> bool {
         self.map().has_host(host) || self.in_band.as_ref().is_some_and(|in_band| in_band.permits(host))
@@ -247,7 +258,7 @@ impl Shared {
         cookie: u64,
         takers: Takers,
         (local, remote): (SocketAddr, SocketAddr),
-        origin: Origin,
+        origin: (Origin, Flow),
     ) -> Result<Promised, Reason> {
         if self.connections.is_full() {
             return Err(Reason::Busy);
@@ -284,6 +295,7 @@ impl Shared {
         self.connections.sweep();
         self.spares.sweep();
         self.guests.sweep();
+        self.promises.forget_old();
         self.forget_stayed();
         self.registry.forget_closed();
         resume::record(self);
@@ -311,6 +323,7 @@ impl Shared {
             "limits": self.limits.report(),
             "kubernetes": self.kubernetes.report(),
             "in-band": self.in_band.as_ref().map(InBand::report),
+            "services": self.services.as_ref().map(Services::report),
             "etcd": self.loaded().config.etcd.as_ref().map(|_| self.discovery.report()),
             "lines": {
                 "to": lines,

@@ -111,6 +111,8 @@ const NUMBER_OFFER: u8 = 0;
 const NUMBER_PROMISE: u8 = 1;
 const NUMBER_COMMIT: u8 = 2;
 
+/// The code of an Ask that follows its SYN.
+const FOLLOWS: u8 = 1;
 /// The code of a positive answer. All other codes are those of a [`Reason`].
 const YES: u8 = 0;
 
@@ -192,7 +194,8 @@ pub(crate) struct Offer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// Sent by the caller: asks if a supervised listening socket would accept a connection.
-    Ask { number: u32, ask: Ask, ticket: Ticket },
+    /// `follows`: the overlay's SYN has been sent already. Routers before this field take it for 0.
+    Ask { number: u32, ask: Ask, ticket: Ticket, follows: bool },
     /// Sent by the caller: no offer will follow that Ask.
     Never { number: u32 },
     /// Sent by the called router: its answer. `None` means yes.
@@ -482,7 +485,8 @@ impl Message {
     fn bytes(self) -> [u8; MESSAGE] {
         let mut bytes = [0; MESSAGE];
         let (kind, number) = match self {
-            Message::Ask { number, ask, ticket } => {
+            Message::Ask { number, ask, ticket, follows } => {
+                bytes[1] = follows.into();
                 put_place(&mut bytes[6..], ask.destination);
                 put_address(&mut bytes[6 + PLACE..], ask.source);
                 bytes[MESSAGE - TOKEN - KEY..MESSAGE - KEY].copy_from_slice(&ticket.token);
@@ -511,7 +515,7 @@ impl Message {
                 let (destination, source) = (take_place(&bytes[6..]), take_address(&bytes[6 + PLACE..]));
                 let secret = |at: usize| std::array::from_fn(|offset| bytes[at + offset]);
                 let ticket = Ticket { token: secret(MESSAGE - TOKEN - KEY), key: secret(MESSAGE - KEY) };
-                Message::Ask { number, ask: Ask { destination, source }, ticket }
+                Message::Ask { number, ask: Ask { destination, source }, ticket, follows: code == FOLLOWS }
             }
             2 => Message::Never { number },
             3 if code == YES => Message::Answer { number, refused: None },
@@ -931,8 +935,8 @@ mod tests {
         let (called, answered) = line(&key, &key).await;
         let ((near, mut near_receiver), (far, mut receiver)) = (called.unwrap(), answered.unwrap());
         let messages = [
-            Message::Ask { number: 1, ask: ASKED, ticket: TICKET },
-            Message::Ask { number: 2, ask: ASKED_IPV6, ticket: Ticket::new() },
+            Message::Ask { number: 1, ask: ASKED, ticket: TICKET, follows: false },
+            Message::Ask { number: 2, ask: ASKED_IPV6, ticket: Ticket::new(), follows: true },
             Message::Never { number: u32::MAX },
             Message::Answer { number: 3, refused: None },
             Message::Answer { number: 4, refused: Some(Reason::NotSupervised) },
@@ -1024,7 +1028,7 @@ mod tests {
             let (called_line, answered) = call(called, answers).await;
             let ((near, _receiver), (far, mut receiver)) = (called_line.unwrap(), answered.unwrap());
             assert_eq!((near.version(), far.version()), (called.0, called.0));
-            let asked = Message::Ask { number: 1, ask: ASKED, ticket: TICKET };
+            let asked = Message::Ask { number: 1, ask: ASKED, ticket: TICKET, follows: false };
             assert!(near.send(asked));
             assert_eq!(far.receive(&mut receiver).await.unwrap(), asked);
         }
@@ -1055,7 +1059,7 @@ mod tests {
         let speak = async {
             let (called, answered) = tokio::join!(Line::call(near, keys.own(), NEWEST), answer(far, &keys));
             let ((near, mut near_receiver), (far, mut far_receiver)) = (called.unwrap(), answered.unwrap());
-            assert!(near.send(Message::Ask { number: 1, ask: ASKED, ticket: TICKET }));
+            assert!(near.send(Message::Ask { number: 1, ask: ASKED, ticket: TICKET, follows: false }));
             far.receive(&mut far_receiver).await.unwrap();
             assert!(far.send(Message::Answer { number: 1, refused: None }));
             near.receive(&mut near_receiver).await.unwrap();
@@ -1088,7 +1092,7 @@ mod tests {
                 let (called, answered) =
                     tokio::join!(Line::call(near, keys.own(), NEWEST), answer(far, &keys));
                 let (near, (far, mut receiver)) = (called.unwrap().0, answered.unwrap());
-                let message = Message::Ask { number: 1, ask: ASKED, ticket: TICKET };
+                let message = Message::Ask { number: 1, ask: ASKED, ticket: TICKET, follows: false };
                 assert!(if is_reflected { far.send(message) } else { near.send(message) });
                 if !is_reflected {
                     assert_eq!(far.receive(&mut receiver).await.unwrap(), message);
@@ -1176,7 +1180,7 @@ mod tests {
             let (called, answered) = line(&stages[client], &stages[server]).await;
             let ((near, mut near_receiver), (far, mut far_receiver)) = (called.unwrap(), answered.unwrap());
             assert!(near.key().is(stages[client].own()) && far.key().is(near.key()));
-            let asked = Message::Ask { number: 1, ask: ASKED, ticket: Ticket::new() };
+            let asked = Message::Ask { number: 1, ask: ASKED, ticket: Ticket::new(), follows: false };
             assert!(near.send(asked));
             assert_eq!(far.receive(&mut far_receiver).await.unwrap(), asked);
             assert!(far.send(Message::Answer { number: 1, refused: None }));

@@ -10,6 +10,9 @@
 //!               │                                  │
 //!               └► Stay, Deny                      └► EINPROGRESS, Moment at SO_ERROR
 //! ```
+//!
+//! For a service's address the router answers Start instead of Go, and gets Started after the overlay
+//! SYN.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -60,6 +63,8 @@ pub(super) struct Pending {
 #[derive(Debug)]
 struct Attempt {
     conversation: Conversation,
+    /// The router is to know when the overlay's SYN has been sent.
+    starts: bool,
     /// The program's socket.
     socket: OwnedFd,
     /// The host connection, once there is one.
@@ -72,7 +77,11 @@ struct Attempt {
 
 /// The router's answer about a connection to be made.
 enum Asked {
-    Go(Conversation),
+    Go {
+        conversation: Conversation,
+        /// The router is to know when the overlay's SYN has been sent.
+        starts: bool,
+    },
     Stay,
     Denied(Denial),
 }
@@ -127,8 +136,8 @@ impl Supervisor {
             // It may be the second call, with which a program asks for the result of the first.
             return self.look_at(call, socket);
         }
-        let conversation = match self.ask(call, &socket, address) {
-            Asked::Go(conversation) => conversation,
+        let (conversation, starts) = match self.ask(call, &socket, address) {
+            Asked::Go { conversation, starts } => (conversation, starts),
             Asked::Stay => {
                 drop(socket);
                 return call.proceed();
@@ -146,7 +155,7 @@ impl Supervisor {
         let (begun, rings) = (Instant::now(), self.rings.clone());
         let is_nonblocking = is_nonblocking(&socket);
         let reply = if is_nonblocking { Reply::InProgress } else { Reply::Connected };
-        let attempt = Attempt { conversation, socket, given: None, begun, rings, reply };
+        let attempt = Attempt { conversation, starts, socket, given: None, begun, rings, reply };
         if is_nonblocking {
             self.begin(call, attempt, address);
         } else {
@@ -174,12 +183,13 @@ impl Supervisor {
     /// Asks the router if the peer would take the connection.
     fn ask(&self, call: &Call, socket: &OwnedFd, address: Address) -> Asked {
         let from = Address::of_socket(socket).map(|own| own.ip()).filter(|own| !own.is_unspecified());
-        let request = Request::Connect { to: address.to, from };
+        let request = Request::Connect { to: address.to, from, starts: true };
         let Some(conversation) = self.link.begin(&request, &[socket.as_fd()], Wait::Connect, None) else {
             return Asked::Stay;
         };
         match conversation.receive(|| call.waits()) {
-            Received::Answer(Answer::Go, _) => return Asked::Go(conversation),
+            Received::Answer(Answer::Go, _) => return Asked::Go { conversation, starts: false },
+            Received::Answer(Answer::Start, _) => return Asked::Go { conversation, starts: true },
             Received::Answer(Answer::Deny(denial), _) => return Asked::Denied(denial),
             Received::Late => self.link.let_rest(),
             _ => {}
@@ -193,7 +203,9 @@ impl Supervisor {
     fn begin(&self, call: &Call, mut attempt: Attempt, address: Address) {
         let Ok(cookie) = sockopt::socket_cookie(&attempt.socket) else { return attempt.leave(call, None) };
         call.record(Slot::begins);
-        match address.connect(&attempt.socket) {
+        let connected = address.connect(&attempt.socket);
+        attempt.has_started(connected);
+        match connected {
             Ok(()) | Err(Errno::INPROGRESS) if is_soon_there(call, &attempt, self.link.hold()) => {
                 let error = settle(call, &mut attempt).err().unwrap_or(Errno::INPROGRESS);
                 attempt.leave(call, Some(error));
@@ -213,6 +225,16 @@ impl Supervisor {
 }
 
 impl Attempt {
+    /// Reports to the router that the overlay's SYN has been sent, if it waits for that.
+    fn has_started(&self, connected: Result<(), Errno>) {
+        if self.starts
+            && matches!(connected, Ok(()) | Err(Errno::INPROGRESS))
+            && let Some(local) = Address::of_socket(&self.socket)
+        {
+            self.conversation.send(&Request::Started { local }, None);
+        }
+    }
+
     /// Ends the attempt and answers the call. With `None` the kernel makes the call.
     fn leave(self, call: &Call, error: Option<Errno>) {
         drop(self);
@@ -237,7 +259,9 @@ fn is_plain(socket: &OwnedFd) -> bool {
 /// Handles a blocking connect.
 fn see_through(call: &Call, mut attempt: Attempt, address: Address) {
     let socket = &attempt.socket;
-    match start(call, socket, address) {
+    let started = start(call, socket, address);
+    attempt.has_started(started);
+    match started {
         Ok(()) | Err(Errno::INPROGRESS) => {}
         // The program's own call would have returned this error.
         Err(error) => return attempt.leave(call, Some(error)),
@@ -325,7 +349,7 @@ fn seize(call: &Call, mut attempt: Attempt) {
 /// Puts the host connection in the place of the socket, if there is one. An error means that the
 /// program must not continue with its socket.
 fn replace(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
-    let Attempt { conversation, socket, given, begun, rings, reply } = attempt;
+    let Attempt { conversation, socket, given, begun, rings, reply, starts: _ } = attempt;
     let socket = &*socket;
     if tcp::state(socket) != Ok(tcp::ESTABLISHED) {
         return Ok(());

@@ -151,7 +151,10 @@ mod tests {
     const HOST: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7450);
 
     fn hold(cookie: u64) -> Answer {
-        Answer::Hold { cookie, held: Held { key: [7; 32], version: 7, origin: (1, 2), host: (HOST, HOST) } }
+        Answer::Hold {
+            cookie,
+            held: Held { key: [7; 32], version: 7, origin: (1, 2), host: (HOST, HOST), source: None },
+        }
     }
 
     #[test]
