@@ -29,11 +29,24 @@ struct {
 	__type(value, struct names);
 } names SEC(".maps");
 
+// The containers' ends of a connection that has a translated address: the local one, and the peer's. The
+// programs do not report them. They are read by a router that has not made the socket.
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct names);
+} ends SEC(".maps");
+
 static __always_inline struct names *names_of(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
+	struct names *found = sk ? bpf_sk_storage_get(&names, sk, NULL, 0) : NULL;
 
-	return sk ? bpf_sk_storage_get(&names, sk, NULL, 0) : NULL;
+	// The kernel keeps a storage for as long as a program refers to it.
+	if (found)
+		bpf_sk_storage_get(&ends, sk, NULL, 0);
+	return found;
 }
 
 static __always_inline int tell4(struct bpf_sock_addr *ctx, struct end *end)

@@ -5,10 +5,10 @@
 //! which the socket was created. They are attached without a link, so they live as long as one of
 //! its sockets, even after this process has ended and the group has been removed.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use aya::maps::{Map, MapData, MapType, SkStorage, loaded_maps};
@@ -82,15 +82,40 @@ impl Names {
         local: SocketAddr,
         remote: SocketAddr,
     ) -> Result<(), LoadError> {
-        let map = self.loaded.map_mut(NAMES).expect("in the object");
-        let mut names: SkStorage<&mut MapData, Value> = map.try_into().map_err(refusal)?;
-        names.insert(socket, value(local, remote), 0).map_err(refusal)
+        self.store(NAMES, socket, value(local, remote))
+    }
+
+    /// Records the containers' ends of this socket's connection, if other addresses than those are
+    /// reported.
+    pub fn set_ends(
+        &mut self,
+        socket: &impl AsRawFd,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<(), LoadError> {
+        self.store(ENDS, socket, value(local, remote))
+    }
+
+    fn store(&mut self, name: &str, socket: &impl AsRawFd, value: Value) -> Result<(), LoadError> {
+        let map = self.loaded.map_mut(name).expect("in the object");
+        let mut values: SkStorage<&mut MapData, Value> = map.try_into().map_err(refusal)?;
+        values.insert(socket, value, 0).map_err(refusal)
     }
 }
 
 /// Sets the addresses that this socket reports, which a process that has ended may have created.
 pub fn set_everywhere(socket: &impl AsRawFd, local: SocketAddr, remote: SocketAddr) -> Result<(), LoadError> {
     store_everywhere(NAMES, socket, value(local, remote))
+}
+
+/// Records the containers' ends of this socket's connection, which a process that has ended may have
+/// created.
+pub fn set_ends_everywhere(
+    socket: &impl AsRawFd,
+    local: SocketAddr,
+    remote: SocketAddr,
+) -> Result<(), LoadError> {
+    store_everywhere(ENDS, socket, value(local, remote))
 }
 
 /// Stores a value for this socket in every socket storage with that name, because the programs of
@@ -120,37 +145,53 @@ pub struct Named {
     pub local: SocketAddr,
     /// The peer's address that it reports.
     pub remote: SocketAddr,
+    /// The containers' ends: the local one, and the peer's. They differ from the reported ones if an
+    /// address is translated.
+    pub ends: (SocketAddr, SocketAddr),
 }
 
-/// The program's map.
+/// The program's maps.
 const NAMES: &str = "names";
+const ENDS: &str = "ends";
 
 /// Returns the sockets with other addresses in this thread's network namespace, including those set
 /// by processes that have ended.
 pub fn all() -> Result<Vec<Named>, LoadError> {
     let asker = peer::open().map_err(system)?;
-    let mut named = Vec::new();
+    let ends = stored(&asker, ENDS)?;
+    let ends: HashMap<u64, (SocketAddr, SocketAddr)> =
+        ends.into_iter().map(|(socket, ends)| (socket.cookie, ends)).collect();
+    let named = stored(&asker, NAMES)?.into_iter().map(|(socket, (local, remote))| {
+        let ends = ends.get(&socket.cookie).copied().unwrap_or((local, remote));
+        Named { socket, local, remote, ends }
+    });
+    Ok(named.collect())
+}
+
+/// Returns the addresses that the maps with that name have for sockets.
+fn stored(asker: &OwnedFd, name: &str) -> Result<Vec<(Listed, (SocketAddr, SocketAddr))>, LoadError> {
+    let mut found = Vec::new();
     for map in loaded_maps() {
         // The map was freed meanwhile.
         let Ok(map) = map else { continue };
         let is_ours =
-            map.name_as_str() == Some(NAMES) && map.map_type().is_ok_and(|kind| kind == MapType::SkStorage);
+            map.name_as_str() == Some(name) && map.map_type().is_ok_and(|kind| kind == MapType::SkStorage);
         if is_ours && let Ok(map) = map.fd() {
-            let stored = listed::stored(&asker, map.as_fd()).map_err(system)?;
-            named.extend(stored.into_iter().filter_map(|(socket, value)| read(socket, &value)));
+            let stored = listed::stored(asker, map.as_fd()).map_err(system)?;
+            found.extend(stored.into_iter().filter_map(|(socket, value)| Some((socket, read(&value)?))));
         }
     }
-    Ok(named)
+    Ok(found)
 }
 
 /// Parses `struct names` of names.bpf.c.
-fn read(socket: Listed, value: &[u8]) -> Option<Named> {
+fn read(value: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
     let end = |at: usize| {
         let octets: [u8; 16] = value.get(at..at + 16)?.try_into().ok()?;
         let port = u16::from_be_bytes(value.get(at + 16..at + 18)?.try_into().ok()?);
         Some(normalise(SocketAddr::new(octets.into(), port)))
     };
-    Some(Named { socket, local: end(0)?, remote: end(20)? })
+    Some((end(0)?, end(20)?))
 }
 
 /// Control groups with attached programs, by the inodes of their directories.

@@ -45,12 +45,15 @@ fn a_socket_has_the_names_that_it_was_given() {
         assert_eq!(names(&client.try_clone().unwrap()), [local, remote]);
         assert_eq!(names(&server), before, "nobody has named it");
         if host.starts_with('[') {
+            let ends = ["10.9.0.1:1234", "10.9.0.3:8080"].map(|address| address.parse().unwrap());
+            given.set_ends(&client, ends[0], ends[1]).unwrap();
             drop(given);
             assert_eq!(names(&client), [local, remote], "whoever named it has gone");
             let cookie = socket_cookie(&client).unwrap();
             let found =
                 names::all().unwrap().into_iter().find(|named| named.socket.cookie == cookie).unwrap();
             assert_eq!([found.local, found.remote], [local, remote].map(normalise));
+            assert_eq!(found.ends, (ends[0], ends[1]), "they are kept, and not reported");
             assert_eq!(found.socket.remote, normalise(listener.local_addr().unwrap()));
             assert!(
                 names::all().unwrap().iter().all(|named| Ok(named.socket.cookie) != socket_cookie(&server))

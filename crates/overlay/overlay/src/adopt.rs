@@ -24,7 +24,7 @@ pub(crate) fn connections(shared: &Shared) {
 }
 
 /// Describes a named socket as a connection. Returns `None` if it is not this overlay's.
-fn of(shared: &Shared, Named { socket, local, remote }: Named) -> Option<Connection> {
+fn of(shared: &Shared, Named { socket, ends: (local, remote), .. }: Named) -> Option<Connection> {
     let loaded = shared.loaded();
     let is_overlays =
         |address: SocketAddr| loaded.config.prefixes.iter().any(|prefix| prefix.contains(&address.ip()));

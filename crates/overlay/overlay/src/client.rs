@@ -418,7 +418,7 @@ async fn take(
         }
         None => liken(shared, made, host_socket(&handshake)?).await?,
     };
-    local::name(shared, &connection, ends).map_err(|_| Reason::Failed)?;
+    local::name(shared, &connection, ends, (ends.local, made.flow.destination)).map_err(|_| Reason::Failed)?;
     let entered = made.connection(&connection, told, shared.copied())?;
     let (cookie, stayed) = (entered.place.cookie, Stayed { namespace: made.namespace, flow: entered.flow });
     limits::prepare(shared, End::Client, entered.flow).await?;

@@ -58,7 +58,8 @@ fn on_overlay(shared: &Shared) -> Vec<Value> {
         };
         for socket in open {
             let Some((flow, reason)) = stayed.get(&socket.cookie) else { continue };
-            let is_client = socket.remote == flow.destination;
+            // The peer of a client may be a service's address, which the kernel translates.
+            let is_client = socket.local != flow.destination;
             listed.push(json!({
                 "end": label(if is_client { End::Client } else { End::Server }),
                 "path": "overlay",

@@ -274,16 +274,34 @@ pub(crate) fn secure(shared: &Shared, host: &impl AsRawFd, told: Options) -> std
 
 /// Names and tags a host connection as [`name`] and [`secure`] do, if a former router may have
 /// created it.
-pub(crate) fn adopt(shared: &Shared, host: &impl AsRawFd, ends: &Ends, told: Options) -> std::io::Result<()> {
+pub(crate) fn adopt(
+    shared: &Shared,
+    host: &impl AsRawFd,
+    (ends, containers): (&Ends, (SocketAddr, SocketAddr)),
+    told: Options,
+) -> std::io::Result<()> {
     let [local, remote] = ends.names;
     names::set_everywhere(host, local, remote).map_err(std::io::Error::other)?;
+    if containers != (ends.local, ends.remote) {
+        names::set_ends_everywhere(host, containers.0, containers.1).map_err(std::io::Error::other)?;
+    }
     let tagged = shared.guard.as_ref().map_or(Ok(()), |guard| guard.tag_everywhere(host, told.told()));
     tagged.map_err(std::io::Error::other)
 }
 
-/// Makes a host connection report the addresses of the overlay connection.
-pub(crate) fn name(shared: &Shared, host: &impl AsRawFd, ends: &Ends) -> std::io::Result<()> {
+/// Makes a host connection report the addresses of the overlay connection. `containers` are the
+/// addresses of the two containers, from this end, which may be others.
+pub(crate) fn name(
+    shared: &Shared,
+    host: &impl AsRawFd,
+    ends: &Ends,
+    containers: (SocketAddr, SocketAddr),
+) -> std::io::Result<()> {
     let mut given = shared.names.lock().expect("nobody panics while it is locked");
     let [local, remote] = ends.names;
-    given.set(host, local, remote).map_err(std::io::Error::other)
+    given.set(host, local, remote).map_err(std::io::Error::other)?;
+    if containers == (ends.local, ends.remote) {
+        return Ok(());
+    }
+    given.set_ends(host, containers.0, containers.1).map_err(std::io::Error::other)
 }

@@ -430,10 +430,11 @@ async fn furnish(
         return Err(Reason::Mismatch);
     }
     let told = be_like(shared, &socket, namespace, connection).await?;
+    let client = SocketAddr::new(flow.source, ends.remote.port());
     let place = match maker {
         Maker::Own => {
             let place = place(connection).ok_or(Reason::Failed)?;
-            local::name(shared, connection, ends).map_err(|_| Reason::Failed)?;
+            local::name(shared, connection, ends, (ends.local, client)).map_err(|_| Reason::Failed)?;
             place
         }
         Maker::Former(place) => place,
@@ -444,7 +445,7 @@ async fn furnish(
     shared.connections.enter(entered, connection)?;
     let tagged = match maker {
         Maker::Own => local::secure(shared, connection, told),
-        Maker::Former(_) => local::adopt(shared, connection, ends, told),
+        Maker::Former(_) => local::adopt(shared, connection, (ends, (ends.local, client)), told),
     };
     tagged.map_err(|_| Reason::Failed)
 }
