@@ -8,6 +8,7 @@ mod lab;
 
 use std::fs;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use lab::{A, B, CLIENT, Lab, SERVER, go};
@@ -175,6 +176,10 @@ enum Proxy {
 /// Builds two hosts whose containers reach each other by routes through the hosts, so that their
 /// connections pass netfilter there. The service's containers are on host b.
 fn cluster(wire: Wire, proxy: Proxy) -> Lab {
+    cluster_with(wire, proxy, |_| {})
+}
+
+fn cluster_with(wire: Wire, proxy: Proxy, change: impl FnOnce(&mut Lab)) -> Lab {
     let mut lab = Lab::build();
     let other = lab.add(B, OTHER.parse().unwrap());
     for (at, own, there) in [(A, CLIENT, 2), (B, SERVER, 1)] {
@@ -205,6 +210,7 @@ fn cluster(wire: Wire, proxy: Proxy) -> Lab {
         }
     }
     lab.configuration = "[services]\naddresses = ['10.96.0.0/12']\nnodes = ['192.168.77.0/24']".into();
+    change(&mut lab);
     lab.start(A);
     lab.start(B);
     let mut server = lab.command(B, true, go("server"));
@@ -294,4 +300,250 @@ fn connections_to_a_service_are_moved_to_the_host_of_the_chosen_container() {
         assert_eq!(ask(&lab, "blocking", (3, 1), &format!("{SERVER}:9000")).moving, [CLIENT; 3]);
         assert_eq!(lab.paths(A, "client").0, before + 3);
     }
+}
+
+#[test]
+fn masqueraded_connections_are_moved_and_other_nodes_ports_stay() {
+    let lab = cluster(Wire::Direct, Proxy::Nftables);
+    moves(&lab, "blocking", NODE_PORT, "192.168.77.1");
+    moves(&lab, "nonblocking", NODE_PORT, "192.168.77.1");
+    // The other node translates its own NodePort.
+    let (before, why) = lab.paths(A, "client");
+    let results = ask(&lab, "blocking", (4, 1), "192.168.77.2:30080");
+    assert!(results.errors.is_empty(), "{results:?}");
+    let (after, why_after) = lab.paths(A, "client");
+    assert_eq!((after, count(&why_after, "not-translated")), (before, count(&why, "not-translated") + 4));
+    // Nothing listens on the node, and the program learns that.
+    assert_eq!(ask(&lab, "blocking", (1, 1), "192.168.77.1:30081").errors, ["ECONNREFUSED"]);
+}
+
+#[test]
+fn many_connections_together_are_moved_or_stay_for_a_named_reason() {
+    let lab = cluster(Wire::Vxlan, Proxy::Nftables);
+    for how in ["blocking", "nonblocking"] {
+        let (before, _) = lab.paths(A, "client");
+        let before = before as usize + late(&lab);
+        let results = ask(&lab, how, (10, 20), SERVICE);
+        assert!(results.errors.is_empty(), "{results:?}");
+        let after = lab.paths(A, "client").0 as usize + late(&lab);
+        assert_eq!(after - before, results.moving.len(), "{}\n{}", lab.status(A), lab.status(B));
+    }
+    // They have taught the server's router to wait.
+    moves(&lab, "blocking", SERVICE, CLIENT);
+    assert_eq!(lab.status(B)["connections"]["reset"], 0);
+}
+
+/// Withholds what host a's router sends to the other one, or does not any more.
+fn withhold(lab: &Lab, is_so: bool) {
+    let text = match is_so {
+        true => {
+            "add table inet late\nadd chain inet late o { type filter hook output priority 0 ; }\n\
+                 add rule inet late o tcp dport 7450 drop\n"
+        }
+        false => "delete table inet late\n",
+    };
+    restore(&lab.hosts[A].net, "nft", &["-f", "-"], text);
+}
+
+#[test]
+fn the_servers_router_learns_to_wait_for_asks_that_come_late() {
+    const RULES: &str = "flush table ip kube-proxy
+table ip kube-proxy {
+	chain nat-prerouting {
+		ip daddr 10.96.0.10 tcp dport 80 dnat to 10.50.2.2:9000
+	}
+}
+";
+    let mut lab = cluster(Wire::Vxlan, Proxy::Nftables);
+    // All connections lead to the supervised server.
+    restore(&lab.hosts[A].net, "nft", &["-f", "-"], RULES);
+    let mut connect = |number: u64, is_accepted_late: bool| {
+        withhold(&lab, true);
+        let mut client = lab.command(A, true, "/usr/bin/python3");
+        client.args(["-c", ASK, "blocking", "1", "1", SERVICE]);
+        let client = lab.launch(A, &mut client, "");
+        if is_accepted_late {
+            // The program has it already: the other router has been asked in vain.
+            let stayed = |lab: &Lab| count(&lab.paths(B, "server").1, "not-offered") as u64;
+            lab::await_until(|| stayed(&lab) == number, || lab.status(B).to_string());
+        } else {
+            let established = |lab: &Lab| {
+                let mut ss = Command::new("ss");
+                ss.args(["-Hnt", "state", "established", "sport", "=", ":9000"]);
+                let output = lab.output(B, &mut ss);
+                String::from_utf8(output.stdout).unwrap().contains(CLIENT)
+            };
+            lab::await_until(|| established(&lab), || lab.status(B).to_string());
+        }
+        withhold(&lab, false);
+        let said = lab.await_end(client);
+        assert!(said.starts_with(&format!("{SERVER}:9000 {CLIENT}:")), "{said}");
+    };
+    connect(1, true);
+    connect(1, false);
+    connect(1, false);
+    assert_eq!((lab.paths(A, "client").0, late(&lab)), (2, 1), "{}\n{}", lab.status(A), lab.status(B));
+    // Programs without shunt wait in vain only so often.
+    let mut plain = lab.command(A, false, "/usr/bin/python3");
+    let plainly = "import socket, time\n\
+        for _ in range(40):\n\
+        \x20   with socket.socket() as s:\n\
+        \x20       s.connect(('10.50.2.2', 9000))\n\
+        \x20       s.sendall(b'name 1\\nx')\n\
+        \x20       assert s.recv(100)\n\
+        print('done')";
+    let output = lab.output(A, plain.args(["-c", plainly]));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "done\n");
+    assert_eq!(ask(&lab, "blocking", (3, 1), SERVICE).moving, [CLIENT; 3]);
+    // No credit is left, so the first of these may have been late again.
+    assert_eq!(lab.paths(A, "client").0 as usize + late(&lab), 6, "{}", lab.status(A));
+}
+
+#[test]
+fn policies_apply_to_the_container_behind_a_service() {
+    let mut lab = cluster(Wire::Vxlan, Proxy::Iptables);
+    moves(&lab, "blocking", SERVICE, CLIENT);
+    // The service's own address needs no rule, and none of another container decides.
+    lab.apply(A, "default = 'deny'\n[[rule]]\nname = 'other'\naction = 'allow'\nto = ['10.50.2.9']\n");
+    for how in ["blocking", "nonblocking"] {
+        let results = ask(&lab, how, (16, 1), SERVICE);
+        assert!(results.moving.is_empty() && results.others > 0, "{results:?}");
+        assert!(results.errors.iter().all(|error| error == "ECONNABORTED"), "{results:?}");
+    }
+    lab.apply(A, "default = 'allow'\n");
+    // The server's policy sees the client, also one whose address is masqueraded.
+    lab.apply(
+        B,
+        &format!("[[rule]]\nname = 'no'\naction = 'deny'\nfrom = ['{CLIENT}']\nto = ['{SERVER}']\n"),
+    );
+    let results = ask(&lab, "blocking", (16, 1), SERVICE);
+    assert!(results.moving.is_empty() && results.others > 0, "{results:?}");
+    lab.apply(B, "default = 'allow'\n");
+
+    // A connection in use ends when the policy of a later router forbids it.
+    let hold = "import socket, time
+while True:
+    s = socket.create_connection(('10.96.0.10', 80))
+    s.sendall(b'name 1\\nx')
+    if b'10.50.2.2:9000' in s.recv(1000):
+        break
+print('held', flush=True)
+while True:
+    s.sendall(b'name 1\\nx')
+    s.recv(1000)
+    time.sleep(0.01)";
+    let (before, _) = lab.paths(A, "client");
+    let mut held = lab.command(A, true, "/usr/bin/python3");
+    let held = lab.launch(A, held.args(["-c", hold]), "held");
+    assert_eq!(lab.paths(A, "client").0, before + 1);
+    lab.end_router(A);
+    lab.start(A);
+    assert!(!lab.has_ended(held));
+    let said = lab.apply(A, &format!("[[rule]]\nname = 'no'\naction = 'deny'\nto = ['{SERVER}']\n"));
+    let ended = lab.await_end(held);
+    assert!(ended.contains("ConnectionAbortedError"), "{ended}\n{said}");
+}
+
+#[test]
+fn a_containers_host_is_found_by_the_connections_to_its_service() {
+    let lab = cluster_with(Wire::Vxlan, Proxy::Nftables, |lab| {
+        lab.names_others = false;
+        lab.containers = [String::new(), String::new()];
+        lab.configuration += "\n[in-band]\nhosts = ['192.168.77.0/24']";
+    });
+    let moves = || {
+        let (before, _) = lab.paths(A, "client");
+        let results = ask(&lab, "blocking", (1, 1), SERVICE);
+        assert!(results.errors.is_empty(), "{results:?}");
+        lab.paths(A, "client").0 > before
+    };
+    lab::await_until(moves, || lab.status(A).to_string());
+    moves_all(&lab);
+}
+
+fn moves_all(lab: &Lab) {
+    let (before, _) = lab.paths(A, "client");
+    let late_before = late(lab);
+    let results = ask(lab, "blocking", (16, 1), SERVICE);
+    let moved = (lab.paths(A, "client").0 - before) as usize + late(lab) - late_before;
+    assert_eq!(moved, results.moving.len(), "{}", lab.status(A));
+}
+
+/// A control group, in which a kernel program replaces the service's address in connect, as those of
+/// Cilium do. getpeername reports it for other sockets than host connections.
+struct Group(PathBuf);
+
+impl Group {
+    fn create(lab: &mut Lab) -> Group {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let mount = mounts.lines().find_map(|line| {
+            let mut words = line.split(' ').skip(1);
+            let place = words.next()?;
+            (words.next() == Some("cgroup2")).then_some(place)
+        });
+        let group = Group(Path::new(mount.unwrap()).join(format!("shunt-services-{}", std::process::id())));
+        fs::create_dir(&group.0).unwrap();
+        let mut attach = Command::new("/usr/bin/python3");
+        lab.launch(A, attach.args(["-c", REPLACE]).arg(&group.0), "attached");
+        group
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The last program of the group may be about to end.
+        lab::await_until(|| fs::remove_dir(&self.0).is_ok() || !self.0.exists(), || "it is not empty".into());
+    }
+}
+
+const REPLACE: &str = "
+import ctypes, os, socket, struct, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+def bpf(command, attributes):
+    fd = libc.syscall(321, command, ctypes.create_string_buffer(attributes, 128), 128)
+    assert fd >= 0, os.strerror(ctypes.get_errno())
+    return fd
+def word(address):
+    return struct.unpack('=i', socket.inet_aton(address))[0]
+def instruction(code, to=0, of=0, offset=0, value=0):
+    return struct.pack('=BBhi', code, to | of << 4, offset, value)
+def program(kind, before, after):
+    (address, port), (other, other_port) = [(word(host), socket.htons(port)) for host, port in (before, after)]
+    # struct bpf_sock_addr: user_ip4 at 4, user_port at 24.
+    body = [
+        instruction(0x61, 2, 1, 4), instruction(0x56, 2, 0, 6, address),
+        instruction(0x61, 3, 1, 24), instruction(0x56, 3, 0, 4, port),
+        instruction(0xb4, 2, value=other), instruction(0x63, 1, 2, 4),
+        instruction(0xb4, 3, value=other_port), instruction(0x63, 1, 3, 24),
+        instruction(0xb7, 0, value=1), instruction(0x95),
+    ]
+    code, license = ctypes.create_string_buffer(b''.join(body)), ctypes.create_string_buffer(b'GPL')
+    loaded = struct.pack('=IIQQIIQII16sII', 18, len(body), ctypes.addressof(code), ctypes.addressof(license), 0, 0, 0, 0, 0, b'', 0, kind)
+    bpf(8, struct.pack('=IIII', os.open(sys.argv[1], os.O_RDONLY), bpf(5, loaded), kind, 2))
+service, container = ('10.96.0.10', 80), ('10.50.2.2', 9000)
+program(10, service, container)
+program(29, container, service)
+print('attached', flush=True)
+time.sleep(1000)
+";
+
+#[test]
+fn connections_whose_address_is_replaced_in_connect_are_moved() {
+    let mut lab = cluster(Wire::Vxlan, Proxy::Nftables);
+    let group = Group::create(&mut lab);
+    let ask = |how: &str, count: usize| {
+        let script = format!("echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"", group.0.display());
+        let client = lab.command(A, true, "/usr/bin/python3");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).arg(client.get_program()).args(client.get_args());
+        let output = lab.output(A, command.args(["-c", ASK, how, &count.to_string(), "1", SERVICE]));
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8(output.stdout).unwrap();
+        let expected = format!("{SERVER}:9000 {CLIENT}:");
+        assert_eq!(said.lines().filter(|line| line.starts_with(&expected)).count(), count, "{said}");
+    };
+    ask("blocking", 4);
+    ask("nonblocking", 4);
+    assert!(late(&lab) <= 1);
+    assert_eq!(lab.paths(A, "client").0 as usize + late(&lab), 8, "{}", lab.status(A));
 }

@@ -74,7 +74,7 @@ struct hint {
 	struct address remote;
 	struct answer answer;
 	__u32 port; // the remote one, in host byte order
-	__u32 unused;
+	__u32 local_port; // also in host byte order
 };
 
 enum { ASKED, UNANSWERED, ANSWERED, HINTS, OVER, LOST, TOO_EARLY, COUNTS };
@@ -333,6 +333,7 @@ static __always_inline void established(struct bpf_sock_ops *ops)
 	local_of(ops, &hint.local);
 	hint.answer = seen.answer;
 	hint.port = bpf_ntohl(ops->remote_port);
+	hint.local_port = ops->local_port;
 	if (bpf_ringbuf_output(&hints, &hint, sizeof(hint), 0)) {
 		count(LOST);
 		return;

@@ -44,7 +44,7 @@ pub struct Hint {
     /// The cookie of the program's network namespace.
     pub namespace: u64,
     /// The program's own address.
-    pub local: IpAddr,
+    pub local: SocketAddr,
     /// The address that it connected to.
     pub remote: SocketAddr,
     /// The answer.
@@ -57,12 +57,12 @@ impl Hint {
         let bytes: &[u8; HINT] = bytes.try_into().ok()?;
         let part = |at: usize| -> [u8; 16] { bytes[at..at + 16].try_into().expect("sixteen bytes") };
         let word = |at: usize| -> [u8; 4] { bytes[at..at + 4].try_into().expect("four bytes") };
-        let port = u16::try_from(u32::from_ne_bytes(word(56))).ok()?;
+        let port = |at| u16::try_from(u32::from_ne_bytes(word(at))).ok();
         let place = |at, port| normalise(SocketAddr::new(Ipv6Addr::from(part(at)).into(), port));
         Some(Hint {
             namespace: u64::from_ne_bytes(bytes[..8].try_into().expect("eight bytes")),
-            local: place(8, 0).ip(),
-            remote: place(24, port),
+            local: place(8, port(60)?),
+            remote: place(24, port(56)?),
             answer: part(40),
         })
     }
@@ -270,10 +270,11 @@ mod tests {
         bytes[34..40].copy_from_slice(&[255, 255, 10, 50, 2, 2]);
         bytes[40..56].fill(9);
         bytes[56..60].copy_from_slice(&9000u32.to_ne_bytes());
+        bytes[60..64].copy_from_slice(&40000u32.to_ne_bytes());
         let hint = Hint::read(&bytes).unwrap();
         let expected = Hint {
             namespace: u64::from_ne_bytes([7, 0, 0, 0, 0, 0, 0, 0]),
-            local: "10.50.1.2".parse().unwrap(),
+            local: "10.50.1.2:40000".parse().unwrap(),
             remote: "10.50.2.2:9000".parse().unwrap(),
             answer: [9; ANSWER],
         };

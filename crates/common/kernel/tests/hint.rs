@@ -55,8 +55,9 @@ fn a_watched_client_gets_the_answer_of_a_watched_server() {
     for host in ["10.50.0.1:0", "[fd00:50::1]:0"] {
         let listener = it.listen(host);
         let remote: SocketAddr = listener.local_addr().unwrap();
-        let _ends = it.connect(&listener);
-        let hint = Hint { namespace: it.namespace, local: remote.ip(), remote, answer: ANSWER };
+        let ends = it.connect(&listener);
+        let local = ends.0.local_addr().unwrap();
+        let hint = Hint { namespace: it.namespace, local, remote, answer: ANSWER };
         assert_eq!(it.arrivals.take(), Some(hint));
         // The same hint is passed on once in a second.
         let _more = [(); 4].map(|()| it.connect(&listener));

@@ -28,6 +28,11 @@ const MESSAGE: usize = 4;
 const NESTED: u16 = 1 << 15;
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
+const CTA_PROTOINFO: u16 = 4;
+const CTA_PROTOINFO_TCP: u16 = 1;
+const CTA_PROTOINFO_TCP_STATE: u16 = 1;
+/// TCP_CONNTRACK_ESTABLISHED. Those before it are of a connection that is being made.
+const ESTABLISHED: u8 = 3;
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_TUPLE_PROTO: u16 = 2;
 /// Source and destination of each family.
@@ -44,6 +49,8 @@ pub struct Translated {
     pub server: SocketAddr,
     /// The address and port from which it seems to come.
     pub client: SocketAddr,
+    /// Neither end has closed it: it is not an earlier connection with the same addresses.
+    pub is_open: bool,
 }
 
 /// Opens a netlink socket for [`find`]. It asks about the network namespace of this thread.
@@ -72,9 +79,13 @@ pub fn find(asker: &OwnedFd, client: SocketAddr, server: SocketAddr) -> Result<O
         }
         _ => return Err(Errno::PROTO),
     }
-    let reply = value(&answer[HEADER + MESSAGE..], CTA_TUPLE_REPLY).ok_or(Errno::PROTO)?;
-    let [server, client] = [0, 1].map(|end| end_of(reply, end));
-    server.zip(client).map(|(server, client)| Some(Translated { server, client })).ok_or(Errno::PROTO)
+    let attributes = &answer[HEADER + MESSAGE..];
+    let reply = value(attributes, CTA_TUPLE_REPLY).ok_or(Errno::PROTO)?;
+    let (server, client) = end_of(reply, 0).zip(end_of(reply, 1)).ok_or(Errno::PROTO)?;
+    let tcp = value(attributes, CTA_PROTOINFO).and_then(|info| value(info, CTA_PROTOINFO_TCP));
+    let state = tcp.and_then(|tcp| value(tcp, CTA_PROTOINFO_TCP_STATE)).ok_or(Errno::PROTO)?;
+    let is_open = state.first().is_some_and(|state| *state <= ESTABLISHED);
+    Ok(Some(Translated { server, client, is_open }))
 }
 
 fn question(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
@@ -156,6 +167,9 @@ mod tests {
                 let found = find(&asker, own, service).unwrap().unwrap();
                 assert_eq!(found.server, at);
                 assert_eq!(found.client, listener.accept().unwrap().1);
+                assert!(found.is_open);
+                client.shutdown(std::net::Shutdown::Write).unwrap();
+                assert!(!find(&asker, own, service).unwrap().unwrap().is_open);
                 assert_eq!(find(&asker, own, SocketAddr::new(host, 81)), Ok(None));
             }
         })

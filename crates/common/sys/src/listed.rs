@@ -45,6 +45,13 @@ pub fn connections(asker: &OwnedFd) -> Result<Vec<Listed>> {
     Ok(listed)
 }
 
+/// Lists the connections with that local port.
+pub fn connections_from(asker: &OwnedFd, port: u16) -> Result<Vec<Listed>> {
+    let mut listed = Vec::new();
+    each(asker, CONNECTED, port, &[], |message| listed.extend(connection(message)))?;
+    Ok(listed)
+}
+
 /// Lists the sockets that listen at `port` on any address. Their `remote` is unspecified.
 pub fn listeners(asker: &OwnedFd, port: u16) -> Result<Vec<Listed>> {
     let mut listed = Vec::new();

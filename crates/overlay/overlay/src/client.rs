@@ -200,8 +200,9 @@ impl Program<'_> {
         let connected = connected(channel, &self.socket);
         tokio::pin!(connected);
         let mut begun = None;
-        let seen = self.translated((local, service), connected.as_mut(), &mut begun).await?;
-        let Translated { server, client } = seen.unwrap_or(Translated { server: service, client: local });
+        let to = self.peer(local, service)?;
+        let seen = self.translated((local, to), connected.as_mut(), &mut begun).await?;
+        let (server, client) = seen.map_or((to, local), |seen| (seen.server, seen.client));
         attempt.flow = Flow::of(local, server);
         let config = &shared.loaded().config;
         attempt.is_examined = config.is_overlays(server.ip());
@@ -234,24 +235,36 @@ impl Program<'_> {
         if is_remembered {
             self.answer(&way, server, &mut asked).await?;
         }
-        let ends = local::ends(shared, self.socket.as_fd(), self.namespace, (local, service))?;
+        let ends = local::ends_as(shared, self.socket.as_fd(), self.namespace, (local, to), service)?;
         self.agree(asked, stream, Overlay { ends, server, seen: client, waits }).await
+    }
+
+    /// Returns the address to which a socket connects that its program has connected to a service. A
+    /// kernel program of its control group may have replaced that, as Cilium's do.
+    fn peer(&self, local: SocketAddr, service: SocketAddr) -> Result<SocketAddr, Reason> {
+        let known = self.shared.registry.namespace(self.namespace).ok_or(Reason::Socket)?;
+        let cookie = identity::shown(&*self.socket).map_err(|_| Reason::Socket)?.cookie;
+        match known.connection(local, service) {
+            Some(found) if found.cookie == cookie => Ok(service),
+            _ => known.peer(cookie, local.port()).ok_or(Reason::NotConnected),
+        }
     }
 
     /// Finds out where a connection to a service leads. Returns `None` if it is not translated here.
     /// Sets `begun` to the result of `connected` if that is ready meanwhile.
     async fn translated(
         &self,
-        (local, service): (SocketAddr, SocketAddr),
+        (local, to): (SocketAddr, SocketAddr),
         mut connected: Pin<&mut impl Future<Output = Result<(SocketAddr, bool), Reason>>>,
         begun: &mut Option<(SocketAddr, bool)>,
     ) -> Result<Option<Translated>, Reason> {
         let services = self.shared.services.as_ref().ok_or(Reason::UnknownHost)?;
         let mut pause = Duration::from_millis(1);
         loop {
-            // The SYN may still be on its way through the kernel. An established connection's is not.
-            let found = services.find(local, service)?;
-            if found.is_some() || begun.is_some() {
+            let found = services.find(local, to)?;
+            // The SYN may still be on its way through the kernel, and an earlier connection have had the
+            // same addresses. With an established one, neither is so.
+            if begun.is_some() || found.is_some_and(|found| found.is_open) {
                 return Ok(found);
             }
             tokio::select! {
@@ -418,7 +431,8 @@ async fn take(
         }
         None => liken(shared, made, host_socket(&handshake)?).await?,
     };
-    local::name(shared, &connection, ends, (ends.local, made.flow.destination)).map_err(|_| Reason::Failed)?;
+    local::name(shared, &connection, ends, (ends.local, made.flow.destination))
+        .map_err(|_| Reason::Failed)?;
     let entered = made.connection(&connection, told, shared.copied())?;
     let (cookie, stayed) = (entered.place.cookie, Stayed { namespace: made.namespace, flow: entered.flow });
     limits::prepare(shared, End::Client, entered.flow).await?;

@@ -175,7 +175,7 @@ impl InBand {
         let Settings { hosts } = loaded.config.in_band.clone()?;
         let own = loaded.host().router();
         let prefixes: Vec<_> =
-            loaded.config.prefixes.iter().map(|prefix| (prefix.addr(), prefix.prefix_len())).collect();
+            loaded.config.examined().iter().map(|prefix| (prefix.addr(), prefix.prefix_len())).collect();
         let opened = Hints::load(&prefixes).and_then(|(mut hints, arrivals)| {
             hints.answer(answer::seal(loaded.keys.now().own(), own))?;
             Ok((hints, arrivals))
@@ -318,7 +318,12 @@ pub(crate) async fn run(shared: &Arc<Shared>) {
 }
 
 /// Handles a hint.
-fn hear(shared: &Arc<Shared>, in_band: &InBand, hint: Hint) {
+fn hear(shared: &Arc<Shared>, in_band: &InBand, mut hint: Hint) {
+    if let Some(services) = shared.services.as_ref().filter(|it| it.has(hint.remote.ip())) {
+        // The hint is of the container to which the service leads.
+        let Ok(Some(seen)) = services.find(hint.local, hint.remote) else { return };
+        hint.remote = seen.server;
+    }
     let container = hint.remote.ip();
     let map = shared.map();
     // A hint is never above what other sources say.
@@ -357,7 +362,7 @@ fn hear(shared: &Arc<Shared>, in_band: &InBand, hint: Hint) {
 /// Asks a router if it would take the connection that has brought its hint.
 async fn ask(shared: &Arc<Shared>, hint: Hint, router: Router) -> Result<(), Reason> {
     shared.peers.await_line(router.address).await?;
-    let ask = Ask { destination: hint.remote, source: hint.local };
+    let ask = Ask { destination: hint.remote, source: hint.local.ip() };
     // When this is dropped, the other router learns that no offer follows.
     shared.peers.ask(router.address, ask, false).await?.answer().await?;
     limits::cover(shared).await.map_err(|_| Reason::Limit)

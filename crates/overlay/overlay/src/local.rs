@@ -245,6 +245,17 @@ pub(crate) fn ends(
     namespace: u64,
     (local, remote): (SocketAddr, SocketAddr),
 ) -> Result<Ends, Reason> {
+    ends_as(shared, socket, namespace, (local, remote), remote)
+}
+
+/// Describes a socket as [`ends`] does, whose program has connected it to `named`.
+pub(crate) fn ends_as(
+    shared: &Shared,
+    socket: BorrowedFd<'_>,
+    namespace: u64,
+    (local, remote): (SocketAddr, SocketAddr),
+    named: SocketAddr,
+) -> Result<Ends, Reason> {
     let shown = identity::shown(socket).map_err(|_| Reason::Socket)?;
     if shown.bound_device || !shared.registry.lives_in(socket, namespace) {
         return Err(Reason::Socket);
@@ -253,7 +264,7 @@ pub(crate) fn ends(
     let found = known.connection(local, remote).filter(|found| found.cookie == shown.cookie);
     let is_established = found.ok_or(Reason::NotConnected)?.is_established;
     let domain = SockRef::from(&socket).domain().map_err(|_| Reason::Socket)?;
-    let names = [local, remote].map(|address| written(address, domain));
+    let names = [local, named].map(|address| written(address, domain));
     Ok(Ends { cookie: shown.cookie, local, remote, is_established, names })
 }
 

@@ -227,6 +227,26 @@ mod tests {
     use super::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+    /// A supervisor runs on while its router is updated, and the other way round.
+    #[test]
+    fn messages_of_the_former_version_are_understood() {
+        let parsed = |text: &str| serde_json::from_str::<Request>(text).unwrap();
+        let to: SocketAddr = "10.96.0.10:80".parse().unwrap();
+        assert_eq!(
+            parsed(r#"{"connect":{"to":"10.96.0.10:80","from":null}}"#),
+            Request::Connect { to, from: None, starts: false }
+        );
+        // A later version may add members.
+        assert_eq!(
+            parsed(r#"{"connect":{"to":"10.96.0.10:80","from":null,"starts":true,"later":1}}"#),
+            Request::Connect { to, from: None, starts: true }
+        );
+        let held = Held { key: [7; 32], version: 7, origin: (1, 2), host: (to, to), source: None };
+        let written = serde_json::to_string(&held).unwrap();
+        assert!(!written.contains("source"), "{written}");
+        assert_eq!(serde_json::from_str::<Held>(&written).unwrap(), held);
+    }
+
     #[test]
     fn what_is_no_message_is_said_to_be_none() {
         let (one, two) =

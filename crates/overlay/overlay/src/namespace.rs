@@ -139,6 +139,13 @@ impl Namespace {
         Ok(listed.iter().map(|it| it.cookie).collect())
     }
 
+    /// Returns the peer of the connection with that cookie and local port. Takes longer than
+    /// [`Namespace::connection`], which needs to know the peer.
+    pub(crate) fn peer(&self, cookie: u64, port: u16) -> Option<SocketAddr> {
+        let listed = listed::connections_from(&self.another_asker().ok()?, port).ok()?;
+        listed.iter().find(|it| it.cookie == cookie).map(|it| it.remote)
+    }
+
     /// Finds the connection that has these addresses.
     pub(crate) fn connection(&self, local: SocketAddr, remote: SocketAddr) -> Option<Found> {
         self.find(local, remote).filter(|found| !found.listens)

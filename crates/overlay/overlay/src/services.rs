@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use shunt_sys::Errno;
 use shunt_sys::conntrack::{self, Translated};
 
 use crate::config::prefixes;
@@ -71,20 +72,37 @@ impl Settings {
 #[derive(Debug)]
 pub(crate) struct Services {
     settings: Settings,
-    /// A netlink socket of the host's network namespace.
-    asker: Mutex<Result<OwnedFd, String>>,
+    asker: Mutex<Asker>,
     found: AtomicU64,
     failed: AtomicU64,
 }
 
+/// Asks the kernel about connections of the host's network namespace.
+#[derive(Debug, Default)]
+struct Asker {
+    /// `None` before the first question, and after an error.
+    socket: Option<OwnedFd>,
+    /// The last error, if the last question failed.
+    error: Option<Errno>,
+}
+
+impl Asker {
+    fn ask(&mut self, client: SocketAddr, server: SocketAddr) -> Result<Option<Translated>, Errno> {
+        let socket = match self.socket.take() {
+            Some(socket) => socket,
+            None => conntrack::open()?,
+        };
+        let found = conntrack::find(&socket, client, server)?;
+        // After an error an answer may be unread, which the next question must not get.
+        self.socket = Some(socket);
+        Ok(found)
+    }
+}
+
 impl Services {
     pub(crate) fn new(settings: Settings) -> Services {
-        let asker = conntrack::open().map_err(|error| error.to_string());
-        if let Err(error) = &asker {
-            tracing::warn!(%error, "connections to services stay on the overlay");
-        }
         let (found, failed) = (AtomicU64::new(0), AtomicU64::new(0));
-        Services { settings, asker: Mutex::new(asker), found, failed }
+        Services { settings, asker: Mutex::default(), found, failed }
     }
 
     /// Returns `true` for an address that may be a service's.
@@ -96,20 +114,16 @@ impl Services {
     /// segment of it has passed netfilter yet.
     pub(crate) fn find(&self, client: SocketAddr, service: SocketAddr) -> Result<Option<Translated>, Reason> {
         let mut asker = lock(&self.asker);
-        let found = match &*asker {
-            Ok(socket) => conntrack::find(socket, client, service).map_err(|error| error.to_string()),
-            Err(error) => Err(error.clone()),
-        };
-        match found {
-            Ok(found) => Ok(found),
-            Err(error) => {
-                self.failed.fetch_add(1, Relaxed);
-                tracing::debug!(%client, %service, error, "it is unknown where a service leads");
-                // An answer that was not read must not become that to the next question.
-                *asker = conntrack::open().map_err(|error| error.to_string());
-                Err(Reason::Failed)
+        let found = asker.ask(client, service);
+        let error = found.as_ref().err().copied();
+        if let Some(error) = error {
+            self.failed.fetch_add(1, Relaxed);
+            if asker.error.is_none() {
+                tracing::warn!(%error, "it is unknown where services lead: connections to them stay on the overlay");
             }
         }
+        asker.error = error;
+        found.map_err(|_| Reason::Failed)
     }
 
     /// Notes that a connection leads to a container.
@@ -118,7 +132,7 @@ impl Services {
     }
 
     pub(crate) fn report(&self) -> Value {
-        let error = lock(&self.asker).as_ref().err().cloned();
+        let error = lock(&self.asker).error.map(|error| error.to_string());
         let of = |count: &AtomicU64| count.load(Relaxed);
         json!({ "error": error, "found": of(&self.found), "failed": of(&self.failed) })
     }

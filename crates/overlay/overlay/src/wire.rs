@@ -929,6 +929,22 @@ mod tests {
         assert!(matches!(Line::call(near, key(1).own(), NEWEST).await, Err(WireError::Io(_))));
     }
 
+    #[test]
+    fn routers_that_do_not_know_asks_that_follow_take_them_for_others() {
+        let ask = |follows| Message::Ask { number: 1, ask: ASKED, ticket: TICKET, follows }.bytes();
+        // They do not read the second byte of an Ask.
+        let mut bytes = ask(true);
+        bytes[1] = 0;
+        assert_eq!(bytes, ask(false));
+        for version in OLDEST..=VERSION {
+            for follows in [false, true] {
+                let parsed = Message::parse(&ask(follows), version);
+                let expected = Message::Ask { number: 1, ask: ASKED, ticket: TICKET, follows };
+                assert_eq!(parsed, Parsed::Message(expected));
+            }
+        }
+    }
+
     #[tokio::test]
     async fn every_message_arrives() {
         let key = key(1);
