@@ -126,6 +126,9 @@ fn report(status: &Value) -> String {
     text += &etcd(&now["etcd"]);
     text += &kubernetes(&now["kubernetes"]);
     text += &in_band(&now["in-band"]);
+    if let Some(error) = now["services"]["error"].as_str() {
+        text += &format!("services: it is unknown where they lead: {}\n\n", visible(error));
+    }
     let mut rows = Vec::new();
     for end in ["client", "server"] {
         let paths = &status["connections"][end];

@@ -3,6 +3,8 @@
 //!
 //!     KUBE_APISERVER=/PATH cargo test -p shunt-cli --test overlay_apiserver -- --ignored
 //!
+//! Connections to services also need the program `KUBE_PROXY`.
+//!
 //! Needs root, for network namespaces; etcd, kubectl, Python, Go and OpenSSL.
 
 #[path = "overlay/lab.rs"]
@@ -12,7 +14,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use lab::{A, B, CLIENT, Lab, SERVER, await_until, go};
+use lab::{A, B, CLIENT, Lab, SERVER, Wire, await_until, go};
 use serde_json::{Value, json};
 
 const URL: &str = "https://192.168.77.1:6443";
@@ -205,5 +207,84 @@ fn a_real_api_server_is_watched() {
     if let Some(directory) = std::env::var_os("OBJECTS") {
         let text = cluster.kubectl_prints(&["get", "--raw", "/api/v1/pods"]);
         fs::write(Path::new(&directory).join("pods.json"), text).unwrap();
+    }
+}
+
+/// Asks each place for the addresses that its server sees, sixteen times.
+const ASK_SERVICES: &str = "
+import socket, sys
+for place in sys.argv[1:]:
+    host, port = place.split(':')
+    for _ in range(16):
+        with socket.create_connection((host, int(port))) as s:
+            assert s.getpeername() == (host, int(port))
+            s.sendall(b'name 1\\nx')
+            print(place, s.recv(1000).decode().split()[1])
+";
+
+#[test]
+#[ignore = "needs kube-apiserver and kube-proxy"]
+fn connections_through_a_real_kube_proxy_are_moved() {
+    const OTHER: &str = "10.50.2.9";
+    let proxy = std::env::var_os("KUBE_PROXY").expect("KUBE_PROXY names the program");
+    let mut cluster = Cluster::build();
+    let other = cluster.lab.add(B, OTHER.parse().unwrap());
+    cluster.lab.route(Wire::Vxlan, &[(&other, OTHER)]);
+    for (node, address) in [("a", "192.168.77.1"), ("b", "192.168.77.2")] {
+        cluster.apply(&json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": node } }));
+        let status = json!({ "status": { "addresses": [{ "type": "InternalIP", "address": address }] } });
+        cluster.kubectl_prints(&["patch", "node", node, "--subresource=status", "-p", &status.to_string()]);
+    }
+    cluster.apply(&json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": { "name": "web", "namespace": "default" },
+        "spec": { "type": "NodePort", "clusterIP": "10.96.0.10",
+            "ports": [{ "port": 80, "targetPort": 9000, "nodePort": 30080 }] },
+    }));
+    let endpoint = |address: &str| json!({ "addresses": [address], "conditions": { "ready": true } });
+    cluster.apply(&json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": { "name": "web-1", "namespace": "default", "labels": { "kubernetes.io/service-name": "web" } },
+        "endpoints": [endpoint(SERVER), endpoint(OTHER)],
+        "ports": [{ "name": "", "port": 9000, "protocol": "TCP" }],
+    }));
+    let kubeconfig = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{ "name": "c", "cluster": { "server": URL, "certificate-authority": cluster.lab.path("ca.crt") } }],
+        "users": [{ "name": "u", "user": { "token": "admin-token" } }],
+        "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
+    });
+    fs::write(cluster.lab.path("kubeconfig"), kubeconfig.to_string()).unwrap();
+    let lab = &mut cluster.lab;
+    lab.configuration = "[services]\naddresses = ['10.96.0.0/24']\nnodes = ['192.168.77.0/24']".into();
+    lab.start(A);
+    lab.start(B);
+    let mut server = lab.command(B, true, go("server"));
+    lab.launch(B, server.args(["tcp4", ":9000"]), "listening");
+    lab.launch_in(&other, Command::new(go("server")).args(["tcp4", ":9000"]), "listening");
+    for mode in ["iptables", "nftables"] {
+        let mut command = Command::new(&proxy);
+        command.arg("--kubeconfig").arg(lab.path("kubeconfig"));
+        command.args(["--proxy-mode", mode, "--hostname-override=a", "--cluster-cidr=10.50.0.0/16"]);
+        command.args(["--conntrack-max-per-core=0", "-v=2"]);
+        let running = lab.launch_on_host(A, &mut command, "");
+        let ask = || {
+            let mut client = lab.command(A, true, "/usr/bin/python3");
+            lab.output(A, client.args(["-c", ASK_SERVICES, "10.96.0.10:80", "192.168.77.1:30080"]))
+        };
+        let done = || {
+            let (host, why) = lab.paths(A, "client");
+            host + why["late"].as_u64().unwrap_or(0)
+        };
+        // The rules are there some time after its start.
+        await_until(|| ask().status.success(), || format!("{mode}: {}", lab.said(running)));
+        let before = done();
+        let said = String::from_utf8(ask().stdout).unwrap();
+        let supervised = said.lines().filter(|line| line.ends_with("10.50.2.2:9000")).count() as u64;
+        let counts = (supervised, done() - before);
+        assert!(counts.0 > 0 && counts.0 == counts.1, "{mode}: {counts:?}\n{}", lab.status(A));
+        lab.stop(running);
+        let cleanup = || Command::new(&proxy).args(["--cleanup", "--proxy-mode", mode]).output().unwrap();
+        let output = lab.hosts[A].net.inside(cleanup);
+        assert!(output.status.success(), "{output:?}");
     }
 }

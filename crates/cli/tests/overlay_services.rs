@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use lab::{A, B, CLIENT, Lab, SERVER, go};
+use lab::{A, B, CLIENT, Lab, SERVER, Wire, go};
 use serde_json::Value;
 
 /// The second container behind the service has no supervisor.
@@ -157,16 +157,7 @@ const NFTABLES: &str = "table ip kube-proxy {
 }
 ";
 
-/// The way from host to host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wire {
-    /// A VXLAN whose device has an address of the overlay, as that of flannel.
-    Vxlan,
-    /// The hosts' own network. What is masqueraded has the host's own address.
-    Direct,
-}
-
-/// What translates.
+/// The rules that translate.
 #[derive(Clone, Copy, Debug)]
 enum Proxy {
     Iptables,
@@ -182,28 +173,8 @@ fn cluster(wire: Wire, proxy: Proxy) -> Lab {
 fn cluster_with(wire: Wire, proxy: Proxy, change: impl FnOnce(&mut Lab)) -> Lab {
     let mut lab = Lab::build();
     let other = lab.add(B, OTHER.parse().unwrap());
-    for (at, own, there) in [(A, CLIENT, 2), (B, SERVER, 1)] {
-        let (host, third) = (&lab.hosts[at], at + 1);
-        host.net.inside(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
-        host.net.words(&format!("ip address add 10.50.{third}.1/24 dev bridge"));
-        let mut inside = vec![(&host.container, own)];
-        inside.extend((at == B).then_some((&other, OTHER)));
-        for (container, own) in inside {
-            container.words(&format!("ip address del {own}/16 dev eth0"));
-            container.words(&format!("ip address add {own}/24 dev eth0"));
-            container.words(&format!("ip route add default via 10.50.{third}.1"));
-        }
-        match wire {
-            Wire::Vxlan => {
-                host.net.words("ip link set vxlan nomaster");
-                host.net.words(&format!("ip address add 10.50.{third}.0/32 dev vxlan"));
-                host.net
-                    .words(&format!("ip route add 10.50.{there}.0/24 via 10.50.{there}.0 dev vxlan onlink"));
-            }
-            Wire::Direct => {
-                host.net.words(&format!("ip route add 10.50.{there}.0/24 via 192.168.77.{there}"));
-            }
-        }
+    lab.route(wire, &[(&other, OTHER)]);
+    for host in &lab.hosts {
         match proxy {
             Proxy::Iptables => restore(&host.net, "iptables-restore", &[], IPTABLES),
             Proxy::Nftables => restore(&host.net, "nft", &["-f", "-"], NFTABLES),
@@ -304,7 +275,8 @@ fn connections_to_a_service_are_moved_to_the_host_of_the_chosen_container() {
 
 #[test]
 fn masqueraded_connections_are_moved_and_other_nodes_ports_stay() {
-    let lab = cluster(Wire::Direct, Proxy::Nftables);
+    // The non-blocking programs find out by SO_ERROR that they are connected.
+    let lab = cluster_with(Wire::Direct, Proxy::Nftables, |lab| lab.hold_ms = 0);
     moves(&lab, "blocking", NODE_PORT, "192.168.77.1");
     moves(&lab, "nonblocking", NODE_PORT, "192.168.77.1");
     // The other node translates its own NodePort.
@@ -315,6 +287,7 @@ fn masqueraded_connections_are_moved_and_other_nodes_ports_stay() {
     assert_eq!((after, count(&why_after, "not-translated")), (before, count(&why, "not-translated") + 4));
     // Nothing listens on the node, and the program learns that.
     assert_eq!(ask(&lab, "blocking", (1, 1), "192.168.77.1:30081").errors, ["ECONNREFUSED"]);
+    assert_eq!(count(&lab.paths(A, "client").1, "not-connected"), 1, "{}", lab.status(A));
 }
 
 #[test]

@@ -35,6 +35,7 @@ pub(super) fn checks(control: &Path) -> Vec<Check> {
         checks
             .extend(status.now.kubernetes.as_ref().map(|source| kubernetes(source, status.now.supervisors)));
         checks.extend(status.now.in_band.as_ref().map(in_band));
+        checks.extend(status.now.services.as_ref().map(services));
     }
     checks
 }
@@ -128,6 +129,14 @@ struct Now {
     etcd: Option<Etcd>,
     kubernetes: Option<Kubernetes>,
     in_band: Option<InBand>,
+    services: Option<Services>,
+}
+
+/// Service addresses.
+#[derive(Deserialize)]
+struct Services {
+    error: Option<String>,
+    found: u64,
 }
 
 /// etcd as a source.
@@ -334,6 +343,18 @@ fn in_band(found: &InBand) -> Check {
         return check(found).lacking(State::Limited, advice);
     }
     check(format!("{} containers known", found.containers.get("known").copied().unwrap_or(0)))
+}
+
+/// Checks that the kernel says where services lead.
+fn services(found: &Services) -> Check {
+    let check = |found: String| Check::ok("services", "the overlay: connections to services", found);
+    match &found.error {
+        Some(error) => {
+            let advice = "load the kernel's module nf_conntrack_netlink, and give the router CAP_NET_ADMIN";
+            check(visible(error).to_string()).lacking(State::Limited, advice)
+        }
+        None => check(format!("{} connections have led to containers", found.found)),
+    }
 }
 
 /// Checks that the other routers accept connections. No data is sent.

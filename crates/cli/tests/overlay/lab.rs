@@ -104,6 +104,15 @@ pub(crate) struct Lab {
     running: Vec<Child>,
 }
 
+/// The way of routed connections from host to host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wire {
+    /// A VXLAN whose device has an address of the overlay, as that of flannel.
+    Vxlan,
+    /// The hosts' own network. The source of masqueraded connections is the host's own address.
+    Direct,
+}
+
 pub(crate) const A: usize = 0;
 pub(crate) const B: usize = 1;
 
@@ -220,6 +229,33 @@ impl Lab {
             lab.routers = ["[2001:db8:77::1]:7450", "[2001:db8:77::2]:7450"];
         }
         lab
+    }
+
+    /// Replaces the common bridge by routes through the hosts, so that all connections pass netfilter
+    /// there. `more` are further containers of host b.
+    pub(crate) fn route(&self, wire: Wire, more: &[(&Net, &str)]) {
+        for (at, own, there) in [(A, CLIENT, 2), (B, SERVER, 1)] {
+            let (host, third) = (&self.hosts[at], at + 1);
+            host.net.inside(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
+            host.net.words(&format!("ip address add 10.50.{third}.1/24 dev bridge"));
+            let more = more.iter().filter(|_| at == B).copied();
+            for (container, own) in more.chain([(&host.container, own)]) {
+                container.words(&format!("ip address del {own}/16 dev eth0"));
+                container.words(&format!("ip address add {own}/24 dev eth0"));
+                container.words(&format!("ip route add default via 10.50.{third}.1"));
+            }
+            match wire {
+                Wire::Vxlan => {
+                    host.net.words("ip link set vxlan nomaster");
+                    host.net.words(&format!("ip address add 10.50.{third}.0/32 dev vxlan"));
+                    let route = format!("10.50.{there}.0/24 via 10.50.{there}.0 dev vxlan onlink");
+                    host.net.words(&format!("ip route add {route}"));
+                }
+                Wire::Direct => {
+                    host.net.words(&format!("ip route add 10.50.{there}.0/24 via 192.168.77.{there}"));
+                }
+            }
+        }
     }
 
     /// Waits until the bridges forward packets.

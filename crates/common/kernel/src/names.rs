@@ -145,10 +145,12 @@ pub struct Named {
     pub local: SocketAddr,
     /// The peer's address that it reports.
     pub remote: SocketAddr,
-    /// The containers' ends: the local one, and the peer's. They differ from the reported ones if an
-    /// address is translated.
-    pub ends: (SocketAddr, SocketAddr),
+    /// The containers' addresses. They differ from the reported ones if an address is translated.
+    pub ends: Ends,
 }
+
+/// A local address, and that of the peer.
+pub type Ends = (SocketAddr, SocketAddr);
 
 /// The program's maps.
 const NAMES: &str = "names";
@@ -159,8 +161,7 @@ const ENDS: &str = "ends";
 pub fn all() -> Result<Vec<Named>, LoadError> {
     let asker = peer::open().map_err(system)?;
     let ends = stored(&asker, ENDS)?;
-    let ends: HashMap<u64, (SocketAddr, SocketAddr)> =
-        ends.into_iter().map(|(socket, ends)| (socket.cookie, ends)).collect();
+    let ends: HashMap<u64, Ends> = ends.into_iter().map(|(socket, ends)| (socket.cookie, ends)).collect();
     let named = stored(&asker, NAMES)?.into_iter().map(|(socket, (local, remote))| {
         let ends = ends.get(&socket.cookie).copied().unwrap_or((local, remote));
         Named { socket, local, remote, ends }
@@ -169,7 +170,7 @@ pub fn all() -> Result<Vec<Named>, LoadError> {
 }
 
 /// Returns the addresses that the maps with that name have for sockets.
-fn stored(asker: &OwnedFd, name: &str) -> Result<Vec<(Listed, (SocketAddr, SocketAddr))>, LoadError> {
+fn stored(asker: &OwnedFd, name: &str) -> Result<Vec<(Listed, Ends)>, LoadError> {
     let mut found = Vec::new();
     for map in loaded_maps() {
         // The map was freed meanwhile.
@@ -185,7 +186,7 @@ fn stored(asker: &OwnedFd, name: &str) -> Result<Vec<(Listed, (SocketAddr, Socke
 }
 
 /// Parses `struct names` of names.bpf.c.
-fn read(value: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
+fn read(value: &[u8]) -> Option<Ends> {
     let end = |at: usize| {
         let octets: [u8; 16] = value.get(at..at + 16)?.try_into().ok()?;
         let port = u16::from_be_bytes(value.get(at + 16..at + 18)?.try_into().ok()?);

@@ -137,7 +137,7 @@ mod tests {
     /// Needs root and nft.
     #[test]
     fn a_translated_connection_is_found_by_the_addresses_of_its_client() {
-        // In a network namespace of its own, which ends with the thread.
+        // The thread enters a new network namespace.
         std::thread::spawn(|| {
             // SAFETY: the thread shares no file descriptor table that it would leave.
             unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();

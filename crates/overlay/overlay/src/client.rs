@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 use crate::account;
-use crate::blocking_pool::Theirs;
+use crate::blocking_pool::{Theirs, elsewhere};
 use crate::channel::{Channel, watch};
 use crate::config::addresses;
 use crate::connections::{Connection, KeptPort, Place, Stayed};
@@ -145,7 +145,7 @@ struct Program<'s> {
 
 /// How far the set-up has come.
 struct Attempt {
-    /// The connection, by what is known of it.
+    /// The connection, as far as its addresses are known.
     flow: Flow,
     /// The overlay connection may exist.
     has_begun: bool,
@@ -200,7 +200,7 @@ impl Program<'_> {
         let connected = connected(channel, &self.socket);
         tokio::pin!(connected);
         let mut begun = None;
-        let to = self.peer(local, service)?;
+        let to = self.peer(local, service).await?;
         let seen = self.translated((local, to), connected.as_mut(), &mut begun).await?;
         let (server, client) = seen.map_or((to, local), |seen| (seen.server, seen.client));
         attempt.flow = Flow::of(local, server);
@@ -241,12 +241,12 @@ impl Program<'_> {
 
     /// Returns the address to which a socket connects that its program has connected to a service. A
     /// kernel program of its control group may have replaced that, as Cilium's do.
-    fn peer(&self, local: SocketAddr, service: SocketAddr) -> Result<SocketAddr, Reason> {
+    async fn peer(&self, local: SocketAddr, service: SocketAddr) -> Result<SocketAddr, Reason> {
         let known = self.shared.registry.namespace(self.namespace).ok_or(Reason::Socket)?;
         let cookie = identity::shown(&*self.socket).map_err(|_| Reason::Socket)?.cookie;
         match known.connection(local, service) {
             Some(found) if found.cookie == cookie => Ok(service),
-            _ => known.peer(cookie, local.port()).ok_or(Reason::NotConnected),
+            _ => elsewhere(move || known.peer(cookie, local.port())).await.ok_or(Reason::NotConnected),
         }
     }
 
@@ -261,6 +261,10 @@ impl Program<'_> {
         let services = self.shared.services.as_ref().ok_or(Reason::UnknownHost)?;
         let mut pause = Duration::from_millis(1);
         loop {
+            if begun.is_some() {
+                let ends = local::ends(self.shared, self.socket.as_fd(), self.namespace, (local, to))?;
+                ends.is_established.then_some(()).ok_or(Reason::NotConnected)?;
+            }
             let found = services.find(local, to)?;
             // The SYN may still be on its way through the kernel, and an earlier connection have had the
             // same addresses. With an established one, neither is so.

@@ -307,7 +307,7 @@ pub(crate) async fn accepted(
     let flow = Flow::of(ends.remote, ends.local);
     let turn = socket.turn().ok_or(Reason::Socket)?;
     let _waiting = shared.promises.wait_for(ends.cookie, turn);
-    // What comes from a node is under the policy only if a router has named its container.
+    // A connection from a node is under the policy only if a router has named its container.
     let is_containers = shared.loaded().config.is_overlays(ends.remote.ip());
     let taken = match is_containers.then(|| shared.connections.permit(flow)).transpose() {
         Ok(_) => await_claim(shared, &socket, &ends).await,
