@@ -258,7 +258,9 @@ async fn find(
         let changed = shared.promises.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let found = namespace.connection(local, remote);
+        // An earlier connection may have had these addresses (TIME_WAIT), if the client's host has given
+        // this one another port.
+        let found = namespace.connection(local, remote).filter(|found| found.is_established);
         let found = found.filter(|found| !found.held || shared.promises.has_asked(found.cookie));
         if found.is_some() || Instant::now() >= deadline {
             return found;
