@@ -264,10 +264,15 @@ fn connections_to_a_service_are_moved_to_the_host_of_the_chosen_container() {
         // The device of the VXLAN has this address.
         moves(&lab, "blocking", NODE_PORT, "10.50.1.0");
         assert_eq!(lab.status(B)["connections"]["reset"], 0);
-        // The container's own address is as before.
-        let (before, _) = lab.paths(A, "client");
+        // The container's own address is as before. If a connection to the service had the same port, the
+        // kernel gives this one another, and it stays.
+        let done = || {
+            let (host, why) = lab.paths(A, "client");
+            host as usize + count(&why, "not-found") + count(&why, "router-silent")
+        };
+        let before = done();
         assert_eq!(ask(&lab, "blocking", (3, 1), &format!("{SERVER}:9000")).moving, [CLIENT; 3]);
-        assert_eq!(lab.paths(A, "client").0, before + 3);
+        assert_eq!(done(), before + 3, "{}", lab.status(A));
     }
 }
 
