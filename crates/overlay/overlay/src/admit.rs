@@ -31,6 +31,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -224,11 +225,7 @@ fn live(mut stream: UnixStream, router: Option<&Path>, process: u32) -> std::io:
     supervisor::drop_privileges()?;
     let supervisor = Supervisor::new(record, router.unwrap_or(Path::new(NO_ROUTER)), true);
     if router.is_some() {
-        let probe = listener.next()?;
-        if (probe.thread, probe.number) != (process, libc::SYS_listen) {
-            return Err(Errno::PERM.into());
-        }
-        listener.answer(probe.id, Err(Errno::NOTSOCK))?;
+        await_probe(&listener, &stream, process)?;
     }
     stream.write_all(&[SEEN])?;
     drop(stream);
@@ -236,13 +233,75 @@ fn live(mut stream: UnixStream, router: Option<&Path>, process: u32) -> std::io:
     Ok(())
 }
 
+/// Waits for the program's probe, and answers it. `stream` is the one to the router.
+fn await_probe(listener: &Listener, stream: &UnixStream, process: u32) -> std::io::Result<()> {
+    let mut polled = [PollFd::new(stream, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+    poll(&mut polled, None)?;
+    if !polled[0].revents().is_empty() {
+        // The router was late and has given up, so another supervisor has the calls.
+        return Err(Errno::PIPE.into());
+    }
+    let call = listener.next()?;
+    if (call.thread, call.number) == (process, libc::SYS_listen) {
+        return Ok(listener.answer(call.id, Err(Errno::NOTSOCK))?);
+    }
+    // Nobody else receives this call any more.
+    listener.proceed(call.id)?;
+    Err(Errno::PERM.into())
+}
+
 /// Receives the listener of the program's filter, its network namespace and its control group.
 fn receive(stream: &UnixStream) -> std::io::Result<(Listener, OwnedFd, Option<OwnedFd>)> {
-    let mut polled = [rustix::event::PollFd::new(stream, rustix::event::PollFlags::IN)];
-    let limit = rustix::event::Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
-    rustix::event::poll(&mut polled, Some(&limit))?;
+    let mut polled = [PollFd::new(stream, PollFlags::IN)];
+    let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
+    poll(&mut polled, Some(&limit))?;
     let (_, mut passed) = seqpacket::recv(stream, &mut [0; 1])?;
     let mut next = || passed.take_first();
     let (listener, network) = (next().ok_or(Errno::BADF)?, next().ok_or(Errno::BADF)?);
     Ok((Listener::from_fd(listener), network, next()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread::JoinHandle;
+
+    use shunt_sys::seccomp;
+
+    use super::*;
+
+    /// Starts a thread under a filter, which then calls listen, and returns the filter's listener.
+    fn call_listen() -> (Listener, JoinHandle<rustix::io::Result<()>>) {
+        let (sender, receiver) = channel();
+        let caller = std::thread::spawn(move || {
+            let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            seccomp::prepare().unwrap();
+            sender.send(seccomp::watch(&CALLS).unwrap()).unwrap();
+            rustix::net::listen(&socket, 1)
+        });
+        (receiver.recv().unwrap(), caller)
+    }
+
+    #[test]
+    fn a_call_that_is_not_the_probe_is_left_to_the_kernel() {
+        let (listener, caller) = call_listen();
+        let (_near, far) = UnixStream::pair().unwrap();
+        // Of no process.
+        let error = await_probe(&listener, &far, 0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+        assert_eq!(caller.join().unwrap(), Ok(()));
+    }
+
+    #[test]
+    fn a_supervisor_that_the_router_has_given_up_takes_no_call() {
+        let (listener, caller) = call_listen();
+        let (near, far) = UnixStream::pair().unwrap();
+        drop(near);
+        let error = await_probe(&listener, &far, 0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPIPE));
+        // It is there for another supervisor.
+        let call = listener.next().unwrap();
+        listener.proceed(call.id).unwrap();
+        assert_eq!(caller.join().unwrap(), Ok(()));
+    }
 }
