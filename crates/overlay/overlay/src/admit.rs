@@ -245,7 +245,7 @@ fn await_probe(listener: &Listener, stream: &UnixStream, process: u32) -> std::i
     if (call.thread, call.number) == (process, libc::SYS_listen) {
         return Ok(listener.answer(call.id, Err(Errno::NOTSOCK))?);
     }
-    // Nobody else receives this call any more.
+    // No other supervisor receives this call any more.
     listener.proceed(call.id)?;
     Err(Errno::PERM.into())
 }

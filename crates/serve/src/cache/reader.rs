@@ -77,3 +77,86 @@ fn append(memory: &Memory, entry: Index, to: &mut Vec<u8>) -> Option<()> {
     to.resize(begin + length, 0);
     memory.try_take(content, &mut to[begin..]).then_some(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    use super::super::items::{Items, New};
+    use super::super::memory::LEAST;
+    use super::*;
+
+    const NOW: u32 = 100;
+
+    fn new<'a>(key: &'a str, value: &'a [u8]) -> New<'a> {
+        New { key: key.as_bytes(), flags: 0, expires: 0, value: [value, b""], marks: 0 }
+    }
+
+    /// Returns the key of a text `VALUE KEY 0 LENGTH`, a line end, bytes that are all equal, and a line end.
+    fn checked(text: &[u8]) -> String {
+        let end = text.windows(2).position(|end| end == b"\r\n").expect("a first line");
+        let line = String::from_utf8(text[..end].to_vec()).unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let ["VALUE", key, "0", length] = words[..] else { panic!("{line}") };
+        let value = text[end + 2..].strip_suffix(b"\r\n").expect("a last line end");
+        assert_eq!(value.len(), length.parse::<usize>().unwrap());
+        assert!(value.iter().all(|byte| *byte == value[0]), "parts of two values of {key}");
+        key.to_owned()
+    }
+
+    #[test]
+    fn a_reader_finds_whole_items_while_they_change() {
+        let memory = Arc::new(Memory::new(LEAST, false).unwrap());
+        let mut items = Items::new(memory.clone());
+        let is_over = AtomicBool::new(false);
+        let keys: Vec<String> = (0..8).map(|key| format!("key{key}")).collect();
+        let hits: usize = std::thread::scope(|scope| {
+            let read = || {
+                let mut hits = 0;
+                while !is_over.load(Relaxed) {
+                    for key in &keys {
+                        let mut text = b"before".to_vec();
+                        match get(&memory, key.as_bytes(), NOW, &mut text) {
+                            Found::Hit => {
+                                assert_eq!(checked(&text[6..]), *key);
+                                hits += 1;
+                            }
+                            Found::Miss | Found::Unknown => assert_eq!(text, b"before"),
+                        }
+                    }
+                }
+                hits
+            };
+            let readers = [scope.spawn(read), scope.spawn(read)];
+            let large = vec![b'x'; 300_000];
+            for number in 0..20_000_usize {
+                // Others fill the memory, so that items are evicted and moved.
+                if number % 40 == 0 {
+                    items.store(&new(&format!("large{}", number % 997), &large), NOW).expect("evicts");
+                }
+                let key = &keys[number % keys.len()];
+                let value = vec![b'a' + (number % 26) as u8; 1 + number * 7919 % 3000];
+                items.store(&new(key, &value), NOW).expect("evicts");
+                if number % 31 == 0
+                    && let Some(item) = items.find(key.as_bytes(), NOW)
+                {
+                    items.remove(item);
+                }
+            }
+            is_over.store(true, Relaxed);
+            readers.map(|reader| reader.join().unwrap()).iter().sum()
+        });
+        assert!(hits > 100, "{hits}");
+    }
+
+    #[test]
+    fn an_item_that_has_to_be_removed_is_left_to_the_lock() {
+        let memory = Arc::new(Memory::new(LEAST, false).unwrap());
+        let mut items = Items::new(memory.clone());
+        items.store(&New { expires: NOW + 1, ..new("key", b"value") }, NOW).unwrap();
+        let find = |key: &[u8], now| get(&memory, key, now, &mut Vec::new());
+        assert_eq!([find(b"key", NOW), find(b"key", NOW + 1)], [Found::Hit, Found::Unknown]);
+        assert_eq!(find(b"other", NOW), Found::Miss);
+    }
+}

@@ -300,7 +300,7 @@ fn dump(shared: &Shared, name: &str) -> Result<Value, String> {
 }
 
 /// Returns why no program can be loaded at all, or an error if the kernel's verifier rejects a function of
-/// the service. With `--engine kernel`, loading tells both.
+/// the service. With `--engine kernel`, loading shows both.
 fn refusal(options: &Options, object: &[u8]) -> Result<Option<LoadError>, Error> {
     if options.engine == Engine::Kernel {
         return Ok(None);
