@@ -240,6 +240,64 @@ fn requests_under_way_survive_a_reload_and_a_stop() {
 }
 
 #[test]
+fn request_that_is_sent_again_after_a_reload_goes_to_its_pool() {
+    let mut lab = Lab::new();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    lab.replying(9001, |_| ok("one"));
+    // Each connection serves one request, and ends once the next one has arrived and was released.
+    lab.backend(9002, move |stream| {
+        let (mut reader, mut stream) = (reader(&stream), stream);
+        if read_request(&mut reader).is_some() {
+            stream.write_all(&ok("two")).unwrap();
+            counted.fetch_add(usize::from(read_request(&mut reader).is_some()), Relaxed);
+            let _ = held.lock().unwrap().recv();
+        }
+    });
+    lab.replying(9003, |_| ok("three"));
+    let file = |pools: &[(&str, u16)]| {
+        let pool = |(name, port): &(&str, u16)| {
+            format!(
+                "[[pool]]\nname = '{name}'\n[[pool.backend]]\naddress = '127.0.0.1:{port}'\n\
+                 [[route]]\npath = '/{name}'\npool = '{name}'\n"
+            )
+        };
+        format!("[health]\ninterval = 3600.0\n{}", pools.iter().map(pool).collect::<String>())
+    };
+    let before = file(&[("file", 9001), ("pool", 9002)]);
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
+    lab.start(&before);
+    let reload = |file: &str, body: &[u8]| {
+        lab.write(file);
+        lab.reload();
+        wait_until("the file is in use", || exchange(&lab, get("/file").as_bytes()).unwrap().body == body);
+    };
+    for (round, (after, body)) in [
+        // The pool has another position, and another backend.
+        (file(&[("pool", 9001), ("file", 9003)]), "one"),
+        // The pool has gone.
+        (file(&[("file", 9003)]), "two"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        reload(&before, b"one");
+        let mut stream = lab.connect();
+        let mut reader = reader(&stream);
+        stream.write_all(get("/pool").as_bytes()).unwrap();
+        assert_eq!(read_reply(&mut reader, false).unwrap().body, b"two");
+        stream.write_all(get("/pool").as_bytes()).unwrap();
+        wait_until("it is under way", || count.load(Relaxed) == round + 1);
+        reload(&after, b"three");
+        release.send(()).unwrap();
+        assert_eq!(read_reply(&mut reader, false).unwrap().body, body.as_bytes());
+    }
+    lab.stop();
+}
+
+#[test]
 fn log_and_metrics_have_every_request() {
     let mut lab = Lab::new();
     lab.replying(9001, |_| ok("12345"));

@@ -193,7 +193,7 @@ impl Turn {
         };
         self.candidates = candidates;
         match chosen {
-            Some(at) => Choice::Backend(pool.backends[at].clone()),
+            Some(at) => Choice::Backend(at),
             None if has_usable => Choice::Full,
             None => Choice::AllDown,
         }
@@ -219,7 +219,8 @@ impl Turn {
 /// The result of [`Turn::choose`].
 #[derive(Debug)]
 pub(crate) enum Choice {
-    Backend(Arc<Backend>),
+    /// The position of a backend in the pool.
+    Backend(usize),
     /// All backends that work have as many connections as they may.
     Full,
     AllDown,
@@ -239,7 +240,7 @@ mod tests {
 
     fn chosen(turn: &mut Turn, pool: &Pool, avoided: Option<usize>) -> Option<u16> {
         match turn.choose(pool, avoided, |backend| Some(backend.address.port() as usize)) {
-            Choice::Backend(backend) => Some(backend.address.port()),
+            Choice::Backend(at) => Some(pool.backends[at].address.port()),
             _ => None,
         }
     }

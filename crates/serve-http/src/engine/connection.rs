@@ -28,6 +28,7 @@ use super::caching::Caching;
 use super::log::Line;
 use super::socket::{Output, Pipe, Socket};
 use super::timers::Set;
+use crate::config::Config;
 use crate::message::{Body, Version};
 
 /// A client's connection.
@@ -69,6 +70,16 @@ pub(crate) enum State {
     Lingering,
 }
 
+impl State {
+    /// Returns the request, if a complete head of one has arrived and its connection has not switched.
+    pub(crate) fn exchange_mut(&mut self) -> Option<&mut Exchange> {
+        match self {
+            State::Waiting(exchange) | State::Follows(exchange) | State::Exchange(exchange) => Some(exchange),
+            State::Head(_) | State::Tunnel(_) | State::Closing | State::Lingering => None,
+        }
+    }
+}
+
 /// How far the head of a request has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Head {
@@ -83,7 +94,7 @@ pub(crate) enum Head {
 pub(crate) struct Exchange {
     /// The connection to the backend.
     pub(crate) upstream: Option<usize>,
-    pub(crate) pool: Arc<Pool>,
+    pub(crate) pool: Routed,
     /// The head as it is sent. Empty once it cannot be sent again.
     pub(crate) head: Vec<u8>,
     /// The rest of the request's body.
@@ -107,6 +118,41 @@ pub(crate) struct Exchange {
     pub(crate) facts: Facts,
     /// The request's way through the cache.
     pub(crate) caching: Caching,
+}
+
+/// The pool of a request.
+#[derive(Debug)]
+pub(crate) enum Routed {
+    /// The pool at this position of the thread's configuration. Threads share pools, so a request
+    /// does not count as an owner.
+    Current(usize),
+    /// A pool of a former configuration.
+    Former(Arc<Pool>),
+}
+
+impl Routed {
+    pub(crate) fn pool<'a>(&'a self, config: &'a Config) -> &'a Arc<Pool> {
+        match self {
+            Routed::Current(position) => &config.pools[*position],
+            Routed::Former(pool) => pool,
+        }
+    }
+
+    /// Keeps the pool, because `config` is replaced by another configuration.
+    pub(crate) fn outlive(&mut self, config: &Config) {
+        *self = Routed::Former(self.pool(config).clone());
+    }
+
+    /// Returns the position of the pool in the present configuration, or `None` if that has none of
+    /// this name.
+    pub(crate) fn renew(&mut self, config: &Config) -> Option<usize> {
+        let position = match self {
+            Routed::Current(position) => *position,
+            Routed::Former(former) => config.pools.iter().position(|pool| pool.name == former.name)?,
+        };
+        *self = Routed::Current(position);
+        Some(position)
+    }
 }
 
 /// What the log and the metrics have of a request.

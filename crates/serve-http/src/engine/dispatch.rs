@@ -53,20 +53,14 @@ impl Worker {
     pub(super) fn dispatch(&mut self, at: usize, mut exchange: Box<Exchange>, rest: &mut [u8]) {
         exchange.attempts += 1;
         // A reload makes other pools. One that has gone still serves requests that were routed to it.
-        let position = self.config.pools.iter().position(|pool| pool.name == exchange.pool.name);
-        let Some(position) = position else {
-            return self.dispatch_to(at, exchange, rest, None);
+        let Some(position) = exchange.pool.renew(&self.config) else {
+            return self.dispatch_to(at, exchange, rest, 0);
         };
-        let pool = &self.config.pools[position];
-        if !Arc::ptr_eq(&exchange.pool, pool) {
-            exchange.pool = pool.clone();
-        }
-        let (places, threads) = (&self.places, self.threads);
+        let (pool, places, threads) = (&self.config.pools[position], &self.places, self.threads);
         let avoided = exchange.failed.as_ref().map(|backend| backend.id);
-        let choice =
-            self.turns[position].choose(&exchange.pool, avoided, |backend| busy(places, threads, backend));
+        let choice = self.turns[position].choose(pool, avoided, |backend| busy(places, threads, backend));
         match choice {
-            Choice::Backend(backend) => self.dispatch_to(at, exchange, rest, Some(backend)),
+            Choice::Backend(chosen) => self.dispatch_to(at, exchange, rest, chosen),
             Choice::AllDown => {
                 self.clients[at].input.extend_from_slice(rest);
                 self.fail(at, exchange, Failure::AllDown);
@@ -86,26 +80,21 @@ impl Worker {
         }
     }
 
-    fn dispatch_to(
-        &mut self,
-        at: usize,
-        mut exchange: Box<Exchange>,
-        rest: &mut [u8],
-        backend: Option<Arc<Backend>>,
-    ) {
-        let backend = backend.unwrap_or_else(|| exchange.pool.backends[0].clone());
+    /// Sends a request to the backend at the position `chosen` of its pool.
+    fn dispatch_to(&mut self, at: usize, mut exchange: Box<Exchange>, rest: &mut [u8], chosen: usize) {
+        let id = exchange.pool.pool(&self.config).backends[chosen].id;
         let is_safe = !exchange.has_body && exchange.is_idempotent;
-        let place = self.places.entry(backend.id).or_insert_with(|| {
+        let place = self.places.entry(id).or_insert_with(|| {
             let place = Place::default();
             self.shared
                 .backend_counts
                 .lock()
                 .expect("no thread panics with it")
-                .push((backend.id, place.counts.clone()));
+                .push((id, place.counts.clone()));
             place
         });
         place.counts.requests.add(1);
-        while let Some(unused) = self.places.get_mut(&backend.id).and_then(Place::take) {
+        while let Some(unused) = self.places.get_mut(&id).and_then(Place::take) {
             let upstream = &mut self.upstreams[unused];
             // What cannot be sent twice needs a connection that has certainly not been closed.
             if upstream.socket.is_readable || !is_safe && !upstream.socket.is_quiet() {
@@ -118,6 +107,7 @@ impl Worker {
             return self.send_at_once(at, exchange, rest, is_safe);
         }
         self.clients[at].input.extend_from_slice(rest);
+        let backend = exchange.pool.pool(&self.config).backends[chosen].clone();
         match self.connect(at, &backend) {
             Ok(upstream) => {
                 exchange.upstream = Some(upstream);
@@ -223,7 +213,7 @@ impl Worker {
                 return Err(Failure::Connect);
             }
         }
-        if exchange.pool.health.path.is_none() {
+        if exchange.pool.pool(&self.config).health.path.is_none() {
             upstream.backend.works();
         }
         upstream.state = UpstreamState::Busy(at);

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use super::answers;
 use super::caching::{Asking, Caching, Consulted};
-use super::connection::{Exchange, Facts, Head, ReplyState, State};
+use super::connection::{Exchange, Facts, Head, ReplyState, Routed, State};
 use super::counts::Failure;
 use super::log::{Line, Outcome};
 use super::socket::Received;
@@ -136,7 +136,7 @@ impl Worker {
         {
             return Begun::Failed(Failure::TooLarge, line);
         }
-        let pool = config.pools[to.pool].clone();
+        let pool = Routed::Current(to.pool);
         let consulted = match to.cache.clone() {
             Some(store) => {
                 let asking = Asking { line, began: self.now, may_follow: true };

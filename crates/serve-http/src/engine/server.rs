@@ -154,10 +154,11 @@ fn crew(options: &Options, shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, 
     let mut threads = Vec::new();
     for (number, wake) in shared.drain.wakes().iter().enumerate() {
         let listener = listen(options.listen).map_err(listening(options.listen))?;
-        let worker = Worker::new(shared.clone(), number, listener, wake.clone());
-        let worker = worker.map_err(|error| Error::Threads(error.into()))?;
+        let epoll = Worker::watch(&listener, wake).map_err(|error| Error::Threads(error.into()))?;
+        let (shared, wake) = (shared.clone(), wake.clone());
         let thread = std::thread::Builder::new().name(format!("serve-{number}"));
-        threads.push(thread.spawn(move || worker.run()).map_err(Error::Threads)?);
+        let run = move || Worker::new(shared, number, (listener, epoll), wake).run();
+        threads.push(thread.spawn(run).map_err(Error::Threads)?);
     }
     Ok(threads)
 }

@@ -90,18 +90,25 @@ const EVICTED: usize = 32;
 const PIPES: usize = 32;
 
 impl Worker {
+    /// Returns the epoll instance of a worker.
+    pub(crate) fn watch(listener: &OwnedFd, wake: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        epoll::add(&epoll, wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        Ok(epoll)
+    }
+
+    /// Makes the worker of the calling thread. Its memory comes from the heap of that thread,
+    /// so workers share no cache line.
     pub(crate) fn new(
         shared: Arc<Shared>,
         number: usize,
-        listener: OwnedFd,
+        (listener, epoll): (OwnedFd, OwnedFd),
         wake: Arc<OwnedFd>,
-    ) -> rustix::io::Result<Worker> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
-        epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+    ) -> Worker {
         let Current { generation, config, log } = shared.current();
         let now = Instant::now();
-        Ok(Worker {
+        Worker {
             counts: shared.counts[number].clone(),
             threads: shared.counts.len(),
             number,
@@ -132,7 +139,7 @@ impl Worker {
             again: Vec::new(),
             config,
             shared,
-        })
+        }
     }
 
     /// Runs until the proxy stops and the last client has gone, or the deadline has passed.
@@ -348,6 +355,8 @@ impl Worker {
         let Current { generation, config, log } = self.shared.current();
         if generation != self.generation {
             let former: Vec<VecDeque<_>> = std::mem::take(&mut self.waiting);
+            let exchanges = self.clients.iter_mut().filter_map(|(_, client)| client.state.exchange_mut());
+            exchanges.for_each(|exchange| exchange.pool.outlive(&self.config));
             self.turns = vec![Turn::default(); config.pools.len()];
             self.waiting = vec![VecDeque::new(); config.pools.len()];
             (self.generation, self.config, self.log) = (generation, config, log);
