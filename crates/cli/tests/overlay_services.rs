@@ -1,5 +1,5 @@
-//! Connections to services' addresses, which rules of netfilter as kube-proxy makes them translate on
-//! the client's host. They are moved to the host of the container to which they lead.
+//! Connections to services' addresses, which rules of netfilter as kube-proxy makes them translate
+//! on the client's host. They are moved to the host of the container to which they lead.
 //!
 //! Needs root, for network namespaces; nft, iptables, Python and Go, which `make test` installs.
 
@@ -234,8 +234,8 @@ fn count(why: &Value, reason: &str) -> usize {
     usize::try_from(why[reason].as_u64().unwrap_or(0)).unwrap()
 }
 
-/// Makes connections in turn, and checks that those to the supervised server are moved. The server's
-/// program may accept the first one before it has been announced.
+/// Makes connections in turn, and checks that those to the supervised server are moved. The
+/// server's program may accept the first one before it has been announced.
 fn moves(lab: &Lab, how: &str, place: &str, seen: &str) {
     let ((before, why_before), late_before) = (lab.paths(A, "client"), late(lab));
     let results = ask(lab, how, (24, 1), place);
@@ -264,8 +264,8 @@ fn connections_to_a_service_are_moved_to_the_host_of_the_chosen_container() {
         // The device of the VXLAN has this address.
         moves(&lab, "blocking", NODE_PORT, "10.50.1.0");
         assert_eq!(lab.status(B)["connections"]["reset"], 0);
-        // The container's own address is as before. If a connection to the service had the same port, the
-        // kernel gives this one another, and it stays.
+        // The container's own address is as before. If a connection to the service had the same
+        // port, the kernel gives this one another, and it stays.
         let done = || {
             let (host, why) = lab.paths(A, "client");
             host as usize + count(&why, "not-found") + count(&why, "router-silent")
@@ -293,8 +293,8 @@ fn masqueraded_connections_are_moved_and_other_nodes_ports_stay() {
     assert_eq!(count(&lab.paths(A, "client").1, "not-connected"), 1, "{}", lab.status(A));
 }
 
-/// The kernel of the client's host gives the second connection another port, because the first one had
-/// the same two ends after its translation.
+/// The kernel of the client's host gives the second connection another port, because the first one
+/// had the same two ends after its translation.
 #[test]
 fn a_port_that_is_used_for_the_service_and_the_container_mixes_up_no_connections() {
     const ASK_BOTH: &str = "
@@ -480,8 +480,8 @@ fn moves_all(lab: &Lab) {
     assert_eq!(moved, results.moving.len(), "{}", lab.status(A));
 }
 
-/// A control group, in which a kernel program replaces the service's address in connect, as those of
-/// Cilium do. getpeername reports it for other sockets than host connections.
+/// A control group, in which a kernel program replaces the service's address in connect, as those
+/// of Cilium do. getpeername reports it for other sockets than host connections.
 struct Group(PathBuf);
 
 impl Group {

@@ -1,9 +1,9 @@
-//! Counts what the threads of a service share on the path of a message: cache lines that one of them
-//! writes and another one uses, and atomic instructions that lock such a line.
+//! Counts what the threads of a service share on the path of a message: cache lines that one of
+//! them writes and another one uses, and atomic instructions that lock such a line.
 //!
-//! The test executes four threads of the built `shunt` instruction by instruction, while clients of each
-//! thread send messages, and decodes what each instruction reads and writes. So it needs no second
-//! processor, and counts the same on a busy machine.
+//! The test executes four threads of the built `shunt` instruction by instruction, while clients of
+//! each thread send messages, and decodes what each instruction reads and writes. So it needs no
+//! second processor, and counts the same on a busy machine.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -185,8 +185,8 @@ fn exchange(clients: &mut [TcpStream], of: impl Fn(usize) -> Pair) {
     }
 }
 
-/// Counts what threads share while each connection makes the exchange `of` its number. It has made the
-/// exchange `first` before.
+/// Counts what threads share while each connection makes the exchange `of` its number. It has made
+/// the exchange `first` before.
 fn count(
     service: &str,
     more: &[&str],
@@ -314,8 +314,8 @@ fn threads_of_the_proxy_share_nothing_that_they_write() {
 
 #[test]
 fn threads_of_the_proxy_share_nothing_that_they_write_for_stored_replies() {
-    // The first answer is the backend's reply, and has the form of one that was stored: an age, with as
-    // many digits for a while, and a date, which is not in the past.
+    // The first answer is the backend's reply, and has the form of one that was stored: an age,
+    // with as many digits for a while, and a date, which is not in the past.
     const REPLY: &[u8] = b"HTTP/1.1 200 OK\r\nCache-Control: max-age=9000\r\n\
         Date: Fri, 01 Jan 2100 00:00:00 GMT\r\nAge: 1000\r\nContent-Length: 2\r\n\r\nok";
     let (net, shell) = (Net::new(), Shell::new());

@@ -1,4 +1,5 @@
-//! Values that each thread of a service has its own of, so that threads share no cache line for them.
+//! Values that each thread of a service has its own of, so that threads share no cache line for
+//! them.
 
 use std::cell::Cell;
 
@@ -28,7 +29,8 @@ impl<T: Default> PerThread<T> {
 }
 
 impl<T> PerThread<T> {
-    /// Returns the calling thread's value. Threads whose number is not below that of the values share some.
+    /// Returns the calling thread's value. Threads whose number is not below that of the values
+    /// share some.
     pub(crate) fn own(&self) -> &T {
         &self.0[NUMBER.get() % self.0.len()].0
     }

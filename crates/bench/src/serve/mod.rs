@@ -42,8 +42,8 @@ struct Line {
 }
 
 impl Line {
-    /// Returns the ways that are measured. Only the cache has controls: the plain echo does no more than a
-    /// floor anyway.
+    /// Returns the ways that are measured. Only the cache has controls: the plain echo does no more
+    /// than a floor anyway.
     fn ways(&self) -> &'static [Way] {
         // With more outstanding, a server may answer several messages with one send.
         let has_floor = !matches!(self.load, Load::Cache { outstanding, .. } if outstanding > 1);

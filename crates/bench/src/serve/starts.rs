@@ -1,5 +1,5 @@
-//! How long each builtin service takes from its start to its first client, and until its kernel half is
-//! loaded, compared with a plain program.
+//! How long each builtin service takes from its start to its first client, and until its kernel
+//! half is loaded, compared with a plain program.
 
 use std::fmt::Write;
 use std::net::TcpStream;

@@ -1,8 +1,8 @@
 //! Looks up how netfilter translates the addresses of a TCP connection (NETLINK_NETFILTER,
 //! ctnetlink), as kube-proxy has it do.
 //!
-//! Example: 10.50.1.2:40000 connects to the service 10.96.0.10:80, which leads to 10.50.2.2:9000. The
-//! kernel tracks the connection by two tuples, each with a source and a destination:
+//! Example: 10.50.1.2:40000 connects to the service 10.96.0.10:80, which leads to 10.50.2.2:9000.
+//! The kernel tracks the connection by two tuples, each with a source and a destination:
 //!
 //! ```text
 //! original: 10.50.1.2:40000 → 10.96.0.10:80       what the client's end has
@@ -59,9 +59,9 @@ pub fn open() -> Result<OwnedFd> {
     socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::NETFILTER))
 }
 
-/// Returns the translation of the connection from `client` to `server`, as these are for the client.
-/// Returns `None` if the kernel does not track it: it has not passed netfilter, or not yet. Needs
-/// CAP_NET_ADMIN. Never blocks.
+/// Returns the translation of the connection from `client` to `server`, as these are for the
+/// client. Returns `None` if the kernel does not track it: it has not passed netfilter, or not yet.
+/// Needs CAP_NET_ADMIN. Never blocks.
 pub fn find(asker: &OwnedFd, client: SocketAddr, server: SocketAddr) -> Result<Option<Translated>> {
     // The kernel answers inside the send.
     send(asker, &question(client, server), SendFlags::DONTWAIT)?;

@@ -1,11 +1,12 @@
-//! Asks that follow their connections. To a service's container a client's router sends its Ask only
-//! after the SYN, because the client's kernel chooses the container then. So the server's program may
-//! accept the connection before the Ask has arrived, and the connection would stay on the overlay.
+//! Asks that follow their connections. To a service's container a client's router sends its Ask
+//! only after the SYN, because the client's kernel chooses the container then. So the server's
+//! program may accept the connection before the Ask has arrived, and the connection would stay on
+//! the overlay.
 //!
-//! The server's router learns for each listener and client's host that Asks come late there, and then
-//! lets the accept of an unannounced connection wait for its Ask, up to `patience-ms`. Connections of
-//! programs without shunt, which have no Ask, would wait in vain. So each wait costs a *credit*, which
-//! only late Asks earn:
+//! The server's router learns for each listener and client's host that Asks come late there, and
+//! then lets the accept of an unannounced connection wait for its Ask, up to `patience-ms`.
+//! Connections of programs without shunt, which have no Ask, would wait in vain. So each wait costs
+//! a *credit*, which only late Asks earn:
 //!
 //! | state | event | then |
 //! | --- | --- | --- |
@@ -16,7 +17,8 @@
 //! | no credit | a connection is accepted without an Ask | it does not wait |
 //! | any | [`LIFETIME`] without a late Ask, or a wait that was not in vain | none |
 //!
-//! So there are at most [`LATE`] waits in vain for each late Ask, and one for each that was not in vain.
+//! So there are at most [`LATE`] waits in vain for each late Ask, and one for each that was not in
+//! vain.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -1,8 +1,8 @@
-//! Service addresses: those that stand for containers, one of which this host's kernel chooses when a
-//! connection's first segment (SYN) passes netfilter, as kube-proxy has it do.
+//! Service addresses: those that stand for containers, one of which this host's kernel chooses when
+//! a connection's first segment (SYN) passes netfilter, as kube-proxy has it do.
 //!
-//! So the client's router knows the container only after the program's connect has begun, and its Ask
-//! follows the SYN:
+//! So the client's router knows the container only after the program's connect has begun, and its
+//! Ask follows the SYN:
 //!
 //! ```text
 //! supervisor        router                    kernel                    server's router
@@ -37,8 +37,8 @@ pub(crate) struct Settings {
     /// The addresses of services: ClusterIPs, and those of load balancers.
     #[serde(default, deserialize_with = "prefixes")]
     pub(crate) addresses: Vec<IpNet>,
-    /// The networks of the nodes' own addresses. They have the NodePorts, and masqueraded connections
-    /// come from there.
+    /// The networks of the nodes' own addresses. They have the NodePorts, and masqueraded
+    /// connections come from there.
     #[serde(default, deserialize_with = "prefixes")]
     pub(crate) nodes: Vec<IpNet>,
 }
@@ -110,8 +110,8 @@ impl Services {
         self.settings.networks().any(|net| net.contains(&address))
     }
 
-    /// Returns the two ends of a connection to a service as its server sees them. Returns `None` if no
-    /// segment of it has passed netfilter yet.
+    /// Returns the two ends of a connection to a service as its server sees them. Returns `None` if
+    /// no segment of it has passed netfilter yet.
     pub(crate) fn find(&self, client: SocketAddr, service: SocketAddr) -> Result<Option<Translated>, Reason> {
         let mut asker = lock(&self.asker);
         let found = asker.ask(client, service);

@@ -15,8 +15,8 @@ use crate::message::{Reply, Request, fields};
 
 /// A stored reply. What it answers does not change.
 ///
-/// Each answer changes the count of its owners. With this alignment, the count shares its cache line
-/// with nothing else.
+/// Each answer changes the count of its owners. With this alignment, the count shares its cache
+/// line with nothing else.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Entry {
@@ -52,7 +52,8 @@ pub struct StoredHead {
 }
 
 impl StoredHead {
-    /// Takes the parts of a reply's head that are stored. `request` has the values of a request's fields.
+    /// Takes the parts of a reply's head that are stored. `request` has the values of a request's
+    /// fields.
     pub fn new(
         reply: &Reply<'_, '_>,
         storable: Storable,
@@ -142,7 +143,8 @@ impl Entry {
         self.has_left.store(true, Release);
     }
 
-    /// Returns true if it is stored and fresh, so that it answers a request that it has answered before.
+    /// Returns true if it is stored and fresh, so that it answers a request that it has answered
+    /// before.
     pub(super) fn still_answers(&self, now: Instant) -> bool {
         let answers = !self.has_left.load(Acquire) && !self.is_stale(now);
         if answers {
@@ -208,8 +210,8 @@ impl Entry {
 
     /// Returns the head of the reply that a 304 makes of it (RFC 9111, sections 3.2 and 4.3.4).
     pub(crate) fn updated(&self, reply: &Reply<'_, '_>) -> Vec<u8> {
-        // These describe the stored body. Some backends send another tag than the one that they were asked
-        // about, as without a coding.
+        // These describe the stored body. Some backends send another tag than the one that they
+        // were asked about, as without a coding.
         const KEPT: [&str; 4] = ["content-encoding", "content-range", "content-type", "etag"];
         let is_replaced = |name: &str| {
             name.eq_ignore_ascii_case("date")

@@ -12,8 +12,8 @@
 //!      Closing --flushed--> Lingering --client ended, or time is over--> gone
 //! ```
 //!
-//! A request of a route with a cache may be answered in `Head`, or wait in `Follows`, from which it goes
-//! on like one that comes from `Head`.
+//! A request of a route with a cache may be answered in `Head`, or wait in `Follows`, from which it
+//! goes on like one that comes from `Head`.
 //!
 //! In `Exchange`, the two directions are independent: the rest of the request goes to the backend
 //! while the reply arrives. The request is sent again only if no byte of a reply has arrived, and
@@ -71,7 +71,8 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// Returns the request, if a complete head of one has arrived and its connection has not switched.
+    /// Returns the request, if a complete head of one has arrived and its connection has not
+    /// switched.
     pub(crate) fn exchange_mut(&mut self) -> Option<&mut Exchange> {
         match self {
             State::Waiting(exchange) | State::Follows(exchange) | State::Exchange(exchange) => Some(exchange),

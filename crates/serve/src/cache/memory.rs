@@ -1,5 +1,5 @@
-//! The memory of the cache, which user space and the kernel share. `include/shunt/content.h` has the
-//! same layout, and the kernel's way to read it.
+//! The memory of the cache, which user space and the kernel share. `include/shunt/content.h` has
+//! the same layout, and the kernel's way to read it.
 //!
 //! ```text
 //! segment 0        head: settings and the kernel's counters, 4 KiB; then entries
@@ -8,14 +8,15 @@
 //! ```
 //!
 //! A segment has 2 MiB and stays inside one element of the BPF map. An *entry* is one item: its
-//! chain, its times, and the place of its content. An entry's memory is only ever an entry, so a late
-//! note of a use by the kernel cannot change anything else. The *content* is the answer to `get`:
+//! chain, its times, and the place of its content. An entry's memory is only ever an entry, so a
+//! late note of a use by the kernel cannot change anything else. The *content* is the answer to
+//! `get`:
 //! `VALUE KEY FLAGS LENGTH`, a line end, the value, and `END`.
 //!
-//! One thread at a time changes the memory (see `items`). It makes the sequence count of a bucket odd
-//! before it changes the chain, an entry or a content that the bucket leads to, and even afterwards.
-//! A reader, in the kernel or in another thread (see `reader`), copies the content, and uses the copy only
-//! if the count was even before and is the same afterwards.
+//! One thread at a time changes the memory (see `items`). It makes the sequence count of a bucket
+//! odd before it changes the chain, an entry or a content that the bucket leads to, and even
+//! afterwards. A reader, in the kernel or in another thread (see `reader`), copies the content, and
+//! uses the copy only if the count was even before and is the same afterwards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
@@ -204,8 +205,9 @@ impl Memory {
         result
     }
 
-    /// Reads what the hash's bucket leads to, without the lock of those that change it. Returns `None` if it
-    /// has changed meanwhile. So whatever `read` finds may be parts of two states, and must be checked.
+    /// Reads what the hash's bucket leads to, without the lock of those that change it. Returns
+    /// `None` if it has changed meanwhile. So whatever `read` finds may be parts of two states, and
+    /// must be checked.
     pub(crate) fn read<T>(&self, hash: u32, read: impl FnOnce() -> Option<T>) -> Option<T> {
         let count = self.word(self.bucket(hash));
         let before = count.load(Acquire);

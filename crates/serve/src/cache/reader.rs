@@ -1,9 +1,9 @@
-//! Reads items while another thread changes them, without its lock. So threads that serve hits share no
-//! cache line that they write.
+//! Reads items while another thread changes them, without its lock. So threads that serve hits
+//! share no cache line that they write.
 //!
-//! Everything that is read before [`Memory::read`] has compared the bucket's count may be parts of two
-//! states: an entry that has another key by now, or the length of one content and the place of another. So
-//! chains have a bound here, and copies are checked.
+//! Everything that is read before [`Memory::read`] has compared the bucket's count may be parts of
+//! two states: an entry that has another key by now, or the length of one content and the place of
+//! another. So chains have a bound here, and copies are checked.
 
 use super::MAX_ITEM;
 use super::memory::{Index, Memory, Word};
@@ -38,8 +38,8 @@ pub(super) fn get(memory: &Memory, key: &[u8], now: u32, to: &mut Vec<u8>) -> Fo
     }
 }
 
-/// Returns the entry of a key, whose answer it has appended, `Some(None)` if there is none, or `None` if
-/// that cannot be said.
+/// Returns the entry of a key, whose answer it has appended, `Some(None)` if there is none, or
+/// `None` if that cannot be said.
 fn look_up(memory: &Memory, hash: u32, key: &[u8], now: u32, to: &mut Vec<u8>) -> Option<Option<Index>> {
     let mut entry = memory.first(hash);
     for _ in 0..STEPS {
@@ -93,7 +93,8 @@ mod tests {
         New { key: key.as_bytes(), flags: 0, expires: 0, value: [value, b""], marks: 0 }
     }
 
-    /// Returns the key of a text `VALUE KEY 0 LENGTH`, a line end, bytes that are all equal, and a line end.
+    /// Returns the key of a text `VALUE KEY 0 LENGTH`, a line end, bytes that are all equal, and a
+    /// line end.
     fn checked(text: &[u8]) -> String {
         let end = text.windows(2).position(|end| end == b"\r\n").expect("a first line");
         let line = String::from_utf8(text[..end].to_vec()).unwrap();

@@ -1,7 +1,8 @@
 //! The kernel half of a service: one kernel engine for each thread.
 //!
-//! The verifier takes up to seconds for a large service. So with the automatic engine user space serves
-//! meanwhile: another thread loads the engines, and each worker takes its own when it is woken.
+//! The verifier takes up to seconds for a large service. So with the automatic engine user space
+//! serves meanwhile: another thread loads the engines, and each worker takes its own when it is
+//! woken.
 //!
 //! ```text
 //!   --engine user ──────────────────────► Unused

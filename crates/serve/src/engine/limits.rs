@@ -9,7 +9,8 @@
 //! - pending messages: [`WAITING`].
 //!
 //! In the kernel, [`bound`] limits each socket. All conversations together may hold [`QUEUED`]
-//! bytes in user space, and those of a thread its share of that; beyond it, the thread reads from no client.
+//! bytes in user space, and those of a thread its share of that; beyond it, the thread reads from
+//! no client.
 
 use std::os::fd::AsFd;
 

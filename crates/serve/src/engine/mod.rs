@@ -1,9 +1,9 @@
 //! The two engines that run a service. [`run`] serves each client's conversation either in user
 //! space (`conversation`, `link`, `waiting`) or in the kernel (`kernel`,
-//! include/shunt/engine.bpf.h). `calm` decides when a conversation moves, `contest` measures whether
-//! that is faster, and `place` moves it. `events` has its timers (in a `wheel`) and the bytes that
-//! other connections send to it (by the `hub`).
-//! docs/serve-protocol.md describes the moves, and why no byte is lost in them.
+//! include/shunt/engine.bpf.h). `calm` decides when a conversation moves, `contest` measures
+//! whether that is faster, and `place` moves it. `events` has its timers (in a `wheel`) and the
+//! bytes that other connections send to it (by the `hub`). docs/serve-protocol.md describes the
+//! moves, and why no byte is lost in them.
 //!
 //! `backends` and `choose` map keys to backends. A `worker` is a thread with its conversations.
 //! `shared` is the state that all threads use, `half` loads their kernel engines, and `drain` ends them. `files` fills

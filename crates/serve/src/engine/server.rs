@@ -299,8 +299,8 @@ fn dump(shared: &Shared, name: &str) -> Result<Value, String> {
     })
 }
 
-/// Returns why no program can be loaded at all, or an error if the kernel's verifier rejects a function of
-/// the service. With `--engine kernel`, loading shows both.
+/// Returns why no program can be loaded at all, or an error if the kernel's verifier rejects a
+/// function of the service. With `--engine kernel`, loading shows both.
 fn refusal(options: &Options, object: &[u8]) -> Result<Option<LoadError>, Error> {
     if options.engine == Engine::Kernel {
         return Ok(None);
@@ -316,8 +316,8 @@ fn refusal(options: &Options, object: &[u8]) -> Result<Option<LoadError>, Error>
     Ok(refusal)
 }
 
-/// Loads the kernel engines while user space serves, and then watches the delays of the kernel's worker
-/// threads, until the service ends.
+/// Loads the kernel engines while user space serves, and then watches the delays of the kernel's
+/// worker threads, until the service ends.
 fn load(source: Source, shared: &Shared) {
     let loaded = source.load();
     drop(source);
