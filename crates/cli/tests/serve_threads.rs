@@ -27,8 +27,9 @@ const THREADS: usize = 4;
 /// Messages of each thread while instructions are counted.
 const MESSAGES: usize = 8;
 const LINE: u64 = 64;
-/// `__WCLONE` of waitpid(2).
-const WCLONE: u32 = 0x8000_0000;
+/// `__WCLONE` and `__WNOTHREAD` of waitpid(2): threads, but not the process itself, and only those
+/// that the calling thread traces, not those of other tests.
+const OWN_THREADS: u32 = 0x8000_0000 | 0x2000_0000;
 /// The longest x86 instruction, in bytes.
 const LONGEST: usize = 15;
 
@@ -114,8 +115,7 @@ fn value(register: Register, registers: &Registers) -> u64 {
 
 /// Executes the threads by single instructions, until their process is killed.
 fn step(process: u32, threads: &[i32], is_over: &AtomicBool) -> Seen {
-    // Threads, but not the process itself.
-    let clones = WaitOptions::from_bits_retain(WCLONE);
+    let own = WaitOptions::from_bits_retain(OWN_THREADS);
     let memory = File::open(format!("/proc/{process}/mem")).unwrap();
     let mut seen = Seen::default();
     for thread in threads {
@@ -124,7 +124,7 @@ fn step(process: u32, threads: &[i32], is_over: &AtomicBool) -> Seen {
     }
     let mut left = threads.len();
     while left > 0 {
-        let (thread, status) = wait(clones).unwrap().expect("it waits");
+        let (thread, status) = wait(own).unwrap().expect("it waits");
         let thread = thread.as_raw_nonzero().get();
         if !status.stopped() {
             left -= 1;
