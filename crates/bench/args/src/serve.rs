@@ -30,6 +30,11 @@ pub struct Arguments {
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_value = "32,1024")]
     pub payloads: Vec<usize>,
 
+    /// Measure next to this many programs that only compute: a busy machine has three for each
+    /// processor
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub busy: usize,
+
     /// Only these measurements [default: all]
     #[arg(value_enum, value_name = "WHAT")]
     pub only: Vec<Group>,

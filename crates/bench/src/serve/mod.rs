@@ -13,6 +13,7 @@ mod side;
 mod starts;
 mod way;
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -22,6 +23,7 @@ use shunt_bench_args::serve::{Arguments, Group};
 use crate::comparison::{Comparison, take_turns};
 use crate::machine::Machine;
 use crate::output::write_with_svg;
+use crate::process::Process;
 use crate::progress::Progress;
 use load::{Load, Sample, Sinks};
 use report::Report;
@@ -70,6 +72,7 @@ struct Measured {
 
 fn measure(arguments: &Arguments) -> Result<Measured> {
     let stage = Stage::set()?;
+    let _busy = (0..arguments.busy).map(|_| compute()).collect::<Result<Vec<_>>>()?;
     let sinks = stage.namespace.inside(Sinks::open)?;
     let mut lines = lines(arguments);
     let time = arguments.time();
@@ -104,6 +107,11 @@ fn measure(arguments: &Arguments) -> Result<Measured> {
     };
     progress.end();
     Ok(Measured { lines, proxies, starts })
+}
+
+/// Starts a program that only computes.
+fn compute() -> Result<Process> {
+    Process::spawn(Command::new("sh").args(["-c", "while :; do :; done"]), "a program that computes")
 }
 
 /// Returns true if a measurement is asked for.

@@ -18,6 +18,8 @@ pub(super) struct Report {
     machine: Machine,
     repeats: u32,
     seconds_per_turn: f64,
+    /// Programs that computed meanwhile.
+    busy: usize,
     seconds_in_all: f64,
     tables: Vec<Table>,
     proxies: Vec<proxy::Row>,
@@ -68,6 +70,7 @@ impl Report {
             machine,
             repeats: arguments.output.repeats,
             seconds_per_turn: arguments.seconds,
+            busy: arguments.busy,
             seconds_in_all: all.as_secs_f64(),
             tables: groups.into_iter().filter_map(table).collect(),
             proxies,
@@ -82,6 +85,9 @@ impl Report {
              Medians of {} turns of {} s each, ways in turn within each round; {:.0} s in all.\n",
             self.repeats, self.seconds_per_turn, self.seconds_in_all
         );
+        if self.busy > 0 {
+            let _ = writeln!(out, "Next to {} programs that only compute.", self.busy);
+        }
         for table in &self.tables {
             table.write(&mut out);
         }
