@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use super::CACHED;
@@ -14,7 +14,6 @@ use super::load::Load;
 use super::side::Side;
 use super::way::{ADDRESS, PATIENCE, Stage, Way};
 use crate::comparison::take_turns;
-use crate::find;
 use crate::interrupt::pause;
 use crate::process::Process;
 use crate::progress::Progress;
@@ -101,20 +100,11 @@ fn start(service: &Service, way: Way, stage: &Stage) -> Result<Sample> {
     }
     let mut state = String::new();
     wait(|| {
-        state = kernel_half(stage)?;
+        state = stage.kernel_half()?;
         Ok(state != "loading")
     })?;
     ensure!(state == "loaded", "the kernel half of {} is {state}", service.name);
     Ok(Sample { first_client, kernel_half: Some(elapsed()) })
-}
-
-/// Asks the service how far its kernel half is.
-fn kernel_half(stage: &Stage) -> Result<String> {
-    let mut command = Command::new(find::shunt()?);
-    let output = command.args(["serve", "status", "--json", "--control"]).arg(stage.control()).output()?;
-    let status: serde_json::Value =
-        serde_json::from_slice(&output.stdout).context("the service reports its status")?;
-    Ok(status["kernel-half"].as_str().unwrap_or_default().to_owned())
 }
 
 fn wait(mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {

@@ -81,14 +81,29 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Starts a server, which is ready when this returns.
+    /// Starts a server, which is ready when this returns, with both halves.
     pub(super) fn start(&self, way: Way, load: Load) -> Result<Process> {
         let mut command = self.command(way, load)?;
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let process = Process::spawn(&mut command, way.label())?;
         let serves = || Ok(self.namespace.inside(|| Ok(TcpStream::connect(ADDRESS)?)).is_ok());
         wait_until(PATIENCE, serves, || format!("{} does not serve", way.label()))?;
+        if way == Way::Auto {
+            // Loading takes processor time that messages do not.
+            let is_loaded = || Ok(self.kernel_half()? != "loading");
+            wait_until(PATIENCE, is_loaded, || "the kernel half is not loaded".to_owned())?;
+        }
         Ok(process)
+    }
+
+    /// Asks the running service how far its kernel half is.
+    pub(super) fn kernel_half(&self) -> Result<String> {
+        let mut command = Command::new(find::shunt()?);
+        command.args(["serve", "status", "--json", "--control"]).arg(self.control());
+        let output = command.output()?;
+        let status: serde_json::Value =
+            serde_json::from_slice(&output.stdout).context("the service reports its status")?;
+        Ok(status["kernel-half"].as_str().unwrap_or_default().to_owned())
     }
 
     /// Returns the command of a server for a load.
