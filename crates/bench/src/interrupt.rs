@@ -68,14 +68,23 @@ pub(crate) fn pause(duration: Duration) -> Result<()> {
 /// Waits until `done` returns true. Fails with `complaint` after `limit`, or if a signal arrives.
 pub(crate) fn wait_until(
     limit: Duration,
+    done: impl FnMut() -> Result<bool>,
+    complaint: impl Fn() -> String,
+) -> Result<()> {
+    poll_until(Duration::from_millis(10), limit, done, complaint)
+}
+
+/// Waits as [`wait_until`] does, and calls `done` at this interval.
+pub(crate) fn poll_until(
+    interval: Duration,
+    limit: Duration,
     mut done: impl FnMut() -> Result<bool>,
     complaint: impl Fn() -> String,
 ) -> Result<()> {
-    const POLL: Duration = Duration::from_millis(10);
     let deadline = Instant::now() + limit;
     while !done()? {
         ensure!(Instant::now() < deadline, complaint());
-        pause(POLL)?;
+        pause(interval)?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `shunt bench serve`: the two benchmarks of the Slick thesis, an echo and a forwarder of Thrift
 //! messages, and a cache. It compares a plain program in user space with each engine of `shunt
-//! serve`. `proxy` compares HTTP proxies and caches, and
-//! `start` how long services take to begin. All take turns in every round, and the first one rotates.
+//! serve`. `proxy` compares HTTP proxies and caches, and `starts` how long services take to begin.
+//! All take turns in every round, and the first one rotates.
 
 mod cache;
 mod closed;
@@ -63,7 +63,7 @@ pub(crate) fn compare(arguments: &Arguments) -> Result<()> {
     write_with_svg(output, "shunt bench serve", &report, report.plots(), svg, &report.text())
 }
 
-/// What was measured.
+/// The results of all measurements.
 struct Measured {
     lines: Vec<Line>,
     proxies: Vec<proxy::Row>,

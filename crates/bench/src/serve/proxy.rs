@@ -12,7 +12,6 @@
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -22,11 +21,10 @@ use shunt_bench_args::serve::Arguments;
 use super::closed::Closed;
 use super::load::{Sample, connect};
 use super::side::{BACKEND, REPLY, Side, nginx};
-use super::way::{ADDRESS, PATIENCE, Stage};
+use super::way::{ADDRESS, Stage};
 use crate::comparison::take_turns;
-use crate::interrupt::wait_until;
 use crate::nginx::{LARGE, SMALL, write_files};
-use crate::process::{Process, Times, trees};
+use crate::process::{Times, trees};
 use crate::progress::Progress;
 use crate::report::TextLine;
 use crate::stats::Spread;
@@ -104,7 +102,7 @@ pub(super) fn measure(
         "open_file_cache max=10; server {{ listen 127.0.0.1:{BACKEND} backlog=4096; root {}; }}",
         directory.display()
     );
-    let _backend = start(stage, nginx(stage, &directory, &http)?, "the backend", BACKEND)?;
+    let _backend = stage.launch(nginx(stage, &directory, &http)?, "the backend", BACKEND)?;
     std::fs::write(stage.path(REPLY), stage.namespace.inside(reply)?)?;
     let row = |(name, bytes): (&str, usize)| {
         let turn = |side: usize| {
@@ -113,7 +111,7 @@ pub(super) fn measure(
                 return Ok(None);
             }
             let command = sides[side].command(stage)?;
-            let proxy = start(stage, command, sides[side].label(), ADDRESS.port())?;
+            let proxy = stage.launch(command, sides[side].label(), ADDRESS.port())?;
             let id = proxy.id();
             // The length of an Age changes after ten seconds.
             let time = arguments.time().min(LONGEST);
@@ -125,13 +123,6 @@ pub(super) fn measure(
         Row::of(contest, bytes, &samples).context("each side has samples")
     };
     contest.files.iter().copied().map(row).collect()
-}
-
-fn start(stage: &Stage, mut command: Command, name: &str, port: u16) -> Result<Process> {
-    let process = Process::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()), name)?;
-    let serves = || Ok(stage.namespace.inside(|| Ok(TcpStream::connect(("127.0.0.1", port))?)).is_ok());
-    wait_until(PATIENCE, serves, || format!("{name} does not serve"))?;
-    Ok(process)
 }
 
 /// The longest turn.

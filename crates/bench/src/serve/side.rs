@@ -6,8 +6,7 @@ use std::process::Command;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::way::{ADDRESS, Stage};
-use crate::find;
+use super::way::{ADDRESS, Stage, Way};
 use crate::nginx::configure;
 
 /// The port of the backend.
@@ -113,16 +112,8 @@ impl Side {
                     "[health]\ninterval = 3600.0\n[[backend]]\naddress = '127.0.0.1:{BACKEND}'\n{cache}"
                 );
                 std::fs::write(&file, text)?;
-                let mut command = stage.namespace.command(find::shunt()?);
-                command.args([
-                    "serve",
-                    "builtin:http-proxy",
-                    "--listen",
-                    &ADDRESS.to_string(),
-                    "--drain",
-                    "0",
-                ]);
-                command.arg("--backends").arg(file).arg("--control").arg(stage.control());
+                let mut command = stage.serve(Way::Auto, "builtin:http-proxy")?;
+                command.arg("--backends").arg(file);
                 Ok(command)
             }
         }

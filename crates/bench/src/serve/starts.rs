@@ -2,9 +2,8 @@
 //! half is loaded, compared with a plain program.
 
 use std::fmt::Write;
-use std::net::TcpStream;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -12,10 +11,8 @@ use serde::Serialize;
 use super::CACHED;
 use super::load::Load;
 use super::side::Side;
-use super::way::{ADDRESS, PATIENCE, Stage, Way};
+use super::way::{ADDRESS, Stage, Way};
 use crate::comparison::take_turns;
-use crate::interrupt::pause;
-use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{TextLine, or_dash};
 use crate::stats::Spread;
@@ -35,7 +32,6 @@ const SERVICES: [Service; 5] = [
     Service { name: "pubsub", plain: "", ways: &[Way::Auto] },
 ];
 const ALL: &[Way] = &[Way::Plain, Way::User, Way::Kernel, Way::Auto];
-const POLL: Duration = Duration::from_millis(1);
 
 /// The times of one service in one way, in milliseconds.
 #[derive(Debug, Serialize)]
@@ -87,33 +83,18 @@ pub(super) fn measure(repeats: u32, stage: &Stage, progress: &Progress) -> Resul
 }
 
 fn start(service: &Service, way: Way, stage: &Stage) -> Result<Sample> {
-    let mut command = service.command(way, stage)?;
-    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let command = service.command(way, stage)?;
     let begun = Instant::now();
     let elapsed = || begun.elapsed().as_secs_f64() * 1e3;
-    let _process = Process::spawn(&mut command, service.name)?;
-    wait(|| Ok(stage.namespace.inside(|| Ok(TcpStream::connect(ADDRESS)?)).is_ok()))?;
+    let _process = stage.launch(command, service.name, ADDRESS.port())?;
     let first_client = elapsed();
     let has_half = way == Way::Auto && service.ways.contains(&Way::Kernel);
     if !has_half {
         return Ok(Sample { first_client, kernel_half: None });
     }
-    let mut state = String::new();
-    wait(|| {
-        state = stage.kernel_half()?;
-        Ok(state != "loading")
-    })?;
+    let state = stage.await_kernel_half()?;
     ensure!(state == "loaded", "the kernel half of {} is {state}", service.name);
     Ok(Sample { first_client, kernel_half: Some(elapsed()) })
-}
-
-fn wait(mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so()? {
-        ensure!(Instant::now() < deadline, "it does not serve");
-        pause(POLL)?;
-    }
-    Ok(())
 }
 
 impl Service {

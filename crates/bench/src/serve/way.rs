@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::load::Load;
 use crate::find;
-use crate::interrupt::wait_until;
+use crate::interrupt::poll_until;
 use crate::namespace::Namespace;
 use crate::process::{Process, run};
 
@@ -44,9 +44,11 @@ pub(super) fn ways(with_controls: bool) -> &'static [Way] {
 pub(super) const ADDRESS: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 4000);
 pub(super) const SINKS: u16 = 5000;
+/// The interval at which a server that starts is asked.
+const POLL: Duration = Duration::from_millis(1);
 /// How long a server may take to start. The verifier takes seconds for a long parser on a busy
 /// machine.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Way {
     pub(super) fn label(self) -> &'static str {
@@ -83,21 +85,36 @@ impl Stage {
 
     /// Starts a server, which is ready when this returns, with both halves.
     pub(super) fn start(&self, way: Way, load: Load) -> Result<Process> {
-        let mut command = self.command(way, load)?;
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        let process = Process::spawn(&mut command, way.label())?;
-        let serves = || Ok(self.namespace.inside(|| Ok(TcpStream::connect(ADDRESS)?)).is_ok());
-        wait_until(PATIENCE, serves, || format!("{} does not serve", way.label()))?;
+        let process = self.launch(self.command(way, load)?, way.label(), ADDRESS.port())?;
         if way == Way::Auto {
             // Loading takes processor time that messages do not.
-            let is_loaded = || Ok(self.kernel_half()? != "loading");
-            wait_until(PATIENCE, is_loaded, || "the kernel half is not loaded".to_owned())?;
+            self.await_kernel_half()?;
         }
         Ok(process)
     }
 
+    /// Starts a server by its command, and waits until it serves at a port.
+    pub(super) fn launch(&self, mut command: Command, name: &str, port: u16) -> Result<Process> {
+        let process = Process::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()), name)?;
+        let connect = || Ok(TcpStream::connect((ADDRESS.ip(), port))?);
+        let serves = || Ok(self.namespace.inside(connect).is_ok());
+        poll_until(POLL, PATIENCE, serves, || format!("{name} does not serve"))?;
+        Ok(process)
+    }
+
+    /// Waits until the running service has loaded its kernel half, or has none, and returns which.
+    pub(super) fn await_kernel_half(&self) -> Result<String> {
+        let mut state = String::new();
+        let is_over = || {
+            state = self.kernel_half()?;
+            Ok(state != "loading")
+        };
+        poll_until(POLL, PATIENCE, is_over, || "the kernel half is not loaded".to_owned())?;
+        Ok(state)
+    }
+
     /// Asks the running service how far its kernel half is.
-    pub(super) fn kernel_half(&self) -> Result<String> {
+    fn kernel_half(&self) -> Result<String> {
         let mut command = Command::new(find::shunt()?);
         command.args(["serve", "status", "--json", "--control"]).arg(self.control());
         let output = command.output()?;
@@ -158,7 +175,7 @@ impl Stage {
     }
 
     /// Returns the control socket of shunt's services.
-    pub(super) fn control(&self) -> PathBuf {
+    fn control(&self) -> PathBuf {
         self.path("control")
     }
 
