@@ -3,7 +3,6 @@
 //! sockets in the kernel. These also decide whose they are: the other host need not be known yet, since
 //! etcd or the Kubernetes API may name it later.
 
-use std::net::SocketAddr;
 
 use shunt_kernel::names::{self, Named};
 
@@ -26,11 +25,9 @@ pub(crate) fn connections(shared: &Shared) {
 /// Describes a named socket as a connection. Returns `None` if it is not this overlay's.
 fn of(shared: &Shared, Named { socket, ends: (local, remote), .. }: Named) -> Option<Connection> {
     let loaded = shared.loaded();
-    let is_overlays =
-        |address: SocketAddr| loaded.config.prefixes.iter().any(|prefix| prefix.contains(&address.ip()));
     let (end, client, server) = if loaded.host().addresses().any(|own| own == socket.local) {
         (End::Server, remote, local)
-    } else if loaded.host().address.ip() == socket.local.ip() && is_overlays(remote) {
+    } else if loaded.host().address.ip() == socket.local.ip() && loaded.config.is_overlays(remote.ip()) {
         (End::Client, local, remote)
     } else {
         return None;

@@ -418,10 +418,10 @@ fn labels_of(shared: &Shared, here: &BTreeSet<IpAddr>) -> HashMap<IpAddr, String
 
 /// Returns the overlay addresses in all namespaces that have supervisors.
 async fn containers(shared: &Arc<Shared>) -> BTreeSet<IpAddr> {
-    let (namespaces, prefixes) = (shared.registry.namespaces(), shared.loaded().config.prefixes.clone());
+    let (namespaces, loaded) = (shared.registry.namespaces(), shared.loaded());
     elsewhere(move || {
         let all = namespaces.iter().flat_map(|namespace| namespace.addresses());
-        all.filter(|address| prefixes.iter().any(|prefix| prefix.contains(address))).collect()
+        all.filter(|address| loaded.config.is_overlays(*address)).collect()
     })
     .await
 }

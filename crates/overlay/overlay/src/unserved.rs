@@ -100,8 +100,7 @@ impl Container {
         let loaded = shared.loaded();
         let is_ours = |address: &IpAddr| {
             let host = shared.map().host_of(*address);
-            loaded.config.prefixes.iter().any(|prefix| prefix.contains(address))
-                && host.is_none_or(|host| host.name == loaded.config.name)
+            loaded.config.is_overlays(*address) && host.is_none_or(|host| host.name == loaded.config.name)
         };
         addresses::all(&asker).ok()?.into_iter().find(is_ours).map(|address| (process, address))
     }
