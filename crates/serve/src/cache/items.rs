@@ -146,22 +146,12 @@ impl Items {
         let mut entry = self.memory.first(hash);
         while entry != 0 {
             let chain = self.memory.get(entry, Word::Chain);
-            if (chain >> 32) as u32 == hash && self.has_key(entry, key) {
+            if (chain >> 32) as u32 == hash && self.memory.has_key(entry, key) == Some(true) {
                 return Some(entry);
             }
             entry = chain as Index;
         }
         None
-    }
-
-    fn has_key(&self, entry: Index, key: &[u8]) -> bool {
-        let mut found = [0; 256];
-        let length = (self.memory.get(entry, Word::Lengths) >> 32) as u16 as usize;
-        if length != key.len() {
-            return false;
-        }
-        self.memory.take(self.content(entry) + b"VALUE ".len(), &mut found[..length]);
-        found[..length] == *key
     }
 
     fn content(&self, entry: Index) -> usize {

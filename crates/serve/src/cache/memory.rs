@@ -139,6 +139,19 @@ impl Memory {
         self.word(entry as usize * ENTRY + word as usize * 8).store(value, Relaxed);
     }
 
+    /// Returns true if the entry has this key, or `None` if its words are of two states (see
+    /// [`Self::read`]), which cannot happen under the lock.
+    pub(crate) fn has_key(&self, entry: Index, key: &[u8]) -> Option<bool> {
+        let mut found = [0; 256];
+        let length = (self.get(entry, Word::Lengths) >> 32) as u16 as usize;
+        if length != key.len() {
+            return Some(false);
+        }
+        let content = self.get(entry, Word::Content) as usize;
+        let found = found.get_mut(..length)?;
+        self.try_take(content.checked_add(b"VALUE ".len())?, found).then(|| found == key)
+    }
+
     /// Returns true if the entry's item has expired.
     pub(crate) fn is_expired(&self, entry: Index, now: u32) -> bool {
         let expires = self.get(entry, Word::Times) as u32;

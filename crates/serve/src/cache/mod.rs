@@ -135,7 +135,7 @@ impl Cache {
 
     /// Returns the calling thread's counters of commands.
     fn count(&self) -> MutexGuard<'_, stats::Commands> {
-        self.commands.own().lock().unwrap_or_else(PoisonError::into_inner)
+        stats::locked(self.commands.own())
     }
 
     /// Converts a client's expiry time to the cache's clock. 0 is never.

@@ -10,7 +10,7 @@ use super::memory::{Index, Memory, Word};
 
 /// The longest chain that is followed.
 const STEPS: usize = 64;
-/// More bytes than those of a content beside its value.
+/// A bound on the bytes of a content without its value.
 const BESIDE: usize = 512;
 const END: usize = b"END\r\n".len();
 
@@ -47,24 +47,13 @@ fn look_up(memory: &Memory, hash: u32, key: &[u8], now: u32, to: &mut Vec<u8>) -
             return Some(None);
         }
         let chain = memory.try_get(entry, Word::Chain)?;
-        if (chain >> 32) as u32 == hash && has_key(memory, entry, key)? {
+        if (chain >> 32) as u32 == hash && memory.has_key(entry, key)? {
             let is_live = !memory.is_flushed(entry, now) && !memory.is_expired(entry, now);
             return is_live.then(|| append(memory, entry, to))?.map(|()| Some(entry));
         }
         entry = chain as Index;
     }
     None
-}
-
-fn has_key(memory: &Memory, entry: Index, key: &[u8]) -> Option<bool> {
-    let mut found = [0; 256];
-    let length = (memory.get(entry, Word::Lengths) >> 32) as u16 as usize;
-    if length != key.len() {
-        return Some(false);
-    }
-    let content = memory.get(entry, Word::Content) as usize;
-    let found = found.get_mut(..length)?;
-    memory.try_take(content.checked_add(b"VALUE ".len())?, found).then(|| found == key)
 }
 
 fn append(memory: &Memory, entry: Index, to: &mut Vec<u8>) -> Option<()> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -34,6 +34,11 @@ pub(super) struct Commands {
     pub(super) too_large: u64,
 }
 
+/// Locks counters, which no panic leaves wrong.
+pub(super) fn locked(commands: &Mutex<Commands>) -> MutexGuard<'_, Commands> {
+    commands.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Commands {
     fn plus(self, other: Commands) -> Commands {
         const COUNTERS: usize = size_of::<Commands>() / size_of::<u64>();
@@ -47,8 +52,7 @@ impl Commands {
 impl Cache {
     /// Returns the counters of all threads.
     fn commands(&self) -> Commands {
-        let each = |commands: &Mutex<Commands>| *commands.lock().unwrap_or_else(PoisonError::into_inner);
-        self.commands.all().map(each).fold(Commands::default(), Commands::plus)
+        self.commands.all().map(|commands| *locked(commands)).fold(Commands::default(), Commands::plus)
     }
 
     /// Returns the counters of items, and of reads by both engines: name, value, and whether it only
@@ -79,9 +83,7 @@ impl Cache {
         match (tokens.count(), tokens.at(1)) {
             (2, _) => self.all_stats(),
             (_, b"reset") => {
-                for commands in self.commands.all() {
-                    *commands.lock().unwrap_or_else(PoisonError::into_inner) = Commands::default();
-                }
+                self.commands.all().for_each(|commands| *locked(commands) = Commands::default());
                 let mut items = self.items();
                 let counters = items.counters;
                 items.counters = super::items::Counters {

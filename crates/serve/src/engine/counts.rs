@@ -121,19 +121,33 @@ impl Counts {
     pub(crate) fn sum<'a>(threads: impl Iterator<Item = &'a Counts>) -> Counts {
         let sum = Counts::default();
         for counts in threads {
-            let pairs = sum.counts().zip(counts.counts());
-            pairs.for_each(|(sum, count)| sum.add(count.value()));
-            sum.open.fetch_add(counts.open.load(Relaxed), Relaxed);
-            sum.in_kernel.fetch_add(counts.in_kernel.load(Relaxed), Relaxed);
-            sum.queued.fetch_add(counts.queued.load(Relaxed), Relaxed);
+            let ((totals, levels), (more, more_levels)) = (sum.parts(), counts.parts());
+            totals.zip(more).for_each(|(total, more)| total.add(more.value()));
+            for (level, more) in levels.into_iter().zip(more_levels) {
+                level.fetch_add(more.load(Relaxed), Relaxed);
+            }
         }
         sum
     }
 
-    fn counts(&self) -> impl Iterator<Item = &Count> {
-        let Counts { clients, messages, bytes, replies, retried, unacknowledged, .. } = self;
+    /// Returns all counters: those that only grow, and those that do not.
+    fn parts(&self) -> (impl Iterator<Item = &Count>, [&AtomicI64; 3]) {
+        let Counts {
+            clients,
+            open,
+            in_kernel,
+            queued,
+            messages,
+            bytes,
+            replies,
+            retried,
+            unacknowledged,
+            refusals,
+            losses,
+            moves,
+        } = self;
         let single = [clients, replies, retried, unacknowledged].into_iter().chain(messages).chain(bytes);
-        single.chain(&self.refusals).chain(&self.losses).chain(&self.moves)
+        (single.chain(refusals).chain(losses).chain(moves), [open, in_kernel, queued])
     }
 
     pub(crate) fn refused(&self, why: Refusal) {
