@@ -53,10 +53,7 @@ pub(crate) const ENGINES: [Engine; 3] = [Engine::User, Engine::Kernel, Engine::A
 impl Serving {
     /// Starts a builtin service, with a file of backends if `backends` is not empty.
     pub(crate) fn start(net: Net, name: &str, engine: Engine, backends: &[SocketAddr]) -> Serving {
-        let builtin = builtin::named(name).expect("a builtin");
-        let store = Store::new(builtin.native.state(), engine != Engine::User).unwrap();
-        let service = Arc::new(builtin.native.with_store(store.clone()));
-        Serving::run(net, (service, builtin.object), (store, None), engine, backends)
+        Serving::builtin(net, name, engine, Extra { backends: toml(backends), ..Extra::default() })
     }
 
     /// Starts a builtin service that allows each address so many messages a second, and a burst.
@@ -64,10 +61,7 @@ impl Serving {
     pub(crate) fn limited(net: Net, name: &str, engine: Engine, rate: f64, burst: u64) -> Serving {
         let builtin = builtin::named(name).expect("a builtin");
         let limit = Limit::new(rate, burst, builtin.native.state());
-        let store = Store::new(limit.size(), engine != Engine::User).unwrap();
-        let service = Arc::new(builtin.native.with_store(store.clone()));
-        let extra = Extra { limit: Some(limit), ..Extra::default() };
-        Serving::run_with(net, (service, builtin.object), (store, None), engine, extra)
+        Serving::builtin(net, name, engine, Extra { limit: Some(limit), ..Extra::default() })
     }
 
     /// Starts a builtin service that listens at more addresses, with backends at any addresses.
@@ -79,41 +73,29 @@ impl Serving {
         listen: &[Address],
         backends: &[Address],
     ) -> Serving {
-        let builtin = builtin::named(name).expect("a builtin");
-        let store = Store::new(builtin.native.state(), engine != Engine::User).unwrap();
-        let service = Arc::new(builtin.native.with_store(store.clone()));
         let extra = Extra { listen: listen.to_vec(), backends: toml(backends), ..Extra::default() };
-        Serving::run_with(net, (service, builtin.object), (store, None), engine, extra)
+        Serving::builtin(net, name, engine, extra)
     }
 
     /// Starts a builtin service with the automatic engine, whose kernel half may still be loading.
     #[allow(dead_code, reason = "not every test does")]
     pub(crate) fn early(net: Net, name: &str) -> Serving {
-        let builtin = builtin::named(name).expect("a builtin");
-        let store = Store::new(builtin.native.state(), true).unwrap();
-        let service = Arc::new(builtin.native.with_store(store.clone()));
         let extra = Extra { is_early: true, ..Extra::default() };
-        Serving::run_with(net, (service, builtin.object), (store, None), Engine::Auto, extra)
+        Serving::builtin(net, name, Engine::Auto, extra)
     }
 
     /// Starts a builtin service that cuts the connections that are open so long after its end began.
     #[allow(dead_code, reason = "not every test does")]
     pub(crate) fn draining(net: Net, name: &str, engine: Engine, drain: Duration) -> Serving {
-        let builtin = builtin::named(name).expect("a builtin");
-        let store = Store::new(builtin.native.state(), engine != Engine::User).unwrap();
-        let service = Arc::new(builtin.native.with_store(store.clone()));
         let extra = Extra { drain: Some(drain), ..Extra::default() };
-        Serving::run_with(net, (service, builtin.object), (store, None), engine, extra)
+        Serving::builtin(net, name, engine, extra)
     }
 
     /// Starts a builtin service that may register backends of a network, without one at first.
     #[allow(dead_code, reason = "not every test does")]
     pub(crate) fn registering(net: Net, name: &str, engine: Engine, network: &str) -> Serving {
-        let builtin = builtin::named(name).expect("a builtin");
-        let store = Store::new(builtin.native.state(), engine != Engine::User).unwrap();
-        let service = Arc::new(builtin.native.with_store(store.clone()));
         let extra = Extra { may_register: vec![network.parse().unwrap()], ..Extra::default() };
-        Serving::run_with(net, (service, builtin.object), (store, None), engine, extra)
+        Serving::builtin(net, name, engine, extra)
     }
 
     /// Starts a builtin service whose content stores are filled with files.
@@ -125,10 +107,16 @@ impl Serving {
         files: &[Files],
         backends: &[SocketAddr],
     ) -> Serving {
-        let builtin = builtin::named(name).expect("a builtin");
-        let store = Store::new(builtin.native.state(), engine != Engine::User).unwrap();
-        let service = Arc::new(builtin.native.with_store(store.clone()));
         let extra = Extra { files: files.to_vec(), backends: toml(backends), ..Extra::default() };
+        Serving::builtin(net, name, engine, extra)
+    }
+
+    fn builtin(net: Net, name: &str, engine: Engine, extra: Extra) -> Serving {
+        let builtin = builtin::named(name).expect("a builtin");
+        // The buckets of a limit are behind the service's state.
+        let size = extra.limit.as_ref().map_or(builtin.native.state(), Limit::size);
+        let store = Store::new(size, engine != Engine::User).unwrap();
+        let service = Arc::new(builtin.native.with_store(store.clone()));
         Serving::run_with(net, (service, builtin.object), (store, None), engine, extra)
     }
 
