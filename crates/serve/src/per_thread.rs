@@ -17,7 +17,7 @@ pub(crate) fn number_this_thread(number: usize) {
 #[derive(Debug)]
 pub(crate) struct PerThread<T>(Box<[Apart<T>]>);
 
-/// A value with cache lines of its own. Processors fetch pairs of lines of 64 bytes.
+/// A value that shares no cache line with another one. Processors fetch pairs of lines of 64 bytes.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Apart<T>(T);

@@ -3,7 +3,6 @@
 //! sockets in the kernel. These also decide whose they are: the other host need not be known yet, since
 //! etcd or the Kubernetes API may name it later.
 
-
 use shunt_kernel::names::{self, Named};
 
 use crate::connections::{Connection, Place};

@@ -6,9 +6,9 @@
 //! moves, and why no byte is lost in them.
 //!
 //! `backends` and `choose` map keys to backends. A `worker` is a thread with its conversations.
-//! `shared` is the state that all threads use, `half` loads their kernel engines, and `drain` ends them. `files` fills
-//! content stores. `registrar` has the changes of backends that a service asks for. `counts` and
-//! `metrics` report. `server` starts and stops the service.
+//! `shared` is the state that all threads use, `half` loads their kernel engines, and `drain` ends
+//! them. `files` fills content stores. `registrar` has the changes of backends that a service asks
+//! for. `counts` and `metrics` report. `server` starts and stops the service.
 
 mod address;
 mod backends;

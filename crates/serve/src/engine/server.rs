@@ -144,8 +144,8 @@ pub fn try_kernel(object: &[u8], answers: bool) -> Result<(), LoadError> {
 
 /// Runs a service until `shutdown` completes and its conversations have ended.
 ///
-/// `ready` is called once it serves. Each `hangup` reads the backends again. Needs a tokio runtime with I/O and
-/// time.
+/// `ready` is called once it serves. Each `hangup` reads the backends again. Needs a tokio runtime
+/// with I/O and time.
 pub async fn run(
     mut options: Options,
     ready: impl FnOnce(),
