@@ -52,11 +52,16 @@ struct Seen {
 }
 
 impl Seen {
-    fn record(&mut self, thread: i32, instruction: &Instruction, registers: &Registers) {
+    fn record(
+        &mut self,
+        thread: i32,
+        instruction: &Instruction,
+        factory: &mut InstructionInfoFactory,
+        registers: &Registers,
+    ) {
         self.instructions += 1;
         let is_atomic = instruction.has_lock_prefix()
             || matches!(instruction.code(), Code::Xchg_rm64_r64 | Code::Xchg_rm32_r32 | Code::Xchg_rm8_r8);
-        let mut factory = InstructionInfoFactory::new();
         for memory in factory.info(instruction).used_memory() {
             let value = |register, _, _| Some(value(register, registers));
             // A count of repetitions that is not known is taken for one.
@@ -122,7 +127,7 @@ fn step(process: u32, threads: &[i32], is_over: &AtomicBool) -> Seen {
         trace::seize(*thread).unwrap();
         trace::interrupt(*thread).unwrap();
     }
-    let mut left = threads.len();
+    let (mut left, mut factory) = (threads.len(), InstructionInfoFactory::new());
     while left > 0 {
         let (thread, status) = wait(own).unwrap().expect("it waits");
         let thread = thread.as_raw_nonzero().get();
@@ -136,7 +141,7 @@ fn step(process: u32, threads: &[i32], is_over: &AtomicBool) -> Seen {
         let Ok(count) = memory.read_at(&mut bytes, registers.rip) else { continue };
         let mut decoder = Decoder::with_ip(64, &bytes[..count], registers.rip, DecoderOptions::NONE);
         if !is_over.load(Relaxed) {
-            seen.record(thread, &decoder.decode(), &registers);
+            seen.record(thread, &decoder.decode(), &mut factory, &registers);
         }
         let _ = trace::step(thread);
     }
@@ -269,7 +274,7 @@ fn threads_of_an_echo_share_nothing_that_they_write() {
 
 #[test]
 fn threads_of_the_cache_share_nothing_that_they_write_for_a_hit() {
-    // The second of an item's last use is noted. So each connection has items of its own.
+    // The cache stores when an item was last used. So each connection reads another item.
     let set = |client: usize| (format!("set key{client} 0 0 5\r\nvalue\r\n").into(), b"STORED\r\n".to_vec());
     let get = |client| {
         let answer = format!("VALUE key{client} 0 5\r\nvalue\r\nEND\r\n");
